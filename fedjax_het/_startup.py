@@ -1,0 +1,28 @@
+"""What must be decided before jax starts a backend.
+
+On a CPU the fastest way to train many small clients is one lane per core, each on a device of
+its own, so the host platform is asked for as many devices as there are cores. This sets a
+configuration value only: no backend starts, and a user's own setting wins.
+"""
+
+import os
+
+import jax
+
+
+def available_cores() -> int:
+    """Cores that this process may run on (a container's limit included where the OS tells)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def request_one_cpu_device_per_core() -> None:
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    if os.environ.get("JAX_NUM_CPU_DEVICES") or jax.config.jax_num_cpu_devices != -1:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", available_cores())
+    except RuntimeError:  # a backend runs already: use the devices it has
+        pass

@@ -1,0 +1,25 @@
+"""Every test runs with strict settings: true float32 matmuls and warnings as errors."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+import fedjax_het  # noqa: F401  (asks for one CPU device per core)
+
+jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def tfds_data_dir() -> Path | None:
+    """The folder of prepared tensorflow-datasets, where the user has one."""
+    folder = os.environ.get("TFDS_DATA_DIR")
+    return Path(folder) if folder and Path(folder).is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def prepared_data() -> Path:
+    folder = tfds_data_dir()
+    if folder is None:
+        pytest.skip("TFDS_DATA_DIR names no folder of prepared data sets")
+    return folder
