@@ -1,0 +1,14 @@
+"""Networks and the convolution they are made of; the only place that imports flax."""
+
+from fedjax_het.nn.conv import CONV_IMPLS, conv2d
+from fedjax_het.nn.models import MODELS, Model, Variables, count_parameters, make_model
+
+__all__ = [
+    "CONV_IMPLS",
+    "MODELS",
+    "Model",
+    "Variables",
+    "conv2d",
+    "count_parameters",
+    "make_model",
+]

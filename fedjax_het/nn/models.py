@@ -1,0 +1,109 @@
+"""Networks as pairs of pure functions on plain dicts; flax stays behind `make_model`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.errors import require, require_name
+from fedjax_het.nn.conv import CONV_IMPLS
+
+Variables = dict[str, Any]  # {"params": tree, "state": tree}; "state" is {} without batch norm
+
+MODELS = {
+    "mlp": "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise",
+    "convnet": "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
+}
+NORM_NAMES = ("group", "instance", "batch", "none")
+
+
+class Model(NamedTuple):
+    """A network. `init(key) -> Variables` and
+
+    `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)` for
+    `x` [B, H, W, C] float32, normalised. `new_state` is `variables["state"]` after the batch where
+    the network keeps running statistics and `train` is true, else unchanged. `key` is for networks
+    that draw random numbers; none of these does.
+    """
+
+    name: str
+    input_shape: tuple[int, int, int]
+    num_classes: int
+    init: Callable[[jax.Array], Variables]
+    apply: Callable[..., tuple[jax.Array, Any]]
+
+
+def make_model(
+    name: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    width: int | None = None,
+    depth: int | None = None,
+    norm: str | None = None,
+    hidden: Sequence[int] | None = None,
+    conv_impl: str = "auto",
+) -> Model:
+    """The network `name` (see `MODELS`) for images of `input_shape` (height, width, channels).
+
+    `mlp` takes `hidden` (default (128, 128)). `convnet` takes `width` (default 128 filters),
+    `depth` (3), `norm` and `conv_impl` (see `conv2d`); `norm` is `group` (GroupNorm with one
+    channel a group, which is instance normalisation: `instance` is the same), `batch` or `none`. Its
+    first convolution pads 28x28 images of one channel to give 32x32, as DynaFed's code does. An option
+    that the network does not have, or a depth that the image is too small for, is a `ConfigError`.
+
+    Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
+    """
+    require_name("model", name, MODELS)
+    require(
+        len(input_shape) == 3 and all(int(size) == size and size > 0 for size in input_shape),
+        "input_shape",
+        input_shape,
+        "three positive integers: height, width, channels",
+    )
+    require(num_classes > 0, "num_classes", num_classes, "a positive number")
+    input_shape = tuple(int(size) for size in input_shape)
+
+    from fedjax_het.nn import modules  # here, since flax is slow to import
+
+    if name == "mlp":
+        for option, value in (("width", width), ("depth", depth), ("norm", norm)):
+            require(value is None, option, value, "no such option for mlp: set `hidden`")
+        hidden = (128, 128) if hidden is None else tuple(hidden)
+        require(all(size > 0 for size in hidden), "hidden", hidden, "positive layer sizes")
+        require_name("conv_impl", conv_impl, CONV_IMPLS)
+        module = modules.Mlp(num_classes, hidden)
+    else:
+        require(hidden is None, "hidden", hidden, "no such option for convnet: set `width`")
+        width = 128 if width is None else width
+        depth = 3 if depth is None else depth
+        norm = "group" if norm is None else norm
+        require(width > 0, "width", width, "a positive number of filters")
+        require_name("norm", norm, NORM_NAMES)
+        require_name("conv_impl", conv_impl, CONV_IMPLS)
+        first_padding = 3 if input_shape == (28, 28, 1) else 1
+        smallest = min(input_shape[:2]) + 2 * (first_padding - 1)
+        fits = smallest.bit_length() - 1  # each block halves the image, rounding down
+        require(1 <= depth <= fits, "depth", depth, f"1 to {fits} for images of {input_shape}")
+        module = modules.ConvNet(num_classes, width, depth, norm, first_padding, conv_impl)
+    return _wrap(name, module, input_shape, num_classes)
+
+
+def _wrap(name: str, module: Any, input_shape: tuple[int, int, int], num_classes: int) -> Model:
+    def init(key: jax.Array) -> Variables:
+        variables = module.init(key, jnp.zeros((1, *input_shape)), train=False)
+        return {"params": variables["params"], "state": variables.get("state", {})}
+
+    def apply(variables, x, *, train, key=None):
+        if not (train and variables["state"]):
+            return module.apply(variables, x, train=train), variables["state"]
+        logits, updated = module.apply(variables, x, train=True, mutable=["state"])
+        return logits, updated["state"]
+
+    return Model(name, input_shape, num_classes, init, apply)
+
+
+def count_parameters(variables: Variables) -> int:
+    """Trainable numbers in `variables["params"]` (running statistics not counted)."""
+    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))

@@ -1,0 +1,122 @@
+"""The networks as flax modules; imported when a model is made, since flax is slow to import."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.nn.conv import conv2d
+
+NORM_EPSILON = 1e-5
+BATCH_NORM_MOMENTUM = 0.1  # weight of the new batch, as PyTorch counts it
+
+
+def uniform_fan_in(fan_in: int):
+    """PyTorch's default for weights and biases of linear and convolution layers: U(±1/√fan_in)."""
+    bound = fan_in**-0.5
+    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+class Linear(nn.Module):
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        init = uniform_fan_in(x.shape[-1])
+        kernel = self.param("kernel", init, (x.shape[-1], self.features))
+        bias = self.param("bias", init, (self.features,))
+        return x @ kernel + bias
+
+
+class Conv(nn.Module):
+    features: int
+    kernel_size: int
+    padding: int
+    impl: str
+
+    @nn.compact
+    def __call__(self, x):
+        init = uniform_fan_in(self.kernel_size**2 * x.shape[-1])
+        kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", init, kernel_shape)
+        bias = self.param("bias", init, (self.features,))
+        return conv2d(x, kernel, self.padding, self.impl) + bias
+
+
+class InstanceNorm(nn.Module):
+    """Normalise each channel of each sample over its pixels, then scale and shift."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        mean = x.mean(axis=(1, 2), keepdims=True)
+        variance = jnp.square(x - mean).mean(axis=(1, 2), keepdims=True)
+        return (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
+
+
+class BatchNorm(nn.Module):
+    """Normalise each channel over the batch and its pixels; running statistics for evaluation.
+
+    As in PyTorch the batch is normalised by its biased variance and the running variance averages
+    the unbiased one. Statistics are of the given batch alone, never shared across mapped axes.
+    """
+
+    @nn.compact
+    def __call__(self, x, train):
+        channels = (x.shape[-1],)
+        scale = self.param("scale", nn.initializers.ones, channels)
+        shift = self.param("bias", nn.initializers.zeros, channels)
+        running_mean = self.variable("state", "mean", jnp.zeros, channels)
+        running_variance = self.variable("state", "variance", jnp.ones, channels)
+        if train:
+            mean = x.mean(axis=(0, 1, 2))
+            variance = jnp.square(x - mean).mean(axis=(0, 1, 2))
+            if not self.is_initializing():
+                count = x.size // x.shape[-1]
+                unbiased = variance * (count / max(count - 1, 1))
+                for running, new in ((running_mean, mean), (running_variance, unbiased)):
+                    running.value += BATCH_NORM_MOMENTUM * (new - running.value)
+        else:
+            mean, variance = running_mean.value, running_variance.value
+        return (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
+
+
+NORMS = {"group": InstanceNorm, "instance": InstanceNorm, "batch": BatchNorm, "none": None}
+
+
+def average_pool(x):
+    """Mean over 2x2 windows; an odd last row or column is dropped."""
+    batch, height, width, channels = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
+
+
+class ConvNet(nn.Module):
+    num_classes: int
+    width: int
+    depth: int
+    norm: str
+    first_padding: int
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        for block in range(self.depth):
+            padding = self.first_padding if block == 0 else 1
+            x = Conv(self.width, 3, padding, self.conv_impl, name=f"conv{block + 1}")(x)
+            if norm := NORMS[self.norm]:
+                x = norm(name=f"norm{block + 1}")(x, train)
+            x = average_pool(jax.nn.relu(x))
+        return Linear(self.num_classes, name="head")(x.reshape(x.shape[0], -1))
+
+
+class Mlp(nn.Module):
+    num_classes: int
+    hidden: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = x.reshape(x.shape[0], -1)
+        for layer, features in enumerate(self.hidden):
+            x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
+        return Linear(self.num_classes, name="head")(x)
