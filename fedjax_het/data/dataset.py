@@ -179,7 +179,9 @@ def _checked_images(argument: str, images) -> np.ndarray:
         return np.ascontiguousarray(images).view()
     if np.issubdtype(images.dtype, np.integer):
         low, high = int(images.min()), int(images.max())
-        require(0 <= low and high <= 255, f"range of {argument}", (low, high), "0..255 for integers")
+        require(
+            low >= 0 and high <= 255, f"range of {argument}", (low, high), "0..255 for integers"
+        )
         return images.astype(np.uint8)
     require(
         np.issubdtype(images.dtype, np.floating),
@@ -192,7 +194,7 @@ def _checked_images(argument: str, images) -> np.ndarray:
         bad = tuple(int(i) for i in np.argwhere(~np.isfinite(images))[0])
         raise ConfigError(f"{argument}[{bad}] = {images[bad]}: expected finite numbers")
     require(
-        -MAX_FLOAT_PIXEL <= low and high <= MAX_FLOAT_PIXEL,
+        low >= -MAX_FLOAT_PIXEL and high <= MAX_FLOAT_PIXEL,
         f"range of {argument}",
         (low, high),
         "floats in [0, 1] or standardised ones (pass images in 0..255 as uint8)",

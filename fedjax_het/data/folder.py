@@ -130,9 +130,7 @@ def _list_files(folder: Path, class_names: list[str]) -> list[_File]:
     return files
 
 
-def _decode_files(
-    files: list[_File], size: tuple[int, int] | None, colour: bool
-) -> np.ndarray:
+def _decode_files(files: list[_File], size: tuple[int, int] | None, colour: bool) -> np.ndarray:
     first = _decode(files[0].path, size, colour)
     images = np.empty((len(files), *first.shape), np.uint8)
 

@@ -40,7 +40,9 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping) -> No
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     header = json.dumps({"meta": dict(meta), "sha256": digest_arrays(arrays, meta)})
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", suffix=".tmp", dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(
+        prefix=f".{path.name}-", suffix=".tmp", dir=path.parent
+    )
     try:
         with os.fdopen(descriptor, "wb") as file:
             np.savez(file, __header__=np.array(header), **arrays)

@@ -1,6 +1,6 @@
 """Prepare an official data set for reading without TensorFlow.
 
-    python -m fedjax_het.data.prepare cifar100 [--data-dir DIR]
+python -m fedjax_het.data.prepare cifar100 [--data-dir DIR]
 """
 
 import argparse

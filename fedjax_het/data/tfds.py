@@ -102,9 +102,7 @@ def read_prepared(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict]
         for split in ("train", "test"):
             count = builder.info.splits[split].num_examples
             # Images are decoded here: the library's own decoding is four times slower.
-            records = builder.as_data_source(
-                split, decoders={"image": tfds.decode.SkipDecoding()}
-            )
+            records = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
             if len(records) != count:
                 raise ValueError(f"{split} holds {len(records)} examples, not {count}")
             images = np.empty((count, height, width, channels), np.uint8)
@@ -116,7 +114,9 @@ def read_prepared(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict]
                     images[position] = _decode(example["image"], (height, width, channels))
                     labels[position] = example["label"]
                     lossy |= example["image"].startswith(b"\xff\xd8")
-            arrays[f"{split}_images"] = images.swapaxes(1, 2).copy() if source.transposed else images
+            arrays[f"{split}_images"] = (
+                images.swapaxes(1, 2).copy() if source.transposed else images
+            )
             arrays[f"{split}_labels"] = labels
         class_names = source.class_names or tuple(features["label"].names)
         version = str(builder.info.version)
