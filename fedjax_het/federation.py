@@ -57,6 +57,7 @@ class Program(NamedTuple):
     task: Task
     plan: Plan
     algorithm: Algorithm
+    init: Callable  # (hp, key, num_clients) -> State, jitted
     chunk: CheckedProgram
     host_work: dict[str, CheckedProgram]
 
@@ -82,7 +83,11 @@ def _program(signature: "_Signature") -> Program:
         )
         for work in algorithm.host_work
     }
-    return Program(task, plan, algorithm, chunk, works)
+
+    def init(hp, key, num_clients):
+        return algorithm.init(hp, task.model.init(key), num_clients)
+
+    return Program(task, plan, algorithm, jax.jit(init, static_argnums=2), chunk, works)
 
 
 class _Signature(NamedTuple):
@@ -186,8 +191,7 @@ def prepare(
         lanes=plan.lanes,
     )
     hp = {name: jnp.float32(value) for name, value in spec.hp.items()}
-    variables = program.task.model.init(device_key(spec.seed, Stream.INIT))
-    state = program.algorithm.init(hp, variables, spec.num_clients)
+    state = program.init(hp, device_key(spec.seed, Stream.INIT), spec.num_clients)
     inputs = ChunkInputs(
         hp=plan.put(hp),
         train_key=plan.put(device_key(spec.seed, Stream.TRAIN)),

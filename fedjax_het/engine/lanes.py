@@ -90,36 +90,58 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    mine = jax.tree.map(lambda s: s.at[schedule.client_ids].get(mode="clip"), states)
     block = partial(_device_block, method, plan.lanes)
-    shared = (hp, broadcast, key, cohort.examples)
-    per_device = (mine, schedule._replace(round=None, evaluate=None))
+    shared = (hp, broadcast, states, key, cohort.examples)
+    lanes = schedule._replace(round=None, evaluate=None)
     if plan.mesh is None:
         parts = [
-            block(*shared, *jax.tree.map(lambda a, d=d: a[d], per_device))
-            for d in range(plan.devices)
+            block(*shared, jax.tree.map(lambda a, d=d: a[d], lanes)) for d in range(plan.devices)
         ]
-        upload, loss, count = jax.tree.map(lambda *a: sum(a), *(part[:3] for part in parts))
-        new, outputs = jax.tree.map(lambda *a: jnp.stack(a), *(part[3:] for part in parts))
+        sums = jax.tree.map(lambda *a: sum(a), *(part[0] for part in parts))
+        new, outputs = jax.tree.map(lambda *a: jnp.stack(a), *(part[1:] for part in parts))
+        states = _put_back(states, new, schedule.client_ids)
     else:
 
-        def sharded(hp, broadcast, key, examples, mine, schedule):
-            local = jax.tree.map(lambda a: a[0], (mine, schedule))
-            *sums, new, outputs = block(hp, broadcast, key, examples, *local)
-            sums = jax.lax.psum(tuple(sums), AXIS)
-            return *sums, *jax.tree.map(lambda a: a[None], (new, outputs))
+        def sharded(hp, broadcast, states, key, examples, lanes):
+            one = jax.tree.map(lambda a: a[0], lanes)
+            sums, new, outputs = block(hp, broadcast, states, key, examples, one)
+            everyones = jax.lax.all_gather((new, one.client_ids), AXIS)
+            return (
+                jax.lax.psum(sums, AXIS),
+                _put_back(states, *everyones),
+                jax.tree.map(lambda a: a[None], outputs),
+            )
 
-        upload, loss, count, new, outputs = jax.shard_map(
+        sums, states, outputs = jax.shard_map(
             sharded,
             mesh=plan.mesh,
-            in_specs=(P(), P(), P(), P(), P(AXIS), P(AXIS)),
-            out_specs=(P(), P(), P(), P(AXIS), P(AXIS)),
+            in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
+            out_specs=(P(), P(), P(AXIS)),
             check_vma=False,
-        )(*shared, *per_device)
-    states = jax.tree.map(
-        lambda all_, some: all_.at[schedule.client_ids].set(some, mode="drop"), states, new
-    )
+        )(*shared, lanes)
+    upload, loss, count = sums
     return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
+
+
+def _put_back(states, new, ids):
+    """Write the states of a round's clients, `[D, V, J, ...]`, to their rows of `[K, ...]`.
+
+    Row by row, which happens in place; XLA's scatter copies the states of all K clients.
+    """
+    if not jax.tree.leaves(states):
+        return states
+    ids = ids.reshape(-1)
+    flat = jax.tree.map(lambda n: n.reshape(ids.shape + n.shape[3:]), new)
+
+    def put(i, states):
+        def one(all_, rows):
+            keep = ids[i] >= all_.shape[0]  # an unused slot
+            row = jnp.where(keep, all_[jnp.minimum(ids[i], all_.shape[0] - 1)], rows[i])
+            return jax.lax.dynamic_update_index_in_dim(all_, row, ids[i], 0)
+
+        return jax.tree.map(one, states, flat)
+
+    return jax.lax.fori_loop(0, ids.shape[0], put, states)
 
 
 class _Running(NamedTuple):
@@ -131,18 +153,24 @@ class _Running(NamedTuple):
     count: jax.Array  # [] float32 samples
 
 
-def _device_block(method, num_lanes, hp, broadcast, key, examples, states, schedule):
-    """One device's lanes: -> (summed upload, loss sum, sample count, states, outputs)."""
+def _device_block(method, num_lanes, hp, broadcast, states, key, examples, schedule):
+    """One device's lanes: -> ((summed upload, loss sum, sample count), states, outputs).
+
+    `states` is everyone's, `[K, ...]`; returned are those of this device's slots, `[V, J, ...]`.
+    """
     over_lanes = partial(_over_lanes, num_lanes)
 
     def client_of(ids, weights, samples, steps, slot):
         return Client(ids[slot], weights[slot], samples[slot], steps[slot])
 
-    def begin(ids, weights, samples, steps, slot, lane_states):
+    def state_of(client):
+        return jax.tree.map(lambda s: s[jnp.minimum(client.id, s.shape[0] - 1)], states)
+
+    def begin(ids, weights, samples, steps, slot):
         client = client_of(ids, weights, samples, steps, slot)
-        state = jax.tree.map(lambda s: s[slot], lane_states)
+        local = method.begin(hp, broadcast, state_of(client), client)
         zero = jnp.zeros((), jnp.float32)
-        return _Running(method.begin(hp, broadcast, state, client), jnp.int32(0), zero, zero)
+        return _Running(local, jnp.int32(0), zero, zero)
 
     def step(ids, weights, samples, steps, slot, running, indices, size):
         client = client_of(ids, weights, samples, steps, slot)
@@ -158,28 +186,25 @@ def _device_block(method, num_lanes, hp, broadcast, key, examples, states, sched
             running.count + samples_seen,
         )
 
-    def end(ids, weights, samples, steps, slot, lane_states, running):
+    def end(ids, weights, samples, steps, slot, running):
         client = client_of(ids, weights, samples, steps, slot)
-        state = jax.tree.map(lambda s: s[slot], lane_states)
-        return method.end(hp, broadcast, running.local, state, client)
+        return method.end(hp, broadcast, running.local, state_of(client), client)
 
     info = (schedule.client_ids, schedule.weights, schedule.num_samples, schedule.num_steps)
     first_slots = jnp.zeros(num_lanes, jnp.int32)
-    running = over_lanes(begin)(*info, first_slots, states)
-    shapes = jax.eval_shape(over_lanes(end), *info, first_slots, states, running)
-    upload_shape, _, output_shape = shapes
-    zeros = lambda shape: jnp.zeros(shape.shape, shape.dtype)  # noqa: E731
+    running = over_lanes(begin)(*info, first_slots)
+    shapes = jax.eval_shape(over_lanes(end), *info, first_slots, running)
+    upload_shape, *slot_shapes = shapes
     upload = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), upload_shape)
     num_slots = schedule.client_ids.shape[1]
-    outputs = jax.tree.map(
-        lambda s: zeros(jax.ShapeDtypeStruct((s.shape[0], num_slots, *s.shape[1:]), s.dtype)),
-        output_shape,
+    new_states, outputs = jax.tree.map(
+        lambda s: jnp.zeros((s.shape[0], num_slots, *s.shape[1:]), s.dtype), tuple(slot_shapes)
     )
 
     def segment(g, carry):
-        running, upload, loss, count, states, outputs = carry
+        running, sums, new_states, outputs = carry
         slot, starts, ends = schedule.slots[g], schedule.starts[g], schedule.ends[g]
-        fresh = over_lanes(begin)(*info, slot, states)
+        fresh = over_lanes(begin)(*info, slot)
         running = _where(num_lanes, starts, fresh, running)
         begin_step = jnp.where(g == 0, 0, schedule.segment_ends[g - 1])
         running = jax.lax.fori_loop(
@@ -190,16 +215,17 @@ def _device_block(method, num_lanes, hp, broadcast, key, examples, states, sched
             ),
             running,
         )
-        sent, new, output = over_lanes(end)(*info, slot, states, running)
+        sent, new, output = over_lanes(end)(*info, slot, running)
         sent = _where(num_lanes, ends, sent, jax.tree.map(jnp.zeros_like, sent))
+        upload, loss, count = sums
         upload = jax.tree.map(lambda total, s: total + s.sum(0), upload, sent)
         loss += jnp.where(ends, running.loss, 0).sum()
         count += jnp.where(ends, running.count, 0).sum()
         write = partial(_write, num_lanes, slot, ends)
-        return running, upload, loss, count, write(states, new), write(outputs, output)
+        return running, (upload, loss, count), write(new_states, new), write(outputs, output)
 
     zero = jnp.zeros((), jnp.float32)
-    carry = (running, upload, zero, zero, states, outputs)
+    carry = (running, (upload, zero, zero), new_states, outputs)
     return jax.lax.fori_loop(0, schedule.num_segments, segment, carry)[1:]
 
 
