@@ -82,7 +82,7 @@ def read_image_folder(
         ok = len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
         require(ok, "size", size, "a positive integer, or (height, width)")
     class_names = _class_names(root / "train")
-    # The valid folder comes first, so that no training image moves when the option is off.
+    # The valid folder comes last, so that the option moves no training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
     files = {
         split: [file for folder in folders for file in _list_files(root / folder, class_names)]
