@@ -148,7 +148,7 @@ def test_plain_dirichlet_gives_each_class_its_variance():
 
 def test_plain_dirichlet_may_leave_clients_empty():
     summary = make("dirichlet", num_clients=80, alpha=0.01).summary(LABELS, 10)
-    assert summary.num_empty > 10 and summary.size_max > 500
+    assert summary.num_empty > 10 and summary.size_max > 400
 
 
 # --- dirichlet_balanced (DynaFed)
