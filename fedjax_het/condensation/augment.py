@@ -17,6 +17,8 @@ from jax import Array, lax
 
 from fedjax_het.errors import ConfigError
 
+DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
+
 # Ranges of the public code. Shifts are in the units of the images that are passed, so for
 # normalised images brightness is in standard deviations.
 MAX_BRIGHTNESS_SHIFT = 0.5
