@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ log = logging.getLogger("fedjax_het")
 
 MAX_CHUNK = 16  # rounds per call of the compiled program, at most
 CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
-CHECKPOINT_SECONDS = 20.0
+CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))
 
 
 class Progress(NamedTuple):

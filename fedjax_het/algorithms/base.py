@@ -90,7 +90,7 @@ def federated(
 
     Args:
       init(hp, variables) -> server state, which is a `Broadcast`: what is sent is what is kept.
-      update(hp, server, upload, num_clients) -> server state; default: add
+      update(hp, server, upload, states) -> server state; default: add
         server_lr times the weighted mean change (FedAvg).
     """
     update = update or add_mean_change
@@ -102,8 +102,7 @@ def federated(
 
     def round_(hp, state, key, cohort: Cohort):
         result = train_cohort(client, plan, hp, state.server, state.clients, key, cohort)
-        num_clients = jax.tree.leaves(state.clients)[0].shape[0] if state.clients else None
-        server = update(hp, state.server, result.upload, num_clients)
+        server = update(hp, state.server, result.upload, result.states)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
@@ -127,7 +126,7 @@ def federated(
     )
 
 
-def add_mean_change(hp, server: Broadcast, upload, num_clients) -> Broadcast:
+def add_mean_change(hp, server: Broadcast, upload, states) -> Broadcast:
     """server + server_lr * sum of weighted changes; batch-norm statistics with rate 1."""
     variables = {
         name: jax.tree.map(

@@ -119,13 +119,17 @@ class Scheduler:
         return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
 
     def client_batches(self, round_index: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's minibatches of a round: indices `[steps, B]` and sizes `[steps]`."""
+        """A client's minibatches of a round: indices `[steps, B]` and sizes `[steps]`.
+
+        A batch that is not full is filled up with samples of the client's own, which the loss
+        masks: only batch-norm statistics can see them.
+        """
         rng = host_rng(self.seed, Stream.BATCHES, round_index, client)
         mine, size = self.partition.client(client), self.batch_size
         per_pass = -(-len(mine) // size)
         padded = np.zeros((self.passes, per_pass * size), np.int32)
         for p in range(self.passes):
-            padded[p, : len(mine)] = rng.permutation(mine)
+            padded[p] = np.resize(rng.permutation(mine), per_pass * size)
         sizes = np.full((self.passes, per_pass), size, np.int32)
         if len(mine) % size:
             sizes[:, -1] = len(mine) % size

@@ -1,0 +1,249 @@
+"""Whole runs: checkpoints, chunks, divergence, dynafed's phases, what a result holds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from problems import user_dataset
+
+from fedjax_het import ConfigError, Result, RunSpec, federation, simulate
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data import make_partition
+
+SYNTHESIS = {
+    "num_iterations": 6,
+    "inner_steps": 2,
+    "trajectory_rounds": 4,
+    "segment_length": 2,
+    "num_samples": 6,
+    "fine_tune_epochs": 2,
+}
+
+
+def spec(algorithm="fedavg", **settings):
+    defaults = {
+        "dataset": "user",
+        "partition": "iid",
+        "model": "mlp",
+        "num_clients": 6,
+        "participation": 0.5,
+        "batch_size": 4,
+        "rounds": 9,
+        "options": SYNTHESIS if algorithm == "dynafed" else {},
+    }
+    return RunSpec(algorithm=algorithm, **{**defaults, **settings})
+
+
+def run(spec_, **settings):
+    return simulate(spec_, dataset=user_dataset(), **settings)
+
+
+class KilledError(Exception):
+    pass
+
+
+def kill_after(number):
+    calls = iter(range(number))
+
+    def progress(_):
+        if next(calls, None) is None:
+            raise KilledError
+
+    return progress
+
+
+def assert_same(a, b):
+    assert a.metrics.keys() == b.metrics.keys()
+    for name in a.metrics:
+        np.testing.assert_array_equal(a.metrics[name], b.metrics[name], err_msg=name)
+    for name in a.artifacts:
+        np.testing.assert_array_equal(a.artifacts[name], b.artifacts[name], err_msg=name)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Short chunks, and a checkpoint after each."""
+    monkeypatch.setattr(federation, "MAX_CHUNK", 2)
+    monkeypatch.setattr(federation, "CHECKPOINT_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
+    whole = run(spec(name))
+    monkeypatch.setattr(federation, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    for stop in (2, 6):  # dynafed: in its rounds, in its synthesis
+        folder = tmp_path / str(stop)
+        with pytest.raises(KilledError):
+            run(spec(name), output_dir=folder, progress=kill_after(stop))
+        assert (folder / "checkpoint.npz").exists() and not list(folder.glob("*.json"))
+        assert_same(run(spec(name), output_dir=folder, resume=True), whole)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    whole = run(spec("dynafed"))
+    monkeypatch.setattr(federation, "MAX_CHUNK", 3)
+    monkeypatch.setattr(federation, "CHUNK_SECONDS", 0.0)
+    assert_same(run(spec("dynafed")), whole)
+
+
+def test_kill_minus_nine_and_resume_on_the_command_line(tmp_path):
+    def command(folder, *more):
+        return [
+            *(sys.executable, "-m", "fedjax_het.cli", "run", "--algorithm", "scaffold"),
+            *("--model", "mlp", "--rounds", "60", "--seed", "3", "--alpha", "0.1"),
+            *("--output-dir", str(folder), *more),
+        ]
+
+    environment = {**os.environ, "FEDJAX_HET_CHECKPOINT_SECONDS": "0"}
+    whole = subprocess.run(
+        command(tmp_path / "whole"), env=environment, capture_output=True, text=True, check=True
+    )
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(
+        command(killed), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not (killed / "checkpoint.npz").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it must die before it is done"
+    resumed = subprocess.run(
+        command(killed, "--resume"), env=environment, capture_output=True, text=True, check=True
+    )
+    (one,), (two,) = (list((tmp_path / d).glob("*.json")) for d in ("whole", "killed"))
+    assert one.name == two.name
+    assert_same(Result.load(one), Result.load(two))
+    last = [json.loads(p.stdout.strip().splitlines()[-1]) for p in (whole, resumed)]
+    assert last[0]["final_accuracy"] == last[1]["final_accuracy"]
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, eager):
+    with pytest.raises(KilledError):
+        run(spec(), output_dir=tmp_path, progress=kill_after(3))
+    with pytest.raises(ConfigError, match=r"another.*seed 0 -> 1"):
+        run(spec(seed=1), output_dir=tmp_path, resume=True)
+
+
+def test_a_broken_checkpoint_is_refused(tmp_path):
+    (tmp_path / "checkpoint.npz").write_bytes(b"no zip file")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        run(spec(), output_dir=tmp_path, resume=True)
+
+
+def test_resume_without_a_checkpoint_starts_afresh(tmp_path):
+    assert_same(run(spec(), output_dir=tmp_path, resume=True), run(spec()))
+
+
+def test_an_output_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="output_dir"):
+        run(spec(), output_dir=tmp_path / "file" / "below")
+
+
+def test_a_result_survives_the_disk(tmp_path):
+    made = run(spec("dynafed"), output_dir=tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    assert path.stem == made.spec.digest()
+    loaded = Result.load(path)
+    assert loaded.spec == made.spec and loaded.summary == made.summary
+    assert_same(loaded, made)
+
+
+def test_the_summary_has_what_the_command_line_promises():
+    made = run(spec())
+    accuracy = made.metrics["test_accuracy"]
+    assert accuracy.shape == (9,) and np.isfinite(accuracy).all()
+    assert made.summary["final_accuracy"] == pytest.approx(accuracy[-5:].mean())
+    assert made.summary["best_accuracy"] == pytest.approx(accuracy.max())
+    assert made.summary["rounds"] == 9 and made.summary["diverged"] is False
+    for name in ("client_samples_per_second", "compile_seconds", "wall_seconds"):
+        assert made.summary[name] > 0
+    model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
+    assert made.metrics["bytes_up"].tolist() == [3 * model] * 9
+    json.dumps(made.summary, allow_nan=False)
+
+
+def test_accuracy_and_loss_equal_those_of_the_final_model():
+    made, data = run(spec()), user_dataset()
+    params = made.state.server.variables["params"]
+    x = data.test_images.reshape(len(data.test_labels), -1).astype(np.float64)
+    x = (x - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
+    layers = sorted(params.values(), key=lambda layer: (layer["bias"].shape[0] == 3, layer["kernel"].shape[0] != 4))
+    for i, layer in enumerate(layers):
+        x = x @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
+        x = np.maximum(x, 0) if i < len(layers) - 1 else x
+    right = (x.argmax(1) == data.test_labels).mean()
+    losses = np.log(np.exp(x).sum(1)) - x[np.arange(len(x)), data.test_labels]
+    assert made.metrics["test_accuracy"][-1] == pytest.approx(right)
+    assert made.metrics["test_loss"][-1] == pytest.approx(losses.mean(), rel=1e-5)
+
+
+def test_evaluation_only_when_due():
+    made = run(spec(rounds=12, eval_every=4))
+    measured = np.isfinite(made.metrics["test_accuracy"])
+    assert np.flatnonzero(measured).tolist() == [3, 7, 8, 9, 10, 11]
+
+
+def test_divergence_is_marked_and_not_averaged():
+    made = run(spec(local_optimizer="sgd", hp={"local_lr": 1e30}))
+    assert made.summary["diverged"] is True and made.summary["final_accuracy"] is None
+    json.dumps(made.summary, allow_nan=False)
+
+
+def test_it_learns():
+    made = run(spec(rounds=40, local_optimizer="sgd", hp={"local_lr": 0.1}))
+    assert made.metrics["test_accuracy"][0] < made.summary["final_accuracy"] > 0.6
+
+
+def test_methods_see_the_same_clients_and_batches():
+    one, two = run(spec("fedavg")), run(spec("fedprox", hp={"prox_mu": 0.0}))
+    np.testing.assert_array_equal(one.metrics["test_accuracy"], two.metrics["test_accuracy"])
+    np.testing.assert_array_equal(one.metrics["train_loss"], two.metrics["train_loss"])
+
+
+def test_dynafed_is_fedavg_until_its_synthesis_and_tunes_afterwards():
+    plain, tuned = run(spec("fedavg")), run(spec("dynafed"))
+    same = plain.metrics["test_loss"] == tuned.metrics["test_loss"]
+    assert same[:4].all() and not same[4:].any()
+    log = tuned.artifacts
+    assert np.isfinite(log["matching_loss"]).all() and len(log["matching_loss"]) == 6
+    assert set(log["start"]) <= {0, 1, 2}
+    assert tuned.summary["synthesis_iterations"] == 6
+
+
+def test_dynafed_without_fine_tuning_is_fedavg():
+    plain = run(spec("fedavg"))
+    tuned = run(spec("dynafed", options={**SYNTHESIS, "fine_tune_epochs": 0}))
+    np.testing.assert_array_equal(plain.metrics["test_loss"], tuned.metrics["test_loss"])
+
+
+def test_dynafeds_trajectory_is_the_global_models():
+    from jax.flatten_util import ravel_pytree
+
+    tuned = run(spec("dynafed"))
+    for rounds in (1, 4):
+        model = run(spec("fedavg", rounds=rounds)).state.server.variables["params"]
+        vector = ravel_pytree(model)[0]
+        np.testing.assert_array_equal(tuned.state.server.trajectory[rounds], vector)
+
+
+def test_the_users_own_partition():
+    data = user_dataset()
+    mine = make_partition("iid", data.train_labels, 3, num_clients=6, seed=5)
+    a = simulate(spec(), dataset=data, partition=mine)
+    b = simulate(spec(partition_seed=5), dataset=data)
+    np.testing.assert_array_equal(a.metrics["test_loss"], b.metrics["test_loss"])
+
+
+def test_runs_that_differ_in_numbers_only_share_one_compilation():
+    first = federation.prepare(spec(), dataset=user_dataset())
+    run(spec())
+    before = first.program.chunk.program._cache_size()
+    for other in (spec(seed=9), spec(hp={"local_lr": 0.2}), spec(rounds=9, eval_every=3)):
+        run(other)
+        assert federation.prepare(other, dataset=user_dataset()).program is first.program
+    assert first.program.chunk.program._cache_size() == before == 1
