@@ -121,7 +121,7 @@ def _run(experiment: Experiment, arguments: Arguments) -> int:
     notes = [
         report.CAPTION,
         *([experiment.note] if experiment.note else []),
-        *_notes(table_cells, table, reasons),
+        *_notes(table_cells, table, results, reasons),
         *_divergence_note(report.diverged_runs(table_cells, results)),
     ]
     report.print_table(table, title=title, notes=notes)
@@ -134,9 +134,9 @@ def _run(experiment: Experiment, arguments: Arguments) -> int:
 
 
 def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
-    """The table's cells after the filters, each with its runs, all of them checked.
+    """The table's cells after the filters, each with its runs.
 
-    `ConfigError` for a preset or row that the table does not have, and for what no run can have.
+    `ConfigError` for a preset or row that the table does not have; runs are checked when resolved.
     """
     from fedjax_het.algorithms import ALGORITHMS
 
@@ -175,7 +175,7 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     ]
 
 
-def _notes(cells: Sequence[Cell], table: Any, reasons: dict[str, str]) -> list[str]:
+def _notes(cells: Sequence[Cell], table: Any, results: Any, reasons: dict[str, str]) -> list[str]:
     """What a reader must know to compare the measured values with the reported ones."""
     notes = []
     if departures := _departures(cells):
@@ -183,6 +183,11 @@ def _notes(cells: Sequence[Cell], table: Any, reasons: dict[str, str]) -> list[s
     unreported = table.groupby("dataset", sort=False)["reported_mean"].count()
     if names := list(unreported.index[unreported == 0]):
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
+    if "dataset_note" in results:
+        lossy = results[results["digest"].isin(run.digest() for c in cells for run in c.runs)]
+        for dataset, note in lossy.groupby("dataset")["dataset_note"].first().dropna().items():
+            if note:
+                notes.append(f"{dataset}: {note}")
     if unmade := list(dict.fromkeys(cell.method for cell in cells if not cell.runs)):
         notes.append(f"Not implemented here yet: {', '.join(unmade)}.")
     for reason, count in Counter(reasons.values()).items():

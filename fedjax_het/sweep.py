@@ -1,46 +1,50 @@
 """Many runs, and their results on disk.
 
-A run's files are named by the digest of its settings: `<digest>.json` holds `{"spec": ...,
-"summary": ...}`, `<digest>.npz` one array `[rounds]` per metric. So a folder of results can be
-added to by any number of programs, a rerun makes only what is missing, and tables and figures are
-functions of the folder alone.
+A run's files are named by the digest of its settings (`Result.save`). So a folder of results can
+be added to by any number of programs, a rerun makes only what is missing, and tables and figures
+are functions of the folder alone.
 """
 
-import json
 import os
 import re
+import shutil
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_het.errors import ConfigError, require
+from fedjax_het.result import Result
 from fedjax_het.spec import RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _RUN_FILE = re.compile(r"[0-9a-f]{16}\.json")
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def run_missing(
     specs: Sequence[RunSpec],
     directory: str | os.PathLike,
     *,
-    simulate: Callable[[RunSpec], Any] | None = None,
+    simulate: Callable[..., Result] | None = None,
     progress: Callable[[str], None] = print,
 ) -> dict[str, str]:
     """Make every run of `specs` that `directory` does not hold yet, saving each as it is made.
 
-    All specs are checked before the first one runs. A run whose data or optional package is
-    missing does not stop the others: its reason is told once and returned under its digest. Every
-    other error is raised. `simulate(spec)` returns a result with `summary` and `save(directory)`;
-    `progress` receives one line per run and one for what needed no run.
+    All settings are checked before the first run. A run that was stopped goes on from its last
+    checkpoint, kept in `directory/unfinished` until it is done. A run whose data or optional
+    package is missing does not stop the others: its reason is told once and returned under its
+    digest. Every other error is raised.
+
+    `simulate` is called as `fedjax_het.simulate` is; `progress` gets one line per run, and one for
+    what needed no run. In a terminal the run in progress is shown besides, on standard error.
     """
     if simulate is None:
         from fedjax_het.simulate import simulate
@@ -53,17 +57,20 @@ def run_missing(
     seconds: dict[tuple, list[float]] = {}
     for number, (digest, spec) in enumerate(missing.items(), start=1):
         label = f"[{number}/{len(missing)}] {describe(spec)}"
+        unfinished = directory / "unfinished" / digest
         start = time.perf_counter()
         try:
-            result = simulate(spec)
+            with _Status(label) as status:
+                result = simulate(spec, output_dir=unfinished, resume=True, progress=status.show)
         except (ConfigError, FileNotFoundError, ImportError) as error:
-            # The spec itself was checked above: what is left to fail this way is the data.
+            # The settings were checked above: what can still be wrong in this way is the data.
             reason = " ".join(str(error).split())
             if reason not in reasons.values():
                 progress(f"{label}: not run: {reason}")
             reasons[digest] = reason
             continue
         result.save(directory)
+        shutil.rmtree(unfinished, ignore_errors=True)
         seconds.setdefault(_kind(spec), []).append(time.perf_counter() - start)
         left = _time_to_go(list(missing.values())[number:], seconds)
         outcome = _outcome(result.summary)
@@ -84,10 +91,9 @@ def make_output_directory(directory: str | os.PathLike) -> Path:
 
 
 def is_done(directory: str | os.PathLike, digest: str) -> bool:
-    """Whether both files of the run are there and can be read in full."""
+    """Whether the run's files are there and can be read in full."""
     try:
-        _read_record(Path(directory) / f"{digest}.json")
-        _read_metrics(Path(directory) / f"{digest}.npz")
+        Result.load(Path(directory) / f"{digest}.json")
     except _UNREADABLE:
         return False
     return True
@@ -96,41 +102,30 @@ def is_done(directory: str | os.PathLike, digest: str) -> bool:
 def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
     """One row per run: `digest`, the settings (`hp.prox_mu`, `options.preset`), the summary.
 
-    A summary value under a setting's name (`algorithm`, `seed`) is left out: the setting says it.
-    A file that cannot be read is left out with a warning.
+    Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A run whose files
+    cannot be read is left out with a warning.
     """
     import pandas as pd
 
-    rows = []
-    for path in _run_files(directory):
-        try:
-            record = _read_record(path)
-        except _UNREADABLE as error:
-            warnings.warn(f"{path} is left out: it cannot be read ({error})", stacklevel=2)
-            continue
-        rows.append({"digest": path.stem, **_flat(record["summary"]), **_flat(record["spec"])})
+    rows = [
+        {"digest": digest, **_flat(result.summary), **_flat(result.spec.to_dict())}
+        for digest, result in _results(directory)
+    ]
     return pd.DataFrame(rows)
 
 
 def load_curves(directory: str | os.PathLike) -> "pd.DataFrame":
     """One row per run and round: `digest`, `round` (from 1), and a column per metric `[rounds]`.
 
-    Metrics of another shape (per client, per class) are left to whoever opens the NPZ file.
+    Metrics of another shape (per client, per class) are left to `Result.load`.
     """
     import pandas as pd
 
     frames = []
-    for path in _run_files(directory):
-        try:
-            metrics = _read_metrics(path.with_suffix(".npz"))
-        except _UNREADABLE as error:
-            warnings.warn(f"{path.stem}.npz is left out: it cannot be read ({error})", stacklevel=2)
-            continue
-        curves = {name: values for name, values in metrics.items() if values.ndim == 1}
+    for digest, result in _results(directory):
+        curves = {name: values for name, values in result.metrics.items() if values.ndim == 1}
         rounds = len(next(iter(curves.values()), ()))
-        frames.append(
-            pd.DataFrame({"digest": path.stem, "round": np.arange(1, rounds + 1), **curves})
-        )
+        frames.append(pd.DataFrame({"digest": digest, "round": np.arange(1, rounds + 1), **curves}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -146,18 +141,14 @@ def describe(spec: RunSpec) -> str:
     return ", ".join([*parts, f"seed {spec.seed}"])
 
 
-def _run_files(directory: str | os.PathLike) -> Iterable[Path]:
-    return sorted(p for p in Path(directory).glob("*.json") if _RUN_FILE.fullmatch(p.name))
-
-
-def _read_record(path: Path) -> dict[str, dict]:
-    record = json.loads(path.read_text())
-    return {"spec": dict(record["spec"]), "summary": dict(record["summary"])}
-
-
-def _read_metrics(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+def _results(directory: str | os.PathLike) -> Iterator[tuple[str, Result]]:
+    for path in sorted(Path(directory).glob("*.json")):
+        if not _RUN_FILE.fullmatch(path.name):
+            continue
+        try:
+            yield path.stem, Result.load(path)
+        except _UNREADABLE as error:
+            warnings.warn(f"{path} is left out: it cannot be read ({error})", stacklevel=3)
 
 
 def _flat(values: dict, prefix: str = "") -> dict[str, Any]:
@@ -168,6 +159,30 @@ def _flat(values: dict, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+class _Status:
+    """The run in progress as one transient line of a terminal; nothing elsewhere."""
+
+    def __init__(self, label: str):
+        from rich.console import Console
+
+        self._label = label
+        self._status = Console(stderr=True, highlight=False).status(label)
+
+    def __enter__(self) -> "_Status":
+        self._status.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._status.stop()
+
+    def show(self, progress: Any) -> None:
+        """Takes what `simulate` hands to its `progress`."""
+        self._status.update(
+            f"{self._label}: {progress.phase} {progress.done}/{progress.total}, "
+            f"{progress.rate:.3g} per second, {_clock(progress.seconds_to_go)} to go"
+        )
 
 
 def _kind(spec: RunSpec) -> tuple:
@@ -184,7 +199,7 @@ def _time_to_go(left: list[RunSpec], seconds: dict[tuple, list[float]]) -> str:
 
 
 def _clock(seconds: float) -> str:
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 99.5:
         return f"{seconds:.0f} s"
