@@ -1,0 +1,29 @@
+"""What is learned from: data sets and how they are split among clients. NumPy, on the host."""
+
+from fedjax_het.data.bubble import plot_partition
+from fedjax_het.data.dataset import Dataset, dataset_from_arrays
+from fedjax_het.data.datasets import DATASETS, load_dataset
+from fedjax_het.data.folder import load_image_folder
+from fedjax_het.data.normalisation import NORMALISATIONS
+from fedjax_het.data.partition import (
+    PARTITIONS,
+    Partition,
+    PartitionSummary,
+    make_partition,
+    partition_from_clients,
+)
+
+__all__ = [
+    "DATASETS",
+    "NORMALISATIONS",
+    "PARTITIONS",
+    "Dataset",
+    "Partition",
+    "PartitionSummary",
+    "dataset_from_arrays",
+    "load_dataset",
+    "load_image_folder",
+    "make_partition",
+    "partition_from_clients",
+    "plot_partition",
+]

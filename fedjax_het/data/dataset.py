@@ -1,0 +1,235 @@
+"""A data set in memory, and the checks that stand between a user's arrays and a federation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedjax_het.data.npz import digest_arrays
+from fedjax_het.errors import ConfigError, require
+
+# Images that were standardised before they came here stay well within this; images in 0..255
+# that were turned to floats do not.
+MAX_FLOAT_PIXEL = 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images for training and test, held on the host.
+
+    train_images, test_images: [N, H, W, C], uint8; or float32, for a user's own float arrays.
+    train_labels, test_labels: [N] int32 in [0, num_classes).
+    mean, std: per channel, of images scaled to [0, 1] (float images: of the values as they are).
+        A model sees `(x / 255 - mean) / std` for uint8 and `(x - mean) / std` for floats.
+        Other constants: `dataclasses.replace(dataset, mean=..., std=...)`.
+    note: what a reader of results must know, e.g. that the images were re-encoded with loss.
+
+    The arrays are read-only. Build one with `load_dataset`, `load_image_folder` or
+    `dataset_from_arrays`, which check them.
+    """
+
+    name: str
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_names: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(H, W, C)."""
+        return tuple(self.train_images.shape[1:])
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of images, labels, class count, mean and std; computed once.
+
+        About 1 s per GB of images on first use. Names and note do not enter.
+        """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        arrays = {
+            "train_images": self.train_images,
+            "train_labels": self.train_labels,
+            "test_images": self.test_images,
+            "test_labels": self.test_labels,
+        }
+        constants = {"num_classes": self.num_classes, "mean": self.mean, "std": self.std}
+        return digest_arrays(arrays, constants)
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}: {len(self.train_labels):,} train and "
+            f"{len(self.test_labels):,} test images {self.input_shape}, {self.num_classes} classes)"
+        )
+
+
+def dataset_from_arrays(
+    train_images,
+    train_labels,
+    test_images,
+    test_labels,
+    *,
+    name: str = "user",
+    num_classes: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    class_names: Sequence[str] = (),
+    note: str = "",
+) -> Dataset:
+    """Make a `Dataset` of the user's own arrays.
+
+    Images are [N, H, W, C]: integers in 0..255 (kept as uint8), or finite floats in [0, 1] or
+    already standardised (kept as float32). Labels are integers in [0, num_classes);
+    `num_classes` defaults to the largest label plus one. `mean` and `std` default to those of the
+    training images, per channel.
+
+    Arrays of the final type are not copied: do not change them afterwards.
+    Raises `ConfigError` naming the argument, its value and what is expected.
+    """
+    train_images = _checked_images("train_images", train_images)
+    test_images = _checked_images("test_images", test_images)
+    for what in ("shape", "dtype"):
+        ours, theirs = getattr(test_images, what), getattr(train_images, what)
+        if what == "shape":
+            ours, theirs = ours[1:], theirs[1:]
+        require(ours == theirs, f"{what} of test_images", str(ours), f"that of training, {theirs}")
+    train_labels = _checked_labels("train_labels", train_labels, "train_images", train_images)
+    test_labels = _checked_labels("test_labels", test_labels, "test_images", test_images)
+
+    largest = int(max(train_labels.max(), test_labels.max()))
+    if num_classes is None:
+        num_classes = largest + 1
+    is_count = isinstance(num_classes, int | np.integer) and not isinstance(num_classes, bool)
+    require(is_count and num_classes >= 2, "num_classes", num_classes, "an integer >= 2")
+    for argument, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
+        if labels.max() >= num_classes:
+            raise ConfigError(
+                f"{argument}[{int(labels.argmax())}] = {int(labels.max())}: "
+                f"expected a label in [0, {num_classes})"
+            )
+    class_names = tuple(str(class_name) for class_name in class_names)
+    require(
+        len(class_names) in (0, num_classes),
+        "class_names",
+        class_names,
+        f"{num_classes} names, one for each class, or none",
+    )
+
+    if mean is None or std is None:
+        measured_mean, measured_std = channel_statistics(train_images)
+        mean = measured_mean if mean is None else mean
+        std = measured_std if std is None else std
+    channels = train_images.shape[-1]
+    mean = _checked_constants("mean", mean, channels)
+    std = _checked_constants("std", std, channels)
+    require(min(std) > 0, "std", std, "positive numbers")
+
+    for array in (train_images, train_labels, test_images, test_labels):
+        array.setflags(write=False)
+    return Dataset(
+        name=name,
+        train_images=train_images,
+        train_labels=train_labels.astype(np.int32, copy=False),
+        test_images=test_images,
+        test_labels=test_labels.astype(np.int32, copy=False),
+        num_classes=int(num_classes),
+        mean=mean,
+        std=std,
+        class_names=class_names,
+        note=note,
+    )
+
+
+def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of [N, H, W, C] images (uint8: scaled to [0, 1]).
+
+    Exact for uint8, which is counted level by level. A constant channel gets a deviation of 1.
+    """
+    means, deviations = [], []
+    for channel in range(images.shape[-1]):
+        values = images[..., channel]
+        if images.dtype == np.uint8:
+            counts, levels = np.bincount(values.ravel(), minlength=256), np.arange(256) / 255
+            mean = np.average(levels, weights=counts)
+            deviation = np.sqrt(np.average((levels - mean) ** 2, weights=counts))
+        else:
+            mean, deviation = values.mean(dtype=np.float64), values.std(dtype=np.float64)
+        means.append(float(mean))
+        deviations.append(float(deviation) if deviation > 1e-8 else 1.0)
+    return tuple(means), tuple(deviations)
+
+
+def _checked_images(argument: str, images) -> np.ndarray:
+    images = np.asarray(images)
+    if images.ndim != 4:
+        raise ConfigError(
+            f"shape of {argument} = {images.shape}: expected [N, H, W, C] "
+            "(grey images need a last axis of 1)"
+        )
+    require(images.size > 0, f"shape of {argument}", images.shape, "at least one image and pixel")
+    if images.dtype == np.uint8:
+        # A view, so that making it read-only leaves the user's own array as it was.
+        return np.ascontiguousarray(images).view()
+    if np.issubdtype(images.dtype, np.integer):
+        low, high = int(images.min()), int(images.max())
+        require(
+            low >= 0 and high <= 255, f"range of {argument}", (low, high), "0..255 for integers"
+        )
+        return images.astype(np.uint8)
+    require(
+        np.issubdtype(images.dtype, np.floating),
+        f"dtype of {argument}",
+        str(images.dtype),
+        "uint8, or floats",
+    )
+    low, high = float(images.min()), float(images.max())  # NaN, if there is one, wins both
+    if not np.isfinite([low, high]).all():
+        bad = tuple(int(i) for i in np.argwhere(~np.isfinite(images))[0])
+        raise ConfigError(f"{argument}[{bad}] = {images[bad]}: expected finite numbers")
+    require(
+        low >= -MAX_FLOAT_PIXEL and high <= MAX_FLOAT_PIXEL,
+        f"range of {argument}",
+        (low, high),
+        "floats in [0, 1] or standardised ones (pass images in 0..255 as uint8)",
+    )
+    return np.ascontiguousarray(images, dtype=np.float32).view()
+
+
+def _checked_labels(argument: str, labels, images_argument: str, images) -> np.ndarray:
+    labels = np.asarray(labels)
+    require(labels.ndim == 1, f"shape of {argument}", labels.shape, "[N], one label for each image")
+    if len(labels) != len(images):
+        raise ConfigError(
+            f"len({argument}) = {len(labels)}: expected len({images_argument}) = {len(images)}"
+        )
+    require(
+        np.issubdtype(labels.dtype, np.integer),
+        f"dtype of {argument}",
+        str(labels.dtype),
+        "integers",
+    )
+    if labels.min() < 0 or labels.max() > np.iinfo(np.int32).max:
+        bad = int(labels.argmin()) if labels.min() < 0 else int(labels.argmax())
+        raise ConfigError(f"{argument}[{bad}] = {int(labels[bad])}: expected a label >= 0")
+    return np.ascontiguousarray(labels, dtype=np.int32).view()
+
+
+def _checked_constants(argument: str, values, channels: int) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        numbers = ()
+    require(
+        len(numbers) == channels and bool(np.isfinite(numbers).all()),
+        argument,
+        values,
+        f"{channels} finite numbers, one for each channel",
+    )
+    return numbers

@@ -1,0 +1,163 @@
+"""Image folders in CINIC-10's layout: train/<class>/*.png and test/<class>/*.png."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_het.data.cache import cached_arrays
+from fedjax_het.data.dataset import Dataset, dataset_from_arrays
+from fedjax_het.errors import ConfigError, require
+
+_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+_THREADS = 8  # hides the latency of opening many small files
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    label: int
+    size: int
+    modified_ns: int
+
+
+def load_image_folder(
+    path: str | os.PathLike,
+    *,
+    name: str | None = None,
+    size: tuple[int, int] | int | None = None,
+    colour: bool = True,
+    use_valid: bool = False,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    cache_dir: str | os.PathLike | None = None,
+) -> Dataset:
+    """Read `path/train/<class>/*` and `path/test/<class>/*`, decoded once and cached.
+
+    Classes are the sorted names of the folders, which train and test must share; within a class,
+    images are in the order of their names. `size` (height, width) resizes, antialiased; without
+    it, all images must have one size. `colour=False` reads one grey channel. `use_valid=True`
+    adds `path/valid` to the training images; by default it is left out, as in DynaFed's code.
+    `mean` and `std` default to those of the training images. About 0.1 ms per 32x32 image.
+
+    Raises `ConfigError` for a missing or empty folder, differing classes or sizes, or an image
+    that cannot be decoded; each names the path.
+    """
+    root = Path(path).expanduser()
+    arrays, meta = read_image_folder(
+        root,
+        key=f"folder-{hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]}",
+        size=size,
+        colour=colour,
+        use_valid=use_valid,
+        cache_dir=cache_dir,
+    )
+    return dataset_from_arrays(
+        **arrays,
+        name=name or root.name,
+        num_classes=len(meta["class_names"]),
+        class_names=meta["class_names"],
+        mean=mean,
+        std=std,
+    )
+
+
+def read_image_folder(
+    root: Path,
+    *,
+    key: str,
+    size: tuple[int, int] | int | None = None,
+    colour: bool = True,
+    use_valid: bool = False,
+    cache_dir: str | os.PathLike | None = None,
+) -> tuple[dict[str, np.ndarray], dict]:
+    """`(arrays, {class_names})` of an image folder, through the cache under `key`."""
+    if isinstance(size, int):
+        size = (size, size)
+    if size is not None:
+        ok = len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+        require(ok, "size", size, "a positive integer, or (height, width)")
+    class_names = _class_names(root / "train")
+    # The valid folder comes first, so that no training image moves when the option is off.
+    splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
+    files = {
+        split: [file for folder in folders for file in _list_files(root / folder, class_names)]
+        for split, folders in splits.items()
+    }
+
+    def build() -> tuple[dict[str, np.ndarray], dict]:
+        arrays = {}
+        for split in splits:
+            arrays[f"{split}_images"] = _decode_files(files[split], size, colour)
+            arrays[f"{split}_labels"] = np.array([file.label for file in files[split]], np.int32)
+        return arrays, {"class_names": class_names}
+
+    listing = [
+        (split, os.path.relpath(file.path, root), file.size, file.modified_ns)
+        for split in splits
+        for file in files[split]
+    ]
+    fingerprint = hashlib.sha256(repr((size, colour, listing)).encode()).hexdigest()
+    return cached_arrays(key, fingerprint, build, cache_dir)
+
+
+def _class_names(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise ConfigError(f"path: no folder {folder}: expected train/<class>/ and test/<class>/")
+    names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    require(len(names) >= 2, f"folders in {folder}", names, "at least two classes")
+    return names
+
+
+def _list_files(folder: Path, class_names: list[str]) -> list[_File]:
+    found = _class_names(folder)
+    if found != class_names:
+        odd = sorted(set(found) ^ set(class_names))
+        raise ConfigError(f"classes of {folder} differ from those of training: {', '.join(odd)}")
+    files = []
+    for label, class_name in enumerate(class_names):
+        entries = sorted(os.scandir(folder / class_name), key=lambda entry: entry.name)
+        for entry in entries:
+            if os.path.splitext(entry.name)[1].lower() in _IMAGE_SUFFIXES and entry.is_file():
+                stat = entry.stat()
+                files.append(_File(entry.path, label, stat.st_size, stat.st_mtime_ns))
+    if not files:
+        raise ConfigError(f"path: {folder} holds no images ({', '.join(sorted(_IMAGE_SUFFIXES))})")
+    return files
+
+
+def _decode_files(files: list[_File], size: tuple[int, int] | None, colour: bool) -> np.ndarray:
+    first = _decode(files[0].path, size, colour)
+    images = np.empty((len(files), *first.shape), np.uint8)
+
+    def decode(position: int) -> None:
+        image = _decode(files[position].path, size, colour)
+        if image.shape != first.shape:
+            raise ConfigError(
+                f"size of {files[position].path} = {image.shape[:2]}: expected "
+                f"{first.shape[:2]} as in {files[0].path}; give size=(height, width) to resize"
+            )
+        images[position] = image
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(decode, range(len(files))):
+            pass
+    return images
+
+
+def _decode(path: str, size: tuple[int, int] | None, colour: bool) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image = image.convert("RGB" if colour else "L")
+            if size is not None:
+                image = image.resize((size[1], size[0]), Image.Resampling.LANCZOS)
+            pixels = np.asarray(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"image {path} cannot be decoded ({error})") from error
+    return pixels if colour else pixels[..., None]

@@ -1,0 +1,259 @@
+"""Which client holds which training example: the result of a partition scheme."""
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
+from fedjax_het.data.schemes import SCHEMES
+from fedjax_het.errors import ConfigError, require, require_name
+
+# Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
+_PARTITION_STREAM = 0x5EED
+
+PARTITIONS = {name: scheme.description for name, scheme in SCHEMES.items()}
+
+
+@dataclass(frozen=True)
+class PartitionSummary:
+    """A partition in numbers. The means over clients leave out those that hold nothing.
+
+    classes_per_client: mean number of classes with at least one example.
+    majority_share: mean share of a client's examples that its most frequent class makes up.
+    num_unused: examples of the data set that no client holds.
+    """
+
+    num_clients: int
+    num_examples: int
+    num_unused: int
+    size_min: int
+    size_median: float
+    size_mean: float
+    size_max: int
+    num_empty: int
+    classes_per_client: float
+    majority_share: float
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.num_clients} clients hold {self.num_examples:,} examples: {self.size_min} to "
+            f"{self.size_max} each (median {self.size_median:g}, mean {self.size_mean:.1f}), "
+            f"{self.classes_per_client:.1f} classes, majority share {self.majority_share:.0%}"
+        )
+        if self.num_empty:
+            text += f"; {self.num_empty} clients empty"
+        if self.num_unused:
+            text += f"; {self.num_unused:,} examples unused"
+        return text
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The training examples of every client.
+
+    indices: int64, positions in the training set, client after client; ascending within a client.
+    offsets: int64 [K + 1]; client k holds `indices[offsets[k]:offsets[k + 1]]`, maybe nothing.
+    scheme, seed, parameters: how it was made; `parameters` can be written as JSON.
+
+    Both arrays are read-only. Raises `ConfigError` where they do not fit together.
+    """
+
+    scheme: str
+    seed: int
+    parameters: dict
+    indices: np.ndarray
+    offsets: np.ndarray
+
+    def __post_init__(self):
+        for name in ("indices", "offsets"):
+            array = np.asarray(getattr(self, name))
+            ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+            require(ok, name, f"{array.dtype} {array.shape}", "integers of rank 1")
+            array = np.ascontiguousarray(array, dtype=np.int64).view()
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        offsets = self.offsets
+        ok = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(self.indices)
+        require(
+            bool(ok and (np.diff(offsets) >= 0).all()),
+            "offsets",
+            offsets.tolist() if len(offsets) < 10 else f"{len(offsets)} numbers",
+            f"0, then ascending to len(indices) = {len(self.indices)}",
+        )
+        require(
+            bool((self.indices >= 0).all()), "indices", int(self.indices.min(initial=0)), ">= 0"
+        )
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[K] examples of each client."""
+        return np.diff(self.offsets)
+
+    def client(self, k: int) -> np.ndarray:
+        """Positions in the training set of client k's examples."""
+        require(0 <= k < self.num_clients, "client", k, f"an integer in [0, {self.num_clients})")
+        return self.indices[self.offsets[k] : self.offsets[k + 1]]
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of who holds what; how the partition was made does not enter."""
+        sha = hashlib.sha256(self.offsets.astype("<i8").tobytes())
+        sha.update(self.indices.astype("<i8").tobytes())
+        return sha.hexdigest()
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write a checksummed .npz, whole or not at all. Raises `OSError` where it cannot."""
+        path = Path(path)
+        meta = {"scheme": self.scheme, "seed": self.seed, "parameters": self.parameters}
+        write_npz(path, {"indices": self.indices, "offsets": self.offsets}, meta)
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Partition":
+        """Read what `save` wrote. Raises `ConfigError` for any other file."""
+        try:
+            arrays, meta = read_npz(Path(path))
+            return cls(
+                scheme=meta["scheme"],
+                seed=meta["seed"],
+                parameters=meta["parameters"],
+                indices=arrays["indices"],
+                offsets=arrays["offsets"],
+            )
+        except (DamagedFileError, OSError) as error:
+            raise ConfigError(f"partition file cannot be read: {error}") from error
+        except KeyError as error:
+            raise ConfigError(f"{path} holds no partition ({error} is missing)") from error
+
+    def label_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
+        """[K, C] examples of each class at each client. `labels` are those of the training set."""
+        labels = _checked_labels(labels, num_classes)
+        largest = int(self.indices.max(initial=-1))
+        if largest >= len(labels):
+            raise ConfigError(
+                f"len(labels) = {len(labels)}: the partition points at example {largest}, "
+                "so it was made for another data set"
+            )
+        owners = np.repeat(np.arange(self.num_clients), self.sizes)
+        cells = owners * num_classes + labels[self.indices]
+        counts = np.bincount(cells, minlength=self.num_clients * num_classes)
+        return counts.reshape(self.num_clients, num_classes)
+
+    def summary(self, labels: np.ndarray, num_classes: int) -> PartitionSummary:
+        """Sizes, classes per client and majority share; `str` of it is one line."""
+        counts, sizes = self.label_counts(labels, num_classes), self.sizes
+        held = counts[sizes > 0]
+        return PartitionSummary(
+            num_clients=self.num_clients,
+            num_examples=len(self.indices),
+            num_unused=len(labels) - len(np.unique(self.indices)),
+            size_min=int(sizes.min()),
+            size_median=float(np.median(sizes)),
+            size_mean=float(sizes.mean()),
+            size_max=int(sizes.max()),
+            num_empty=int((sizes == 0).sum()),
+            classes_per_client=float((held > 0).sum(1).mean()) if len(held) else 0.0,
+            majority_share=float((held.max(1) / held.sum(1)).mean()) if len(held) else 0.0,
+        )
+
+
+def make_partition(
+    scheme: str,
+    labels: np.ndarray,
+    num_classes: int,
+    *,
+    num_clients: int,
+    seed: int,
+    **parameters,
+) -> Partition:
+    """Split the training examples among `num_clients` clients by one of `PARTITIONS`.
+
+    labels: [N] integers in [0, num_classes). `parameters` are those of the scheme's function in
+    `fedjax_het.data.schemes`, e.g. `alpha=0.1` for the Dirichlet ones. The same arguments give
+    the same partition, independent of other uses of the seed (as long as NumPy's Generator keeps
+    its streams: compare digests, or save the partition, across NumPy versions).
+
+    Always ends. Raises `ConfigError` naming the argument, its value and what is expected, also
+    for a split that cannot be made.
+    """
+    require_name("partition", scheme, SCHEMES)
+    require(_is_integer(num_classes) and num_classes >= 1, "num_classes", num_classes, ">= 1")
+    labels = _checked_labels(labels, num_classes)
+    require(_is_integer(num_clients) and num_clients >= 1, "num_clients", num_clients, ">= 1")
+    require(
+        num_clients <= len(labels),
+        "num_clients",
+        num_clients,
+        f"at most the number of training examples, {len(labels)}",
+    )
+    require(_is_integer(seed) and seed >= 0, "seed", seed, "an integer >= 0")
+
+    split = SCHEMES[scheme].split
+    options = inspect.signature(split).parameters.values()
+    options = {p.name: p for p in options if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    for name in parameters:
+        if name not in options:
+            takes = f"it takes {', '.join(options)}" if options else "it takes none"
+            raise ConfigError(f"partition {scheme!r} has no parameter {name!r} ({takes})")
+    for name, option in options.items():
+        if name not in parameters and option.default is inspect.Parameter.empty:
+            raise ConfigError(f"partition {scheme!r} needs {name}: {SCHEMES[scheme].description}")
+    parameters = {name: parameters.get(name, option.default) for name, option in options.items()}
+
+    stream = np.random.SeedSequence(int(seed), spawn_key=(_PARTITION_STREAM,))
+    clients = split(
+        np.random.default_rng(stream), labels, int(num_classes), int(num_clients), **parameters
+    )
+    return partition_from_clients(clients, scheme=scheme, seed=int(seed), parameters=parameters)
+
+
+def partition_from_clients(
+    clients: Sequence[np.ndarray],
+    *,
+    scheme: str = "user",
+    seed: int = 0,
+    parameters: dict | None = None,
+) -> Partition:
+    """A `Partition` from one array of training-set positions for each client."""
+    require(len(clients) >= 1, "clients", len(clients), "at least one client")
+    try:
+        # Through JSON and back, so that a saved partition equals the one in memory.
+        parameters = json.loads(json.dumps(parameters or {}, default=lambda value: value.item()))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"parameters = {parameters!r}: expected JSON-able values") from error
+    clients = [np.sort(np.asarray(client)) for client in clients]
+    sizes = [len(client) for client in clients]
+    return Partition(
+        scheme=scheme,
+        seed=seed,
+        parameters=parameters,
+        # Empty lists are float arrays; they say nothing about the type of the others.
+        indices=np.concatenate([client for client in clients if len(client)] or [np.arange(0)]),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+    )
+
+
+def _is_integer(value) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _checked_labels(labels, num_classes: int) -> np.ndarray:
+    labels = np.asarray(labels)
+    ok = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
+    require(ok, "labels", f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one")
+    bad = (labels < 0) | (labels >= num_classes)
+    if bad.any():
+        at = int(bad.argmax())
+        raise ConfigError(
+            f"labels[{at}] = {int(labels[at])}: expected a label in [0, {num_classes})"
+        )
+    return labels

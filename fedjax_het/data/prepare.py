@@ -1,0 +1,60 @@
+"""Prepare an official data set for reading without TensorFlow.
+
+python -m fedjax_het.data.prepare cifar100 [--data-dir DIR]
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from fedjax_het.data.tfds import SOURCES, data_root
+from fedjax_het.errors import ConfigError, require_name
+
+
+def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Path:
+    """Download a set through tensorflow-datasets and write it as array_record files.
+
+    This step alone needs TensorFlow (`pip install 'fedjax_het[prepare]'`) and a network. Returns
+    the folder to name in TFDS_DATA_DIR: `data_dir`, or that of `data_root`. Does nothing where
+    the set is prepared already. Raises `ConfigError` for an unknown name or without TensorFlow.
+    """
+    require_name("dataset", name, SOURCES)
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ConfigError(
+            f"preparing {name!r} needs TensorFlow, which is not installed: "
+            "run `pip install 'fedjax_het[prepare]'` (reading prepared data does not need it)"
+        )
+    import tensorflow_datasets as tfds
+
+    root, source = data_root(data_dir), SOURCES[name]
+    builder = tfds.builder(
+        source.builder,
+        data_dir=root,
+        file_format="array_record",
+        **({"config": source.config} if source.config else {}),
+    )
+    builder.download_and_prepare()
+    return root
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m fedjax_het.data.prepare",
+        description="Download a data set and prepare it for reading without TensorFlow.",
+    )
+    parser.add_argument("name", metavar="NAME", help=", ".join(SOURCES))
+    parser.add_argument("--data-dir", help="default: $TFDS_DATA_DIR, else ~/tensorflow_datasets")
+    options = parser.parse_args(arguments)
+    try:
+        root = prepare_dataset(options.name, options.data_dir)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.name} is prepared in {root}; set TFDS_DATA_DIR={root}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Prepared tensorflow-datasets, read without TensorFlow."""
+
+import hashlib
+import io
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_het.errors import ConfigError
+
+_CHUNK = 10_000  # examples read at once; bounds the memory that undecoded images take
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where tensorflow-datasets keeps a set, and how its images are stored."""
+
+    builder: str
+    config: str = ""
+    transposed: bool = False  # rows and columns exchanged, as in the original EMNIST files
+    class_names: tuple[str, ...] = ()  # where the prepared data only numbers its classes
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.builder, self.config)
+
+
+_EMNIST_BYCLASS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+# EMNIST's merged labels: lower-case letters that look unlike their capitals keep a class.
+_EMNIST_BALANCED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
+
+SOURCES = {
+    "mnist": Source("mnist"),
+    "fashion_mnist": Source("fashion_mnist"),
+    "cifar10": Source("cifar10"),
+    "cifar100": Source("cifar100"),
+    "emnist_balanced": Source("emnist", "balanced", True, tuple(_EMNIST_BALANCED)),
+    "emnist_byclass": Source("emnist", "byclass", True, tuple(_EMNIST_BYCLASS)),
+    "stl10": Source("stl10"),
+}
+
+
+def data_root(data_dir: str | os.PathLike | None = None) -> Path:
+    """`data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets (that library's default)."""
+    return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+
+
+def prepared_folder(name: str, data_dir: str | os.PathLike | None = None) -> Path:
+    """The folder of the newest prepared version of a set.
+
+    Raises `ConfigError` that says what to set or run where there is none in array_record format.
+    """
+    parent = data_root(data_dir) / SOURCES[name].folder
+    versions = [info.parent for info in parent.glob("*/dataset_info.json")]
+    versions = [folder for folder in versions if _version(folder)]
+    remedy = (
+        f"set TFDS_DATA_DIR (or data_dir) to a folder that holds {SOURCES[name].folder}/<version>, "
+        f"or run `pip install 'fedjax_het[prepare]'` and `python -m fedjax_het.data.prepare {name}`"
+    )
+    if not versions:
+        raise ConfigError(f"dataset = {name!r}: no prepared data in {parent}; {remedy}")
+    usable = [folder for folder in versions if "array_record" in _formats(folder)]
+    if not usable:
+        found = ", ".join(sorted({form for folder in versions for form in _formats(folder)}))
+        raise ConfigError(
+            f"dataset = {name!r}: {parent} is prepared as {found or 'an unknown format'}, which "
+            f"only TensorFlow reads: expected array_record; {remedy}"
+        )
+    return max(usable, key=_version)
+
+
+def fingerprint(folder: Path) -> str:
+    """Changes when the prepared data change: its description, and its files' sizes and dates."""
+    sha = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        stat = path.stat()
+        sha.update(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns}\n".encode())
+    for description in ("dataset_info.json", "features.json"):
+        if (folder / description).is_file():
+            sha.update((folder / description).read_bytes())
+    return sha.hexdigest()
+
+
+def read_prepared(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict]:
+    """Decode the train and test splits: `(arrays, {class_names, version, note})`.
+
+    Examples keep the stored order (that of the library's hashed keys). Takes about 0.1 ms per
+    small image: 6 s for the 70,000 of MNIST (threads were measured not to help).
+    Raises `ConfigError` where the files cannot be read as their description says.
+    """
+    source = SOURCES[name]
+    try:
+        import tensorflow_datasets as tfds
+
+        builder = tfds.builder_from_directory(folder)
+        features = builder.info.features
+        height, width, channels = features["image"].shape
+        arrays, lossy = {}, False
+        for split in ("train", "test"):
+            count = builder.info.splits[split].num_examples
+            # Images are decoded here: the library's own decoding is four times slower.
+            records = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+            if len(records) != count:
+                raise ValueError(f"{split} holds {len(records)} examples, not {count}")
+            images = np.empty((count, height, width, channels), np.uint8)
+            labels = np.empty(count, np.int32)
+            for start in range(0, count, _CHUNK):
+                stop = min(start + _CHUNK, count)
+                chunk = records.__getitems__(list(range(start, stop)))
+                for position, example in enumerate(chunk, start):
+                    images[position] = _decode(example["image"], (height, width, channels))
+                    labels[position] = example["label"]
+                    lossy |= example["image"].startswith(b"\xff\xd8")
+            arrays[f"{split}_images"] = (
+                images.swapaxes(1, 2).copy() if source.transposed else images
+            )
+            arrays[f"{split}_labels"] = labels
+        class_names = source.class_names or tuple(features["label"].names)
+        version = str(builder.info.version)
+    # array_record raises its own kinds for damaged files; none of them says what to do.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"dataset = {name!r}: {folder} cannot be read ({type(error).__name__}: {reason}); "
+            f"prepare it again: `python -m fedjax_het.data.prepare {name}`"
+        ) from error
+    note = "images were re-encoded as JPEG, with loss, before they were prepared" if lossy else ""
+    return arrays, {"class_names": list(class_names), "version": version, "note": note}
+
+
+def _decode(encoded: bytes, shape: tuple[int, int, int]) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(encoded)) as image:
+        return np.asarray(image.convert("L" if shape[-1] == 1 else "RGB")).reshape(shape)
+
+
+def _version(folder: Path) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in folder.name.split("."))
+    except ValueError:
+        return ()
+
+
+def _formats(folder: Path) -> list[str]:
+    try:
+        info = json.loads((folder / "dataset_info.json").read_text())
+        return [info.get("fileFormat", "tfrecord"), *info.get("alternativeFileFormats", [])]
+    except (OSError, ValueError, AttributeError):
+        return []
