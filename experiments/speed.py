@@ -6,13 +6,15 @@
 80 clients x 750 images of 28x28 (Fashion-MNIST where it is prepared, else random pixels), 32
 clients a round, one local epoch of SGD with batches of 32 (24 steps, the last of 14), weighted
 average. The two take turns, so that whatever else the machine does weighs on both; medians of
-rounds. A first round of each, with compilation, is not counted and is given apart.
+rounds. Compilation is given apart and counted nowhere; the loop warms up on one client.
 
 The loop is what one writes by hand, without a data loader: images as float32 tensors in memory,
-normalised beforehand (here they are uint8, gathered and normalised inside every step), one model
-that takes the global weights by `load_state_dict` for each client, PyTorch's own layers and SGD.
+normalised beforehand (here they are uint8, gathered and normalised inside every step), a client's
+images gathered once per round in shuffled order, one model that takes the global weights by
+`load_state_dict` for each client, PyTorch's own layers and SGD.
 """
 
+import math
 import os
 import platform
 import statistics
@@ -75,7 +77,8 @@ def measure(arguments: Arguments) -> int:
     if not arguments.skip_torch:
         print(describe_torch())
     print(describe_matmul())
-    print(f"{'network':11} {'here':>11} {'PyTorch loop':>13} {'ratio':>6}  (client samples/s)")
+    print("Client samples per second, medians:")
+    print(f"{'network':11} {'here':>11} {'PyTorch loop':>13} {'ratio':>6} {'compilation':>12}")
     for name in arguments.networks:
         rounds = arguments.rounds or {"mlp": 10, "convnet32": 2, "convnet128": 1}[name]
         compare(name, rounds, arguments.turns, dataset, with_torch=not arguments.skip_torch)
@@ -89,7 +92,8 @@ def compare(name: str, rounds: int, turns: int, dataset: Any, *, with_torch: boo
     model, width = NETWORKS[name]
     spec = fedavg_spec(model, width)
     loop = TorchLoop(model, width, dataset) if with_torch else None
-    first_of_loop = loop.round() if loop else 0.0
+    if loop:
+        loop.round(num_clients=1)  # warm-up
     ours, theirs, compile_seconds = [], [], 0.0
     for _ in range(turns):
         seconds, compiling, samples = benchmark_rounds(spec, rounds, dataset)
@@ -98,22 +102,21 @@ def compare(name: str, rounds: int, turns: int, dataset: Any, *, with_torch: boo
         compile_seconds = max(compile_seconds, compiling)
         if loop:
             theirs += [loop.round() for _ in range(rounds)]
-    here = SAMPLES_PER_ROUND / statistics.median(ours)
-    there, ratio = "—", "—"
-    if theirs:
-        there = f"{SAMPLES_PER_ROUND / statistics.median(theirs):,.0f}"
-        ratio = f"{statistics.median(theirs) / statistics.median(ours):.2f}"
-    print(f"{name:11} {here:>11,.0f} {there:>13} {ratio:>6}", flush=True)
-    print(
-        f"{'':11} seconds a round {spread(ours)} here"
-        + (f", {spread(theirs)} in the loop" if theirs else "")
-        + f"; compilation {compile_seconds:.1f} s"
-        + (f", first round of the loop {first_of_loop:.2f} s" if loop else ""),
-        flush=True,
-    )
+    here, there = statistics.median(ours), statistics.median(theirs or [math.nan])
+    columns = [
+        f"{name:11}",
+        f"{SAMPLES_PER_ROUND / here:>11,.0f}",
+        f"{SAMPLES_PER_ROUND / there:>13,.0f}" if theirs else f"{'—':>13}",
+        f"{there / here:>6.2f}" if theirs else f"{'—':>6}",
+        f"{compile_seconds:>10.1f} s",
+    ]
+    print(" ".join(columns), flush=True)
+    print(f"{'':11} seconds a round: {spread(ours)} here", end="", flush=True)
+    print(f", {spread(theirs)} in the loop" if theirs else "", flush=True)
 
 
 def spread(seconds: list[float]) -> str:
+    """Median, range and number of rounds."""
     low, high = min(seconds), max(seconds)
     return f"{statistics.median(seconds):.3f} ({low:.3f} to {high:.3f}, {len(seconds)} rounds)"
 
@@ -175,12 +178,12 @@ class TorchLoop:
         self.model = (torch_mlp() if model == "mlp" else torch_convnet(width)).to(self.device)
         self.weights = {k: v.clone() for k, v in self.model.state_dict().items()}
 
-    def round(self) -> float:
+    def round(self, num_clients: int = CLIENTS_PER_ROUND) -> float:
         """Train the round's clients in turn and average them; seconds taken."""
         torch = self.torch
         self._wait()
         start = time.perf_counter()
-        chosen = torch.randperm(NUM_CLIENTS)[:CLIENTS_PER_ROUND]
+        chosen = torch.randperm(NUM_CLIENTS)[:num_clients]
         total = sum(len(self.clients[client]) for client in chosen)
         average = {name: torch.zeros_like(value) for name, value in self.weights.items()}
         for client in chosen:
@@ -197,10 +200,11 @@ class TorchLoop:
         torch = self.torch
         optimizer = torch.optim.SGD(self.model.parameters(), lr=LOCAL_LR)
         shuffled = indices[torch.randperm(len(indices))].to(self.device)
-        for batch in shuffled.split(BATCH_SIZE):  # the last one is kept, smaller
+        images = self.images[shuffled].split(BATCH_SIZE)  # the last one is kept, smaller
+        labels = self.labels[shuffled].split(BATCH_SIZE)
+        for batch, target in zip(images, labels, strict=True):
             optimizer.zero_grad(set_to_none=True)
-            logits = self.model(self.images[batch])
-            torch.nn.functional.cross_entropy(logits, self.labels[batch]).backward()
+            torch.nn.functional.cross_entropy(self.model(batch), target).backward()
             optimizer.step()
 
     def _wait(self) -> None:
@@ -288,7 +292,8 @@ def describe_matmul(size: int = 2048) -> str:
     a = jax.random.normal(jax.random.key(0), (size, size))
     multiply = jax.jit(jnp.matmul)
     seconds = statistics.median(list(times(lambda: multiply(a, a).block_until_ready()))[1:])
-    return f"Matmul {size}x{size} float32 on one jax device: {2 * size**3 / seconds / 1e9:,.0f} GFLOP/s"
+    gflops = 2 * size**3 / seconds / 1e9
+    return f"Matmul {size}x{size} float32 on one jax device: {gflops:,.0f} GFLOP/s"
 
 
 def times(function: Callable[[], Any], repeats: int = 8) -> Iterator[float]:

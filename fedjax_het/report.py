@@ -234,7 +234,7 @@ def to_csv(table: "pd.DataFrame") -> str:
 
 
 def diverged_runs(cells: Sequence[Cell], results: "pd.DataFrame") -> list[str]:
-    """The runs of these cells that diverged, in words (`scaffold, digits, mlp, alpha 0.01, seed 1`)."""
+    """The runs of these cells that diverged, named for a note under the table."""
     if not len(results):
         return []
     diverged = results["diverged"].astype(bool) | results["final_accuracy"].isna()

@@ -47,7 +47,7 @@ def run_missing(
     what needed no run. In a terminal the run in progress is shown besides, on standard error.
     """
     if simulate is None:
-        from fedjax_het.simulate import simulate
+        from fedjax_het import simulate
     named = {spec.digest(): spec for spec in specs}
     directory = make_output_directory(directory)
     missing = {digest: spec for digest, spec in named.items() if not is_done(directory, digest)}

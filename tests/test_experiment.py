@@ -1,11 +1,11 @@
 """The tables' declarations, their command line, and one table filled for real."""
 
-import importlib
 import importlib.util
 from pathlib import Path
 
 import pytest
 
+import fedjax_het
 from fedjax_het.experiment import Arguments, main, make_cells
 from fedjax_het.reported import reported_values
 from fedjax_het.sweep import load_results
@@ -107,7 +107,7 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
     def no_more(*args, **keywords):
         raise AssertionError("a run that is done was made again")
 
-    monkeypatch.setattr(importlib.import_module("fedjax_het.simulate"), "simulate", no_more)
+    monkeypatch.setattr(fedjax_het, "simulate", no_more)
     assert main(TABLE1, command) == 0
     assert "4 of 4 runs" in capsys.readouterr().out
     assert main(TABLE1, [*command, "--list"]) == 0

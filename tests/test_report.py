@@ -191,13 +191,8 @@ def curves():
         for run, accuracy in zip(a_cell.runs, ACCURACY.get(a_cell.method, []), strict=False):
             values = np.full(20, np.nan)
             end = 0.99 if accuracy is None else accuracy
-            values[1::2] = [0.1, 0.2, 0.3, 0.4, 0.5] + [
-                end - 0.02,
-                end - 0.01,
-                end,
-                end + 0.03,
-                end,
-            ]
+            last = [end - 0.02, end - 0.01, end, end + 0.03, end]
+            values[1::2] = [0.1, 0.2, 0.3, 0.4, 0.5, *last]
             frames.append(
                 pd.DataFrame(
                     {"digest": run.digest(), "round": np.arange(1, 21), "test_accuracy": values}
