@@ -1,7 +1,32 @@
 """fedjax_het: federated learning on heterogeneous clients, a federation as one compiled program."""
 
+import importlib
+from typing import Any
+
 from fedjax_het._startup import request_one_cpu_device_per_core
 
 request_one_cpu_device_per_core()
 
 __version__ = "0.1.0"
+
+# Imported when first used, so that `import fedjax_het` stays fast.
+_PUBLIC = {
+    "RunSpec": "fedjax_het.spec",
+    "Result": "fedjax_het.result",
+    "simulate": "fedjax_het.federation",
+    "ConfigError": "fedjax_het.errors",
+    "load_dataset": "fedjax_het.data",
+    "dataset_from_arrays": "fedjax_het.data",
+    "load_image_folder": "fedjax_het.data",
+    "make_partition": "fedjax_het.data",
+    "make_model": "fedjax_het.nn",
+}
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value

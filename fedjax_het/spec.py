@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedjax_het.errors import ConfigError, require
+from fedjax_het.errors import ConfigError, require, require_name
 
 # DynaFed's protocol (paper section 6, appendix; released code for what the paper leaves open):
 # shared by every method of its tables.
@@ -66,7 +66,7 @@ class RunSpec:
     def resolved(self) -> "RunSpec":
         """The same run with every default written out, and checked. Raises `ConfigError`."""
         from fedjax_het.algorithms import ALGORITHMS
-        from fedjax_het.errors import require_name
+        from fedjax_het.engine.local import OPTIMIZERS
 
         require_name("algorithm", self.algorithm, ALGORITHMS)
         entry = ALGORITHMS[self.algorithm]
@@ -83,16 +83,17 @@ class RunSpec:
             spec = dataclasses.replace(spec, alpha=None)
         if spec.partition_seed is None:
             spec = dataclasses.replace(spec, partition_seed=spec.seed)
-        hp = entry.hyper_parameters(spec)
+        require_name("local_optimizer", spec.local_optimizer, OPTIMIZERS)
+        for name in self.options:
+            require_name("option", name, entry.options)
+        options = {**entry.options, **self.options}
+        hp = entry.hyper_parameters(spec.local_optimizer, options)
         for name in self.hp:
             require_name("hp", name, hp)
-        options = dict(entry.options)
-        for name in self.options:
-            require_name("option", name, options)
         spec = dataclasses.replace(
             spec,
             hp={k: float(v) for k, v in {**hp, **self.hp}.items()},
-            options={**options, **self.options},
+            options=options,
         )
         _check(spec)
         return spec
@@ -112,7 +113,6 @@ class RunSpec:
 
 def _check(spec: RunSpec) -> None:
     from fedjax_het.data import DATASETS, PARTITIONS
-    from fedjax_het.errors import require_name
     from fedjax_het.nn import MODELS
 
     if spec.dataset != "user":
@@ -125,7 +125,6 @@ def _check(spec: RunSpec) -> None:
     require(0 < spec.participation <= 1, "participation", spec.participation, "a share in (0, 1]")
     if spec.alpha is not None:
         require(spec.alpha > 0, "alpha", spec.alpha, "a concentration > 0")
-    require_name("local_optimizer", spec.local_optimizer, ("sgd", "momentum", "adam", "adamw"))
     require_name("optimizer_state", spec.optimizer_state, ("reset", "keep"))
     require_name("averaging", spec.averaging, ("uniform", "weighted"))
     require(0 <= spec.seed < 2**31, "seed", spec.seed, "a whole number in [0, 2**31)")

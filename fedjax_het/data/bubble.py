@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_het.data.partition import Partition
-from fedjax_het.errors import ConfigError
+from fedjax_het.errors import require
 
-_COLOUR = "#3b6fb6"
+_BUBBLE = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
 
 
 def plot_partition(
@@ -33,13 +33,23 @@ def plot_partition(
 
     path = Path(path)
     counts = partition.label_counts(labels, num_classes)
+    require(
+        len(class_names) in (0, num_classes), "class_names", class_names, f"{num_classes} names"
+    )
     num_clients = partition.num_clients
     # Cells in inches; wide federations and many classes get small cells, not huge figures.
     cell_width = float(np.clip(11.0 / num_clients, 0.14, 0.5))
     cell_height = float(np.clip(5.0 / num_classes, 0.09, 0.36))
-    width, height = num_clients * cell_width, num_classes * cell_height
+    # In points. Where cells are narrow the largest bubbles overlap their neighbours a little.
+    largest = max(int(counts.max()), 1)
+    diameter = 72 * max(min(cell_width, cell_height) * 0.95, min(0.24, cell_height * 1.5))
+    margin_x = max(0.6, 0.6 * diameter / 72 / cell_width)  # in cells, as the axes count them
+    margin_y = max(0.6, 0.6 * diameter / 72 / cell_height)
+    width = (num_clients - 1 + 2 * margin_x) * cell_width
+    height = (num_classes - 1 + 2 * margin_y) * cell_height
 
-    left, right, bottom, top = 1.15, 0.95, 0.55, 0.45 if title else 0.15
+    named = bool(class_names) and num_classes <= 30
+    left, right, bottom, top = 1.1 if named else 0.65, 1.05, 0.55, 0.45 if title else 0.15
     figure = Figure(figsize=(left + max(width, 2.5) + right, bottom + max(height, 1.2) + top))
     FigureCanvasAgg(figure)
     total_width, total_height = figure.get_size_inches()
@@ -52,35 +62,24 @@ def plot_partition(
         ]
     )
 
-    # In points: the largest bubble overlaps its neighbours a little where cells are narrow.
-    largest = max(int(counts.max()), 1)
-    diameter = 72 * max(min(cell_width, cell_height) * 0.95, min(0.26, cell_height * 1.5))
+    def draw(x, y, held):
+        area = held / largest * diameter**2
+        # A thin white rim parts bubbles that overlap; it would hide the smallest ones.
+        return axes.scatter(x, y, s=area, linewidth=np.where(area > 16, 0.4, 0.0), **_BUBBLE)
+
     clients, classes = np.nonzero(counts)
     held = counts[clients, classes]
     order = np.argsort(-held, kind="stable")  # small ones on top
-    axes.scatter(
-        clients[order],
-        classes[order],
-        s=held[order] / largest * diameter**2,
-        color=_COLOUR,
-        alpha=0.8,
-        linewidths=0,
-        clip_on=False,
-        zorder=3,
-    )
+    draw(clients[order], classes[order], held[order])
 
-    axes.set_xlim(-0.6, num_clients - 0.4)
-    axes.set_ylim(-0.6, num_classes - 0.4)
-    axes.set_xlabel("client")
+    axes.set_xlim(-margin_x, num_clients - 1 + margin_x)
+    axes.set_ylim(-margin_y, num_classes - 1 + margin_y)
+    axes.set_xlabel("client", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    if class_names and num_classes <= 30:
-        if len(class_names) != num_classes:
-            raise ConfigError(
-                f"class_names = {tuple(class_names)!r}: expected {num_classes} names or none"
-            )
+    if named:
         axes.set_yticks(range(num_classes), class_names)
     else:
-        axes.set_ylabel("class")
+        axes.set_ylabel("class", fontsize=9)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     axes.grid(color="#e4e7ec", linewidth=0.6, zorder=0)
     axes.tick_params(length=0, labelsize=8, colors="#333f50")
@@ -90,12 +89,10 @@ def plot_partition(
         axes.set_title(title, fontsize=10, loc="left", pad=10)
 
     shown = _round_counts(largest)
-    handles = [
-        axes.scatter([], [], s=n / largest * diameter**2, color=_COLOUR, alpha=0.8, linewidths=0)
-        for n in shown
-    ]
+    # matplotlib takes these distances in units of the font size.
+    reach = diameter * np.sqrt(shown[-1] / largest) / 8
     axes.legend(
-        handles,
+        [draw([], [], np.array([n])) for n in shown],
         [f"{n:,}" for n in shown],
         title="examples",
         loc="upper left",
@@ -103,14 +100,15 @@ def plot_partition(
         frameon=False,
         fontsize=8,
         title_fontsize=8,
-        labelspacing=1.0,
+        labelspacing=max(0.6, 0.75 * reach - 0.6),
+        handlelength=max(1.5, reach),
     )
     figure.savefig(path, dpi=200)
     return path
 
 
 def _round_counts(largest: int) -> list[int]:
-    """Up to three round numbers that span the counts, for the key."""
+    """Up to three round numbers within the counts, for the key."""
     power = 10 ** int(np.floor(np.log10(largest)))
     top = max(step * power for step in (1, 2, 5) if step * power <= largest)
-    return sorted({max(top // 10, 1), max(top // 3 // power * power, top // 4, 1), top})
+    return sorted({max(top // 10, 1), max(top // 2, 1), top})

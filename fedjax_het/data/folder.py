@@ -42,7 +42,8 @@ def load_image_folder(
     images are in the order of their names. `size` (height, width) resizes, antialiased; without
     it, all images must have one size. `colour=False` reads one grey channel. `use_valid=True`
     adds `path/valid` to the training images; by default it is left out, as in DynaFed's code.
-    `mean` and `std` default to those of the training images. About 0.1 ms per 32x32 image.
+    `mean` and `std` default to those of the training images. About 0.3 ms per
+    32x32 image (a minute for the 180,000 of CINIC-10), once.
 
     Raises `ConfigError` for a missing or empty folder, differing classes or sizes, or an image
     that cannot be decoded; each names the path.
@@ -82,7 +83,7 @@ def read_image_folder(
         ok = len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
         require(ok, "size", size, "a positive integer, or (height, width)")
     class_names = _class_names(root / "train")
-    # The valid folder comes first, so that no training image moves when the option is off.
+    # The valid folder comes last, so that the option moves no training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
     files = {
         split: [file for folder in folders for file in _list_files(root / folder, class_names)]

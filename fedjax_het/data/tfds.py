@@ -88,7 +88,7 @@ def read_prepared(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict]
     """Decode the train and test splits: `(arrays, {class_names, version, note})`.
 
     Examples keep the stored order (that of the library's hashed keys). Takes about 0.1 ms per
-    small image: 6 s for the 70,000 of MNIST (threads were measured not to help).
+    small image: 8 s for the 70,000 of MNIST, once (threads were measured not to help).
     Raises `ConfigError` where the files cannot be read as their description says.
     """
     source = SOURCES[name]

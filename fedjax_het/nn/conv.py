@@ -1,9 +1,11 @@
-"""Two-dimensional convolution of stride 1, as one matrix product or as the backend's own.
+"""Two-dimensional convolution of stride 1, as matrix products or as the backend's own.
 
 XLA:CPU runs a convolution inside a `while` body (every `scan`) through a naive loop, ten to eighty
 times slower than a matrix product of the same size; elsewhere the native convolution is the fast
 one. Both forms take the same HWIO kernel and agree to rounding.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,19 +26,28 @@ def resolve_conv_impl(impl: str) -> str:
 def conv2d(x: jax.Array, kernel: jax.Array, padding: int, impl: str = "auto") -> jax.Array:
     """Cross-correlate `x` [B, H, W, I] with `kernel` [kh, kw, I, O], zero padding on all sides.
 
-    Returns [B, H + 2 padding - kh + 1, W + 2 padding - kw + 1, O]. `im2col` holds the patches,
-    kh kw times the padded input.
+    Returns [B, H + 2 padding - kh + 1, W + 2 padding - kw + 1, O]. `im2col` keeps the patches for
+    its backward pass, kh kw times the padded input. It has a reverse rule of its own that can be
+    differentiated again; forward mode (`jax.jvp`) needs `native`.
     """
-    if resolve_conv_impl(impl) == "native":
-        return jax.lax.conv_general_dilated(
-            x,
-            kernel,
-            window_strides=(1, 1),
-            padding=[(padding, padding)] * 2,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-    kernel_height, kernel_width, _, out_channels = kernel.shape
-    x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    if resolve_conv_impl(impl) == "im2col":
+        return _conv2d_im2col(x, kernel, padding)
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel,
+        window_strides=(1, 1),
+        padding=[(padding, padding)] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+def _patches(x, kernel_height, kernel_width, padding_height, padding_width):
+    """[B, H', W', kh kw I]: for each output pixel what the kernel sees, in the kernel's order.
+
+    A negative padding crops.
+    """
+    margins = [(0, 0, 0), (padding_height,) * 2 + (0,), (padding_width,) * 2 + (0,), (0, 0, 0)]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), margins)
     height = x.shape[1] - kernel_height + 1
     width = x.shape[2] - kernel_width + 1
     shifted = [
@@ -44,5 +55,34 @@ def conv2d(x: jax.Array, kernel: jax.Array, padding: int, impl: str = "auto") ->
         for row in range(kernel_height)
         for column in range(kernel_width)
     ]
-    patches = jnp.concatenate(shifted, axis=-1)
-    return patches @ kernel.reshape(-1, out_channels)
+    return jnp.concatenate(shifted, axis=-1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _conv2d_im2col(x, kernel, padding):
+    return _forward(x, kernel, padding)[0]
+
+
+def _forward(x, kernel, padding):
+    patches = _patches(x, *kernel.shape[:2], padding, padding)
+    return patches @ kernel.reshape(-1, kernel.shape[-1]), (patches, kernel)
+
+
+def _backward(padding, residuals, grad):
+    """Gathers where the automatic rule scatters: four times less time on CPU.
+
+    The gradient of the input is itself a convolution, of the padded output gradient with the
+    kernel turned round. The barrier keeps the transposed patches a plain row-major operand: folded
+    into the product, as XLA would, they leave the fast matrix routine.
+    """
+    patches, kernel = residuals
+    kernel_height, kernel_width, _, out_channels = kernel.shape
+    rows = jax.lax.optimization_barrier(patches.reshape(-1, patches.shape[-1]).T)
+    kernel_grad = (rows @ grad.reshape(-1, out_channels)).reshape(kernel.shape)
+    turned = kernel[::-1, ::-1].swapaxes(2, 3)
+    margins = kernel_height - 1 - padding, kernel_width - 1 - padding
+    grad_patches = _patches(grad, kernel_height, kernel_width, *margins)
+    return grad_patches @ turned.reshape(-1, turned.shape[-1]), kernel_grad
+
+
+_conv2d_im2col.defvjp(_forward, _backward)

@@ -15,6 +15,7 @@ MODELS = {
     "mlp": "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise",
     "convnet": "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
 }
+CACHED_ACTIVATIONS = 2**18  # numbers in the first layer's output, 1 MB: half of a usual L2 cache
 NORM_NAMES = ("group", "instance", "batch", "none")
 
 
@@ -24,7 +25,9 @@ class Model(NamedTuple):
     `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)` for
     `x` [B, H, W, C] float32, normalised. `new_state` is `variables["state"]` after the batch where
     the network keeps running statistics and `train` is true, else unchanged. `key` is for networks
-    that draw random numbers; none of these does.
+    that draw random numbers; none of these does. `micro_batch` is how many samples' activations
+    fit a core's cache (None: as many as there are, or the network mixes samples in training); see
+    `micro_batched_value_and_grad`.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Model(NamedTuple):
     num_classes: int
     init: Callable[[jax.Array], Variables]
     apply: Callable[..., tuple[jax.Array, Any]]
+    micro_batch: int | None = None
 
 
 def make_model(
@@ -49,9 +53,10 @@ def make_model(
 
     `mlp` takes `hidden` (default (128, 128)). `convnet` takes `width` (default 128 filters),
     `depth` (3), `norm` and `conv_impl` (see `conv2d`); `norm` is `group` (GroupNorm with one
-    channel a group, which is instance normalisation: `instance` is the same), `batch` or `none`. Its
-    first convolution pads 28x28 images of one channel to give 32x32, as DynaFed's code does. An option
-    that the network does not have, or a depth that the image is too small for, is a `ConfigError`.
+    channel a group, which is instance normalisation: `instance` is the same), `batch` or `none`.
+    Its first convolution pads 28x28 images of one channel to give 32x32, as DynaFed's code does.
+    An option that the network does not have, or a depth that the image is too small for, is a
+    `ConfigError`.
 
     Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
     """
@@ -67,6 +72,7 @@ def make_model(
 
     from fedjax_het.nn import modules  # here, since flax is slow to import
 
+    micro_batch = None
     if name == "mlp":
         for option, value in (("width", width), ("depth", depth), ("norm", norm)):
             require(value is None, option, value, "no such option for mlp: set `hidden`")
@@ -87,10 +93,13 @@ def make_model(
         fits = smallest.bit_length() - 1  # each block halves the image, rounding down
         require(1 <= depth <= fits, "depth", depth, f"1 to {fits} for images of {input_shape}")
         module = modules.ConvNet(num_classes, width, depth, norm, first_padding, conv_impl)
-    return _wrap(name, module, input_shape, num_classes)
+        if norm != "batch":
+            height, length = (size + 2 * (first_padding - 1) for size in input_shape[:2])
+            micro_batch = max(1, CACHED_ACTIVATIONS // (height * length * width))
+    return _wrap(name, module, input_shape, num_classes, micro_batch)
 
 
-def _wrap(name: str, module: Any, input_shape: tuple[int, int, int], num_classes: int) -> Model:
+def _wrap(name, module, input_shape, num_classes, micro_batch) -> Model:
     def init(key: jax.Array) -> Variables:
         variables = module.init(key, jnp.zeros((1, *input_shape)), train=False)
         return {"params": variables["params"], "state": variables.get("state", {})}
@@ -101,7 +110,7 @@ def _wrap(name: str, module: Any, input_shape: tuple[int, int, int], num_classes
         logits, updated = module.apply(variables, x, train=True, mutable=["state"])
         return logits, updated["state"]
 
-    return Model(name, input_shape, num_classes, init, apply)
+    return Model(name, input_shape, num_classes, init, apply, micro_batch)
 
 
 def count_parameters(variables: Variables) -> int:

@@ -32,6 +32,7 @@ class Conv(nn.Module):
     kernel_size: int
     padding: int
     impl: str
+    add_bias: bool
 
     @nn.compact
     def __call__(self, x):
@@ -39,7 +40,8 @@ class Conv(nn.Module):
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", init, kernel_shape)
         bias = self.param("bias", init, (self.features,))
-        return conv2d(x, kernel, self.padding, self.impl) + bias
+        x = conv2d(x, kernel, self.padding, self.impl)
+        return x + bias if self.add_bias else x
 
 
 class InstanceNorm(nn.Module):
@@ -101,10 +103,15 @@ class ConvNet(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
+        norm = NORMS[self.norm]
         for block in range(self.depth):
             padding = self.first_padding if block == 0 else 1
-            x = Conv(self.width, 3, padding, self.conv_impl, name=f"conv{block + 1}")(x)
-            if norm := NORMS[self.norm]:
+            # Instance normalisation removes a constant per channel: adding the bias, a parameter
+            # all the same, would change neither the output nor any gradient (its own is zero).
+            add_bias = norm is not InstanceNorm
+            name = f"conv{block + 1}"
+            x = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)(x)
+            if norm:
                 x = norm(name=f"norm{block + 1}")(x, train)
             x = average_pool(jax.nn.relu(x))
         return Linear(self.num_classes, name="head")(x.reshape(x.shape[0], -1))

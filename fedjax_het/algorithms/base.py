@@ -1,0 +1,152 @@
+"""The contract of a federated method: a record of pure functions, and the builder most share.
+
+An algorithm never prints, touches a disk, calls `jit`, or loops over clients. Static choices are
+closed over; numeric hyper-parameters come in the traced dict `hp`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_het.engine.lanes import ClientMethod, Cohort, train_cohort
+from fedjax_het.engine.local import Broadcast
+from fedjax_het.engine.plan import Plan
+
+Tree = Any
+
+
+class State(NamedTuple):
+    """Everything that a federation carries from round to round."""
+
+    server: Tree
+    clients: Tree  # leading axis K; () for stateless methods
+    round: jax.Array  # [] int32, rounds done
+
+
+class RoundInfo(NamedTuple):
+    """What every method reports of a round; scalars."""
+
+    train_loss: jax.Array  # mean over samples of the loss met in local training, nats
+    update_norm: jax.Array  # L2 norm of the global model's change
+
+
+class Traffic(NamedTuple):
+    """Bytes per participating client and round."""
+
+    down: int
+    up: int
+
+
+class Algorithm(NamedTuple):
+    """A federated method.
+
+    init(hp, variables, num_clients) -> State
+    round(hp, state, key, cohort) -> (State, RoundInfo)
+    global_model(state) -> variables             what is broadcast and evaluated
+    with_global_model(state, variables) -> State
+    traffic(hp, state) -> Traffic
+    passes: extra passes over a client's data that a round's schedule must hold
+    host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
+    artifacts: what the method leaves besides curves, as named arrays
+    """
+
+    init: Callable
+    round: Callable
+    global_model: Callable
+    with_global_model: Callable
+    traffic: Callable
+    extra_passes: int = 0
+    host_work: "tuple[HostWork, ...]" = ()
+    artifacts: Callable[[State], dict] = lambda state: {}
+
+
+class HostWork(NamedTuple):
+    """Long server work between two rounds, done piece by piece so that it shows and resumes.
+
+    done(state) -> int: iterations finished, of `total`.
+    advance(hp, state, key, count) -> state after `count` (traced) more iterations.
+    """
+
+    name: str
+    before_round: int
+    total: int
+    done: Callable[[State], int]
+    advance: Callable
+
+
+def federated(
+    plan: Plan,
+    client: ClientMethod,
+    *,
+    init: Callable[[Tree, Tree], Tree] = lambda hp, variables: Broadcast(variables),
+    update: Callable | None = None,
+) -> Algorithm:
+    """A method whose clients train locally and whose server folds the sum of their uploads in.
+
+    Args:
+      init(hp, variables) -> server state, which is a `Broadcast`: what is sent is what is kept.
+      update(hp, server, upload, num_clients) -> server state; default: add
+        server_lr times the weighted mean change (FedAvg).
+    """
+    update = update or add_mean_change
+
+    def init_state(hp, variables, num_clients):
+        one = client.init(hp, variables)
+        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (num_clients, *a.shape)), one)
+        return State(init(hp, variables), clients, jnp.int32(0))
+
+    def round_(hp, state, key, cohort: Cohort):
+        result = train_cohort(client, plan, hp, state.server, state.clients, key, cohort)
+        num_clients = jax.tree.leaves(state.clients)[0].shape[0] if state.clients else None
+        server = update(hp, state.server, result.upload, num_clients)
+        change = jax.tree.map(
+            jnp.subtract, server.variables["params"], state.server.variables["params"]
+        )
+        info = RoundInfo(result.train_loss, optax.tree.norm(change))
+        return State(server, result.states, state.round + 1), info
+
+    def traffic(hp, state):
+        one = jax.tree.map(lambda a: a[0], state.clients)
+        upload = jax.eval_shape(_upload(client), hp, state.server, one)
+        return Traffic(_num_bytes(state.server), _num_bytes(upload))
+
+    return Algorithm(
+        init=init_state,
+        round=round_,
+        global_model=lambda state: state.server.variables,
+        with_global_model=lambda state, variables: state._replace(
+            server=state.server._replace(variables=variables)
+        ),
+        traffic=traffic,
+        extra_passes=client.extra_passes,
+    )
+
+
+def add_mean_change(hp, server: Broadcast, upload, num_clients) -> Broadcast:
+    """server + server_lr * sum of weighted changes; batch-norm statistics with rate 1."""
+    variables = {
+        name: jax.tree.map(
+            lambda s, u, rate=hp["server_lr"] if name == "params" else 1.0: s + rate * u,
+            part,
+            upload[name],
+        )
+        for name, part in server.variables.items()
+    }
+    return server._replace(variables=variables)
+
+
+def _upload(client: ClientMethod):
+    from fedjax_het.engine.lanes import Client
+
+    def upload(hp, server, state):
+        me = Client(jnp.int32(0), jnp.float32(1), jnp.int32(1), jnp.int32(1))
+        return client.end(hp, server, client.begin(hp, server, state, me), state, me)[0]
+
+    return upload
+
+
+def _num_bytes(tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,14 @@
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629)."""
+
+from fedjax_het.algorithms.base import Algorithm, federated
+from fedjax_het.engine.local import LocalTraining, local_sgd
+from fedjax_het.engine.plan import Plan
+
+
+def fedavg(training: LocalTraining, plan: Plan) -> Algorithm:
+    """w <- w + server_lr * sum_k p_k (w_k - w), with w_k from local training started at w.
+
+    p_k is uniform over the round's clients or proportional to their samples (`averaging`);
+    server_lr = 1 is the published method. Traffic: one model each way.
+    """
+    return federated(plan, local_sgd(training))

@@ -1,0 +1,27 @@
+"""FedProx (Li et al., MLSys 2020, arXiv:1812.06127)."""
+
+import jax
+
+from fedjax_het.algorithms.base import Algorithm, federated
+from fedjax_het.engine.local import LocalTraining, local_sgd
+from fedjax_het.engine.plan import Plan
+
+
+def fedprox(training: LocalTraining, plan: Plan) -> Algorithm:
+    """Clients minimise F_k(w) + (prox_mu / 2) ||w - w_t||^2, w_t the model they received.
+
+    The pull prox_mu * (w - w_t) is added to the gradient, so an adaptive optimiser rescales it
+    with the gradient, as in DynaFed's code (which writes lambda ||w - w_t||^2: prox_mu =
+    2 lambda). prox_mu = 0 is FedAvg. Stragglers that do fewer epochs are not modelled.
+    """
+
+    def pull(hp, gradient, local, broadcast, batch, client):
+        pulled = jax.tree.map(
+            lambda g, w, anchor: g + hp["prox_mu"] * (w - anchor),
+            gradient,
+            local.variables["params"],
+            broadcast.variables["params"],
+        )
+        return pulled, ()
+
+    return federated(plan, local_sgd(training, adjust=pull))

@@ -1,0 +1,46 @@
+"""One line per method: how to build it, what it reads, and the protocol of its paper."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedjax_het.algorithms.base import Algorithm
+
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedprox import fedprox
+from fedjax_het.algorithms.scaffold import scaffold
+from fedjax_het.engine.local import optimizer_defaults
+from fedjax_het.spec import DYNAFED_PROTOCOL
+
+
+class Entry(NamedTuple):
+    """A registered method.
+
+    build(training, plan, **options) -> Algorithm; `hp` are its numeric hyper-parameters besides
+    the local optimiser's and `server_lr`, or a function of the options that gives them.
+    """
+
+    build: Callable[..., Algorithm]
+    description: str
+    hp: "dict[str, float] | Callable[[dict], dict[str, float]]" = {}  # noqa: RUF012
+    options: dict[str, Any] = {}  # noqa: RUF012
+    protocol: dict[str, Any] = DYNAFED_PROTOCOL
+
+    def hyper_parameters(self, local_optimizer: str, options: dict) -> dict[str, float]:
+        """Every numeric hyper-parameter with its default."""
+        own = self.hp(options) if callable(self.hp) else self.hp
+        return {"server_lr": 1.0, **optimizer_defaults(local_optimizer), **own}
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "fedavg": Entry(fedavg, "average of the clients' models (McMahan et al., 2017)"),
+    "fedprox": Entry(
+        fedprox,
+        "FedAvg with a proximal pull to the global model (Li et al., 2020)",
+        hp={"prox_mu": 0.002},
+    ),
+    "scaffold": Entry(
+        scaffold,
+        "control variates against client drift (Karimireddy et al., 2020)",
+        options={"option": "II"},
+    ),
+}

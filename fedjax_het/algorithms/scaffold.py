@@ -1,0 +1,114 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm, add_mean_change, federated
+from fedjax_het.engine.lanes import ClientMethod
+from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
+from fedjax_het.engine.plan import Plan
+from fedjax_het.errors import require_name
+
+Tree = Any
+
+
+class ScaffoldClient(NamedTuple):
+    """What a client keeps: its control variate c_i and its optimiser's state, if kept."""
+
+    control: Tree
+    optimizer: Tree
+
+
+def scaffold(training: LocalTraining, plan: Plan, *, option: str = "II") -> Algorithm:
+    """Local steps along g_i(y) - c_i + c; then x <- x + server_lr * mean change, c <- c + sum
+    over the round's clients of (c_i' - c_i) / N.
+
+    Option I:  c_i' = gradient of f_i at x over all the client's data (an extra pass).
+    Option II: c_i' = mean of the round's K raw minibatch gradients. Under SGD this equals the
+      paper's c_i - c + (x - y) / (K local_lr), since each step subtracts local_lr times (raw
+      gradient - c_i + c); under Adam, where (x - y) / (K local_lr) is no gradient, it is the
+      natural reading. The correction is applied to the raw gradient, before the optimiser.
+
+    All controls start at zero. Traffic: twice FedAvg's both ways. State: one model per client.
+    """
+    require_name("option", option, ("I", "II"))
+    client = _option_one(training) if option == "I" else _option_two(training)
+
+    def init(hp, variables):
+        return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
+
+    def update(hp, server, upload, num_clients):
+        change, control_change = upload
+        server = add_mean_change(hp, server, change, num_clients)
+        control = jax.tree.map(lambda c, d: c + d / num_clients, server.extra, control_change)
+        return server._replace(extra=control)
+
+    return federated(plan, client, init=init, update=update)
+
+
+class _Controls(NamedTuple):
+    """A client's variate during a round, and the one it is measuring for the next."""
+
+    current: Tree
+    next: Tree
+
+
+def _option_two(training: LocalTraining) -> ClientMethod:
+    def correct(hp, gradient, local, broadcast, batch, client):
+        controls = _measured(local.memory, gradient, 1 / client.num_steps)
+        return _corrected(gradient, controls.current, broadcast.extra), controls
+
+    return _with_controls(local_sgd(training, adjust=correct))
+
+
+def _option_one(training: LocalTraining) -> ClientMethod:
+    def measuring(batch, client):
+        return batch.number < client.num_steps // (training.local_epochs + 1)
+
+    def correct(hp, gradient, local, broadcast, batch, client):
+        share = batch.mask.sum() / client.num_samples
+        controls = _measured(local.memory, gradient, share * measuring(batch, client))
+        return _corrected(gradient, controls.current, broadcast.extra), controls
+
+    client_method = _with_controls(local_sgd(training, adjust=correct))
+
+    def step(hp, broadcast, local, batch, client, key):
+        moved, loss = client_method.step(hp, broadcast, local, batch, client, key)
+        still = local._replace(memory=moved.memory)  # the first pass only measures, at x
+        keep = measuring(batch, client)
+        return jax.tree.map(lambda s, m: jnp.where(keep, s, m), still, moved), loss
+
+    return client_method._replace(step=step, extra_passes=1)
+
+
+def _measured(controls: _Controls, gradient, share) -> _Controls:
+    return controls._replace(
+        next=jax.tree.map(lambda total, g: total + share * g, controls.next, gradient)
+    )
+
+
+def _corrected(gradient, own, servers):
+    return jax.tree.map(lambda g, c_i, c: g - c_i + c, gradient, own, servers)
+
+
+def _with_controls(base: ClientMethod) -> ClientMethod:
+    """Local training whose state and upload carry a control variate."""
+
+    def init(hp, variables):
+        zeros = jax.tree.map(jnp.zeros_like, variables["params"])
+        return ScaffoldClient(zeros, base.init(hp, variables))
+
+    def begin(hp, broadcast, state, client):
+        local = base.begin(hp, broadcast, state.optimizer, client)
+        zeros = jax.tree.map(jnp.zeros_like, state.control)
+        return local._replace(memory=_Controls(state.control, zeros))
+
+    def end(hp, broadcast, local, state, client):
+        change, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
+        control = local.memory.next
+        control_change = jax.tree.map(jnp.subtract, control, state.control)
+        return (change, control_change), ScaffoldClient(control, optimizer), output
+
+    return ClientMethod(init, begin, base.step, end)

@@ -1,0 +1,180 @@
+"""The command line: `fedjax-het run` and `fedjax-het list`."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from fedjax_het.errors import ConfigError
+from fedjax_het.spec import RunSpec
+
+_HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
+_OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
+
+
+@dataclass
+class Run:
+    """Run one federation; the last line printed is one JSON object.
+
+    Whatever is not given is as in the method's paper. `fedjax-het list` names what there is.
+    """
+
+    algorithm: str = "fedavg"
+    dataset: str = "digits"
+    normalisation: str | None = None
+    """Whose constants normalise the images: dynafed, fedaf, fedamp, fsl, unit or dataset."""
+    data_dir: Path | None = None
+    """Folder of the prepared data (default: TFDS_DATA_DIR)."""
+    partition: str | None = None
+    alpha: float | None = None
+    """Dirichlet concentration: small is heterogeneous."""
+    classes: int | None = None
+    """Labels per client, for --partition classes_per_client."""
+    model: str | None = None
+    width: int | None = None
+    """Filters of every convolution."""
+    depth: int | None = None
+    norm: str | None = None
+    """group, instance, batch or none."""
+    num_clients: int | None = None
+    participation: float | None = None
+    """Share of the clients sampled each round, in (0, 1]."""
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    rounds: int | None = None
+    local_optimizer: str | None = None
+    """sgd, momentum, adam or adamw."""
+    optimizer_state: str | None = None
+    """reset each round, or keep every client's across rounds."""
+    averaging: str | None = None
+    """uniform over the round's clients, or weighted by their samples."""
+    eval_every: int = 1
+    """Rounds between evaluations; the last five are always evaluated."""
+    seed: int = 0
+    partition_seed: int | None = None
+    """Default: the seed."""
+    hp: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=_HP_HELP)] = ()
+    option: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=_OPTION_HELP)] = ()
+    output_dir: Path | None = None
+    """Where the result, pictures and checkpoints are written (default: nothing is)."""
+    resume: bool = False
+    """Continue from the checkpoint in the output folder, if there is one."""
+    lanes: str = "auto"
+    """Vmapped lanes per device; a matter of speed only."""
+    quiet: bool = False
+    """No progress on stderr."""
+
+
+@dataclass
+class List:
+    """Name the methods, data sets, partitions and networks, one line each."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point. Exit code 2 for settings that cannot be used, 130 when interrupted."""
+    command = tyro.extras.subcommand_cli_from_dict(
+        {"run": Run, "list": List},
+        prog="fedjax-het",
+        description="Federated learning on heterogeneous clients, simulated.",
+        args=sys.argv[1:] if arguments is None else arguments,
+    )
+    try:
+        return _list() if isinstance(command, List) else _run(command)
+    except ConfigError as error:
+        print(f"fedjax-het: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedjax-het: interrupted; --resume continues from the checkpoint", file=sys.stderr)
+        return 130
+
+
+def spec_of(command: Run) -> RunSpec:
+    """The settings that a command line names."""
+    shared = {f.name for f in dataclasses.fields(RunSpec)} - {"hp", "options"}
+    values = {name: getattr(command, name) for name in shared}
+    hp = {name: _number("hp", name, text) for name, text in _pairs("hp", command.hp)}
+    options = {name: _literal(text) for name, text in _pairs("option", command.option)}
+    return RunSpec(**values, hp=hp, options=options)
+
+
+def _run(command: Run) -> int:
+    from fedjax_het.data import load_dataset
+    from fedjax_het.federation import simulate
+    from fedjax_het.progress import progress_line
+
+    spec = spec_of(command).resolved()
+    lanes = command.lanes if command.lanes == "auto" else int(_number("lanes", "", command.lanes))
+    dataset = load_dataset(
+        spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
+    )
+    with progress_line(f"{spec.algorithm} on {spec.dataset}", quiet=command.quiet) as show:
+        result = simulate(
+            spec,
+            dataset=dataset,
+            output_dir=command.output_dir,
+            resume=command.resume,
+            progress=show,
+            lanes=lanes,
+        )
+    print(json.dumps(result.summary, allow_nan=False))
+    return 0
+
+
+def _list() -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedjax_het.algorithms import ALGORITHMS
+    from fedjax_het.data import DATASETS, PARTITIONS
+    from fedjax_het.nn import MODELS
+
+    console = Console()
+    groups: dict[str, dict[str, Any]] = {
+        "methods": {name: entry.description for name, entry in ALGORITHMS.items()},
+        "data sets": DATASETS,
+        "partitions": PARTITIONS,
+        "networks": MODELS,
+    }
+    width = max(len(name) for group in groups.values() for name in group)
+    for title, entries in groups.items():
+        table = Table(title=title, title_justify="left", show_header=False, box=None)
+        table.add_column(style="bold", min_width=width, no_wrap=True)
+        table.add_column()
+        for name, text in entries.items():
+            table.add_row(name, text)
+        console.print(table)
+        console.print()
+    return 0
+
+
+def _pairs(argument: str, items: tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs = []
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not (name and equals and text):
+            raise ConfigError(f"{argument} = {item!r}: expected NAME=VALUE, e.g. prox_mu=0.01")
+        pairs.append((name, text))
+    return pairs
+
+
+def _number(argument: str, name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{argument} {name} = {text!r}: expected a number") from None
+
+
+def _literal(text: str) -> Any:
+    """A number or a truth value if it reads as one, else the text."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except json.JSONDecodeError:
+        return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

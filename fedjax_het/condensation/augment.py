@@ -1,0 +1,263 @@
+"""Differentiable siamese augmentation (DSA): random image changes through which gradients reach
+the pixels.
+
+Six families: `color` (brightness, saturation and contrast together), `crop`, `cutout`, `flip`,
+`scale`, `rotate`. Each is a pure function of images `[B, H, W, C]` and explicit parameters, so
+that it can be checked against a closed form; `augment` draws the parameters.
+
+Source: Zhao and Bilen, "Dataset Condensation with Differentiable Siamese Augmentation" (ICML
+2021), with the ranges of its public code, which MTT and DynaFed use unchanged.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedjax_het.errors import ConfigError
+
+DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
+
+# Ranges of the public code. Shifts are in the units of the images that are passed, so for
+# normalised images brightness is in standard deviations.
+MAX_BRIGHTNESS_SHIFT = 0.5
+MAX_SATURATION = 2.0
+CONTRAST_RANGE = (0.5, 1.5)
+CROP_FRACTION = 0.125  # of each side: 4 pixels of 28 and of 32
+CUTOUT_FRACTION = 0.5
+MAX_SCALE = 1.2
+MAX_ROTATION_DEGREES = 15.0
+
+
+def brightness(images: Array, shift: Array) -> Array:
+    """Add `shift` `[B]` to every pixel of a sample."""
+    return images + _per_sample(shift)
+
+
+def saturation(images: Array, factor: Array) -> Array:
+    """Scale each pixel's distance from its mean over channels by `factor` `[B]`.
+
+    Factor 1 is the identity, 0 makes the image grey; nothing happens to one channel.
+    """
+    grey = images.mean(axis=3, keepdims=True)
+    return (images - grey) * _per_sample(factor) + grey
+
+
+def contrast(images: Array, factor: Array) -> Array:
+    """Scale each value's distance from the mean of its image by `factor` `[B]`; 1 is identity."""
+    mean = images.mean(axis=(1, 2, 3), keepdims=True)
+    return (images - mean) * _per_sample(factor) + mean
+
+
+def crop(images: Array, row_shift: Array, column_shift: Array) -> Array:
+    """`out[b, i, j] = images[b, i + row_shift[b], j + column_shift[b]]`, zero outside.
+
+    Shifts are whole pixels `[B]`.
+    """
+    _, height, width, _ = images.shape
+    rows = jnp.arange(height) + row_shift[:, None]
+    columns = jnp.arange(width) + column_shift[:, None]
+    return _resample_separably(images, rows, columns)
+
+
+def cutout(images: Array, centre_row: Array, centre_column: Array, *, size: tuple[int, int]):
+    """Set a `size` rectangle around the centre (`[B]`, whole pixels) to zero.
+
+    It covers rows `centre - size // 2` up to, but without, `centre - size // 2 + size`, cut off at
+    the border.
+    """
+    _, height, width, _ = images.shape
+    top, left = centre_row - size[0] // 2, centre_column - size[1] // 2
+    rows, columns = jnp.arange(height), jnp.arange(width)
+    in_rows = (rows >= top[:, None]) & (rows < top[:, None] + size[0])
+    in_columns = (columns >= left[:, None]) & (columns < left[:, None] + size[1])
+    inside = in_rows[:, :, None] & in_columns[:, None, :]
+    return jnp.where(inside[..., None], 0.0, images)
+
+
+def flip(images: Array, mask: Array) -> Array:
+    """Mirror left and right the samples for which `mask` `[B]` is true."""
+    return jnp.where(_per_sample(mask), images[:, :, ::-1], images)
+
+
+def scale(images: Array, row_factor: Array, column_factor: Array) -> Array:
+    """Sample bilinearly at `factor` times the distance from the centre, zero outside.
+
+    Factors `[B]` above 1 shrink the picture. Pixel centres of the corners are fixed points of the
+    coordinate system (`align_corners` in PyTorch's terms).
+    """
+    _, height, width, _ = images.shape
+    rows = _centred(height) * row_factor[:, None] + (height - 1) / 2
+    columns = _centred(width) * column_factor[:, None] + (width - 1) / 2
+    return _resample_separably(images, rows, columns)
+
+
+def rotate(images: Array, angles: Array) -> Array:
+    """Rotate counter-clockwise by `angles` `[B]` (radians), bilinear, zero outside.
+
+    The rotation is one in pixels. The public code rotates normalised coordinates, which is the
+    same for square images and shears others.
+
+    Cost: four gathers per pixel. A rotation does not factorise into rows and columns; dense
+    interpolation matrices measured 10 to 70 times slower on CPU.
+    """
+    batch, height, width, channels = images.shape
+    cos, sin = jnp.cos(angles)[:, None, None], jnp.sin(angles)[:, None, None]
+    y, x = _centred(height)[:, None], _centred(width)
+    # A border of zeros (one pixel before, two behind) lets every clipped coordinate have its four
+    # neighbours inside the array.
+    row = jnp.clip(sin * x + cos * y + (height - 1) / 2, -1, height)
+    column = jnp.clip(cos * x - sin * y + (width - 1) / 2, -1, width)
+    top, left = jnp.floor(row), jnp.floor(column)
+    down, right = (row - top)[..., None], (column - left)[..., None]
+    padded_width = width + 3
+    padded = jnp.pad(images, ((0, 0), (1, 2), (1, 2), (0, 0))).reshape(-1, channels)
+    first = (jnp.arange(batch) * (height + 3) * padded_width)[:, None, None]
+    corner = first + (top.astype(int) + 1) * padded_width + left.astype(int) + 1
+
+    def pixel(offset: int) -> Array:
+        return padded.at[corner + offset].get(mode="promise_in_bounds")
+
+    above = (1 - right) * pixel(0) + right * pixel(1)
+    below = (1 - right) * pixel(padded_width) + right * pixel(padded_width + 1)
+    return ((1 - down) * above + down * below).astype(images.dtype)
+
+
+def augment(
+    key: Array, images: Array, *, strategy: str, siamese: bool = False, single: bool = True
+) -> Array:
+    """Change images at random, differentiably.
+
+    Args:
+      key: the one source of randomness; the same key draws the same parameters.
+      images: `[B, H, W, C]` floats, C = 1 or 3, any H and W.
+      strategy: family names joined by underscores, such as "color_crop_cutout_flip_scale_rotate";
+        "none" or "" changes nothing.
+      siamese: every sample gets the same parameters, which then depend on the key alone and not
+        on B: a real and a synthetic batch under one key see the same transformation. Otherwise
+        each sample has its own.
+      single: draw one family per call, all equally likely (DSA's mode 'S', which DynaFed uses);
+        otherwise apply all, in the order given.
+    Returns:
+      images of the same shape and dtype.
+    Errors:
+      ConfigError: unknown or repeated family.
+    Cost: with `single`, only the drawn family runs, unless the key is vmapped.
+    """
+    families = parse_strategy(strategy)
+    if not families:
+        return images
+    # One draw of parameters serves the whole batch in siamese mode.
+    num_draws = 1 if siamese else images.shape[0]
+    transforms = [_with_drawn_parameters(_FAMILIES[name], num_draws) for name in families]
+    if single:
+        family_key, parameter_key = jax.random.split(key)
+        drawn = jax.random.randint(family_key, (), 0, len(families))
+        return lax.switch(drawn, transforms, parameter_key, images)
+    for transform, family_key in zip(transforms, jax.random.split(key, len(families)), strict=True):
+        images = transform(family_key, images)
+    return images
+
+
+def parse_strategy(strategy: str) -> tuple[str, ...]:
+    """The families that a strategy string names, or ConfigError."""
+    if strategy in ("", "none"):
+        return ()
+    families = tuple(strategy.split("_"))
+    if not set(families) <= set(_FAMILIES) or len(set(families)) < len(families):
+        raise ConfigError(
+            f"strategy = {strategy!r}: expected 'none' or distinct names out of "
+            f"{', '.join(_FAMILIES)}, joined by '_'"
+        )
+    return families
+
+
+def _draw_color(key: Array, images: Array, draw: Callable) -> Array:
+    shift_key, saturation_key, contrast_key = jax.random.split(key, 3)
+    images = brightness(images, draw(shift_key, -MAX_BRIGHTNESS_SHIFT, MAX_BRIGHTNESS_SHIFT))
+    images = saturation(images, draw(saturation_key, 0.0, MAX_SATURATION))
+    return contrast(images, draw(contrast_key, *CONTRAST_RANGE))
+
+
+def _draw_crop(key: Array, images: Array, draw: Callable) -> Array:
+    row_key, column_key = jax.random.split(key)
+    rows, columns = (int(side * CROP_FRACTION + 0.5) for side in images.shape[1:3])
+    return crop(images, draw(row_key, -rows, rows), draw(column_key, -columns, columns))
+
+
+def _draw_cutout(key: Array, images: Array, draw: Callable) -> Array:
+    row_key, column_key = jax.random.split(key)
+    height, width = images.shape[1:3]
+    size = tuple(int(side * CUTOUT_FRACTION + 0.5) for side in (height, width))
+    # An even rectangle has its centre between two pixels, which adds one position.
+    last_row, last_column = height - size[0] % 2, width - size[1] % 2
+    return cutout(images, draw(row_key, 0, last_row), draw(column_key, 0, last_column), size=size)
+
+
+def _draw_flip(key: Array, images: Array, draw: Callable) -> Array:
+    return flip(images, draw(key, 0, 1) == 1)
+
+
+def _draw_scale(key: Array, images: Array, draw: Callable) -> Array:
+    row_key, column_key = jax.random.split(key)
+    low, high = 1 / MAX_SCALE, MAX_SCALE
+    return scale(images, draw(row_key, low, high), draw(column_key, low, high))
+
+
+def _draw_rotate(key: Array, images: Array, draw: Callable) -> Array:
+    limit = MAX_ROTATION_DEGREES * jnp.pi / 180
+    return rotate(images, draw(key, -limit, limit))
+
+
+_FAMILIES = {
+    "color": _draw_color,
+    "crop": _draw_crop,
+    "cutout": _draw_cutout,
+    "flip": _draw_flip,
+    "scale": _draw_scale,
+    "rotate": _draw_rotate,
+}
+
+
+def _with_drawn_parameters(family: Callable, num_draws: int) -> Callable[[Array, Array], Array]:
+    """`(key, images) -> images`: uniform draws, whole numbers (both ends in) for whole bounds."""
+
+    def transform(key: Array, images: Array) -> Array:
+        def draw(key: Array, low: int | float, high: int | float) -> Array:
+            if isinstance(low, int):
+                values = jax.random.randint(key, (num_draws,), low, high + 1)
+            else:
+                values = jax.random.uniform(key, (num_draws,), images.dtype, low, high)
+            return jnp.broadcast_to(values, images.shape[:1])
+
+        return family(key, images, draw)
+
+    return transform
+
+
+def _resample_separably(images: Array, rows: Array, columns: Array) -> Array:
+    """Bilinear samples at rows `[B, H']` x columns `[B, W']`, zero outside.
+
+    Two batched products with interpolation matrices: no scatter when differentiated. Precision is
+    the highest, since these matrices move pixels and reduced precision would round them.
+    """
+    _, height, width, _ = images.shape
+    row_weights = _tent(rows[..., None] - jnp.arange(height)).astype(images.dtype)
+    column_weights = _tent(columns[..., None] - jnp.arange(width)).astype(images.dtype)
+    images = jnp.einsum("bik,bkjc->bijc", row_weights, images, precision="highest")
+    return jnp.einsum("bjl,bilc->bijc", column_weights, images, precision="highest")
+
+
+def _tent(distance: Array) -> Array:
+    """Weight of linear interpolation: 1 at distance 0, 0 from distance 1 on."""
+    return jnp.maximum(0, 1 - jnp.abs(distance))
+
+
+def _centred(side: int) -> Array:
+    """Pixel coordinates relative to the centre."""
+    return jnp.arange(side) - (side - 1) / 2
+
+
+def _per_sample(values: Array) -> Array:
+    return values[:, None, None, None]

@@ -1,0 +1,335 @@
+"""Trajectory matching: synthetic data that, trained on, moves a network as real data moved it.
+
+The server of DynaFed keeps the global models of its first rounds. `make_synthesis` learns images,
+soft labels and a step size such that a few SGD steps on them from checkpoint t end near the
+checkpoints that follow t.
+
+Sources: Pi et al., "DynaFed: Tackling Client Data Heterogeneity with Global Dynamics" (CVPR 2023)
+and its public code; Cazenavette et al., "Dataset Distillation by Matching Training Trajectories"
+(MTT, CVPR 2022), from which the code descends.
+
+Networks enter as `apply_params(params, images) -> logits [B, C]` on a parameter tree and as
+`unravel(vector [P]) -> params`, the second half of `jax.flatten_util.ravel_pytree`. One flat
+vector is carried through the inner loop: on CPU, reverse mode through `scan` slows with the number
+of carried leaves.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+
+from fedjax_het.condensation.augment import DSA_STRATEGY
+from fedjax_het.condensation.synthesis_config import (
+    SynthesisConfig,
+    SynthesisHyperParameters,
+    check_targets,
+)
+from fedjax_het.condensation.synthetic import (
+    ApplyParams,
+    SyntheticData,
+    soft_cross_entropy,
+    synthetic_batch,
+)
+from fedjax_het.errors import require
+
+Unravel = Callable[[Array], Any]
+
+
+def unroll(
+    apply_params: ApplyParams,
+    unravel: Unravel,
+    vector: Array,
+    synthetic: SyntheticData,
+    key: Array,
+    *,
+    num_steps: int,
+    batch_size: int | None = None,
+    augment_strategy: str = DSA_STRATEGY,
+    loss_scaling: str = "cross_entropy_over_classes",
+    rematerialise: bool = True,
+) -> Array:
+    """Train by plain SGD on synthetic data, differentiably: the inner loop A(X, y, w, s').
+
+    `w <- w - step_size * grad loss(w; augment(images), labels)`, `num_steps` times.
+
+    Args:
+      vector: `[P]` parameters at the start.
+      key: one augmentation per step, and the order of minibatches.
+      batch_size: samples per step; an epoch visits each once, in a new order, its last batch being
+        the remainder. None: all samples at every step, whose order is left alone since neither the
+        mean nor the independent augmentations depend on it.
+      rematerialise: keep only the parameters of each step for the backward pass and compute its
+        activations again. Values are the same.
+    Returns:
+      `[P]` parameters at the end; differentiable in `vector` and in every leaf of `synthetic`.
+    Cost: `num_steps` gradients; backward about three times that, plus once more for
+      `rematerialise`, whose memory is `num_steps` x P plus the activations of one step.
+    """
+
+    def step(vector: Array, index: Array) -> tuple[Array, None]:
+        def loss(vector: Array, images: Array, labels: Array, weights: Array | None) -> Array:
+            logits = apply_params(unravel(vector), images)
+            return soft_cross_entropy(logits, labels, scaling=loss_scaling, weights=weights)
+
+        batch = synthetic_batch(synthetic, key, index, batch_size, augment_strategy)
+        return vector - synthetic.step_size * jax.grad(loss)(vector, *batch), None
+
+    if rematerialise:
+        step = jax.checkpoint(step, prevent_cse=False)
+    return lax.scan(step, vector, jnp.arange(num_steps))[0]
+
+
+def matching_loss(
+    end: Array, start: Array, target: Array, *, distance: str = "normalized_l2"
+) -> Array:
+    """How far training on synthetic data ended from where real training went; vectors `[P]`.
+
+    "normalized_l2": `||end - target||^2 / ||start - target||^2`, 1 for a network that has not
+    moved and 0 for one that arrived; the denominator is that of the (averaged) target, as in the
+    code. "cosine": 1 minus the cosine between `end` and `target`, the measure of DynaFed's Fig. 6.
+    """
+    if distance == "normalized_l2":
+        return jnp.square(end - target).sum() / jnp.square(start - target).sum()
+    # Squares are rooted one by one: their product leaves the range of float32 sooner.
+    norms = jnp.sqrt(jnp.square(end).sum()) * jnp.sqrt(jnp.square(target).sum())
+    return 1 - (end * target).sum() / norms
+
+
+def draw_segment(
+    key: Array,
+    trajectory: Array,
+    *,
+    first_start: int,
+    last_start: int,
+    segment_length: int,
+    target_counts: tuple[int, ...] = (2, 3),
+    replacement: bool = True,
+    endpoint: bool = True,
+) -> tuple[Array, Array]:
+    """Draw where a segment of the trajectory `[T + 1, P]` starts, and its target.
+
+    The start is uniform over `first_start .. last_start`, both included. The target is the mean of
+    k checkpoints out of the `segment_length` that follow the start (without the last of these
+    unless `endpoint`), k being uniform over `target_counts`.
+
+    Returns: start `[]` int, target `[P]`.
+    Errors: ConfigError: more checkpoints asked for than there are, or a segment beyond the end.
+    """
+    check_targets(target_counts, segment_length, replacement, endpoint)
+    require(
+        0 <= first_start <= last_start <= len(trajectory) - 1 - segment_length,
+        "first_start, last_start",
+        (first_start, last_start),
+        f"0 <= first_start <= last_start <= {len(trajectory) - 1 - segment_length}, so that a "
+        f"segment of {segment_length} fits into {len(trajectory)} checkpoints",
+    )
+    start_key, count_key, target_key = jax.random.split(key, 3)
+    start = jax.random.randint(start_key, (), first_start, last_start + 1)
+    count = jax.random.choice(count_key, jnp.asarray(target_counts))
+    num_eligible, most = segment_length - (not endpoint), max(target_counts)
+    if replacement:
+        steps = jax.random.randint(target_key, (most,), 1, num_eligible + 1)
+    else:
+        steps = 1 + jax.random.permutation(target_key, num_eligible)[:most]
+    weights = (jnp.arange(most) < count) / count
+    target = jnp.einsum("k,kp->p", weights, trajectory[start + steps], precision="highest")
+    return start, target
+
+
+class SynthesisState(NamedTuple):
+    """State between outer iterations.
+
+    Attributes:
+      data: the current iterate.
+      adam: first and second moments of Adam for each leaf of `data`.
+      latest_loss: `[L + 1]` last matching loss at each start; infinite where not drawn yet.
+      best_data, best_score: the iterate of the lowest score. One loss says little about an
+        iterate, for it depends on the start that was drawn (late segments are harder), so the
+        score is the mean of `latest_loss` over all starts: each counts once, however often it was
+        drawn, and the score exists once all have been. It averages over about as many past
+        iterations as there are starts.
+      num_skipped: `[]` int, iterations whose loss or gradient was not finite.
+    """
+
+    data: SyntheticData
+    adam: Any
+    latest_loss: Array
+    best_data: SyntheticData
+    best_score: Array
+    num_skipped: Array
+
+
+class SynthesisInfo(NamedTuple):
+    """One entry per outer iteration, `[N]` each.
+
+    Attributes:
+      matching_loss: J of the iterate before its update.
+      start: round at which the segment started.
+      skipped: True where the loss or a gradient was not finite and nothing was updated.
+      step_size: after the update.
+    """
+
+    matching_loss: Array
+    start: Array
+    skipped: Array
+    step_size: Array
+
+
+class Synthesis(NamedTuple):
+    """Pure functions; see `make_synthesis`."""
+
+    init: Callable[[SynthesisHyperParameters, Array], SynthesisState]
+    run: Callable[..., tuple[SynthesisState, SynthesisInfo]]
+    result: Callable[[SynthesisState], SyntheticData]
+
+
+def make_synthesis(
+    config: SynthesisConfig,
+    apply_params: ApplyParams,
+    unravel: Unravel,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+) -> Synthesis:
+    """Data synthesis of DynaFed (Algorithm 1) for one network and image shape `(H, W, C)`.
+
+    Returns three functions, to be jitted by the caller:
+
+    * `init(hp, key) -> state`: images from N(0, 1), label logits `label_init` x one-hot (samples
+      ordered by class).
+    * `run(hp, state, trajectory, key, first_iteration, *, num_iterations) -> (state, info)`:
+      outer iterations `first_iteration, first_iteration + 1, ...` on the trajectory
+      `[L + 1, P]`, row 0 the initial model and row c the average after round c. Iteration n draws
+      from `fold_in(key, n)`, so running in pieces, or resuming, gives what one piece gives. Only
+      `num_iterations` is static.
+    * `result(state) -> SyntheticData`: what `config.keep` asks for.
+
+    Each iteration draws a segment, unrolls `inner_steps` from its start, and moves images, label
+    logits and step size by Adam against the gradient of the matching loss. Beyond the code: the
+    step size is clipped to `[step_size_floor, step_size_ceiling]`, and an iteration whose loss or
+    gradient is not finite changes nothing and is counted. Upstream, the learned step size is known
+    to turn negative or explode into NaN.
+
+    Errors: ConfigError from `run`, while tracing, if the trajectory does not fit the config.
+    Cost: per iteration that of differentiating `unroll`.
+    """
+    first_start, last_start = config.start_range
+    num_samples = config.total_samples(num_classes)
+    adam = optax.scale_by_adam()
+
+    def init(hp: SynthesisHyperParameters, key: Array) -> SynthesisState:
+        classes = jnp.arange(num_samples) * num_classes // num_samples
+        data = SyntheticData(
+            images=jax.random.normal(key, (num_samples, *image_shape), jnp.float32),
+            label_logits=config.label_init * jax.nn.one_hot(classes, num_classes),
+            step_size=jnp.asarray(hp.step_size, jnp.float32),
+        )
+        return SynthesisState(
+            data=data,
+            adam=adam.init(data),
+            latest_loss=jnp.full(config.trajectory_rounds + 1, jnp.inf),
+            best_data=jax.tree.map(jnp.copy, data),  # a donated state may not hold a buffer twice
+            best_score=jnp.asarray(jnp.inf),
+            num_skipped=jnp.asarray(0, jnp.int32),
+        )
+
+    def iteration(hp, trajectory, state: SynthesisState, key: Array):
+        segment_key, unroll_key = jax.random.split(key)
+        start, target = draw_segment(
+            segment_key,
+            trajectory,
+            first_start=first_start,
+            last_start=last_start,
+            segment_length=config.segment_length,
+            target_counts=config.target_counts,
+            replacement=config.target_replacement,
+            endpoint=config.target_endpoint,
+        )
+
+        def loss(data: SyntheticData) -> Array:
+            end = unroll(
+                apply_params,
+                unravel,
+                trajectory[start],
+                data,
+                unroll_key,
+                num_steps=config.inner_steps,
+                batch_size=config.inner_batch_size,
+                augment_strategy=config.augment_strategy,
+                loss_scaling=config.loss_scaling,
+            )
+            return matching_loss(end, trajectory[start], target, distance=config.distance)
+
+        value, gradient = jax.value_and_grad(loss)(state.data)
+        finite = jnp.isfinite(value)
+        for leaf in gradient:
+            finite &= jnp.isfinite(leaf).all()
+
+        direction, new_adam = adam.update(gradient, state.adam)
+        step_size = state.data.step_size - hp.step_size_lr * direction.step_size
+        moved = SyntheticData(
+            images=state.data.images - hp.image_lr * direction.images,
+            label_logits=state.data.label_logits - hp.label_lr * direction.label_logits,
+            step_size=jnp.clip(step_size, config.step_size_floor, config.step_size_ceiling),
+        )
+
+        def updated(new, old):
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+        latest_loss = updated(state.latest_loss.at[start].set(value), state.latest_loss)
+        score = latest_loss[first_start : last_start + 1].mean()
+        better = finite & (score < state.best_score)
+        new_state = SynthesisState(
+            data=updated(moved, state.data),
+            adam=updated(new_adam, state.adam),
+            latest_loss=latest_loss,
+            best_data=jax.tree.map(
+                lambda new, old: jnp.where(better, new, old), state.data, state.best_data
+            ),
+            best_score=jnp.where(better, score, state.best_score),
+            num_skipped=state.num_skipped + ~finite,
+        )
+        return new_state, SynthesisInfo(value, start, ~finite, new_state.data.step_size)
+
+    def run(hp, state, trajectory, key, first_iteration, *, num_iterations: int):
+        rounds = config.trajectory_rounds
+        require(
+            trajectory.ndim == 2 and len(trajectory) == rounds + 1,
+            "trajectory",
+            trajectory.shape,
+            f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds",
+        )
+
+        def body(state, index):
+            return iteration(hp, trajectory, state, jax.random.fold_in(key, index))
+
+        return lax.scan(body, state, first_iteration + jnp.arange(num_iterations))
+
+    def result(state: SynthesisState) -> SyntheticData:
+        if config.keep == "last":
+            return state.data
+        # Before every start has been drawn there is no score, and nothing better than the last.
+        scored = jnp.isfinite(state.best_score)
+        return jax.tree.map(lambda b, d: jnp.where(scored, b, d), state.best_data, state.data)
+
+    return Synthesis(init, run, result)
+
+
+def j_by_start(info: SynthesisInfo, *, last: int | None = None) -> dict[int, float]:
+    """Mean matching loss J at each start that was drawn in the `last` iterations (default: all).
+
+    On the host; skipped iterations do not count.
+    """
+    losses, starts, skipped = (
+        np.asarray(x)[-last if last else None :]
+        for x in (info.matching_loss, info.start, info.skipped)
+    )
+    return {
+        int(start): float(losses[(starts == start) & ~skipped].mean())
+        for start in np.unique(starts[~skipped])
+    }

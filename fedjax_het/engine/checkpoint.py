@@ -1,0 +1,69 @@
+"""A run on disk: one file, replaced whole, from which it continues exactly."""
+
+import json
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_het.errors import ConfigError
+
+_META = "__meta__"
+
+
+def write_atomically(path: Path, write) -> None:
+    """Let `write(file)` fill a temporary file beside `path`, then move it there in one step."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def save_checkpoint(path: Path, tree: Any, meta: dict) -> None:
+    """Write a pytree of arrays and a JSON-able record, atomically.
+
+    No random keys are stored: they are derived from the seed and the round.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    arrays = {jax.tree_util.keystr(key): np.asarray(leaf) for key, leaf in leaves}
+    arrays[_META] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    write_atomically(path, lambda file: np.savez(file, **arrays))
+
+
+def read_meta(path: Path) -> dict:
+    """The record of a checkpoint. Raises ConfigError if the file is none."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return json.loads(data[_META].tobytes())
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"checkpoint = {str(path)!r}: expected a checkpoint of this program, "
+            f"but it cannot be read ({type(error).__name__}); remove it to start afresh"
+        ) from error
+
+
+def load_checkpoint(path: Path, like: Any) -> Any:
+    """The pytree of a checkpoint, in the structure of `like`. Raises ConfigError on any misfit."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    with np.load(path, allow_pickle=False) as data:
+        found = []
+        for key, leaf in leaves:
+            name = jax.tree_util.keystr(key)
+            if name not in data or data[name].shape != leaf.shape or data[name].dtype != leaf.dtype:
+                raise ConfigError(
+                    f"checkpoint = {str(path)!r}: expected {name} of shape {leaf.shape} and type "
+                    f"{leaf.dtype}, as this configuration has; it is another configuration's"
+                )
+            found.append(data[name])
+    return jax.tree_util.tree_unflatten(structure, found)

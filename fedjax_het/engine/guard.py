@@ -1,0 +1,125 @@
+"""The guard against compiled programs that return wrong numbers.
+
+jax 0.10.2 (the last for Python 3.11) fuses some dot-then-reduce programs wrongly on CPUs: the
+result of a matrix-vector product can hold thousands of wrong values, silently. Switching the
+fusion off for good costs a ConvNet two thirds of its speed, so instead every program is run once
+on a first step and compared with the same program compiled with no fusion of that kind at all; one
+that disagrees is compiled again without the faulty one. (Evaluating the step primitive by primitive
+with `jax.disable_jit()` says the same and takes ten times as long, 20 s for an MLP's rounds.)
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+log = logging.getLogger("fedjax_het")
+
+# Known to be wrong: jax-ml/jax#39103. 0.12.0 was seen to be right.
+SUSPECT_JAXLIB = ("0.10.2",)
+WITHOUT_REDUCE_FUSION = {"xla_cpu_experimental_ynn_fusion_type": "-reduce"}
+
+WITHOUT_ANY_SUCH_FUSION = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+# Largest relative error (L2, per output array) that rounding in another order may cause. An
+# adaptive optimiser magnifies rounding where a gradient is nearly zero, hence not 1e-6.
+TOLERANCE = 3e-3
+
+
+class WrongNumbersError(RuntimeError):
+    """A compiled program disagrees with its unfused form even without the suspect fusion."""
+
+
+def suspect() -> bool:
+    """Whether this backend and jaxlib version need checking."""
+    return jax.default_backend() == "cpu" and jaxlib.__version__ in SUSPECT_JAXLIB
+
+
+def relative_error(found: Any, expected: Any, baseline: Any = None) -> float:
+    """Largest relative L2 error over the arrays of two pytrees.
+
+    With a `baseline` of the same structure the changes from it are compared, so that a wrong
+    update does not hide behind large weights; what rounding of the weights may explain passes.
+    """
+    worst = 0.0
+    baseline = baseline if baseline is not None else jax.tree.map(lambda a: 0.0, expected)
+    leaves = zip(*map(jax.tree.leaves, (found, expected, baseline)), strict=True)
+    for got, want, base in leaves:
+        if not np.issubdtype(np.asarray(want).dtype, np.floating):
+            continue
+        got, want, base = (np.asarray(a, np.float64) for a in (got, want, base))
+        if not (np.isfinite(want) | np.isnan(want)).all():
+            continue  # overflowed in either form: nothing to compare
+        error = np.sqrt(np.nansum((got - want) ** 2))
+        rounding = 1e-6 * np.sqrt(np.nansum(want**2))
+        size = np.sqrt(np.nansum((want - base) ** 2))
+        if (np.isnan(got) != np.isnan(want)).any():
+            return np.inf
+        worst = max(worst, max(error - rounding, 0.0) / (size + rounding + 1e-30))
+    return float(worst)
+
+
+class CheckedProgram:
+    """`jax.jit(function)` that can be verified against its unfused form.
+
+    Args:
+      baseline: picks from the arguments what the outputs are a change of (see
+        `relative_error`); default: compare the outputs themselves.
+      jit_options: passed to `jax.jit`.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        *,
+        baseline: Callable[[tuple], Any] = lambda args: None,
+        name: str = "program",
+        **jit_options,
+    ):
+        self._function, self._baseline, self._name = function, baseline, name
+        self._options = jit_options
+        self._verified: set[str] = set()
+        self.program = jax.jit(function, **jit_options)
+        self.recompiled = False
+
+    def __call__(self, *args):
+        return self.program(*args)
+
+    def verify(self, example: tuple, part: str = "") -> None:
+        """Compare once per `part`, where this jaxlib is suspect; recompile if it disagrees.
+
+        `example` has the real shapes and makes the program do its first step only. Its arrays
+        are not donated. Raises WrongNumbersError if the cure does not help either.
+        """
+        if part in self._verified or not suspect():
+            return
+        expected = self._compiled_without(WITHOUT_ANY_SUCH_FUSION)(*_copied(example))
+        baseline = self._baseline(example)
+        error = relative_error(self(*_copied(example)), expected, baseline)
+        if error > TOLERANCE and not self.recompiled:
+            log.warning(
+                "%s: this jaxlib's fused program is wrong by %.2g on its first step; compiled "
+                "again without the fusion (slower). Python 3.12 with a newer jax avoids this.",
+                self._name,
+                error,
+            )
+            self.program = self._compiled_without(WITHOUT_REDUCE_FUSION)
+            self.recompiled = True
+            error = relative_error(self(*_copied(example)), expected, baseline)
+        if error > TOLERANCE:
+            raise WrongNumbersError(
+                f"{self._name}: fused and unfused evaluation differ by {error:.2g} "
+                f"(relative L2) on jaxlib {jaxlib.__version__}; use another jax version"
+            )
+        self._verified.add(part)
+
+    def _compiled_without(self, compiler_options: dict) -> Callable:
+        return jax.jit(self._function, compiler_options=compiler_options, **self._options)
+
+
+def _copied(tree):
+    """A copy whose buffers a donating program may take."""
+    return jax.tree.map(lambda a: a.copy() if isinstance(a, jax.Array) else a, tree)

@@ -1,0 +1,261 @@
+"""The device's half of a round: every sampled client trains, lane by lane, in one program.
+
+A client is described by a triple (begin, step, end). A lane runs through its clients one after
+the other; lanes are vmapped on a device and sharded over devices. No client is padded to the
+length of another, and nothing here depends on which lane a client is on.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from fedjax_het.engine.plan import AXIS, Plan
+from fedjax_het.engine.schedule import RoundSchedule
+
+Tree = Any
+
+
+class Client(NamedTuple):
+    """What a client knows of itself in a round; scalars."""
+
+    id: jax.Array  # int32
+    weight: jax.Array  # float32, sums to 1 over the round
+    num_samples: jax.Array  # int32
+    num_steps: jax.Array  # int32, over all passes
+
+
+class Batch(NamedTuple):
+    """One minibatch as stored; `mask` is 1 for samples and 0 for padding."""
+
+    images: jax.Array  # [B, H, W, C] uint8 or float32
+    labels: jax.Array  # [B] int32
+    mask: jax.Array  # [B] float32
+    number: jax.Array  # [] int32: the client's steps so far in this round
+
+
+class ClientMethod(NamedTuple):
+    """How one client trains: pure functions of a single client.
+
+    init(hp, variables) -> state            what the client keeps between rounds; () if nothing
+    begin(hp, broadcast, state, client) -> local
+    step(hp, broadcast, local, batch, client, key) -> (local, loss)
+    end(hp, broadcast, local, state, client) -> (upload, state, output)
+
+    Uploads are summed over the round's clients (weight them with `client.weight`); outputs are
+    kept per client. `extra_passes` are passes over the client's data before its local epochs.
+    """
+
+    init: Callable
+    begin: Callable
+    step: Callable
+    end: Callable
+    extra_passes: int = 0
+
+
+class Examples(NamedTuple):
+    """Training examples on the device, gathered by index inside the program."""
+
+    images: jax.Array  # [N, H, W, C] uint8 (or float32)
+    labels: jax.Array  # [N] int32
+
+
+class Cohort(NamedTuple):
+    """A round's schedule and the examples that it indexes."""
+
+    schedule: RoundSchedule
+    examples: Examples
+
+
+class CohortResult(NamedTuple):
+    upload: Tree  # summed over the round's clients
+    states: Tree  # leading axis K; clients that took no part are unchanged
+    outputs: Tree  # [D, V, J, ...] per client slot
+    train_loss: jax.Array  # [] mean over samples of the loss met during local training
+
+
+def train_cohort(
+    method: ClientMethod, plan: Plan, hp, broadcast, states, key, cohort: Cohort
+) -> CohortResult:
+    """Run local training of every client of a round.
+
+    Args:
+      broadcast: what the server sends; the same for all.
+      states: client states with leading axis K.
+      key: the round's key; a step's key is fold_in(fold_in(key, client id), step).
+    Cost: the longest lane's steps; memory is one local state per lane, plus one client state
+      and one output per slot.
+    """
+    schedule = cohort.schedule
+    block = partial(_device_block, method, plan.lanes)
+    shared = (hp, broadcast, states, key, cohort.examples)
+    lanes = schedule._replace(round=None, evaluate=None)
+    if plan.mesh is None:
+        parts = [
+            block(*shared, jax.tree.map(lambda a, d=d: a[d], lanes)) for d in range(plan.devices)
+        ]
+        sums = jax.tree.map(lambda *a: sum(a), *(part[0] for part in parts))
+        new, outputs = jax.tree.map(lambda *a: jnp.stack(a), *(part[1:] for part in parts))
+        states = _put_back(states, new, schedule.client_ids)
+    else:
+
+        def sharded(hp, broadcast, states, key, examples, lanes):
+            one = jax.tree.map(lambda a: a[0], lanes)
+            sums, new, outputs = block(hp, broadcast, states, key, examples, one)
+            everyones = jax.lax.all_gather((new, one.client_ids), AXIS)
+            return (
+                jax.lax.psum(sums, AXIS),
+                _put_back(states, *everyones),
+                jax.tree.map(lambda a: a[None], outputs),
+            )
+
+        sums, states, outputs = jax.shard_map(
+            sharded,
+            mesh=plan.mesh,
+            in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
+            out_specs=(P(), P(), P(AXIS)),
+            check_vma=False,
+        )(*shared, lanes)
+    upload, loss, count = sums
+    return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
+
+
+def _put_back(states, new, ids):
+    """Write the states of a round's clients, `[D, V, J, ...]`, to their rows of `[K, ...]`.
+
+    Row by row, which happens in place; XLA's scatter copies the states of all K clients.
+    """
+    if not jax.tree.leaves(states):
+        return states
+    ids = ids.reshape(-1)
+    flat = jax.tree.map(lambda n: n.reshape(ids.shape + n.shape[3:]), new)
+
+    def put(i, states):
+        def one(all_, rows):
+            keep = ids[i] >= all_.shape[0]  # an unused slot
+            row = jnp.where(keep, all_[jnp.minimum(ids[i], all_.shape[0] - 1)], rows[i])
+            return jax.lax.dynamic_update_index_in_dim(all_, row, ids[i], 0)
+
+        return jax.tree.map(one, states, flat)
+
+    return jax.lax.fori_loop(0, ids.shape[0], put, states)
+
+
+class _Running(NamedTuple):
+    """One lane's client in training."""
+
+    local: Tree
+    steps: jax.Array  # [] int32 done so far
+    loss: jax.Array  # [] float32 summed over samples
+    count: jax.Array  # [] float32 samples
+
+
+def _device_block(method, num_lanes, hp, broadcast, states, key, examples, schedule):
+    """One device's lanes: -> ((summed upload, loss sum, sample count), states, outputs).
+
+    `states` is everyone's, `[K, ...]`; returned are those of this device's slots, `[V, J, ...]`.
+    """
+    over_lanes = partial(_over_lanes, num_lanes)
+
+    def client_of(ids, weights, samples, steps, slot):
+        return Client(ids[slot], weights[slot], samples[slot], steps[slot])
+
+    def state_of(client):
+        return jax.tree.map(lambda s: s[jnp.minimum(client.id, s.shape[0] - 1)], states)
+
+    def begin(ids, weights, samples, steps, slot):
+        client = client_of(ids, weights, samples, steps, slot)
+        local = method.begin(hp, broadcast, state_of(client), client)
+        zero = jnp.zeros((), jnp.float32)
+        return _Running(local, jnp.int32(0), zero, zero)
+
+    def step(ids, weights, samples, steps, slot, running, indices, size):
+        client = client_of(ids, weights, samples, steps, slot)
+        mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
+        batch = Batch(examples.images[indices], examples.labels[indices], mask, running.steps)
+        step_key = jax.random.fold_in(jax.random.fold_in(key, client.id), running.steps)
+        local, loss = method.step(hp, broadcast, running.local, batch, client, step_key)
+        samples_seen = size.astype(jnp.float32)
+        return _Running(
+            local,
+            running.steps + 1,
+            running.loss + loss * samples_seen,
+            running.count + samples_seen,
+        )
+
+    def end(ids, weights, samples, steps, slot, running):
+        client = client_of(ids, weights, samples, steps, slot)
+        return method.end(hp, broadcast, running.local, state_of(client), client)
+
+    info = (schedule.client_ids, schedule.weights, schedule.num_samples, schedule.num_steps)
+    first_slots = jnp.zeros(num_lanes, jnp.int32)
+    running = over_lanes(begin)(*info, first_slots)
+    shapes = jax.eval_shape(over_lanes(end), *info, first_slots, running)
+    upload_shape, *slot_shapes = shapes
+    upload = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), upload_shape)
+    num_slots = schedule.client_ids.shape[1]
+    new_states, outputs = jax.tree.map(
+        lambda s: jnp.zeros((s.shape[0], num_slots, *s.shape[1:]), s.dtype), tuple(slot_shapes)
+    )
+
+    def segment(g, carry):
+        running, sums, new_states, outputs = carry
+        slot, starts, ends = schedule.slots[g], schedule.starts[g], schedule.ends[g]
+        fresh = over_lanes(begin)(*info, slot)
+        running = _where(num_lanes, starts, fresh, running)
+        begin_step = jnp.where(g == 0, 0, schedule.segment_ends[g - 1])
+        running = jax.lax.fori_loop(
+            begin_step,
+            schedule.segment_ends[g],
+            lambda t, r: over_lanes(step)(
+                *info, slot, r, schedule.batches[t], schedule.batch_sizes[t]
+            ),
+            running,
+        )
+        sent, new, output = over_lanes(end)(*info, slot, running)
+        sent = _where(num_lanes, ends, sent, jax.tree.map(jnp.zeros_like, sent))
+        upload, loss, count = sums
+        upload = jax.tree.map(lambda total, s: total + s.sum(0), upload, sent)
+        loss += jnp.where(ends, running.loss, 0).sum()
+        count += jnp.where(ends, running.count, 0).sum()
+        write = partial(_write, num_lanes, slot, ends)
+        return running, (upload, loss, count), write(new_states, new), write(outputs, output)
+
+    zero = jnp.zeros((), jnp.float32)
+    carry = (running, (upload, zero, zero), new_states, outputs)
+    return jax.lax.fori_loop(0, schedule.num_segments, segment, carry)[1:]
+
+
+def _over_lanes(num_lanes: int, function: Callable) -> Callable:
+    """Map over the leading lane axis; one lane is called as it is, without a batch axis."""
+    if num_lanes > 1:
+        return jax.vmap(function)
+
+    def single(*args):
+        out = function(*jax.tree.map(lambda a: a[0], args))
+        return jax.tree.map(lambda a: a[None], out)
+
+    return single
+
+
+def _where(num_lanes: int, condition, new, old):
+    """Lane-wise choice; on a single lane every segment starts and ends a client."""
+    if num_lanes == 1:
+        return new
+    shape = lambda a: condition.reshape(condition.shape + (1,) * (a.ndim - 1))  # noqa: E731
+    return jax.tree.map(lambda n, o: jnp.where(shape(n), n, o), new, old)
+
+
+def _write(num_lanes: int, slot, ends, buffers, values):
+    """Write each lane's value to its client's slot where the client ends."""
+
+    def one(buffer, value, slot, end):
+        value = value if num_lanes == 1 else jnp.where(end, value, buffer[slot])
+        return jax.lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
+
+    return jax.tree.map(
+        lambda b, v: _over_lanes(num_lanes, one)(b, v, slot, ends), buffers, values
+    )

@@ -1,0 +1,62 @@
+"""A chunk of rounds as one compiled program."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.engine.lanes import Cohort, Examples
+from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.schedule import RoundSchedule
+from fedjax_het.engine.task import Task
+from fedjax_het.evaluation import EvaluationSet, evaluate
+
+
+class ChunkInputs(NamedTuple):
+    """What a chunk reads besides the state; all of it traced, so one program serves a run."""
+
+    hp: Any
+    train_key: jax.Array
+    schedule: RoundSchedule  # [R, ...]
+    num_rounds: jax.Array  # [] int32, <= R
+    num_eval_batches: jax.Array  # [] int32, per device
+    examples: Examples
+    test: EvaluationSet
+
+
+class RoundMetrics(NamedTuple):
+    """Per round; float32 `[R]`, NaN where nothing was measured."""
+
+    test_accuracy: jax.Array
+    test_loss: jax.Array
+    train_loss: jax.Array
+    update_norm: jax.Array
+
+
+def make_chunk(algorithm, task: Task, plan: Plan):
+    """-> chunk(state, inputs) -> (state, RoundMetrics): up to R rounds, evaluation inside."""
+
+    def chunk(state, inputs: ChunkInputs):
+        capacity = inputs.schedule.round.shape[0]
+        nan = jnp.float32(jnp.nan)
+
+        def test(state):
+            model = algorithm.global_model(state)
+            return evaluate(task, plan, model, inputs.test, inputs.num_eval_batches)
+
+        def one_round(r, carry):
+            state, metrics = carry
+            schedule = jax.tree.map(lambda a: a[r], inputs.schedule)
+            key = jax.random.fold_in(inputs.train_key, schedule.round)
+            state, info = algorithm.round(
+                inputs.hp, state, key, Cohort(schedule, inputs.examples)
+            )
+            accuracy, loss = jax.lax.cond(schedule.evaluate, test, lambda _: (nan, nan), state)
+            now = RoundMetrics(accuracy, loss, info.train_loss, info.update_norm)
+            metrics = jax.tree.map(lambda all_, one: all_.at[r].set(one), metrics, now)
+            return state, metrics
+
+        empty = RoundMetrics(*[jnp.full(capacity, nan)] * len(RoundMetrics._fields))
+        return jax.lax.fori_loop(0, inputs.num_rounds, one_round, (state, empty))
+
+    return chunk

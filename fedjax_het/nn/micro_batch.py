@@ -1,0 +1,43 @@
+"""The gradient of a sum over samples, a few samples at a time."""
+
+from collections.abc import Callable
+
+import jax
+
+
+def micro_batched_value_and_grad(
+    loss_sum: Callable, micro_batch: int | None, has_aux: bool = False
+) -> Callable:
+    """Like `jax.value_and_grad(loss_sum, has_aux=has_aux)`, in pieces that stay in a core's cache.
+
+    `loss_sum(params, batch)` must add up over samples: a *sum* of per-sample losses (not a mean),
+    each of which depends on its own sample alone, as without batch normalisation. So must `aux`, a
+    tree of sums. `batch` is a tree of arrays with the same leading axis B. Divide what comes back
+    by the number of samples for the gradient of the mean; terms of the parameters alone, such as a
+    proximal term, are added outside.
+
+    On CPU a ConvNet's training step waits for memory when its activations outgrow the cache;
+    `Model.micro_batch` is the size that fits. The batch is split into equal pieces of at most that
+    size; it is left whole where none at least half as large divides it, on other backends, and for
+    `micro_batch=None`.
+    """
+    value_and_grad = jax.value_and_grad(loss_sum, has_aux=has_aux)
+
+    def in_pieces(params, batch):
+        batch_size = jax.tree.leaves(batch)[0].shape[0]
+        piece = _piece_size(batch_size, micro_batch)
+        if piece == batch_size:
+            return value_and_grad(params, batch)
+        pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, piece, *leaf.shape[1:]), batch)
+        stacked = jax.lax.map(lambda samples: value_and_grad(params, samples), pieces)
+        return jax.tree.map(lambda leaf: leaf.sum(axis=0), stacked)
+
+    return in_pieces
+
+
+def _piece_size(batch_size: int, micro_batch: int | None) -> int:
+    if micro_batch is None or jax.default_backend() != "cpu":
+        return batch_size
+    divisors = (size for size in range(micro_batch, 0, -1) if batch_size % size == 0)
+    largest = next(divisors, batch_size)
+    return largest if 2 * largest >= micro_batch else batch_size

@@ -1,0 +1,78 @@
+"""Progress of long work on the terminal: a bar that a pipe sees as a few plain lines."""
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+PLAIN_SECONDS = 15.0  # between lines where there is no terminal
+
+
+@contextlib.contextmanager
+def progress_line(title: str, *, quiet: bool = False) -> Iterator[Callable | None]:
+    """Yields a `progress` callable for `simulate`, writing to stderr; None when quiet."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar(title) as show:
+            yield show
+    else:
+        yield _plain(title)
+
+
+def describe(p) -> str:
+    """Rates, time to go and the latest accuracy of a `Progress`, in one line."""
+    unit = "rounds" if p.phase == "rounds" else "iterations"
+    parts = [f"{p.rate:.3g} {unit}/s"]
+    if p.samples_per_second:
+        parts.append(f"{p.samples_per_second:,.0f} client samples/s")
+    parts.append(f"{_clock(p.seconds_to_go)} to go")
+    if math.isfinite(p.accuracy):
+        parts.append(f"accuracy {100 * p.accuracy:.1f} %")
+    return ", ".join(parts)
+
+
+def _plain(title: str) -> Callable:
+    last = -math.inf
+
+    def show(p) -> None:
+        nonlocal last
+        if time.monotonic() - last < PLAIN_SECONDS and p.done < p.total:
+            return
+        last = time.monotonic()
+        print(f"{title}: {p.phase} {p.done}/{p.total}, {describe(p)}", file=sys.stderr, flush=True)
+
+    return show
+
+
+@contextlib.contextmanager
+def _bar(title: str) -> Iterator[Callable]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[detail]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, int] = {}
+        opening = bars.add_task(f"{title}: compiling", total=None, detail="")
+
+        def show(p) -> None:
+            bars.update(opening, visible=False)
+            if p.phase not in tasks:
+                tasks[p.phase] = bars.add_task(f"{title}: {p.phase}", total=p.total, detail="")
+            bars.update(tasks[p.phase], completed=p.done, detail=describe(p))
+
+        yield show
+
+
+def _clock(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

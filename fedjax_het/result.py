@@ -1,0 +1,77 @@
+"""What a run leaves behind: curves, a summary, and files named by the hash of its settings."""
+
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_het.engine.checkpoint import write_atomically
+from fedjax_het.spec import RunSpec
+
+
+@dataclass
+class Result:
+    """A finished run.
+
+    `metrics` holds one value per round (NaN where nothing was measured): test_accuracy (a
+    share), test_loss and train_loss (nats), update_norm, bytes_up, bytes_down, client_samples.
+    `artifacts` holds what a method leaves besides (arrays); `state` the final federation.
+    """
+
+    spec: RunSpec
+    metrics: dict[str, np.ndarray]
+    summary: dict[str, Any]
+    artifacts: dict[str, np.ndarray] = field(default_factory=dict)
+    state: Any = None
+
+    def save(self, directory: str | Path) -> Path:
+        """Write `<digest>.npz` (curves, artifacts), then `<digest>.json` (settings, summary).
+
+        Each file is replaced in one step, the JSON last: where it is, the run is complete.
+        Returns the JSON's path.
+        """
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        name = self.spec.digest()
+        arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
+        arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
+        write_atomically(directory / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))
+        record = {"spec": self.spec.to_dict(), "summary": self.summary}
+        text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False)
+        path = directory / f"{name}.json"
+        write_atomically(path, lambda file: file.write(text.encode()))
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Result":
+        """The result whose JSON is at `path`. Raises OSError, ValueError or KeyError if broken."""
+        path = Path(path)
+        record = json.loads(path.read_text())
+        data = np.load(io.BytesIO(path.with_suffix(".npz").read_bytes()), allow_pickle=False)
+        groups: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "artifacts": {}}
+        for key in data.files:
+            group, name = key.split("/", 1)
+            groups[group][name] = data[key]
+        return cls(RunSpec.from_dict(record["spec"]), summary=record["summary"], **groups)
+
+
+def summarise(metrics: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The numbers that stand for a curve.
+
+    final_accuracy is the mean of the last five rounds (DynaFed's metric), None if the run
+    diverged: it is never averaged in silently. final_accuracy_std is over those rounds.
+    """
+    accuracy = metrics["test_accuracy"]
+    diverged = not np.isfinite(metrics["train_loss"]).all() or not np.isfinite(accuracy[-1])
+    last = accuracy[-5:][np.isfinite(accuracy[-5:])]
+    seen = accuracy[np.isfinite(accuracy)]
+    return {
+        "final_accuracy": None if diverged else float(last.mean()),
+        "final_accuracy_std": None if diverged else float(last.std()),
+        "best_accuracy": float(seen.max()) if len(seen) else None,
+        "last_accuracy": None if diverged else float(accuracy[-1]),
+        "diverged": bool(diverged),
+    }

@@ -1,0 +1,290 @@
+"""Differentiable augmentation against closed forms and a float64 NumPy oracle."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_het.condensation import augment as aug
+from fedjax_het.errors import ConfigError
+
+ALL = "color_crop_cutout_flip_scale_rotate"
+SHAPES = [(3, 7, 7, 1), (2, 6, 9, 3), (2, 8, 5, 1)]
+
+
+def random_images(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def bilinear(image, rows, columns):
+    """`image [H, W, C]` in float64 at coordinates `[H', W']`, zero outside: one pixel at a time."""
+    image = np.asarray(image, np.float64)
+    height, width, _ = image.shape
+    out = np.zeros((*rows.shape, image.shape[2]))
+    for place in np.ndindex(rows.shape):
+        row, column = rows[place], columns[place]
+        for i in (int(np.floor(row)), int(np.floor(row)) + 1):
+            for j in (int(np.floor(column)), int(np.floor(column)) + 1):
+                if 0 <= i < height and 0 <= j < width:
+                    out[place] += (1 - abs(row - i)) * (1 - abs(column - j)) * image[i, j]
+    return out
+
+
+def affine_oracle(images, matrices):
+    """PyTorch's affine_grid and grid_sample with align_corners, on pixel coordinates (x, y)."""
+    _, height, width, _ = images.shape
+    y, x = np.mgrid[:height, :width].astype(np.float64)
+    y, x = y - (height - 1) / 2, x - (width - 1) / 2
+    out = []
+    for image, matrix in zip(images, matrices, strict=True):
+        columns = matrix[0, 0] * x + matrix[0, 1] * y + (width - 1) / 2
+        rows = matrix[1, 0] * x + matrix[1, 1] * y + (height - 1) / 2
+        out.append(bilinear(image, rows, columns))
+    return np.stack(out)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_brightness_adds_its_shift(shape):
+    images, shift = random_images(shape), np.linspace(-0.5, 0.5, shape[0], dtype=np.float32)
+    out = aug.brightness(images, shift)
+    np.testing.assert_allclose(
+        out - images, np.broadcast_to(shift[:, None, None, None], shape), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_saturation_scales_the_distance_to_grey(shape):
+    images, factor = random_images(shape), np.linspace(0, 2, shape[0], dtype=np.float32)
+    grey = images.astype(np.float64).mean(3, keepdims=True)
+    expected = grey + factor[:, None, None, None] * (images - grey)
+    out = aug.saturation(images, factor)
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+    np.testing.assert_allclose(aug.saturation(images, np.ones(shape[0])), images, atol=1e-6)
+    if shape[3] == 1:
+        np.testing.assert_array_equal(out, images)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_contrast_scales_the_deviation_and_keeps_the_mean(shape):
+    images, factor = random_images(shape), np.linspace(0.5, 1.5, shape[0], dtype=np.float32)
+    out = np.asarray(aug.contrast(images, factor))
+    axes = (1, 2, 3)
+    np.testing.assert_allclose(out.mean(axes), images.mean(axes), atol=1e-6)
+    np.testing.assert_allclose(out.std(axes), factor * images.std(axes), rtol=1e-5)
+    np.testing.assert_allclose(aug.contrast(images, np.ones(shape[0])), images, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (2, -3), (-4, 1), (1, 4), (-20, 0)])
+def test_crop_moves_pixels_exactly_and_fills_with_zeros(shape, row, column):
+    images = random_images(shape)
+    expected = np.zeros(shape, np.float32)
+    for i in range(shape[1]):
+        for j in range(shape[2]):
+            if 0 <= i + row < shape[1] and 0 <= j + column < shape[2]:
+                expected[0, i, j] = images[0, i + row, j + column]
+    expected[1:] = images[1:]  # the other samples are not moved
+    moved = np.arange(shape[0]) == 0
+    np.testing.assert_array_equal(aug.crop(images, row * moved, column * moved), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("corner", ["middle", "first", "last"])
+@pytest.mark.parametrize("size", [(4, 4), (3, 5), (1, 2)])
+def test_cutout_zeroes_its_rectangle_also_at_the_border(shape, corner, size):
+    images = random_images(shape) + 10.0  # no zeros of its own
+    last = [shape[1] - size[0] % 2, shape[2] - size[1] % 2]  # the last centre that is ever drawn
+    centre = {"middle": [shape[1] // 2, shape[2] // 2], "first": [0, 0], "last": last}[corner]
+    expected = images.copy()
+    top, left = centre[0] - size[0] // 2, centre[1] - size[1] // 2
+    expected[:, max(top, 0) : top + size[0], max(left, 0) : left + size[1]] = 0
+    centres = [np.full(shape[0], c) for c in centre]
+    out = aug.cutout(images, *centres, size=size)
+    np.testing.assert_array_equal(out, expected)
+    assert (expected == 0).any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_flip_mirrors_the_chosen_samples_and_twice_is_identity(shape):
+    images, mask = random_images(shape), np.arange(shape[0]) == 1
+    once = aug.flip(images, mask)
+    np.testing.assert_array_equal(once[0], images[0])
+    np.testing.assert_array_equal(once[1], images[1][:, ::-1])
+    np.testing.assert_array_equal(aug.flip(once, mask), images)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scale_one_and_rotation_zero_are_identity(shape):
+    images, one = random_images(shape), np.ones(shape[0], np.float32)
+    np.testing.assert_allclose(aug.scale(images, one, one), images, atol=1e-6)
+    np.testing.assert_allclose(aug.rotate(images, 0 * one), images, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scale_and_rotate_are_bilinear_sampling(shape):
+    images = random_images(shape)
+    with jax.enable_x64(True):
+        images64 = jnp.asarray(images, jnp.float64)
+        row, column = np.linspace(0.8, 1.2, shape[0]), np.linspace(1.15, 0.85, shape[0])
+        scaled = aug.scale(images64, row, column)
+        angles = np.linspace(-0.26, 1.2, shape[0])
+        rotated = aug.rotate(images64, angles)
+    matrices = [np.diag([c, r]) for r, c in zip(row, column, strict=True)]
+    np.testing.assert_allclose(scaled, affine_oracle(images, matrices), atol=1e-12)
+    cos, sin = np.cos(angles), np.sin(angles)
+    matrices = np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], 1)
+    np.testing.assert_allclose(rotated, affine_oracle(images, matrices), atol=1e-12)
+
+
+@pytest.mark.parametrize("side", [6, 7])
+def test_a_quarter_turn_of_a_square_is_rot90(side):
+    images = random_images((2, side, side, 3))
+    out = aug.rotate(images, np.asarray([np.pi / 2, -np.pi / 2], np.float32))
+    np.testing.assert_allclose(out[0], np.rot90(images[0]), atol=1e-5)
+    np.testing.assert_allclose(out[1], np.rot90(images[1], -1), atol=1e-5)
+
+
+def test_a_linear_ramp_stays_the_transformed_ramp_in_the_interior():
+    side, angle, row_factor, column_factor = 15, 0.2, 0.9, 1.1
+    y, x = np.mgrid[:side, :side] - (side - 1) / 2
+    ramp = (2 * x + 3 * y + 1).astype(np.float32)[None, :, :, None]
+    rotated = aug.rotate(ramp, np.asarray([angle]))[0, 4:-4, 4:-4, 0]
+    expected = 2 * (np.cos(angle) * x - np.sin(angle) * y)
+    expected += 3 * (np.sin(angle) * x + np.cos(angle) * y) + 1
+    np.testing.assert_allclose(rotated, expected[4:-4, 4:-4], atol=1e-4)
+    scaled = aug.scale(ramp, np.asarray([row_factor]), np.asarray([column_factor]))
+    expected = 2 * column_factor * x + 3 * row_factor * y + 1
+    np.testing.assert_allclose(scaled[0, 4:-4, 4:-4, 0], expected[4:-4, 4:-4], atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", [*ALL.split("_"), ALL])
+def test_pixel_gradients_equal_finite_differences(strategy):
+    with jax.enable_x64(True):
+        images = jnp.asarray(random_images((2, 6, 5, 3)), jnp.float64)
+        direction = jnp.asarray(random_images((2, 6, 5, 3), seed=1), jnp.float64)
+
+        def value(images):
+            # All six in turn where all are named, so that none is left out by the draw.
+            out = aug.augment(jax.random.key(3), images, strategy=strategy, single=False)
+            return jnp.sin(out).sum()
+
+        slope = (jax.grad(value)(images) * direction).sum()
+        step = 1e-5
+        measured = (value(images + step * direction) - value(images - step * direction)) / (
+            2 * step
+        )
+        np.testing.assert_allclose(slope, measured, rtol=1e-7)
+        assert abs(measured) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "single"), [*((name, True) for name in ALL.split("_")), (ALL, True), (ALL, False)]
+)
+def test_siamese_draws_do_not_depend_on_the_batch(strategy, single):
+    real = random_images((5, 8, 8, 3))
+    real[4] = real[1]
+
+    @jax.jit
+    def augment(key, images):
+        return aug.augment(key, images, strategy=strategy, siamese=True, single=single)
+
+    for seed in range(8):
+        key = jax.random.key(seed)
+        out = np.asarray(augment(key, real))
+        synthetic = np.asarray(augment(key, real[[0, 3]]))
+        np.testing.assert_allclose(synthetic, out[[0, 3]], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(out[4], out[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ALL.split("_"))
+def test_without_siamese_every_sample_has_its_own_draw(strategy):
+    copies = np.repeat(random_images((1, 28, 28, 3)), 16, axis=0)
+    out = np.asarray(aug.augment(jax.random.key(0), copies, strategy=strategy))
+    distinct = len(np.unique(np.round(out.reshape(16, -1), 4), axis=0))
+    assert distinct == 2 if strategy == "flip" else distinct > 10
+
+
+def test_single_mode_draws_one_family_uniformly_and_all_mode_applies_every_one():
+    names = ALL.split("_")
+    images = random_images((4, 10, 10, 3)) + 5.0
+    num_draws = 600
+
+    def candidates(key):
+        """The image under the drawn family, and under each family with the same parameter key."""
+        parameter_key = jax.random.split(key)[1]
+        own = [
+            aug._with_drawn_parameters(aug._FAMILIES[name], len(images))(parameter_key, images)
+            for name in names
+        ]
+        return aug.augment(key, images, strategy=ALL), jnp.stack(own)
+
+    drawn, own = jax.lax.map(candidates, jax.random.split(jax.random.key(11), num_draws))
+    matches = np.abs(drawn[:, None] - own).max(axis=(2, 3, 4, 5)) < 1e-5  # [draws, families]
+    np.testing.assert_array_equal(matches.sum(1), 1)
+    counts = matches.sum(0)
+    assert stats.chisquare(counts).pvalue > 1e-3
+    assert counts.min() > 0
+
+    everything = aug.augment(jax.random.key(0), images, strategy=ALL, single=False)
+    chain = images
+    for name, key in zip(names, jax.random.split(jax.random.key(0), len(names)), strict=True):
+        chain = aug._with_drawn_parameters(aug._FAMILIES[name], len(images))(key, chain)
+    np.testing.assert_allclose(everything, chain, rtol=1e-5, atol=1e-5)
+
+
+def test_drawn_parameters_fill_their_ranges():
+    """Constant or one-hot images reveal what was drawn."""
+    side, batch = 28, 4000
+    ones = jnp.ones((batch, side, side, 1))
+    keys = jax.random.split(jax.random.key(5), 4)
+
+    shift = np.asarray(aug.augment(keys[0], ones, strategy="color"))[:, 0, 0, 0] - 1
+    assert -0.5 <= shift.min() < -0.49 and 0.49 < shift.max() <= 0.5
+
+    spot = jnp.zeros((batch, side, side, 1)).at[:, 14, 14].set(1.0)
+    cropped = np.asarray(aug.augment(keys[1], spot, strategy="crop"))[..., 0]
+    _, rows, columns = np.nonzero(cropped)
+    assert len(rows) == batch  # a spot in the middle never leaves the picture
+    for place in (rows, columns):
+        assert set(place - 14) == set(range(-4, 5))
+
+    cut = 1 - np.asarray(aug.augment(keys[2], ones, strategy="cutout"))[..., 0]
+    heights, widths = cut.max(2).sum(1), cut.max(1).sum(1)
+    assert set(heights) == set(widths) == set(range(7, 15))  # half of 14 where centred on a border
+
+    flipped = np.asarray(aug.augment(keys[3], ones * np.arange(side)[:, None], strategy="flip"))
+    assert abs((flipped[:, 0, 0, 0] != 0).mean() - 0.5) < 0.04
+
+
+@pytest.mark.parametrize("strategy", ["", "none"])
+def test_no_strategy_changes_nothing(strategy):
+    images = random_images((2, 4, 4, 1))
+    np.testing.assert_array_equal(aug.augment(jax.random.key(0), images, strategy=strategy), images)
+
+
+@pytest.mark.parametrize("strategy", ["colour", "flip_flip", "flip-crop", "crop_"])
+def test_an_unknown_or_repeated_family_is_named(strategy):
+    with pytest.raises(ConfigError, match=repr(strategy)):
+        aug.augment(jax.random.key(0), random_images((1, 4, 4, 1)), strategy=strategy)
+
+
+def test_it_works_inside_a_differentiated_rematerialised_scan():
+    """As in the unrolled inner loop: the gradient is that of the plain Python loop."""
+    images = jnp.asarray(random_images((4, 8, 8, 1)))
+
+    def step(total, key):
+        out = aug.augment(key, images * (1 + total), strategy="flip_rotate")
+        return total + 1e-3 * jnp.square(out).sum(), None
+
+    def in_scan(scale):
+        keys = jax.random.split(jax.random.key(2), 3)
+        return jax.lax.scan(jax.checkpoint(step, prevent_cse=False), scale, keys)[0]
+
+    def in_python(scale):
+        for key in jax.random.split(jax.random.key(2), 3):
+            scale, _ = step(scale, key)
+        return scale
+
+    for f, g in ((in_scan, in_python), (jax.grad(in_scan), jax.grad(in_python))):
+        np.testing.assert_allclose(jax.jit(f)(0.1), jax.jit(g)(0.1), rtol=1e-5)

@@ -1,0 +1,593 @@
+"""Partitions: invariants, the schemes' laws against independent oracles, files, bad input."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_het.data import (
+    PARTITIONS,
+    Partition,
+    load_dataset,
+    make_partition,
+    partition_from_clients,
+    plot_partition,
+)
+from fedjax_het.data import schemes as schemes_module
+from fedjax_het.data.npz import write_npz
+from fedjax_het.errors import ConfigError
+
+
+def shuffled_labels(num_classes, per_class, seed=0):
+    labels = np.repeat(np.arange(num_classes), per_class)
+    return np.random.default_rng(seed).permutation(labels)
+
+
+LABELS = shuffled_labels(10, 500)
+SCHEMES = {
+    "iid": {},
+    "dirichlet": {"alpha": 0.1},
+    "dirichlet_balanced": {"alpha": 0.1},
+    "dirichlet_capped": {"alpha": 0.5},
+    "classes_per_client": {"classes_per_client": 2},
+}
+
+
+def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parameters):
+    parameters = SCHEMES[scheme] | parameters
+    return make_partition(
+        scheme, labels, num_classes, num_clients=num_clients, seed=seed, **parameters
+    )
+
+
+# --- what holds for every scheme
+
+
+def test_every_scheme_is_described_and_tested():
+    assert set(SCHEMES) == set(PARTITIONS)
+    assert all(PARTITIONS.values())
+
+
+@pytest.mark.parametrize("num_clients", [1, 7, 20])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_example_has_at_most_one_owner(scheme, num_clients):
+    partition = make(scheme, num_clients=num_clients)
+    assert partition.num_clients == num_clients == len(partition.sizes)
+    clients = [partition.client(k) for k in range(num_clients)]
+    together = np.concatenate(clients)
+    assert len(np.unique(together)) == len(together) == partition.sizes.sum()
+    assert together.min() >= 0 and together.max() < len(LABELS)
+    if scheme != "classes_per_client":
+        assert len(together) == len(LABELS)
+    for client in clients:
+        assert (np.diff(client) > 0).all()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_seed_decides(scheme):
+    digest = make(scheme, seed=3).digest()
+    np.random.default_rng(3).random(100)  # no hidden global state
+    assert make(scheme, seed=3).digest() == digest
+    assert make(scheme, seed=4).digest() != digest
+    assert make(scheme, seed=2**70).digest() != digest
+
+
+def test_digest_follows_contents_only():
+    a = partition_from_clients([[2, 0], [1]], scheme="a", seed=1)
+    assert a.digest() == partition_from_clients([[0, 2], [1]], scheme="b").digest()
+    others = [[[0, 2], [3]], [[0], [1, 2]], [[0, 2, 1]], [[0, 2], [1], []]]
+    digests = {partition_from_clients(clients).digest() for clients in others}
+    assert len(digests | {a.digest()}) == 5
+
+
+def test_counts_and_summary_agree_with_loops():
+    labels = np.array([0, 2, 2, 1, 0, 2, 1])
+    partition = partition_from_clients([[0, 1, 2], [], [3, 6], [4]])
+    counts = np.zeros((4, 3), int)
+    for k in range(4):
+        for index in partition.client(k):
+            counts[k, labels[index]] += 1
+    np.testing.assert_array_equal(partition.label_counts(labels, 3), counts)
+    summary = partition.summary(labels, 3)
+    assert (summary.size_min, summary.size_median, summary.size_max) == (0, 1.5, 3)
+    assert (summary.num_clients, summary.num_examples, summary.num_unused) == (4, 6, 1)
+    assert summary.num_empty == 1
+    assert summary.size_mean == 6 / 4
+    assert summary.classes_per_client == pytest.approx((2 + 1 + 1) / 3)
+    assert summary.majority_share == pytest.approx((2 / 3 + 1 + 1) / 3)
+    assert "1 clients empty" in str(summary) and "1 examples unused" in str(summary)
+
+
+# --- iid
+
+
+def test_iid_is_even_and_mixed():
+    partition = make("iid", num_clients=7)
+    assert partition.sizes.max() - partition.sizes.min() <= 1
+    # Class counts of a random subset are hypergeometric; five deviations for 70 of them.
+    counts, size = partition.label_counts(LABELS, 10), partition.sizes[:, None]
+    law = stats.hypergeom(len(LABELS), 500, size)
+    assert (np.abs(counts - law.mean()) < 5 * law.std()).all()
+
+
+# --- Dirichlet
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
+def test_log_draws_follow_the_dirichlet_law(alpha):
+    num_clients = 8
+    draws = schemes_module._log_dirichlet(np.random.default_rng(0), alpha, 4000, num_clients)
+    np.testing.assert_allclose(np.exp(draws).sum(1), 1, rtol=1e-12)
+    for client in (0, num_clients - 1):  # each coordinate is Beta(alpha, (K - 1) alpha)
+        law = stats.beta(alpha, (num_clients - 1) * alpha)
+        assert stats.kstest(np.exp(draws[:, client]), law.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-4])
+def test_tiny_alpha_gives_finite_logarithms(alpha):
+    draws = schemes_module._log_dirichlet(np.random.default_rng(0), alpha, 500, 80)
+    assert np.isfinite(draws).all() and draws.min() < np.log(np.finfo(np.float64).tiny)
+
+
+def test_plain_dirichlet_gives_each_class_its_variance():
+    labels, num_clients, alpha = shuffled_labels(100, 1000), 10, 0.3
+    counts = [
+        make("dirichlet", labels, 100, num_clients, seed, alpha=alpha).label_counts(labels, 100)
+        for seed in range(10)
+    ]
+    shares = np.concatenate([count.T for count in counts]) / 1000  # [1000 classes, K]
+    np.testing.assert_allclose(shares.mean(0), 1 / num_clients, atol=5 * 0.15 / 1000**0.5)
+    expected = (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
+    np.testing.assert_allclose(shares.var(), expected, rtol=0.1)
+
+
+def test_plain_dirichlet_may_leave_clients_empty():
+    summary = make("dirichlet", num_clients=80, alpha=0.01).summary(LABELS, 10)
+    assert summary.num_empty > 10 and summary.size_max > 400
+
+
+# --- dirichlet_balanced (DynaFed)
+
+
+def dynafed_counts(draws, class_size):
+    """[K, C] counts by DynaFed's splitter, step by step, from a C x K matrix of float64 draws."""
+    matrix = draws.astype(np.float64)
+    for _ in range(1000):
+        matrix = matrix / matrix.sum(0)
+        matrix = matrix / matrix.sum(1, keepdims=True)
+    counts = np.zeros(matrix.T.shape, int)
+    for label, row in enumerate(matrix):
+        ends = np.floor(np.cumsum(row) * class_size).astype(int)
+        ends = [0, *np.minimum(ends[:-1], class_size), class_size]
+        for client in range(len(row)):
+            counts[client, label] = ends[client + 1] - ends[client]
+    return counts
+
+
+def describe(counts):
+    sizes = counts.sum(1)
+    share = (counts.max(1) / sizes).mean()
+    return np.array([(counts > 0).sum(1).mean(), share, sizes.min(), sizes.max()])
+
+
+# Classes, examples per class, and for each alpha: mean classes per client and majority share as
+# published for seed 4 of NumPy's legacy generator; then the sizes over all four alphas.
+PUBLISHED = {
+    "cifar10": (10, 5000, {0.01: (1.8, 93), 0.04: (3.2, 80), 0.08: (4.9, 69), 0.16: (6.8, 57)}),
+    "fashion_mnist": (10, 6000, {}),  # sizes only
+    "cifar100": (100, 500, {0.01: (8.9, 51), 0.04: (22, 30), 0.08: (33, 21), 0.16: (50, 14)}),
+}
+SIZES = {"cifar10": (622, 634), "fashion_mnist": (746, 758), "cifar100": (601, 701)}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_oracle_is_dynafeds_splitter(name):
+    """The oracle below meets the known table to its last printed digit, so it can be trusted."""
+    num_classes, class_size, table = PUBLISHED[name]
+    smallest, largest = [], []
+    for alpha in (0.01, 0.04, 0.08, 0.16):
+        rng = np.random.RandomState(4)
+        counts = dynafed_counts(rng.dirichlet([alpha] * 80, num_classes), class_size)
+        classes, share, low, high = describe(counts)
+        smallest.append(low)
+        largest.append(high)
+        if alpha in table:
+            unit = 0.05 if num_classes == 10 else 0.5
+            if num_classes == 100 and alpha == 0.01:
+                unit = 0.05
+            assert classes == pytest.approx(table[alpha][0], abs=unit + 1e-9)
+            assert 100 * share == pytest.approx(table[alpha][1], abs=0.5)
+    assert (min(smallest), max(largest)) == SIZES[name]
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.04, 0.08, 0.16])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_balanced_partition_has_dynafeds_statistics(name, alpha):
+    """Classes per client, majority share, smallest and largest size, against the oracle.
+
+    Means over draws of two independent generators, so the tolerance is 4.5 standard errors of
+    their difference (48 comparisons; a false alarm once in 3,000 runs), plus a thousandth.
+    """
+    num_classes, class_size, _ = PUBLISHED[name]
+    draws = 16 if num_classes == 10 else 8
+    labels = np.repeat(np.arange(num_classes), class_size)
+    ours, theirs = [], []
+    for seed in range(draws):
+        partition = make("dirichlet_balanced", labels, num_classes, 80, seed, alpha=alpha)
+        ours.append(describe(partition.label_counts(labels, num_classes)))
+        matrix = np.random.default_rng([seed, 99]).dirichlet([alpha] * 80, num_classes)
+        theirs.append(describe(dynafed_counts(matrix, class_size)))
+    ours, theirs = np.array(ours), np.array(theirs)
+    error = np.sqrt((ours.var(0, ddof=1) + theirs.var(0, ddof=1)) / draws)
+    gap = np.abs(ours.mean(0) - theirs.mean(0))
+    assert (gap < 4.5 * error + 1e-3 * theirs.mean(0)).all(), (gap, error)
+    # A floor errs by less than one example for each class.
+    sizes, mean = ours[:, 2:], num_classes * class_size / 80
+    assert np.abs(sizes - mean).max() < num_classes + 0.01 * mean
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.16])
+def test_balanced_partition_equals_the_oracle_on_the_same_draws(alpha, monkeypatch):
+    """Logarithms and single precision move no cut that is not at a whole number anyway."""
+    drawn = []
+    original = schemes_module._log_dirichlet
+
+    def record(*arguments):
+        drawn.append(original(*arguments))
+        return drawn[-1].copy()
+
+    monkeypatch.setattr(schemes_module, "_log_dirichlet", record)
+    labels = shuffled_labels(10, 6000)
+    partition = make("dirichlet_balanced", labels, 10, 80, alpha=alpha)
+    counts = partition.label_counts(labels, 10)
+    expected = dynafed_counts(np.exp(drawn[0]), 6000)
+    cuts, expected_cuts = np.cumsum(counts, 0), np.cumsum(expected, 0)
+    assert np.abs(cuts - expected_cuts).max() <= 1
+    # Where they differ, the exact cut is a whole number: the end of the class.
+    assert set(np.maximum(cuts, expected_cuts)[cuts != expected_cuts]) <= {6000}
+    assert (cuts != expected_cuts).mean() < 0.5
+
+
+def test_balanced_partition_cuts_classes_in_dataset_order():
+    owners = np.empty(len(LABELS), int)
+    for scheme, in_order in (("dirichlet_balanced", True), ("dirichlet", False)):
+        partition = make(scheme)
+        owners[partition.indices] = np.repeat(np.arange(20), partition.sizes)
+        steps = np.concatenate([np.diff(owners[label == LABELS]) for label in range(10)])
+        assert (steps >= 0).all() == in_order
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-4, 1e-3])
+def test_balanced_partition_survives_draws_that_underflow(alpha):
+    summary = make("dirichlet_balanced", num_clients=80, alpha=alpha).summary(LABELS, 10)
+    assert summary.num_examples == len(LABELS) and summary.num_empty == 0
+    assert summary.classes_per_client < 2
+    if alpha == 1e-3:
+        assert summary.size_min > 0.8 * 62.5 and summary.size_max < 1.2 * 62.5
+
+
+# --- dirichlet_capped (MOON, NIID-Bench)
+
+
+def capped_counts(rng, alpha, num_clients, num_classes, class_size, min_size=10):
+    """[K, C] counts by NIID-Bench's splitter, written as its description reads."""
+    total = num_classes * class_size
+    while True:
+        counts = np.zeros((num_clients, num_classes), int)
+        for label in range(num_classes):
+            shares = rng.dirichlet([alpha] * num_clients)
+            shares = np.array(
+                [
+                    share * (held < total / num_clients)
+                    for share, held in zip(shares, counts.sum(1), strict=True)
+                ]
+            )
+            if shares.sum() == 0:
+                break
+            ends = (np.cumsum(shares / shares.sum()) * class_size).astype(int)
+            counts[:, label] = np.diff([0, *ends[:-1], class_size])
+        if counts.sum() == total and counts.sum(1).min() >= min_size:
+            return counts
+
+
+@pytest.mark.parametrize("num_classes,class_size", [(10, 5000), (100, 500)])
+@pytest.mark.parametrize("alpha", [0.02, 0.05, 0.1])
+def test_capped_partition_has_niid_benchs_statistics(alpha, num_classes, class_size):
+    """Classes with 50 examples or more, and sizes; 4.5 standard errors of two sets of draws."""
+    draws = 60 if num_classes == 10 else 20
+    labels = np.repeat(np.arange(num_classes), class_size)
+    rng = np.random.default_rng(17)
+
+    def describe_capped(counts):
+        sizes = counts.sum(1)
+        return (counts >= 50).sum(1).mean(), (counts > 0).sum(1).mean(), sizes.std(), sizes.max()
+
+    ours = np.array(
+        [
+            describe_capped(
+                make("dirichlet_capped", labels, num_classes, 10, seed, alpha=alpha).label_counts(
+                    labels, num_classes
+                )
+            )
+            for seed in range(draws)
+        ]
+    )
+    theirs = np.array(
+        [
+            describe_capped(capped_counts(rng, alpha, 10, num_classes, class_size))
+            for _ in range(draws)
+        ]
+    )
+    error = np.sqrt((ours.var(0, ddof=1) + theirs.var(0, ddof=1)) / draws)
+    assert (np.abs(ours.mean(0) - theirs.mean(0)) < 4.5 * error).all()
+
+
+def test_capped_partition_keeps_its_promises():
+    for seed in range(20):
+        partition = make("dirichlet_capped", num_clients=10, seed=seed, alpha=0.1, min_size=60)
+        assert partition.sizes.min() >= 60
+        counts = partition.label_counts(LABELS, 10)
+        before = np.cumsum(counts, axis=1) - counts  # held when the class was dealt
+        late = np.where(before >= len(LABELS) / 10, counts, 0)
+        assert late[:-1].max() == 0
+        assert late[-1].max() <= 1  # what floors leave over goes to the last client
+
+
+def test_capped_partition_that_cannot_be_made_says_why():
+    started = time.perf_counter()
+    with pytest.raises(ConfigError, match=r"none of 1000 draws.*larger alpha.*fewer clients"):
+        make("dirichlet_capped", num_clients=80, alpha=0.01)
+    assert time.perf_counter() - started < 30
+    with pytest.raises(ConfigError, match=r"none of 5 draws"):
+        make("dirichlet_capped", num_clients=80, alpha=0.01, max_draws=5)
+    with pytest.raises(ConfigError, match=r"min_size = 63: expected at most 62"):
+        make("dirichlet_capped", num_clients=80, min_size=63)
+
+
+# --- classes_per_client (FSL)
+
+
+@pytest.mark.parametrize(
+    "num_classes,class_size,num_clients,per_client",
+    [(10, 5000, 10, 1), (10, 5000, 1000, 2), (45, 2400, 45, 3), (45, 2400, 450, 5)],
+)
+def test_fsls_settings_use_every_example(num_classes, class_size, num_clients, per_client):
+    labels = shuffled_labels(num_classes, class_size)
+    partition = make(
+        "classes_per_client", labels, num_classes, num_clients, classes_per_client=per_client
+    )
+    counts = partition.label_counts(labels, num_classes)
+    np.testing.assert_array_equal((counts > 0).sum(1), per_client)
+    shard = num_classes * class_size // (num_clients * per_client)
+    assert set(np.unique(counts)) == {0, shard}
+    np.testing.assert_array_equal((counts > 0).sum(0), num_clients * per_client // num_classes)
+
+
+@pytest.mark.parametrize("per_client", [1, 2, 3, 7, 10])
+@pytest.mark.parametrize("num_clients", [3, 7, 20])
+def test_every_client_has_exactly_its_classes(num_clients, per_client):
+    partition = make("classes_per_client", num_clients=num_clients, classes_per_client=per_client)
+    counts = partition.label_counts(LABELS, 10)
+    np.testing.assert_array_equal((counts > 0).sum(1), per_client)
+    assert len(set(partition.sizes)) == 1
+    holders = (counts > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+
+
+def test_unequal_classes_are_cut_into_equal_shards():
+    labels = np.repeat(np.arange(5), (40, 100, 250, 90, 20))
+    partition = make("classes_per_client", labels, 5, 10, classes_per_client=2)
+    counts = partition.label_counts(labels, 5)
+    assert set(np.unique(counts)) == {0, 20}  # 2 + 5 + 10 + 4 + 1 shards of 20 are enough for 20
+    np.testing.assert_array_equal((counts > 0).sum(1), 2)
+    assert (counts > 0).any(0).all()
+    with pytest.raises(ConfigError, match=r"classes_per_client = 4.*shards"):
+        make(
+            "classes_per_client", np.repeat(np.arange(4), (9, 1, 9, 9)), 4, 8, classes_per_client=4
+        )
+
+
+def test_shard_size_is_the_largest_that_suffices():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        sizes = rng.integers(0, 30, 6)
+        num_clients, needed = int(rng.integers(1, 9)), int(rng.integers(1, 40))
+        present = [size for size in sizes if size > 0]
+        fitting = [
+            shard
+            for shard in range(1, 31)
+            if sum(min(size // shard, num_clients) for size in sizes) >= needed
+            and (needed < len(present) or shard <= min(present))
+        ]
+        if present:
+            found = schemes_module._largest_shard(sizes, num_clients, needed)
+            assert found == max(fitting, default=0)
+
+
+def test_level_is_as_equal_as_its_limits_allow():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        limits = rng.integers(0, 9, 6)
+        total = int(rng.integers(0, limits.sum() + 1))
+        values = schemes_module._level(rng, limits, total)
+        assert values.sum() == total and (values >= 0).all() and (values <= limits).all()
+        room = values < limits
+        if room.any():  # nobody stands more than one above someone who could still take more
+            assert values.max() <= values[room].min() + 1
+
+
+# --- bad input
+
+
+BAD = {
+    "name": ({"scheme": "dirichlet_balance"}, "did you mean 'dirichlet_balanced'"),
+    "clients": ({"num_clients": 0}, "num_clients = 0"),
+    "clients type": ({"num_clients": 2.0}, r"num_clients = 2\.0"),
+    "too many clients": ({"num_clients": 5001}, r"num_clients = 5001.*5000"),
+    "seed": ({"seed": -1}, "seed = -1"),
+    "alpha zero": ({"alpha": 0.0}, r"alpha = 0\.0"),
+    "alpha below": ({"alpha": -1}, "alpha = -1"),
+    "alpha nan": ({"alpha": float("nan")}, "alpha = nan"),
+    "alpha text": ({"alpha": "0.1"}, "alpha = '0.1'"),
+    "unknown parameter": ({"beta": 1}, r"no parameter 'beta' \(it takes alpha"),
+    "parameter of another": ({"scheme": "iid", "alpha": 0.1}, r"'alpha' \(it takes none\)"),
+    "classes": (
+        {"scheme": "classes_per_client", "classes_per_client": 11},
+        "classes_per_client = 11",
+    ),
+    "no classes": (
+        {"scheme": "classes_per_client", "classes_per_client": 0},
+        "classes_per_client = 0",
+    ),
+    "min_size": ({"scheme": "dirichlet_capped", "alpha": 1.0, "min_size": -1}, "min_size = -1"),
+    "label above": ({"labels": np.array([0, 1, 10])}, r"labels\[2\] = 10"),
+    "label below": ({"labels": np.array([0, -1])}, r"labels\[1\] = -1"),
+    "label type": ({"labels": np.array([0.0, 1.0])}, "labels = 'float64"),
+    "no labels": ({"labels": np.zeros(0, int)}, "labels = "),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_one_line(case):
+    changes, message = BAD[case]
+    given = {"scheme": "dirichlet", "labels": LABELS, "num_clients": 2, "seed": 0} | changes
+    if given["scheme"].startswith("dirichlet"):
+        given = {"alpha": 0.1} | given
+    with pytest.raises(ConfigError, match=message) as error:
+        make_partition(given.pop("scheme"), given.pop("labels"), 10, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_parameter_is_named():
+    with pytest.raises(ConfigError, match="'dirichlet' needs alpha"):
+        make_partition("dirichlet", LABELS, 10, num_clients=2, seed=0)
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "dirichlet_balanced", "dirichlet_capped"])
+def test_every_dirichlet_scheme_refuses_alpha_zero(scheme):
+    with pytest.raises(ConfigError, match="alpha = 0"):
+        make(scheme, alpha=0)
+
+
+@pytest.mark.parametrize(
+    "indices,offsets",
+    [
+        ([0, 1], [0, 1]),
+        ([0, 1], [1, 2]),
+        ([0, 1], [0, 2, 1, 2]),
+        ([0, -1], [0, 2]),
+        ([0.5], [0, 1]),
+    ],
+)
+def test_inconsistent_partition_is_refused(indices, offsets):
+    with pytest.raises(ConfigError):
+        Partition("user", 0, {}, np.array(indices), np.array(offsets))
+
+
+def test_client_outside_the_federation_is_refused():
+    with pytest.raises(ConfigError, match="client = 20"):
+        make("iid").client(20)
+
+
+def test_partition_of_another_data_set_is_noticed():
+    with pytest.raises(ConfigError, match="another data set"):
+        make("iid").summary(LABELS[:4000], 10)
+
+
+# --- files
+
+
+def test_saved_partition_comes_back(tmp_path):
+    partition = make("dirichlet_capped", alpha=np.float32(0.5))
+    loaded = Partition.load(partition.save(tmp_path / "split.npz"))
+    assert loaded.digest() == partition.digest()
+    assert (loaded.scheme, loaded.seed) == ("dirichlet_capped", 0)
+    assert loaded.parameters == partition.parameters
+    assert loaded.parameters == {"alpha": 0.5, "min_size": 10, "max_draws": 1000}
+    json.dumps(partition.parameters)
+    with pytest.raises(ValueError, match="read-only"):
+        loaded.indices[0] = 1
+
+
+def test_damaged_partition_file_is_refused(tmp_path):
+    path = make("iid").save(tmp_path / "split.npz")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="damaged"):
+        Partition.load(path)
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :])
+    with pytest.raises(ConfigError, match="damaged"):
+        Partition.load(path)
+    write_npz(path, {"x": np.arange(3)}, {})
+    with pytest.raises(ConfigError, match="holds no partition"):
+        Partition.load(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Partition.load(tmp_path / "nowhere.npz")
+
+
+# --- the bubble plot
+
+
+def test_bubbles_have_areas_in_proportion(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    original = Axes.scatter
+
+    def scatter(self, x, y, s, **options):
+        drawn.append((np.array(x), np.array(y), np.array(s)))
+        return original(self, x, y, s=s, **options)
+
+    monkeypatch.setattr(Axes, "scatter", scatter)
+    partition = make("dirichlet", num_clients=10, alpha=0.3)
+    path = plot_partition(partition, LABELS, 10, tmp_path / "split.png", title="a title")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    clients, classes, areas = drawn[0]
+    counts = partition.label_counts(LABELS, 10)
+    np.testing.assert_allclose(areas / areas.max(), counts[clients, classes] / counts.max())
+    assert len(areas) == (counts > 0).sum()
+    assert 2 <= len(drawn) - 1 <= 3  # and the key
+
+
+@pytest.mark.parametrize("num_clients,num_classes", [(1, 2), (80, 10), (10, 100), (300, 100)])
+def test_plot_size_stays_reasonable(num_clients, num_classes, tmp_path):
+    from PIL import Image
+
+    labels = shuffled_labels(num_classes, 100)
+    partition = make("dirichlet", labels, num_classes, num_clients)
+    path = plot_partition(partition, labels, num_classes, tmp_path / "split.png")
+    with Image.open(path) as image:
+        assert 500 < image.width < 10_000 and 300 < image.height < 3_000
+
+
+def test_plot_names_bad_class_names(tmp_path):
+    with pytest.raises(ConfigError, match="class_names"):
+        plot_partition(make("iid"), LABELS, 10, tmp_path / "x.png", class_names=["one"])
+
+
+def test_plot_leaves_pyplot_alone(tmp_path):
+    code = (
+        "import sys, numpy as np; from fedjax_het.data import *; "
+        "p = partition_from_clients([[0, 1], [2]]); "
+        f"plot_partition(p, np.array([0, 1, 0]), 2, {str(tmp_path / 'x.svg')!r}); "
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert "<svg" in (tmp_path / "x.svg").read_text()[:2000]
+
+
+# --- a whole data set
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_digits_can_be_split_by_every_scheme(scheme):
+    labels = load_dataset("digits").train_labels
+    summary = make(scheme, labels, 10, 10).summary(labels, 10)
+    assert summary.num_clients == 10 and summary.num_examples > 0.9 * len(labels)

@@ -1,0 +1,203 @@
+"""The user's own data: image folders and arrays, and what is refused of them."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_het.data import dataset_from_arrays, load_dataset, load_image_folder
+from fedjax_het.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
+
+
+# --- image folders
+
+
+def write_folder(root, names=("bird", "cat"), splits=("train", "valid", "test"), side=6, count=3):
+    """PNG files of random pixels; returns {split: {class: [images in the order of names]}}."""
+    rng = np.random.default_rng(0)
+    content = {}
+    for split in splits:
+        for name in names:
+            (root / split / name).mkdir(parents=True, exist_ok=True)
+            images = rng.integers(0, 256, (count, side, side, 3), np.uint8)
+            # Written last first, so that the order of the listing is the reader's own doing.
+            for at in reversed(range(count)):
+                Image.fromarray(images[at]).save(root / split / name / f"{split}-{at}.png")
+            content.setdefault(split, {})[name] = images
+    return content
+
+
+def stacked(content, split):
+    return np.concatenate(list(content[split].values()))
+
+
+def test_image_folder_is_read_in_the_order_of_names(tmp_path):
+    content = write_folder(tmp_path / "set")
+    (tmp_path / "set/train/cat/notes.txt").write_text("not an image")
+    dataset = load_image_folder(tmp_path / "set")
+    np.testing.assert_array_equal(dataset.train_images, stacked(content, "train"))
+    np.testing.assert_array_equal(dataset.test_images, stacked(content, "test"))
+    np.testing.assert_array_equal(dataset.train_labels, [0, 0, 0, 1, 1, 1])
+    assert dataset.class_names == ("bird", "cat") and dataset.name == "set"
+    train = stacked(content, "train").astype(np.float64).reshape(-1, 3) / 255
+    np.testing.assert_allclose(dataset.mean, train.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(dataset.std, train.std(0), rtol=1e-12)
+
+    with_valid = load_image_folder(tmp_path / "set", use_valid=True)
+    expected = np.concatenate([stacked(content, "train"), stacked(content, "valid")])
+    np.testing.assert_array_equal(with_valid.train_images, expected)
+    np.testing.assert_array_equal(with_valid.test_images, dataset.test_images)
+
+
+def test_image_folder_cache_notices_a_changed_image(tmp_path, caplog):
+    write_folder(tmp_path / "set")
+    load_image_folder(tmp_path / "set")
+    new = np.full((6, 6, 3), 77, np.uint8)
+    Image.fromarray(new).save(tmp_path / "set/train/cat/train-1.png")
+    dataset = load_image_folder(tmp_path / "set")
+    np.testing.assert_array_equal(dataset.train_images[4], new)
+
+
+def test_image_folder_resizes_and_reads_grey(tmp_path):
+    root = tmp_path / "set"
+    for split in ("train", "test"):
+        for name, level in (("dark", 40), ("light", 200)):
+            (root / split / name).mkdir(parents=True)
+            Image.new("L", (12, 8), level).save(root / split / name / "0.png")
+            Image.new("RGB", (6, 6), (level,) * 3).save(root / split / name / "1.png")
+    dataset = load_image_folder(root, size=(4, 5), colour=False)
+    assert dataset.input_shape == (4, 5, 1)
+    np.testing.assert_array_equal(dataset.train_images[:2], np.full((2, 4, 5, 1), 40))
+    with pytest.raises(ConfigError, match=r"size of .*1\.png.*\(6, 6\).*\(8, 12\)"):
+        load_image_folder(root)
+    with pytest.raises(ConfigError, match="size"):
+        load_image_folder(root, size=0)
+
+
+def test_bad_image_folders_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_image_folder(tmp_path / "nowhere")
+    write_folder(tmp_path / "set")
+    (tmp_path / "set/test/dog").mkdir()
+    with pytest.raises(ConfigError, match=r"test differ.*dog"):
+        load_image_folder(tmp_path / "set")
+    (tmp_path / "set/test/dog").rmdir()
+    broken = tmp_path / "set/train/cat/train-1.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    with pytest.raises(ConfigError, match=r"train-1\.png cannot be decoded"):
+        load_image_folder(tmp_path / "set")
+    for file in (tmp_path / "set/test").rglob("*.png"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="holds no images"):
+        load_image_folder(tmp_path / "set")
+
+
+def test_cinic10_is_an_image_folder_with_dynafeds_constants(tmp_path, monkeypatch):
+    names = [f"class{label}" for label in range(10)]
+    content = write_folder(tmp_path / "cinic", names=names, side=32, count=2)
+    monkeypatch.setenv("CINIC10_DIR", str(tmp_path / "cinic"))
+    dataset = load_dataset("cinic10")
+    np.testing.assert_array_equal(dataset.train_images, stacked(content, "train"))
+    assert dataset.class_names == tuple(names)
+    assert dataset.mean[0] == 0.47889522 and dataset.std[2] == 0.25874835
+
+
+# --- the user's own arrays
+
+
+def arrays(**changes):
+    rng = np.random.default_rng(0)
+    given = {
+        "train_images": rng.integers(0, 256, (8, 5, 4, 3), np.uint8),
+        "train_labels": np.arange(8) % 3,
+        "test_images": rng.integers(0, 256, (4, 5, 4, 3), np.uint8),
+        "test_labels": np.arange(4) % 3,
+    }
+    return given | changes
+
+
+def test_users_arrays_are_kept():
+    given = arrays()
+    dataset = dataset_from_arrays(**given, num_classes=5)
+    np.testing.assert_array_equal(dataset.train_images, given["train_images"])
+    assert dataset.num_classes == 5 and dataset_from_arrays(**given).num_classes == 3
+    assert dataset.train_labels.dtype == np.int32
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.train_images[0] = 0
+    given["train_images"][0] += 1  # the user's own array stays writable
+    wide = dataset_from_arrays(**arrays(train_images=arrays()["train_images"].astype(np.int64)))
+    np.testing.assert_array_equal(wide.train_images, arrays()["train_images"])
+    assert wide.train_images.dtype == np.uint8
+
+
+def test_users_float_images_stay_floats():
+    floats = {name: arrays()[name] / 255 for name in ("train_images", "test_images")}
+    dataset = dataset_from_arrays(**arrays(**floats))
+    assert dataset.train_images.dtype == np.float32
+    np.testing.assert_allclose(dataset.train_images, floats["train_images"], rtol=1e-6)
+    np.testing.assert_allclose(dataset.mean, floats["train_images"].mean((0, 1, 2)), rtol=1e-6)
+
+
+def test_constant_channel_gets_a_usable_deviation():
+    assert dataset_from_arrays(**arrays(train_images=np.zeros((8, 5, 4, 3), np.uint8))).std == (
+        1.0,
+        1.0,
+        1.0,
+    )
+
+
+def test_digest_follows_contents_only():
+    base = dataset_from_arrays(**arrays())
+    assert base.digest() == dataset_from_arrays(**arrays(), name="other", note="n").digest()
+    fortran = arrays(train_images=np.asfortranarray(arrays()["train_images"]))
+    assert base.digest() == dataset_from_arrays(**fortran).digest()
+    changed = arrays()
+    changed["test_images"][3, 4, 3, 2] ^= 1
+    others = [
+        dataset_from_arrays(**changed),
+        dataset_from_arrays(**arrays(), num_classes=4),
+        dataset_from_arrays(**arrays(), mean=(0, 0, 0)),
+        dataset_from_arrays(**arrays(train_labels=np.arange(8)[::-1] % 3)),
+    ]
+    assert len({base.digest(), *(other.digest() for other in others)}) == 5
+
+
+def with_bad_pixel(value):
+    images = arrays()["train_images"] / 255
+    images[2, 1, 0, 1] = value
+    return {"train_images": images, "test_images": arrays()["test_images"] / 255}
+
+
+BAD_ARRAYS = {
+    "nan": (with_bad_pixel(np.nan), r"train_images\[\(2, 1, 0, 1\)\] = nan"),
+    "inf": (with_bad_pixel(np.inf), r"train_images\[\(2, 1, 0, 1\)\] = inf"),
+    "float range": (with_bad_pixel(255.0), r"range of train_images .*pass images in 0\.\.255"),
+    "integer range": ({"train_images": np.full((8, 5, 4, 3), 256)}, r"0\.\.255"),
+    "strings": ({"train_images": np.full((8, 5, 4, 3), "a")}, "dtype of train_images"),
+    "rank": ({"train_images": np.zeros((8, 5, 4), np.uint8)}, r"\[N, H, W, C\]"),
+    "empty": ({"test_images": np.zeros((0, 5, 4, 3), np.uint8)}, "shape of test_images"),
+    "shape": ({"test_images": np.zeros((4, 5, 5, 3), np.uint8)}, "shape of test_images"),
+    "type": ({"test_images": np.zeros((4, 5, 4, 3), np.float32)}, "dtype of test_images"),
+    "length": ({"train_labels": np.zeros(7, int)}, r"len\(train_labels\) = 7"),
+    "label rank": ({"test_labels": np.zeros((4, 3), int)}, "shape of test_labels"),
+    "label type": ({"train_labels": np.zeros(8)}, "dtype of train_labels = 'float64'"),
+    "label below": ({"train_labels": np.arange(8) - 1}, r"train_labels\[0\] = -1"),
+    "label above": ({"test_labels": np.arange(4) + 7}, r"test_labels\[3\] = 10.*\[0, 10\)"),
+    "classes": ({"num_classes": 1}, "num_classes = 1"),
+    "class names": ({"class_names": ["a", "b"]}, "class_names"),
+    "mean": ({"mean": (0.5,)}, "mean = .*3 finite numbers"),
+    "std": ({"std": (1, 0, 1)}, "std = .*positive"),
+    "std type": ({"std": 0.5}, "std = 0.5"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARRAYS)
+def test_bad_arrays_are_refused_in_one_line(case):
+    changes, message = BAD_ARRAYS[case]
+    with pytest.raises(ConfigError, match=message) as error:
+        dataset_from_arrays(**({"num_classes": 10} | arrays(**changes)))
+    assert "\n" not in str(error.value)
