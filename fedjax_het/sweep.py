@@ -179,10 +179,10 @@ class _Status:
 
     def show(self, progress: Any) -> None:
         """Takes what `simulate` hands to its `progress`."""
-        self._status.update(
-            f"{self._label}: {progress.phase} {progress.done}/{progress.total}, "
-            f"{progress.rate:.3g} per second, {_clock(progress.seconds_to_go)} to go"
-        )
+        from fedjax_het.progress import describe as describe_progress
+
+        done = f"{progress.phase} {progress.done}/{progress.total}"
+        self._status.update(f"{self._label}: {done}, {describe_progress(progress)}")
 
 
 def _kind(spec: RunSpec) -> tuple:

@@ -3,11 +3,13 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedjax_het
 from fedjax_het.experiment import Arguments, main, make_cells
 from fedjax_het.reported import reported_values
+from fedjax_het.result import Result
 from fedjax_het.sweep import load_results
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +89,7 @@ def test_bad_input_is_one_line_and_exit_status_2(arguments, message, capsys, tmp
 
 
 def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, monkeypatch):
-    command = ["--methods", "fedavg", "fedprox", "--alphas", "0.1", "--seeds", "0", "1"]
+    command = ["--methods", "fedavg", "--alphas", "0.1", "0.5", "--seeds", "0", "1"]
     command += ["--rounds", "2", "--output-dir", str(tmp_path)]
     assert main(TABLE1, [*command, "--list"]) == 0
     assert capsys.readouterr().out.count("missing") == 4
@@ -97,10 +99,11 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
     text = capsys.readouterr().out
     assert "rounds 2 instead of 200" in text
     assert "no values for digits" in text
-    accuracy = 100 * load_results(tmp_path).groupby("algorithm")["final_accuracy"].mean()
-    for method in ("fedavg", "fedprox"):
-        assert f"{accuracy[method]:.2f} ± " in text
-        assert f"| {method} | {accuracy[method]:.2f} ± " in (tmp_path / "table.md").read_text()
+    accuracy = 100 * load_results(tmp_path).groupby("alpha")["final_accuracy"].mean()
+    for alpha in (0.1, 0.5):
+        assert f"  fedavg  {accuracy[alpha]:.2f} ± " in text
+        line = f"| {alpha} | fedavg | {accuracy[alpha]:.2f} ± "
+        assert line in (tmp_path / "table.md").read_text()
     assert (tmp_path / "table.csv").read_text().count("\n") == 3
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -115,6 +118,12 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
 
 
 def test_missing_data_leaves_cells_missing_and_says_why(tmp_path, capsys, monkeypatch):
+    def simulate(spec, **keywords):
+        fedjax_het.load_dataset(spec.dataset)
+        summary = {"final_accuracy": 0.5, "final_accuracy_std": 0.0, "diverged": False}
+        return Result(spec, {"test_accuracy": np.full(1, 0.5)}, {**summary, "wall_seconds": 1.0})
+
+    monkeypatch.setattr(fedjax_het, "simulate", simulate)
     monkeypatch.delenv("CINIC10_DIR", raising=False)
     command = ["--methods", "fedavg", "--alphas", "0.01", "--seeds", "0", "--rounds", "1"]
     command += ["--models", "mlp", "--output-dir", str(tmp_path), "--preset", "paper"]
