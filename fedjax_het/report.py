@@ -36,6 +36,8 @@ COLOURS = {
     "fedmix": "#882255",
 }
 _OTHER_COLOURS = ("#000000", "#AA4499", "#117733", "#DDCC77", "#661100", "#6699CC", "#888888")
+# Methods whose curves often lie on FedAvg's: it shows through their gaps.
+_DASHES = {"fedprox": (0, (4, 1.5)), "feddf": (0, (6, 2)), "fedbe": (0, (2, 1.5))}
 _SMOOTHED_ROUNDS = 5
 _TICK = (0, (3, 1))  # dashes, in points
 
@@ -277,7 +279,8 @@ def plot_curves(
             continue
         mean, spread = runs.mean(axis=1), runs.std(axis=1).fillna(0)
         colour = colours[cell.method]
-        panel.plot(mean.index, mean, color=colour, linewidth=1.6, label=cell.method)
+        dashes = _DASHES.get(cell.method, "-")
+        panel.plot(mean.index, mean, color=colour, ls=dashes, lw=1.6, label=cell.method)
         if runs.shape[1] > 1:
             panel.fill_between(
                 mean.index, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
@@ -339,7 +342,7 @@ def _add_legend(figure: "Figure", panels: Any, colours: dict[str, str], ticks: b
 
     drawn = {line.get_label() for panel in panels.flat for line in panel.lines}
     handles = [
-        Line2D([], [], color=colour, linewidth=2, label=method)
+        Line2D([], [], color=colour, ls=_DASHES.get(method, "-"), lw=2, label=method)
         for method, colour in colours.items()
         if method in drawn
     ]

@@ -190,11 +190,11 @@ def _kind(spec: RunSpec) -> tuple:
 
 
 def _time_to_go(left: list[RunSpec], seconds: dict[tuple, list[float]]) -> str:
-    """From the runs made so far: those of the same kind where there are any, else all."""
+    """As the last run of the same kind (the first also compiled), else the mean of all so far."""
     if not left:
         return "done"
     made = [value for values in seconds.values() for value in values]
-    estimate = sum(np.mean(seconds.get(_kind(spec), made)) for spec in left)
+    estimate = sum(seconds.get(_kind(spec), [np.mean(made)])[-1] for spec in left)
     return f"about {_clock(estimate)} to go"
 
 
