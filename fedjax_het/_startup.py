@@ -5,6 +5,7 @@ its own, so the host platform is asked for as many devices as there are cores. T
 configuration value only: no backend starts, and a user's own setting wins.
 """
 
+import contextlib
 import os
 
 import jax
@@ -22,7 +23,5 @@ def request_one_cpu_device_per_core() -> None:
         return
     if os.environ.get("JAX_NUM_CPU_DEVICES") or jax.config.jax_num_cpu_devices != -1:
         return
-    try:
+    with contextlib.suppress(RuntimeError):  # a backend runs already: use the devices it has
         jax.config.update("jax_num_cpu_devices", available_cores())
-    except RuntimeError:  # a backend runs already: use the devices it has
-        pass

@@ -85,7 +85,9 @@ def _program(signature: "_Signature") -> Program:
     }
 
     def init(hp, key, num_clients):
-        return algorithm.init(hp, task.model.init(key), num_clients)
+        state = algorithm.init(hp, key, task.model.init(key), num_clients)
+        # A weakly typed leaf would come back strong, and the next call would compile again.
+        return jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), state)
 
     return Program(task, plan, algorithm, jax.jit(init, static_argnums=2), chunk, works)
 
@@ -155,7 +157,6 @@ def prepare(
         f"at most {count}, the number of training samples of {dataset.name}",
     )
     partition = partition or _partition(spec, dataset)
-    entry = ALGORITHMS[spec.algorithm]
     model_options = {
         name: getattr(spec, name)
         for name in ("width", "depth", "norm")
@@ -206,9 +207,7 @@ def prepare(
         test=evaluation_set(plan, dataset.test_images, dataset.test_labels),
     )
     inputs = inputs._replace(num_eval_batches=jnp.int32(inputs.test.labels.shape[1]))
-    return Federation(
-        spec, dataset, partition, program, scheduler, hp, plan.put(state), inputs
-    )
+    return Federation(spec, dataset, partition, program, scheduler, hp, plan.put(state), inputs)
 
 
 def _partition(spec: RunSpec, dataset: Dataset) -> Partition:
@@ -458,6 +457,7 @@ class _Run:
             "dataset": f.dataset.name,
             "seed": f.spec.seed,
             **summarise(self.metrics),
+            **self.algorithm.summary(f.state),
             "rounds": self.done,
             "client_samples_per_second": self.timed_samples / max(self.round_seconds, 1e-9),
             "useful_work_fraction": work.useful_fraction(f.scheduler.shape, f.spec.batch_size),

@@ -38,7 +38,9 @@ class Result:
         name = self.spec.digest()
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
-        write_atomically(directory / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))
+        write_atomically(
+            directory / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays)
+        )
         record = {"spec": self.spec.to_dict(), "summary": self.summary}
         text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False)
         path = directory / f"{name}.json"

@@ -71,15 +71,11 @@ class RunSpec:
         require_name("algorithm", self.algorithm, ALGORITHMS)
         entry = ALGORITHMS[self.algorithm]
         filled = {
-            name: value
-            for name, value in entry.protocol.items()
-            if getattr(self, name) is None
+            name: value for name, value in entry.protocol.items() if getattr(self, name) is None
         }
         spec = dataclasses.replace(self, **filled)
         if not str(spec.partition).startswith("dirichlet"):
-            require(
-                self.alpha is None, "alpha", self.alpha, "no alpha: the partition takes none"
-            )
+            require(self.alpha is None, "alpha", self.alpha, "no alpha: the partition takes none")
             spec = dataclasses.replace(spec, alpha=None)
         if spec.partition_seed is None:
             spec = dataclasses.replace(spec, partition_seed=spec.seed)

@@ -43,14 +43,15 @@ class Traffic(NamedTuple):
 class Algorithm(NamedTuple):
     """A federated method.
 
-    init(hp, variables, num_clients) -> State
+    init(hp, key, variables, num_clients) -> State
     round(hp, state, key, cohort) -> (State, RoundInfo)
     global_model(state) -> variables             what is broadcast and evaluated
     with_global_model(state, variables) -> State
     traffic(hp, state) -> Traffic
     passes: extra passes over a client's data that a round's schedule must hold
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
-    artifacts: what the method leaves besides curves, as named arrays
+    artifacts(state), summary(state): what the method leaves besides curves, as named arrays and
+      as a JSON-able record
     """
 
     init: Callable
@@ -61,6 +62,7 @@ class Algorithm(NamedTuple):
     extra_passes: int = 0
     host_work: "tuple[HostWork, ...]" = ()
     artifacts: Callable[[State], dict] = lambda state: {}
+    summary: Callable[[State], dict] = lambda state: {}
 
 
 class HostWork(NamedTuple):
@@ -93,7 +95,7 @@ def federated(
     """
     update = update or add_mean_change
 
-    def init_state(hp, variables, num_clients):
+    def init_state(hp, key, variables, num_clients):
         one = client.init(hp, variables)
         clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (num_clients, *a.shape)), one)
         return State(init(hp, variables), clients, jnp.int32(0))

@@ -1,10 +1,11 @@
 """One line per method: how to build it, what it reads, and the protocol of its paper."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_het.algorithms.base import Algorithm
-
+from fedjax_het.algorithms.dynafed import DYNAFED_OPTIONS, dynafed, dynafed_hyper_parameters
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
@@ -42,5 +43,11 @@ ALGORITHMS: dict[str, Entry] = {
         scaffold,
         "control variates against client drift (Karimireddy et al., 2020)",
         options={"option": "II"},
+    ),
+    "dynafed": Entry(
+        partial(dynafed, base=fedavg),
+        "FedAvg, fine-tuned on data synthesised from the global trajectory (Pi et al., 2023)",
+        hp=dynafed_hyper_parameters,
+        options=DYNAFED_OPTIONS,
     ),
 }

@@ -8,6 +8,7 @@ that disagrees is compiled again without the faulty one. (Evaluating the step pr
 with `jax.disable_jit()` says the same and takes ten times as long, 20 s for an MLP's rounds.)
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,7 @@ class CheckedProgram:
         """
         if part in self._verified or not suspect():
             return
-        expected = self._compiled_without(WITHOUT_ANY_SUCH_FUSION)(*_copied(example))
+        expected = self._unfused(*_copied(example))
         baseline = self._baseline(example)
         error = relative_error(self(*_copied(example)), expected, baseline)
         if error > TOLERANCE and not self.recompiled:
@@ -115,6 +116,10 @@ class CheckedProgram:
                 f"(relative L2) on jaxlib {jaxlib.__version__}; use another jax version"
             )
         self._verified.add(part)
+
+    @functools.cached_property
+    def _unfused(self) -> Callable:
+        return self._compiled_without(WITHOUT_ANY_SUCH_FUSION)
 
     def _compiled_without(self, compiler_options: dict) -> Callable:
         return jax.jit(self._function, compiler_options=compiler_options, **self._options)

@@ -256,6 +256,4 @@ def _write(num_lanes: int, slot, ends, buffers, values):
         value = value if num_lanes == 1 else jnp.where(end, value, buffer[slot])
         return jax.lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
 
-    return jax.tree.map(
-        lambda b, v: _over_lanes(num_lanes, one)(b, v, slot, ends), buffers, values
-    )
+    return jax.tree.map(lambda b, v: _over_lanes(num_lanes, one)(b, v, slot, ends), buffers, values)

@@ -56,16 +56,14 @@ def no_adjustment(hp, gradient, local, broadcast, batch, client):
     return gradient, local.memory
 
 
-def local_sgd(
-    training: LocalTraining,
-    *,
-    adjust: Callable = no_adjustment,
-) -> ClientMethod:
+def local_sgd(training: LocalTraining, *, adjust: Callable = no_adjustment) -> ClientMethod:
     """Plain local training: step along the gradient, send back the change of the variables.
 
     Methods differ in `adjust(hp, gradient, local, broadcast, batch, client)`, which returns the
-    gradient that the optimiser sees and the new `local.memory`. Upload: client.weight * (client - server), over all variables, so that batch-norm
-    statistics are averaged like weights. State: the optimiser's, if it is kept.
+    gradient that the optimiser sees and the new `local.memory`.
+
+    Upload: client.weight * (client - server), over all variables, so that batch-norm statistics
+    are averaged like weights. State: the optimiser's, if it is kept.
     """
     task, make_optimizer = training.task, OPTIMIZERS[training.optimizer]
 

@@ -21,6 +21,10 @@ class Stream(enum.IntEnum):
     SERVER = 5
 
 
+# Folded into a round's key for what the server draws; no client has this id.
+SERVER_FOLD = 2**32 - 1
+
+
 def device_key(seed: int, stream: Stream) -> jax.Array:
     """The typed key of one stream of a run."""
     return jax.random.fold_in(jax.random.key(seed), int(stream))

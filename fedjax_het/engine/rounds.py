@@ -48,9 +48,7 @@ def make_chunk(algorithm, task: Task, plan: Plan):
             state, metrics = carry
             schedule = jax.tree.map(lambda a: a[r], inputs.schedule)
             key = jax.random.fold_in(inputs.train_key, schedule.round)
-            state, info = algorithm.round(
-                inputs.hp, state, key, Cohort(schedule, inputs.examples)
-            )
+            state, info = algorithm.round(inputs.hp, state, key, Cohort(schedule, inputs.examples))
             accuracy, loss = jax.lax.cond(schedule.evaluate, test, lambda _: (nan, nan), state)
             now = RoundMetrics(accuracy, loss, info.train_loss, info.update_norm)
             metrics = jax.tree.map(lambda all_, one: all_.at[r].set(one), metrics, now)

@@ -8,12 +8,13 @@ import numpy as np
 import optax
 
 from fedjax_het.engine.lanes import Batch
+from fedjax_het.nn import Model, micro_batched_value_and_grad
 
 
 class Task(NamedTuple):
     """A classification task; static, closed over by compiled programs."""
 
-    model: "Model"  # noqa: F821  (fedjax_het.nn.Model)
+    model: Model
     mean: tuple[float, ...]  # per channel, of images scaled to [0, 1]
     std: tuple[float, ...]
 
@@ -33,15 +34,20 @@ class Task(NamedTuple):
         The gradient is of `variables["params"]`; the variables returned hold the new batch-norm
         statistics, if the network has any.
         """
-        images = self.normalise(batch.images)
-        count = jnp.maximum(batch.mask.sum(), 1)
 
-        def loss(params):
+        def loss_sum(params, batch):
             logits, state = self.model.apply(
-                {**variables, "params": params}, images, train=True, key=key
+                {**variables, "params": params},
+                self.normalise(batch["images"]),
+                train=True,
+                key=key,
             )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-            return (losses * batch.mask).sum() / count, state
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+            return (losses * batch["mask"]).sum(), state
 
-        (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
-        return value, gradient, {**variables, "state": state}
+        gradient_of = micro_batched_value_and_grad(loss_sum, self.model.micro_batch, has_aux=True)
+        samples = {"images": batch.images, "labels": batch.labels, "mask": batch.mask}
+        (value, state), gradient = gradient_of(variables["params"], samples)
+        count = jnp.maximum(batch.mask.sum(), 1)
+        gradient = jax.tree.map(lambda g: g / count, gradient)
+        return value / count, gradient, {**variables, "state": state}

@@ -1,0 +1,254 @@
+"""DynaFed (Pi et al., CVPR 2023, arXiv:2211.10878)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedjax_het.algorithms.base import Algorithm, HostWork, State
+from fedjax_het.condensation import (
+    SynthesisConfig,
+    SynthesisHyperParameters,
+    SynthesisInfo,
+    SynthesisState,
+    fine_tune,
+    j_by_start,
+    make_synthesis,
+)
+from fedjax_het.engine.lanes import Cohort
+from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.errors import require
+
+Tree = Any
+
+NUM_SNAPSHOTS = 9  # of the synthetic images over the course of synthesis, the last one included
+SNAPSHOT_IMAGES = 40
+
+# Numeric settings of the synthesis: traced hyper-parameters, not options.
+_NUMERIC = SynthesisHyperParameters._fields
+
+# Static settings: the preset, what fine-tuning does, and whatever overrides the preset.
+DYNAFED_OPTIONS: dict[str, Any] = {
+    "preset": "paper",
+    "fine_tune_epochs": 20,
+    "fine_tune_optimizer": "adam",
+    **{f.name: None for f in dataclasses.fields(SynthesisConfig) if f.name not in _NUMERIC},
+}
+
+
+def dynafed_hyper_parameters(options: dict[str, Any]) -> dict[str, float]:
+    """Learning rates of synthesis and fine-tuning; those of synthesis depend on the preset."""
+    config = _config(options)
+    return {"fine_tune_lr": 1e-4, **{name: getattr(config, name) for name in _NUMERIC}}
+
+
+class DynaFedServer(NamedTuple):
+    """What the server keeps besides the base method's state. The shapes never change.
+
+    trajectory [L + 1, P]: the initial model and the averages of the first L rounds.
+    synthesis: the synthetic data in the making; used once `iterations` has reached N.
+    log: one entry per iteration, [N] each; NaN or 0 where not reached.
+    snapshots [NUM_SNAPSHOTS, <= SNAPSHOT_IMAGES, H, W, C]: images over the iterations.
+    """
+
+    base: Tree
+    trajectory: jax.Array
+    synthesis: SynthesisState
+    iterations: jax.Array
+    log: SynthesisInfo
+    snapshots: jax.Array
+
+
+def dynafed(
+    training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm], **options
+) -> Algorithm:
+    """Any method `base` for L rounds; then, once, data are synthesised whose training dynamics
+    are those of the global model; from round L + 1 on the average is fine-tuned on them.
+
+    The fine-tuned model is what is evaluated and broadcast. Fine-tuning: `fine_tune_epochs` (20)
+    epochs over the synthetic data in batches of 256, fresh Adam at `fine_tune_lr` (1e-4) each
+    round, as the public code does for CIFAR-10; the paper states neither.
+
+    Options are those of `SynthesisConfig`, from `preset` "paper" or "code" where None. Clients
+    and traffic are those of `base`; the synthetic data never leave the server. A network with
+    batch norm uses the synthetic batch's statistics and keeps its running ones (the paper has
+    no such network).
+    Cost: N iterations, once, each differentiating s' training steps; then 20 steps a round.
+    """
+    algorithm, model = base(training, plan), training.task.model
+    epochs, optimizer = options["fine_tune_epochs"], options["fine_tune_optimizer"]
+    require(
+        isinstance(epochs, int) and epochs >= 0, "fine_tune_epochs", epochs, "a whole number >= 0"
+    )
+    config = _config(options)
+    num_samples = config.total_samples(model.num_classes)
+    num_pictured = min(SNAPSHOT_IMAGES, num_samples)
+    pictured = np.linspace(0, num_samples - 1, num_pictured).astype(int)
+
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
+    _, unravel = ravel_pytree(blank["params"])
+
+    def apply_params(params, images, state=blank["state"]):
+        return model.apply({"params": params, "state": state}, images, train=True)[0]
+
+    synthesis = make_synthesis(
+        config,
+        apply_params,
+        unravel,
+        image_shape=model.input_shape,
+        num_classes=model.num_classes,
+    )
+
+    def numbers(hp) -> SynthesisHyperParameters:
+        return SynthesisHyperParameters(*(hp[name] for name in _NUMERIC))
+
+    def init(hp, key, variables, num_clients):
+        inner = algorithm.init(hp, key, variables, num_clients)
+        vector = ravel_pytree(variables["params"])[0]
+        trajectory = jnp.zeros((config.trajectory_rounds + 1, vector.size)).at[0].set(vector)
+        made = synthesis.init(numbers(hp), jax.random.fold_in(key, SERVER_FOLD))
+        length = config.num_iterations
+        server = DynaFedServer(
+            inner.server,
+            trajectory,
+            made,
+            jnp.int32(0),
+            SynthesisInfo(
+                jnp.full(length, jnp.nan),
+                jnp.zeros(length, jnp.int32),
+                jnp.zeros(length, bool),
+                jnp.full(length, jnp.nan),
+            ),
+            jnp.zeros((NUM_SNAPSHOTS, num_pictured, *model.input_shape)),
+        )
+        return inner._replace(server=server)
+
+    def inner_state(state: State) -> State:
+        return state._replace(server=state.server.base)
+
+    def round_(hp, state, key, cohort: Cohort):
+        inner, info = algorithm.round(hp, inner_state(state), key, cohort)
+        variables = algorithm.global_model(inner)
+        average = ravel_pytree(variables["params"])[0]
+        # Rounds beyond L fall outside the array and are dropped.
+        trajectory = state.server.trajectory.at[state.round + 1].set(average, mode="drop")
+
+        def refine(params):
+            return fine_tune(
+                lambda p, x: apply_params(p, x, variables["state"]),
+                params,
+                synthesis.result(state.server.synthesis),
+                jax.random.fold_in(key, SERVER_FOLD),
+                epochs=epochs,
+                lr=hp["fine_tune_lr"],
+                augment_strategy=config.augment_strategy,
+                loss_scaling=config.loss_scaling,
+                optimizer=optimizer,
+            )
+
+        ready = state.server.iterations >= config.num_iterations
+        params = jax.lax.cond(ready, refine, lambda p: p, variables["params"])
+        inner = algorithm.with_global_model(inner, {**variables, "params": params})
+        server = state.server._replace(base=inner.server, trajectory=trajectory)
+        return inner._replace(server=server), info
+
+    def advance(hp, state, key, count):
+        every = max(1, (config.num_iterations - 1) // (NUM_SNAPSHOTS - 1))
+
+        def iteration(_, server: DynaFedServer):
+            n = server.iterations
+            images = server.synthesis.data.images[pictured]
+            slot = jnp.where((n % every == 0) & (n // every < NUM_SNAPSHOTS - 1), n // every, -1)
+            snapshots = _set_unless_negative(server.snapshots, slot, images)
+            made, info = synthesis.run(
+                numbers(hp), server.synthesis, server.trajectory, key, n, num_iterations=1
+            )
+            log = jax.tree.map(lambda all_, one: all_.at[n].set(one[0]), server.log, info)
+            return server._replace(
+                synthesis=made,
+                iterations=n + 1,
+                log=log,
+                snapshots=snapshots.at[-1].set(made.data.images[pictured]),
+            )
+
+        return state._replace(server=jax.lax.fori_loop(0, count, iteration, state.server))
+
+    def artifacts(state):
+        server, data = state.server, synthesis.result(state.server.synthesis)
+        return {
+            "synthetic_images": data.images,
+            "synthetic_label_logits": data.label_logits,
+            "synthetic_step_size": data.step_size,
+            "snapshots": server.snapshots,
+            "snapshot_labels": data.label_logits[pictured].argmax(-1),
+            "snapshot_iterations": _snapshot_iterations(config.num_iterations),
+            **server.log._asdict(),
+        }
+
+    def summary(state):
+        done = int(state.server.iterations)
+        if not done:
+            return {"synthesis_iterations": 0}
+        log = jax.tree.map(lambda a: np.asarray(a)[:done], state.server.log)
+        last = max(1, done // 5)
+        return {
+            "synthesis_iterations": done,
+            "synthesis_skipped": int(log.skipped.sum()),
+            "synthesis_step_size": float(log.step_size[-1]),
+            "matching_loss": float(np.nanmean(log.matching_loss[-last:])),
+            "matching_loss_by_start": {str(t): j for t, j in j_by_start(log, last=last).items()},
+        }
+
+    return algorithm._replace(
+        init=init,
+        round=round_,
+        global_model=lambda state: algorithm.global_model(inner_state(state)),
+        with_global_model=lambda state, variables: state._replace(
+            server=state.server._replace(
+                base=algorithm.with_global_model(inner_state(state), variables).server
+            )
+        ),
+        traffic=lambda hp, state: algorithm.traffic(hp, inner_state(state)),
+        host_work=(
+            HostWork(
+                "synthesis",
+                before_round=config.trajectory_rounds,
+                total=config.num_iterations,
+                done=lambda state: int(state.server.iterations),
+                advance=advance,
+            ),
+        ),
+        artifacts=artifacts,
+        summary=summary,
+    )
+
+
+def _config(options: dict[str, Any]) -> SynthesisConfig:
+    names = {f.name for f in dataclasses.fields(SynthesisConfig)}
+    given = {name: value for name, value in options.items() if name in names and value is not None}
+    if "target_counts" in given:
+        counts = given["target_counts"]
+        given["target_counts"] = tuple(counts) if isinstance(counts, list | tuple) else (counts,)
+    # A count of one kind replaces the preset's of the other.
+    if "num_samples" in given:
+        given.setdefault("samples_per_class", None)
+    elif "samples_per_class" in given:
+        given.setdefault("num_samples", None)
+    return SynthesisConfig.preset(options["preset"], **given)
+
+
+def _snapshot_iterations(total: int) -> np.ndarray:
+    every = max(1, (total - 1) // (NUM_SNAPSHOTS - 1))
+    return np.append(np.arange(NUM_SNAPSHOTS - 1) * every, total)
+
+
+def _set_unless_negative(rows, index, value):
+    old = rows[jnp.maximum(index, 0)]
+    return rows.at[jnp.maximum(index, 0)].set(jnp.where(index >= 0, value, old))

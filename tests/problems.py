@@ -1,0 +1,123 @@
+"""Small problems that the engine's tests share."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.data import dataset_from_arrays, partition_from_clients
+from fedjax_het.engine.lanes import Cohort, Examples
+from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.plan import Plan, make_plan
+from fedjax_het.engine.schedule import Scheduler
+from fedjax_het.engine.task import Task
+from fedjax_het.nn import Model
+
+SIZES = (7, 0, 12, 3, 9, 20)  # unequal clients, one smaller than a batch, one empty
+CLASSES = 3
+SHAPE = (2, 2, 1)
+BATCH = 4
+
+
+def blobs(sizes=SIZES, seed=0):
+    """Float images of three Gaussian classes, and their labels; client after client, skewed."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate(
+        [(rng.integers(0, 2, n) + k) % CLASSES for k, n in enumerate(sizes)]
+    ).astype(np.int32)
+    centres = rng.normal(size=(CLASSES, *SHAPE)) * 2
+    images = (centres[labels] + rng.normal(size=(len(labels), *SHAPE))).astype(np.float32)
+    return images, labels
+
+
+def consecutive(sizes=SIZES):
+    """A partition that gives every client the next `sizes[k]` examples."""
+    ends = np.cumsum(sizes)
+    return partition_from_clients([np.arange(e - n, e) for e, n in zip(ends, sizes, strict=True)])
+
+
+def linear_model() -> Model:
+    """Softmax regression."""
+
+    def init(key):
+        weights = 0.1 * jax.random.normal(key, (int(np.prod(SHAPE)), CLASSES))
+        return {"params": {"w": weights, "b": jnp.zeros(CLASSES)}, "state": {}}
+
+    def apply(variables, x, *, train, key=None):
+        params = variables["params"]
+        return x.reshape(x.shape[0], -1) @ params["w"] + params["b"], variables["state"]
+
+    return Model("linear", SHAPE, CLASSES, init, apply, None)
+
+
+def user_dataset(sizes=SIZES):
+    images, labels = blobs(sizes)
+    test_images, test_labels = blobs((30, 30), seed=1)
+    return dataset_from_arrays(images, labels, test_images, test_labels, num_classes=CLASSES)
+
+
+class Small(NamedTuple):
+    """A federation on `blobs`, driven by hand."""
+
+    algorithm: Algorithm
+    scheduler: Scheduler
+    examples: Examples
+    task: Task
+    hp: dict
+    num_clients: int
+
+    def start(self, seed=0):
+        variables = self.task.model.init(jax.random.key(seed))
+        return self.algorithm.init(self.hp, jax.random.key(seed), variables, self.num_clients)
+
+    def run(self, rounds, state=None):
+        state = self.start() if state is None else state
+        one = jax.jit(self.algorithm.round)
+        key = jax.random.key(7)
+        for r in range(rounds):
+            cohort = Cohort(self.scheduler.round(r), self.examples)
+            state, info = one(self.hp, state, jax.random.fold_in(key, r), cohort)
+        return state, info
+
+    def model(self, state):
+        return jax.tree.map(np.asarray, self.algorithm.global_model(state)["params"])
+
+
+def small(
+    build,
+    *,
+    hp,
+    plan: Plan | None = None,
+    sizes=SIZES,
+    optimizer="sgd",
+    keep=False,
+    epochs=1,
+    batch_size=BATCH,
+    participation=1.0,
+    averaging="uniform",
+    rounds=20,
+    model=None,
+    seed=0,
+) -> Small:
+    """`build(training, plan) -> Algorithm` on the blobs."""
+    plan = plan or make_plan(1, 1, sharded=False)
+    task = Task(model or linear_model(), (0.0,), (1.0,))
+    algorithm = build(LocalTraining(task, optimizer, epochs, keep), plan)
+    images, labels = blobs(sizes)
+    scheduler = Scheduler(
+        consecutive(sizes),
+        seed=seed,
+        rounds=rounds,
+        participation=participation,
+        passes=epochs + algorithm.extra_passes,
+        batch_size=batch_size,
+        averaging=averaging,
+        eval_every=1,
+        devices=plan.devices,
+        lanes=plan.lanes,
+    )
+    examples = plan.put(Examples(jnp.asarray(images), jnp.asarray(labels)))
+    hp = {name: jnp.float32(value) for name, value in {"server_lr": 1.0, **hp}.items()}
+    return Small(algorithm, scheduler, examples, task, hp, len(sizes))

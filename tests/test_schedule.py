@@ -1,0 +1,173 @@
+"""The host's schedule: complete, balanced, and independent of lanes."""
+
+import numpy as np
+import pytest
+from problems import SIZES, consecutive
+
+from fedjax_het.data import partition_from_clients
+from fedjax_het.engine.schedule import Scheduler
+
+
+def scheduler(sizes=SIZES, **settings):
+    defaults = {
+        "seed": 3,
+        "rounds": 6,
+        "participation": 1.0,
+        "passes": 2,
+        "batch_size": 4,
+        "averaging": "uniform",
+        "eval_every": 1,
+        "devices": 2,
+        "lanes": 2,
+    }
+    return Scheduler(consecutive(sizes), **{**defaults, **settings})
+
+
+def replay(schedule):
+    """What the device does with a schedule: {client: [(batch, size), ...]} in order of steps."""
+    done, running = {}, {}
+    for d in range(len(schedule.num_segments)):
+        begin = 0
+        for g in range(schedule.num_segments[d]):
+            end = schedule.segment_ends[d, g]
+            for v in range(schedule.slots.shape[-1]):
+                client = int(schedule.client_ids[d, v, schedule.slots[d, g, v]])
+                if schedule.starts[d, g, v]:
+                    running[d, v] = (client, [])
+                if (d, v) in running:
+                    assert running[d, v][0] == client
+                    running[d, v][1].extend(
+                        (schedule.batches[d, t, v], int(schedule.batch_sizes[d, t, v]))
+                        for t in range(begin, end)
+                    )
+                if schedule.ends[d, g, v]:
+                    client, steps = running.pop((d, v))
+                    assert client not in done, "a client must run once"
+                    done[client] = steps
+            begin = end
+    return done
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+def test_every_sample_of_every_client_is_used_once_a_pass(devices, lanes):
+    made = scheduler(devices=devices, lanes=lanes)
+    for r in range(3):
+        ran = replay(made.round(r))
+        assert sorted(ran) == [k for k, n in enumerate(SIZES) if n > 0]
+        for client, steps in ran.items():
+            used = np.concatenate([batch[:size] for batch, size in steps])
+            mine = made.partition.client(client)
+            assert np.array_equal(np.sort(used), np.sort(np.tile(mine, 2)))
+            per_pass = len(steps) // 2
+            assert [size for _, size in steps[: per_pass - 1]] == [4] * (per_pass - 1)
+
+
+@pytest.mark.parametrize(("devices", "lanes"), [(1, 1), (2, 1), (1, 4), (2, 3)])
+def test_a_clients_batches_do_not_depend_on_lanes(devices, lanes):
+    here, there = scheduler(devices=devices, lanes=lanes), scheduler(devices=1, lanes=2)
+    for r in range(4):
+        a, b = replay(here.round(r)), replay(there.round(r))
+        assert a.keys() == b.keys()
+        for client in a:
+            for (x, n), (y, m) in zip(a[client], b[client], strict=True):
+                assert n == m and np.array_equal(x[:n], y[:n])
+
+
+def test_rounds_differ_and_seeds_differ_and_both_repeat():
+    first, again, other = scheduler(), scheduler(), scheduler(seed=4)
+    batch = lambda s, r: s.client_batches(r, 5)[0]  # noqa: E731
+    assert np.array_equal(batch(first, 0), batch(again, 0))
+    assert not np.array_equal(batch(first, 0), batch(first, 1))
+    assert not np.array_equal(batch(first, 0), batch(other, 0))
+
+
+def test_participation_samples_without_replacement_and_uniformly():
+    made = scheduler(sizes=(5,) * 20, participation=0.4, rounds=400, passes=1)
+    counts = np.zeros(20)
+    for r in range(400):
+        drawn = made.participants(r)
+        assert len(set(drawn.tolist())) == 8
+        counts[drawn] += 1
+    # Binomial(400, 0.4): standard deviation 9.8.
+    assert abs(counts - 160).max() < 5 * 9.8
+
+
+@pytest.mark.parametrize(
+    ("clients", "share", "expected"), [(80, 0.4, 32), (10, 0.05, 1), (10, 0.3, 3), (7, 1.0, 7)]
+)
+def test_cohort_size_is_rounded_down_but_never_empty(clients, share, expected):
+    assert scheduler(sizes=(4,) * clients, participation=share).cohort_size == expected
+
+
+def test_weights_sum_to_one_over_clients_with_data():
+    for averaging in ("uniform", "weighted"):
+        made = scheduler(averaging=averaging).round(0)
+        assert made.weights.sum() == pytest.approx(1, abs=1e-6)
+        used = made.client_ids < len(SIZES)
+        expected = (
+            made.num_samples / sum(SIZES)
+            if averaging == "weighted"
+            else used / sum(n > 0 for n in SIZES)
+        )
+        assert np.allclose(made.weights, expected)
+
+
+def test_lanes_are_balanced_and_useful_work_is_counted():
+    rng = np.random.default_rng(0)
+    sizes = tuple(int(n) for n in rng.integers(200, 1200, 80))
+    made = scheduler(sizes=sizes, participation=0.4, batch_size=32, passes=1, lanes=1, rounds=10)
+    for r in range(10):
+        steps = [made.round(r).num_steps[d].sum() for d in range(2)]
+        assert abs(steps[0] - steps[1]) <= 8  # of about 350
+    fraction = made.work.useful_fraction(made.shape, 32)
+    steps = sum(made.work.lane_steps) * 2 * 32
+    assert fraction == pytest.approx(made.work.samples.sum() / steps)
+    assert fraction > 0.95
+
+
+def test_an_empty_cohort_has_no_segments():
+    made = scheduler(sizes=(0, 0, 5), participation=0.34, rounds=30)
+    empty = [r for r in range(30) if made.work.participants[r] == 0]
+    assert empty
+    one = made.round(empty[0])
+    assert one.num_segments.sum() == 0 and one.weights.sum() == 0
+
+
+def test_first_step_runs_one_step_of_each_lanes_first_client():
+    made = scheduler()
+    ran = replay(type(made.round(0))(*(leaf[0] for leaf in made.first_step(0, capacity=3))))
+    full = replay(made.round(0))
+    assert len(ran) == 4
+    for client, steps in ran.items():
+        assert len(steps) == 1 and np.array_equal(steps[0][0], full[client][0][0])
+
+
+def test_chunk_pads_with_copies():
+    made = scheduler()
+    chunk = made.chunk(2, 3, 5)
+    assert chunk.round.tolist() == [2, 3, 4, 4, 4]
+    assert np.array_equal(chunk.batches[1], made.round(3).batches)
+
+
+def test_evaluation_is_due_every_so_often_and_in_the_last_five_rounds():
+    made = scheduler(rounds=20, eval_every=6)
+    due = [r for r in range(20) if made.round(r).evaluate]
+    assert due == [5, 11, 15, 16, 17, 18, 19]
+
+
+def test_partition_of_one_client():
+    made = Scheduler(
+        partition_from_clients([np.arange(9)]),
+        seed=0,
+        rounds=1,
+        participation=1.0,
+        passes=1,
+        batch_size=4,
+        averaging="weighted",
+        eval_every=1,
+        devices=2,
+        lanes=1,
+    )
+    one = made.round(0)
+    assert one.num_steps.sum() == 3 and one.num_segments.tolist() == [1, 0]
