@@ -23,7 +23,7 @@ TABLE1 = Experiment(
             alphas=ALPHAS,
             seeds=(0, 1),
             settings={"num_clients": 20, "local_epochs": 5, "rounds": 40},
-            method_settings={"dynafed": {"options": {"synthesis_iterations": 200}}},
+            method_settings={"dynafed": {"options": {"num_iterations": 200}}},
         ),
         "paper": Preset(
             datasets=("fashion_mnist", "cifar10", "cinic10"),

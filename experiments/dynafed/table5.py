@@ -26,7 +26,7 @@ TABLE5 = Experiment(
             seeds=(0, 1),
             settings={"num_clients": 20, "local_epochs": 5, "rounds": 40},
             model_settings={"convnet": {"width": 16}},
-            method_settings={"dynafed": {"options": {"synthesis_iterations": 200}}},
+            method_settings={"dynafed": {"options": {"num_iterations": 200}}},
         ),
     },
 )
