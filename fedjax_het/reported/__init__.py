@@ -1,0 +1,33 @@
+"""What the papers report, cell by cell: one CSV file per paper, read as it stands.
+
+Columns: `paper`, `item` (`table1`, ...), `dataset`, `model`, `partition`, `level` (the Dirichlet
+alpha, or the labels per client), `clients`, `participation`, `local_epochs`, `rounds`, `method`,
+`metric`, `mean`, `std`. Accuracies are percentages. Nothing measured is ever written here.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedjax_het.errors import require_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FOLDER = Path(__file__).parent
+
+
+@cache
+def _read(paper: str) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.read_csv(_FOLDER / f"{paper}.csv")
+
+
+def reported_values(paper: str, item: str) -> "pd.DataFrame":
+    """The values of one table or figure, in the paper's order: `reported_values("dynafed",
+    "table1")`. An unknown paper or item is a `ConfigError` that lists the valid ones."""
+    require_name("paper", paper, sorted(path.stem for path in _FOLDER.glob("*.csv")))
+    values = _read(paper)
+    require_name("item", item, list(dict.fromkeys(values["item"])))
+    return values[values["item"] == item].reset_index(drop=True)

@@ -1,0 +1,136 @@
+"""The tables' declarations, their command line, and one table filled for real."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedjax_het
+from fedjax_het.experiment import Arguments, main, make_cells
+from fedjax_het.reported import reported_values
+from fedjax_het.result import Result
+from fedjax_het.sweep import load_results
+
+ROOT = Path(__file__).parent.parent
+
+
+def declared(path):
+    spec = importlib.util.spec_from_file_location("declaration", ROOT / "experiments" / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLE1 = declared("table1.py").TABLE1
+TABLE5 = declared("dynafed/table5.py").TABLE5
+
+
+@pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
+def test_the_paper_preset_is_the_papers_table(experiment):
+    cells = make_cells(experiment, Arguments(preset="paper"))
+    reported = reported_values(experiment.paper, experiment.item)
+    places = [(cell.dataset, cell.model, cell.alpha, cell.method) for cell in cells]
+    theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
+    assert sorted(places) == sorted(theirs)
+    for cell in cells:
+        for run in cell.runs:
+            spec = run.resolved()
+            assert (spec.algorithm, spec.dataset) == (cell.method, cell.dataset)
+            assert (spec.num_clients, spec.participation, spec.rounds) == (80, 0.4, 200)
+            assert (spec.partition, spec.local_epochs) == ("dirichlet_balanced", 1)
+            assert (spec.width, spec.depth, spec.norm) == (None, None, None)
+    filled = {cell.method for cell in cells if cell.runs}
+    assert filled >= {"fedavg", "fedprox", "scaffold", "dynafed"}
+
+
+@pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
+def test_the_quick_preset_needs_no_download(experiment):
+    cells = make_cells(experiment, Arguments(preset="quick"))
+    assert {cell.dataset for cell in cells} == {"digits"}
+    assert all(cell.runs for cell in cells)
+
+
+def test_filters_choose_and_settings_reach_the_runs():
+    arguments = Arguments(
+        preset="paper",
+        models=("mlp", "convnet"),
+        datasets=("fashion_mnist",),
+        methods=("scaffold",),
+        alphas=(0.3,),
+        seeds=(7, 8),
+        rounds=3,
+        width=32,
+    )
+    mlp, convnet = make_cells(TABLE1, arguments)
+    assert [run.seed for run in mlp.runs] == [7, 8]
+    assert {(run.alpha, run.rounds) for run in (*mlp.runs, *convnet.runs)} == {(0.3, 3)}
+    assert (mlp.runs[0].width, convnet.runs[0].width) == (None, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "fedavgg"], "methods = 'fedavgg' is unknown: did you mean 'fedavg'"),
+        (["--preset", "papr"], "preset = 'papr' is unknown: did you mean 'paper'"),
+        (["--datasets", "digit"], "dataset = 'digit' is unknown: did you mean 'digits'"),
+        (["--models", "mlp", "--width", "32"], "width = 32"),
+        (["--alphas", "0"], "alpha = 0.0"),
+        (["--rounds", "0"], "rounds = 0"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_status_2(arguments, message, capsys, tmp_path):
+    status = main(TABLE1, [*arguments, "--output-dir", str(tmp_path / "out")])
+    error = capsys.readouterr().err.strip()
+    assert status == 2
+    assert message in error
+    assert "\n" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, monkeypatch):
+    command = ["--methods", "fedavg", "--alphas", "0.1", "0.5", "--seeds", "0", "1"]
+    command += ["--rounds", "2", "--output-dir", str(tmp_path)]
+    assert main(TABLE1, [*command, "--list"]) == 0
+    assert capsys.readouterr().out.count("missing") == 4
+    assert not list(tmp_path.iterdir())
+
+    assert main(TABLE1, command) == 0
+    text = capsys.readouterr().out
+    assert "rounds 2 instead of 200" in text
+    assert "no values for digits" in text
+    accuracy = 100 * load_results(tmp_path).groupby("alpha")["final_accuracy"].mean()
+    for alpha in (0.1, 0.5):
+        assert re.search(rf"^  fedavg +{accuracy[alpha]:.2f} ± ", text, flags=re.MULTILINE)
+        line = f"| {alpha} | fedavg | {accuracy[alpha]:.2f} ± "
+        assert line in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "table.csv").read_text().count("\n") == 3
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    def no_more(*args, **keywords):
+        raise AssertionError("a run that is done was made again")
+
+    monkeypatch.setattr(fedjax_het, "simulate", no_more)
+    assert main(TABLE1, command) == 0
+    assert "4 of 4 runs" in capsys.readouterr().out
+    assert main(TABLE1, [*command, "--list"]) == 0
+    assert capsys.readouterr().out.count("done") == 4
+
+
+def test_missing_data_leaves_cells_missing_and_says_why(tmp_path, capsys, monkeypatch):
+    def simulate(spec, **keywords):
+        fedjax_het.load_dataset(spec.dataset)
+        summary = {"final_accuracy": 0.5, "final_accuracy_std": 0.0, "diverged": False}
+        return Result(spec, {"test_accuracy": np.full(1, 0.5)}, {**summary, "wall_seconds": 1.0})
+
+    monkeypatch.setattr(fedjax_het, "simulate", simulate)
+    monkeypatch.delenv("CINIC10_DIR", raising=False)
+    command = ["--methods", "fedavg", "--alphas", "0.01", "--seeds", "0", "--rounds", "1"]
+    command += ["--models", "mlp", "--output-dir", str(tmp_path), "--preset", "paper"]
+    assert main(TABLE1, [*command, "--datasets", "cinic10", "digits"]) == 0
+    text = capsys.readouterr().out
+    assert "Not run (1 runs)" in text
+    assert "CINIC10_DIR" in text
+    assert "0 of 1" in text
+    assert main(TABLE1, [*command, "--datasets", "cinic10"]) == 2

@@ -1,0 +1,100 @@
+"""The README does what it says: its Python blocks run, its commands are understood."""
+
+import importlib.util
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+TEST_COMMAND = 'pip install -e ".[test]" && pytest'
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+
+
+COMMANDS = [
+    command
+    for block in blocks("bash")
+    for line in block.splitlines()
+    for command in line.split(" && ")
+]
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.strip().split("\n")[-1])
+def test_a_python_block_runs(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    kinds = re.findall(r"^```(\w*)$", README, flags=re.MULTILINE)
+    assert set(kinds) == {"python", "bash", ""}  # "" closes
+    assert kinds.count("") == len(kinds) / 2
+    assert len(blocks("python")) + len(blocks("bash")) == len(kinds) / 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_understood(command, monkeypatch, tmp_path):
+    words = shlex.split(command)
+    match words:
+        case ["pytest"]:
+            pass
+        case ["pip", "install", "-e", target]:
+            extra = target.removeprefix(".").strip("[]")
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            assert not extra or extra in project["optional-dependencies"]
+        case ["python", "experiments/speed.py", *arguments]:
+            understood_by_tyro(words[1], arguments)
+        case ["python", script, *arguments] if script.startswith("experiments/"):
+            # --list makes every setting of every run, checks it and runs nothing.
+            monkeypatch.chdir(tmp_path)
+            monkeypatch.setattr(sys, "argv", [script, *arguments, "--list"])
+            with pytest.raises(SystemExit) as stop:
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+            assert stop.value.code == 0
+        case ["python", "-m", "fedjax_het.data.prepare", name]:
+            from fedjax_het.data.tfds import SOURCES
+
+            assert name in SOURCES
+        case ["fedjax-het", *arguments]:
+            from fedjax_het import cli
+
+            # What would run is resolved, so that every name and value in it is checked.
+            monkeypatch.setattr(cli, "_run", lambda command: cli.spec_of(command).resolved() and 0)
+            assert cli.main(arguments) == 0
+        case _:
+            pytest.fail(f"the README has a command that no test checks: {command}")
+
+
+def understood_by_tyro(script, arguments):
+    import tyro
+
+    spec = importlib.util.spec_from_file_location("script", ROOT / script)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["script"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    tyro.cli(module.Arguments, args=arguments)
+
+
+def test_the_tables_name_everything_there_is():
+    from fedjax_het.algorithms import ALGORITHMS
+    from fedjax_het.data import DATASETS, PARTITIONS
+    from fedjax_het.nn import MODELS
+
+    cells = re.findall(r"^\| (`.*?) \|", README, flags=re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert named == {*ALGORITHMS, *DATASETS, *PARTITIONS, *MODELS}
+
+
+def test_ci_runs_the_readmes_test_command():
+    assert TEST_COMMAND in [line for block in blocks("bash") for line in block.splitlines()]
+    last = (ROOT / ".ci" / "run").read_text().strip().splitlines()[-1]
+    assert last == TEST_COMMAND
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
