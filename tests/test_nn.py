@@ -1,0 +1,400 @@
+"""Networks: parameter counts, initialisation, and values and gradients against oracles."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.errors import ConfigError
+from fedjax_het.nn import (
+    conv2d,
+    count_parameters,
+    make_model,
+    micro_batched_value_and_grad,
+)
+
+KEY = jax.random.key(0)
+
+
+def sum_of_cross_entropies(model, params, batch):
+    logits, _ = model.apply({"params": params, "state": {}}, batch["x"], train=True)
+    log_probabilities = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(log_probabilities, batch["y"][:, None], axis=1).sum()
+
+
+def random_batch(model, size, key=KEY):
+    return {
+        "x": jax.random.normal(key, (size, *model.input_shape)),
+        "y": jnp.arange(size) % model.num_classes,
+    }
+
+
+def assert_trees_close(actual, expected, tolerance):
+    """Leaf by leaf, relative to the largest entry of the whole expected tree."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * scale)
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "options", "count"),
+    [
+        ("mlp", (28, 28, 1), 10, {}, 118_282),
+        ("convnet", (28, 28, 1), 10, {}, 317_706),
+        ("convnet", (32, 32, 3), 10, {}, 320_010),
+        ("convnet", (32, 32, 3), 100, {}, 504_420),
+        ("convnet", (28, 28, 1), 10, {"width": 32}, 24_138),
+        ("convnet", (28, 28, 1), 10, {"width": 32, "norm": "none"}, 24_138 - 3 * 64),
+        ("convnet", (8, 8, 1), 10, {"width": 4, "norm": "batch"}, 40 + 2 * 148 + 3 * 8 + 50),
+        ("mlp", (8, 8, 1), 3, {"hidden": (5,)}, 64 * 5 + 5 + 5 * 3 + 3),
+    ],
+)
+def test_parameter_counts(name, shape, classes, options, count):
+    model = make_model(name, shape, classes, **options)
+    variables = jax.eval_shape(model.init, KEY)
+    assert count_parameters(variables) == count
+    apply = partial(model.apply, train=False)
+    logits, state = jax.eval_shape(apply, variables, jnp.ones((2, *shape)))
+    assert logits.shape == (2, classes)
+    assert state == variables["state"]
+    assert bool(state) == (options.get("norm") == "batch")
+
+
+def test_variables_are_plain_dicts():
+    def check(tree):
+        assert type(tree) is dict or isinstance(tree, jax.ShapeDtypeStruct)
+        for branch in tree.values() if type(tree) is dict else ():
+            check(branch)
+
+    model = make_model("convnet", (8, 8, 1), 10, width=4, norm="batch")
+    check(jax.eval_shape(model.init, KEY))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (28, 28, 1)), ("convnet", (32, 32, 3))])
+def test_initialisation_is_pytorchs(name, shape):
+    """Every weight and bias uniform on ±1/sqrt(fan_in): bounds, mean and variance."""
+    params = jax.jit(make_model(name, shape, 100).init)(KEY)["params"]
+    for layer, leaves in params.items():
+        if layer.startswith("norm"):
+            np.testing.assert_array_equal(leaves["scale"], 1)
+            np.testing.assert_array_equal(leaves["bias"], 0)
+            continue
+        bound = 1 / np.sqrt(np.prod(leaves["kernel"].shape[:-1]))
+        for leaf in leaves.values():
+            values = np.asarray(leaf, np.float64).ravel() / bound
+            assert np.abs(values).max() <= 1 + 1e-6
+            assert np.abs(values).max() > 1 - 10 / values.size
+            # Five standard errors; a uniform on ±1 has variance 1/3 and fourth moment 1/5.
+            assert abs(values.mean()) < 5 * np.sqrt(1 / 3 / values.size)
+            assert abs((values**2).mean() - 1 / 3) < 5 * np.sqrt((1 / 5 - 1 / 9) / values.size)
+
+
+def test_init_depends_on_the_key_alone():
+    model = make_model("mlp", (8, 8, 1), 10)
+    init = jax.jit(model.init)
+    first, again, other = (init(jax.random.key(seed)) for seed in (1, 1, 2))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert not np.array_equal(first["params"]["head"]["kernel"], other["params"]["head"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("convnext", (8, 8, 1), 10), "convnet"),
+        (("convnet", (8, 8), 10), "input_shape"),
+        (("convnet", (8, 8, 1), 0), "num_classes"),
+        (("convnet", (8, 8, 1), 10, {"norm": "grop"}), "group"),
+        (("convnet", (8, 8, 1), 10, {"depth": 4}), "1 to 3"),
+        (("convnet", (8, 8, 1), 10, {"depth": 0}), "depth"),
+        (("convnet", (8, 8, 1), 10, {"width": 0}), "width"),
+        (("convnet", (8, 8, 1), 10, {"hidden": (3,)}), "hidden"),
+        (("convnet", (8, 8, 1), 10, {"conv_impl": "winograd"}), "im2col"),
+        (("mlp", (8, 8, 1), 10, {"width": 3}), "hidden"),
+        (("mlp", (8, 8, 1), 10, {"norm": "group"}), "norm"),
+        (("mlp", (8, 8, 1), 10, {"hidden": (0,)}), "hidden"),
+    ],
+)
+def test_bad_options_name_what_would_be_right(arguments, word):
+    *positional, options = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
+    with pytest.raises(ConfigError, match=word) as error:
+        make_model(*positional, **options)
+    assert "\n" not in str(error.value)
+
+
+# Convolution
+
+
+def convolve_in_float64(x, kernel, padding):
+    x, kernel = np.asarray(x, np.float64), np.asarray(kernel, np.float64)
+    x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], axis=(1, 2))
+    return np.einsum("bhwirc,rcio->bhwo", windows, kernel)
+
+
+CONVOLUTIONS = [(3, 1), (3, 3), (5, 0), (5, 2), (5, 3), (1, 0)]
+
+
+@pytest.mark.parametrize(("size", "padding"), CONVOLUTIONS)
+@pytest.mark.parametrize("impl", ["native", "im2col"])
+def test_convolution_against_numpy(size, padding, impl):
+    x = jax.random.normal(KEY, (2, 9, 7, 3))
+    kernel = jax.random.normal(jax.random.fold_in(KEY, 1), (size, size, 3, 4))
+    expected = convolve_in_float64(x, kernel, padding)
+    np.testing.assert_allclose(conv2d(x, kernel, padding, impl), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "padding", "clients"), [(3, 1, 0), (3, 3, 3), (5, 2, 3), (5, 0, 0)]
+)
+def test_convolution_gradients_agree(size, padding, clients):
+    """First and second reverse derivatives, with one kernel and with one per client."""
+    lead = (clients,) if clients else ()
+    x = jax.random.normal(KEY, (*lead, 2, 7, 8, 2))
+    kernel = jax.random.normal(jax.random.fold_in(KEY, 1), (*lead, size, size, 2, 3)) / size
+
+    def derivatives(impl):
+        def loss(x, kernel):
+            return jnp.sin(conv2d(x, kernel, padding, impl)).sum()
+
+        def squared_gradient(x, kernel):
+            return sum((g**2).sum() for g in jax.grad(loss, argnums=(0, 1))(x, kernel))
+
+        def both(x, kernel):
+            return [jax.grad(f, argnums=(0, 1))(x, kernel) for f in (loss, squared_gradient)]
+
+        return jax.jit(jax.vmap(both) if clients else both)(x, kernel)
+
+    assert_trees_close(derivatives("im2col"), derivatives("native"), 1e-5)
+
+
+# Networks
+
+
+def forward_in_float64(params, x, first_padding, norm, depth):
+    x, params = np.asarray(x, np.float64), jax.tree.map(lambda p: np.asarray(p, np.float64), params)
+    for block in range(1, depth + 1):
+        conv = params[f"conv{block}"]
+        x = convolve_in_float64(x, conv["kernel"], first_padding if block == 1 else 1)
+        x = x + conv["bias"]
+        if norm != "none":
+            axes = (1, 2) if norm == "group" else (0, 1, 2)
+            x = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+            x = x * params[f"norm{block}"]["scale"] + params[f"norm{block}"]["bias"]
+        x = np.maximum(x, 0)
+        x = x[:, : x.shape[1] // 2 * 2, : x.shape[2] // 2 * 2]
+        x = (x[:, ::2, ::2] + x[:, 1::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, 1::2]) / 4
+    return x.reshape(len(x), -1) @ params["head"]["kernel"] + params["head"]["bias"]
+
+
+def perturbed(model, seed=0):
+    """Variables away from where scales are one and shifts zero, drawn without compiling."""
+    draw = np.random.default_rng(seed)
+    variables = jax.eval_shape(model.init, KEY)
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(draw.normal(0.3, 0.4, leaf.shape), jnp.float32),
+        variables["params"],
+    )
+    state = {
+        layer: {"mean": jnp.zeros(leaf["mean"].shape), "variance": jnp.ones(leaf["mean"].shape)}
+        for layer, leaf in variables["state"].items()
+    }
+    return {"params": params, "state": state}
+
+
+def train_apply(model):
+    return jax.jit(partial(model.apply, train=True))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch", "none"])
+@pytest.mark.parametrize(
+    ("shape", "depth", "first_padding"),
+    [((28, 28, 1), 3, 3), ((8, 8, 1), 3, 1), ((13, 10, 3), 2, 1)],
+)
+def test_convnet_against_numpy(norm, shape, depth, first_padding):
+    model = make_model("convnet", shape, 5, width=6, depth=depth, norm=norm)
+    variables = perturbed(model)
+    x = jax.random.normal(jax.random.fold_in(KEY, 2), (3, *shape))
+    expected = forward_in_float64(variables["params"], x, first_padding, norm, depth)
+    logits, _ = train_apply(model)(variables, x)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_mlp_against_numpy():
+    model = make_model("mlp", (4, 5, 2), 3, hidden=(7, 6))
+    variables = perturbed(model)
+    x = jax.random.normal(KEY, (5, 4, 5, 2))
+    params = jax.tree.map(lambda p: np.asarray(p, np.float64), variables["params"])
+    expected = np.asarray(x, np.float64).reshape(5, -1)
+    for layer in ("hidden1", "hidden2"):
+        expected = np.maximum(expected @ params[layer]["kernel"] + params[layer]["bias"], 0)
+    expected = expected @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_allclose(train_apply(model)(variables, x)[0], expected, atol=1e-5)
+
+
+def test_instance_is_another_name_of_group():
+    models = [make_model("convnet", (8, 8, 1), 4, width=3, norm=n) for n in ("group", "instance")]
+    x = jax.random.normal(KEY, (2, 8, 8, 1))
+    first, second = (train_apply(m)(perturbed(m), x)[0] for m in models)
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch", "none"])
+def test_network_gradients_agree_between_convolutions(norm):
+    """Per-client weights under vmap, as lanes have them."""
+
+    def gradients(impl):
+        model = make_model("convnet", (8, 8, 1), 4, width=5, depth=2, norm=norm, conv_impl=impl)
+        clients = [perturbed(model, seed) for seed in range(3)]
+        clients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients)
+        batch = random_batch(model, 4)
+
+        def loss(params, state):
+            logits, _ = model.apply({"params": params, "state": state}, batch["x"], train=True)
+            return (logits**2).sum()
+
+        return jax.jit(jax.vmap(jax.grad(loss)))(clients["params"], clients["state"])
+
+    assert_trees_close(gradients("im2col"), gradients("native"), 1e-5)
+
+
+@pytest.mark.parametrize("impl", ["native", "im2col"])
+def test_gradient_through_a_training_step(impl):
+    """Trajectory matching's derivative: of a loss after one SGD step, by the training images.
+
+    Against central differences in float64 along a random direction.
+    """
+    with jax.enable_x64(True):
+        model = make_model("convnet", (4, 4, 1), 3, width=3, depth=2, conv_impl=impl)
+        params = jax.tree.map(lambda p: p.astype(jnp.float64), perturbed(model)["params"])
+        train, test = random_batch(model, 3), random_batch(model, 4, jax.random.fold_in(KEY, 3))
+        train, test = jax.tree.map(
+            lambda a: a.astype(jnp.float64) if a.ndim == 4 else a, (train, test)
+        )
+
+        def after_one_step(images):
+            gradient = jax.grad(partial(sum_of_cross_entropies, model))(
+                params, {**train, "x": images}
+            )
+            stepped = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+            return sum_of_cross_entropies(model, stepped, test)
+
+        direction = jax.random.normal(jax.random.fold_in(KEY, 4), train["x"].shape, jnp.float64)
+        evaluate = jax.jit(jax.value_and_grad(after_one_step))
+        slope = (evaluate(train["x"])[1] * direction).sum()
+        step = 1e-6
+        up, down = (evaluate(train["x"] + sign * step * direction)[0] for sign in (1, -1))
+        assert slope.dtype == jnp.float64
+        np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-6)
+
+
+# Batch normalisation
+
+
+def test_running_statistics():
+    """After two batches, by hand: 0.9 old + 0.1 new, variance unbiased; evaluation uses them."""
+    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=1, norm="batch")
+    variables = perturbed(model)
+    conv = jax.tree.map(lambda p: np.asarray(p, np.float64), variables["params"]["conv1"])
+    mean, variance = np.zeros(3), np.ones(3)
+    for seed in (1, 2):
+        x = 2 * jax.random.normal(jax.random.key(seed), (5, 8, 8, 1)) + 1
+        _, state = train_apply(model)(variables, x)
+        variables = {**variables, "state": state}
+        features = convolve_in_float64(x, conv["kernel"], 1) + conv["bias"]
+        mean = 0.9 * mean + 0.1 * features.mean((0, 1, 2))
+        variance = 0.9 * variance + 0.1 * features.var((0, 1, 2), ddof=1)
+    np.testing.assert_allclose(state["norm1"]["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(state["norm1"]["variance"], variance, rtol=1e-5)
+
+    logits, unchanged = jax.jit(partial(model.apply, train=False))(variables, x)
+    jax.tree.map(np.testing.assert_array_equal, unchanged, state)
+    norm = jax.tree.map(lambda p: np.asarray(p, np.float64), variables["params"]["norm1"])
+    y = (features - mean) / np.sqrt(variance + 1e-5) * norm["scale"] + norm["bias"]
+    y = np.maximum(y, 0).reshape(5, 4, 2, 4, 2, 3).mean((2, 4)).reshape(5, -1)
+    head = variables["params"]["head"]
+    np.testing.assert_allclose(logits, y @ head["kernel"] + head["bias"], rtol=1e-4, atol=1e-4)
+
+
+def test_statistics_stay_with_their_client():
+    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=2, norm="batch")
+    apply = partial(train_apply(model), perturbed(model))
+    x = jax.random.normal(KEY, (2, 5, 8, 8, 1)) * jnp.array([1.0, 9.0]).reshape(2, 1, 1, 1, 1)
+    together = jax.jit(jax.vmap(apply))(x)
+    for client in range(2):
+        theirs = jax.tree.map(lambda leaf, client=client: leaf[client], together)
+        assert_trees_close(theirs, apply(x[client]), 1e-5)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch", "none"])
+def test_evaluation_does_not_depend_on_the_rest_of_the_batch(norm):
+    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=2, norm=norm)
+    apply = jax.jit(partial(model.apply, perturbed(model), train=False))
+    x = jax.random.normal(KEY, (6, 8, 8, 1))
+    np.testing.assert_allclose(apply(x)[0][:2], apply(x[:2])[0], rtol=1e-4, atol=1e-5)
+
+
+# Micro-batches
+
+
+@pytest.mark.parametrize("batch_size", [8, 10, 7])
+@pytest.mark.parametrize("micro_batch", [None, 1, 4, 100])
+def test_micro_batches_change_nothing(batch_size, micro_batch):
+    """Least squares in closed form, with a sum beside the loss."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(batch_size, 3)), draw.normal(size=batch_size)
+    weights = draw.normal(size=3)
+
+    def loss(weights, batch):
+        error = batch["x"] @ weights - batch["y"]
+        return (error**2).sum(), {"error": error.sum()}
+
+    in_pieces = jax.jit(micro_batched_value_and_grad(loss, micro_batch, has_aux=True))
+    (value, aux), gradient = in_pieces(jnp.float32(weights), {"x": x, "y": y})
+    error = x @ weights - y
+    np.testing.assert_allclose(value, (error**2).sum(), rtol=1e-5)
+    np.testing.assert_allclose(aux["error"], error.sum(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(gradient, 2 * x.T @ error, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch", "pieces"), [(32, 8, 4), (10, 8, 2), (7, 4, 1)]
+)
+def test_micro_batches_run_one_after_another(batch_size, micro_batch, pieces):
+    """The program loops over equal pieces on CPU, and does not split where none is large enough."""
+
+    def loss(weights, x):
+        return (x @ weights).sum()
+
+    program = jax.make_jaxpr(micro_batched_value_and_grad(loss, micro_batch))
+    text = str(program(jnp.ones(3), jnp.ones((batch_size, 3))))
+    on_cpu = jax.default_backend() == "cpu"
+    assert (f"length={pieces}" in text) == (on_cpu and pieces > 1)
+
+
+def test_micro_batches_of_clients():
+    """A ConvNet with one set of weights per client, under vmap as lanes are."""
+    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=2)
+    clients = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(perturbed(model, seed)["params"] for seed in range(3))
+    )
+    batch = random_batch(model, 8)
+    loss = partial(sum_of_cross_entropies, model)
+    in_pieces, whole = (
+        jax.jit(jax.vmap(micro_batched_value_and_grad(loss, size), (0, None)))(clients, batch)
+        for size in (2, None)
+    )
+    assert_trees_close(in_pieces, whole, 1e-5)
+
+
+def test_micro_batch_hint():
+    """1 MB of the first layer's activations; none where training mixes samples."""
+    assert make_model("convnet", (28, 28, 1), 10).micro_batch == 2
+    assert make_model("convnet", (32, 32, 3), 10, width=32).micro_batch == 8
+    assert make_model("convnet", (32, 32, 3), 10, norm="batch").micro_batch is None
+    assert make_model("mlp", (28, 28, 1), 10).micro_batch is None
