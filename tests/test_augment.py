@@ -164,12 +164,13 @@ def test_pixel_gradients_equal_finite_differences(strategy):
         images = jnp.asarray(random_images((2, 6, 5, 3)), jnp.float64)
         direction = jnp.asarray(random_images((2, 6, 5, 3), seed=1), jnp.float64)
 
+        @jax.jit
         def value(images):
             # All six in turn where all are named, so that none is left out by the draw.
             out = aug.augment(jax.random.key(3), images, strategy=strategy, single=False)
             return jnp.sin(out).sum()
 
-        slope = (jax.grad(value)(images) * direction).sum()
+        slope = (jax.jit(jax.grad(value))(images) * direction).sum()
         step = 1e-5
         measured = (value(images + step * direction) - value(images - step * direction)) / (
             2 * step
@@ -235,26 +236,27 @@ def test_single_mode_draws_one_family_uniformly_and_all_mode_applies_every_one()
 
 def test_drawn_parameters_fill_their_ranges():
     """Constant or one-hot images reveal what was drawn."""
-    side, batch = 28, 4000
+    side, batch = 28, 2000
     ones = jnp.ones((batch, side, side, 1))
     keys = jax.random.split(jax.random.key(5), 4)
 
-    shift = np.asarray(aug.augment(keys[0], ones, strategy="color"))[:, 0, 0, 0] - 1
-    assert -0.5 <= shift.min() < -0.49 and 0.49 < shift.max() <= 0.5
+    augment = jax.jit(aug.augment, static_argnames="strategy")
+    shift = np.asarray(augment(keys[0], ones, strategy="color"))[:, 0, 0, 0] - 1
+    assert -0.5 <= shift.min() < -0.48 and 0.48 < shift.max() <= 0.5
 
     spot = jnp.zeros((batch, side, side, 1)).at[:, 14, 14].set(1.0)
-    cropped = np.asarray(aug.augment(keys[1], spot, strategy="crop"))[..., 0]
+    cropped = np.asarray(augment(keys[1], spot, strategy="crop"))[..., 0]
     _, rows, columns = np.nonzero(cropped)
     assert len(rows) == batch  # a spot in the middle never leaves the picture
     for place in (rows, columns):
         assert set(place - 14) == set(range(-4, 5))
 
-    cut = 1 - np.asarray(aug.augment(keys[2], ones, strategy="cutout"))[..., 0]
+    cut = 1 - np.asarray(augment(keys[2], ones, strategy="cutout"))[..., 0]
     heights, widths = cut.max(2).sum(1), cut.max(1).sum(1)
     assert set(heights) == set(widths) == set(range(7, 15))  # half of 14 where centred on a border
 
-    flipped = np.asarray(aug.augment(keys[3], ones * np.arange(side)[:, None], strategy="flip"))
-    assert abs((flipped[:, 0, 0, 0] != 0).mean() - 0.5) < 0.04
+    flipped = np.asarray(augment(keys[3], ones * np.arange(side)[:, None], strategy="flip"))
+    assert abs((flipped[:, 0, 0, 0] != 0).mean() - 0.5) < 0.06
 
 
 @pytest.mark.parametrize("strategy", ["", "none"])
@@ -270,21 +272,17 @@ def test_an_unknown_or_repeated_family_is_named(strategy):
 
 
 def test_it_works_inside_a_differentiated_rematerialised_scan():
-    """As in the unrolled inner loop: the gradient is that of the plain Python loop."""
-    images = jnp.asarray(random_images((4, 8, 8, 1)))
+    """As in the unrolled inner loop, the draw being a real branch: against finite differences."""
+    with jax.enable_x64(True):
+        images = jnp.asarray(random_images((4, 6, 6, 1)), jnp.float64)
 
-    def step(total, key):
-        out = aug.augment(key, images * (1 + total), strategy="flip_rotate")
-        return total + 1e-3 * jnp.square(out).sum(), None
+        def step(total, key):
+            out = aug.augment(key, images * (1 + total), strategy="color_crop_rotate")
+            return total + 1e-3 * jnp.square(out).sum(), None
 
-    def in_scan(scale):
-        keys = jax.random.split(jax.random.key(2), 3)
-        return jax.lax.scan(jax.checkpoint(step, prevent_cse=False), scale, keys)[0]
+        def value(total):
+            keys = jax.random.split(jax.random.key(2), 8)
+            return jax.lax.scan(jax.checkpoint(step, prevent_cse=False), total, keys)[0]
 
-    def in_python(scale):
-        for key in jax.random.split(jax.random.key(2), 3):
-            scale, _ = step(scale, key)
-        return scale
-
-    for f, g in ((in_scan, in_python), (jax.grad(in_scan), jax.grad(in_python))):
-        np.testing.assert_allclose(jax.jit(f)(0.1), jax.jit(g)(0.1), rtol=1e-5)
+        value, slope = jax.jit(value), jax.jit(jax.grad(value))(0.1)
+        np.testing.assert_allclose(slope, (value(0.1 + 1e-6) - value(0.1 - 1e-6)) / 2e-6, rtol=1e-7)

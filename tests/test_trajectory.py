@@ -1,6 +1,7 @@
 """Trajectory matching against finite differences, NumPy loops and a trajectory that is known."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fedjax_het.condensation import (
     train_from_scratch,
     unroll,
 )
+from fedjax_het.condensation.pictures import plot_synthesis
 from fedjax_het.condensation.synthetic import _minibatch
 from fedjax_het.errors import ConfigError
 
@@ -167,7 +169,7 @@ def test_rematerialisation_changes_nothing():
     vector, unravel = ravel_pytree(params)
 
     def loss(data, rematerialise):
-        options = {"num_steps": 5, "augment_strategy": "color_flip", "batch_size": 4}
+        options = {"num_steps": 5, "augment_strategy": "flip", "batch_size": 4}
         end = unroll(
             apply_params,
             unravel,
@@ -220,11 +222,9 @@ def test_segments_are_drawn_from_what_the_settings_allow(replacement, endpoint):
     trajectory = jnp.eye(11, 13)  # unit vectors, with room behind the last
     options = {"first_start": 1, "last_start": 6, "segment_length": 4, "target_counts": (2, 3)}
     draws = jax.random.split(jax.random.key(0), 4000)
-    starts, targets = jax.vmap(
-        lambda key: draw_segment(
-            key, trajectory, replacement=replacement, endpoint=endpoint, **options
-        )
-    )(draws)
+    options |= {"replacement": replacement, "endpoint": endpoint}
+    draw = jax.jit(jax.vmap(lambda key: draw_segment(key, trajectory, **options)))
+    starts, targets = draw(draws)
     starts, targets = np.asarray(starts), np.asarray(targets)
     counts = np.bincount(starts, minlength=8)
     assert counts[0] == counts[7] == 0
@@ -271,11 +271,13 @@ def real_trajectory():
     return jnp.asarray(np.stack(rows), jnp.float32)
 
 
+@functools.cache  # one compilation serves every test of the same settings
 def make_toy(**overrides):
     settings = {
         "trajectory_rounds": ROUNDS,
         "segment_length": 2,
         "target_counts": (1, 2),
+        "keep": "best",
         "inner_steps": 8,
         "step_size": 0.3,
         "label_init": 0.0,
@@ -295,7 +297,7 @@ def make_toy(**overrides):
 
 
 def test_synthesis_learns_to_reproduce_a_known_trajectory():
-    synthesis, run, hp, state = make_toy(keep="best")
+    synthesis, run, hp, state = make_toy()
     trajectory = real_trajectory()
     state, info = run(hp, state, trajectory, jax.random.key(1), 0, num_iterations=800)
     first, last = j_by_start(jax.tree.map(lambda x: x[:50], info)), j_by_start(info, last=200)
@@ -328,7 +330,7 @@ def test_synthesis_learns_to_reproduce_a_known_trajectory():
 
 
 def test_iterations_run_in_pieces_are_bit_identical():
-    _, run, hp, start = make_toy(augment_strategy="color_flip")
+    _, run, hp, start = make_toy(inner_batch_size=4, augment_strategy="flip")
     trajectory, key = real_trajectory(), jax.random.key(7)
     whole, info = run(hp, start, trajectory, key, 0, num_iterations=12)
     state, infos = start, []
@@ -345,7 +347,7 @@ def test_outer_updates_are_three_adams_with_their_own_rates():
     """Adam's first step has the length of its learning rate in every coordinate."""
     _, run, hp, start = make_toy()
     hp = hp._replace(
-        image_lr=jnp.float32(0.03), label_lr=jnp.float32(0.002), step_size_lr=jnp.float32(0.01)
+        image_lr=np.float32(0.03), label_lr=np.float32(0.002), step_size_lr=np.float32(0.01)
     )
     state, _ = run(hp, start, real_trajectory(), jax.random.key(0), 0, num_iterations=1)
     moved = jax.tree.map(lambda new, old: np.abs(new - old), state.data, start.data)
@@ -357,14 +359,17 @@ def test_outer_updates_are_three_adams_with_their_own_rates():
 def test_hyper_parameters_are_traced():
     _, run, hp, state = make_toy()
     trajectory = real_trajectory()
+    compiled = []
     for lr in (0.01, 0.02, 0.03):
-        run(hp._replace(image_lr=lr), state, trajectory, jax.random.key(0), 0, num_iterations=2)
-    assert run._cache_size() == 1
+        hp = hp._replace(image_lr=np.float32(lr))
+        run(hp, state, trajectory, jax.random.key(0), 0, num_iterations=60)
+        compiled.append(run._cache_size())
+    assert compiled[0] == compiled[-1]
 
 
 def test_a_non_finite_iteration_changes_nothing_and_is_counted():
     """Checkpoint 3 is broken: every iteration that meets it is skipped, the others go on."""
-    synthesis, run, hp, start = make_toy(target_counts=(1,), keep="best")
+    synthesis, run, hp, start = make_toy()
     trajectory = real_trajectory().at[3].set(jnp.nan)
     state, info = run(hp, start, trajectory, jax.random.key(1), 0, num_iterations=60)
     skipped, starts = np.asarray(info.skipped), np.asarray(info.start)
@@ -387,7 +392,7 @@ def test_the_step_size_stays_between_floor_and_ceiling():
     bounds = {"step_size_floor": 0.25, "step_size_ceiling": 0.35}
     _, run, hp, state = make_toy(**bounds)
     # A rate this large throws the step size from one bound to the other.
-    hp = hp._replace(step_size_lr=jnp.float32(5.0))
+    hp = hp._replace(step_size_lr=np.float32(5.0))
     _, info = run(hp, state, real_trajectory(), jax.random.key(0), 0, num_iterations=30)
     steps = np.asarray(info.step_size)
     assert np.isin(steps, np.float32([0.25, 0.35])).all()
@@ -395,8 +400,8 @@ def test_the_step_size_stays_between_floor_and_ceiling():
 
 def test_an_exploding_image_rate_stays_finite():
     _, run, hp, state = make_toy()
-    hp = hp._replace(image_lr=jnp.float32(1e20))
-    state, info = run(hp, state, real_trajectory(), jax.random.key(0), 0, num_iterations=20)
+    hp = hp._replace(image_lr=np.float32(1e20))
+    state, info = run(hp, state, real_trajectory(), jax.random.key(0), 0, num_iterations=60)
     assert np.asarray(info.skipped).any()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.data))
 
@@ -588,3 +593,32 @@ def test_an_unknown_optimizer_is_named():
         fine_tune(
             apply_params, params, make_data(), jax.random.key(0), epochs=1, lr=0.1, optimizer="adm"
         )
+
+
+# --- pictures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_synthesis_is_drawn_with_a_row_per_class_and_a_column_per_iteration(tmp_path, channels):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    snapshots = {
+        iteration: SyntheticData(
+            images=rng.normal(size=(6, 8, 8, channels)),
+            label_logits=5 * np.eye(CLASSES)[[0, 0, 1, 1, 2, 2]],
+            step_size=np.float32(0.04),
+        )
+        for iteration in (100, 0, 10)
+    }
+    sizes = []
+    for samples in ([0], None):
+        path = tmp_path / "synthesis.png"
+        plot_synthesis(snapshots, path, samples=samples)
+        with Image.open(path) as picture:
+            sizes.append(picture.size)
+    assert sizes[0][0] == sizes[1][0] and sizes[1][1] - sizes[0][1] == 2 * 1.1 * 150
+    with pytest.raises(ConfigError, match="samples"):
+        plot_synthesis(snapshots, path, samples=[6])
+    with pytest.raises(ConfigError, match="snapshots"):
+        plot_synthesis({}, path)

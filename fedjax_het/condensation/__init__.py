@@ -1,6 +1,6 @@
 """Synthetic data: augmentation, trajectory matching, and training on what came out."""
 
-from fedjax_het.condensation.augment import DSA_STRATEGY, augment
+from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.condensation.synthesis_config import SynthesisConfig, SynthesisHyperParameters
 from fedjax_het.condensation.synthetic import (
     SyntheticData,
@@ -27,7 +27,6 @@ __all__ = [
     "SynthesisInfo",
     "SynthesisState",
     "SyntheticData",
-    "augment",
     "draw_segment",
     "fine_tune",
     "j_by_start",
