@@ -87,7 +87,7 @@ def measure(arguments: Arguments) -> int:
 
 def compare(name: str, rounds: int, turns: int, dataset: Any, *, with_torch: bool) -> None:
     """Time one network, in turns, and print its row."""
-    from fedjax_het.engine import benchmark_rounds
+    from fedjax_het.federation import benchmark_rounds
 
     model, width = NETWORKS[name]
     spec = fedavg_spec(model, width)

@@ -1,5 +1,6 @@
 """Run one federation, from its settings to its result."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -487,3 +488,25 @@ def versions() -> dict[str, str]:
         "device": jax.devices()[0].device_kind,
         "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),
     }
+
+
+def benchmark_rounds(
+    spec: RunSpec, rounds: int, dataset: Dataset | None = None, **plan
+) -> tuple[list[float], float, int]:
+    """Time local training and averaging alone: -> (seconds per round, compile seconds, samples).
+
+    The first rounds of `spec`, one program call each and no evaluation inside; `samples` is the
+    number of client samples of a round, which must not vary. For `plan` see `simulate`.
+    """
+    spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
+    run = _Run(prepare(spec, dataset=dataset, **plan), None, None, time.perf_counter())
+    run.compile()
+    f, seconds = run.f, []
+    for r in range(rounds):
+        inputs = jax.block_until_ready(f.chunk_inputs(r, 1, run.capacity))
+        start = time.perf_counter()
+        f.state, _ = jax.block_until_ready(f.program.chunk(f.state, inputs))
+        seconds.append(time.perf_counter() - start)
+    samples = set(f.scheduler.work.samples[:rounds].tolist())
+    require(len(samples) == 1, "spec", spec.partition, "a partition with rounds of equal size")
+    return seconds, run.compile_seconds, samples.pop()

@@ -93,7 +93,7 @@ class Scheduler:
         self._steps = passes * -(-partition.sizes // batch_size)  # [K]
         packed = [self._pack(r, devices, lanes) for r in range(rounds)]
         self._packed = packed
-        most = lambda values: max([1, *values])  # noqa: E731
+        most = lambda values: _rounded_up(max([1, *values]))  # noqa: E731
         self.shape = Shape(
             devices,
             lanes,
@@ -215,6 +215,15 @@ class Scheduler:
             packed[lane].append(client)
             heapq.heappush(heap, (length + int(self._steps[client]), lane))
         return packed
+
+
+def _rounded_up(size: int) -> int:
+    """To 1, 2, 3, 4, 6, 8, 12, ...: runs on other partitions then share a compilation.
+
+    It costs memory only, since the device runs as many steps as there are.
+    """
+    power = 1 << (size.bit_length() - 1)
+    return next(s for s in (power, power * 3 // 2, power * 2) if s >= size)
 
 
 def _cuts(lane_steps: list[np.ndarray]) -> np.ndarray:
