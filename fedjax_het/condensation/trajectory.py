@@ -64,23 +64,29 @@ def unroll(
         the remainder. None: all samples at every step, whose order is left alone since neither the
         mean nor the independent augmentations depend on it.
       rematerialise: keep only the parameters of each step for the backward pass and compute its
-        activations again. Values are the same.
+        activations again, instead of keeping those of all steps. Values are the same.
     Returns:
       `[P]` parameters at the end; differentiable in `vector` and in every leaf of `synthetic`.
     Cost: `num_steps` gradients; backward about three times that, plus once more for
       `rematerialise`, whose memory is `num_steps` x P plus the activations of one step.
     """
 
+    def batch_of(synthetic: SyntheticData, index: Array):
+        return synthetic_batch(synthetic, key, index, batch_size, augment_strategy)
+
+    def loss(vector: Array, images: Array, labels: Array, weights: Array | None) -> Array:
+        logits = apply_params(unravel(vector), images)
+        return soft_cross_entropy(logits, labels, scaling=loss_scaling, weights=weights)
+
     def step(vector: Array, index: Array) -> tuple[Array, None]:
-        def loss(vector: Array, images: Array, labels: Array, weights: Array | None) -> Array:
-            logits = apply_params(unravel(vector), images)
-            return soft_cross_entropy(logits, labels, scaling=loss_scaling, weights=weights)
+        gradient = jax.grad(loss)(vector, *batch_of(synthetic, index))
+        return vector - synthetic.step_size * gradient, None
 
-        batch = synthetic_batch(synthetic, key, index, batch_size, augment_strategy)
-        return vector - synthetic.step_size * jax.grad(loss)(vector, *batch), None
-
+    # Augmentation is never worth storing: its branches would each keep what they need.
     if rematerialise:
         step = jax.checkpoint(step, prevent_cse=False)
+    else:
+        batch_of = jax.checkpoint(batch_of, prevent_cse=False)
     return lax.scan(step, vector, jnp.arange(num_steps))[0]
 
 
