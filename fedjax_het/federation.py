@@ -24,6 +24,7 @@ from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan, make_plan
+from fedjax_het.engine.probe import LaneChoice, choose_lanes
 from fedjax_het.engine.randomness import Stream, device_key
 from fedjax_het.engine.rounds import ChunkInputs, RoundMetrics, make_chunk
 from fedjax_het.engine.schedule import Scheduler
@@ -31,7 +32,7 @@ from fedjax_het.engine.task import Task
 from fedjax_het.errors import ConfigError, require
 from fedjax_het.evaluation import evaluation_set
 from fedjax_het.nn import make_model
-from fedjax_het.result import Result, summarise
+from fedjax_het.result import Result, make_output_directory, summarise
 from fedjax_het.spec import RunSpec
 
 log = logging.getLogger("fedjax_het")
@@ -65,18 +66,21 @@ class Program(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def _program(signature: "_Signature") -> Program:
+def _training(signature: "_Signature") -> LocalTraining:
     s = signature
     model = make_model(s.model, s.input_shape, s.num_classes, **dict(s.model_options))
-    task = Task(model, s.mean, s.std)
-    training = LocalTraining(task, s.optimizer, s.local_epochs, s.keep_state)
-    build = functools.partial(ALGORITHMS[s.algorithm].build, training, **dict(s.options))
-    plan = make_plan(s.lanes, s.devices)
-    algorithm = build(plan)
+    return LocalTraining(Task(model, s.mean, s.std), s.optimizer, s.local_epochs, s.keep_state)
+
+
+@functools.lru_cache(maxsize=32)
+def _program(signature: "_Signature", devices: int, lanes: int) -> Program:
+    training, plan = _training(signature), make_plan(lanes, devices)
+    build, task = ALGORITHMS[signature.algorithm].build, training.task
+    algorithm = build(training, plan, **dict(signature.options))
     chunk = CheckedProgram(
         make_chunk(algorithm, task, plan),
         baseline=lambda args: (args[0], RoundMetrics(*[0.0] * len(RoundMetrics._fields))),
-        name=f"{s.algorithm} rounds",
+        name=f"{signature.algorithm} rounds",
         donate_argnums=0,
     )
     works = {
@@ -108,8 +112,6 @@ class _Signature(NamedTuple):
     optimizer: str
     keep_state: bool
     local_epochs: int
-    devices: int
-    lanes: int
 
 
 @dataclass
@@ -124,6 +126,7 @@ class Federation:
     hp: dict[str, jax.Array]
     state: Any
     inputs: ChunkInputs  # with an empty schedule
+    lane_choice: LaneChoice
 
     def chunk_inputs(self, first: int, count: int, capacity: int) -> ChunkInputs:
         return self.inputs._replace(
@@ -153,6 +156,18 @@ def prepare(
         dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
     count = len(dataset.train_labels)
     require(
+        lanes == "auto" or (isinstance(lanes, int) and lanes >= 1),
+        "lanes",
+        lanes,
+        "'auto' or a whole number >= 1",
+    )
+    require(
+        devices is None or 1 <= devices <= len(jax.devices()),
+        "devices",
+        devices,
+        f"1 to {len(jax.devices())}, the devices that there are",
+    )
+    require(
         spec.num_clients <= count,
         "num_clients",
         spec.num_clients,
@@ -176,10 +191,19 @@ def prepare(
         optimizer=spec.local_optimizer,
         keep_state=spec.optimizer_state == "keep",
         local_epochs=spec.local_epochs,
-        devices=devices or len(jax.devices()),
-        lanes=1 if lanes == "auto" else lanes,
     )
-    program = _program(signature)
+    cohort_size = max(1, int(spec.num_clients * spec.participation + 1e-9))
+    devices = min(devices or len(jax.devices()), cohort_size)
+    choice = LaneChoice(lanes, {})
+    if lanes == "auto":
+        choice = choose_lanes(
+            _training(signature),
+            batch_size=spec.batch_size,
+            devices=devices,
+            cohort_size=cohort_size,
+            label=f"{spec.model} {model_options} {dataset.input_shape} {dataset.num_classes}",
+        )
+    program = _program(signature, devices, choice.lanes)
     plan = program.plan
     scheduler = Scheduler(
         partition,
@@ -209,7 +233,9 @@ def prepare(
         test=evaluation_set(plan, dataset.test_images, dataset.test_labels),
     )
     inputs = inputs._replace(num_eval_batches=jnp.int32(inputs.test.labels.shape[1]))
-    return Federation(spec, dataset, partition, program, scheduler, hp, plan.put(state), inputs)
+    return Federation(
+        spec, dataset, partition, program, scheduler, hp, plan.put(state), inputs, choice
+    )
 
 
 def _partition(spec: RunSpec, dataset: Dataset) -> Partition:
@@ -250,7 +276,9 @@ def simulate(
     """
     started = time.perf_counter()
     spec = spec.resolved()
-    checkpoint = None if output_dir is None else _open(Path(output_dir)) / "checkpoint.npz"
+    checkpoint = (
+        None if output_dir is None else make_output_directory(output_dir) / "checkpoint.npz"
+    )
     meta = _resumable(checkpoint, spec) if resume else None
     if meta is not None:  # the same lanes, so that sums are taken in the same order
         lanes, devices = meta["lanes"], min(meta["devices"], len(jax.devices()))
@@ -264,20 +292,6 @@ def simulate(
     if output_dir is not None:
         result.save(output_dir)
     return result
-
-
-def _open(directory: Path) -> Path:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / ".writable.tmp"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"output_dir = {str(directory)!r}: expected a folder that can be written "
-            f"({error.strerror})"
-        ) from error
-    return directory
 
 
 def _resumable(checkpoint: Path | None, spec: RunSpec) -> dict | None:
@@ -470,6 +484,7 @@ class _Run:
             "bytes_up": float(metrics["bytes_up"].sum()),
             "bytes_down": float(metrics["bytes_down"].sum()),
             "lanes": f.program.plan.describe(),
+            "lane_probe_seconds_per_step": {str(v): t for v, t in f.lane_choice.seconds.items()},
             "recompiled_without_fusion": f.program.chunk.recompiled,
             "partition": f.partition.digest(),
             "dataset_note": f.dataset.note,

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.engine.checkpoint import write_atomically
+from fedjax_het.errors import ConfigError
 from fedjax_het.spec import RunSpec
 
 
@@ -49,7 +52,10 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> "Result":
-        """The result whose JSON is at `path`. Raises OSError, ValueError or KeyError if broken."""
+        """The result whose JSON is at `path`.
+
+        A damaged file raises OSError, ValueError, KeyError, zipfile.BadZipFile or zlib.error.
+        """
         path = Path(path)
         record = json.loads(path.read_text())
         data = np.load(io.BytesIO(path.with_suffix(".npz").read_bytes()), allow_pickle=False)
@@ -58,6 +64,21 @@ class Result:
             group, name = key.split("/", 1)
             groups[group][name] = data[key]
         return cls(RunSpec.from_dict(record["spec"]), summary=record["summary"], **groups)
+
+
+def make_output_directory(directory: str | os.PathLike) -> Path:
+    """The folder, made if it is not there. ConfigError if files cannot be written into it."""
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir = {str(directory)!r}: expected a folder that can be made and written to "
+            f"({error.strerror})"
+        ) from error
+    return directory
 
 
 def summarise(metrics: dict[str, np.ndarray]) -> dict[str, Any]:

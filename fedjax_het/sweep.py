@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_het.errors import ConfigError, require
-from fedjax_het.result import Result
+from fedjax_het.result import Result, make_output_directory
 from fedjax_het.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -76,18 +76,6 @@ def run_missing(
         outcome = _outcome(result.summary)
         progress(f"{label}: {outcome} in {_clock(seconds[_kind(spec)][-1])}; {left}")
     return reasons
-
-
-def make_output_directory(directory: str | os.PathLike) -> Path:
-    """The folder, made if it is not there. `ConfigError` if files cannot be written into it."""
-    directory = Path(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        writable = os.access(directory, os.W_OK)
-    except OSError:
-        writable = False
-    require(writable, "output_dir", str(directory), "a folder that can be made and written to")
-    return directory
 
 
 def is_done(directory: str | os.PathLike, digest: str) -> bool:

@@ -23,3 +23,13 @@ def prepared_data() -> Path:
     if folder is None:
         pytest.skip("TFDS_DATA_DIR names no folder of prepared data sets")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def one_lane_per_device(monkeypatch):
+    """What the timing would choose on a CPU anyway; its own tests ask for it."""
+    from fedjax_het.engine.probe import LaneChoice
+
+    monkeypatch.setattr(
+        "fedjax_het.federation.choose_lanes", lambda *args, **settings: LaneChoice(1, {})
+    )

@@ -96,9 +96,7 @@ class Oracle:
         if self.controls == "I":
             return w, list(full)
         steps = len(batches) * self.lr  # the paper's form of option II
-        control = [
-            self.c_k[k][i] - self.c[i] + (self.server[i] - w[i]) / steps for i in range(2)
-        ]
+        control = [self.c_k[k][i] - self.c[i] + (self.server[i] - w[i]) / steps for i in range(2)]
         return w, control
 
 
@@ -219,9 +217,7 @@ def test_one_client_with_all_data_is_plain_sgd():
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_adams_moments_are_kept_or_reset(keep):
-    federation = small(
-        fedavg, hp={"local_lr": 0.05}, sizes=(18,), optimizer="adam", keep=keep
-    )
+    federation = small(fedavg, hp={"local_lr": 0.05}, sizes=(18,), optimizer="adam", keep=keep)
     state, _ = federation.run(3)
     images, labels = blobs((18,))
     x = images.reshape(18, -1).astype(np.float64)

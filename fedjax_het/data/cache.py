@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_het.cache import cache_root, private_folder
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 
 _log = logging.getLogger(__name__)
@@ -15,15 +16,9 @@ _log = logging.getLogger(__name__)
 def cache_folder(cache_dir: str | os.PathLike | None = None) -> Path:
     """Where decoded data sets are kept.
 
-    `cache_dir`, else $FEDJAX_HET_CACHE/datasets, else $XDG_CACHE_HOME/fedjax_het/datasets, else
-    ~/.cache/fedjax_het/datasets.
+    `cache_dir`, else `datasets` in the user's cache folder (`fedjax_het.cache`).
     """
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    if os.environ.get("FEDJAX_HET_CACHE"):
-        return Path(os.environ["FEDJAX_HET_CACHE"]).expanduser() / "datasets"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "fedjax_het" / "datasets"
+    return cache_root() / "datasets" if cache_dir is None else Path(cache_dir).expanduser()
 
 
 def cached_arrays(
@@ -53,8 +48,7 @@ def cached_arrays(
 
     arrays, meta = build()
     try:
-        # The mode holds for the folder itself; one that exists keeps the mode its owner gave it.
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(path.parent)
         write_npz(path, arrays, {**meta, "fingerprint": fingerprint})
     except OSError as error:
         _log.warning("cache %s cannot be written (%s): working without it", path, error)

@@ -1,0 +1,144 @@
+"""How many lanes to run on each device: a short timing, remembered.
+
+On a CPU one flat lane per core usually wins; on an accelerator many vmapped lanes do. Which, and
+how many, depends on the network and the chip, so each candidate trains a few steps, once.
+"""
+
+import json
+import logging
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+
+from fedjax_het.cache import cache_root, private_folder
+from fedjax_het.data import partition_from_clients
+
+from fedjax_het.engine.checkpoint import write_atomically
+from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
+from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, optimizer_defaults
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.schedule import Scheduler
+
+log = logging.getLogger("fedjax_het")
+
+_FILE = "lanes.json"
+STEPS = 4  # per client and timing
+REPEATS = 3
+MARGIN = 0.9  # more lanes must take less than this share of one lane's time
+
+
+class LaneChoice(NamedTuple):
+    """`seconds[v]` is the time per client step with v lanes on each device; empty if not timed."""
+
+    lanes: int
+    seconds: dict[int, float]
+
+
+def candidates(devices: int, cohort_size: int) -> list[int]:
+    """Numbers of lanes per device worth a try."""
+    most = max(1, -(-cohort_size // devices))
+    if jax.default_backend() == "cpu":
+        return [v for v in (1, 4) if v <= most]
+    powers = [4**i for i in range(8) if 4**i < most]
+    return [*powers, most]
+
+
+def choose_lanes(
+    training: LocalTraining, *, batch_size: int, devices: int, cohort_size: int, label: str
+) -> LaneChoice:
+    """Time each candidate on made-up data, or recall what was chosen for `label` before.
+
+    `label` names what the answer depends on besides the devices and the batch; it is kept in the
+    user's cache folder. Cost: one compilation of local training per candidate, once.
+    """
+    tried = candidates(devices, cohort_size)
+    if len(tried) == 1:
+        return LaneChoice(tried[0], {})
+    name = "|".join(
+        map(
+            str,
+            (
+                label,
+                training.optimizer,
+                batch_size,
+                devices,
+                tried,
+                jax.devices()[0].device_kind,
+                jaxlib.__version__,
+            ),
+        )
+    )
+    known = _recall()
+    if name not in known:
+        seconds = {v: _seconds_per_step(training, batch_size, devices, v) for v in tried}
+        best = min(seconds, key=seconds.get)
+        chosen = best if seconds[best] < MARGIN * seconds[1] else 1
+        known = {**_recall(), name: {"lanes": chosen, "seconds": seconds}}
+        _remember(known)
+        log.info("lanes: %d per device (seconds per client step: %s)", chosen, seconds)
+    entry = known[name]
+    return LaneChoice(entry["lanes"], {int(v): s for v, s in entry["seconds"].items()})
+
+
+def _seconds_per_step(training: LocalTraining, batch_size: int, devices: int, lanes: int) -> float:
+    plan, model = make_plan(lanes, devices), training.task.model
+    clients, each = devices * lanes, STEPS * batch_size
+    scheduler = Scheduler(
+        partition_from_clients([np.arange(k * each, (k + 1) * each) for k in range(clients)]),
+        seed=0,
+        rounds=1,
+        participation=1.0,
+        passes=1,
+        batch_size=batch_size,
+        averaging="uniform",
+        eval_every=1,
+        devices=devices,
+        lanes=lanes,
+    )
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (clients * each, *model.input_shape), dtype=np.uint8)
+    labels = rng.integers(0, model.num_classes, clients * each)
+    hp = {
+        name: jnp.float32(value) for name, value in optimizer_defaults(training.optimizer).items()
+    }
+    method = local_sgd(training._replace(keep_state=False))
+
+    def run(hp, variables, key, cohort):
+        return train_cohort(method, plan, hp, Broadcast(variables), (), key, cohort).upload
+
+    inputs = plan.put(
+        (
+            hp,
+            jax.jit(model.init)(jax.random.key(0)),
+            jax.random.key(1),
+            Cohort(
+                scheduler.round(0), Examples(jnp.asarray(images), jnp.asarray(labels, jnp.int32))
+            ),
+        )
+    )
+    program, taken = jax.jit(run), []
+    jax.block_until_ready(program(*inputs))
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(program(*inputs))
+        taken.append(time.perf_counter() - start)
+    return min(taken) / (clients * STEPS)
+
+
+def _recall() -> dict:
+    try:
+        return json.loads((cache_root() / _FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _remember(known: dict) -> None:
+    try:
+        text = json.dumps(known, indent=1).encode()
+        write_atomically(private_folder() / _FILE, lambda file: file.write(text))
+    except OSError as error:  # then it is timed again next time
+        log.info("the choice of lanes is not remembered: %s", error)
