@@ -379,7 +379,7 @@ def test_micro_batches_run_one_after_another(batch_size, micro_batch, pieces):
 
 def test_micro_batches_of_clients():
     """A ConvNet with one set of weights per client, under vmap as lanes are."""
-    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=2)
+    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=1)
     clients = jax.tree.map(
         lambda *leaves: jnp.stack(leaves), *(perturbed(model, seed)["params"] for seed in range(3))
     )
@@ -393,8 +393,8 @@ def test_micro_batches_of_clients():
 
 
 def test_micro_batch_hint():
-    """1 MB of the first layer's activations; none where training mixes samples."""
+    """Half a megabyte of the first layer's activations; none where training mixes samples."""
     assert make_model("convnet", (28, 28, 1), 10).micro_batch == 2
-    assert make_model("convnet", (32, 32, 3), 10, width=32).micro_batch == 8
+    assert make_model("convnet", (32, 32, 3), 10, width=32).micro_batch == 4
     assert make_model("convnet", (32, 32, 3), 10, norm="batch").micro_batch is None
     assert make_model("mlp", (28, 28, 1), 10).micro_batch is None

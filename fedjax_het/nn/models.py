@@ -15,7 +15,7 @@ MODELS = {
     "mlp": "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise",
     "convnet": "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
 }
-CACHED_ACTIVATIONS = 2**18  # numbers in the first layer's output, 1 MB: half of a usual L2 cache
+CACHED_ACTIVATIONS = 2**17  # of the first layer, 0.5 MB: a step holds several such arrays in L2
 NORM_NAMES = ("group", "instance", "batch", "none")
 
 
@@ -95,7 +95,8 @@ def make_model(
         module = modules.ConvNet(num_classes, width, depth, norm, first_padding, conv_impl)
         if norm != "batch":
             height, length = (size + 2 * (first_padding - 1) for size in input_shape[:2])
-            micro_batch = max(1, CACHED_ACTIVATIONS // (height * length * width))
+            # A single sample would make the products of the last block too thin.
+            micro_batch = max(2, CACHED_ACTIVATIONS // (height * length * width))
     return _wrap(name, module, input_shape, num_classes, micro_batch)
 
 
