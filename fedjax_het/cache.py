@@ -12,7 +12,10 @@ def cache_root() -> Path:
 
 
 def private_folder(path: Path | None = None) -> Path:
-    """`path` (default: the root), made for the user alone where it did not exist. May raise OSError."""
+    """`path` (default: the root), made for the user alone where it did not exist.
+
+    Raises OSError where that cannot be.
+    """
     path = path or cache_root()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path

@@ -104,6 +104,7 @@ def spec_of(command: Run) -> RunSpec:
 def _run(command: Run) -> int:
     from fedjax_het.data import load_dataset
     from fedjax_het.federation import simulate
+    from fedjax_het.pictures import draw_run
     from fedjax_het.progress import progress_line
 
     spec = spec_of(command).resolved()
@@ -120,6 +121,8 @@ def _run(command: Run) -> int:
             progress=show,
             lanes=lanes,
         )
+    if command.output_dir is not None:
+        draw_run(result, dataset, result.partition, command.output_dir)
     print(json.dumps(result.summary, allow_nan=False))
     return 0
 

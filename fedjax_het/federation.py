@@ -291,6 +291,7 @@ def simulate(
     result = run.result()
     if output_dir is not None:
         result.save(output_dir)
+        result.partition.save(Path(output_dir) / "partition.npz")
     return result
 
 
@@ -491,7 +492,7 @@ class _Run:
             **versions(),
         }
         artifacts = {name: np.asarray(a) for name, a in self.algorithm.artifacts(f.state).items()}
-        return Result(f.spec, metrics, summary, artifacts, f.state)
+        return Result(f.spec, metrics, summary, artifacts, f.state, f.partition)
 
 
 def versions() -> dict[str, str]:

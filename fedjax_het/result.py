@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_het.data import Partition
 from fedjax_het.engine.checkpoint import write_atomically
 from fedjax_het.errors import ConfigError
 from fedjax_het.spec import RunSpec
@@ -21,7 +22,8 @@ class Result:
 
     `metrics` holds one value per round (NaN where nothing was measured): test_accuracy (a
     share), test_loss and train_loss (nats), update_norm, bytes_up, bytes_down, client_samples.
-    `artifacts` holds what a method leaves besides (arrays); `state` the final federation.
+    `artifacts` holds what a method leaves besides (arrays). `state` is the final federation and
+    `partition` how the data were split; neither is saved here.
     """
 
     spec: RunSpec
@@ -29,6 +31,7 @@ class Result:
     summary: dict[str, Any]
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
     state: Any = None
+    partition: Partition | None = None
 
     def save(self, directory: str | Path) -> Path:
         """Write `<digest>.npz` (curves, artifacts), then `<digest>.json` (settings, summary).

@@ -3,10 +3,11 @@
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedjax_het.errors import ConfigError, require, require_name
+from fedjax_het.errors import require, require_name
 
 # DynaFed's protocol (paper section 6, appendix; released code for what the paper leaves open):
 # shared by every method of its tables.
@@ -83,6 +84,7 @@ class RunSpec:
         for name in self.options:
             require_name("option", name, entry.options)
         options = {**entry.options, **self.options}
+        entry.check(options)
         hp = entry.hyper_parameters(spec.local_optimizer, options)
         for name in self.hp:
             require_name("hp", name, hp)
@@ -125,5 +127,4 @@ def _check(spec: RunSpec) -> None:
     require_name("averaging", spec.averaging, ("uniform", "weighted"))
     require(0 <= spec.seed < 2**31, "seed", spec.seed, "a whole number in [0, 2**31)")
     for name, value in spec.hp.items():
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ConfigError(f"hp {name} = {value!r}: expected a finite number")
+        require(0 <= value < math.inf, f"hp {name}", value, "a finite number >= 0")

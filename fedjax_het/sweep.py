@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_het.errors import ConfigError, require
+from fedjax_het.errors import ConfigError
 from fedjax_het.result import Result, make_output_directory
 from fedjax_het.spec import RunSpec
 

@@ -23,7 +23,7 @@ from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import SERVER_FOLD
-from fedjax_het.errors import require
+from fedjax_het.errors import require, require_name
 
 Tree = Any
 
@@ -46,6 +46,16 @@ def dynafed_hyper_parameters(options: dict[str, Any]) -> dict[str, float]:
     """Learning rates of synthesis and fine-tuning; those of synthesis depend on the preset."""
     config = _config(options)
     return {"fine_tune_lr": 1e-4, **{name: getattr(config, name) for name in _NUMERIC}}
+
+
+def check_dynafed(options: dict[str, Any]) -> None:
+    """Raise ConfigError unless the options make sense together."""
+    epochs = options["fine_tune_epochs"]
+    require(
+        isinstance(epochs, int) and epochs >= 0, "fine_tune_epochs", epochs, "a whole number >= 0"
+    )
+    require_name("fine_tune_optimizer", options["fine_tune_optimizer"], ("adam", "sgd"))
+    _config(options)
 
 
 class DynaFedServer(NamedTuple):
@@ -83,9 +93,6 @@ def dynafed(
     """
     algorithm, model = base(training, plan), training.task.model
     epochs, optimizer = options["fine_tune_epochs"], options["fine_tune_optimizer"]
-    require(
-        isinstance(epochs, int) and epochs >= 0, "fine_tune_epochs", epochs, "a whole number >= 0"
-    )
     config = _config(options)
     num_samples = config.total_samples(model.num_classes)
     num_pictured = min(SNAPSHOT_IMAGES, num_samples)
@@ -187,7 +194,7 @@ def dynafed(
             "synthetic_label_logits": data.label_logits,
             "synthetic_step_size": data.step_size,
             "snapshots": server.snapshots,
-            "snapshot_labels": data.label_logits[pictured].argmax(-1),
+            "snapshot_samples": pictured,
             "snapshot_iterations": _snapshot_iterations(config.num_iterations),
             **server.log._asdict(),
         }

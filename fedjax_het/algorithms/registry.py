@@ -5,10 +5,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.dynafed import DYNAFED_OPTIONS, dynafed, dynafed_hyper_parameters
+from fedjax_het.algorithms.dynafed import (
+    DYNAFED_OPTIONS,
+    check_dynafed,
+    dynafed,
+    dynafed_hyper_parameters,
+)
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
-from fedjax_het.algorithms.scaffold import scaffold
+from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.engine.local import optimizer_defaults
 from fedjax_het.spec import DYNAFED_PROTOCOL
 
@@ -24,6 +29,7 @@ class Entry(NamedTuple):
     description: str
     hp: "dict[str, float] | Callable[[dict], dict[str, float]]" = {}  # noqa: RUF012
     options: dict[str, Any] = {}  # noqa: RUF012
+    check: Callable[[dict], None] = lambda options: None
     protocol: dict[str, Any] = DYNAFED_PROTOCOL
 
     def hyper_parameters(self, local_optimizer: str, options: dict) -> dict[str, float]:
@@ -43,11 +49,13 @@ ALGORITHMS: dict[str, Entry] = {
         scaffold,
         "control variates against client drift (Karimireddy et al., 2020)",
         options={"option": "II"},
+        check=check_scaffold,
     ),
     "dynafed": Entry(
         partial(dynafed, base=fedavg),
         "FedAvg, fine-tuned on data synthesised from the global trajectory (Pi et al., 2023)",
         hp=dynafed_hyper_parameters,
         options=DYNAFED_OPTIONS,
+        check=check_dynafed,
     ),
 }

@@ -33,7 +33,7 @@ def scaffold(training: LocalTraining, plan: Plan, *, option: str = "II") -> Algo
 
     All controls start at zero. Traffic: twice FedAvg's both ways. State: one model per client.
     """
-    require_name("option", option, ("I", "II"))
+    check_scaffold({"option": option})
     client = _option_one(training) if option == "I" else _option_two(training)
 
     def init(hp, variables):
@@ -47,6 +47,11 @@ def scaffold(training: LocalTraining, plan: Plan, *, option: str = "II") -> Algo
         return server._replace(extra=control)
 
     return federated(plan, client, init=init, update=update)
+
+
+def check_scaffold(options: dict[str, Any]) -> None:
+    """Raise ConfigError unless the option is one of the paper's two."""
+    require_name("option", options["option"], ("I", "II"))
 
 
 class _Controls(NamedTuple):

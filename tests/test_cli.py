@@ -1,0 +1,117 @@
+"""The command line: what it prints, and how it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
+from fedjax_het.cli import main
+
+
+def run(*arguments):
+    return main(["run", "--quiet", *arguments])
+
+
+def test_the_last_line_is_one_json_object(capsys, tmp_path):
+    code = run(
+        *("--algorithm", "fedprox", "--model", "mlp", "--rounds", "6", "--alpha", "0.5"),
+        *("--hp", "prox_mu=0.05", "local_lr=0.002", "--seed", "4", "--output-dir", str(tmp_path)),
+    )
+    assert code == 0
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert last["algorithm"] == "fedprox" and last["dataset"] == "digits" and last["seed"] == 4
+    assert last["rounds"] == 6 and last["diverged"] is False
+    promised = "final_accuracy best_accuracy client_samples_per_second compile_seconds wall_seconds"
+    assert all(last[name] > 0 for name in promised.split())
+    (path,) = tmp_path.glob("[0-9a-f]*.json")
+    spec = json.loads(path.read_text())["spec"]
+    assert spec["hp"]["prox_mu"] == 0.05 and spec["hp"]["local_lr"] == 0.002
+    for picture in ("curve.png", "partition.png"):
+        assert (tmp_path / picture).stat().st_size > 5000
+
+
+def test_dynafed_leaves_its_pictures_and_images(tmp_path):
+    code = run(
+        *("--algorithm", "dynafed", "--model", "mlp", "--rounds", "4", "--output-dir"),
+        *(str(tmp_path), "--option", "trajectory_rounds=2", "segment_length=1"),
+        *("num_iterations=3", "inner_steps=1", "num_samples=10"),
+    )
+    assert code == 0
+    assert (tmp_path / "synthesis.png").stat().st_size > 5000
+    (arrays,) = (p for p in tmp_path.glob("*.npz") if p.stem != "checkpoint")
+    with np.load(arrays) as data:
+        assert data["artifacts/synthetic_images"].shape == (10, 8, 8, 1)
+        assert data["artifacts/matching_loss"].shape == (3,)
+
+
+def test_list_names_everything(capsys):
+    from fedjax_het.algorithms import ALGORITHMS
+    from fedjax_het.data import DATASETS, PARTITIONS
+    from fedjax_het.nn import MODELS
+
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for group in (ALGORITHMS, DATASETS, PARTITIONS, MODELS):
+        assert all(name in out for name in group)
+
+
+BAD = {
+    "unknown method": (["--algorithm", "fedavgg"], "did you mean 'fedavg'"),
+    "unknown data": (["--dataset", "fashion"], "fashion_mnist"),
+    "unknown partition": (["--partition", "dirichlett"], "did you mean 'dirichlet'"),
+    "unknown network": (["--model", "convnett"], "did you mean 'convnet'"),
+    "unknown hp": (["--hp", "proxmu=1"], "hp = 'proxmu'"),
+    "unknown option": (["--algorithm", "scaffold", "--option", "opt=I"], "did you mean 'option'"),
+    "unknown preset": (["--algorithm", "dynafed", "--option", "preset=papers"], "'paper'"),
+    "unknown optimiser": (["--local-optimizer", "adm"], "did you mean 'adam'"),
+    "alpha": (["--alpha", "0"], "alpha = 0.0: expected"),
+    "participation": (["--participation", "1.5"], "participation = 1.5: expected"),
+    "no participation": (["--participation", "0"], "participation = 0.0: expected"),
+    "rounds": (["--rounds", "0"], "rounds = 0: expected"),
+    "clients": (["--num-clients", "5000"], "num_clients = 5000: expected at most"),
+    "no clients": (["--num-clients", "0"], "num_clients = 0: expected"),
+    "hp without value": (["--hp", "prox_mu"], "expected NAME=VALUE"),
+    "hp no number": (["--algorithm", "fedprox", "--hp", "prox_mu=big"], "expected a number"),
+    "negative rate": (["--hp", "local_lr=-1"], "hp local_lr = -1.0: expected"),
+    "scaffold option": (["--algorithm", "scaffold", "--option", "option=III"], "'III'"),
+    "lanes": (["--lanes", "none"], "lanes"),
+    "resume nowhere": (["--resume"], "output_dir"),
+    "alpha without dirichlet": (["--partition", "iid", "--alpha", "1"], "alpha = 1.0"),
+    "width of an mlp": (["--model", "mlp", "--width", "8"], "width = 8"),
+    "trajectory beyond the end": (
+        ["--algorithm", "dynafed", "--option", "segment_length=30"],
+        "min_start, max_start",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case, capsys, monkeypatch):
+    import fedjax_het.engine.guard as guard
+
+    monkeypatch.setattr(guard.jax, "jit", None)  # nothing may compile
+    arguments, expected = BAD[case]
+    code = run(*(() if "--model" in arguments else ("--model", "mlp")), *arguments)
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert expected in captured.err
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run("--model", "mlp", "--output-dir", str(tmp_path / "file" / "x")) == 2
+    assert "output_dir" in capsys.readouterr().err
+
+
+def test_bad_arrays_are_refused():
+    images = np.zeros((10, 4, 4, 1), np.float32)
+    labels = np.arange(10) % 2
+    with pytest.raises(ConfigError, match="NaN"):
+        dataset_from_arrays(np.full_like(images, np.nan), labels, images, labels)
+    with pytest.raises(ConfigError, match="label"):
+        dataset_from_arrays(images, labels + 5, images, labels, num_classes=2)
+    data = dataset_from_arrays(images, labels, images, labels)
+    with pytest.raises(ConfigError, match="num_clients"):
+        simulate(RunSpec(dataset="user", model="mlp", num_clients=11), dataset=data)

@@ -1,0 +1,71 @@
+"""Importing is quick and harmless; each core becomes a device unless the user said otherwise."""
+
+import os
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+
+def python(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_import_starts_no_backend_and_loads_nothing_heavy():
+    code = """
+import sys, fedjax_het
+from jax._src import xla_bridge
+assert not xla_bridge._backends, xla_bridge._backends
+heavy = ["tensorflow", "tensorflow_datasets", "matplotlib", "pandas", "flax", "torch", "sklearn"]
+print([name for name in heavy if name in sys.modules])
+"""
+    assert python(code) == "[]"
+
+
+def test_import_adds_little_to_that_of_jax():
+    # The promise is 1.5 s in all; as a share of jax's own import it holds on any machine.
+    code = """
+import time
+start = time.perf_counter(); import jax; middle = time.perf_counter()
+import fedjax_het
+print((time.perf_counter() - middle) / (middle - start))
+"""
+    assert statistics.median(float(python(code)) for _ in range(3)) < 0.5
+
+
+def test_one_cpu_device_per_core():
+    from fedjax_het._startup import available_cores
+
+    count = "import fedjax_het, jax; print(len(jax.devices('cpu')))"
+    assert python(count, JAX_PLATFORMS="cpu") == str(available_cores())
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, {"JAX_NUM_CPU_DEVICES": "3"}],
+)
+def test_the_users_own_number_of_devices_wins(environment):
+    count = "import fedjax_het, jax; print(len(jax.devices('cpu')))"
+    assert python(count, JAX_PLATFORMS="cpu", **environment) == "3"
+
+
+def test_a_running_backend_is_left_alone():
+    code = "import jax; jax.devices(); import fedjax_het; print(len(jax.devices('cpu')))"
+    assert python(code, JAX_PLATFORMS="cpu") == "1"
+
+
+def test_every_public_name_resolves():
+    import fedjax_het
+
+    for name in fedjax_het.__all__:
+        assert getattr(fedjax_het, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fedjax_het.nothing
