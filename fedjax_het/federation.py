@@ -486,7 +486,7 @@ class _Run:
             "bytes_down": float(metrics["bytes_down"].sum()),
             "lanes": f.program.plan.describe(),
             "lane_probe_seconds_per_step": {str(v): t for v, t in f.lane_choice.seconds.items()},
-            "recompiled_without_fusion": f.program.chunk.recompiled,
+            "unfused": f.program.chunk.unfused,
             "partition": f.partition.digest(),
             "dataset_note": f.dataset.note,
             **versions(),
