@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,11 @@ def _run(command: Run) -> int:
     from fedjax_het.federation import simulate
     from fedjax_het.pictures import draw_run
     from fedjax_het.progress import progress_line
+
+    log = logging.getLogger("fedjax_het")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.WARNING if command.quiet else logging.INFO)
 
     spec = spec_of(command).resolved()
     lanes = command.lanes if command.lanes == "auto" else int(_number("lanes", "", command.lanes))

@@ -18,7 +18,13 @@ import numpy as np
 import fedjax_het
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.data import Dataset, Partition, load_dataset, make_partition
+from fedjax_het.data import (
+    Dataset,
+    Partition,
+    PartitionSummary,
+    load_dataset,
+    make_partition,
+)
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.lanes import Examples
@@ -127,6 +133,22 @@ class Federation:
     state: Any
     inputs: ChunkInputs  # with an empty schedule
     lane_choice: LaneChoice
+
+    def split(self) -> PartitionSummary:
+        """The partition in numbers."""
+        return self.partition.summary(self.dataset.train_labels, self.dataset.num_classes)
+
+    def announce(self) -> None:
+        """Log what is about to run: the split, the lanes, the share of useful work."""
+        useful = self.scheduler.work.useful_fraction(self.scheduler.shape, self.spec.batch_size)
+        log.info("data: %s. %s", self.dataset.name, self.split())
+        log.info(
+            "lanes: %s; %.1f %% of the samples that they run through are the clients'",
+            self.program.plan.describe(),
+            100 * useful,
+        )
+        if self.dataset.note:
+            log.info("note: %s", self.dataset.note)
 
     def chunk_inputs(self, first: int, count: int, capacity: int) -> ChunkInputs:
         return self.inputs._replace(
@@ -283,6 +305,7 @@ def simulate(
     if meta is not None:  # the same lanes, so that sums are taken in the same order
         lanes, devices = meta["lanes"], min(meta["devices"], len(jax.devices()))
     federation = prepare(spec, dataset=dataset, partition=partition, lanes=lanes, devices=devices)
+    federation.announce()
     run = _Run(federation, checkpoint, progress, started)
     if meta is not None:
         run.restore(meta)
@@ -487,7 +510,8 @@ class _Run:
             "lanes": f.program.plan.describe(),
             "lane_probe_seconds_per_step": {str(v): t for v, t in f.lane_choice.seconds.items()},
             "unfused": f.program.chunk.unfused,
-            "partition": f.partition.digest(),
+            "partition_digest": f.partition.digest(),
+            "split": dataclasses.asdict(f.split()),
             "dataset_note": f.dataset.note,
             **versions(),
         }
