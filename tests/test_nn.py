@@ -137,7 +137,7 @@ def convolve_in_float64(x, kernel, padding):
     return np.einsum("bhwirc,rcio->bhwo", windows, kernel)
 
 
-CONVOLUTIONS = [(3, 1), (3, 3), (5, 0), (5, 2), (5, 3), (1, 0)]
+CONVOLUTIONS = [(3, 1), (3, 3), (5, 0)]
 
 
 @pytest.mark.parametrize(("size", "padding"), CONVOLUTIONS)
@@ -149,9 +149,7 @@ def test_convolution_against_numpy(size, padding, impl):
     np.testing.assert_allclose(conv2d(x, kernel, padding, impl), expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("size", "padding", "clients"), [(3, 1, 0), (3, 3, 3), (5, 2, 3), (5, 0, 0)]
-)
+@pytest.mark.parametrize(("size", "padding", "clients"), [(3, 1, 0), (3, 3, 3), (5, 2, 3)])
 def test_convolution_gradients_agree(size, padding, clients):
     """First and second reverse derivatives, with one kernel and with one per client."""
     lead = (clients,) if clients else ()
@@ -214,7 +212,7 @@ def train_apply(model):
 @pytest.mark.parametrize("norm", ["group", "batch", "none"])
 @pytest.mark.parametrize(
     ("shape", "depth", "first_padding"),
-    [((28, 28, 1), 3, 3), ((8, 8, 1), 3, 1), ((13, 10, 3), 2, 1)],
+    [((28, 28, 1), 3, 3), ((13, 10, 3), 2, 1)],
 )
 def test_convnet_against_numpy(norm, shape, depth, first_padding):
     model = make_model("convnet", shape, 5, width=6, depth=depth, norm=norm)
@@ -263,7 +261,7 @@ def test_network_gradients_agree_between_convolutions(norm):
     assert_trees_close(gradients("im2col"), gradients("native"), 1e-5)
 
 
-@pytest.mark.parametrize("impl", ["native", "im2col"])
+@pytest.mark.parametrize("impl", ["im2col", pytest.param("native", marks=pytest.mark.slow)])
 def test_gradient_through_a_training_step(impl):
     """Trajectory matching's derivative: of a loss after one SGD step, by the training images.
 
@@ -322,7 +320,7 @@ def test_running_statistics():
 
 
 def test_statistics_stay_with_their_client():
-    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=2, norm="batch")
+    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=1, norm="batch")
     apply = partial(train_apply(model), perturbed(model))
     x = jax.random.normal(KEY, (2, 5, 8, 8, 1)) * jnp.array([1.0, 9.0]).reshape(2, 1, 1, 1, 1)
     together = jax.jit(jax.vmap(apply))(x)
@@ -331,9 +329,9 @@ def test_statistics_stay_with_their_client():
         assert_trees_close(theirs, apply(x[client]), 1e-5)
 
 
-@pytest.mark.parametrize("norm", ["group", "batch", "none"])
+@pytest.mark.parametrize("norm", ["group", "batch"])
 def test_evaluation_does_not_depend_on_the_rest_of_the_batch(norm):
-    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=2, norm=norm)
+    model = make_model("convnet", (8, 8, 1), 4, width=3, depth=1, norm=norm)
     apply = jax.jit(partial(model.apply, perturbed(model), train=False))
     x = jax.random.normal(KEY, (6, 8, 8, 1))
     np.testing.assert_allclose(apply(x)[0][:2], apply(x[:2])[0], rtol=1e-4, atol=1e-5)

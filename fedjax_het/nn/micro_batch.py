@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 
 def micro_batched_value_and_grad(
@@ -29,8 +30,14 @@ def micro_batched_value_and_grad(
         if piece == batch_size:
             return value_and_grad(params, batch)
         pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, piece, *leaf.shape[1:]), batch)
-        stacked = jax.lax.map(lambda samples: value_and_grad(params, samples), pieces)
-        return jax.tree.map(lambda leaf: leaf.sum(axis=0), stacked)
+
+        def add_piece(total, samples):
+            return jax.tree.map(jnp.add, total, value_and_grad(params, samples)), None
+
+        # `zeros_like` of these shapes also takes over which mesh axes they vary on.
+        first = jax.tree.map(lambda leaf: leaf[0], pieces)
+        nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(value_and_grad, params, first))
+        return jax.lax.scan(add_piece, nothing, pieces)[0]
 
     return in_pieces
 
