@@ -1,5 +1,6 @@
 """The methods against float64 oracles, limit identities and invariances."""
 
+import re
 from functools import partial
 
 import jax
@@ -13,6 +14,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
+from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.nn import make_model
 
@@ -292,7 +294,6 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
     )
     r = int(np.flatnonzero(federation.scheduler.work.participants == 0)[0])
     start = federation.start()
-    from fedjax_het.engine.lanes import Cohort
 
     cohort = Cohort(federation.scheduler.round(r), federation.examples)
     state, info = jax.jit(federation.algorithm.round)(
@@ -357,3 +358,19 @@ def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
     assert_trees_all_close(
         federation.algorithm.global_model(state)["state"], mean, rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_round_on_several_devices_has_one_collective(name):
+    # Two that are ready at once can be entered in different orders, which hangs XLA's CPU devices.
+    build, hp = registered(name)
+    federation = small(build, hp=hp, plan=make_plan(1, 2), optimizer="adam", keep=True)
+    cohort = Cohort(federation.scheduler.round(0), federation.examples)
+    lowered = jax.jit(federation.algorithm.round).lower(
+        federation.hp, federation.start(), jax.random.key(0), cohort
+    )
+    text = lowered.compile().as_text()
+    collectives = re.findall(
+        r" (all-reduce|all-gather|all-to-all|collective-permute)[.\w-]*\(", text
+    )
+    assert len(collectives) == 1, collectives

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from fedjax_het.engine.plan import AXIS, Plan
@@ -102,25 +104,45 @@ def train_cohort(
         states = _put_back(states, new, schedule.client_ids)
     else:
 
-        def sharded(hp, broadcast, states, key, examples, lanes):
+        def sharded(hp, broadcast, states, key, examples, lanes, everyones_ids):
             one = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(hp, broadcast, states, key, examples, one)
-            everyones = jax.lax.all_gather((new, one.client_ids), AXIS)
-            return (
-                jax.lax.psum(sums, AXIS),
-                _put_back(states, *everyones),
-                jax.tree.map(lambda a: a[None], outputs),
-            )
+            sums, new = _exchange(sums, new)
+            states = _put_back(states, new, everyones_ids)
+            return sums, states, jax.tree.map(lambda a: a[None], outputs)
 
         sums, states, outputs = jax.shard_map(
             sharded,
             mesh=plan.mesh,
-            in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
+            in_specs=(P(), P(), P(), P(), P(), P(AXIS), P()),
             out_specs=(P(), P(), P(AXIS)),
             check_vma=False,
-        )(*shared, lanes)
+        )(*shared, lanes, schedule.client_ids)
     upload, loss, count = sums
     return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
+
+
+def _exchange(sums, states):
+    """-> (sums over devices, states of all devices `[D, V, J, ...]`), by one collective.
+
+    One, because XLA's CPU devices share a pool of threads: two collectives that are ready at the
+    same time can be entered in different orders, hold all threads, and wait for ever.
+    """
+    summed, unravel_sums = ravel_pytree(sums)
+    if not jax.tree.leaves(states):
+        return unravel_sums(jax.lax.psum(summed, AXIS)), states
+    leaves, structure = jax.tree.flatten(states)
+    words = [jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1) for leaf in leaves]
+    mine = jnp.concatenate([jax.lax.bitcast_convert_type(summed, jnp.uint32), *words])
+    everyones = jax.lax.all_gather(mine, AXIS)  # [D, ...]
+    ends = np.cumsum([summed.size, *(word.size for word in words)])
+    first, *parts = jnp.split(everyones, ends[:-1], axis=1)
+    total = jax.lax.bitcast_convert_type(first, summed.dtype).sum(0)
+    gathered = [
+        jax.lax.bitcast_convert_type(part, leaf.dtype).reshape(-1, *leaf.shape)
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
+    return unravel_sums(total), jax.tree.unflatten(structure, gathered)
 
 
 def _put_back(states, new, ids):
