@@ -104,34 +104,34 @@ def train_cohort(
         states = _put_back(states, new, schedule.client_ids)
     else:
 
-        def sharded(hp, broadcast, states, key, examples, lanes, everyones_ids):
+        def sharded(hp, broadcast, states, key, examples, lanes):
             one = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(hp, broadcast, states, key, examples, one)
-            sums, new = _exchange(sums, new)
-            states = _put_back(states, new, everyones_ids)
+            sums, new = _exchange(sums, (new, one.client_ids) if jax.tree.leaves(new) else ())
+            states = _put_back(states, *new) if new else states
             return sums, states, jax.tree.map(lambda a: a[None], outputs)
 
         sums, states, outputs = jax.shard_map(
             sharded,
             mesh=plan.mesh,
-            in_specs=(P(), P(), P(), P(), P(), P(AXIS), P()),
+            in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
             out_specs=(P(), P(), P(AXIS)),
             check_vma=False,
-        )(*shared, lanes, schedule.client_ids)
+        )(*shared, lanes)
     upload, loss, count = sums
     return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
 
 
-def _exchange(sums, states):
-    """-> (sums over devices, states of all devices `[D, V, J, ...]`), by one collective.
+def _exchange(sums, rows):
+    """-> (sums over devices, rows of all devices `[D, V, J, ...]`), by one collective.
 
     One, because XLA's CPU devices share a pool of threads: two collectives that are ready at the
     same time can be entered in different orders, hold all threads, and wait for ever.
     """
     summed, unravel_sums = ravel_pytree(sums)
-    if not jax.tree.leaves(states):
-        return unravel_sums(jax.lax.psum(summed, AXIS)), states
-    leaves, structure = jax.tree.flatten(states)
+    leaves, structure = jax.tree.flatten(rows)
+    if not leaves:
+        return unravel_sums(jax.lax.psum(summed, AXIS)), rows
     words = [jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1) for leaf in leaves]
     mine = jnp.concatenate([jax.lax.bitcast_convert_type(summed, jnp.uint32), *words])
     everyones = jax.lax.all_gather(mine, AXIS)  # [D, ...]
