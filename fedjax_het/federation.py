@@ -120,6 +120,10 @@ class _Signature(NamedTuple):
     local_epochs: int
 
 
+def _hashable(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
 @dataclass
 class Federation:
     """A run made ready: data on the devices, schedule, state, programs."""
@@ -203,7 +207,7 @@ def prepare(
     }
     signature = _Signature(
         algorithm=spec.algorithm,
-        options=tuple(sorted(spec.options.items())),
+        options=tuple(sorted((k, _hashable(v)) for k, v in spec.options.items())),
         model=spec.model,
         model_options=tuple(sorted(model_options.items())),
         input_shape=tuple(dataset.input_shape),

@@ -85,6 +85,7 @@ class RunSpec:
             require_name("option", name, entry.options)
         options = {**entry.options, **self.options}
         entry.check(options)
+        options = entry.fill(options)
         hp = entry.hyper_parameters(spec.local_optimizer, options)
         for name in self.hp:
             require_name("hp", name, hp)

@@ -115,3 +115,12 @@ def test_bad_arrays_are_refused():
     data = dataset_from_arrays(images, labels, images, labels)
     with pytest.raises(ConfigError, match="num_clients"):
         simulate(RunSpec(dataset="user", model="mlp", num_clients=11), dataset=data)
+
+
+@pytest.mark.parametrize("preset", ["paper", "code"])
+def test_dynafeds_preset_is_written_out_and_resolving_again_changes_nothing(preset):
+    spec = RunSpec("dynafed", options={"preset": preset, "num_iterations": 7}).resolved()
+    assert spec.options["trajectory_rounds"] == {"paper": 20, "code": 24}[preset]
+    assert spec.options["num_iterations"] == 7
+    assert spec.resolved() == spec and spec.digest() == spec.resolved().digest()
+    assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec

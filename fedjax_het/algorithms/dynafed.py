@@ -58,6 +58,13 @@ def check_dynafed(options: dict[str, Any]) -> None:
     _config(options)
 
 
+def fill_dynafed(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the preset's values written out, as JSON-able values."""
+    config = dataclasses.asdict(_config(options))
+    named = {name: config[name] for name in options if name in config}
+    return {**options, **named, "target_counts": list(config["target_counts"])}
+
+
 class DynaFedServer(NamedTuple):
     """What the server keeps besides the base method's state. The shapes never change.
 

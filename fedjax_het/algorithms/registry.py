@@ -10,6 +10,7 @@ from fedjax_het.algorithms.dynafed import (
     check_dynafed,
     dynafed,
     dynafed_hyper_parameters,
+    fill_dynafed,
 )
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
@@ -23,6 +24,7 @@ class Entry(NamedTuple):
 
     build(training, plan, **options) -> Algorithm; `hp` are its numeric hyper-parameters besides
     the local optimiser's and `server_lr`, or a function of the options that gives them.
+    `check(options)` raises ConfigError; `fill(options)` writes out what a preset stands for.
     """
 
     build: Callable[..., Algorithm]
@@ -30,6 +32,7 @@ class Entry(NamedTuple):
     hp: "dict[str, float] | Callable[[dict], dict[str, float]]" = {}  # noqa: RUF012
     options: dict[str, Any] = {}  # noqa: RUF012
     check: Callable[[dict], None] = lambda options: None
+    fill: Callable[[dict], dict] = lambda options: options
     protocol: dict[str, Any] = DYNAFED_PROTOCOL
 
     def hyper_parameters(self, local_optimizer: str, options: dict) -> dict[str, float]:
@@ -57,5 +60,6 @@ ALGORITHMS: dict[str, Entry] = {
         hp=dynafed_hyper_parameters,
         options=DYNAFED_OPTIONS,
         check=check_dynafed,
+        fill=fill_dynafed,
     ),
 }
