@@ -27,7 +27,7 @@ def blobs(sizes=SIZES, seed=0):
     labels = np.concatenate(
         [(rng.integers(0, 2, n) + k) % CLASSES for k, n in enumerate(sizes)]
     ).astype(np.int32)
-    centres = 2 * np.random.default_rng(99).normal(size=(CLASSES, *SHAPE))
+    centres = np.random.default_rng(99).normal(size=(CLASSES, *SHAPE))
     images = (centres[labels] + rng.normal(size=(len(labels), *SHAPE))).astype(np.float32)
     return images, labels
 
