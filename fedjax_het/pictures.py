@@ -37,6 +37,7 @@ def plot_curve(result: Result, path: str | Path) -> None:
     known = np.isfinite(accuracy)
     axes.plot(rounds[known], accuracy[known], color="#0072B2", label="test accuracy")
     axes.set(xlabel="round", ylabel="test accuracy (%)", xlim=(1, max(2, spec.rounds)))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     loss = axes.twinx()
     loss.plot(rounds, result.metrics["train_loss"], color="#D55E00", lw=1, label="training loss")
