@@ -18,7 +18,6 @@ import math
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.errors import ConfigError
+from fedjax_het.errors import ConfigError, exit_status
 
 NUM_CLIENTS, CLIENT_SAMPLES, CLIENTS_PER_ROUND = 80, 750, 32
 BATCH_SIZE, LOCAL_LR = 32, 0.05
@@ -52,11 +51,7 @@ def main() -> int:
     import tyro
 
     arguments = tyro.cli(Arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    try:
-        return measure(arguments)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
 
 
 def measure(arguments: Arguments) -> int:
@@ -87,7 +82,7 @@ def measure(arguments: Arguments) -> int:
 
 def compare(name: str, rounds: int, turns: int, dataset: Any, *, with_torch: bool) -> None:
     """Time one network, in turns, and print its row."""
-    from fedjax_het.federation import benchmark_rounds
+    from fedjax_het.simulation import benchmark_rounds
 
     model, width = NETWORKS[name]
     spec = fedavg_spec(model, width)

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "RunSpec": "fedjax_het.spec",
     "Result": "fedjax_het.result",
-    "simulate": "fedjax_het.federation",
+    "simulate": "fedjax_het.simulation",
     "ConfigError": "fedjax_het.errors",
     "load_dataset": "fedjax_het.data",
     "dataset_from_arrays": "fedjax_het.data",

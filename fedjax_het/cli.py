@@ -10,56 +10,27 @@ from typing import Annotated, Any
 
 import tyro
 
-from fedjax_het.errors import ConfigError
+from fedjax_het.errors import ConfigError, exit_status
 from fedjax_het.spec import RunSpec
 
 _HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
 _OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
 
 
-@dataclass
-class Run:
+@dataclass(frozen=True)
+class Run(RunSpec):
     """Run one federation; the last line printed is one JSON object.
 
     Whatever is not given is as in the method's paper. `fedjax-het list` names what there is.
     """
 
-    algorithm: str = "fedavg"
-    dataset: str = "digits"
-    normalisation: str | None = None
-    """Whose constants normalise the images: dynafed, fedaf, fedamp, fsl, unit or dataset."""
+    # As words; the settings themselves, with their help, are those of RunSpec.
+    hp: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=_HP_HELP)] = ()
+    options: Annotated[
+        tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=_OPTION_HELP)
+    ] = ()
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
-    partition: str | None = None
-    alpha: float | None = None
-    """Dirichlet concentration: small is heterogeneous."""
-    classes: int | None = None
-    """Labels per client, for --partition classes_per_client."""
-    model: str | None = None
-    width: int | None = None
-    """Filters of every convolution."""
-    depth: int | None = None
-    norm: str | None = None
-    """group, instance, batch or none."""
-    num_clients: int | None = None
-    participation: float | None = None
-    """Share of the clients sampled each round, in (0, 1]."""
-    local_epochs: int | None = None
-    batch_size: int | None = None
-    rounds: int | None = None
-    local_optimizer: str | None = None
-    """sgd, momentum, adam or adamw."""
-    optimizer_state: str | None = None
-    """reset each round, or keep every client's across rounds."""
-    averaging: str | None = None
-    """uniform over the round's clients, or weighted by their samples."""
-    eval_every: int = 1
-    """Rounds between evaluations; the last five are always evaluated."""
-    seed: int = 0
-    partition_seed: int | None = None
-    """Default: the seed."""
-    hp: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=_HP_HELP)] = ()
-    option: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=_OPTION_HELP)] = ()
     output_dir: Path | None = None
     """Where the result, pictures and checkpoints are written (default: nothing is)."""
     resume: bool = False
@@ -83,30 +54,27 @@ def main(arguments: list[str] | None = None) -> int:
         description="Federated learning on heterogeneous clients, simulated.",
         args=sys.argv[1:] if arguments is None else arguments,
     )
-    try:
-        return _list() if isinstance(command, List) else _run(command)
-    except ConfigError as error:
-        print(f"fedjax-het: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("fedjax-het: interrupted; --resume continues from the checkpoint", file=sys.stderr)
-        return 130
+    return exit_status(
+        _list if isinstance(command, List) else lambda: _run(command),
+        name="fedjax-het",
+        stopped="interrupted; --resume continues from the checkpoint",
+    )
 
 
 def spec_of(command: Run) -> RunSpec:
     """The settings that a command line names."""
-    shared = {f.name for f in dataclasses.fields(RunSpec)} - {"hp", "options"}
-    values = {name: getattr(command, name) for name in shared}
-    hp = {name: _number("hp", name, text) for name, text in _pairs("hp", command.hp)}
-    options = {name: _literal(text) for name, text in _pairs("option", command.option)}
-    return RunSpec(**values, hp=hp, options=options)
+    values = {field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
+    values["hp"] = {name: _number("hp", name, text) for name, text in _pairs("hp", command.hp)}
+    words = _pairs("option", command.options)
+    values["options"] = {name: _literal(text) for name, text in words}
+    return RunSpec(**values)
 
 
 def _run(command: Run) -> int:
     from fedjax_het.data import load_dataset
-    from fedjax_het.federation import simulate
     from fedjax_het.pictures import draw_run
     from fedjax_het.progress import progress_line
+    from fedjax_het.simulation import simulate
 
     log = logging.getLogger("fedjax_het")
     if not log.handlers:
@@ -134,15 +102,11 @@ def _run(command: Run) -> int:
 
 
 def _list() -> int:
-    from rich.console import Console
-    from rich.table import Table
-
     from fedjax_het.algorithms import ALGORITHMS
     from fedjax_het.data import DATASETS, PARTITIONS
     from fedjax_het.nn import MODELS
 
-    console = Console()
-    groups: dict[str, dict[str, Any]] = {
+    groups = {
         "methods": {name: entry.description for name, entry in ALGORITHMS.items()},
         "data sets": DATASETS,
         "partitions": PARTITIONS,
@@ -150,13 +114,8 @@ def _list() -> int:
     }
     width = max(len(name) for group in groups.values() for name in group)
     for title, entries in groups.items():
-        table = Table(title=title, title_justify="left", show_header=False, box=None)
-        table.add_column(style="bold", min_width=width, no_wrap=True)
-        table.add_column()
-        for name, text in entries.items():
-            table.add_row(name, text)
-        console.print(table)
-        console.print()
+        print(title, *(f"  {name:{width}}  {text}" for name, text in entries.items()), sep="\n")
+        print()
     return 0
 
 

@@ -1,7 +1,9 @@
 """One kind of error for bad input: it names the argument, its value and what would be right."""
 
 import difflib
-from collections.abc import Iterable
+import numbers
+import sys
+from collections.abc import Callable, Iterable
 
 
 class ConfigError(ValueError):
@@ -14,6 +16,12 @@ def require(condition: bool, argument: str, value: object, expected: str) -> Non
         raise ConfigError(f"{argument} = {value!r}: expected {expected}")
 
 
+def is_whole(value: object, least: int) -> bool:
+    """Whether `value` is an integer (of Python or NumPy, no truth value) of at least `least`."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return bool(whole and value >= least)
+
+
 def require_name(argument: str, value: str, valid: Iterable[str]) -> None:
     """Raise `ConfigError` unless `value` is one of `valid`, naming the nearest of them first."""
     names = list(valid)
@@ -22,3 +30,15 @@ def require_name(argument: str, value: str, valid: Iterable[str]) -> None:
     near = difflib.get_close_matches(str(value), names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     raise ConfigError(f"{argument} = {value!r} is unknown: {hint}(valid: {', '.join(names)})")
+
+
+def exit_status(work: Callable[[], int], *, name: str, stopped: str) -> int:
+    """`work()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each told in one line."""
+    try:
+        return work()
+    except ConfigError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{name}: {stopped}", file=sys.stderr)
+        return 130

@@ -4,7 +4,6 @@ A file in `experiments/` declares an `Experiment` and calls `main`. All that two
 is here, so that they differ only in what they declare.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_het import report, sweep
-from fedjax_het.errors import ConfigError, require, require_name
+from fedjax_het.errors import exit_status, require, require_name
 from fedjax_het.report import Cell
 from fedjax_het.reported import reported_values
 from fedjax_het.spec import RunSpec
@@ -92,14 +91,11 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         default=Arguments(preset=next(iter(experiment.presets))),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    try:
-        return _run(experiment, arguments)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nstopped: the same command goes on from the runs that are done", file=sys.stderr)
-        return 130
+    return exit_status(
+        lambda: _run(experiment, arguments),
+        name="error",
+        stopped="stopped; the same command goes on from the runs that are done",
+    )
 
 
 def _run(experiment: Experiment, arguments: Arguments) -> int:

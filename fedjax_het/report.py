@@ -99,11 +99,15 @@ def compare(
     return table
 
 
+def _diverged(results: "pd.DataFrame") -> "pd.Series":
+    return results["diverged"].astype(bool) | results["final_accuracy"].isna()
+
+
 def _measured(made: "pd.DataFrame") -> dict[str, float]:
     if not len(made):
         nothing = dict.fromkeys(("mean", "std", "within_std", "seconds"), math.nan)
         return {**nothing, "seeds": 0, "diverged": 0}
-    diverged = made["diverged"].astype(bool) | made["final_accuracy"].isna()
+    diverged = _diverged(made)
     good = made[~diverged]
     accuracy = 100 * good["final_accuracy"].astype(float)
     return {
@@ -239,8 +243,7 @@ def diverged_runs(cells: Sequence[Cell], results: "pd.DataFrame") -> list[str]:
     """The runs of these cells that diverged, named for a note under the table."""
     if not len(results):
         return []
-    diverged = results["diverged"].astype(bool) | results["final_accuracy"].isna()
-    digests = set(results["digest"][diverged])
+    digests = set(results["digest"][_diverged(results)])
     return [
         f"{cell.method}, {cell.group}, seed {run.seed}"
         for cell in cells
@@ -322,8 +325,7 @@ def _accuracy_by_seed(
     """Smoothed accuracy in percent, a row per evaluated round and a column per seed."""
     if not len(curves) or not len(results):
         return None
-    diverged = results["diverged"].astype(bool) | results["final_accuracy"].isna()
-    good = set(results["digest"][~diverged])
+    good = set(results["digest"][~_diverged(results)])
     wanted = [digest for digest in (run.digest() for run in cell.runs) if digest in good]
     own = curves[curves["digest"].isin(wanted)].dropna(subset="test_accuracy")
     if not len(own):

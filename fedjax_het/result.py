@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.data import Partition
-from fedjax_het.engine.checkpoint import write_atomically
-from fedjax_het.errors import ConfigError
+from fedjax_het.files import write_atomically
 from fedjax_het.spec import RunSpec
 
 
@@ -67,21 +64,6 @@ class Result:
             group, name = key.split("/", 1)
             groups[group][name] = data[key]
         return cls(RunSpec.from_dict(record["spec"]), summary=record["summary"], **groups)
-
-
-def make_output_directory(directory: str | os.PathLike) -> Path:
-    """The folder, made if it is not there. ConfigError if files cannot be written into it."""
-    directory = Path(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"output_dir = {str(directory)!r}: expected a folder that can be made and written to "
-            f"({error.strerror})"
-        ) from error
-    return directory
 
 
 def summarise(metrics: dict[str, np.ndarray]) -> dict[str, Any]:

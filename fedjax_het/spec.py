@@ -37,15 +37,18 @@ class RunSpec:
     algorithm: str = "fedavg"
     dataset: str = "digits"
     normalisation: str | None = None
+    """Whose constants normalise the images: dynafed, fedaf, fedamp, fsl, unit or dataset."""
     partition: str | None = None
     alpha: float | None = None
-    """Dirichlet concentration; small is heterogeneous. Dirichlet partitions only."""
+    """Dirichlet concentration: small is heterogeneous. Dirichlet partitions only."""
     classes: int | None = None
-    """Labels per client. `classes_per_client` only."""
+    """Labels per client; for classes_per_client only."""
     model: str | None = None
     width: int | None = None
+    """Filters of every convolution."""
     depth: int | None = None
     norm: str | None = None
+    """group, instance, batch or none."""
     num_clients: int | None = None
     participation: float | None = None
     """Share of clients sampled each round, in (0, 1]."""
@@ -53,14 +56,16 @@ class RunSpec:
     batch_size: int | None = None
     rounds: int | None = None
     local_optimizer: str | None = None
+    """sgd, momentum, adam or adamw."""
     optimizer_state: str | None = None
-    """`reset` each round, or `keep` every client's optimiser state across rounds."""
+    """reset each round, or keep every client's across rounds."""
     averaging: str | None = None
-    """`uniform` over the round's clients, or `weighted` by their numbers of samples."""
+    """uniform over the round's clients, or weighted by their samples."""
     eval_every: int = 1
+    """Rounds between evaluations; the last five are always evaluated."""
     seed: int = 0
     partition_seed: int | None = None
-    """Defaults to `seed`."""
+    """Default: the seed."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_het.errors import ConfigError
-from fedjax_het.result import Result, make_output_directory
+from fedjax_het.files import make_output_directory
+from fedjax_het.result import Result
 from fedjax_het.spec import RunSpec
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from problems import user_dataset
 
-from fedjax_het import ConfigError, Result, RunSpec, federation, simulate
+from fedjax_het import ConfigError, Result, RunSpec, federation, simulate, simulation
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data import make_partition
 
@@ -68,14 +68,14 @@ def assert_same(a, b):
 @pytest.fixture
 def eager(monkeypatch):
     """Short chunks, and a checkpoint after each."""
-    monkeypatch.setattr(federation, "MAX_CHUNK", 2)
-    monkeypatch.setattr(federation, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(simulation, "MAX_CHUNK", 2)
+    monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
     whole = run(spec(name))
-    monkeypatch.setattr(federation, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    monkeypatch.setattr(simulation, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
     for stop in (2, 6):  # dynafed: in its rounds, in its synthesis
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
@@ -86,8 +86,8 @@ def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatc
 
 def test_chunks_change_nothing(monkeypatch):
     whole = run(spec("dynafed"))
-    monkeypatch.setattr(federation, "MAX_CHUNK", 3)
-    monkeypatch.setattr(federation, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(simulation, "MAX_CHUNK", 3)
+    monkeypatch.setattr(simulation, "CHUNK_SECONDS", 0.0)
     assert_same(run(spec("dynafed")), whole)
 
 
@@ -126,6 +126,17 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, eager):
         run(spec(), output_dir=tmp_path, progress=kill_after(3))
     with pytest.raises(ConfigError, match=r"another.*seed 0 -> 1"):
         run(spec(seed=1), output_dir=tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path, eager):
+    with pytest.raises(KilledError):
+        run(spec(), output_dir=tmp_path, progress=kill_after(3))
+    data = user_dataset()
+    other = make_partition("iid", data.train_labels, 3, num_clients=6, seed=5)
+    with pytest.raises(ConfigError, match="expected this partition's"):
+        run(spec(), output_dir=tmp_path, resume=True, partition=other)
+    with pytest.raises(ConfigError, match="expected this dataset's"):
+        simulate(spec(), dataset=user_dataset((9,) * 6), output_dir=tmp_path, resume=True)
 
 
 def test_a_broken_checkpoint_is_refused(tmp_path):

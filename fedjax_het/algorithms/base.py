@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.engine.lanes import ClientMethod, Cohort, train_cohort
+from fedjax_het.engine.lanes import Client, ClientMethod, Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
 
@@ -48,7 +48,7 @@ class Algorithm(NamedTuple):
     global_model(state) -> variables             what is broadcast and evaluated
     with_global_model(state, variables) -> State
     traffic(hp, state) -> Traffic
-    passes: extra passes over a client's data that a round's schedule must hold
+    extra_passes: passes over a client's data before its local epochs
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
     artifacts(state), summary(state): what the method leaves besides curves, as named arrays and
       as a JSON-able record
@@ -84,7 +84,7 @@ def federated(
     client: ClientMethod,
     *,
     init: Callable[[Tree, Tree], Tree] = lambda hp, variables: Broadcast(variables),
-    update: Callable | None = None,
+    update: Callable[[Tree, Tree, Tree, Tree], Tree] | None = None,
 ) -> Algorithm:
     """A method whose clients train locally and whose server folds the sum of their uploads in.
 
@@ -140,8 +140,6 @@ def add_mean_change(hp, server: Broadcast, upload, states) -> Broadcast:
 
 
 def _upload(client: ClientMethod):
-    from fedjax_het.engine.lanes import Client
-
     def upload(hp, server, state):
         me = Client(jnp.int32(0), jnp.float32(1), jnp.int32(1), jnp.int32(1))
         return client.end(hp, server, client.begin(hp, server, state, me), state, me)[0]

@@ -174,13 +174,14 @@ def dynafed(
         return inner._replace(server=server), info
 
     def advance(hp, state, key, count):
-        every = max(1, (config.num_iterations - 1) // (NUM_SNAPSHOTS - 1))
+        every = _snapshot_interval(config.num_iterations)
 
         def iteration(_, server: DynaFedServer):
             n = server.iterations
             images = server.synthesis.data.images[pictured]
-            slot = jnp.where((n % every == 0) & (n // every < NUM_SNAPSHOTS - 1), n // every, -1)
-            snapshots = _set_unless_negative(server.snapshots, slot, images)
+            due = (n % every == 0) & (n // every < NUM_SNAPSHOTS - 1)
+            slot = jnp.where(due, n // every, NUM_SNAPSHOTS)  # beyond the end: dropped
+            snapshots = server.snapshots.at[slot].set(images, mode="drop")
             made, info = synthesis.run(
                 numbers(hp), server.synthesis, server.trajectory, key, n, num_iterations=1
             )
@@ -258,11 +259,9 @@ def _config(options: dict[str, Any]) -> SynthesisConfig:
     return SynthesisConfig.preset(options["preset"], **given)
 
 
+def _snapshot_interval(total: int) -> int:
+    return max(1, (total - 1) // (NUM_SNAPSHOTS - 1))
+
+
 def _snapshot_iterations(total: int) -> np.ndarray:
-    every = max(1, (total - 1) // (NUM_SNAPSHOTS - 1))
-    return np.append(np.arange(NUM_SNAPSHOTS - 1) * every, total)
-
-
-def _set_unless_negative(rows, index, value):
-    old = rows[jnp.maximum(index, 0)]
-    return rows.at[jnp.maximum(index, 0)].set(jnp.where(index >= 0, value, old))
+    return np.append(np.arange(NUM_SNAPSHOTS - 1) * _snapshot_interval(total), total)

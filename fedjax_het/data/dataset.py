@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from fedjax_het.data.npz import digest_arrays
-from fedjax_het.errors import ConfigError, require
+from fedjax_het.errors import ConfigError, is_whole, require
 
 # Images that were standardised before they came here stay well within this; images in 0..255
 # that were turned to floats do not.
@@ -106,8 +106,7 @@ def dataset_from_arrays(
     largest = int(max(train_labels.max(), test_labels.max()))
     if num_classes is None:
         num_classes = largest + 1
-    is_count = isinstance(num_classes, int | np.integer) and not isinstance(num_classes, bool)
-    require(is_count and num_classes >= 2, "num_classes", num_classes, "an integer >= 2")
+    require(is_whole(num_classes, 2), "num_classes", num_classes, "an integer >= 2")
     for argument, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
         if labels.max() >= num_classes:
             raise ConfigError(

@@ -3,17 +3,16 @@
 Read back with pickling off, so that opening a file never runs code.
 """
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+
+from fedjax_het.files import write_atomically
 
 
 class DamagedFileError(ValueError):
@@ -40,19 +39,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping) -> No
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     header = json.dumps({"meta": dict(meta), "sha256": digest_arrays(arrays, meta)})
-    descriptor, temporary = tempfile.mkstemp(
-        prefix=f".{path.name}-", suffix=".tmp", dir=path.parent
-    )
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, __header__=np.array(header), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    write_atomically(path, lambda file: np.savez(file, __header__=np.array(header), **arrays))
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 from fedjax_het.data.schemes import SCHEMES
-from fedjax_het.errors import ConfigError, require, require_name
+from fedjax_het.errors import ConfigError, is_whole, require, require_name
 
 # Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
 _PARTITION_STREAM = 0x5EED
@@ -186,16 +186,16 @@ def make_partition(
     for a split that cannot be made.
     """
     require_name("partition", scheme, SCHEMES)
-    require(_is_integer(num_classes) and num_classes >= 1, "num_classes", num_classes, ">= 1")
+    require(is_whole(num_classes, 1), "num_classes", num_classes, ">= 1")
     labels = _checked_labels(labels, num_classes)
-    require(_is_integer(num_clients) and num_clients >= 1, "num_clients", num_clients, ">= 1")
+    require(is_whole(num_clients, 1), "num_clients", num_clients, ">= 1")
     require(
         num_clients <= len(labels),
         "num_clients",
         num_clients,
         f"at most the number of training examples, {len(labels)}",
     )
-    require(_is_integer(seed) and seed >= 0, "seed", seed, "an integer >= 0")
+    require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
 
     split = SCHEMES[scheme].split
     options = inspect.signature(split).parameters.values()
@@ -240,10 +240,6 @@ def partition_from_clients(
         indices=np.concatenate([client for client in clients if len(client)] or [np.arange(0)]),
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
     )
-
-
-def _is_integer(value) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _checked_labels(labels, num_classes: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.errors import ConfigError, require
+from fedjax_het.errors import ConfigError, is_whole, require
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ def dirichlet_capped(rng, labels, num_classes, num_clients, *, alpha, min_size=1
     Raises `ConfigError` when no draw is accepted. Deviation from the code: proportions are drawn
     in logarithms, so that those of the clients below the cap never all vanish.
     """
-    require(_is_count(min_size, 0), "min_size", min_size, "an integer >= 0")
-    require(_is_count(max_draws, 1), "max_draws", max_draws, "an integer >= 1")
+    require(is_whole(min_size, 0), "min_size", min_size, "an integer >= 0")
+    require(is_whole(max_draws, 1), "max_draws", max_draws, "an integer >= 1")
     most = len(labels) // num_clients
     require(
         min_size <= most,
@@ -113,7 +113,7 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     num_classes; with fewer shards than labels, a random choice of them is.
     """
     per_client = classes_per_client
-    require(_is_count(per_client, 1), "classes_per_client", per_client, "an integer >= 1")
+    require(is_whole(per_client, 1), "classes_per_client", per_client, "an integer >= 1")
     class_sizes = np.bincount(labels, minlength=num_classes)
     present = int((class_sizes > 0).sum())
     require(
@@ -268,8 +268,3 @@ def _level(rng, limits: np.ndarray, total: int) -> np.ndarray:
     room = np.flatnonzero(limits > low)
     values[rng.permutation(room)[: total - values.sum()]] += 1
     return values
-
-
-def _is_count(value, least: int) -> bool:
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return bool(is_integer and value >= least)

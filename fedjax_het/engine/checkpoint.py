@@ -1,8 +1,6 @@
 """A run on disk: one file, replaced whole, from which it continues exactly."""
 
 import json
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,23 +9,9 @@ import jax
 import numpy as np
 
 from fedjax_het.errors import ConfigError
+from fedjax_het.files import write_atomically
 
 _META = "__meta__"
-
-
-def write_atomically(path: Path, write) -> None:
-    """Let `write(file)` fill a temporary file beside `path`, then move it there in one step."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def save_checkpoint(path: Path, tree: Any, meta: dict) -> None:

@@ -182,20 +182,20 @@ def _device_block(method, num_lanes, hp, broadcast, states, key, examples, sched
     """
     over_lanes = partial(_over_lanes, num_lanes)
 
-    def client_of(ids, weights, samples, steps, slot):
-        return Client(ids[slot], weights[slot], samples[slot], steps[slot])
+    def client_of(clients, slot):
+        return jax.tree.map(lambda field: field[slot], clients)
 
     def state_of(client):
         return jax.tree.map(lambda s: s[jnp.minimum(client.id, s.shape[0] - 1)], states)
 
-    def begin(ids, weights, samples, steps, slot):
-        client = client_of(ids, weights, samples, steps, slot)
+    def begin(clients, slot):
+        client = client_of(clients, slot)
         local = method.begin(hp, broadcast, state_of(client), client)
         zero = jnp.zeros((), jnp.float32)
         return _Running(local, jnp.int32(0), zero, zero)
 
-    def step(ids, weights, samples, steps, slot, running, indices, size):
-        client = client_of(ids, weights, samples, steps, slot)
+    def step(clients, slot, running, indices, size):
+        client = client_of(clients, slot)
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
         batch = Batch(examples.images[indices], examples.labels[indices], mask, running.steps)
         step_key = jax.random.fold_in(jax.random.fold_in(key, client.id), running.steps)
@@ -208,14 +208,16 @@ def _device_block(method, num_lanes, hp, broadcast, states, key, examples, sched
             running.count + samples_seen,
         )
 
-    def end(ids, weights, samples, steps, slot, running):
-        client = client_of(ids, weights, samples, steps, slot)
+    def end(clients, slot, running):
+        client = client_of(clients, slot)
         return method.end(hp, broadcast, running.local, state_of(client), client)
 
-    info = (schedule.client_ids, schedule.weights, schedule.num_samples, schedule.num_steps)
+    clients = Client(
+        schedule.client_ids, schedule.weights, schedule.num_samples, schedule.num_steps
+    )
     first_slots = jnp.zeros(num_lanes, jnp.int32)
-    running = over_lanes(begin)(*info, first_slots)
-    shapes = jax.eval_shape(over_lanes(end), *info, first_slots, running)
+    running = over_lanes(begin)(clients, first_slots)
+    shapes = jax.eval_shape(over_lanes(end), clients, first_slots, running)
     upload_shape, *slot_shapes = shapes
     upload = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), upload_shape)
     num_slots = schedule.client_ids.shape[1]
@@ -226,18 +228,18 @@ def _device_block(method, num_lanes, hp, broadcast, states, key, examples, sched
     def segment(g, carry):
         running, sums, new_states, outputs = carry
         slot, starts, ends = schedule.slots[g], schedule.starts[g], schedule.ends[g]
-        fresh = over_lanes(begin)(*info, slot)
+        fresh = over_lanes(begin)(clients, slot)
         running = _where(num_lanes, starts, fresh, running)
         begin_step = jnp.where(g == 0, 0, schedule.segment_ends[g - 1])
         running = jax.lax.fori_loop(
             begin_step,
             schedule.segment_ends[g],
             lambda t, r: over_lanes(step)(
-                *info, slot, r, schedule.batches[t], schedule.batch_sizes[t]
+                clients, slot, r, schedule.batches[t], schedule.batch_sizes[t]
             ),
             running,
         )
-        sent, new, output = over_lanes(end)(*info, slot, running)
+        sent, new, output = over_lanes(end)(clients, slot, running)
         sent = _where(num_lanes, ends, sent, jax.tree.map(jnp.zeros_like, sent))
         upload, loss, count = sums
         upload = jax.tree.map(lambda total, s: total + s.sum(0), upload, sent)

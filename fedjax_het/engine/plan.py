@@ -20,12 +20,9 @@ class Plan(NamedTuple):
     mesh: Mesh | None
 
     def describe(self) -> str:
-        kind = jax.devices()[0].device_kind if self.mesh is None else self._kind()
+        devices = jax.devices() if self.mesh is None else self.mesh.devices.flat
         how = "one flat lane each" if self.lanes == 1 else f"{self.lanes} vmapped lanes each"
-        return f"{self.devices} x {kind}, {how}"
-
-    def _kind(self) -> str:
-        return self.mesh.devices.flat[0].device_kind
+        return f"{self.devices} x {devices[0].device_kind}, {how}"
 
     def replicated(self):
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())

@@ -16,11 +16,11 @@ import numpy as np
 
 from fedjax_het.cache import cache_root, private_folder
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.checkpoint import write_atomically
 from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, optimizer_defaults
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.schedule import Scheduler
+from fedjax_het.files import write_atomically
 
 log = logging.getLogger("fedjax_het")
 

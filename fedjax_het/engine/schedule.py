@@ -89,7 +89,7 @@ class Scheduler:
         self.partition, self.seed, self.rounds = partition, seed, rounds
         self.passes, self.batch_size, self.averaging = passes, batch_size, averaging
         self.eval_every = eval_every
-        self.cohort_size = max(1, int(partition.num_clients * participation + 1e-9))
+        self.cohort_size = cohort_size(partition.num_clients, participation)
         self._steps = passes * -(-partition.sizes // batch_size)  # [K]
         packed = [self._pack(r, devices, lanes) for r in range(rounds)]
         self._packed = packed
@@ -188,14 +188,13 @@ class Scheduler:
         busy = full.num_steps[:, :, 0] > 0  # [D, V]
         single = np.zeros_like(full.num_steps)
         single[:, :, 0] = busy
+        opening = (np.arange(self.shape.segments) == 0)[:, None]  # [G, 1]: the only segment
         short = full._replace(
             num_steps=single,
             num_segments=busy.any(1).astype(np.int32),
-            segment_ends=np.where(np.arange(self.shape.segments) == 0, 1, full.segment_ends).astype(
-                np.int32
-            ),
-            starts=np.where(np.arange(self.shape.segments)[:, None] == 0, busy[:, None], False),
-            ends=np.where(np.arange(self.shape.segments)[:, None] == 0, busy[:, None], False),
+            segment_ends=np.ones_like(full.segment_ends),
+            starts=opening & busy[:, None],
+            ends=opening & busy[:, None],
             slots=np.zeros_like(full.slots),
             evaluate=np.bool_(True),
         )
@@ -215,6 +214,11 @@ class Scheduler:
             packed[lane].append(client)
             heapq.heappush(heap, (length + int(self._steps[client]), lane))
         return packed
+
+
+def cohort_size(num_clients: int, participation: float) -> int:
+    """Clients sampled each round: the share rounded down, but never none."""
+    return max(1, int(num_clients * participation + 1e-9))
 
 
 def _rounded_up(size: int) -> int:
