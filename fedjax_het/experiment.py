@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedjax_het import report, sweep
+from fedjax_het import report, store, sweeps
+from fedjax_het.environment import environment, run_digest
 from fedjax_het.errors import exit_status, require, require_name
 from fedjax_het.report import Cell
 from fedjax_het.reported import reported_values
@@ -103,14 +104,15 @@ def _run(experiment: Experiment, arguments: Arguments) -> int:
     specs = [spec for cell in table_cells for spec in cell.runs]
     directory = Path(arguments.output_dir or f"results/{experiment.name}-{arguments.preset}")
     if arguments.list:
+        made_in = environment()
         for spec in specs:
-            digest = spec.digest()
-            state = "done" if sweep.is_done(directory, digest) else "missing"
-            print(f"{digest}  {state:7}  {sweep.describe(spec)}")
+            digest = run_digest(spec.digest(), made_in)
+            state = "done" if store.is_done(directory, digest) else "missing"
+            print(f"{digest}  {state:7}  {sweeps.describe(spec)}")
         return 0
 
-    reasons = sweep.run_missing(specs, directory)
-    results = sweep.load_results(directory)
+    reasons = sweeps.run_missing(specs, directory)
+    results = store.newest(store.load_results(directory))
     reported = reported_values(experiment.paper, experiment.item)
     table = report.compare(table_cells, results, reported)
     title = f"{experiment.title} Preset {arguments.preset}."
@@ -121,12 +123,12 @@ def _run(experiment: Experiment, arguments: Arguments) -> int:
         *_divergence_note(report.diverged_runs(table_cells, results)),
     ]
     report.print_table(table, title=title, notes=notes)
-    figure = report.plot_curves(table_cells, results, sweep.load_curves(directory), reported)
+    figure = report.plot_curves(table_cells, results, store.load_curves(directory), reported)
     (directory / "table.md").write_text(report.to_markdown(table, title=title, notes=notes))
     (directory / "table.csv").write_text(report.to_csv(table))
     figure.savefig(directory / "curves.png", dpi=150)
     print(f"Written to {directory}: table.md, table.csv, curves.png, and two files per run.")
-    return 2 if specs and len(reasons) == len({spec.digest() for spec in specs}) else 0
+    return 2 if specs and len(reasons) == len(set(map(RunSpec.digest, specs))) else 0
 
 
 def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
@@ -180,7 +182,7 @@ def _notes(cells: Sequence[Cell], table: Any, results: Any, reasons: dict[str, s
     if names := list(unreported.index[unreported == 0]):
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
     if "dataset_note" in results:
-        lossy = results[results["digest"].isin(run.digest() for c in cells for run in c.runs)]
+        lossy = results[results["settings"].isin(run.digest() for c in cells for run in c.runs)]
         for dataset, note in lossy.groupby("dataset")["dataset_note"].first().dropna().items():
             if note:
                 notes.append(f"{dataset}: {note}")

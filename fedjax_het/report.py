@@ -77,11 +77,11 @@ def compare(
     """
     import pandas as pd
 
-    by_digest = results.set_index("digest") if len(results) else results
+    by_settings = results.set_index("settings") if len(results) else results
     rows = []
     for cell in cells:
-        made = by_digest.loc[
-            [d for d in (run.digest() for run in cell.runs) if d in by_digest.index]
+        made = by_settings.loc[
+            [d for d in (run.digest() for run in cell.runs) if d in by_settings.index]
         ]
         rows.append(
             {
@@ -243,12 +243,12 @@ def diverged_runs(cells: Sequence[Cell], results: "pd.DataFrame") -> list[str]:
     """The runs of these cells that diverged, named for a note under the table."""
     if not len(results):
         return []
-    digests = set(results["digest"][_diverged(results)])
+    diverged = set(results["settings"][_diverged(results)])
     return [
         f"{cell.method}, {cell.group}, seed {run.seed}"
         for cell in cells
         for run in cell.runs
-        if run.digest() in digests
+        if run.digest() in diverged
     ]
 
 
@@ -325,8 +325,8 @@ def _accuracy_by_seed(
     """Smoothed accuracy in percent, a row per evaluated round and a column per seed."""
     if not len(curves) or not len(results):
         return None
-    good = set(results["digest"][~_diverged(results)])
-    wanted = [digest for digest in (run.digest() for run in cell.runs) if digest in good]
+    good = results[~_diverged(results)]
+    wanted = good["digest"][good["settings"].isin([run.digest() for run in cell.runs])]
     own = curves[curves["digest"].isin(wanted)].dropna(subset="test_accuracy")
     if not len(own):
         return None

@@ -5,20 +5,20 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
-import fedjax_het
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
 from fedjax_het.engine.randomness import Stream, device_key
 from fedjax_het.engine.rounds import ChunkInputs, RoundMetrics
+from fedjax_het.environment import environment
 from fedjax_het.errors import ConfigError, require
 from fedjax_het.federation import prepare
 from fedjax_het.files import make_output_directory
@@ -239,7 +239,7 @@ class _Run:
             "lanes": self.f.program.plan.lanes,
             "devices": self.f.program.plan.devices,
             "seconds": self._wall(),
-            **versions(),
+            **environment(),
         }
         save_checkpoint(self.checkpoint, (self.f.state, self.metrics), meta)
         self.saved_at = time.perf_counter()
@@ -288,24 +288,15 @@ class _Run:
             "lanes": f.program.plan.describe(),
             "lane_probe_seconds_per_step": {str(v): t for v, t in f.lane_choice.seconds.items()},
             "unfused": f.program.chunk.unfused,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "dataset_digest": f.dataset.digest(),
             "partition_digest": f.partition.digest(),
             "split": dataclasses.asdict(f.split),
             "dataset_note": f.dataset.note,
-            **versions(),
+            **environment(),
         }
         artifacts = {name: np.asarray(a) for name, a in self.algorithm.artifacts(f.state).items()}
         return Result(f.spec, metrics, summary, artifacts, f.state, f.partition)
-
-
-def versions() -> dict[str, str]:
-    """What made the numbers, besides the settings."""
-    return {
-        "fedjax_het": fedjax_het.__version__,
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
-        "device": jax.devices()[0].device_kind,
-        "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),
-    }
 
 
 def benchmark_rounds(

@@ -11,7 +11,7 @@ import fedjax_het
 from fedjax_het.experiment import Arguments, main, make_cells
 from fedjax_het.reported import reported_values
 from fedjax_het.result import Result
-from fedjax_het.sweep import load_results
+from fedjax_het.store import load_results
 
 ROOT = Path(__file__).parent.parent
 

@@ -49,7 +49,8 @@ def results():
         for run, accuracy in zip(a_cell.runs, ACCURACY.get(a_cell.method, []), strict=False):
             rows.append(
                 {
-                    "digest": run.digest(),
+                    "digest": f"made-{run.digest()}",
+                    "settings": run.digest(),
                     "final_accuracy": accuracy,
                     "final_accuracy_std": None if accuracy is None else 0.02 + 0.01 * run.seed,
                     "diverged": accuracy is None,
@@ -58,7 +59,7 @@ def results():
             )
     # A run of other settings in the same folder must not count.
     other = runs("fedavg", rounds=7)[0].digest()
-    rows.append({**rows[0], "digest": other, "final_accuracy": 0.1})
+    rows.append({**rows[0], "digest": "other", "settings": other, "final_accuracy": 0.1})
     return pd.DataFrame(rows)
 
 
@@ -195,7 +196,7 @@ def curves():
             values[1::2] = [0.1, 0.2, 0.3, 0.4, 0.5, *last]
             frames.append(
                 pd.DataFrame(
-                    {"digest": run.digest(), "round": np.arange(1, 21), "test_accuracy": values}
+                    {"digest": f"made-{run.digest()}", "round": np.arange(1, 21), "test_accuracy": values}
                 )
             )
     return pd.concat(frames)

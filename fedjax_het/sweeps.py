@@ -6,29 +6,20 @@ are functions of the folder alone.
 """
 
 import os
-import re
 import shutil
 import time
-import warnings
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedjax_het.environment import environment, run_digest
 from fedjax_het.errors import ConfigError
 from fedjax_het.files import make_output_directory
 from fedjax_het.result import Result
 from fedjax_het.spec import RunSpec
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-_RUN_FILE = re.compile(r"[0-9a-f]{16}\.json")
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
-
+from fedjax_het.store import is_done
 
 def run_missing(
     specs: Sequence[RunSpec],
@@ -49,7 +40,8 @@ def run_missing(
     """
     if simulate is None:
         from fedjax_het import simulate
-    named = {spec.digest(): spec for spec in specs}
+    made_in = environment()
+    named = {run_digest(spec.digest(), made_in): spec for spec in specs}
     directory = make_output_directory(directory)
     missing = {digest: spec for digest, spec in named.items() if not is_done(directory, digest)}
     if done := len(named) - len(missing):
@@ -79,45 +71,6 @@ def run_missing(
     return reasons
 
 
-def is_done(directory: str | os.PathLike, digest: str) -> bool:
-    """Whether the run's files are there and can be read in full."""
-    try:
-        Result.load(Path(directory) / f"{digest}.json")
-    except _UNREADABLE:
-        return False
-    return True
-
-
-def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
-    """One row per run: `digest`, the settings (`hp.prox_mu`, `options.preset`), the summary.
-
-    Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A run whose files
-    cannot be read is left out with a warning.
-    """
-    import pandas as pd
-
-    rows = [
-        {"digest": digest, **_flat(result.summary), **_flat(result.spec.to_dict())}
-        for digest, result in _results(directory)
-    ]
-    return pd.DataFrame(rows)
-
-
-def load_curves(directory: str | os.PathLike) -> "pd.DataFrame":
-    """One row per run and round: `digest`, `round` (from 1), and a column per metric `[rounds]`.
-
-    Metrics of another shape (per client, per class) are left to `Result.load`.
-    """
-    import pandas as pd
-
-    frames = []
-    for digest, result in _results(directory):
-        curves = {name: values for name, values in result.metrics.items() if values.ndim == 1}
-        rounds = len(next(iter(curves.values()), ()))
-        frames.append(pd.DataFrame({"digest": digest, "round": np.arange(1, rounds + 1), **curves}))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
 def describe(spec: RunSpec) -> str:
     """A run in a few words, for status lines: what it is, not every setting."""
     parts = [spec.algorithm, spec.dataset]
@@ -128,26 +81,6 @@ def describe(spec: RunSpec) -> str:
     if spec.classes is not None:
         parts.append(f"{spec.classes} classes a client")
     return ", ".join([*parts, f"seed {spec.seed}"])
-
-
-def _results(directory: str | os.PathLike) -> Iterator[tuple[str, Result]]:
-    for path in sorted(Path(directory).glob("*.json")):
-        if not _RUN_FILE.fullmatch(path.name):
-            continue
-        try:
-            yield path.stem, Result.load(path)
-        except _UNREADABLE as error:
-            warnings.warn(f"{path} is left out: it cannot be read ({error})", stacklevel=3)
-
-
-def _flat(values: dict, prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 class _Status:
