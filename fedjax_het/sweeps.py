@@ -9,7 +9,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from fedjax_het.files import make_output_directory
 from fedjax_het.result import Result
 from fedjax_het.spec import RunSpec
 from fedjax_het.store import is_done
+
 
 def run_missing(
     specs: Sequence[RunSpec],

@@ -196,7 +196,11 @@ def curves():
             values[1::2] = [0.1, 0.2, 0.3, 0.4, 0.5, *last]
             frames.append(
                 pd.DataFrame(
-                    {"digest": f"made-{run.digest()}", "round": np.arange(1, 21), "test_accuracy": values}
+                    {
+                        "digest": f"made-{run.digest()}",
+                        "round": np.arange(1, 21),
+                        "test_accuracy": values,
+                    }
                 )
             )
     return pd.concat(frames)
