@@ -65,7 +65,7 @@ class Batch:
     ):
         assert len(federations) <= group.plan.capacity
         self.group, self.federations, self.plan = group, list(federations), group.plan
-        self.folders = folders if jax.process_index() == 0 or self._apart else None
+        self.folders = folders
         self.progress = progress or (lambda p: None)
         self.started = time.perf_counter() if started is None else started
         # An idle place does the last federation's work once more, or nothing.
@@ -347,7 +347,8 @@ class Batch:
     def _save(self) -> None:
         """Write checkpoints, if they are wanted and the last are old enough."""
         now = time.perf_counter()
-        if self.folders is None or now - self.saved_at < CHECKPOINT_SECONDS:
+        mine = self._apart or jax.process_index() == 0
+        if self.folders is None or not mine or now - self.saved_at < CHECKPOINT_SECONDS:
             return
         runs = zip(self.federations, self.folders, self._states(), self.metrics, strict=True)
         for i, (federation, folder, state, metrics) in enumerate(runs):
