@@ -1,4 +1,4 @@
-"""The command line: `fedjax-het run` and `fedjax-het list`."""
+"""The command line: `fedjax-het run`, `list` and `report`."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from fedjax_het.errors import ConfigError, exit_status
+from fedjax_het.report.command import Report, report_command
 from fedjax_het.spec import RunSpec
 
 _HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
@@ -49,11 +50,15 @@ class List:
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Exit code 2 for settings that cannot be used, 130 when interrupted."""
     command = tyro.extras.subcommand_cli_from_dict(
-        {"run": Run, "list": List},
+        {"run": Run, "list": List, "report": Report},
         prog="fedjax-het",
         description="Federated learning on heterogeneous clients, simulated.",
         args=sys.argv[1:] if arguments is None else arguments,
     )
+    if isinstance(command, Report):
+        return exit_status(
+            lambda: report_command(command), name="fedjax-het", stopped="interrupted"
+        )
     return exit_status(
         _list if isinstance(command, List) else lambda: _run(command),
         name="fedjax-het",
