@@ -15,6 +15,7 @@ from fedjax_het.report.grouping import (
 from fedjax_het.report.measures import measure_label, require_measure, scale_of, values_of
 from fedjax_het.report.style import (
     add_legend,
+    band_opacity,
     is_leftmost,
     is_lowest,
     line_styles,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LABEL_SPACING = 0.09  # of the axis
+_CROSS = 0.05  # height of a cross and its room, of the axis
+_MOST_CROSSES = 6  # over each other; more overlap
 
 
 def plot_against_alpha(
@@ -62,21 +65,29 @@ def plot_against_alpha(
     for settings, runs in group_runs(results, by):
         own = {name: value for name, value in settings.items() if not is_shared(name)}
         panel = describe_settings({n: v for n, v in settings.items() if n not in own})
-        label = describe_settings(own)
+        label = describe_settings(own) or "all runs"
         lines.append((panel, str(own.get("algorithm", label)), label, runs))
     titles = list(dict.fromkeys(panel for panel, *_ in lines))
     size = (6.0, 3.9) if len(titles) == 1 else (4.0, 3.2)
-    figure, panels = make_panels(titles, columns=len(titles), size=size, sharey=True)
+    sharey = "none" if "dataset" in by else "all"
+    figure, panels = make_panels(titles, columns=len(titles), size=size, sharey=sharey)
     styles = line_styles((method, label) for _, method, label, _ in lines)
     lost = {title: {} for title in titles}
     for title, _, label, runs in lines:
-        _draw(panels[title], runs, measure, label, styles[label], lost[title])
+        opacity = band_opacity(len(styles))
+        _draw(panels[title], runs, measure, label, styles[label], opacity, lost[title])
+    most = max((number for counts in lost.values() for number in counts.values()), default=0)
+    strip = _CROSS * min(most, _MOST_CROSSES)
+    if scale_of(measure) == 100:
+        for panel in panels.values():
+            within_percent(panel)
+    limits = [panel.get_ylim() for panel in panels.values()]
+    for panel, (low, high) in zip(panels.values(), limits, strict=True):
+        panel.set_ylim(low - strip / (1 - strip) * (high - low), high)
     alphas = sorted(results["alpha"].unique())
     for panel in panels.values():
         plain_axes(panel)
         _alpha_axis(panel, alphas)
-        if scale_of(measure) == 100:
-            within_percent(panel)
         if is_leftmost(panel):
             panel.set_ylabel(measure_label(measure), fontsize=10)
         if is_lowest(panel, panels.values()):
@@ -99,18 +110,21 @@ def _draw(
     measure: str,
     label: str,
     style: dict,
+    opacity: float,
     lost: dict[float, int],
 ) -> None:
     """One line. `lost` counts the crosses drawn at each alpha, so that they do not overlap."""
     good = runs[~diverged(runs)]
     values = values_of(good, measure).dropna()
     by_alpha = values.groupby(good["alpha"])
-    mean, spread = by_alpha.mean(), by_alpha.std().fillna(0)
+    # A gap where all runs diverged.
+    mean = by_alpha.mean().reindex(sorted(runs["alpha"].unique()))
+    spread = by_alpha.std().reindex(mean.index).fillna(0)
     colour = style["color"]
-    if len(mean):
+    if mean.notna().any():
         panel.plot(mean.index, mean, lw=1.8, markersize=5, label=label, **style)
         panel.fill_between(
-            mean.index, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
+            mean.index, mean - spread, mean + spread, color=colour, alpha=opacity, linewidth=0
         )
     if by_alpha.size().max() > 1:
         panel.plot(
@@ -125,10 +139,11 @@ def _draw(
             label="_runs",
         )
     for alpha in runs["alpha"][diverged(runs)].unique():
-        lost[alpha] = lost.get(alpha, 0) + 1
+        number = lost.get(alpha, 0)
+        lost[alpha] = number + 1
         panel.plot(
             [alpha],
-            [0.05 * lost[alpha] - 0.02],
+            [_CROSS * (0.6 + number % _MOST_CROSSES)],
             transform=panel.get_xaxis_transform(),
             marker="x",
             linestyle="none",

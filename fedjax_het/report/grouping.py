@@ -1,6 +1,7 @@
 """Which settings tell the runs of a folder apart, and the runs grouped by them."""
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -133,16 +134,26 @@ def _values(column: "pd.Series") -> list[Any]:
     return [None if is_missing(v) else v for v in values]
 
 
+def is_numeric(column: "pd.Series") -> bool:
+    """Whether every value that is there is a number, and no truth value."""
+    return all(
+        isinstance(value, numbers.Real) and not isinstance(value, bool)
+        for value in column.tolist()
+        if not is_missing(value)
+    )
+
+
 def sort_key(name: str, value: Any) -> tuple:
     """Orders the values of a setting: numbers, then texts, then what is missing."""
     if is_missing(value):
         return (2,)
     if name == "algorithm":
         return (1, *method_rank(value))
-    return (0, value) if isinstance(value, int | float) else (1, str(value))
+    return (0, value) if isinstance(value, numbers.Real) else (1, str(value))
 
 
 def setting_text(value: Any) -> str:
+    """A value as it is shown: numbers with at most six digits, a dash for what is missing."""
     if is_missing(value):
         return MISSING
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -11,7 +11,7 @@ from fedjax_het.report.grouping import (
     chosen_settings,
     describe_settings,
     group_runs,
-    is_missing,
+    is_numeric,
     setting_columns,
     setting_name,
     setting_text,
@@ -64,6 +64,8 @@ def plot_heat_map(
     summary = summarise_runs(results, by=[*others, x, y], measure=measure)
     xs = [settings[x] for settings, _ in group_runs(summary, [x])]
     ys = [settings[y] for settings, _ in group_runs(summary, [y])]
+    if not is_numeric(summary[y]):
+        ys.reverse()  # texts from top to bottom, numbers from bottom to top
     groups = {describe_settings(keys): rows for keys, rows in group_runs(summary, others)}
     known = summary["mean"].dropna()
     form = ".1f" if scale_of(measure) == 100 else number_form(known)
@@ -71,8 +73,10 @@ def plot_heat_map(
 
     longest = max([5, *(len(number_text(value, form)) + 2 for value in known)])
     size = (1.0 + max(0.085 * longest * len(xs), 1.6), 0.8 + max(0.34 * len(ys), 1.1))
-    columns = max(1, min(len(groups), int(14 / size[0])))
-    figure, panels = make_panels(list(groups), columns=columns, size=size, sharey=False)
+    fit = max(1, int(14 / size[0]))
+    innermost = len(group_runs(summary, others[-1:]))
+    columns = innermost if 1 < innermost <= fit else fit
+    figure, panels = make_panels(list(groups), columns=columns, size=size, sharey="none")
     width, height = figure.get_size_inches()
     figure.set_size_inches(width + 1.0, height)
     for title, panel in panels.items():
@@ -94,7 +98,7 @@ def numeric_pair(results: "pd.DataFrame", by: Sequence[str] | None = None) -> li
     names = [
         name
         for name in chosen_settings(results, by)
-        if name in varying_settings(results) and _is_numeric(results[name])
+        if name in varying_settings(results) and is_numeric(results[name])
     ]
     names.sort(key=lambda name: name != "alpha")
     methods = [runs for _, runs in group_runs(results, ["algorithm"])]
@@ -105,14 +109,6 @@ def numeric_pair(results: "pd.DataFrame", by: Sequence[str] | None = None) -> li
                 if both[x].nunique() > 1 and both[y].nunique() > 1:
                     return [x, y]
     return []
-
-
-def _is_numeric(column: "pd.Series") -> bool:
-    return all(
-        isinstance(value, int | float) and not isinstance(value, bool)
-        for value in column.tolist()
-        if not is_missing(value)
-    )
 
 
 def _draw(

@@ -16,6 +16,7 @@ from fedjax_het.report.measures import measure_label, scale_of
 from fedjax_het.report.render import DIVERGED
 from fedjax_het.report.style import (
     add_legend,
+    band_opacity,
     empty_panel,
     is_leftmost,
     is_lowest,
@@ -78,7 +79,7 @@ def plot_learning_curves(
     for settings, runs in group_runs(results, by):
         shared = {name: value for name, value in settings.items() if is_shared(name)}
         own = {name: value for name, value in settings.items() if not is_shared(name)}
-        label = describe_settings(own)
+        label = describe_settings(own) or "all runs"
         lines.append(
             Curve(
                 panel=describe_settings(shared),
@@ -91,7 +92,8 @@ def plot_learning_curves(
     panels = list(dict.fromkeys(line.panel for line in lines))
     innermost = [name for name in by if is_shared(name)][-1:]
     columns = len(group_runs(results, innermost))
-    return draw_curves(lines, panels, columns=columns, measure=measure)
+    sharey = "row" if "dataset" in by else "all"
+    return draw_curves(lines, panels, columns=columns, measure=measure, sharey=sharey)
 
 
 def values_by_round(
@@ -118,23 +120,27 @@ def draw_curves(
     *,
     columns: int,
     measure: str = "test_accuracy",
+    sharey: str = "row",
 ) -> "Figure":
     """The figure of these lines. A panel without any run says so.
 
     A dashed tick right of the last round is the reported final value.
     """
-    figure, axes = make_panels(panels, columns=columns, size=(3.5, 2.7), sharey=True)
+    figure, axes = make_panels(panels, columns=columns, size=(3.5, 2.7), sharey=sharey)
     width, height = figure.get_size_inches()
     figure.set_size_inches(max(6.4, width), height + 0.3)
     styles = line_styles((line.method, line.label) for line in lines)
     for line in lines:
         if len(line.runs):
             look = {name: styles[line.label][name] for name in ("color", "linestyle")}
-            _draw(line, axes[line.panel], look)
+            _draw(line, axes[line.panel], look, band_opacity(len(styles)))
     for panel in axes.values():
         plain_axes(panel)
         if panel.lines:
             panel.xaxis.get_major_locator().set_params(integer=True)
+            first, last = panel.get_xlim()
+            if last - first < 2:
+                panel.set_xlim(first - 1, last + 1)
             if scale_of(measure) == 100:
                 within_percent(panel)
         else:
@@ -147,7 +153,7 @@ def draw_curves(
     return figure
 
 
-def _draw(line: Curve, panel: "Axes", look: dict) -> None:
+def _draw(line: Curve, panel: "Axes", look: dict, opacity: float) -> None:
     mean, spread = line.runs.mean(axis=1), line.runs.std(axis=1).fillna(0)
     # A single round is a point: a line would not be seen.
     marker = {"marker": "o", "markersize": 4} if len(mean) == 1 else {}
@@ -158,7 +164,7 @@ def _draw(line: Curve, panel: "Axes", look: dict) -> None:
             mean - spread,
             mean + spread,
             color=look["color"],
-            alpha=0.18,
+            alpha=opacity,
             linewidth=0,
         )
     if not math.isnan(line.reported):

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedjax_het.errors import require_name
-from fedjax_het.report.grouping import setting_columns
+from fedjax_het.report.grouping import is_numeric, setting_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,24 +39,9 @@ def measure_label(measure: str) -> str:
 
 def require_measure(results: "pd.DataFrame", measure: str) -> None:
     """ConfigError unless `measure` is a column of numbers, and no setting."""
-    from pandas.api.types import is_bool_dtype
-
     settings = setting_columns(results)
-    numeric = [
-        name
-        for name in results.columns
-        if name not in settings
-        and not is_bool_dtype(results[name])
-        and (name == "final_accuracy" or _is_numeric(results[name]))
-    ]
-    require_name("measure", measure, numeric)
-
-
-def _is_numeric(column: "pd.Series") -> bool:
-    import pandas as pd
-
-    known = column.dropna()
-    return bool(len(known)) and not pd.to_numeric(known, errors="coerce").isna().any()
+    names = [n for n in results.columns if n not in settings and is_numeric(results[n])]
+    require_name("measure", measure, names)
 
 
 def values_of(results: "pd.DataFrame", measure: str) -> "pd.Series":

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedjax_het.environment import IDENTITY
 from fedjax_het.errors import require_name
 from fedjax_het.report.grouping import (
     chosen_settings,
@@ -39,7 +40,7 @@ from fedjax_het.store import newest
 if TYPE_CHECKING:
     import pandas as pd
 
-_MADE_IN = {"fedjax_het": "fedjax_het", "jax": "jax", "device": "device", "x64": "x64"}
+_ALWAYS_SAID = ("fedjax_het", "jax", "device")
 
 
 def summarise_runs(
@@ -259,9 +260,9 @@ def _notes(results: "pd.DataFrame", by: Sequence[str]) -> list[str]:
     ):
         notes += [f"{dataset}: {note}" for note in runs["dataset_note"].dropna().unique() if note]
     made_in = [
-        f"{label} {', '.join(map(str, results[name].dropna().unique()))}"
-        for name, label in _MADE_IN.items()
-        if name in results and (name != "x64" or results[name].nunique() > 1)
+        f"{name} {', '.join(map(str, results[name].dropna().unique()))}"
+        for name in dict.fromkeys([*_ALWAYS_SAID, *IDENTITY])
+        if name in results and (name in _ALWAYS_SAID or results[name].nunique() > 1)
     ]
     if made_in:
         notes.append(f"Made with {'; '.join(made_in)}.")

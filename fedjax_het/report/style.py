@@ -68,18 +68,19 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
 
 
 def make_panels(
-    titles: Sequence[str], *, columns: int, size: tuple[float, float], sharey: bool
+    titles: Sequence[str], *, columns: int, size: tuple[float, float], sharey: str
 ) -> tuple["Figure", dict[str, "Axes"]]:
     """A figure with one panel per title, row by row, at most four beside each other.
 
-    `size` is that of a panel in inches; with `sharey` the panels of a row share their limits.
+    `size` is that of a panel in inches; `sharey` says which panels share their limits: those of a
+    "row", "all" or "none".
     """
     from matplotlib.figure import Figure
 
     columns = max(1, min(columns, len(titles), _MOST_COLUMNS))
     rows = -(-len(titles) // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey="row" if sharey else False)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey)
     for unused in grid.flat[len(titles) :]:
         unused.remove()
     panels = dict(zip(titles, grid.flat, strict=False))
@@ -107,6 +108,11 @@ def plain_axes(panel: "Axes") -> None:
     """A light grid, and no frame where there is no axis."""
     panel.grid(alpha=0.25, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def band_opacity(lines: int) -> float:
+    """Fainter where many bands overlap."""
+    return 0.18 if lines <= 6 else 0.08
 
 
 def within_percent(panel: "Axes") -> None:
