@@ -222,15 +222,20 @@ def test_runs_that_diverged_are_crosses_and_in_no_mean():
         (0.01, report.COLOURS["fedprox"]),
         (0.1, report.COLOURS["scaffold"]),
     ]
-    height = {p.get_ydata()[0] for p in crosses}
-    assert all(0 < y < 0.1 for y in height)  # of the axis, below every value
-    low, high = panel.get_ylim()
-    assert low + max(height) * (high - low) < min(
-        min(p.get_ydata()) for p in panel.lines if p.get_label() == "_runs"
-    )
     # Nothing is drawn across the alpha at which all diverged.
     assert math.isnan(line(panel, "scaffold").get_ydata()[1])
     assert legend_texts(figure)[-1] == "diverged"
+
+
+def test_crosses_have_room_of_their_own_below_every_value():
+    results, _ = sweep()
+    results.loc[(results["alpha"] == 0.01) & (results["seed"] == 0), "diverged"] = True
+    (panel,) = report.plot_against_alpha(results).axes
+    heights = [p.get_ydata()[0] for p in panel.lines if p.get_label() == "_diverged"]
+    assert len(heights) == 4 and len(set(heights)) == 3  # three at 0.01, over each other
+    low, high = panel.get_ylim()
+    runs = [p.get_ydata() for p in panel.lines if p.get_label() == "_runs"]
+    assert low + max(heights) * (high - low) < np.concatenate(runs).min()
 
 
 def test_one_seed_and_one_alpha_make_a_point():
@@ -261,6 +266,10 @@ def test_twelve_methods_fit_and_are_told_apart():
     lines = [line(figure.axes[0], method) for method in methods]
     assert len({(found.get_color(), found.get_marker()) for found in lines}) == 12
     assert len({found.get_color() for found in lines}) == 12
+    alone = report.plot_against_alpha(results[results["algorithm"] == "fedavg"])
+    drawn(alone), drawn(figure)
+    heights = [each.axes[0].get_window_extent().height for each in (alone, figure)]
+    assert heights[1] > 0.9 * heights[0]  # the legend takes no room from the panel
     for each in (figure, report.plot_learning_curves(results, curves)):
         drawn(each)
         (legend,) = each.legends

@@ -34,7 +34,7 @@ def row(number, method, mu, alpha, seed, accuracy, **settings):
         "jax": "0.10.2",
         "device": "cpu",
         "final_accuracy": accuracy,
-        "best_accuracy": None if accuracy is None else accuracy + 0.05,
+        "best_accuracy": 0.99 if accuracy is None else accuracy + 0.05,  # before it diverged
         "diverged": accuracy is None,
         "wall_seconds": 10.0 + seed,
         "client_samples_per_second": 1000.0 * (1 + seed),
@@ -368,6 +368,8 @@ def test_figures_without_anything_to_show_are_not_written(tmp_path):
     save_run(tmp_path, "fedavg", 0.1, 0, 0.5)
     names = [path.name for path in write_report(tmp_path).paths]
     assert names == ["overview.md", "overview.tex", "overview.csv", "curves.png"]
+    names = [path.name for path in write_report(tmp_path, by=["algorithm", "alpha"]).paths]
+    assert names[3:] == ["curves.png"]
     save_run(tmp_path, "fedavg", 0.2, 0, 0.5)
     names = [path.name for path in write_report(tmp_path, measure="bytes_up").paths]
     assert names[3:] == ["curves.png", "bytes_up_against_alpha.png"]
