@@ -72,9 +72,9 @@ def plot_against_alpha(
     sharey = "none" if "dataset" in by else "all"
     figure, panels = make_panels(titles, columns=len(titles), size=size, sharey=sharey)
     styles = line_styles((method, label) for _, method, label, _ in lines)
+    opacity = band_opacity(len(styles))
     lost = {title: {} for title in titles}
     for title, _, label, runs in lines:
-        opacity = band_opacity(len(styles))
         _draw(panels[title], runs, measure, label, styles[label], opacity, lost[title])
     most = max((number for counts in lost.values() for number in counts.values()), default=0)
     strip = _CROSS * min(most, _MOST_CROSSES)

@@ -130,10 +130,11 @@ def draw_curves(
     width, height = figure.get_size_inches()
     figure.set_size_inches(max(6.4, width), height + 0.3)
     styles = line_styles((line.method, line.label) for line in lines)
+    opacity = band_opacity(len({line.label for line in lines if len(line.runs)}))
     for line in lines:
         if len(line.runs):
             look = {name: styles[line.label][name] for name in ("color", "linestyle")}
-            _draw(line, axes[line.panel], look, band_opacity(len(styles)))
+            _draw(line, axes[line.panel], look, opacity)
     for panel in axes.values():
         plain_axes(panel)
         if panel.lines:

@@ -131,9 +131,14 @@ def add_legend(figure: "Figure", handles: Sequence[Any]) -> None:
     if not handles:
         return
     width, height = figure.get_size_inches()
-    longest = max(len(handle.get_label()) for handle in handles)
-    columns = int(72 * width / (6 * longest + 50))  # points, at a font of 10
-    columns = max(1, min(columns, len(handles), 6))
+    lengths = [len(handle.get_label()) for handle in handles]
+
+    def points(columns: int) -> float:
+        """The width of the legend, at a font of 10: labels fill it column by column."""
+        return sum(6 * max(own) + 50 for own in np.array_split(lengths, columns))
+
+    most = min(len(handles), 6)
+    columns = max((n for n in range(1, most + 1) if points(n) <= 72 * width), default=1)
     figure.set_size_inches(width, height + 0.1 + 0.21 * -(-len(handles) // columns))
     figure.legend(
         handles=handles,
