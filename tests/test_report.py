@@ -252,27 +252,28 @@ def test_a_small_table_in_latex():
     assert report.to_latex(SMALL).splitlines() == [
         r"\begin{table}",
         r"\centering",
+        r"\small",
         r"\caption{Two\_rows \& 5 \%}",
         r"\begin{tabular}{@{}llr@{}}",
         r"\toprule",
         r"Method & mu & Accuracy \\",
         r"\midrule",
         r"\multicolumn{3}{@{}l}{a|b, alpha 0.1} \\",
-        r"\quad fed[bold]avg & --- & $-$1.50 $\pm$ 0.25 \\",
+        r"\quad fed{[}bold]avg & --- & $-$1.50 $\pm$ 0.25 \\",
         r"\quad x & 0.1 & \textbf{2.00} \\",
         r"\bottomrule",
         r"\end{tabular}",
         "",
         r"\medskip",
         r"\parbox{\linewidth}{\footnotesize",
-        r"one [red]note[/red]}",
+        r"one {[}red]note{[}/red]}",
         r"\end{table}",
     ]
 
 
 def test_every_sign_that_latex_would_obey_is_escaped():
-    assert latex_text(r"a_b%c&d#e$f{g}h~i^j\k<l>m±n−o†p—") == (
-        r"a\_b\%c\&d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k$<$l$>$m"
+    assert latex_text(r"[*]a_b%c&d#e$f{g}h~i^j\k<l>m±n−o†p—") == (
+        r"{[}{*}]a\_b\%c\&d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k$<$l$>$m"
         r"$\pm$n$-$o$^\dagger$p---"
     )
 

@@ -16,6 +16,8 @@ _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "[": "{[}",  # after a line's end it would open an option, as a star would
+        "*": "{*}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "<": "$<$",
@@ -168,6 +170,7 @@ def to_latex(table: TextTable) -> str:
     lines = [
         r"\begin{table}",
         r"\centering",
+        r"\small",
         rf"\caption{{{latex_text(table.title)}}}",
         rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
         r"\toprule",
