@@ -259,7 +259,20 @@ def test_a_single_method_is_not_divided(results):
     assert section.title == ""
     assert table.names == ("alpha", "Method")
     assert [row["alpha"] for row in section.rows] == ["0.1", "1"]
-    assert section.best == {(1, "Test accuracy (%)")}
+    assert not section.best  # accuracies at different alphas do not compete
+
+
+def test_methods_alone_compete(results):
+    table = report.overview_table(results[results["alpha"] == 0.1])
+    assert [section.title for section in table.sections] == [""]
+    assert table.sections[0].best == {(2, "Test accuracy (%)")}
+
+
+def test_what_data_sets_lack_is_said(results):
+    results["dataset_note"] = np.where(results["seed"] == 0, "", "made from JPEG")
+    assert "digits: made from JPEG" in report.overview_table(results).notes
+    results["dataset_note"] = ""
+    assert not any(note.startswith("digits:") for note in report.overview_table(results).notes)
 
 
 def test_the_pivot_has_methods_as_rows_and_alphas_as_columns(results):

@@ -1,6 +1,5 @@
 """Any folder of results as a table: means over seeds, grouped by the settings that vary."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -188,20 +187,18 @@ def _sections(
 ) -> tuple[tuple[str, ...], tuple[Section, ...]]:
     """Rows (settings, texts, numbers to compare) under titles of the settings they share.
 
-    Not divided where a section would hold one row: then every setting is a column.
+    Not divided where every section would hold one row: then every setting is a column, and there
+    is nothing to compare.
     """
     shared = [name for name in by if is_shared(name)]
-
-    def place(row: tuple) -> tuple:
-        return tuple(setting_text(row[0][name]) for name in shared)
-
-    ordered = sorted(rows, key=lambda row: [place(other) for other in rows].index(place(row)))
-    groups = [list(members) for _, members in itertools.groupby(ordered, key=place)]
-    if all(len(group) == 1 for group in groups) or not shared:
-        shared, groups = [], [list(rows)]
+    groups: dict[tuple, list] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[0][name] for name in shared), []).append(row)
+    if shared and all(len(group) == 1 for group in groups.values()):
+        shared, groups, mark_best = [], {(): list(rows)}, False
     own = [name for name in by if name not in shared]
     sections = []
-    for group in groups:
+    for group in groups.values():
         first = group[0][0]
         best = {
             (number, column)
@@ -255,10 +252,10 @@ def _notes(results: "pd.DataFrame", by: Sequence[str]) -> list[str]:
     for name, found in following_settings(results).items():
         texts = [f"{setting_text(value)} ({cause})" for cause, value in found]
         notes.append(f"{setting_name(name)} follows from the method: {', '.join(texts)}.")
-    for dataset, runs in (
-        results.groupby("dataset", sort=False) if "dataset_note" in results else ()
-    ):
-        notes += [f"{dataset}: {note}" for note in runs["dataset_note"].dropna().unique() if note]
+    if "dataset_note" in results:
+        for settings, _ in group_runs(results, ["dataset", "dataset_note"]):
+            if settings["dataset_note"]:
+                notes.append(f"{settings['dataset']}: {settings['dataset_note']}")
     made_in = [
         f"{name} {', '.join(map(str, results[name].dropna().unique()))}"
         for name in dict.fromkeys([*_ALWAYS_SAID, *IDENTITY])
