@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedjax_het import report, store, sweeps
-from fedjax_het.environment import environment, run_digest
+from fedjax_het import report, store
 from fedjax_het.errors import exit_status, require, require_name
 from fedjax_het.report import Cell
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.reported import reported_values
 from fedjax_het.spec import RunSpec
+from fedjax_het.sweeps import describe, plan_sweep, sweep
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,13 @@ def _run(experiment: Experiment, arguments: Arguments) -> int:
     specs = [spec for cell in table_cells for spec in cell.runs]
     directory = Path(arguments.output_dir or f"results/{experiment.name}-{arguments.preset}")
     if arguments.list:
-        made_in = environment()
-        for spec in specs:
-            digest = run_digest(spec.digest(), made_in)
-            state = "done" if store.is_done(directory, digest) else "missing"
-            print(f"{digest}  {state:7}  {sweeps.describe(spec)}")
+        for digest, spec, state in plan_sweep(specs, directory):
+            print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
 
     if arguments.show:
         require(directory.is_dir(), "output_dir", str(directory), "a folder: --show runs nothing")
-    reasons = {} if arguments.show else sweeps.run_missing(specs, directory)
+    reasons = {} if arguments.show else sweep(specs, directory).not_run
     results = store.newest(store.load_results(directory))
     reported = reported_values(experiment.paper, experiment.item)
     table = report.compare(table_cells, results, reported)

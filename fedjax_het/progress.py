@@ -27,7 +27,7 @@ def describe(p) -> str:
     parts = [f"{p.rate:.3g} {unit}/s"]
     if p.samples_per_second:
         parts.append(f"{p.samples_per_second:,.0f} client samples/s")
-    parts.append(f"{_clock(p.seconds_to_go)} to go")
+    parts.append(f"{clock(p.seconds_to_go)} to go")
     if math.isfinite(p.accuracy):
         parts.append(f"accuracy {100 * p.accuracy:.1f} %")
     return ", ".join(parts)
@@ -70,9 +70,12 @@ def _bar(title: str) -> Iterator[Callable]:
         yield show
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A duration in words: `8.3 s`, `2:05`, `1:10:00`."""
     if not math.isfinite(seconds):
         return "?"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -10,7 +10,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +42,21 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
     Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A run whose files
     cannot be read is left out with a warning.
     """
+    return frame(result for _, result in _results(directory))
+
+
+def frame(results: Iterable[Result]) -> "pd.DataFrame":
+    """The same of results at hand."""
     import pandas as pd
 
     rows = [
         {
-            "digest": digest,
+            "digest": result.digest(),
             "settings": result.spec.digest(),
             **_flat(result.summary),
             **_flat(result.spec.to_dict()),
         }
-        for digest, result in _results(directory)
+        for result in results
     ]
     return pd.DataFrame(rows)
 
