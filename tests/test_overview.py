@@ -252,6 +252,12 @@ def test_results_of_several_machines_are_said_to_be(results):
     assert "fedjax_het 0.1.0, 0.2.0" in notes
 
 
+def test_the_other_columns_are_numbers_of_the_runs(results):
+    row = report.overview_table(results).sections[0].rows[1]  # seeds 0 and 2, seed 1 diverged
+    others = ["Best (%)", "Seeds", "Diverged", "Time (s)", "Samples/s"]
+    assert [row[name] for name in others] == ["67.00", "2", "1", "11", "2,000"]
+
+
 def test_a_single_method_is_not_divided(results):
     only = results[results["algorithm"] == "fedavg"]
     table = report.overview_table(only)

@@ -32,6 +32,7 @@ from fedjax_het.report.render import (
     TextTable,
     best_of,
     number_form,
+    number_text,
     plus_minus,
 )
 from fedjax_het.store import newest
@@ -99,14 +100,15 @@ def overview_table(
     by = chosen_settings(results, by)
     summary = summarise_runs(results, by=by, measure=measure)
     form = _form(summary, measure)
+    seconds = number_form(summary["wall_seconds"])
     value = measure_label(measure)
     values = {
         value: lambda row: plus_minus(row["mean"], row["std"], diverged=row["diverged"], form=form),
-        "Best (%)": lambda row: _text(row["best_accuracy"], ".2f"),
+        "Best (%)": lambda row: number_text(row["best_accuracy"]),
         "Seeds": lambda row: str(row["seeds"]),
         "Diverged": lambda row: str(row["diverged"]),
-        "Time (s)": lambda row: _text(row["wall_seconds"], ".1f"),
-        "Samples/s": lambda row: _text(row["client_samples_per_second"], ",.0f"),
+        "Time (s)": lambda row: number_text(row["wall_seconds"], seconds),
+        "Samples/s": lambda row: number_text(row["client_samples_per_second"], ",.0f"),
     }
     rows = [
         (settings, {name: text(row) for name, text in values.items()}, {value: _rankable(row)})
@@ -169,10 +171,6 @@ def _rows(summary: "pd.DataFrame", by: Sequence[str]) -> list[tuple[dict, dict]]
 
 def _form(summary: "pd.DataFrame", measure: str) -> str:
     return ".2f" if scale_of(measure) == 100 else number_form(summary["mean"])
-
-
-def _text(value: float, form: str) -> str:
-    return MISSING if math.isnan(value) else f"{value:{form}}"
 
 
 def _rankable(row: dict[str, Any]) -> float:

@@ -56,7 +56,7 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     colours = method_colours(variants)
     styles = {}
     for number, (method, labels) in enumerate(variants.items()):
-        whites = np.linspace(0, _LIGHTEST, len(labels)) if len(labels) > 1 else [0.0]
+        whites = np.linspace(0, min(_LIGHTEST, 0.25 + 0.1 * len(labels)), len(labels))
         for label, white in zip(labels, whites, strict=True):
             colour = to_hex((1 - white) * np.array(to_rgb(colours[method])) + white)
             styles[label] = {
