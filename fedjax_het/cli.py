@@ -1,4 +1,4 @@
-"""The command line: `fedjax-het run`, `sweep` and `list`."""
+"""The command line: `fedjax-het run`, `sweep`, `report` and `list`."""
 
 import dataclasses
 import json
@@ -13,6 +13,7 @@ import jax
 import tyro
 
 from fedjax_het.errors import ConfigError, exit_status, require
+from fedjax_het.report.command import Report, report_command
 from fedjax_het.spec import RunSpec
 
 _HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
@@ -112,13 +113,13 @@ class List:
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Exit code 2 for settings that cannot be used, 130 when interrupted."""
     command = tyro.extras.subcommand_cli_from_dict(
-        {"run": Run, "sweep": Sweep, "list": List},
+        {"run": Run, "sweep": Sweep, "report": Report, "list": List},
         prog="fedjax-het",
         description="Federated learning on heterogeneous clients, simulated.",
         args=sys.argv[1:] if arguments is None else arguments,
     )
-    work = {Run: _run, Sweep: _sweep, List: _list}[type(command)]
-    again = "the same command" if isinstance(command, Sweep) else "--resume"
+    work = {Run: _run, Sweep: _sweep, Report: report_command, List: _list}[type(command)]
+    again = "--resume" if isinstance(command, Run) else "the same command"
     return exit_status(
         lambda: work(command),
         name="fedjax-het",
