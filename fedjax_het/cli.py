@@ -179,6 +179,8 @@ def _sweep(command: Sweep) -> int:
         width=_count("vmapped", command.vmapped),
         memory=None if command.memory is None else int(command.memory * 1e9),
     )
+    if jax.process_index() == 0 and any(made.results):
+        report_command(Report(command.output_dir))
     print(json.dumps(made.summary(command.output_dir), allow_nan=False))
     return 2 if made.not_run and not any(made.results) else 0
 

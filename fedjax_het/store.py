@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedjax_het.result import Result
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
     Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A run whose files
     cannot be read is left out with a warning.
     """
-    return frame(result for _, result in _results(directory))
+    return frame(_results(directory))
 
 
 def frame(results: Iterable[Result]) -> "pd.DataFrame":
@@ -62,10 +60,14 @@ def frame(results: Iterable[Result]) -> "pd.DataFrame":
 
 
 def newest(results: "pd.DataFrame") -> "pd.DataFrame":
-    """`load_results` with one row per `settings`: the one that finished last."""
+    """`load_results` with one row per `settings` and data set: the one that finished last."""
     if not len(results):
         return results
-    return results.sort_values("finished", kind="stable").drop_duplicates("settings", keep="last")
+    of_user = results["dataset"] == "user"  # whose name does not say what it holds
+    data = results["dataset_digest"].where(of_user, "") if of_user.any() else ""
+    marked = results.assign(finished=results.get("finished"), _data=data)
+    ordered = marked.sort_values("finished", kind="stable", na_position="first")
+    return ordered.drop_duplicates(["settings", "_data"], keep="last").drop(columns="_data")
 
 
 def load_curves(directory: str | os.PathLike) -> "pd.DataFrame":
@@ -76,19 +78,21 @@ def load_curves(directory: str | os.PathLike) -> "pd.DataFrame":
     import pandas as pd
 
     frames = []
-    for digest, result in _results(directory):
+    for result in _results(directory):
         curves = {name: values for name, values in result.metrics.items() if values.ndim == 1}
         rounds = len(next(iter(curves.values()), ()))
-        frames.append(pd.DataFrame({"digest": digest, "round": np.arange(1, rounds + 1), **curves}))
+        frames.append(
+            pd.DataFrame({"digest": result.digest(), "round": range(1, rounds + 1), **curves})
+        )
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def _results(directory: str | os.PathLike) -> Iterator[tuple[str, Result]]:
+def _results(directory: str | os.PathLike) -> Iterator[Result]:
     for path in sorted(Path(directory).glob("*.json")):
         if not _RUN_FILE.fullmatch(path.name):
             continue
         try:
-            yield path.stem, Result.load(path)
+            yield Result.load(path)
         except _UNREADABLE as error:
             warnings.warn(f"{path} is left out: it cannot be read ({error})", stacklevel=3)
 

@@ -358,7 +358,7 @@ def test_a_report_is_written_from_the_folder_alone(folder, capsys):
         "overview.md",
         "overview.tex",
         "overview.csv",
-        "curves.png",
+        "learning_curves.png",
         "accuracy_against_alpha.png",
         "heat_map.png",
     ]
@@ -387,14 +387,14 @@ def summarise_last(ends):
 def test_figures_without_anything_to_show_are_not_written(tmp_path):
     save_run(tmp_path, "fedavg", 0.1, 0, 0.5)
     names = [path.name for path in write_report(tmp_path).paths]
-    assert names == ["overview.md", "overview.tex", "overview.csv", "curves.png"]
+    assert names == ["overview.md", "overview.tex", "overview.csv", "learning_curves.png"]
     names = [path.name for path in write_report(tmp_path, by=["algorithm", "alpha"]).paths]
-    assert names[3:] == ["curves.png"]
+    assert names[3:] == ["learning_curves.png"]
     save_run(tmp_path, "fedavg", 0.2, 0, 0.5)
     names = [path.name for path in write_report(tmp_path, measure="bytes_up").paths]
-    assert names[3:] == ["curves.png", "bytes_up_against_alpha.png"]
+    assert names[3:] == ["learning_curves.png", "bytes_up_against_alpha.png"]
     names = [path.name for path in write_report(tmp_path, by=["algorithm"]).paths]
-    assert names[3:] == ["curves.png"]
+    assert names[3:] == ["learning_curves.png"]
 
 
 def test_runs_that_all_diverged_still_make_a_report(tmp_path):

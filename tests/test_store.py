@@ -71,3 +71,11 @@ def test_of_several_devices_results_the_newest_counts(tmp_path):
     assert len(results) == 3
     kept = newest(results).set_index("settings")
     assert len(kept) == 2 and kept.loc[FEDAVG.digest(), "digest"] == on_gpu
+
+
+def test_two_data_sets_of_the_users_are_two(tmp_path):
+    spec = RunSpec("fedavg", "user", model="mlp", partition="iid", rounds=6)
+    for data in ("one", "two"):
+        save(spec, tmp_path, dataset_digest=data)
+    save(FEDAVG, tmp_path, dataset_digest="three")
+    assert len(newest(load_results(tmp_path))) == 3

@@ -34,7 +34,7 @@ def write_report(
 ) -> WrittenReport:
     """Read a folder of results and write its tables and figures into it.
 
-    `overview.md`, `overview.tex`, `overview.csv` and `curves.png` always;
+    `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png` always;
     `accuracy_against_alpha.png`, and a table with a column per alpha, where alpha varies (the file
     is named after the measure if it is another); `heat_map.png` where two numeric settings vary.
     Every file is replaced in one step. A run whose files are broken is left out with a warning.
@@ -61,7 +61,7 @@ def write_report(
         "overview.tex": "\n".join(map(to_latex, tables)),
         "overview.csv": to_csv(summarise_runs(results, **chosen)),
     }
-    figures = {"curves.png": plot_learning_curves(results, load_curves(directory), by=by)}
+    figures = {"learning_curves.png": plot_learning_curves(results, load_curves(directory), by=by)}
     if alphas > 1:
         name = "accuracy" if measure == "final_accuracy" else measure
         figures[f"{name}_against_alpha.png"] = plot_against_alpha(results, **chosen)
