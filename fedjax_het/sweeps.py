@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from fedjax_het.environment import environment, run_digest
 from fedjax_het.errors import ConfigError, require
 from fedjax_het.federation import Group, narrower, prepare, split_clients, static_key
 from fedjax_het.files import make_output_directory
-from fedjax_het.progress import clock
+from fedjax_het.progress import clock, progress_line
 from fedjax_het.result import Result
 from fedjax_het.spec import RunSpec
 from fedjax_het.store import frame, is_done
@@ -98,7 +99,7 @@ def sweep(
       shard: (i, n): only the i-th (from 0) of n parts of the sweep, which depend on `specs` alone,
         so that n programs need not know of each other. Default: everything; with
         `jax.distributed`, every process takes a part, on its own devices.
-      progress: gets a line per run. In a terminal, what is running is shown besides.
+      progress: gets a line per run. What is running is shown besides, on standard error.
       lanes, spread, width: see `engine.plan.Plan`; "auto" takes what should be fastest.
       memory: bytes on each device that federations may take (default: what is free).
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
@@ -319,12 +320,13 @@ class _Ledger:
             self.progress(f"{label}{more}: not run: {reason}")
         self.number += len(jobs)
 
-    def running(self, jobs: list[_Job]) -> "_Status":
+    def running(self, jobs: list[_Job]) -> AbstractContextManager[Callable | None]:
+        """Shows how far these are."""
         first, last = self.number + 1, self.number + len(jobs)
         more = "" if first == last else f" to {last}"
         label = f"[{first}{more}/{self.total}] {describe(jobs[0].spec)}"
         self.batch_began = time.perf_counter()
-        return _Status(label + (" and more" if more else ""))
+        return progress_line(label + (" and more" if more else ""), passing=True)
 
     def made(self, jobs: list[_Job], results: list[Result], left: list[_Job]) -> None:
         each = (time.perf_counter() - self.batch_began) / len(jobs)
@@ -341,29 +343,6 @@ class _Ledger:
 
     def _label(self, number: int, job: _Job) -> str:
         return f"[{number}/{self.total}] {describe(job.spec)}"
-
-
-class _Status:
-    """The runs in progress as one transient line of a terminal; nothing elsewhere."""
-
-    def __init__(self, label: str):
-        from rich.console import Console
-
-        self._label = label
-        self._status = Console(stderr=True, highlight=False).status(label)
-
-    def __enter__(self) -> Callable[[Any], None]:
-        self._status.start()
-        return self._show
-
-    def __exit__(self, *exception) -> None:
-        self._status.stop()
-
-    def _show(self, progress: Any) -> None:
-        from fedjax_het.progress import describe as describe_progress
-
-        done = f"{progress.phase} {progress.done}/{progress.total}"
-        self._status.update(f"{self._label}: {done}, {describe_progress(progress)}")
 
 
 def _outcome(summary: dict) -> str:
