@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CAPTION = (
     "Test accuracy in percent, mean of the last five rounds. Measured: mean ± standard deviation "
     "over seeds. Within run: standard deviation over the last five rounds, averaged over seeds. "
-    "Difference: measured − reported, in points. Time: wall-clock of one run, compilation included."
+    "Difference: measured − reported, in points. Time: wall-clock per run, compilation included."
 )
 
 

@@ -117,7 +117,7 @@ def overview_table(
     names, sections = _sections(rows, by, higher_is_better(measure))
     notes = [
         *_measure_notes(results, by, measure),
-        "Best: mean over seeds of a run's best round. Time: wall-clock of one run. "
+        "Best: mean over seeds of a run's best round. Time: wall-clock per run. "
         "Samples/s: client samples per second of training.",
         *_notes(results, by),
     ]
