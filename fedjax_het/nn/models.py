@@ -14,6 +14,7 @@ Variables = dict[str, Any]  # {"params": tree, "state": tree}; "state" is {} wit
 MODELS = {
     "mlp": "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise",
     "convnet": "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
+    "cnn": "FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512",
 }
 CACHED_ACTIVATIONS = 2**17  # of the first layer, 0.5 MB: a step holds several such arrays in L2
 NORM_NAMES = ("group", "instance", "batch", "none")
@@ -80,6 +81,8 @@ def make_model(
         require(all(size > 0 for size in hidden), "hidden", hidden, "positive layer sizes")
         require_name("conv_impl", conv_impl, CONV_IMPLS)
         module = modules.Mlp(num_classes, hidden)
+    elif name == "cnn":
+        module = modules.Cnn(num_classes, (32, 64), 512, 0, conv_impl)
     else:
         require(hidden is None, "hidden", hidden, "no such option for convnet: set `width`")
         width = 128 if width is None else width
