@@ -19,7 +19,7 @@ from fedjax_het.data import Dataset, Partition
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
 from fedjax_het.engine.randomness import Stream, device_key
 from fedjax_het.engine.rounds import ChunkInputs, RoundMetrics
-from fedjax_het.errors import ConfigError, require
+from fedjax_het.errors import ConfigError
 from fedjax_het.federation import prepare
 from fedjax_het.files import make_output_directory
 from fedjax_het.result import Result, summarise
@@ -308,13 +308,22 @@ def versions() -> dict[str, str]:
     }
 
 
+class RoundTimes(NamedTuple):
+    """What `benchmark_rounds` measured."""
+
+    seconds: list[float]  # of each round
+    samples: list[int]  # client samples of each round
+    cohorts: list[np.ndarray]  # ids of the clients that took part
+    compile_seconds: float
+    useful_work_fraction: float
+    lanes: str
+
+
 def benchmark_rounds(
     spec: RunSpec, rounds: int, dataset: Dataset | None = None, **plan
-) -> tuple[list[float], float, int]:
-    """Time local training and averaging alone: -> (seconds per round, compile seconds, samples).
-
-    The first rounds of `spec`, one program call each and no evaluation inside; `samples` is the
-    number of client samples of a round, which must not vary. For `plan` see `simulate`.
+) -> RoundTimes:
+    """Time local training and averaging alone: the first rounds of `spec`, one program call each
+    and no evaluation inside. For `plan` see `simulate`.
     """
     spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
     run = _Run(prepare(spec, dataset=dataset, **plan), None, None, time.perf_counter())
@@ -325,6 +334,12 @@ def benchmark_rounds(
         start = time.perf_counter()
         f.state, _ = jax.block_until_ready(f.program.chunk(f.state, inputs))
         seconds.append(time.perf_counter() - start)
-    samples = set(f.scheduler.work.samples[:rounds].tolist())
-    require(len(samples) == 1, "spec", spec.partition, "a partition with rounds of equal size")
-    return seconds, run.compile_seconds, samples.pop()
+    work = f.scheduler.work
+    return RoundTimes(
+        seconds,
+        work.samples[:rounds].tolist(),
+        [f.scheduler.participants(r) for r in range(rounds)],
+        run.compile_seconds,
+        work.useful_fraction(f.scheduler.shape, f.spec.batch_size),
+        f.program.plan.describe(),
+    )

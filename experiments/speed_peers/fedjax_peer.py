@@ -7,6 +7,7 @@ batches (counted as processed here); it computes the norm of every client's upda
 jax removed: one alias restores it.
 """
 
+import importlib.metadata
 import math
 
 import haiku as hk
@@ -23,7 +24,7 @@ import fedjax  # noqa: E402
 def main() -> None:
     regime = read_regime()
     device = jax.devices()[0].platform
-    version = f"FedJAX {fedjax.__version__}, jax {jax.__version__}, {device}"
+    version = f"FedJAX {importlib.metadata.version('fedjax')}, jax {jax.__version__}, {device}"
     report(*time_rounds(regime, rounds_of(regime)), version)
 
 

@@ -29,9 +29,7 @@ class Client(NumPyClient):
         if not CACHE:
             torch.set_num_threads(1)
             regime = read_regime()
-            CACHE.update(
-                regime=regime, data=tensors(regime, "cpu"), model=make_network(regime)
-            )
+            CACHE.update(regime=regime, data=tensors(regime, "cpu"), model=make_network(regime))
         self.mine = torch.tensor(CACHE["regime"].clients[client]).long()
 
     def fit(self, parameters, config):

@@ -14,7 +14,7 @@ from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
-from pfl.callback import TrainingProcessCallback
+from pfl.callback.base import TrainingProcessCallback
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.hyperparam.base import NNTrainHyperParams
@@ -54,9 +54,7 @@ def run(regime: Regime, cohorts: list, device: str, timer: Timer) -> None:
         return torch.nn.functional.cross_entropy(network(x), y)
 
     network.loss, network.metrics = loss, lambda *data, **settings: {}
-    model = PyTorchModel(
-        network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0)
-    )
+    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     data = [
         PyTorchTensorDataset((images[mine], labels[mine]), user_id=str(client))
         for client, mine in enumerate(map(torch.tensor, regime.clients))

@@ -47,11 +47,11 @@ def time_rounds(
 ) -> tuple[list[float], list[int]]:
     """Seconds and samples of every round; `one_round(cohort)` returns the samples it processed.
 
-    Before, the shortest client that does any work runs once, untimed: libraries start, programs
+    Before, the two smallest clients that hold anything run, untimed: libraries start, programs
     compile.
     """
-    sizes = [len(client) for client in regime.clients]
-    one_round(np.array([min((c for c, n in enumerate(sizes) if n), key=sizes.__getitem__)]))
+    holding = [client for client, mine in enumerate(regime.clients) if len(mine)]
+    one_round(np.array(sorted(holding, key=lambda client: len(regime.clients[client]))[:2]))
     seconds, samples = [], []
     for cohort in regime.cohorts:
         wait()
@@ -62,15 +62,13 @@ def time_rounds(
     return seconds, samples
 
 
+def peak_memory() -> int:
+    """Bytes: this process's largest resident set so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
 def report(seconds: list[float], samples: list[int], version: str, **more: Any) -> None:
     """Print the result, as the last line."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024
-    record = {
-        "seconds": seconds,
-        "samples": samples,
-        "version": version,
-        "peak_memory": peak * unit,
-        **more,
-    }
-    print(json.dumps(record), flush=True)
+    record = {"peak_memory": peak_memory(), **more}
+    print(json.dumps({"seconds": seconds, "samples": samples, "version": version, **record}))

@@ -34,9 +34,7 @@ def cnn() -> nn.Module:
         for channels, filters in ((1, 32), (32, 64))
         for layer in (nn.Conv2d(channels, filters, 5), nn.ReLU(), nn.MaxPool2d(2))
     ]
-    return nn.Sequential(
-        *blocks, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
 def tensors(regime: Regime, device: str) -> tuple[torch.Tensor, torch.Tensor]:
