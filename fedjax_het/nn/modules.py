@@ -129,14 +129,13 @@ class Cnn(nn.Module):
     num_classes: int
     filters: tuple[int, ...]
     hidden: int
-    padding: int
     conv_impl: str
 
     @nn.compact
     def __call__(self, x, train):
         for block, features in enumerate(self.filters):
             name = f"conv{block + 1}"
-            x = Conv(features, 5, self.padding, self.conv_impl, True, name=name)(x)
+            x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
             x = jax.nn.relu(max_pool(x))  # as the maximum of ReLUs, on a quarter of the numbers
         x = jax.nn.relu(Linear(self.hidden, name="hidden")(x.reshape(x.shape[0], -1)))
         return Linear(self.num_classes, name="head")(x)
