@@ -78,11 +78,11 @@ DYNAFED: dict[str, Any] = {
     "partition": "iid",
     "num_clients": 4,
     "participation": 1.0,
-    "rounds": 4,
+    "rounds": 7,
     "options": {
         "num_samples": 150,
         "inner_steps": 20,
-        "trajectory_rounds": 3,
+        "trajectory_rounds": 6,
         "num_iterations": 2,
     },
 }
