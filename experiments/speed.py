@@ -1,50 +1,151 @@
-"""Client samples per second of FedAvg local training, beside a plain PyTorch loop, in one run.
+"""The speed of local training: this package beside other simulators, in one run, with equal work.
 
-    pip install -e ".[bench]"
+    experiments/speed_peers/make_environments.sh          # once; needs the network
     python experiments/speed.py
+    python experiments/speed.py --regimes R1 R3 --peers torch --output results/speed
 
-80 clients x 750 images of 28x28 (Fashion-MNIST where it is prepared, else random pixels), 32
-clients a round, one local epoch of SGD with batches of 32 (24 steps, the last of 14), weighted
-average. The two take turns, so that whatever else the machine does weighs on both; medians of
-rounds. Compilation is given apart and counted nowhere; the loop warms up on one client.
-
-The loop is what one writes by hand, without a data loader: images as float32 tensors in memory,
-normalised beforehand (here they are uint8, gathered and normalised inside every step), a client's
-images gathered once per round in shuffled order, one model that takes the global weights by
-`load_state_dict` for each client, PyTorch's own layers and SGD.
+Every program is a process of its own that makes one regime and ends: this package first, which
+writes down who holds which images and who takes part in which round, then each peer, in turns, so
+that whatever else the machine does weighs on all of them. Medians over rounds. Starting, reading
+data and compiling are not in the time of a round. What a peer does otherwise is told in its file in
+`speed_peers` and below the table.
 """
 
-import math
+import importlib.util
+import json
 import os
 import platform
 import statistics
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.errors import ConfigError, exit_status
+from fedjax_het._startup import available_cores
+from fedjax_het.errors import ConfigError, exit_status, require, require_name
 
-NUM_CLIENTS, CLIENT_SAMPLES, CLIENTS_PER_ROUND = 80, 750, 32
-BATCH_SIZE, LOCAL_LR = 32, 0.05
-SAMPLES_PER_ROUND = CLIENTS_PER_ROUND * CLIENT_SAMPLES
-NETWORKS = {"mlp": ("mlp", None), "convnet32": ("convnet", 32), "convnet128": ("convnet", 128)}
+PROGRAMS = Path(__file__).parent / "speed_peers"
+PEERS = {
+    "torch": "torch_loop.py",
+    "fedjax": "fedjax_peer.py",
+    "pfl": "pfl_peer.py",
+    "flower": "flower_peer.py",
+}
+NOTES = {
+    "torch": "a plain loop; images float32 and normalised beforehand",
+    "fedjax": "its jit mode; fills the last batch of a client up, which is counted as work",
+    "pfl": "one process; does not reshuffle a client's images",
+    "flower": "one single-threaded actor per core; draws the clients itself, all of one size",
+}
+TIMEOUT = 1200  # seconds, of one program
+
+
+class Regime(NamedTuple):
+    """Work to be measured. `peers` are those that can do the same."""
+
+    what: str
+    spec: dict[str, Any]
+    rounds: int  # in each turn
+    kind: str = "rounds"
+    num_images: int = 60_000
+    seeds: int = 1
+    peers: tuple[str, ...] = tuple(PEERS)
+    turns: int = 9  # at most
+
+
+FEDAVG: dict[str, Any] = {
+    "algorithm": "fedavg",
+    "partition": "iid",
+    "model": "mlp",
+    "num_clients": 80,
+    "participation": 0.4,
+    "local_epochs": 1,
+    "batch_size": 32,
+    "local_optimizer": "sgd",
+    "optimizer_state": "reset",
+    "averaging": "weighted",
+    "hp": {"local_lr": 0.05},
+}
+CONVNET32 = {**FEDAVG, "model": "convnet", "width": 32}
+DYNAFED: dict[str, Any] = {
+    "algorithm": "dynafed",
+    "model": "convnet",
+    "width": 128,
+    "partition": "iid",
+    "num_clients": 4,
+    "participation": 1.0,
+    "rounds": 7,
+    "options": {
+        "num_samples": 150,
+        "inner_steps": 20,
+        "trajectory_rounds": 6,
+        "num_iterations": 2,
+    },
+}
+EQUAL_SIZES = "80 clients x 750 images, 32 a round, batch 32"
+REGIMES = {
+    "R1": Regime(f"MLP 784-128-128-10, {EQUAL_SIZES}", FEDAVG, 5),
+    "R2-32": Regime(
+        f"ConvNet, width 32, {EQUAL_SIZES}", CONVNET32, 1, peers=("torch", "fedjax", "pfl")
+    ),
+    "R2-128": Regime(
+        "ConvNet, width 128, 80 clients x 750 images, 4 a round, batch 32",
+        {**CONVNET32, "width": 128, "participation": 0.05},
+        1,
+        peers=("torch", "fedjax", "pfl"),
+        turns=1,
+    ),
+    "R3": Regime(
+        "CNN 5x5-32, 5x5-64, FC 512, 1000 clients x 50 images, 50 a round, batch 10",
+        {**FEDAVG, "model": "cnn", "num_clients": 1000, "participation": 0.05, "batch_size": 10},
+        3,
+        num_images=50_000,
+    ),
+    **{
+        f"R4-{alpha}": Regime(
+            f"as R2-32, Dirichlet({alpha}) with unequal sizes",
+            {**CONVNET32, "partition": "dirichlet", "alpha": alpha},
+            2,
+            peers=("torch",),
+            turns=1,
+        )
+        for alpha in (0.1, 0.01)
+    },
+    "R5": Regime(
+        "a sweep of 8 seeds of R1", FEDAVG, 20, kind="sweep", seeds=8, peers=("torch",), turns=1
+    ),
+    "R6": Regime(
+        "DynaFed's synthesis, ConvNet of width 128: 150 images, 20 inner steps; an iteration",
+        DYNAFED,
+        1,
+        kind="synthesis",
+        num_images=200,
+        peers=(),
+        turns=1,
+    ),
+}
 
 
 @dataclass
 class Arguments:
-    """FedAvg local training: this package beside a plain PyTorch loop."""
+    """Local training: this package beside other simulators."""
 
-    networks: tuple[str, ...] = tuple(NETWORKS)
-    """Which of mlp, convnet32, convnet128."""
-    turns: int = 3
-    """How often the two take turns."""
+    regimes: tuple[str, ...] = tuple(REGIMES)
+    """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6."""
+    turns: int = 2
+    """How often the programs take turns (the longest regimes: once)."""
     rounds: int = 0
-    """Rounds in a turn (default: 10 for the MLP, 2 and 1 for the ConvNets)."""
-    skip_torch: bool = False
-    """Measure this package alone, where PyTorch is not installed."""
+    """Rounds in a turn (default: each regime's own)."""
+    peers: tuple[str, ...] | None = None
+    """Which of torch, fedjax, pfl, flower (default: those that are installed)."""
+    environments: Path = Path(".peers")
+    """Folder of the peers' virtual environments."""
+    output: Path | None = None
+    """Write OUTPUT.json, everything measured, and OUTPUT.md, the tables."""
 
 
 def main() -> int:
@@ -55,199 +156,149 @@ def main() -> int:
 
 
 def measure(arguments: Arguments) -> int:
-    from fedjax_het.errors import require, require_name
-
-    for name in arguments.networks:
-        require_name("networks", name, NETWORKS)
+    for name in arguments.regimes:
+        require_name("regimes", name, REGIMES)
     require(arguments.turns >= 1, "turns", arguments.turns, "a whole number >= 1")
-    if not arguments.skip_torch:
-        try:
-            import torch  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                'torch is not installed: pip install -e ".[bench]", or pass --skip-torch'
-            ) from error
-    dataset, source = load_images()
-    print(f"{describe_machine()}\nData: {source}")
-    if not arguments.skip_torch:
-        print(describe_torch())
-    print(describe_matmul())
-    print("Client samples per second, medians:")
-    print(f"{'network':11} {'here':>11} {'PyTorch loop':>13} {'ratio':>6} {'compilation':>12}")
-    for name in arguments.networks:
-        rounds = arguments.rounds or {"mlp": 10, "convnet32": 2, "convnet128": 1}[name]
-        compare(name, rounds, arguments.turns, dataset, with_torch=not arguments.skip_torch)
+    require(arguments.rounds >= 0, "rounds", arguments.rounds, "a whole number >= 0")
+    interpreters = find_interpreters(arguments.peers, arguments.environments)
+    record: dict[str, Any] = {"machine": describe_machine(), "regimes": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        record["data"] = write_images(Path(folder) / "images.npz")
+        for name in arguments.regimes:
+            print(f"{name}: {REGIMES[name].what}", file=sys.stderr)
+            record["regimes"][name] = take_turns(name, arguments, interpreters, Path(folder))
+            if arguments.output:
+                write_output(arguments.output, record)
+    print(tables(record))
     return 0
 
 
-def compare(name: str, rounds: int, turns: int, dataset: Any, *, with_torch: bool) -> None:
-    """Time one network, in turns, and print its row."""
-    from fedjax_het.simulation import benchmark_rounds
-
-    model, width = NETWORKS[name]
-    spec = fedavg_spec(model, width)
-    loop = TorchLoop(model, width, dataset) if with_torch else None
-    if loop:
-        loop.round(num_clients=1)  # warm-up
-    ours, theirs, compile_seconds = [], [], 0.0
-    for _ in range(turns):
-        seconds, compiling, samples = benchmark_rounds(spec, rounds, dataset)
-        assert samples == SAMPLES_PER_ROUND, samples
-        ours += list(seconds)
-        compile_seconds = max(compile_seconds, compiling)
-        if loop:
-            theirs += [loop.round() for _ in range(rounds)]
-    here, there = statistics.median(ours), statistics.median(theirs or [math.nan])
-    columns = [
-        f"{name:11}",
-        f"{SAMPLES_PER_ROUND / here:>11,.0f}",
-        f"{SAMPLES_PER_ROUND / there:>13,.0f}" if theirs else f"{'—':>13}",
-        f"{there / here:>6.2f}" if theirs else f"{'—':>6}",
-        f"{compile_seconds:>10.1f} s",
-    ]
-    print(" ".join(columns), flush=True)
-    print(f"{'':11} seconds a round: {spread(ours)} here", end="", flush=True)
-    print(f", {spread(theirs)} in the loop" if theirs else "", flush=True)
+def find_interpreters(peers: tuple[str, ...] | None, environments: Path) -> dict[str, str]:
+    """The Python of every peer: of its environment, or for torch this one."""
+    found = {}
+    for peer in PEERS if peers is None else peers:
+        require_name("peers", peer, PEERS)
+        python = environments / peer / "bin" / "python"
+        if python.exists():
+            found[peer] = str(python.absolute())
+        elif peer == "torch" and importlib.util.find_spec("torch"):
+            found[peer] = sys.executable
+        elif peers is not None:
+            raise ConfigError(
+                f"peers = {peer!r}: expected {python}, which "
+                "experiments/speed_peers/make_environments.sh makes"
+            )
+    return found
 
 
-def spread(seconds: list[float]) -> str:
-    """Median, range and number of rounds."""
-    low, high = min(seconds), max(seconds)
-    return f"{statistics.median(seconds):.3f} ({low:.3f} to {high:.3f}, {len(seconds)} rounds)"
-
-
-def fedavg_spec(model: str, width: int | None) -> Any:
-    from fedjax_het import RunSpec
-
-    return RunSpec(
-        "fedavg",
-        "user",
-        partition="iid",
-        model=model,
-        width=width,
-        num_clients=NUM_CLIENTS,
-        participation=CLIENTS_PER_ROUND / NUM_CLIENTS,
-        local_epochs=1,
-        batch_size=BATCH_SIZE,
-        local_optimizer="sgd",
-        optimizer_state="reset",
-        averaging="weighted",
-        hp={"local_lr": LOCAL_LR},
-    )
-
-
-def load_images() -> tuple[Any, str]:
+def write_images(path: Path) -> str:
     """Fashion-MNIST if it is prepared on this machine, else random images of its shape."""
-    from fedjax_het.data import dataset_from_arrays, load_dataset
+    from fedjax_het.data import load_dataset
 
     try:
-        return load_dataset("fashion_mnist"), "Fashion-MNIST"
+        dataset = load_dataset("fashion_mnist")
+        images, labels, source = dataset.train_images, dataset.train_labels, "Fashion-MNIST"
+        mean, std = dataset.mean, dataset.std
     except ConfigError:
         random = np.random.default_rng(0)
-        count = NUM_CLIENTS * CLIENT_SAMPLES
-        images = random.integers(0, 256, (count, 28, 28, 1), np.uint8)
-        labels = random.integers(0, 10, count, np.int32)
-        dataset = dataset_from_arrays(images, labels, images[:1000], labels[:1000], num_classes=10)
-        return (
-            dataset,
-            "random images of Fashion-MNIST's shape (TFDS_DATA_DIR has no fashion_mnist)",
+        images = random.integers(0, 256, (60_000, 28, 28, 1), np.uint8)
+        labels, mean, std = random.integers(0, 10, 60_000, np.int32), (0.5,), (0.29,)
+        source = "random images of Fashion-MNIST's shape (TFDS_DATA_DIR has no fashion_mnist)"
+    np.savez(path, images=images, labels=labels, mean=np.float32(mean), std=np.float32(std))
+    return source
+
+
+def take_turns(
+    name: str, arguments: Arguments, interpreters: dict[str, str], folder: Path
+) -> dict[str, Any]:
+    """-> {"here": [record of a turn, ...], peer: [...]}."""
+    regime = REGIMES[name]
+    programs = {
+        "here": (sys.executable, "this_package.py", here_settings(regime, arguments, folder))
+    }
+    for peer in regime.peers:
+        if peer in interpreters:
+            programs[peer] = (interpreters[peer], PEERS[peer], peer_settings(regime, folder))
+    turns: dict[str, list] = {program: [] for program in programs}
+    for _ in range(min(arguments.turns, regime.turns)):
+        if regime.kind == "sweep":  # its peers make the rounds of one run
+            run_program(sys.executable, "this_package.py", one_run(regime, folder), folder)
+        for program, (python, file, settings) in programs.items():
+            made = run_program(python, file, settings, folder)
+            if made is None and program == "here":
+                raise ConfigError(f"{name}: this package's program failed; see above")
+            if made is not None:
+                turns[program].append(made)
+    return {program: records for program, records in turns.items() if records}
+
+
+def here_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
+    return {
+        "kind": regime.kind,
+        "spec": regime.spec,
+        "rounds": arguments.rounds or regime.rounds,
+        "seeds": regime.seeds,
+        "num_images": regime.num_images,
+        "images": str(folder / "images.npz"),
+        "clients": str(folder / "clients.npz"),
+    }
+
+
+def one_run(regime: Regime, folder: Path) -> dict[str, Any]:
+    """Rounds of one run of a sweep."""
+    alone = regime._replace(kind="rounds", seeds=1, rounds=3)
+    return here_settings(alone, Arguments(), folder)
+
+
+def peer_settings(regime: Regime, folder: Path) -> dict[str, Any]:
+    return {
+        "network": regime.spec["model"],
+        "width": regime.spec.get("width"),
+        "batch_size": regime.spec["batch_size"],
+        "local_lr": regime.spec["hp"]["local_lr"],
+        "threads": available_cores(),
+        "images": str(folder / "images.npz"),
+        "clients": str(folder / "clients.npz"),
+    }
+
+
+def run_program(
+    python: str, file: str, settings: dict[str, Any], folder: Path
+) -> dict[str, Any] | None:
+    """The record that a program prints last; None, and its complaint shown, if it fails."""
+    environment = {**os.environ, "FEDJAX_HET_CACHE": str(folder / "cache")}
+    if file == "this_package.py":  # wherever this package is imported from here
+        here = str(Path(importlib.util.find_spec("fedjax_het").origin).parent.parent)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [here, os.environ.get("PYTHONPATH")])
         )
+    command = [python, str(PROGRAMS / file), json.dumps(settings)]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        print(f"  {file}: stopped after {TIMEOUT} s", file=sys.stderr)
+        return None
+    if done.returncode != 0:
+        print(f"  {file} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+        return None
+    made = json.loads(done.stdout.strip().splitlines()[-1])
+    rate = statistics.median(rates([made]))
+    print(f"  {file}: {rate:,.0f} samples/s", file=sys.stderr, flush=True)
+    return made
 
 
-class TorchLoop:
-    """FedAvg by hand in PyTorch, on as many threads as there are cores, or on a GPU."""
-
-    def __init__(self, model: str, width: int | None, dataset: Any):
-        import torch
-
-        self.torch = torch
-        torch.manual_seed(0)
-        self.device = torch_device()
-        pixels = torch.tensor(dataset.train_images).permute(0, 3, 1, 2).float() / 255
-        shape = (1, -1, 1, 1)
-        mean, std = torch.tensor(dataset.mean).view(shape), torch.tensor(dataset.std).view(shape)
-        self.images = ((pixels - mean) / std).contiguous().to(self.device)
-        self.labels = torch.tensor(dataset.train_labels).long().to(self.device)
-        order = torch.randperm(len(self.labels))[: NUM_CLIENTS * CLIENT_SAMPLES]
-        self.clients = order.view(NUM_CLIENTS, CLIENT_SAMPLES)
-        self.model = (torch_mlp() if model == "mlp" else torch_convnet(width)).to(self.device)
-        self.weights = {k: v.clone() for k, v in self.model.state_dict().items()}
-
-    def round(self, num_clients: int = CLIENTS_PER_ROUND) -> float:
-        """Train the round's clients in turn and average them; seconds taken."""
-        torch = self.torch
-        self._wait()
-        start = time.perf_counter()
-        chosen = torch.randperm(NUM_CLIENTS)[:num_clients]
-        total = sum(len(self.clients[client]) for client in chosen)
-        average = {name: torch.zeros_like(value) for name, value in self.weights.items()}
-        for client in chosen:
-            self.model.load_state_dict(self.weights)
-            self._train(self.clients[client])
-            share = len(self.clients[client]) / total
-            for name, value in self.model.state_dict().items():
-                average[name].add_(value, alpha=share)
-        self.weights = average
-        self._wait()
-        return time.perf_counter() - start
-
-    def _train(self, indices: Any) -> None:
-        torch = self.torch
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=LOCAL_LR)
-        shuffled = indices[torch.randperm(len(indices))].to(self.device)
-        images = self.images[shuffled].split(BATCH_SIZE)  # the last one is kept, smaller
-        labels = self.labels[shuffled].split(BATCH_SIZE)
-        for batch, target in zip(images, labels, strict=True):
-            optimizer.zero_grad(set_to_none=True)
-            torch.nn.functional.cross_entropy(self.model(batch), target).backward()
-            optimizer.step()
-
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            self.torch.cuda.synchronize()
+def rates(turns: list[dict[str, Any]]) -> list[float]:
+    """Client samples per second, of every round."""
+    return [n / s for turn in turns for n, s in zip(turn["samples"], turn["seconds"], strict=True)]
 
 
-def torch_device() -> str:
-    import jax
-    import torch
-
-    if jax.default_backend() == "gpu" and torch.cuda.is_available():
-        return "cuda"
-    torch.set_num_threads(cores())
-    return "cpu"
-
-
-def torch_mlp() -> Any:
-    from torch import nn
-
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(784, 128),
-        nn.ReLU(),
-        nn.Linear(128, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
+def describe_machine() -> str:
+    return (
+        f"{cpu_model()}, {available_cores()} of {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}"
     )
-
-
-def torch_convnet(width: int) -> Any:
-    from torch import nn
-
-    layers: list[Any] = []
-    for channels, padding in ((1, 3), (width, 1), (width, 1)):
-        layers += [
-            nn.Conv2d(channels, width, 3, padding=padding),
-            nn.GroupNorm(width, width),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-        ]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * width, 10))
-
-
-def cores() -> int:
-    from fedjax_het._startup import available_cores
-
-    return available_cores()
 
 
 def cpu_model() -> str:
@@ -259,43 +310,91 @@ def cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
-def describe_machine() -> str:
-    import jax
-    import jaxlib
+class Row(NamedTuple):
+    """One regime's figures of this package; `ratios` by peer."""
 
-    devices = jax.devices()
-    return (
-        f"Machine: {cpu_model()}, {cores()} of {os.cpu_count()} cores; "
-        f"{len(devices)} jax device(s) ({devices[0].device_kind}); "
-        f"Python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}"
+    rate: float  # client samples per second
+    seconds: list[float]  # of each round
+    useful: float
+    flops: float  # per second
+    matmul_share: float
+    compile_seconds: float
+    peak_memory: int
+    ratios: dict[str, float]
+
+
+def row_of(turns: dict[str, list[dict[str, Any]]]) -> Row:
+    here = turns["here"]
+    rate = statistics.median(rates(here))
+    flops = rate * here[0]["flops_per_sample"]
+    return Row(
+        rate,
+        [second for turn in here for second in turn["seconds"]],
+        here[0]["useful_work_fraction"],
+        flops,
+        flops / max(turn["matmul_flops"] for turn in here),
+        here[0]["compile_seconds"],  # later turns find what the first compiled
+        max(turn["peak_memory"] for turn in here),
+        {p: rate / statistics.median(rates(t)) for p, t in turns.items() if p != "here"},
     )
 
 
-def describe_torch() -> str:
-    import torch
+def tables(record: dict[str, Any]) -> str:
+    """Markdown: this package's figures, the ratios to every peer, and what they are."""
+    rows = {name: row_of(turns) for name, turns in record["regimes"].items()}
+    everyone = [turns for turns in record["regimes"].values()]
+    devices = everyone[0]["here"][0]["devices"]
+    lines = [f"{record['machine']}; jax devices: {devices}. Data: {record['data']}.", ""]
+    lines += [
+        "| regime | samples/s | x best peer | s a round (range) | useful work "
+        "| GFLOP/s (of a matmul's) | compilation | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {name} | {' | '.join(columns(row))} |" for name, row in rows.items()]
+    peers = [peer for peer in PEERS if any(peer in row.ratios for row in rows.values())]
+    if peers:
+        lines += ["", f"| times as fast as | {' | '.join(peers)} |", "|---|" + "---|" * len(peers)]
+        lines += [
+            f"| {name} | {' | '.join(ratio(row.ratios.get(peer)) for peer in peers)} |"
+            for name, row in rows.items()
+            if row.ratios
+        ]
+    lines += ["", *(f"* {name}: {REGIMES[name].what}; {lanes(record, name)}." for name in rows)]
+    for peer in peers:
+        version = next(turns[peer][0]["version"] for turns in everyone if peer in turns)
+        lines.append(f"* {peer}: {version}; {NOTES[peer]}.")
+    return "\n".join(lines)
 
-    device = torch_device()
-    threads = f"{torch.get_num_threads()} threads" if device == "cpu" else "cuda"
-    return f"PyTorch {torch.__version__}, {threads}"
+
+def lanes(record: dict[str, Any], name: str) -> str:
+    first = record["regimes"][name]["here"][0]
+    if "seconds_of_one" not in first:
+        return first["lanes"]
+    factor = first["seconds"][0] / first["seconds_of_one"][0]
+    return f"{first['lanes']}; all take {factor:.2f} times as long as one run alone"
 
 
-def describe_matmul(size: int = 2048) -> str:
-    """float32 matmul speed of one jax device: what arithmetic could reach."""
-    import jax
-    import jax.numpy as jnp
+def columns(row: Row) -> list[str]:
+    low, high = min(row.seconds), max(row.seconds)
+    return [
+        f"{row.rate:,.0f}",
+        ratio(min(row.ratios.values(), default=None)),
+        f"{statistics.median(row.seconds):.3f} ({low:.3f} to {high:.3f})",
+        f"{100 * row.useful:.1f} %",
+        f"{row.flops / 1e9:,.0f} ({100 * row.matmul_share:.0f} %)",
+        f"{row.compile_seconds:.1f} s",
+        f"{row.peak_memory / 1e6:,.0f} MB",
+    ]
 
-    a = jax.random.normal(jax.random.key(0), (size, size))
-    multiply = jax.jit(jnp.matmul)
-    seconds = statistics.median(list(times(lambda: multiply(a, a).block_until_ready()))[1:])
-    gflops = 2 * size**3 / seconds / 1e9
-    return f"Matmul {size}x{size} float32 on one jax device: {gflops:,.0f} GFLOP/s"
+
+def ratio(value: float | None) -> str:
+    return "—" if value is None else f"{value:.2f}"
 
 
-def times(function: Callable[[], Any], repeats: int = 8) -> Iterator[float]:
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        yield time.perf_counter() - start
+def write_output(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".json").write_text(json.dumps(record, indent=1))
+    path.with_suffix(".md").write_text(tables(record) + "\n")
 
 
 if __name__ == "__main__":

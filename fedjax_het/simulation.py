@@ -4,12 +4,14 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from fedjax_het.batch import Batch, Progress, resumable
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.errors import ConfigError, require
+from fedjax_het.errors import ConfigError
 from fedjax_het.federation import prepare
 from fedjax_het.files import make_output_directory
 from fedjax_het.result import Result
@@ -78,13 +80,22 @@ def simulate(
     return result
 
 
+class RoundTimes(NamedTuple):
+    """What `benchmark_rounds` measured."""
+
+    seconds: list[float]  # of each round
+    samples: list[int]  # client samples of each round
+    cohorts: list[np.ndarray]  # ids of the clients that took part
+    compile_seconds: float
+    useful_work_fraction: float
+    lanes: str
+
+
 def benchmark_rounds(
     spec: RunSpec, rounds: int, dataset: Dataset | None = None, **plan
-) -> tuple[list[float], float, int]:
-    """Time local training and averaging alone: -> (seconds per round, compile seconds, samples).
-
-    The first rounds of `spec`, one program call each and no evaluation inside; `samples` is the
-    number of client samples of a round, which must not vary. For `plan` see `simulate`.
+) -> RoundTimes:
+    """Time local training and averaging alone: the first rounds of `spec`, one program call each
+    and no evaluation inside. For `plan` see `simulate`.
     """
     spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
     group = prepare([spec], dataset=dataset, **plan)
@@ -96,6 +107,12 @@ def benchmark_rounds(
         start = time.perf_counter()
         batch.state, _ = jax.block_until_ready(group.program.chunk(batch.state, inputs))
         seconds.append(time.perf_counter() - start)
-    samples = set(group.federations[0].scheduler.work.samples[:rounds].tolist())
-    require(len(samples) == 1, "spec", spec.partition, "a partition with rounds of equal size")
-    return seconds, batch.compile_seconds, samples.pop()
+    scheduler = group.federations[0].scheduler
+    return RoundTimes(
+        seconds,
+        scheduler.work.samples[:rounds].tolist(),
+        [scheduler.participants(r) for r in range(rounds)],
+        batch.compile_seconds,
+        group.useful_fraction(group.federations),
+        group.plan.describe(),
+    )

@@ -13,7 +13,9 @@ from fedjax_het.nn import (
     count_parameters,
     make_model,
     micro_batched_value_and_grad,
+    training_flops,
 )
+from fedjax_het.nn.modules import max_pool
 
 KEY = jax.random.key(0)
 
@@ -53,6 +55,8 @@ def assert_trees_close(actual, expected, tolerance):
         ("convnet", (28, 28, 1), 10, {"width": 32, "norm": "none"}, 24_138 - 3 * 64),
         ("convnet", (8, 8, 1), 10, {"width": 4, "norm": "batch"}, 40 + 2 * 148 + 3 * 8 + 50),
         ("mlp", (8, 8, 1), 3, {"hidden": (5,)}, 64 * 5 + 5 + 5 * 3 + 3),
+        ("cnn", (28, 28, 1), 10, {}, 582_026),
+        ("cnn", (32, 32, 3), 10, {}, 878_538),
     ],
 )
 def test_parameter_counts(name, shape, classes, options, count):
@@ -76,7 +80,9 @@ def test_variables_are_plain_dicts():
     check(jax.eval_shape(model.init, KEY))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("mlp", (28, 28, 1)), ("convnet", (32, 32, 3))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mlp", (28, 28, 1)), ("convnet", (32, 32, 3)), ("cnn", (28, 28, 1))]
+)
 def test_initialisation_is_pytorchs(name, shape):
     """Every weight and bias uniform on ±1/sqrt(fan_in): bounds, mean and variance."""
     params = jax.jit(make_model(name, shape, 100).init)(KEY)["params"]
@@ -118,6 +124,8 @@ def test_init_depends_on_the_key_alone():
         (("mlp", (8, 8, 1), 10, {"width": 3}), "hidden"),
         (("mlp", (8, 8, 1), 10, {"norm": "group"}), "norm"),
         (("mlp", (8, 8, 1), 10, {"hidden": (0,)}), "hidden"),
+        (("cnn", (28, 28, 1), 10, {"width": 3}), "cnn"),
+        (("cnn", (8, 8, 1), 10), "16x16"),
     ],
 )
 def test_bad_options_name_what_would_be_right(arguments, word):
@@ -137,7 +145,7 @@ def convolve_in_float64(x, kernel, padding):
     return np.einsum("bhwirc,rcio->bhwo", windows, kernel)
 
 
-CONVOLUTIONS = [(3, 1), (3, 3), (5, 0)]
+CONVOLUTIONS = [(3, 1), (3, 3), (5, 0), (5, 2)]
 
 
 @pytest.mark.parametrize(("size", "padding"), CONVOLUTIONS)
@@ -149,7 +157,7 @@ def test_convolution_against_numpy(size, padding, impl):
     np.testing.assert_allclose(conv2d(x, kernel, padding, impl), expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(("size", "padding", "clients"), [(3, 1, 0), (3, 3, 3), (5, 2, 3)])
+@pytest.mark.parametrize(("size", "padding", "clients"), [(3, 1, 0), (3, 3, 3), (5, 0, 3)])
 def test_convolution_gradients_agree(size, padding, clients):
     """First and second reverse derivatives, with one kernel and with one per client."""
     lead = (clients,) if clients else ()
@@ -235,6 +243,48 @@ def test_mlp_against_numpy():
     np.testing.assert_allclose(train_apply(model)(variables, x)[0], expected, atol=1e-5)
 
 
+def test_cnn_against_numpy():
+    model = make_model("cnn", (17, 20, 2), 3)
+    variables = perturbed(model)
+    x = jax.random.normal(KEY, (3, *model.input_shape))
+    params = jax.tree.map(lambda p: np.asarray(p, np.float64), variables["params"])
+    expected = np.asarray(x, np.float64)
+    for layer in ("conv1", "conv2"):
+        expected = convolve_in_float64(expected, params[layer]["kernel"], 0) + params[layer]["bias"]
+        expected = max_pool_in_float64(np.maximum(expected, 0))
+    expected = expected.reshape(3, -1) @ params["hidden"]["kernel"] + params["hidden"]["bias"]
+    expected = np.maximum(expected, 0) @ params["head"]["kernel"] + params["head"]["bias"]
+    logits, _ = train_apply(model)(variables, x)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def max_pool_in_float64(x):
+    windows = np.lib.stride_tricks.sliding_window_view(x, (2, 2), axis=(1, 2))
+    return windows[:, ::2, ::2].max((-2, -1))
+
+
+@pytest.mark.parametrize(("height", "width"), [(6, 4), (5, 7)])
+def test_max_pool_and_its_gradient(height, width):
+    """The gradient of a window goes to its largest number alone."""
+    draw = np.random.default_rng(0)
+    x = draw.permutation(2 * height * width * 3).reshape(2, height, width, 3).astype(np.float64)
+    weights = draw.normal(size=(2, height // 2, width // 2, 3))
+    expected = np.zeros_like(x)
+    for b, i, j, c in np.ndindex(weights.shape):
+        window = x[b, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2, c]
+        row, column = np.unravel_index(window.argmax(), (2, 2))
+        expected[b, 2 * i + row, 2 * j + column, c] = weights[b, i, j, c]
+    pooled, backward = jax.vjp(jax.jit(max_pool), jnp.float32(x))
+    np.testing.assert_array_equal(pooled, max_pool_in_float64(x))
+    np.testing.assert_allclose(backward(jnp.float32(weights))[0], expected, rtol=1e-6)
+
+
+def test_max_pool_shares_nothing_at_a_tie():
+    """Of equal numbers one takes the whole gradient, or they share it: it adds up either way."""
+    _, backward = jax.vjp(max_pool, jnp.ones((1, 2, 2, 1)))
+    assert float(backward(jnp.ones((1, 1, 1, 1)))[0].sum()) == 1
+
+
 def test_instance_is_another_name_of_group():
     models = [make_model("convnet", (8, 8, 1), 4, width=3, norm=n) for n in ("group", "instance")]
     x = jax.random.normal(KEY, (2, 8, 8, 1))
@@ -261,15 +311,24 @@ def test_network_gradients_agree_between_convolutions(norm):
     assert_trees_close(gradients("im2col"), gradients("native"), 1e-5)
 
 
-@pytest.mark.parametrize("impl", ["im2col", pytest.param("native", marks=pytest.mark.slow)])
-def test_gradient_through_a_training_step(impl):
+@pytest.mark.parametrize(
+    ("name", "size", "options", "impl", "scale"),
+    [
+        ("convnet", 4, {"width": 3, "depth": 2}, "im2col", 1),
+        ("cnn", 16, {}, "im2col", 0.02),
+        pytest.param(
+            *("convnet", 4, {"width": 3, "depth": 2}, "native", 1), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_gradient_through_a_training_step(name, size, options, impl, scale):
     """Trajectory matching's derivative: of a loss after one SGD step, by the training images.
 
     Against central differences in float64 along a random direction.
     """
     with jax.enable_x64(True):
-        model = make_model("convnet", (4, 4, 1), 3, width=3, depth=2, conv_impl=impl)
-        params = jax.tree.map(lambda p: p.astype(jnp.float64), perturbed(model)["params"])
+        model = make_model(name, (size, size, 1), 3, **options, conv_impl=impl)
+        params = jax.tree.map(lambda p: scale * p.astype(jnp.float64), perturbed(model)["params"])
         train, test = random_batch(model, 3), random_batch(model, 4, jax.random.fold_in(KEY, 3))
         train, test = jax.tree.map(
             lambda a: a.astype(jnp.float64) if a.ndim == 4 else a, (train, test)
@@ -396,3 +455,22 @@ def test_micro_batch_hint():
     assert make_model("convnet", (32, 32, 3), 10, width=32).micro_batch == 4
     assert make_model("convnet", (32, 32, 3), 10, norm="batch").micro_batch is None
     assert make_model("mlp", (28, 28, 1), 10).micro_batch is None
+
+
+# Arithmetic
+
+
+@pytest.mark.parametrize("impl", ["native", "im2col"])
+def test_training_flops_of_a_cnn(impl):
+    """By hand: outputs times what each sums over; no input gradient for the first layer."""
+    conv1, conv2 = 24 * 24 * 32 * (5 * 5), 8 * 8 * 64 * (5 * 5 * 32)
+    hidden, head = 4 * 4 * 64 * 512, 512 * 10
+    expected = 2 * (2 * conv1 + 3 * (conv2 + hidden + head))
+    assert training_flops(make_model("cnn", (28, 28, 1), 10, conv_impl=impl)) == expected
+
+
+def test_training_flops_of_other_networks():
+    assert training_flops(make_model("mlp", (4, 4, 1), 3, hidden=(5,))) == 2 * (2 * 80 + 3 * 15)
+    convnet = make_model("convnet", (8, 8, 3), 10, width=4, depth=2)
+    conv1, conv2, head = 64 * 4 * 27, 16 * 4 * 36, 2 * 2 * 4 * 10
+    assert training_flops(convnet) == 2 * (2 * conv1 + 3 * (conv2 + head))

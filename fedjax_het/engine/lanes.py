@@ -213,6 +213,7 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
     clients = Client(
         schedule.client_ids, schedule.weights, schedule.num_samples, schedule.num_steps
     )
+    batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     first_slots = jnp.zeros(num_lanes, jnp.int32)
     running = over_lanes(begin)(clients, first_slots)
     shapes = jax.eval_shape(over_lanes(end), clients, first_slots, running)
@@ -228,15 +229,17 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
         slot, starts, ends = schedule.slots[g], schedule.starts[g], schedule.ends[g]
         fresh = over_lanes(begin)(clients, slot)
         running = _where(plan.in_step, starts, fresh, running)
-        begin_step = jnp.where(g == 0, 0, schedule.segment_ends[g - 1])
-        running = jax.lax.fori_loop(
-            begin_step,
-            schedule.segment_ends[g],
-            lambda t, r: over_lanes(step)(
-                clients, slot, r, schedule.batches[t], schedule.batch_sizes[t]
-            ),
-            running,
-        )
+        first = jnp.where(g == 0, 0, schedule.segment_ends[g - 1])
+
+        # The loop is inside the lane, whose arrays then have no axis for it: with one lane the
+        # weights are updated in place, which XLA does not do through a reshape.
+        def train(clients, slot, running, batches, sizes):
+            def one_step(t, running):
+                return step(clients, slot, running, batches[t], sizes[t])
+
+            return jax.lax.fori_loop(first, schedule.segment_ends[g], one_step, running)
+
+        running = over_lanes(train)(clients, slot, running, batches, batch_sizes)
         sent, new, output = over_lanes(end)(clients, slot, running)
         sent = _where(plan.in_step, ends, sent, jax.tree.map(jnp.zeros_like, sent))
         upload, loss, count = sums

@@ -1,6 +1,7 @@
 """Networks and the convolution they are made of; the only place that imports flax."""
 
 from fedjax_het.nn.conv import CONV_IMPLS, conv2d
+from fedjax_het.nn.flops import training_flops
 from fedjax_het.nn.micro_batch import micro_batched_value_and_grad
 from fedjax_het.nn.models import MODELS, Model, Variables, count_parameters, make_model
 
@@ -13,4 +14,5 @@ __all__ = [
     "count_parameters",
     "make_model",
     "micro_batched_value_and_grad",
+    "training_flops",
 ]

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 
 from fedjax_het.errors import require_name
 
+barrier = jax.lax.optimization_barrier
+
 CONV_IMPLS = ("auto", "native", "im2col")
 
 
@@ -69,20 +71,33 @@ def _forward(x, kernel, padding):
 
 
 def _backward(padding, residuals, grad):
-    """Gathers where the automatic rule scatters, which is much slower on CPU.
+    """By matrix products of plain row-major operands, which is what the fast routine takes.
 
-    The gradient of the input is itself a convolution, of the padded output gradient with the
-    kernel turned round. The barrier keeps the transposed patches a plain row-major operand: folded
-    into the product, as XLA would, they leave the fast matrix routine.
+    Folded into a product, as XLA would, a transposition leaves that routine; hence the barriers.
     """
     patches, kernel = residuals
-    kernel_height, kernel_width, _, out_channels = kernel.shape
-    rows = jax.lax.optimization_barrier(patches.reshape(-1, patches.shape[-1]).T)
-    kernel_grad = (rows @ grad.reshape(-1, out_channels)).reshape(kernel.shape)
-    turned = kernel[::-1, ::-1].swapaxes(2, 3)
-    margins = kernel_height - 1 - padding, kernel_width - 1 - padding
-    grad_patches = _patches(grad, kernel_height, kernel_width, *margins)
-    return grad_patches @ turned.reshape(-1, turned.shape[-1]), kernel_grad
+    out_channels = kernel.shape[-1]
+    columns, grads = patches.reshape(-1, patches.shape[-1]), grad.reshape(-1, out_channels)
+    if columns.shape[1] <= out_channels:  # the narrower of the two is the one to transpose
+        kernel_grad = barrier(columns.T) @ grads
+    else:
+        kernel_grad = barrier(barrier(grads.T) @ columns).T
+    turned = barrier(kernel.reshape(-1, out_channels).T)
+    shares = barrier(grads @ turned).reshape(*grad.shape[:3], *kernel.shape[:3])
+    return _sum_of_patches(shares, padding), kernel_grad.reshape(kernel.shape)
+
+
+def _sum_of_patches(shares, padding):
+    """The transpose of `_patches`: add [B, H', W', kh, kw, I] up, where each was read."""
+    batch, height, width, kernel_height, kernel_width, channels = shares.shape
+    margins = (batch, height + kernel_height - 1, width + kernel_width - 1, channels)
+    total = jnp.zeros(margins, shares.dtype)
+    for row in range(kernel_height):
+        for column in range(kernel_width):
+            here = (slice(None), slice(row, row + height), slice(column, column + width))
+            total = total.at[here].add(shares[:, :, :, row, column])
+    bottom, right = total.shape[1] - padding, total.shape[2] - padding
+    return total[:, padding:bottom, padding:right]
 
 
 _conv2d_im2col.defvjp(_forward, _backward)

@@ -14,7 +14,10 @@ Variables = dict[str, Any]  # {"params": tree, "state": tree}; "state" is {} wit
 MODELS = {
     "mlp": "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise",
     "convnet": "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
+    "cnn": "FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512",
 }
+OPTIONS = {"mlp": ("hidden",), "convnet": ("width", "depth", "norm"), "cnn": ()}
+CNN_FILTERS, CNN_HIDDEN = (32, 64), 512
 CACHED_ACTIVATIONS = 2**17  # of the first layer, 0.5 MB: a step holds several such arrays in L2
 NORM_NAMES = ("group", "instance", "batch", "none")
 
@@ -55,7 +58,9 @@ def make_model(
     `depth` (3), `norm` and `conv_impl` (see `conv2d`); `norm` is `group` (GroupNorm with one
     channel a group, which is instance normalisation: `instance` is the same), `batch` or `none`.
     Its first convolution pads 28x28 images of one channel to give 32x32, as DynaFed's code does.
-    An option that the network does not have, or a depth that the image is too small for, is a
+    `cnn` is that of McMahan et al. (AISTATS 2017) without padding, as PFLlib has it: 32 and 64
+    filters of 5x5, each with ReLU and a 2x2 max pool, a hidden layer of 512; 582,026 parameters for
+    28x28x1. An option that the network does not have, or an image that is too small for it, is a
     `ConfigError`.
 
     Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
@@ -70,24 +75,29 @@ def make_model(
     require(num_classes > 0, "num_classes", num_classes, "a positive number")
     input_shape = tuple(int(size) for size in input_shape)
 
+    given = {"width": width, "depth": depth, "norm": norm, "hidden": hidden}
+    own = ", ".join(OPTIONS[name]) or "none"
+    for option, value in given.items():
+        unknown = f"no such option for {name} (its options: {own})"
+        require(value is None or option in OPTIONS[name], option, value, unknown)
+    require_name("conv_impl", conv_impl, CONV_IMPLS)
+
     from fedjax_het.nn import modules  # here, since flax is slow to import
 
     micro_batch = None
     if name == "mlp":
-        for option, value in (("width", width), ("depth", depth), ("norm", norm)):
-            require(value is None, option, value, "no such option for mlp: set `hidden`")
         hidden = (128, 128) if hidden is None else tuple(hidden)
         require(all(size > 0 for size in hidden), "hidden", hidden, "positive layer sizes")
-        require_name("conv_impl", conv_impl, CONV_IMPLS)
         module = modules.Mlp(num_classes, hidden)
+    elif name == "cnn":
+        require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
+        module = modules.Cnn(num_classes, CNN_FILTERS, CNN_HIDDEN, conv_impl)
     else:
-        require(hidden is None, "hidden", hidden, "no such option for convnet: set `width`")
         width = 128 if width is None else width
         depth = 3 if depth is None else depth
         norm = "group" if norm is None else norm
         require(width > 0, "width", width, "a positive number of filters")
         require_name("norm", norm, NORM_NAMES)
-        require_name("conv_impl", conv_impl, CONV_IMPLS)
         first_padding = 3 if input_shape == (28, 28, 1) else 1
         smallest = min(input_shape[:2]) + 2 * (first_padding - 1)
         fits = smallest.bit_length() - 1  # each block halves the image, rounding down

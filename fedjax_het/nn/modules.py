@@ -94,6 +94,13 @@ def average_pool(x):
     return sum(corners) * 0.25
 
 
+def max_pool(x):
+    """Maximum over 2x2 windows; an odd last row or column is dropped."""
+    height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    corners = [x[:, row:height:2, column:width:2] for row in (0, 1) for column in (0, 1)]
+    return jnp.maximum(jnp.maximum(corners[0], corners[1]), jnp.maximum(corners[2], corners[3]))
+
+
 class ConvNet(nn.Module):
     num_classes: int
     width: int
@@ -116,6 +123,22 @@ class ConvNet(nn.Module):
                 x = norm(name=f"norm{block + 1}")(x, train)
             x = average_pool(jax.nn.relu(x))
         return Linear(self.num_classes, name="head")(x.reshape(x.shape[0], -1))
+
+
+class Cnn(nn.Module):
+    num_classes: int
+    filters: tuple[int, ...]
+    hidden: int
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        for block, features in enumerate(self.filters):
+            name = f"conv{block + 1}"
+            x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
+            x = jax.nn.relu(max_pool(x))  # as the maximum of ReLUs, on a quarter of the numbers
+        x = jax.nn.relu(Linear(self.hidden, name="hidden")(x.reshape(x.shape[0], -1)))
+        return Linear(self.num_classes, name="head")(x)
 
 
 class Mlp(nn.Module):

@@ -1,0 +1,91 @@
+"""FedJAX 0.0.17: its `fed_avg` algorithm, clients by `for_each_client` in its jit mode.
+
+Parity: the same clients in the same rounds, one epoch of SGD each, weighted average, float32.
+Deviations: FedJAX fills a client's last batch up with samples of the next pass, so it trains whole
+batches (counted as processed here); it computes the norm of every client's update, part of its
+`fed_avg`; images are float32, normalised beforehand. FedJAX was written for `jax.tree_map`, which
+jax removed: one alias restores it.
+"""
+
+import importlib.metadata
+import math
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+from regime import Regime, read_regime, report, time_rounds
+
+jax.tree_map = jax.tree.map  # before fedjax is imported
+
+import fedjax  # noqa: E402
+
+
+def main() -> None:
+    regime = read_regime()
+    device = jax.devices()[0].platform
+    version = f"FedJAX {importlib.metadata.version('fedjax')}, jax {jax.__version__}, {device}"
+    report(*time_rounds(regime, rounds_of(regime)), version)
+
+
+def rounds_of(regime: Regime):
+    network = hk.without_apply_rng(hk.transform(lambda x: make_network(regime)(x)))
+    params = network.init(jax.random.PRNGKey(0), regime.images[:1])
+
+    def loss(params, batch, rng):
+        logits = jax.nn.log_softmax(network.apply(params, batch["x"]))
+        return -jnp.take_along_axis(logits, batch["y"][:, None], axis=1).mean()
+
+    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
+        jax.grad(loss),
+        fedjax.optimizers.sgd(regime.local_lr),
+        fedjax.optimizers.sgd(1.0),
+        fedjax.ShuffleRepeatBatchHParams(batch_size=regime.batch_size, num_epochs=1, seed=0),
+    )
+    data = [
+        fedjax.ClientDataset({"x": regime.images[mine], "y": regime.labels[mine].astype(np.int32)})
+        for mine in regime.clients
+    ]
+    state = algorithm.init(params)
+
+    def one_round(cohort: np.ndarray) -> int:
+        nonlocal state
+        mine = [client for client in cohort.tolist() if len(data[client])]
+        keys = jax.random.split(jax.random.PRNGKey(1), len(mine))
+        clients = [(b"%d" % c, data[c], key) for c, key in zip(mine, keys, strict=True)]
+        state, _ = algorithm.apply(state, clients)
+        jax.block_until_ready(state.params)
+        size = regime.batch_size
+        return sum(math.ceil(len(data[client]) / size) * size for client in mine)
+
+    return one_round
+
+
+def make_network(regime: Regime) -> hk.Sequential:
+    if regime.network == "mlp":
+        return hk.Sequential([hk.Flatten(), hk.nets.MLP([128, 128, 10])])
+    if regime.network == "cnn":
+        blocks = [
+            layer
+            for filters in (32, 64)
+            for layer in (
+                hk.Conv2D(filters, 5, padding="VALID"),
+                jax.nn.relu,
+                hk.MaxPool((2, 2, 1), (2, 2, 1), "VALID"),
+            )
+        ]
+        head = [hk.Flatten(), hk.Linear(512), jax.nn.relu, hk.Linear(10)]
+        return hk.Sequential([*blocks, *head])
+    layers = []
+    for padding in (3, 1, 1):
+        layers += [
+            hk.Conv2D(regime.width, 3, padding=[(padding, padding)] * 2),
+            hk.InstanceNorm(create_scale=True, create_offset=True),
+            jax.nn.relu,
+            hk.AvgPool((2, 2, 1), (2, 2, 1), "VALID"),
+        ]
+    return hk.Sequential([*layers, hk.Flatten(), hk.Linear(10)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Flower (`flwr[simulation]`) 1.41.0: FedAvg in its Ray simulation, PyTorch clients.
+
+Parity: the same number of clients a round, one epoch of SGD each, weighted average, float32; one
+single-threaded actor per core, its own recommendation for small clients. Deviations: Flower draws
+the clients itself (all are of one size, so the work is the same); a client's images are gathered
+once per round. The first round, which starts the actors, is not counted. Peak memory is of the
+driver alone, without the actors.
+"""
+
+import sys
+import time
+
+import flwr
+import numpy as np
+import torch
+from flwr.client import ClientApp, NumPyClient
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+from flwr.simulation import run_simulation
+from regime import Regime, read_regime, report
+from torch_networks import make_network, tensors, train_one_epoch
+
+CACHE = {}  # of each actor: data and model, made once
+
+
+class Client(NumPyClient):
+    def __init__(self, client: int):
+        if not CACHE:
+            torch.set_num_threads(1)
+            regime = read_regime()
+            CACHE.update(regime=regime, data=tensors(regime, "cpu"), model=make_network(regime))
+        self.mine = torch.tensor(CACHE["regime"].clients[client]).long()
+
+    def fit(self, parameters, config):
+        model, (images, labels) = CACHE["model"], CACHE["data"]
+        names = model.state_dict()
+        weights = zip(names, map(torch.as_tensor, parameters), strict=True)
+        model.load_state_dict(dict(weights))
+        shuffled = self.mine[torch.randperm(len(self.mine))]
+        train_one_epoch(model, images[shuffled], labels[shuffled], CACHE["regime"])
+        new = [value.numpy() for value in model.state_dict().values()]
+        return new, len(self.mine), {}
+
+
+def main() -> None:
+    regime = read_regime()
+    sizes = {len(client) for client in regime.clients}
+    assert len(sizes) == 1, "clients of one size: Flower draws them itself"
+    ends = run(regime, rounds=1 + len(regime.cohorts))
+    seconds = np.diff(ends).tolist()
+    samples = [regime.samples(cohort) for cohort in regime.cohorts]
+    report(seconds, samples, f"Flower {flwr.__version__}, PyTorch {torch.__version__}, cpu")
+
+
+def run(regime: Regime, rounds: int) -> list[float]:
+    """When each round ended."""
+    share = len(regime.cohorts[0]) / len(regime.clients)
+    initial = [value.numpy() for value in make_network(regime).state_dict().values()]
+    ends: list[float] = []
+
+    class TimedFedAvg(FedAvg):
+        def aggregate_fit(self, server_round, results, failures):
+            assert not failures, failures
+            aggregated = super().aggregate_fit(server_round, results, failures)
+            ends.append(time.perf_counter())
+            return aggregated
+
+    def server(context) -> ServerAppComponents:
+        strategy = TimedFedAvg(
+            fraction_fit=share,
+            fraction_evaluate=0.0,
+            initial_parameters=ndarrays_to_parameters(initial),
+        )
+        return ServerAppComponents(config=ServerConfig(num_rounds=rounds), strategy=strategy)
+
+    def client(context):
+        sys.argv[1:] = ARGUMENTS  # an actor starts without them
+        return Client(int(context.node_config["partition-id"])).to_client()
+
+    run_simulation(
+        ServerApp(server_fn=server),
+        ClientApp(client_fn=client),
+        num_supernodes=len(regime.clients),
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": regime.threads, "include_dashboard": False},
+        },
+    )
+    return ends
+
+
+ARGUMENTS = sys.argv[1:]
+
+if __name__ == "__main__":
+    main()

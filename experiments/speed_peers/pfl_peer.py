@@ -1,0 +1,87 @@
+"""pfl-research 0.6.0: `FederatedAveraging` on its simulated backend, PyTorch, one process.
+
+Parity: the same clients in the same rounds, one epoch of SGD each, weighted average (by datapoints,
+central SGD with learning rate 1), float32; as many threads as cores, or a GPU. Deviations: pfl does
+not reshuffle a client's samples, so it slices tensors where the others gather each round; it starts
+at iteration 1, since iteration 0 evaluates. The first round it runs is not counted.
+"""
+
+import time
+
+import pfl
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByDatapoints
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.pytorch import PyTorchTensorDataset
+from pfl.hyperparam.base import NNTrainHyperParams
+from pfl.metrics import Metrics
+from pfl.model.pytorch import PyTorchModel
+from regime import Regime, read_regime, report
+from torch_networks import make_network, tensors
+
+
+class Timer(TrainingProcessCallback):
+    """When each round ended."""
+
+    def __init__(self):
+        self.ends = []
+
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        self.ends.append(time.perf_counter())
+        return False, Metrics()
+
+
+def main() -> None:
+    regime = read_regime()
+    torch.set_num_threads(regime.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    version = f"pfl {pfl.__version__}, PyTorch {torch.__version__}, {device}"
+    timer, untimed = Timer(), regime.cohorts[:1]
+    run(regime, [*untimed, *regime.cohorts], device, timer)
+    seconds = [end - start for start, end in zip(timer.ends, timer.ends[1:], strict=False)]
+    report(seconds, [regime.samples(cohort) for cohort in regime.cohorts], version)
+
+
+def run(regime: Regime, cohorts: list, device: str, timer: Timer) -> None:
+    images, labels = tensors(regime, device)
+    network = make_network(regime)
+
+    def loss(x, y, eval=False):
+        return torch.nn.functional.cross_entropy(network(x), y)
+
+    network.loss, network.metrics = loss, lambda *data, **settings: {}
+    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
+    data = [
+        PyTorchTensorDataset((images[mine], labels[mine]), user_id=str(client))
+        for client, mine in enumerate(map(torch.tensor, regime.clients))
+    ]
+    order = iter([client for cohort in cohorts for client in cohort])
+    dataset = FederatedDataset(data.__getitem__, lambda: next(order))
+    backend = SimulatedBackend(dataset, dataset, postprocessors=[WeightByDatapoints()])
+    algorithm = FederatedAveraging()
+    algorithm._current_central_iteration = 1
+    algorithm.run(
+        NNAlgorithmParams(
+            central_num_iterations=1 + len(cohorts),
+            evaluation_frequency=10**6,
+            train_cohort_size=len(cohorts[0]),
+            val_cohort_size=0,
+        ),
+        backend,
+        model,
+        NNTrainHyperParams(
+            local_num_epochs=1,
+            local_learning_rate=regime.local_lr,
+            local_batch_size=regime.batch_size,
+        ),
+        callbacks=[timer],
+        send_metrics_to_platform=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

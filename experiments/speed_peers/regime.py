@@ -1,0 +1,74 @@
+"""What every program here reads and reports: one regime in, one line of JSON out. NumPy alone."""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Regime:
+    """Equal work for all: these clients, in these rounds, with this network and optimiser."""
+
+    network: str  # mlp, convnet or cnn
+    width: int | None
+    batch_size: int
+    local_lr: float
+    threads: int
+    images: np.ndarray  # [N, 28, 28, 1] float32, normalised
+    labels: np.ndarray  # [N] int64
+    clients: list[np.ndarray]  # which images each client holds
+    cohorts: list[np.ndarray]  # which clients take part in each round
+
+    def samples(self, cohort: np.ndarray) -> int:
+        """Client samples of a round: one pass."""
+        return int(sum(len(self.clients[client]) for client in cohort))
+
+
+def read_regime() -> Regime:
+    """The regime that the first argument, a JSON object, describes."""
+    settings = json.loads(sys.argv[1])
+    with np.load(settings.pop("images")) as file:
+        images, labels = file["images"], file["labels"].astype(np.int64)
+        images = ((images / np.float32(255) - file["mean"]) / file["std"]).astype(np.float32)
+    with np.load(settings.pop("clients")) as file:
+        clients = np.split(file["indices"], np.cumsum(file["sizes"])[:-1])
+        cohorts = list(file["cohorts"])
+    return Regime(images=images, labels=labels, clients=clients, cohorts=cohorts, **settings)
+
+
+def time_rounds(
+    regime: Regime, one_round: Callable[[np.ndarray], int], wait: Callable[[], None] = lambda: None
+) -> tuple[list[float], list[int]]:
+    """Seconds and samples of every round; `one_round(cohort)` returns the samples it processed.
+
+    Before, the two smallest clients that hold anything run, untimed: libraries start, programs
+    compile.
+    """
+    holding = [client for client, mine in enumerate(regime.clients) if len(mine)]
+    one_round(np.array(sorted(holding, key=lambda client: len(regime.clients[client]))[:2]))
+    seconds, samples = [], []
+    for cohort in regime.cohorts:
+        wait()
+        start = time.perf_counter()
+        samples.append(one_round(cohort))
+        wait()
+        seconds.append(time.perf_counter() - start)
+    return seconds, samples
+
+
+def peak_memory() -> int:
+    """Bytes: this process's largest resident set so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def report(seconds: list[float], samples: list[int], version: str, **more: Any) -> None:
+    """Print the result, as the last line."""
+    record = {"peak_memory": peak_memory(), **more}
+    print(json.dumps({"seconds": seconds, "samples": samples, "version": version, **record}))

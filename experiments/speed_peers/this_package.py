@@ -1,0 +1,169 @@
+"""fedjax_het in the benchmark: a regime in, one line of JSON out, like its peers.
+
+Rounds: local training and averaging, images kept as uint8, gathered and normalised inside every
+step. A sweep: whole runs, of which the rounds count. A synthesis: DynaFed's, its iterations.
+Afterwards, how fast the same devices multiply matrices.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from regime import peak_memory, report
+
+import fedjax_het
+from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
+from fedjax_het.nn import training_flops
+from fedjax_het.simulation import benchmark_rounds
+
+MATMUL_SIZES = (512, 1024, 2048)
+MATMUL_SECONDS = 0.3
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    dataset, spec = read_dataset(settings), RunSpec(dataset="user", **settings["spec"])
+    kinds = {"rounds": time_rounds, "sweep": time_sweep, "synthesis": time_synthesis}
+    record = kinds[settings["kind"]](spec, dataset, settings)
+    devices = jax.devices()
+    report(
+        **record,
+        peak_memory=accelerator_memory() or peak_memory(),
+        version=f"fedjax_het {fedjax_het.__version__}, jax {jax.__version__}",
+        devices=f"{len(devices)} x {devices[0].device_kind}",
+        matmul_flops=matmul_flops(),
+    )
+
+
+def read_dataset(settings: dict[str, Any]):
+    with np.load(settings["images"]) as file:
+        images = file["images"][: settings["num_images"]]
+        labels = file["labels"][: settings["num_images"]]
+        mean, std = file["mean"].tolist(), file["std"].tolist()
+    tests = images[:100], labels[:100]  # nothing is measured on them
+    return dataset_from_arrays(images, labels, *tests, num_classes=10, mean=mean, std=std)
+
+
+def flops_per_sample(spec: RunSpec, dataset) -> int:
+    options = {} if spec.width is None else {"width": spec.width}
+    return training_flops(make_model(spec.model, dataset.input_shape, 10, **options))
+
+
+def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
+    """Rounds of one run; writes, for the peers, who held what and who took part."""
+    times = benchmark_rounds(spec, settings["rounds"], dataset)
+    alpha = {} if spec.alpha is None else {"alpha": spec.alpha}
+    partition = make_partition(
+        spec.partition, dataset.train_labels, 10, num_clients=spec.num_clients, seed=0, **alpha
+    )
+    clients = [partition.client(client) for client in range(spec.num_clients)]
+    sizes = np.array([len(mine) for mine in clients])
+    assert times.samples == [int(sizes[cohort].sum()) for cohort in times.cohorts]
+    np.savez(
+        settings["clients"],
+        indices=np.concatenate(clients),
+        sizes=sizes,
+        cohorts=np.stack(times.cohorts),
+    )
+    return {
+        "seconds": times.seconds,
+        "samples": times.samples,
+        "compile_seconds": times.compile_seconds,
+        "useful_work_fraction": times.useful_work_fraction,
+        "lanes": times.lanes,
+        "flops_per_sample": flops_per_sample(spec, dataset),
+    }
+
+
+def time_sweep(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
+    """A round of all the sweep's runs together, and of one run made alone."""
+    together, alone = (
+        sweep_seeds(spec, dataset, settings["rounds"], seeds) for seeds in (settings["seeds"], 1)
+    )
+    return {**together, "seconds_of_one": alone["seconds"]}
+
+
+def sweep_seeds(spec: RunSpec, dataset, rounds: int, seeds: int) -> dict[str, Any]:
+    """One sweep over `seeds` seeds, its compilation apart."""
+    from fedjax_het import sweep
+
+    specs = [
+        dataclasses.replace(spec, rounds=rounds, eval_every=rounds, seed=seed)
+        for seed in range(seeds)
+    ]
+    results = sweep(specs, dataset=dataset, progress=lambda line: None).results
+    seconds = sum(result.summary["round_seconds"] for result in results)
+    first = results[0].summary
+    return {
+        "seconds": [seconds / rounds],
+        "samples": [
+            int(sum(result.metrics["client_samples"].sum() for result in results)) // rounds
+        ],
+        "compile_seconds": first["compile_seconds"],
+        "useful_work_fraction": first["useful_work_fraction"],
+        "lanes": first["lanes"],
+        "flops_per_sample": flops_per_sample(spec, dataset),
+    }
+
+
+def time_synthesis(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
+    """DynaFed's synthesis after a few rounds. A "sample" is one image in one inner step, whose
+    reverse takes twice as much again as the step itself.
+    """
+    result = simulate(spec, dataset=dataset)
+    options, summary = result.spec.options, result.summary
+    iterations = options["num_iterations"]
+    return {
+        "seconds": [summary["server_seconds"] / iterations],
+        "samples": [options["num_samples"] * options["inner_steps"]],
+        "compile_seconds": summary["compile_seconds"],
+        "useful_work_fraction": 1.0,
+        "lanes": "one device",
+        "flops_per_sample": 3 * flops_per_sample(spec, dataset),
+    }
+
+
+def accelerator_memory() -> int:
+    """Peak bytes of all devices together, where they count them; 0 on a CPU."""
+    counts = [device.memory_stats() or {} for device in jax.local_devices()]
+    return sum(count.get("peak_bytes_in_use", 0) for count in counts)
+
+
+def matmul_flops() -> float:
+    """What products of square float32 matrices reach on all devices at once: the best size."""
+    return max(map(matmul_flops_of, MATMUL_SIZES))
+
+
+def matmul_flops_of(size: int) -> float:
+    mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def chain(matrix, count):
+        return jax.lax.fori_loop(0, count, lambda _, product: matrix @ product, matrix)
+
+    run = jax.jit(
+        jax.shard_map(chain, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=False)
+    )
+    blocks = jax.random.normal(jax.random.key(0), (size * jax.device_count(), size))
+    blocks = jax.device_put(blocks / size**0.5, jax.NamedSharding(mesh, P("x")))
+
+    def seconds(count: int) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(run(blocks, jnp.int32(count)))
+        return time.perf_counter() - start
+
+    seconds(1)  # compiles
+    count = 1
+    while (once := seconds(count)) < MATMUL_SECONDS:
+        count *= 2
+    best = min(once, seconds(count), seconds(count))
+    return 2 * size**3 * count * jax.device_count() / best
+
+
+if __name__ == "__main__":
+    main()

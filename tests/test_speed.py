@@ -1,0 +1,148 @@
+"""The speed benchmark: its arguments, its tables, and a tiny regime end to end."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_het.errors import ConfigError
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+
+
+@pytest.fixture
+def speed(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    import speed
+
+    return speed
+
+
+def turn(samples, seconds, **more):
+    here = {
+        "flops_per_sample": 1000,
+        "matmul_flops": 1e6,
+        "useful_work_fraction": 0.5,
+        "compile_seconds": 2.0,
+        "peak_memory": 3_000_000,
+        "lanes": "two lanes",
+        "devices": "2 x cpu",
+    }
+    return {"samples": samples, "seconds": seconds, "version": "1.0", **here, **more}
+
+
+RECORD = {
+    "machine": "a machine",
+    "data": "images",
+    "regimes": {
+        "R1": {
+            "here": [turn([100, 200], [0.5, 1.0]), turn([300], [1.0], compile_seconds=0.1)],
+            "torch": [turn([100], [2.0])],
+            "fedjax": [turn([100], [1.0])],
+        },
+        "R6": {"here": [turn([10], [4.0])]},
+    },
+}
+
+
+def test_a_row_by_hand(speed):
+    row = speed.row_of(RECORD["regimes"]["R1"])
+    assert row.rate == 200  # the median of 200, 200 and 300 samples per second
+    assert row.ratios == {"torch": 4.0, "fedjax": 2.0}
+    assert row.flops == 200_000 and row.matmul_share == 0.2
+    assert row.compile_seconds == 2.0  # of the first turn: the second finds it in the cache
+
+
+def test_tables_are_markdown(speed):
+    text = speed.tables(RECORD)
+    cells = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    first, second = cells[:4], cells[4:]
+    assert {len(line) for line in first} == {8} and {len(line) for line in second} == {3}
+    assert [cell.strip() for cell in first[2][:3]] == ["R1", "200", "2.00"]
+    assert [cell.strip() for cell in first[3][:3]] == ["R6", "2", "—"]
+    assert [cell.strip() for cell in second[2]] == ["R1", "4.00", "2.00"]
+    assert [line for line in text.splitlines() if line.startswith("* torch: 1.0; ")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"regimes": ("R9",)}, "R1"),
+        ({"turns": 0}, "turns"),
+        ({"rounds": -1}, "rounds"),
+        ({"peers": ("tensorflow",)}, "torch"),
+        ({"peers": ("fedjax",)}, "make_environments"),
+    ],
+)
+def test_bad_arguments_name_what_would_be_right(speed, settings, word, tmp_path):
+    arguments = speed.Arguments(environments=tmp_path, **settings)
+    with pytest.raises(ConfigError, match=word):
+        speed.measure(arguments)
+
+
+def test_regimes_are_settings_that_exist(speed):
+    from fedjax_het import RunSpec
+
+    for name, regime in speed.REGIMES.items():
+        spec = RunSpec(dataset="user", **regime.spec).resolved()
+        assert spec.num_clients <= regime.num_images, name
+        assert set(regime.peers) <= set(speed.PEERS), name
+
+
+def test_a_tiny_regime_end_to_end(speed, monkeypatch, tmp_path, capsys):
+    """Our program in a process of its own: what it writes for the peers is what it trained on."""
+    spec = {**speed.FEDAVG, "num_clients": 6, "participation": 0.5, "batch_size": 4}
+    tiny = speed.Regime("tiny", {**spec, "partition": "dirichlet", "alpha": 0.5}, 2, num_images=90)
+    monkeypatch.setitem(speed.REGIMES, "R1", tiny)
+    monkeypatch.setattr(speed.tempfile, "TemporaryDirectory", lambda: Folder(tmp_path))
+    arguments = speed.Arguments(("R1",), turns=1, peers=(), output=tmp_path / "out")
+    assert speed.measure(arguments) == 0
+    (made,) = json.loads((tmp_path / "out.json").read_text())["regimes"]["R1"]["here"]
+    with np.load(tmp_path / "clients.npz") as file:
+        clients = np.split(file["indices"], np.cumsum(file["sizes"])[:-1])
+        samples = [sum(len(clients[client]) for client in cohort) for cohort in file["cohorts"]]
+    assert sorted(np.concatenate(clients)) == list(range(90))
+    assert made["samples"] == samples and len(made["seconds"]) == 2
+    assert min(made["seconds"]) > 0 and 0 < made["useful_work_fraction"] <= 1
+    assert made["matmul_flops"] > 1e8 and made["peak_memory"] > 1e7
+    assert "| R1 |" in capsys.readouterr().out == (tmp_path / "out.md").read_text()
+
+
+class Folder:
+    """A temporary folder that stays."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __enter__(self):
+        return str(self.path)
+
+    def __exit__(self, *exception):
+        pass
+
+
+def test_programs_of_the_peers_share_the_round(speed, monkeypatch, tmp_path):
+    """What every peer reads: normalised images, the clients, equal work."""
+    monkeypatch.syspath_prepend(str(speed.PROGRAMS))
+    import regime
+
+    images = np.arange(5 * 28 * 28, dtype=np.uint8).reshape(5, 28, 28, 1)
+    np.savez(tmp_path / "i.npz", images=images, labels=np.arange(5), mean=[0.5], std=[0.25])
+    np.savez(tmp_path / "c.npz", indices=[4, 3, 2, 0, 1], sizes=[3, 0, 2], cohorts=[[0, 2], [1, 0]])
+    settings = speed.peer_settings(speed.REGIMES["R1"], tmp_path)
+    settings |= {"images": str(tmp_path / "i.npz"), "clients": str(tmp_path / "c.npz")}
+    monkeypatch.setattr(sys, "argv", ["program", json.dumps(settings)])
+    read = regime.read_regime()
+    np.testing.assert_allclose(read.images[0, 0, :3, 0], (np.arange(3) / 255 - 0.5) / 0.25)
+    assert [client.tolist() for client in read.clients] == [[4, 3, 2], [], [0, 1]]
+    seen = []
+
+    def one_round(cohort):
+        seen.append(cohort.tolist())
+        return read.samples(cohort)
+
+    seconds, samples = regime.time_rounds(read, one_round)
+    assert seen == [[2, 0], [0, 2], [1, 0]]  # the two smallest that hold anything come first
+    assert samples == [5, 3] and len(seconds) == 2
