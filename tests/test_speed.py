@@ -42,7 +42,7 @@ RECORD = {
             "torch": [turn([100], [2.0])],
             "fedjax": [turn([100], [1.0])],
         },
-        "R6": {"here": [turn([10], [4.0])]},
+        "R6-32": {"here": [turn([10], [4.0])]},
     },
 }
 
@@ -61,7 +61,7 @@ def test_tables_are_markdown(speed):
     first, second = cells[:4], cells[4:]
     assert {len(line) for line in first} == {8} and {len(line) for line in second} == {3}
     assert [cell.strip() for cell in first[2][:3]] == ["R1", "200", "2.00"]
-    assert [cell.strip() for cell in first[3][:3]] == ["R6", "2", "—"]
+    assert [cell.strip() for cell in first[3][:3]] == ["R6-32", "2", "—"]
     assert [cell.strip() for cell in second[2]] == ["R1", "4.00", "2.00"]
     assert [line for line in text.splitlines() if line.startswith("* torch: 1.0; ")]
 

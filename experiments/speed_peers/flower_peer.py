@@ -13,34 +13,13 @@ import time
 import flwr
 import numpy as np
 import torch
-from flwr.client import ClientApp, NumPyClient
+from flwr.client import ClientApp
 from flwr.common import ndarrays_to_parameters
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 from regime import Regime, read_regime, report
-from torch_networks import make_network, tensors, train_one_epoch
-
-CACHE = {}  # of each actor: data and model, made once
-
-
-class Client(NumPyClient):
-    def __init__(self, client: int):
-        if not CACHE:
-            torch.set_num_threads(1)
-            regime = read_regime()
-            CACHE.update(regime=regime, data=tensors(regime, "cpu"), model=make_network(regime))
-        self.mine = torch.tensor(CACHE["regime"].clients[client]).long()
-
-    def fit(self, parameters, config):
-        model, (images, labels) = CACHE["model"], CACHE["data"]
-        names = model.state_dict()
-        weights = zip(names, map(torch.as_tensor, parameters), strict=True)
-        model.load_state_dict(dict(weights))
-        shuffled = self.mine[torch.randperm(len(self.mine))]
-        train_one_epoch(model, images[shuffled], labels[shuffled], CACHE["regime"])
-        new = [value.numpy() for value in model.state_dict().values()]
-        return new, len(self.mine), {}
+from torch_networks import make_network
 
 
 def main() -> None:
@@ -74,9 +53,12 @@ def run(regime: Regime, rounds: int) -> list[float]:
         )
         return ServerAppComponents(config=ServerConfig(num_rounds=rounds), strategy=strategy)
 
+    settings = sys.argv[1]  # an actor starts without arguments
+
     def client(context):
-        sys.argv[1:] = ARGUMENTS  # an actor starts without them
-        return Client(int(context.node_config["partition-id"])).to_client()
+        from flower_client import Client
+
+        return Client(settings, int(context.node_config["partition-id"])).to_client()
 
     run_simulation(
         ServerApp(server_fn=server),
@@ -89,8 +71,6 @@ def run(regime: Regime, rounds: int) -> list[float]:
     )
     return ends
 
-
-ARGUMENTS = sys.argv[1:]
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,34 @@
+"""The clients of `flower_peer.py`: imported by the actors, so that each reads the data once."""
+
+import functools
+import sys
+
+import torch
+from flwr.client import NumPyClient
+from regime import Regime, read_regime
+from torch_networks import make_network, tensors, train_one_epoch
+
+
+class Client(NumPyClient):
+    """One client's local training, on one thread."""
+
+    def __init__(self, settings: str, number: int):
+        self.settings, self.number = settings, number
+
+    def fit(self, parameters, config):
+        regime, (images, labels), model = actor(self.settings)
+        mine = torch.tensor(regime.clients[self.number]).long()
+        weights = zip(model.state_dict(), map(torch.as_tensor, parameters), strict=True)
+        model.load_state_dict(dict(weights))
+        shuffled = mine[torch.randperm(len(mine))]
+        train_one_epoch(model, images[shuffled], labels[shuffled], regime)
+        return [value.numpy() for value in model.state_dict().values()], len(mine), {}
+
+
+@functools.cache
+def actor(settings: str) -> tuple[Regime, tuple[torch.Tensor, torch.Tensor], torch.nn.Module]:
+    """What an actor keeps: the regime, its tensors and one model."""
+    torch.set_num_threads(1)
+    sys.argv[1:] = [settings]
+    regime = read_regime()
+    return regime, tensors(regime, "cpu"), make_network(regime)
