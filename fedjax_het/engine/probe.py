@@ -63,14 +63,15 @@ def choose_lanes(
     A device's lanes are those of one federation as far as its clients go round, then those of
     further federations: to the device, they are all the same. `label` names what the answer depends
     on besides the devices and the batch; it is kept in the user's cache folder. Cost: one
-    compilation of local training per candidate, once. Several processes all take the first's word.
+    compilation of local training per candidate, once. Processes that share the devices take the
+    first one's word.
     """
-    if jax.process_count() == 1:
+    mine = [device for device in devices if device.process_index == jax.process_index()]
+    if len(mine) == len(devices):
         return _choose(training, batch_size, devices, cohort_size, federations, label)
     # Timings differ between processes, and programs that differ would wait for each other for ever.
     from jax.experimental import multihost_utils
 
-    mine = jax.local_devices()
     here = _choose(training, batch_size, mine, cohort_size, federations, label)
     agreed = multihost_utils.broadcast_one_to_all(np.array([here.lanes, here.width]))
     return LaneChoice(int(agreed[0]), int(agreed[1]), here.seconds)

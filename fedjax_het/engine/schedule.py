@@ -307,5 +307,5 @@ def _fill_segments(
         client_ends = np.cumsum(steps)
         slot = np.minimum(np.searchsorted(client_ends, begins, side="right"), len(steps) - 1)
         out.slots[d, : len(cuts), v] = slot
-        out.starts[d, : len(cuts), v] = np.isin(begins, client_ends - steps)
-        out.ends[d, : len(cuts), v] = np.isin(cuts, client_ends)
+        out.starts[d, : len(cuts), v] = begins == (client_ends - steps)[slot]
+        out.ends[d, : len(cuts), v] = cuts == client_ends[slot]
