@@ -4,8 +4,10 @@ import importlib
 from typing import Any
 
 from fedjax_het._startup import request_one_cpu_device_per_core
+from fedjax_het.cache import keep_compiled_programs
 
 request_one_cpu_device_per_core()
+keep_compiled_programs()
 
 __version__ = "0.1.0"
 
@@ -14,6 +16,10 @@ _PUBLIC = {
     "RunSpec": "fedjax_het.spec",
     "Result": "fedjax_het.result",
     "simulate": "fedjax_het.simulation",
+    "sweep": "fedjax_het.sweeps",
+    "grid": "fedjax_het.grids",
+    "load_results": "fedjax_het.store",
+    "load_curves": "fedjax_het.store",
     "ConfigError": "fedjax_het.errors",
     "load_dataset": "fedjax_het.data",
     "dataset_from_arrays": "fedjax_het.data",

@@ -1,7 +1,12 @@
-"""The user's cache folder: decoded data sets, timings. Nothing in it is needed; all is remade."""
+"""The user's cache folder: decoded data, timings, compiled programs. All of it can be remade."""
 
+import contextlib
+import hashlib
 import os
+import platform
 from pathlib import Path
+
+MIN_COMPILE_SECONDS = 0.1  # what took less is compiled again
 
 
 def cache_root() -> Path:
@@ -19,3 +24,29 @@ def private_folder(path: Path | None = None) -> Path:
     path = path or cache_root()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def keep_compiled_programs() -> None:
+    """Point jax's persistent compilation cache at the user's cache folder, for the user alone.
+
+    A cache that the user has chosen, and JAX_ENABLE_COMPILATION_CACHE=0, stand. Programs compiled
+    for this processor are kept apart: a home folder may be shared by machines that differ.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    try:
+        folder = private_folder(private_folder(private_folder() / "xla") / _processor())
+    except OSError:  # then every start compiles
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+
+
+def _processor() -> str:
+    """A short name for the processor's instruction set."""
+    text = platform.machine() + platform.processor()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        text += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

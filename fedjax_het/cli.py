@@ -1,16 +1,19 @@
-"""The command line: `fedjax-het run` and `fedjax-het list`."""
+"""The command line: `fedjax-het run`, `sweep`, `report` and `list`."""
 
 import dataclasses
 import json
 import logging
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
+import jax
 import tyro
 
-from fedjax_het.errors import ConfigError, exit_status
+from fedjax_het.errors import ConfigError, exit_status, require
+from fedjax_het.report.command import Report, report_command
 from fedjax_het.spec import RunSpec
 
 _HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
@@ -39,6 +42,67 @@ class Run(RunSpec):
     """Vmapped lanes per device; a matter of speed only."""
     quiet: bool = False
     """No progress on stderr."""
+    distributed: bool = False
+    """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
+
+
+def _as_lists() -> type:
+    """The settings of RunSpec, with their help, each as a list of values; `seed` as `seeds`."""
+    kinds = get_type_hints(RunSpec)
+    fields = []
+    for field in dataclasses.fields(RunSpec):
+        if field.name in ("hp", "options", "seed"):
+            continue
+        kind = next(k for k in get_args(kinds[field.name]) or (kinds[field.name],) if k is not None)
+        fields.append((field.name, tuple[kind, ...], dataclasses.field(default=())))
+    return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
+
+
+@dataclass(frozen=True)
+class Sweep(_as_lists()):
+    """Run every combination of the values given, many federations at a time.
+
+    Every setting takes several values: --alpha 0.01 0.1 --algorithm fedavg fedprox. What is not
+    given is as in the method's paper. Results, tables and figures are kept in one folder; what is
+    there is not made again. The last line printed is one JSON object.
+    """
+
+    seed: tyro.conf.Suppress[int] = 0
+    seeds: tuple[int, ...] = (0,)
+    hp: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            metavar="NAME=VALUE[,VALUE]",
+            help="Numeric hyper-parameters, for the methods that have them, e.g. --hp "
+            "prox_mu=0.001,0.01 local_lr=0.05.",
+        ),
+    ] = ()
+    options: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            name="option",
+            metavar="NAME=VALUE[,VALUE]",
+            help="Static choices, for the methods that have them, e.g. --option preset=paper,code.",
+        ),
+    ] = ()
+    data_dir: Path | None = None
+    """Folder of the prepared data (default: TFDS_DATA_DIR)."""
+    output_dir: Path = Path("results/sweep")
+    """Folder of the results."""
+    shard: str | None = None
+    """I/N: part I (from 0) of N, e.g. for a scheduler's array jobs. Folders merge by copying."""
+    lanes: str = "auto"
+    """Vmapped lanes per device; a matter of speed only, as are the next three."""
+    spread: str = "auto"
+    """What the devices share out: the lanes of one federation, or the runs."""
+    vmapped: str = "auto"
+    """Federations that are vmapped on each device."""
+    memory: float | None = None
+    """GB on each device that federations may take (default: what is free)."""
+    distributed: bool = False
+    """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
+    list: bool = False
+    """Print the runs and whether they are done; run nothing."""
 
 
 @dataclass
@@ -49,15 +113,17 @@ class List:
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Exit code 2 for settings that cannot be used, 130 when interrupted."""
     command = tyro.extras.subcommand_cli_from_dict(
-        {"run": Run, "list": List},
+        {"run": Run, "sweep": Sweep, "report": Report, "list": List},
         prog="fedjax-het",
         description="Federated learning on heterogeneous clients, simulated.",
         args=sys.argv[1:] if arguments is None else arguments,
     )
+    work = {Run: _run, Sweep: _sweep, Report: report_command, List: _list}[type(command)]
+    again = "--resume" if isinstance(command, Run) else "the same command"
     return exit_status(
-        _list if isinstance(command, List) else lambda: _run(command),
+        lambda: work(command),
         name="fedjax-het",
-        stopped="interrupted; --resume continues from the checkpoint",
+        stopped=f"interrupted; {again} continues from the checkpoint",
     )
 
 
@@ -70,38 +136,95 @@ def spec_of(command: Run) -> RunSpec:
     return RunSpec(**values)
 
 
+def specs_of(command: Sweep) -> list[RunSpec]:
+    """The runs that a sweep's command line names."""
+    from fedjax_het.grids import grid
+
+    names = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options", "seed")]
+    settings = {name: getattr(command, name) for name in names if getattr(command, name)}
+    hp = {
+        name: [_number("hp", name, value) for value in text.split(",")]
+        for name, text in _pairs("hp", command.hp)
+    }
+    options = {
+        name: [_literal(value) for value in text.split(",")]
+        for name, text in _pairs("option", command.options)
+    }
+    return grid(**settings, seed=command.seeds, hp=hp, options=options)
+
+
+def _sweep(command: Sweep) -> int:
+    if command.distributed:
+        jax.distributed.initialize()
+    from fedjax_het.sweeps import describe, plan_sweep, sweep
+
+    _log_to_stderr(logging.WARNING)
+    specs = specs_of(command)
+    shard = None
+    if command.shard is not None:
+        match = re.fullmatch(r"(\d+)/(\d+)", command.shard)
+        require(match is not None, "shard", command.shard, "I/N, e.g. 0/4")
+        shard = int(match[1]), int(match[2])
+    if command.list:
+        for digest, spec, state in plan_sweep(specs, command.output_dir, shard=shard):
+            print(f"{digest}  {state:10}  {describe(spec)}")
+        return 0
+    made = sweep(
+        specs,
+        command.output_dir,
+        shard=shard,
+        data_dir=command.data_dir,
+        lanes=_count("lanes", command.lanes),
+        spread=command.spread,
+        width=_count("vmapped", command.vmapped),
+        memory=None if command.memory is None else int(command.memory * 1e9),
+    )
+    if jax.process_index() == 0 and any(made.results):
+        report_command(Report(command.output_dir))
+    print(json.dumps(made.summary(command.output_dir), allow_nan=False))
+    return 2 if made.not_run and not any(made.results) else 0
+
+
 def _run(command: Run) -> int:
+    if command.distributed:
+        jax.distributed.initialize()
     from fedjax_het.data import load_dataset
     from fedjax_het.pictures import draw_run
     from fedjax_het.progress import progress_line
     from fedjax_het.simulation import simulate
 
-    log = logging.getLogger("fedjax_het")
-    if not log.handlers:
-        log.addHandler(logging.StreamHandler())
-    log.setLevel(logging.WARNING if command.quiet else logging.INFO)
-
+    first = jax.process_index() == 0
+    quiet = command.quiet or not first
+    _log_to_stderr(logging.WARNING if quiet else logging.INFO)
     spec = spec_of(command).resolved()
-    lanes = command.lanes if command.lanes == "auto" else int(_number("lanes", "", command.lanes))
     dataset = load_dataset(
         spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
     )
-    with progress_line(f"{spec.algorithm} on {spec.dataset}", quiet=command.quiet) as show:
+    with progress_line(f"{spec.algorithm} on {spec.dataset}", quiet=quiet) as show:
         result = simulate(
             spec,
             dataset=dataset,
             output_dir=command.output_dir,
             resume=command.resume,
             progress=show,
-            lanes=lanes,
+            lanes=_count("lanes", command.lanes),
         )
+    if not first:
+        return 0
     if command.output_dir is not None:
         draw_run(result, dataset, result.partition, command.output_dir)
     print(json.dumps(result.summary, allow_nan=False))
     return 0
 
 
-def _list() -> int:
+def _log_to_stderr(level: int) -> None:
+    log = logging.getLogger("fedjax_het")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+    log.setLevel(level)
+
+
+def _list(command: List) -> int:
     from fedjax_het.algorithms import ALGORITHMS
     from fedjax_het.data import DATASETS, PARTITIONS
     from fedjax_het.nn import MODELS
@@ -134,6 +257,10 @@ def _number(argument: str, name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"{argument} {name} = {text!r}: expected a number") from None
+
+
+def _count(argument: str, text: str) -> int | str:
+    return text if text == "auto" else int(_number(argument, "", text))
 
 
 def _literal(text: str) -> Any:

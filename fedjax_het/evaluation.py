@@ -6,44 +6,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.engine.plan import AXIS, Plan
+from fedjax_het.engine.plan import AXIS, BLOCK, Plan
 from fedjax_het.engine.task import Task
 
 BATCH = 250
 
 
 class EvaluationSet(NamedTuple):
-    """Labelled images cut into batches, spread over the devices; padding has label -1."""
+    """Labelled images cut into batches, in blocks as the plan's; padding has label -1."""
 
     images: jax.Array  # [D, batches, B, H, W, C]
     labels: jax.Array  # [D, batches, B]
 
 
 def evaluation_set(plan: Plan, images: np.ndarray, labels: np.ndarray) -> EvaluationSet:
-    """Place a test set on the plan's devices, an equal share each."""
-    count, devices = len(labels), plan.devices
-    batch = min(BATCH, -(-count // devices))
-    batches = -(-count // (devices * batch))
-    short = devices * batches * batch - count
+    """Place a test set on the plan's devices: a block on each, or all blocks on all."""
+    count, blocks = len(labels), plan.blocks
+    batch = min(BATCH, -(-count // blocks))
+    batches = -(-count // (blocks * batch))
+    short = blocks * batches * batch - count
     images = np.concatenate([images, np.zeros((short, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.full(short, -1, labels.dtype)]).astype(np.int32)
-    shape = (devices, batches, batch)
-    where = None if plan.mesh is None else NamedSharding(plan.mesh, P(AXIS))
-    return EvaluationSet(
-        jax.device_put(images.reshape(*shape, *images.shape[1:]), where),
-        jax.device_put(labels.reshape(shape), where),
-    )
+    shape = (blocks, batches, batch)
+    parts = EvaluationSet(images.reshape(*shape, *images.shape[1:]), labels.reshape(shape))
+    return plan.put(parts, BLOCK)
 
 
 def evaluate(task: Task, plan: Plan, variables, data: EvaluationSet, num_batches=None):
-    """-> (accuracy, mean cross-entropy in nats); of the first `num_batches` on each device."""
+    """-> (accuracy, mean cross-entropy in nats); of the first `num_batches` in each block."""
     total = data.labels.shape[1]
     num_batches = total if num_batches is None else num_batches
 
-    def device(variables, images, labels, num_batches):
+    def block(variables, images, labels, num_batches):
         def add(i, sums):
             known = labels[i] >= 0
             logits, _ = task.model.apply(variables, task.normalise(images[i]), train=False)
@@ -55,14 +51,11 @@ def evaluate(task: Task, plan: Plan, variables, data: EvaluationSet, num_batches
 
         return jax.lax.fori_loop(0, num_batches, add, jnp.zeros(3))
 
-    if plan.mesh is None:
-        sums = sum(
-            device(variables, data.images[d], data.labels[d], num_batches)
-            for d in range(plan.devices)
-        )
+    if plan.spreads != AXIS:
+        sums = jax.lax.map(lambda one: block(variables, *one, num_batches), tuple(data)).sum(0)
     else:
         sums = jax.shard_map(
-            lambda v, x, y, n: jax.lax.psum(device(v, x[0], y[0], n), AXIS),
+            lambda v, x, y, n: jax.lax.psum(block(v, x[0], y[0], n), AXIS),
             mesh=plan.mesh,
             in_specs=(P(), P(AXIS), P(AXIS), P()),
             out_specs=P(),

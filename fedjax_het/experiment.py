@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedjax_het import report, sweep
+from fedjax_het import report, store
 from fedjax_het.errors import exit_status, require, require_name
 from fedjax_het.report import Cell
+from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.reported import reported_values
 from fedjax_het.spec import RunSpec
+from fedjax_het.sweeps import describe, plan_sweep, sweep
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,12 @@ class Arguments:
     """Folder of the results (default: results/TABLE-PRESET). A run found there is not repeated."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
+    show: bool = False
+    """Print and draw what is there; run nothing."""
 
 
 def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
-    """Make the runs that are missing, print the table, write `table.md`, `table.csv`, `curves.png`.
+    """Make the runs that are missing, print the table, and write it and the learning curves.
 
     `argv` is the command line after the program's name (default: `sys.argv`). Returns the exit
     status: 0; 2 for a setting that cannot be used and when no run could be made; 130 after Ctrl-C.
@@ -103,14 +107,14 @@ def _run(experiment: Experiment, arguments: Arguments) -> int:
     specs = [spec for cell in table_cells for spec in cell.runs]
     directory = Path(arguments.output_dir or f"results/{experiment.name}-{arguments.preset}")
     if arguments.list:
-        for spec in specs:
-            digest = spec.digest()
-            state = "done" if sweep.is_done(directory, digest) else "missing"
-            print(f"{digest}  {state:7}  {sweep.describe(spec)}")
+        for digest, spec, state in plan_sweep(specs, directory):
+            print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
 
-    reasons = sweep.run_missing(specs, directory)
-    results = sweep.load_results(directory)
+    if arguments.show:
+        require(directory.is_dir(), "output_dir", str(directory), "a folder: --show runs nothing")
+    reasons = {} if arguments.show else sweep(specs, directory).not_run
+    results = store.newest(store.load_results(directory))
     reported = reported_values(experiment.paper, experiment.item)
     table = report.compare(table_cells, results, reported)
     title = f"{experiment.title} Preset {arguments.preset}."
@@ -120,13 +124,16 @@ def _run(experiment: Experiment, arguments: Arguments) -> int:
         *_notes(table_cells, table, results, reasons),
         *_divergence_note(report.diverged_runs(table_cells, results)),
     ]
-    report.print_table(table, title=title, notes=notes)
-    figure = report.plot_curves(table_cells, results, sweep.load_curves(directory), reported)
-    (directory / "table.md").write_text(report.to_markdown(table, title=title, notes=notes))
-    (directory / "table.csv").write_text(report.to_csv(table))
-    figure.savefig(directory / "curves.png", dpi=150)
-    print(f"Written to {directory}: table.md, table.csv, curves.png, and two files per run.")
-    return 2 if specs and len(reasons) == len({spec.digest() for spec in specs}) else 0
+    text_table = report.comparison_table(table, title=title, notes=notes)
+    report.print_table(text_table)
+    figure = report.plot_curves(table_cells, results, store.load_curves(directory), reported)
+    write_text(directory / "table.md", report.to_markdown(text_table))
+    write_text(directory / "table.tex", report.to_latex(text_table))
+    write_text(directory / "table.csv", report.to_csv(table))
+    write_figure(directory / "curves.png", figure)
+    names = "table.md, table.tex, table.csv, curves.png"
+    print(f"Written to {directory}: {names}, and two files per run.")
+    return 2 if specs and len(reasons) == len(set(map(RunSpec.digest, specs))) else 0
 
 
 def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
@@ -180,7 +187,7 @@ def _notes(cells: Sequence[Cell], table: Any, results: Any, reasons: dict[str, s
     if names := list(unreported.index[unreported == 0]):
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
     if "dataset_note" in results:
-        lossy = results[results["digest"].isin(run.digest() for c in cells for run in c.runs)]
+        lossy = results[results["settings"].isin(run.digest() for c in cells for run in c.runs)]
         for dataset, note in lossy.groupby("dataset")["dataset_note"].first().dropna().items():
             if note:
                 notes.append(f"{dataset}: {note}")

@@ -1,13 +1,13 @@
-"""A federation made ready: settings checked, data placed, programs built but not compiled."""
+"""Federations made ready: settings checked, data placed, programs built but not compiled."""
 
 import functools
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.algorithms.base import Algorithm
@@ -15,18 +15,20 @@ from fedjax_het.data import Dataset, Partition, PartitionSummary, load_dataset, 
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan, make_plan
+from fedjax_het.engine.plan import AXIS, RUN, RUNS, SHARED, Plan, make_plan
 from fedjax_het.engine.probe import LaneChoice, choose_lanes
-from fedjax_het.engine.randomness import Stream, device_key
-from fedjax_het.engine.rounds import ChunkInputs, RoundMetrics, make_chunk
-from fedjax_het.engine.schedule import Scheduler, cohort_size
+from fedjax_het.engine.rounds import CHUNK_KINDS, ChunkInputs, RoundMetrics, make_chunk
+from fedjax_het.engine.schedule import Scheduler, Shape, cohort_size, common_shape, useful_fraction
 from fedjax_het.engine.task import Task
 from fedjax_het.errors import require
 from fedjax_het.evaluation import evaluation_set
 from fedjax_het.nn import make_model
 from fedjax_het.spec import RunSpec
 
-log = logging.getLogger("fedjax_het")
+# Settings in which runs that share their programs may differ: they decide what the host draws, or
+# are traced.
+MAPPED = ("seed", "partition_seed", "partition", "alpha", "classes", "averaging", "hp")
+BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
 
 
 class Program(NamedTuple):
@@ -35,7 +37,7 @@ class Program(NamedTuple):
     task: Task
     plan: Plan
     algorithm: Algorithm
-    init: Callable  # (hp, key, num_clients) -> State, jitted
+    init: Callable  # num_clients -> jitted (hp, key) -> State
     chunk: CheckedProgram
     host_work: dict[str, CheckedProgram]
 
@@ -48,29 +50,36 @@ def _training(signature: "_Signature") -> LocalTraining:
 
 
 @functools.lru_cache(maxsize=32)
-def _program(signature: "_Signature", devices: int, lanes: int) -> Program:
-    training, plan = _training(signature), make_plan(lanes, devices)
+def _program(signature: "_Signature", plan: Plan) -> Program:
+    training = _training(signature)
     build, task = ALGORITHMS[signature.algorithm].build, training.task
     algorithm = build(training, plan, **dict(signature.options))
     chunk = CheckedProgram(
-        make_chunk(algorithm, task, plan),
+        plan.over_runs(make_chunk(algorithm, task, plan), (RUN, CHUNK_KINDS)),
         baseline=lambda args: (args[0], RoundMetrics(*[0.0] * len(RoundMetrics._fields))),
         name=f"{signature.algorithm} rounds",
         donate_argnums=0,
     )
     works = {
         work.name: CheckedProgram(
-            work.advance, baseline=lambda args: args[1], name=work.name, donate_argnums=1
+            plan.over_runs(work.advance, (RUN, RUN, RUN, SHARED)),
+            baseline=lambda args: args[1],
+            name=work.name,
+            donate_argnums=1,
         )
         for work in algorithm.host_work
     }
 
-    def init(hp, key, num_clients):
-        state = algorithm.init(hp, key, task.model.init(key), num_clients)
-        # A weakly typed leaf would come back strong, and the next call would compile again.
-        return jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), state)
+    @functools.lru_cache(maxsize=8)
+    def init(num_clients):
+        def one(hp, key):
+            state = algorithm.init(hp, key, task.model.init(key), num_clients)
+            # A weakly typed leaf would come back strong, and the next call would compile again.
+            return jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), state)
 
-    return Program(task, plan, algorithm, jax.jit(init, static_argnums=2), chunk, works)
+        return jax.jit(plan.over_runs(one, (RUN, RUN)))
+
+    return Program(task, plan, algorithm, init, chunk, works)
 
 
 class _Signature(NamedTuple):
@@ -89,92 +98,13 @@ class _Signature(NamedTuple):
     local_epochs: int
 
 
-def _hashable(value):
-    return tuple(value) if isinstance(value, list) else value
-
-
-@dataclass
-class Federation:
-    """A run made ready: data on the devices, schedule, state, programs."""
-
-    spec: RunSpec
-    dataset: Dataset
-    partition: Partition
-    program: Program
-    scheduler: Scheduler
-    state: Any
-    inputs: ChunkInputs  # with an empty schedule
-    lane_choice: LaneChoice
-
-    @functools.cached_property
-    def split(self) -> PartitionSummary:
-        """The partition in numbers."""
-        return self.partition.summary(self.dataset.train_labels, self.dataset.num_classes)
-
-    def announce(self) -> None:
-        """Log what is about to run: the split, the lanes, the share of useful work."""
-        useful = self.scheduler.work.useful_fraction(self.scheduler.shape, self.spec.batch_size)
-        log.info("data: %s. %s", self.dataset.name, self.split)
-        log.info(
-            "lanes: %s; %.1f %% of the samples that they run through are the clients'",
-            self.program.plan.describe(),
-            100 * useful,
-        )
-        if self.dataset.note:
-            log.info("note: %s", self.dataset.note)
-
-    def chunk_inputs(self, first: int, count: int, capacity: int) -> ChunkInputs:
-        return self.inputs._replace(
-            schedule=self.scheduler.chunk(first, count, capacity), num_rounds=jnp.int32(count)
-        )
-
-    def first_step(self, round_index: int, capacity: int) -> ChunkInputs:
-        return self.inputs._replace(
-            schedule=self.scheduler.first_step(round_index, capacity),
-            num_rounds=jnp.int32(1),
-            num_eval_batches=jnp.int32(1),
-        )
-
-
-def prepare(
-    spec: RunSpec,
-    *,
-    dataset: Dataset | None = None,
-    partition: Partition | None = None,
-    lanes: int | str = "auto",
-    devices: int | None = None,
-) -> Federation:
-    """Check the settings, make the partition, place the data. Nothing is compiled yet."""
-    spec = spec.resolved()
-    if dataset is None:
-        require(spec.dataset != "user", "dataset", "user", "a Dataset passed to simulate()")
-        dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
-    count = len(dataset.train_labels)
-    require(
-        lanes == "auto" or (isinstance(lanes, int) and lanes >= 1),
-        "lanes",
-        lanes,
-        "'auto' or a whole number >= 1",
-    )
-    require(
-        devices is None or 1 <= devices <= len(jax.devices()),
-        "devices",
-        devices,
-        f"1 to {len(jax.devices())}, the devices that there are",
-    )
-    require(
-        spec.num_clients <= count,
-        "num_clients",
-        spec.num_clients,
-        f"at most {count}, the number of training samples of {dataset.name}",
-    )
-    partition = partition or _partition(spec, dataset)
+def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
     model_options = {
         name: getattr(spec, name)
         for name in ("width", "depth", "norm")
         if getattr(spec, name) is not None
     }
-    signature = _Signature(
+    return _Signature(
         algorithm=spec.algorithm,
         options=tuple(sorted((k, _hashable(v)) for k, v in spec.options.items())),
         model=spec.model,
@@ -187,51 +117,182 @@ def prepare(
         keep_state=spec.optimizer_state == "keep",
         local_epochs=spec.local_epochs,
     )
+
+
+def _hashable(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def static_key(spec: RunSpec) -> str:
+    """Equal for resolved specs that can be made by the same programs, in step."""
+    return repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in MAPPED))
+
+
+@dataclass
+class Federation:
+    """One run made ready on the host: who holds what, and when it is worked on."""
+
+    spec: RunSpec
+    partition: Partition
+    scheduler: Scheduler
+
+
+@dataclass
+class Group:
+    """Federations that the same programs serve, `program.plan.capacity` of them at a time."""
+
+    dataset: Dataset
+    program: Program
+    federations: list[Federation]
+    shape: Shape  # holds for every round of all of them
+    shared: ChunkInputs  # what is the same for all
+    lane_choice: LaneChoice
+
+    @property
+    def plan(self) -> Plan:
+        return self.program.plan
+
+    def split(self, federation: Federation) -> PartitionSummary:
+        """A federation's partition in numbers."""
+        return federation.partition.summary(self.dataset.train_labels, self.dataset.num_classes)
+
+    def useful_fraction(self, federations: Sequence[Federation]) -> float:
+        """Share of the samples that the lanes of these, in step, run through which are clients'."""
+        schedulers = [f.scheduler for f in federations]
+        return useful_fraction(schedulers, together=self.plan.spreads == AXIS)
+
+
+def prepare(
+    specs: Sequence[RunSpec],
+    *,
+    dataset: Dataset | None = None,
+    partitions: Sequence[Partition] | None = None,
+    lanes: int | str = "auto",
+    devices: Sequence[jax.Device] | int | None = None,
+    blocks: int | None = None,
+    spread: str = "auto",
+    width: int | str = "auto",
+) -> Group:
+    """Check the settings, make the partitions, place the data. Nothing is compiled yet.
+
+    Args:
+      specs: of one `static_key`.
+      partitions: one for each, instead of those that the settings name.
+      lanes: per block, or "auto"; devices: which, or how many of the first (default: all).
+      blocks: of lanes (default: as many as devices); for what was begun on another number.
+      spread, width: see `Plan`; "auto" for what should be fastest for so many runs.
+    Raises: ConfigError.
+    """
+    specs = [spec.resolved() for spec in specs]
+    assert len({static_key(spec) for spec in specs}) == 1
+    spec = specs[0]
+    if dataset is None:
+        require(spec.dataset != "user", "dataset", "user", "a Dataset passed to simulate()")
+        dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    for name, value in (("lanes", lanes), ("width", width)):
+        ok = value == "auto" or (isinstance(value, int) and value >= 1)
+        require(ok, name, value, "'auto' or a whole number >= 1")
+    if not isinstance(devices, Sequence):
+        there = len(jax.devices())
+        fits = devices is None or 1 <= devices <= there
+        require(fits, "devices", devices, f"1 to {there}, the devices that there are")
+        devices = jax.devices()[: devices or there]
+    signature = _signature(spec, dataset)
     sampled = cohort_size(spec.num_clients, spec.participation)
-    devices = min(devices or len(jax.devices()), sampled)
-    choice = LaneChoice(lanes, {})
+    blocks = blocks or min(len(devices), sampled)
+    choice = LaneChoice(lanes, 1, {})
     if lanes == "auto":
         choice = choose_lanes(
             _training(signature),
             batch_size=spec.batch_size,
-            devices=devices,
+            devices=devices[:blocks],
             cohort_size=sampled,
-            label=f"{spec.model} {model_options} {dataset.input_shape} {dataset.num_classes}",
+            federations=len(specs),
+            label=f"{spec.model} {signature.model_options} {dataset.input_shape} "
+            f"{dataset.num_classes}",
         )
-    program = _program(signature, devices, choice.lanes)
-    plan = program.plan
-    scheduler = Scheduler(
-        partition,
-        seed=spec.seed,
-        rounds=spec.rounds,
-        participation=spec.participation,
-        passes=spec.local_epochs + program.algorithm.extra_passes,
-        batch_size=spec.batch_size,
-        averaging=spec.averaging,
-        eval_every=spec.eval_every,
-        devices=plan.devices,
-        lanes=plan.lanes,
+    algorithm = ALGORITHMS[spec.algorithm].build(
+        _training(signature), make_plan(spread=None), **dict(signature.options)
     )
-    hp = {name: jnp.float32(value) for name, value in spec.hp.items()}
-    state = program.init(hp, device_key(spec.seed, Stream.INIT), spec.num_clients)
-    inputs = ChunkInputs(
-        hp=plan.put(hp),
-        train_key=plan.put(device_key(spec.seed, Stream.TRAIN)),
+    federations = []
+    for one, split in zip(specs, partitions or [None] * len(specs), strict=True):
+        split = split or split_clients(one, dataset)
+        scheduler = Scheduler(
+            split,
+            seed=one.seed,
+            rounds=one.rounds,
+            participation=one.participation,
+            passes=one.local_epochs + algorithm.extra_passes,
+            batch_size=one.batch_size,
+            averaging=one.averaging,
+            eval_every=one.eval_every,
+            blocks=blocks,
+            lanes=choice.lanes,
+        )
+        federations.append(Federation(one, split, scheduler))
+    width = choice.width if width == "auto" else width
+    width = min(width, -(-len(specs) // len(devices)))
+    if len(devices) < blocks:
+        spread = RUNS
+    if spread == "auto":
+        spread = _fastest_spread(federations, len(devices), width)
+    if spread == AXIS:
+        plan = make_plan(choice.lanes, devices[:blocks], blocks=blocks)
+    else:
+        plan = make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
+    return place(_program(signature, plan), dataset, federations, choice)
+
+
+def place(
+    program: Program, dataset: Dataset, federations: list[Federation], choice: LaneChoice
+) -> Group:
+    """A group with its data on the devices."""
+    plan = program.plan
+    test = evaluation_set(plan, dataset.test_images, dataset.test_labels)
+    examples = Examples(dataset.train_images, np.asarray(dataset.train_labels, np.int32))
+    shared = ChunkInputs(
+        hp=None,
+        train_key=None,
         schedule=None,
         num_rounds=None,
-        num_eval_batches=None,
-        examples=plan.put(
-            Examples(
-                jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels, jnp.int32)
-            )
-        ),
-        test=evaluation_set(plan, dataset.test_images, dataset.test_labels),
+        num_eval_batches=plan.put(jnp.int32(test.labels.shape[1])),
+        examples=plan.put(examples),
+        test=test,
     )
-    inputs = inputs._replace(num_eval_batches=jnp.int32(inputs.test.labels.shape[1]))
-    return Federation(spec, dataset, partition, program, scheduler, plan.put(state), inputs, choice)
+    shape = common_shape([f.scheduler for f in federations], plan.width)
+    return Group(dataset, program, federations, shape, shared, choice)
 
 
-def _partition(spec: RunSpec, dataset: Dataset) -> Partition:
+def narrower(group: Group, width: int) -> Group:
+    """The same federations, `width` at a time on each device; 0: one at a time on all devices."""
+    plan, signature = group.plan, _signature(group.federations[0].spec, group.dataset)
+    devices = list(plan.mesh.devices.flat)
+    if width:
+        plan = plan._replace(width=width)
+    else:
+        plan = make_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
+    return place(_program(signature, plan), group.dataset, group.federations, group.lane_choice)
+
+
+def _fastest_spread(federations: Sequence[Federation], devices: int, width: int) -> str:
+    """Whether devices should share every federation, or have federations of their own."""
+    count, at_once = len(federations), devices * width
+    if count == 1:
+        return AXIS
+    apart = count / (-(-count // at_once) * at_once)
+    work = federations[0].scheduler.work
+    together = work.block_steps.sum() / max(1, (work.block_steps.max(1) * devices).sum())
+    return RUNS if apart >= BARRIERS * together else AXIS
+
+
+def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
+    """The partition that resolved settings name. Raises ConfigError if the data do not allow it."""
+    require(
+        spec.num_clients <= len(dataset.train_labels),
+        "num_clients",
+        spec.num_clients,
+        f"at most {len(dataset.train_labels)}, the number of training samples of {dataset.name}",
+    )
     given = {"alpha": spec.alpha, "classes_per_client": spec.classes}
     return make_partition(
         spec.partition,

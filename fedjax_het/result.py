@@ -1,4 +1,4 @@
-"""What a run leaves behind: curves, a summary, and files named by the hash of its settings."""
+"""What a run leaves behind: curves, a summary, and files named by the hash of what made it."""
 
 import io
 import json
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.data import Partition
+from fedjax_het.environment import run_digest
 from fedjax_het.files import write_atomically
 from fedjax_het.spec import RunSpec
 
@@ -30,6 +31,11 @@ class Result:
     state: Any = None
     partition: Partition | None = None
 
+    def digest(self) -> str:
+        """The name of its files: settings, package version, device and precision, hashed."""
+        data = self.summary.get("dataset_digest") if self.spec.dataset == "user" else None
+        return run_digest(self.spec.digest(), self.summary, data)
+
     def save(self, directory: str | Path) -> Path:
         """Write `<digest>.npz` (curves, artifacts), then `<digest>.json` (settings, summary).
 
@@ -38,7 +44,7 @@ class Result:
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        name = self.spec.digest()
+        name = self.digest()
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
         write_atomically(

@@ -31,5 +31,5 @@ def one_lane_per_device(monkeypatch):
     from fedjax_het.engine.probe import LaneChoice
 
     monkeypatch.setattr(
-        "fedjax_het.federation.choose_lanes", lambda *args, **settings: LaneChoice(1, {})
+        "fedjax_het.federation.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
     )

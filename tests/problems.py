@@ -102,7 +102,7 @@ def small(
     seed=0,
 ) -> Small:
     """`build(training, plan) -> Algorithm` on the blobs."""
-    plan = plan or make_plan(1, 1, sharded=False)
+    plan = plan or make_plan(1, 1, spread=None)
     task = Task(model or linear_model(), (0.0,), (1.0,))
     algorithm = build(LocalTraining(task, optimizer, epochs, keep), plan)
     images, labels = blobs(sizes)
@@ -115,7 +115,7 @@ def small(
         batch_size=batch_size,
         averaging=averaging,
         eval_every=1,
-        devices=plan.devices,
+        blocks=plan.blocks,
         lanes=plan.lanes,
     )
     examples = plan.put(Examples(jnp.asarray(images), jnp.asarray(labels)))

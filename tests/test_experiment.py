@@ -11,7 +11,7 @@ import fedjax_het
 from fedjax_het.experiment import Arguments, main, make_cells
 from fedjax_het.reported import reported_values
 from fedjax_het.result import Result
-from fedjax_het.sweep import load_results
+from fedjax_het.store import load_results
 
 ROOT = Path(__file__).parent.parent
 
@@ -105,6 +105,9 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
         assert re.search(rf"^  fedavg +{accuracy[alpha]:.2f} ± ", text, flags=re.MULTILINE)
         line = f"| {alpha} | fedavg | {accuracy[alpha]:.2f} ± "
         assert line in (tmp_path / "table.md").read_text()
+        assert (
+            rf"\quad fedavg & {accuracy[alpha]:.2f} $\pm$ " in (tmp_path / "table.tex").read_text()
+        )
     assert (tmp_path / "table.csv").read_text().count("\n") == 3
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -117,12 +120,27 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
     assert main(TABLE1, [*command, "--list"]) == 0
     assert capsys.readouterr().out.count("done") == 4
 
+    # A third seed is planned, but --show runs nothing.
+    made = {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")}
+    (tmp_path / "table.md").unlink()
+    assert main(TABLE1, [*command, "--seeds", "0", "1", "2", "--show"]) == 0
+    assert capsys.readouterr().out.count("2 of 3") == 2
+    assert "| 2 of 3 |" in (tmp_path / "table.md").read_text()
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")} == made
+
+
+def test_show_needs_a_folder(tmp_path, capsys):
+    assert main(TABLE1, ["--show", "--output-dir", str(tmp_path / "out")]) == 2
+    assert "output_dir" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
 
 def test_missing_data_leaves_cells_missing_and_says_why(tmp_path, capsys, monkeypatch):
     def simulate(spec, **keywords):
         fedjax_het.load_dataset(spec.dataset)
         summary = {"final_accuracy": 0.5, "final_accuracy_std": 0.0, "diverged": False}
-        return Result(spec, {"test_accuracy": np.full(1, 0.5)}, {**summary, "wall_seconds": 1.0})
+        summary |= {"wall_seconds": 1.0, "finished": "2026-01-01T00:00:00+00:00"}
+        return Result(spec, {"test_accuracy": np.full(1, 0.5)}, summary)
 
     monkeypatch.setattr(fedjax_het, "simulate", simulate)
     monkeypatch.delenv("CINIC10_DIR", raising=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from problems import user_dataset
 
-from fedjax_het import ConfigError, Result, RunSpec, federation, simulate, simulation
+from fedjax_het import ConfigError, Result, RunSpec, batch, federation, simulate
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data import make_partition
 
@@ -68,14 +68,14 @@ def assert_same(a, b):
 @pytest.fixture
 def eager(monkeypatch):
     """Short chunks, and a checkpoint after each."""
-    monkeypatch.setattr(simulation, "MAX_CHUNK", 2)
-    monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(batch, "MAX_CHUNK", 2)
+    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
     whole = run(spec(name))
-    monkeypatch.setattr(simulation, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
     for stop in (2, 6):  # dynafed: in its rounds, in its synthesis
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
@@ -86,8 +86,8 @@ def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatc
 
 def test_chunks_change_nothing(monkeypatch):
     whole = run(spec("dynafed"))
-    monkeypatch.setattr(simulation, "MAX_CHUNK", 3)
-    monkeypatch.setattr(simulation, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(batch, "MAX_CHUNK", 3)
+    monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)
     assert_same(run(spec("dynafed")), whole)
 
 
@@ -158,7 +158,7 @@ def test_an_output_folder_that_cannot_be_made(tmp_path):
 def test_a_result_survives_the_disk(tmp_path):
     made = run(spec("dynafed"), output_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")
-    assert path.stem == made.spec.digest()
+    assert path.stem == made.digest()
     loaded = Result.load(path)
     assert loaded.spec == made.spec and loaded.summary == made.summary
     assert_same(loaded, made)
@@ -252,8 +252,8 @@ def test_the_users_own_partition():
 
 def test_runs_that_differ_in_numbers_only_share_one_compilation():
     own = {"local_epochs": 5}  # no other test's program
-    first = federation.prepare(spec(**own), dataset=user_dataset())
+    first = federation.prepare([spec(**own)], dataset=user_dataset())
     for other in (spec(**own), spec(seed=9, **own), spec(hp={"local_lr": 0.2}, **own)):
         run(other)
-        assert federation.prepare(other, dataset=user_dataset()).program is first.program
+        assert federation.prepare([other], dataset=user_dataset()).program is first.program
     assert first.program.chunk.program._cache_size() == 1

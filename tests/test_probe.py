@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 from problems import linear_model
 
@@ -22,9 +23,20 @@ def choose(monkeypatch, tmp_path):
             return seconds[lanes]
 
         monkeypatch.setattr(probe, "_seconds_per_step", time_one)
-        monkeypatch.setattr(probe, "candidates", lambda devices, cohort: sorted(seconds))
+        monkeypatch.setattr(
+            probe,
+            "candidates",
+            lambda devices, cohort, federations=1: [
+                v for v in sorted(seconds) if v <= max(1, cohort // devices) * federations
+            ],
+        )
         training = LocalTraining(Task(linear_model(), (0.0,), (1.0,)), "sgd")
-        defaults = {"batch_size": 4, "devices": 2, "cohort_size": 8, "label": "linear"}
+        defaults = {
+            "batch_size": 4,
+            "devices": jax.devices(),
+            "cohort_size": 16 * len(jax.devices()),
+            "label": "linear",
+        }
         return probe.choose_lanes(training, **{**defaults, **settings})
 
     choose.timed, choose.file = timed, tmp_path / "lanes.json"
@@ -32,7 +44,7 @@ def choose(monkeypatch, tmp_path):
 
 
 def test_the_fastest_wins(choose):
-    assert choose({1: 3.0, 4: 1.0, 16: 2.0}) == (4, {1: 3.0, 4: 1.0, 16: 2.0})
+    assert choose({1: 3.0, 4: 1.0, 16: 2.0}) == (4, 1, {1: 3.0, 4: 1.0, 16: 2.0})
 
 
 def test_one_lane_wins_unless_more_are_clearly_faster(choose):
@@ -54,7 +66,16 @@ def test_a_broken_memory_is_timed_again(choose):
 
 
 def test_a_single_candidate_needs_no_timing(choose):
-    assert choose({1: 5.0}) == (1, {}) and not choose.timed
+    assert choose({5: 5.0}) == (5, 1, {}) and not choose.timed
+
+
+def test_lanes_beyond_the_cohort_are_those_of_further_federations(choose):
+    cohort = 4 * len(jax.devices())
+    choice = choose({1: 9.0, 4: 3.0, 16: 1.0}, cohort_size=cohort, federations=8)
+    assert (choice.lanes, choice.width) == (4, 4)
+    alone = choose({1: 9.0, 4: 3.0, 16: 1.0}, cohort_size=cohort)
+    assert (alone.lanes, alone.width) == (4, 1)
+    assert choose.timed == [1, 4, 16]
 
 
 def test_candidates_never_exceed_the_cohort():
@@ -66,4 +87,4 @@ def test_candidates_never_exceed_the_cohort():
 def test_it_times_real_training():
     training = LocalTraining(Task(linear_model(), (0.0,), (1.0,)), "adam")
     for lanes in (1, 2):
-        assert probe._seconds_per_step(training, 4, 2, lanes) > 0
+        assert probe._seconds_per_step(training, 4, jax.devices(), lanes) > 0

@@ -1,4 +1,4 @@
-"""Tables and figures say what the results say, and show what is missing."""
+"""A paper's table says what the results say and what is missing, in every form of print."""
 
 import io
 import math
@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_het import report
 from fedjax_het.errors import ConfigError
-from fedjax_het.report import Cell
+from fedjax_het.report import Cell, TextTable
+from fedjax_het.report.render import Section, best_of, latex_text
 from fedjax_het.reported import reported_values
 from fedjax_het.spec import RunSpec
 
@@ -49,7 +50,8 @@ def results():
         for run, accuracy in zip(a_cell.runs, ACCURACY.get(a_cell.method, []), strict=False):
             rows.append(
                 {
-                    "digest": run.digest(),
+                    "digest": f"made-{run.digest()}",
+                    "settings": run.digest(),
                     "final_accuracy": accuracy,
                     "final_accuracy_std": None if accuracy is None else 0.02 + 0.01 * run.seed,
                     "diverged": accuracy is None,
@@ -58,7 +60,7 @@ def results():
             )
     # A run of other settings in the same folder must not count.
     other = runs("fedavg", rounds=7)[0].digest()
-    rows.append({**rows[0], "digest": other, "final_accuracy": 0.1})
+    rows.append({**rows[0], "digest": "other", "settings": other, "final_accuracy": 0.1})
     return pd.DataFrame(rows)
 
 
@@ -140,12 +142,14 @@ def printed(table):
 
     file = io.StringIO()
     console = Console(file=file, width=100)
-    report.print_table(table, title="T", notes=["a note"], console=console)
+    text_table = report.comparison_table(table, title="T", notes=["a note"])
+    report.print_table(text_table, console=console)
     return {line.split()[0]: line for line in file.getvalue().splitlines() if line.strip()}
 
 
 def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
-    report.print_table(table, title="A title", notes=[report.CAPTION])
+    text_table = report.comparison_table(table, title="A title", notes=[report.CAPTION])
+    report.print_table(text_table)
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "…" not in text
@@ -162,7 +166,7 @@ def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
 
 
 def test_markdown_has_the_same_cells(table):
-    text = report.to_markdown(table, title="T", notes=["one note"])
+    text = report.to_markdown(report.comparison_table(table, title="T", notes=["one note"]))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(CELLS)
     assert len({row.count("|") for row in rows}) == 1
@@ -173,7 +177,118 @@ def test_markdown_has_the_same_cells(table):
 def test_csv_holds_the_numbers(table):
     again = pd.read_csv(io.StringIO(report.to_csv(table))).set_index("method")
     for name in ("mean", "std", "within_std", "reported_mean", "difference", "seconds"):
-        np.testing.assert_allclose(again[name], table[name], atol=1e-4)
+        np.testing.assert_allclose(again[name], table[name], rtol=1e-11)
+
+
+def test_latex_has_the_same_cells_and_the_best_in_bold(table):
+    text = report.to_latex(report.comparison_table(table, title="T", notes=["5 % of a_b"]))
+    lines = text.splitlines()
+    assert r"\multicolumn{7}{@{}l}{fashion\_mnist, mlp, alpha 0.01} \\" in lines
+    fedprox = next(line for line in lines if "fedprox" in line)
+    assert fedprox.startswith(r"\quad fedprox & 64.00 $\pm$ 2.83 $^\dagger$ & ")
+    assert fedprox.endswith(r" & 68.09 $\pm$ 1.47 & $-$4.09 & 2 of 3 & 11.0 s \\")
+    (bold,) = [line for line in lines if "textbf" in line]
+    assert bold.startswith(r"\quad dynafed & \textbf{75.00} & ")
+    assert r"5 \% of a\_b}" in text
+    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
+
+
+SMALL = TextTable(
+    title="Two_rows & 5 %",
+    names=("Method", "mu"),
+    values=("Accuracy",),
+    sections=(
+        Section(
+            title="a|b, alpha 0.1",
+            labels={"data": "a|b", "alpha": "0.1"},
+            rows=(
+                {"Method": "fed[bold]avg", "mu": "—", "Accuracy": "−1.50 ± 0.25"},
+                {"Method": "x", "mu": "0.1", "Accuracy": "2.00"},
+            ),
+            best=frozenset({(1, "Accuracy")}),
+        ),
+    ),
+    notes=("one [red]note[/red]",),
+)
+
+
+def test_a_small_table_in_the_terminal(capsys):
+    report.print_table(SMALL)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "Two_rows & 5 %",
+        "Method           mu        Accuracy",
+        "───────────────────────────────────",
+        "a|b, alpha 0.1",
+        "  fed[bold]avg   —     −1.50 ± 0.25",
+        "  x              0.1           2.00",
+        "",
+        "one [red]note[/red]",
+    ]
+
+
+def test_a_wide_table_is_not_cut(capsys):
+    names = tuple(f"column {number}" for number in range(20))
+    row = {name: f"{name} is {'long' * 5}" for name in names}
+    report.print_table(TextTable("T", names, (), (Section(rows=(row,)),)))
+    out = capsys.readouterr().out
+    assert all(text in out for text in row.values())
+
+
+def test_a_small_table_in_markdown():
+    assert report.to_markdown(SMALL).splitlines() == [
+        "# Two_rows & 5 %",
+        "",
+        "| data | alpha | Method | mu | Accuracy |",
+        "| --- | --- | --- | --- | ---: |",
+        r"| a\|b | 0.1 | fed[bold]avg | — | −1.50 ± 0.25 |",
+        r"| a\|b | 0.1 | x | 0.1 | 2.00 |",
+        "",
+        "- one [red]note[/red]",
+    ]
+
+
+def test_a_small_table_in_latex():
+    assert report.to_latex(SMALL).splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\small",
+        r"\caption{Two\_rows \& 5 \%}",
+        r"\begin{tabular}{@{}llr@{}}",
+        r"\toprule",
+        r"Method & mu & Accuracy \\",
+        r"\midrule",
+        r"\multicolumn{3}{@{}l}{a|b, alpha 0.1} \\",
+        r"\quad fed{[}bold]avg & --- & $-$1.50 $\pm$ 0.25 \\",
+        r"\quad x & 0.1 & \textbf{2.00} \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        "",
+        r"\medskip",
+        r"\parbox{\linewidth}{\footnotesize",
+        r"one {[}red]note{[}/red]}",
+        r"\end{table}",
+    ]
+
+
+def test_every_sign_that_latex_would_obey_is_escaped():
+    assert latex_text(r"[*]a_b%c&d#e$f{g}h~i^j\k<l>m±n−o†p—") == (
+        r"{[}{*}]a\_b\%c\&d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k$<$l$>$m"
+        r"$\pm$n$-$o$^\dagger$p---"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ([1.0, 3.0, 2.0], [1]),
+        ([3.001, 3.004, 2.0], [0, 1]),  # the same as printed
+        ([math.nan, 3.0], []),  # nothing to compare with
+        ([], []),
+    ],
+)
+def test_the_best_are_the_highest_as_printed(values, best):
+    assert best_of(values) == best
 
 
 def test_diverged_runs_are_named(results):
@@ -195,7 +310,11 @@ def curves():
             values[1::2] = [0.1, 0.2, 0.3, 0.4, 0.5, *last]
             frames.append(
                 pd.DataFrame(
-                    {"digest": run.digest(), "round": np.arange(1, 21), "test_accuracy": values}
+                    {
+                        "digest": f"made-{run.digest()}",
+                        "round": np.arange(1, 21),
+                        "test_accuracy": values,
+                    }
                 )
             )
     return pd.concat(frames)
@@ -211,6 +330,10 @@ def test_a_curve_ends_at_the_value_of_the_table(results, curves, reported, table
         assert y[-1] == pytest.approx(table.loc[method, "mean"])
         assert lines[method].get_color() == report.COLOURS[method]
     assert "scaffold" not in lines  # its one run diverged
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts[:4] == ["fedavg", "fedprox †", "scaffold †", "dynafed"]
+    assert texts[4:] == ["reported final value", "† runs that diverged are left out"]
     assert max(lines["fedprox"].get_ydata()) < 70  # nor does a diverged seed enter a mean
     ticks = [line.get_ydata()[0] for line in panel.lines if line.get_xdata()[0] > 20]
     assert ticks == [65.64, 68.09, 73.89]
@@ -227,7 +350,7 @@ def test_a_panel_without_runs_says_so(results, curves, reported):
 
 def test_colours_are_told_apart():
     methods = list(reported_values("fedaf", "table1")["method"].unique())
-    colours = report._colours([*report.COLOURS, *methods])
+    colours = report.method_colours([*report.COLOURS, *methods])
     assert len(set(colours.values())) == len(colours)
 
 

@@ -5,7 +5,13 @@ import pytest
 from problems import SIZES, consecutive
 
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.schedule import Scheduler
+from fedjax_het.engine.schedule import (
+    Scheduler,
+    common_shape,
+    merged_cuts,
+    stack_rounds,
+    useful_fraction,
+)
 
 
 def scheduler(sizes=SIZES, **settings):
@@ -17,7 +23,7 @@ def scheduler(sizes=SIZES, **settings):
         "batch_size": 4,
         "averaging": "uniform",
         "eval_every": 1,
-        "devices": 2,
+        "blocks": 2,
         "lanes": 2,
     }
     return Scheduler(consecutive(sizes), **{**defaults, **settings})
@@ -48,10 +54,10 @@ def replay(schedule):
     return done
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("lanes", [1, 2, 5])
-def test_every_sample_of_every_client_is_used_once_a_pass(devices, lanes):
-    made = scheduler(devices=devices, lanes=lanes)
+def test_every_sample_of_every_client_is_used_once_a_pass(blocks, lanes):
+    made = scheduler(blocks=blocks, lanes=lanes)
     for r in range(3):
         ran = replay(made.round(r))
         assert sorted(ran) == [k for k, n in enumerate(SIZES) if n > 0]
@@ -63,9 +69,9 @@ def test_every_sample_of_every_client_is_used_once_a_pass(devices, lanes):
             assert [size for _, size in steps[: per_pass - 1]] == [4] * (per_pass - 1)
 
 
-@pytest.mark.parametrize(("devices", "lanes"), [(1, 1), (2, 1), (1, 4), (2, 3)])
-def test_a_clients_batches_do_not_depend_on_lanes(devices, lanes):
-    here, there = scheduler(devices=devices, lanes=lanes), scheduler(devices=1, lanes=2)
+@pytest.mark.parametrize(("blocks", "lanes"), [(1, 1), (2, 1), (1, 4), (2, 3)])
+def test_a_clients_batches_do_not_depend_on_lanes(blocks, lanes):
+    here, there = scheduler(blocks=blocks, lanes=lanes), scheduler(blocks=1, lanes=2)
     for r in range(4):
         a, b = replay(here.round(r)), replay(there.round(r))
         assert a.keys() == b.keys()
@@ -120,10 +126,12 @@ def test_lanes_are_balanced_and_useful_work_is_counted():
     for r in range(10):
         steps = [made.round(r).num_steps[d].sum() for d in range(2)]
         assert abs(steps[0] - steps[1]) <= 8  # of about 350
-    fraction = made.work.useful_fraction(made.shape, 32)
-    steps = sum(made.work.lane_steps) * 2 * 32
-    assert fraction == pytest.approx(made.work.samples.sum() / steps)
-    assert fraction > 0.95
+    longest = made.work.block_steps
+    waiting = useful_fraction([made], together=True)
+    assert waiting == pytest.approx(made.work.samples.sum() / (longest.max(1).sum() * 2 * 32))
+    in_turn = useful_fraction([made], together=False)
+    assert in_turn == pytest.approx(made.work.samples.sum() / (longest.sum() * 32))
+    assert in_turn > waiting > 0.95
 
 
 def test_an_empty_cohort_has_no_segments():
@@ -136,7 +144,7 @@ def test_an_empty_cohort_has_no_segments():
 
 def test_first_step_runs_one_step_of_each_lanes_first_client():
     made = scheduler()
-    ran = replay(type(made.round(0))(*(leaf[0] for leaf in made.first_step(0, capacity=3))))
+    ran = replay(made.first_step(0))
     full = replay(made.round(0))
     assert len(ran) == 4
     for client, steps in ran.items():
@@ -145,7 +153,7 @@ def test_first_step_runs_one_step_of_each_lanes_first_client():
 
 def test_chunk_pads_with_copies():
     made = scheduler()
-    chunk = made.chunk(2, 3, 5)
+    chunk = stack_rounds([made.round(r) for r in (2, 3, 4)], 5)
     assert chunk.round.tolist() == [2, 3, 4, 4, 4]
     assert np.array_equal(chunk.batches[1], made.round(3).batches)
 
@@ -166,8 +174,32 @@ def test_partition_of_one_client():
         batch_size=4,
         averaging="weighted",
         eval_every=1,
-        devices=2,
+        blocks=2,
         lanes=1,
     )
     one = made.round(0)
     assert one.num_steps.sum() == 3 and one.num_segments.tolist() == [1, 0]
+
+
+def test_runs_in_step_share_their_segments_and_keep_their_work():
+    runs = [scheduler(seed=seed, lanes=lanes) for seed, lanes in ((1, 1), (2, 1), (3, 1))]
+    shape = common_shape(runs, width=3)
+    for r in range(4):
+        cuts = merged_cuts(runs, r)
+        padded = [one.round(r, shape, cuts) for one in runs]
+        for one, schedule in zip(runs, padded, strict=True):
+            assert np.array_equal(schedule.num_segments, padded[0].num_segments)
+            assert np.array_equal(schedule.segment_ends, padded[0].segment_ends)
+            alone, together = replay(one.round(r)), replay(schedule)
+            assert alone.keys() == together.keys()
+            for client in alone:
+                for (x, n), (y, m) in zip(alone[client], together[client], strict=True):
+                    assert n == m and np.array_equal(x, y)
+
+
+def test_runs_in_step_wait_for_the_longest():
+    runs = [scheduler(sizes=(16, 0)), scheduler(sizes=(16, 16))]
+    one, two = (run.work.block_steps.sum() for run in runs)
+    both = useful_fraction(runs, together=False)
+    samples = sum(run.work.samples.sum() for run in runs)
+    assert two > one and both == pytest.approx(samples / (2 * two * 2 * 4))

@@ -92,15 +92,12 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    block = partial(_device_block, method, plan.lanes)
+    block = partial(_block, method, plan)
     shared = (hp, broadcast, states, key, cohort.examples)
     lanes = schedule._replace(round=None, evaluate=None)
-    if plan.mesh is None:
-        parts = [
-            block(*shared, jax.tree.map(lambda a, d=d: a[d], lanes)) for d in range(plan.devices)
-        ]
-        sums = jax.tree.map(lambda *a: sum(a), *(part[0] for part in parts))
-        new, outputs = jax.tree.map(lambda *a: jnp.stack(a), *(part[1:] for part in parts))
+    if plan.spreads != AXIS:
+        sums, new, outputs = jax.lax.map(lambda one: block(*shared, one), lanes)
+        sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = _put_back(states, new, schedule.client_ids)
     else:
 
@@ -175,11 +172,12 @@ class _Running(NamedTuple):
     count: jax.Array  # [] float32 samples
 
 
-def _device_block(method, num_lanes, hp, broadcast, states, key, examples, schedule):
-    """One device's lanes: -> ((summed upload, loss sum, sample count), states, outputs).
+def _block(method, plan, hp, broadcast, states, key, examples, schedule):
+    """One block of lanes: -> ((summed upload, loss sum, sample count), states, outputs).
 
-    `states` is everyone's, `[K, ...]`; returned are those of this device's slots, `[V, J, ...]`.
+    `states` is everyone's, `[K, ...]`; returned are those of this block's slots, `[V, J, ...]`.
     """
+    num_lanes = plan.lanes
     over_lanes = partial(_over_lanes, num_lanes)
 
     def client_of(clients, slot):
@@ -230,7 +228,7 @@ def _device_block(method, num_lanes, hp, broadcast, states, key, examples, sched
         running, sums, new_states, outputs = carry
         slot, starts, ends = schedule.slots[g], schedule.starts[g], schedule.ends[g]
         fresh = over_lanes(begin)(clients, slot)
-        running = _where(num_lanes, starts, fresh, running)
+        running = _where(plan.in_step, starts, fresh, running)
         first = jnp.where(g == 0, 0, schedule.segment_ends[g - 1])
 
         # The loop is inside the lane, whose arrays then have no axis for it: with one lane the
@@ -243,12 +241,12 @@ def _device_block(method, num_lanes, hp, broadcast, states, key, examples, sched
 
         running = over_lanes(train)(clients, slot, running, batches, batch_sizes)
         sent, new, output = over_lanes(end)(clients, slot, running)
-        sent = _where(num_lanes, ends, sent, jax.tree.map(jnp.zeros_like, sent))
+        sent = _where(plan.in_step, ends, sent, jax.tree.map(jnp.zeros_like, sent))
         upload, loss, count = sums
         upload = jax.tree.map(lambda total, s: total + s.sum(0), upload, sent)
         loss += jnp.where(ends, running.loss, 0).sum()
         count += jnp.where(ends, running.count, 0).sum()
-        write = partial(_write, num_lanes, slot, ends)
+        write = partial(_write, plan, slot, ends)
         return running, (upload, loss, count), write(new_states, new), write(outputs, output)
 
     zero = jnp.zeros((), jnp.float32)
@@ -268,19 +266,20 @@ def _over_lanes(num_lanes: int, function: Callable) -> Callable:
     return single
 
 
-def _where(num_lanes: int, condition, new, old):
-    """Lane-wise choice; on a single lane every segment starts and ends a client."""
-    if num_lanes == 1:
+def _where(in_step: bool, condition, new, old):
+    """Lane-wise choice; on a lane of its own every segment starts and ends a client."""
+    if not in_step:
         return new
     shape = lambda a: condition.reshape(condition.shape + (1,) * (a.ndim - 1))  # noqa: E731
     return jax.tree.map(lambda n, o: jnp.where(shape(n), n, o), new, old)
 
 
-def _write(num_lanes: int, slot, ends, buffers, values):
+def _write(plan: Plan, slot, ends, buffers, values):
     """Write each lane's value to its client's slot where the client ends."""
 
     def one(buffer, value, slot, end):
-        value = value if num_lanes == 1 else jnp.where(end, value, buffer[slot])
+        value = jnp.where(end, value, buffer[slot]) if plan.in_step else value
         return jax.lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
 
-    return jax.tree.map(lambda b, v: _over_lanes(num_lanes, one)(b, v, slot, ends), buffers, values)
+    over_lanes = _over_lanes(plan.lanes, one)
+    return jax.tree.map(lambda b, v: over_lanes(b, v, slot, ends), buffers, values)

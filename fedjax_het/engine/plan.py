@@ -1,46 +1,144 @@
-"""Where lanes run: how many devices, how many lanes on each."""
+"""Where things run: the lanes of a federation, and several federations, on the devices."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 AXIS = "lanes"
+RUNS = "runs"
+
+# What an argument of a mapped function is to the federations, see `Plan.over_runs`.
+RUN, DEVICE, SHARED = "one per federation", "one per device", "the same for all"
+BLOCK = "one per block of lanes"
 
 
 class Plan(NamedTuple):
     """A performance choice only: results do not depend on it beyond rounding.
 
-    `mesh` has one axis, over which the lanes are sharded; with `None` the devices' blocks are
-    worked through in turn on the default device (the reference that the tests compare with).
+    A federation's clients are packed onto `blocks` times `lanes` lanes. The mesh's one axis says
+    what is spread over the devices:
+
+    * "lanes": one federation, a block of its lanes on each device;
+    * "runs": `width` federations on each device, each of which goes through its blocks in turn
+      where it lives, so that devices need not wait for each other;
+    * no mesh: one federation on the default device, block by block (what tests compare with).
+
+    The blocks' sums are added in the same order everywhere, which is why `blocks` stays as it is
+    when a federation moves from all devices to one.
     """
 
-    devices: int
-    lanes: int  # per device: 1 is one flat lane, more are vmapped
+    blocks: int
+    lanes: int  # per block: 1 is one flat lane, more are vmapped
     mesh: Mesh | None
+    width: int = 1  # vmapped federations per device
+
+    @property
+    def spreads(self) -> str | None:
+        """The mesh's axis: "lanes", "runs" or None."""
+        return None if self.mesh is None else self.mesh.axis_names[0]
+
+    @property
+    def capacity(self) -> int:
+        """Federations that run at once."""
+        return self.mesh.size * self.width if self.spreads == RUNS else 1
+
+    @property
+    def in_step(self) -> bool:
+        """Whether several lanes or federations go through the same segments."""
+        return self.lanes > 1 or self.width > 1
 
     def describe(self) -> str:
-        devices = jax.devices() if self.mesh is None else self.mesh.devices.flat
-        how = "one flat lane each" if self.lanes == 1 else f"{self.lanes} vmapped lanes each"
-        return f"{self.devices} x {devices[0].device_kind}, {how}"
+        devices = jax.devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
+        lanes = "one flat lane" if self.lanes == 1 else f"{self.lanes} vmapped lanes"
+        each = "each" if self.spreads == AXIS else f"in {self.blocks} turns"
+        federations = "" if self.spreads != RUNS else "a federation on each, "
+        if self.width > 1:
+            federations = f"{self.width} vmapped federations on each, "
+        return f"{len(devices)} x {devices[0].device_kind}, {federations}{lanes} {each}"
 
-    def replicated(self):
-        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+    def put(self, tree: Any, kind: str = SHARED) -> Any:
+        """Place a pytree: whole on every device, or its leading axis spread over the devices.
 
-    def put(self, tree):
-        """Copy a pytree to every device of the plan."""
-        return jax.device_put(tree, self.replicated())
+        `kind` says what that axis counts: federations (RUN), or blocks (BLOCK), which are spread
+        only where the blocks are. With several processes every one of them holds the same values
+        and places its part.
+        """
+        sharding = self.sharding(kind)
+        if sharding is None or not self.mesh.is_multi_process:
+            return jax.device_put(tree, sharding)
+        return jax.tree.map(lambda leaf: _put_global(leaf, sharding), tree)
 
+    def sharding(self, kind: str = SHARED) -> NamedSharding | None:
+        """How `put` spreads what is of this kind; None without a mesh."""
+        if self.mesh is None:
+            return None
+        spread = {SHARED: None, RUN: RUNS, DEVICE: RUNS, BLOCK: AXIS}[kind]
+        return NamedSharding(self.mesh, P(spread) if spread == self.spreads else P())
 
-def make_plan(lanes: int = 1, devices: int | None = None, *, sharded: bool = True) -> Plan:
-    """A plan of `lanes` lanes on each of `devices` devices (default: all of them)."""
-    devices = devices or len(jax.devices())
-    mesh = None
-    if sharded:
-        mesh = jax.make_mesh(
-            (devices,),
-            (AXIS,),
-            axis_types=(jax.sharding.AxisType.Auto,),
-            devices=jax.devices()[:devices],
+    def over_runs(self, function: Callable, kinds: tuple) -> Callable:
+        """`function` of one federation -> the same for all that run at once.
+
+        `kinds` says for every argument, or for parts of one, whether it is given once per
+        federation (a leading axis), once per device, or shared. Where federations are vmapped, what
+        is given per device stays free of their axis: loops that depend on it run in step. With
+        lanes spread over the devices there is one federation, and nothing to map.
+        """
+        if self.spreads != RUNS:
+            return function
+        specs = jax.tree.map(lambda kind: P() if kind == SHARED else P(RUNS), kinds)
+        axes = jax.tree.map(lambda kind: 0 if kind == RUN else None, kinds)
+        single = {DEVICE} if self.width > 1 else {DEVICE, RUN}
+
+        def first(kind, tree):
+            return jax.tree.map(lambda a: a[0], tree) if kind in single else tree
+
+        def on_device(*args):
+            args = jax.tree.map(first, kinds, args)
+            if self.width > 1:
+                return jax.vmap(function, in_axes=axes)(*args)
+            return jax.tree.map(lambda a: a[None], function(*args))
+
+        return jax.shard_map(
+            on_device, mesh=self.mesh, in_specs=specs, out_specs=P(RUNS), check_vma=False
         )
-    return Plan(devices, lanes, mesh)
+
+
+def make_plan(
+    lanes: int = 1,
+    devices: int | Sequence[jax.Device] | None = None,
+    *,
+    spread: str | None = AXIS,
+    blocks: int | None = None,
+    width: int = 1,
+) -> Plan:
+    """A plan of `lanes` lanes in each of `blocks` blocks (default: as many as devices).
+
+    Args:
+      devices: which, or how many of the first (default: all).
+      spread: "lanes" or "runs" over the devices; None for neither.
+    """
+    if not isinstance(devices, Sequence):
+        devices = jax.devices()[: devices or len(jax.devices())]
+    blocks = blocks or len(devices)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = None if spread is None else Mesh(np.asarray(devices), (spread,), axis_types=auto)
+    return Plan(blocks, lanes, mesh, width)
+
+
+def _put_global(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(_put_global(data, sharding))
+    values = host_values(leaf)
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+def host_values(leaf: Any) -> np.ndarray:
+    """The values of an array that this process can see in full."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return np.asarray(leaf.addressable_data(0))
+    return np.asarray(leaf)

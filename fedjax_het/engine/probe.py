@@ -7,6 +7,7 @@ how many, depends on the network and the chip, so each candidate trains a few st
 import json
 import logging
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,65 +28,89 @@ log = logging.getLogger("fedjax_het")
 _FILE = "lanes.json"
 STEPS = 4  # per client and timing
 REPEATS = 3
-MARGIN = 0.9  # more lanes must take less than this share of one lane's time
+MARGIN = 0.9  # more lanes must take less than this share of the time that fewer take
 
 
 class LaneChoice(NamedTuple):
     """`seconds[v]` is the time per client step with v lanes on each device; empty if not timed."""
 
-    lanes: int
+    lanes: int  # of one federation
+    width: int  # federations whose lanes are side by side on a device
     seconds: dict[int, float]
 
 
-def candidates(devices: int, cohort_size: int) -> list[int]:
-    """Numbers of lanes per device worth a try."""
+def candidates(devices: int, cohort_size: int, federations: int = 1) -> list[int]:
+    """Numbers of lanes per device worth a try, of as many federations as there are."""
     most = max(1, -(-cohort_size // devices))
     if jax.default_backend() == "cpu":
         return [v for v in (1, 4) if v <= most]
+    most *= -(-federations // devices)
     powers = [4**i for i in range(8) if 4**i < most]
     return [*powers, most]
 
 
 def choose_lanes(
-    training: LocalTraining, *, batch_size: int, devices: int, cohort_size: int, label: str
+    training: LocalTraining,
+    *,
+    batch_size: int,
+    devices: Sequence[jax.Device],
+    cohort_size: int,
+    federations: int = 1,
+    label: str,
 ) -> LaneChoice:
     """Time each candidate on made-up data, or recall what was chosen for `label` before.
 
-    `label` names what the answer depends on besides the devices and the batch; it is kept in the
-    user's cache folder. Cost: one compilation of local training per candidate, once.
+    A device's lanes are those of one federation as far as its clients go round, then those of
+    further federations: to the device, they are all the same. `label` names what the answer depends
+    on besides the devices and the batch; it is kept in the user's cache folder. Cost: one
+    compilation of local training per candidate, once. Several processes all take the first's word.
     """
-    tried = candidates(devices, cohort_size)
+    if jax.process_count() == 1:
+        return _choose(training, batch_size, devices, cohort_size, federations, label)
+    # Timings differ between processes, and programs that differ would wait for each other for ever.
+    from jax.experimental import multihost_utils
+
+    mine = jax.local_devices()
+    here = _choose(training, batch_size, mine, cohort_size, federations, label)
+    agreed = multihost_utils.broadcast_one_to_all(np.array([here.lanes, here.width]))
+    return LaneChoice(int(agreed[0]), int(agreed[1]), here.seconds)
+
+
+def _choose(training, batch_size, devices, cohort_size, federations, label) -> LaneChoice:
+    own = candidates(len(devices), cohort_size)
+    tried = sorted({*own, *candidates(len(devices), cohort_size, federations)})
     if len(tried) == 1:
-        return LaneChoice(tried[0], {})
-    name = "|".join(
-        map(
-            str,
-            (
-                label,
-                training.optimizer,
-                batch_size,
-                devices,
-                tried,
-                jax.devices()[0].device_kind,
-                jaxlib.__version__,
-            ),
+        return LaneChoice(tried[0], 1, {})
+    of = (label, training.optimizer, batch_size, len(devices), devices[0].device_kind)
+    name = "|".join(map(str, (*of, jaxlib.__version__)))
+    known = {int(v): s for v, s in _recall().get(name, {}).items()}
+    new = {v: _seconds_per_step(training, batch_size, devices, v) for v in tried if v not in known}
+    seconds = {v: {**known, **new}[v] for v in tried}
+    # A federation's lanes do not depend on how many federations there are: its numbers would.
+    lanes = _fastest({v: seconds[v] for v in own})
+    width = max(1, _fastest({v: seconds[v] for v in tried if v >= lanes}) // lanes)
+    if new:
+        _remember({**_recall(), name: {**known, **new}})
+        log.info(
+            "lanes: %d per device, federations: %d (seconds per client step: %s)",
+            lanes,
+            width,
+            seconds,
         )
-    )
-    known = _recall()
-    if name not in known:
-        seconds = {v: _seconds_per_step(training, batch_size, devices, v) for v in tried}
-        best = min(seconds, key=seconds.get)
-        chosen = best if seconds[best] < MARGIN * seconds[1] else 1
-        known = {**_recall(), name: {"lanes": chosen, "seconds": seconds}}
-        _remember(known)
-        log.info("lanes: %d per device (seconds per client step: %s)", chosen, seconds)
-    entry = known[name]
-    return LaneChoice(entry["lanes"], {int(v): s for v, s in entry["seconds"].items()})
+    return LaneChoice(lanes, width, seconds)
 
 
-def _seconds_per_step(training: LocalTraining, batch_size: int, devices: int, lanes: int) -> float:
+def _fastest(seconds: dict[int, float]) -> int:
+    """The number of lanes that takes least, if it is clearly less than the fewest take."""
+    best, fewest = min(seconds, key=seconds.get), min(seconds)
+    return best if seconds[best] < MARGIN * seconds[fewest] else fewest
+
+
+def _seconds_per_step(
+    training: LocalTraining, batch_size: int, devices: Sequence[jax.Device], lanes: int
+) -> float:
     plan, model = make_plan(lanes, devices), training.task.model
-    clients, each = devices * lanes, STEPS * batch_size
+    clients, each = plan.blocks * lanes, STEPS * batch_size
     scheduler = Scheduler(
         partition_from_clients([np.arange(k * each, (k + 1) * each) for k in range(clients)]),
         seed=0,
@@ -95,7 +120,7 @@ def _seconds_per_step(training: LocalTraining, batch_size: int, devices: int, la
         batch_size=batch_size,
         averaging="uniform",
         eval_every=1,
-        devices=devices,
+        blocks=plan.blocks,
         lanes=lanes,
     )
     rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.engine.lanes import Cohort, Examples
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import DEVICE, RUN, SHARED, Plan
 from fedjax_het.engine.schedule import RoundSchedule
 from fedjax_het.engine.task import Task
 from fedjax_het.evaluation import EvaluationSet, evaluate
@@ -19,9 +19,25 @@ class ChunkInputs(NamedTuple):
     train_key: jax.Array
     schedule: RoundSchedule  # [R, ...]
     num_rounds: jax.Array  # [] int32, <= R
-    num_eval_batches: jax.Array  # [] int32, per device
+    num_eval_batches: jax.Array  # [] int32, per block
     examples: Examples
     test: EvaluationSet
+
+
+_ONCE_PER_DEVICE = ("round", "evaluate", "num_segments", "segment_ends")
+# What of a chunk's inputs belongs to a federation, see `Plan.over_runs`. Federations that are
+# vmapped go through the same rounds and segments, so that every loop has one bound.
+CHUNK_KINDS = ChunkInputs(
+    hp=RUN,
+    train_key=RUN,
+    schedule=RoundSchedule(
+        *(DEVICE if name in _ONCE_PER_DEVICE else RUN for name in RoundSchedule._fields)
+    ),
+    num_rounds=DEVICE,
+    num_eval_batches=SHARED,
+    examples=SHARED,
+    test=SHARED,
+)
 
 
 class RoundMetrics(NamedTuple):

@@ -4,12 +4,13 @@ Everything is drawn with NumPy from (seed, round, client id), so every method of
 sees the same clients and the same minibatches. Clients are sequences of minibatch steps; they
 are packed on lanes of nearly equal length instead of being padded to the longest.
 
-Axes: D devices, V lanes per device, J client slots per lane, T steps per lane, B batch,
-G segments. A segment is a stretch of steps of one device in which no client starts or ends;
-with one lane per device every client is one segment.
+Axes: D blocks of lanes (one per device, as a rule), V lanes per block, J client slots per lane, T
+steps per lane, B batch, G segments. A segment is a stretch of steps of one block in which no client
+starts or ends; with one lane per block every client is one segment.
 """
 
 import heapq
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,10 +38,10 @@ class RoundSchedule(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Static sizes that hold for every round of a run."""
+    """Static sizes that hold for every round of a run, or of several runs."""
 
-    devices: int
-    lanes: int  # per device
+    blocks: int
+    lanes: int  # per block
     slots: int
     steps: int
     segments: int
@@ -51,12 +52,8 @@ class Work(NamedTuple):
 
     participants: np.ndarray  # sampled clients that hold data
     samples: np.ndarray  # client samples processed
-    lane_steps: np.ndarray  # steps of the longest lane
-
-    def useful_fraction(self, shape: Shape, batch_size: int) -> float:
-        """Client samples per sample slot that the lanes ran through, idle lanes included."""
-        run = self.lane_steps.sum() * shape.devices * shape.lanes * batch_size
-        return float(self.samples.sum() / run) if run else 1.0
+    steps: np.ndarray  # of all clients
+    block_steps: np.ndarray  # [R, D] steps of each block's longest lane
 
 
 class Scheduler:
@@ -83,7 +80,7 @@ class Scheduler:
         batch_size: int,
         averaging: str,
         eval_every: int,
-        devices: int,
+        blocks: int,
         lanes: int,
     ):
         self.partition, self.seed, self.rounds = partition, seed, rounds
@@ -91,26 +88,30 @@ class Scheduler:
         self.eval_every = eval_every
         self.cohort_size = cohort_size(partition.num_clients, participation)
         self._steps = passes * -(-partition.sizes // batch_size)  # [K]
-        packed = [self._pack(r, devices, lanes) for r in range(rounds)]
+        packed = [self._pack(r, blocks, lanes) for r in range(rounds)]
         self._packed = packed
-        most = lambda values: _rounded_up(max([1, *values]))  # noqa: E731
         self.shape = Shape(
-            devices,
+            blocks,
             lanes,
-            slots=most(len(lane) for lanes_ in packed for lane in lanes_),
-            steps=most(self._length(lane) for lanes_ in packed for lane in lanes_),
-            segments=most(
-                len(_cuts([self._steps[lane] for lane in lanes_[d * lanes : (d + 1) * lanes]]))
-                for lanes_ in packed
-                for d in range(devices)
-            ),
+            slots=_most(len(lane) for lanes_ in packed for lane in lanes_),
+            steps=_most(self._length(lane) for lanes_ in packed for lane in lanes_),
+            segments=0,
         )
+        cuts = (len(cut) for r in range(rounds) for cut in self.cuts(r))
+        self.shape = self.shape._replace(segments=_most(cuts))
+        starts = range(0, blocks * lanes, lanes)
         self.work = Work(
             participants=np.array([sum(map(len, lanes_)) for lanes_ in packed]),
             samples=np.array(
                 [sum(passes * partition.sizes[lane].sum() for lane in lanes_) for lanes_ in packed]
             ),
-            lane_steps=np.array([max(map(self._length, lanes_)) for lanes_ in packed]),
+            steps=np.array([sum(map(self._length, lanes_)) for lanes_ in packed]),
+            block_steps=np.array(
+                [
+                    [max(map(self._length, lanes_[d : d + lanes])) for d in starts]
+                    for lanes_ in packed
+                ]
+            ),
         )
 
     def participants(self, round_index: int) -> np.ndarray:
@@ -135,9 +136,21 @@ class Scheduler:
             sizes[:, -1] = len(mine) % size
         return padded.reshape(-1, size), sizes.reshape(-1)
 
-    def round(self, round_index: int) -> RoundSchedule:
-        """The schedule of one round, padded to `self.shape`."""
-        d_, v_, j_, t_, g_ = self.shape
+    def cuts(self, round_index: int) -> list[np.ndarray]:
+        """For every block, the steps of a round at which a client of one of its lanes ends."""
+        return [_cuts(self._block_steps(round_index, d)) for d in range(self.shape.blocks)]
+
+    def round(
+        self,
+        round_index: int,
+        shape: Shape | None = None,
+        cuts: list[np.ndarray] | None = None,
+    ) -> RoundSchedule:
+        """The schedule of one round, padded to `shape` (default: the run's own).
+
+        `cuts` are where segments end in every block, if there are to be more than `self.cuts`.
+        """
+        d_, v_, j_, t_, g_ = shape or self.shape
         lanes = self._packed[round_index]
         out = RoundSchedule(
             round=np.int32(round_index),
@@ -172,24 +185,18 @@ class Scheduler:
                 out.batches[d, step : step + len(batches), v] = batches
                 out.batch_sizes[d, step : step + len(batches), v] = batch_sizes
                 step += len(batches)
-        for d in range(d_):
-            _fill_segments(out, d, [self._steps[lane] for lane in lanes[d * v_ : (d + 1) * v_]])
+        for d, cut in enumerate(self.cuts(round_index) if cuts is None else cuts):
+            _fill_segments(out, d, self._block_steps(round_index, d), cut)
         return out
 
-    def chunk(self, first: int, count: int, capacity: int) -> RoundSchedule:
-        """Rounds `first .. first+count-1` stacked to `[capacity, ...]`; the rest is padding."""
-        rounds = [self.round(r) for r in range(first, first + count)]
-        rounds += [rounds[-1]] * (capacity - count)
-        return RoundSchedule(*map(np.stack, zip(*rounds, strict=True)))
-
-    def first_step(self, round_index: int, capacity: int) -> RoundSchedule:
-        """One round cut to the first step of every lane's first client, in a chunk's shape."""
-        full = self.round(round_index)
+    def first_step(self, round_index: int, shape: Shape | None = None) -> RoundSchedule:
+        """One round cut to the first step of every lane's first client."""
+        full = self.round(round_index, shape)
         busy = full.num_steps[:, :, 0] > 0  # [D, V]
         single = np.zeros_like(full.num_steps)
         single[:, :, 0] = busy
-        opening = (np.arange(self.shape.segments) == 0)[:, None]  # [G, 1]: the only segment
-        short = full._replace(
+        opening = (np.arange(full.segment_ends.shape[1]) == 0)[:, None]  # [G, 1]: the only segment
+        return full._replace(
             num_steps=single,
             num_segments=busy.any(1).astype(np.int32),
             segment_ends=np.ones_like(full.segment_ends),
@@ -198,22 +205,70 @@ class Scheduler:
             slots=np.zeros_like(full.slots),
             evaluate=np.bool_(True),
         )
-        return RoundSchedule(*(np.stack([leaf] * capacity) for leaf in short))
+
+    def _block_steps(self, round_index: int, block: int) -> list[np.ndarray]:
+        """Steps of every client of every lane of a block."""
+        v_ = self.shape.lanes
+        lanes = self._packed[round_index][block * v_ : (block + 1) * v_]
+        return [self._steps[lane] for lane in lanes]
 
     def _length(self, lane: list[int]) -> int:
         return int(self._steps[lane].sum()) if len(lane) else 0
 
-    def _pack(self, round_index: int, devices: int, lanes: int) -> list[list[int]]:
-        """Longest client first onto the shortest lane; ties by client id and lane number."""
+    def _pack(self, round_index: int, blocks: int, lanes: int) -> list[list[int]]:
+        """Longest client first onto the shortest lane; ties by client id, and over the blocks."""
         drawn = [int(c) for c in self.participants(round_index) if self._steps[c] > 0]
         drawn.sort(key=lambda c: (-self._steps[c], c))
-        heap = [(0, lane) for lane in range(devices * lanes)]
+        heap = [(0, v, d) for v in range(lanes) for d in range(blocks)]
         packed: list[list[int]] = [[] for _ in heap]
         for client in drawn:
-            length, lane = heapq.heappop(heap)
-            packed[lane].append(client)
-            heapq.heappush(heap, (length + int(self._steps[client]), lane))
+            length, v, d = heapq.heappop(heap)
+            packed[d * lanes + v].append(client)
+            heapq.heappush(heap, (length + int(self._steps[client]), v, d))
         return packed
+
+
+def common_shape(schedulers: Sequence[Scheduler], width: int = 1) -> Shape:
+    """A shape that holds for every round of several runs, `width` of them in step."""
+    shapes = [s.shape for s in schedulers]
+    common = Shape(*map(max, zip(*shapes, strict=True)))
+    if width == 1:
+        return common
+    groups = [schedulers[i : i + width] for i in range(0, len(schedulers), width)]
+    cuts = (
+        len(cut)
+        for group in groups
+        for r in range(group[0].rounds)
+        for cut in merged_cuts(group, r)
+    )
+    return common._replace(segments=_most(cuts))
+
+
+def useful_fraction(schedulers: Sequence[Scheduler], *, together: bool) -> float:
+    """Client samples per sample slot that the lanes run through, idle lanes included.
+
+    Args:
+      schedulers: of runs that go in step: each waits for the longest.
+      together: whether a run's blocks wait for each other; else one follows the other.
+    """
+    longest = np.max([s.work.block_steps for s in schedulers], axis=0)  # [R, D]
+    steps = longest.max(1) * longest.shape[1] if together else longest.sum(1)
+    first = schedulers[0]
+    run = steps.sum() * first.shape.lanes * first.batch_size * len(schedulers)
+    samples = sum(s.work.samples.sum() for s in schedulers)
+    return float(samples / run) if run else 1.0
+
+
+def merged_cuts(schedulers: Sequence[Scheduler], round_index: int) -> list[np.ndarray]:
+    """For every block, the steps at which a client of any of these runs ends."""
+    every = zip(*(s.cuts(round_index) for s in schedulers), strict=True)
+    return [np.unique(np.concatenate(cuts)) for cuts in every]
+
+
+def stack_rounds(rounds: Sequence[RoundSchedule], capacity: int) -> RoundSchedule:
+    """Rounds as `[capacity, ...]`; the rest is padding, copies of the last."""
+    rounds = [*rounds, *[rounds[-1]] * (capacity - len(rounds))]
+    return RoundSchedule(*map(np.stack, zip(*rounds, strict=True)))
 
 
 def cohort_size(num_clients: int, participation: float) -> int:
@@ -230,14 +285,19 @@ def _rounded_up(size: int) -> int:
     return next(s for s in (power, power * 3 // 2, power * 2) if s >= size)
 
 
+def _most(sizes: Iterable[int]) -> int:
+    return _rounded_up(max([1, *sizes]))
+
+
 def _cuts(lane_steps: list[np.ndarray]) -> np.ndarray:
-    """Steps at which a client of any of a device's lanes ends."""
+    """Steps at which a client of any of a block's lanes ends."""
     ends = [np.cumsum(steps) for steps in lane_steps if len(steps)]
     return np.unique(np.concatenate(ends)) if ends else np.zeros(0, np.int64)
 
 
-def _fill_segments(out: RoundSchedule, d: int, lane_steps: list[np.ndarray]) -> None:
-    cuts = _cuts(lane_steps)
+def _fill_segments(
+    out: RoundSchedule, d: int, lane_steps: list[np.ndarray], cuts: np.ndarray
+) -> None:
     out.num_segments[d] = len(cuts)
     out.segment_ends[d, : len(cuts)] = cuts
     begins = np.concatenate([[0], cuts[:-1]]) if len(cuts) else cuts

@@ -1,0 +1,472 @@
+"""Federations advanced together, from the first round to the last: the host's side of the work."""
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
+from fedjax_het.engine.plan import AXIS, DEVICE, RUN, RUNS, host_values
+from fedjax_het.engine.randomness import Stream, device_key
+from fedjax_het.engine.rounds import CHUNK_KINDS, ChunkInputs, RoundMetrics
+from fedjax_het.engine.schedule import RoundSchedule, merged_cuts, stack_rounds
+from fedjax_het.environment import environment
+from fedjax_het.errors import ConfigError
+from fedjax_het.federation import Federation, Group
+from fedjax_het.result import Result, summarise
+from fedjax_het.spec import RunSpec
+
+log = logging.getLogger("fedjax_het")
+
+MAX_CHUNK = 16  # rounds per call of the compiled program, at most
+CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
+CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))
+CHECKPOINT = "checkpoint.npz"
+
+
+class Progress(NamedTuple):
+    """Where runs stand; handed to the `progress` callable between chunks."""
+
+    phase: str  # "rounds" or the name of work between rounds
+    done: int
+    total: int
+    rate: float  # rounds (or iterations) per second since this start, of each run
+    samples_per_second: float  # client samples of all runs; 0 outside rounds
+    seconds_to_go: float
+    accuracy: float = np.nan  # the latest measured, mean over the runs
+
+
+class Batch:
+    """Runs of one group that go in step: chunks of rounds, work between rounds, checkpoints.
+
+    Args:
+      federations: as many as run at once, or fewer.
+      folders: one for each where its checkpoints are kept, or None to keep none.
+      started: when their wall-clock began.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        federations: Sequence[Federation],
+        *,
+        folders: Sequence[Path] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        started: float | None = None,
+    ):
+        assert len(federations) <= group.plan.capacity
+        self.group, self.federations, self.plan = group, list(federations), group.plan
+        self.folders = folders
+        self.progress = progress or (lambda p: None)
+        self.started = time.perf_counter() if started is None else started
+        # An idle place does the last federation's work once more, or nothing.
+        short = self.plan.capacity - len(self.federations)
+        self.places = self.federations + self.federations[-1:] * short
+        self.rounds = self.federations[0].spec.rounds
+        self.capacity = min(MAX_CHUNK, self.rounds)
+        self.done = 0
+        self.stopped: list[int | None] = [None] * len(self.federations)  # the round it diverged in
+        self.metrics = [
+            {name: np.full(self.rounds, np.nan, np.float32) for name in RoundMetrics._fields}
+            for _ in self.federations
+        ]
+        self.compile_seconds = self.round_seconds = self.host_seconds = self.earlier_seconds = 0.0
+        self.timed_rounds, self.timed_samples = 0, 0
+        self.saved_at = time.perf_counter()
+        hp = self._stacked([{k: np.float32(v) for k, v in f.spec.hp.items()} for f in self.places])
+        self.inputs = group.shared._replace(hp=hp, train_key=self._keys(Stream.TRAIN))
+        num_clients = self.federations[0].spec.num_clients
+        self.state = group.program.init(num_clients)(hp, self._keys(Stream.INIT))
+        if self.plan.spreads == AXIS:
+            self.state = self.plan.put(self.state)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.group.program.algorithm
+
+    @property
+    def _apart(self) -> bool:
+        return self.plan.spreads == RUNS
+
+    def announce(self) -> None:
+        """Log what is about to run: the splits, the lanes, the share of useful work."""
+        name = self.group.dataset.name
+        for federation in self.federations:
+            log.info("data: %s. %s", name, self.group.split(federation))
+        log.info(
+            "lanes: %s; %.1f %% of the samples that they run through are the clients'",
+            self.plan.describe(),
+            100 * self.group.useful_fraction(self.federations),
+        )
+        if self.group.dataset.note:
+            log.info("note: %s", self.group.dataset.note)
+
+    def start(self, metas: Sequence[dict] | None = None) -> None:
+        """Begin, or continue from the checkpoints whose records are `metas`; compile.
+
+        Raises ConfigError if a checkpoint is of other data.
+        """
+        state = self._init(self.inputs.hp, self._keys(Stream.INIT))
+        self.state = state if self._apart else self.plan.put(state)
+        if metas is not None:
+            self._restore(metas)
+        self._compile()
+
+    @property
+    def _init(self) -> Callable:
+        return self.group.program.init(self.federations[0].spec.num_clients)
+
+    def memory(self) -> int:
+        """Bytes that the compiled programs need on each device. Nothing is allocated for it."""
+        hp, key = self.inputs.hp, self._keys(Stream.INIT)
+        sharding = self.plan.sharding(RUN)
+        state = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+            jax.eval_shape(self._init, hp, key),
+        )
+        programs = self.group.program
+        lowered = [programs.chunk.program.lower(state, self.first_step())]
+        lowered += [
+            work.program.lower(hp, state, key, jnp.int32(1)) for work in programs.host_work.values()
+        ]
+        needs = (one.compile().memory_analysis() for one in lowered)
+        return max(
+            n.argument_size_in_bytes
+            + n.output_size_in_bytes
+            - n.alias_size_in_bytes
+            + n.temp_size_in_bytes
+            for n in needs
+        )
+
+    # --- what the programs read --------------------------------------------------------------
+
+    def _stacked(self, trees: Sequence[Any]) -> Any:
+        """One pytree for every place -> what the programs take: stacked, or the only one."""
+        if not self._apart:
+            return self.plan.put(trees[0])
+        return self.plan.put(jax.tree.map(lambda *leaves: np.stack(leaves), *trees), RUN)
+
+    def _keys(self, stream: Stream) -> jax.Array:
+        keys = [device_key(f.spec.seed, stream) for f in self.places]
+        return self.plan.put(jnp.stack(keys), RUN) if self._apart else self.plan.put(keys[0])
+
+    def chunk_inputs(self, first: int, count: int) -> ChunkInputs:
+        """What the program reads for rounds `first .. first+count-1`."""
+        rounds = range(first, first + count)
+        return self._scheduled(lambda f, cuts: [self._round(f, r, cuts) for r in rounds], count)
+
+    def _round(self, federation: Federation, r: int, cuts: Callable) -> RoundSchedule:
+        return federation.scheduler.round(r, self.group.shape, cuts(r))
+
+    def first_step(self) -> ChunkInputs:
+        """The same for the first step of every lane of the next round, and of an evaluation."""
+        r = min(self.done, self.rounds - 1)
+
+        def one_round(federation, cuts):
+            step = federation.scheduler.first_step(r, self.group.shape)
+            if self.plan.width > 1:  # one segment for all: where a lane has no client, it idles
+                step = step._replace(num_segments=np.ones_like(step.num_segments))
+            return [step]
+
+        return self._scheduled(one_round, 1)._replace(num_eval_batches=self.plan.put(jnp.int32(1)))
+
+    def _scheduled(self, rounds_of: Callable, count: int) -> ChunkInputs:
+        """Inputs with the schedules `rounds_of(federation, cuts)` of all places, stacked."""
+        stack = lambda rounds: stack_rounds(rounds, self.capacity)  # noqa: E731
+        if not self._apart:
+            schedule = stack(rounds_of(self.places[0], lambda r: None))
+            return self.inputs._replace(
+                schedule=self.plan.put(schedule), num_rounds=self._num_rounds(count)
+            )
+        width, schedules = self.plan.width, []
+        for start in range(0, len(self.places), width):
+            mine = self.places[start : start + width]
+            schedulers = [f.scheduler for f in mine]
+            cuts = (lambda r: None) if width == 1 else lambda r, s=schedulers: merged_cuts(s, r)
+            schedules += [stack(rounds_of(f, cuts)) for f in mine]
+        kinds = CHUNK_KINDS.schedule
+        schedule = RoundSchedule(
+            *(
+                np.stack(leaves[::width] if kind == DEVICE else leaves)
+                for kind, leaves in zip(kinds, zip(*schedules, strict=True), strict=True)
+            )
+        )
+        return self.inputs._replace(
+            schedule=self.plan.put(schedule, RUN), num_rounds=self._num_rounds(count)
+        )
+
+    def _num_rounds(self, count: int) -> jax.Array:
+        """`count` for every device that has a run."""
+        if not self._apart:
+            return self.plan.put(jnp.int32(count))
+        starts = np.arange(0, len(self.places), self.plan.width)
+        return self.plan.put(np.int32(count) * (starts < len(self.federations)), DEVICE)
+
+    # --- the work ----------------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        """Compile the rounds' program on one step, and verify its numbers where needed."""
+        start = time.perf_counter()
+        nothing = self._verify("rounds")._replace(num_rounds=self._num_rounds(0))
+        self.state, _ = jax.block_until_ready(self.group.program.chunk(self.state, nothing))
+        self.compile_seconds += time.perf_counter() - start
+
+    def _verify(self, part: str) -> ChunkInputs:
+        """Verify the rounds' program in its present state; -> what its first step reads."""
+        one_step = self.first_step()
+        self.group.program.chunk.verify((self.state, one_step), part)
+        return one_step
+
+    def finish(self) -> None:
+        """Run what is left."""
+        upcoming: dict[tuple[int, int], ChunkInputs] = {}
+        while self.done < self.rounds and None in self.stopped:
+            self._host_work()
+            count = self._chunk_length()
+            inputs = upcoming.pop((self.done, count), None)
+            if inputs is None:
+                inputs = self.chunk_inputs(self.done, count)
+            start = time.perf_counter()
+            self.state, metrics = self.group.program.chunk(self.state, inputs)
+            following = (self.done + count, min(count, self.rounds - self.done - count))
+            if following[1] > 0:  # prepared on the host while the device works
+                upcoming = {following: self.chunk_inputs(*following)}
+            metrics = jax.tree.map(host_values, metrics)
+            self.round_seconds += time.perf_counter() - start
+            self.timed_rounds += count
+            for i, federation in enumerate(self.federations):
+                mine = jax.tree.map(lambda a, i=i: a[i], metrics) if self._apart else metrics
+                self._record(i, count, mine)
+                work = federation.scheduler.work.samples[self.done : self.done + count]
+                self.timed_samples += int(work.sum())
+            self.done += count
+            self._report()
+            self._save()
+
+    def _record(self, i: int, count: int, metrics: RoundMetrics) -> None:
+        """Keep a chunk's metrics, up to the round in which the run diverged."""
+        if self.stopped[i] is not None:
+            return
+        bad = np.flatnonzero(~np.isfinite(metrics.train_loss[:count]))
+        kept = int(bad[0]) + 1 if len(bad) else count
+        for name, values in metrics._asdict().items():
+            self.metrics[i][name][self.done : self.done + kept] = values[:kept]
+        if len(bad):
+            self.stopped[i] = self.done + kept
+            seed = self.federations[i].spec.seed
+            log.warning("diverged in round %d; stopped (seed %d)", self.stopped[i], seed)
+
+    def _chunk_length(self) -> int:
+        """As many rounds as fit the time between two signs of life, up to the next stop."""
+        stops = [w.before_round for w in self.algorithm.host_work if w.before_round > self.done]
+        most = min(min([self.rounds, *stops]) - self.done, self.capacity)
+        if not self.timed_rounds:
+            return 1
+        pace = self.round_seconds / self.timed_rounds
+        return self._agreed(max(1, min(most, int(CHUNK_SECONDS / pace))))
+
+    def _agreed(self, count: int) -> int:
+        """The first process's count, for programs that all of them enter."""
+        if self._apart or not self.plan.mesh.is_multi_process:
+            return count
+        from jax.experimental import multihost_utils
+
+        return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
+
+    def _host_work(self) -> None:
+        """Work that is due before the next round: on one device, or for every run on its own."""
+        for work in self.algorithm.host_work:
+            if work.before_round != self.done or self._work_done(work) >= work.total:
+                continue
+            program = self.group.program.host_work[work.name]
+            local = (lambda tree: tree) if self._apart else _on_one_device
+            state, hp = local(self.state), local(self.inputs.hp)
+            key = local(self._keys(Stream.SERVER))
+            start = time.perf_counter()
+            program.verify((hp, state, key, jnp.int32(1)))
+            state = jax.block_until_ready(program(hp, state, key, jnp.int32(0)))
+            self.compile_seconds += time.perf_counter() - start
+            self.state = state
+            done = first = self._work_done(work)
+            start, count = time.perf_counter(), 1
+            while done < work.total:
+                count = self._agreed(min(count, work.total - done))
+                state = jax.block_until_ready(program(hp, state, key, jnp.int32(count)))
+                done += count
+                rate = (done - first) / (time.perf_counter() - start)
+                count = max(1, int(CHUNK_SECONDS * rate))
+                self.progress(
+                    Progress(work.name, done, work.total, rate, 0.0, (work.total - done) / rate)
+                )
+                self.state = state
+                self._save()
+            self.host_seconds += time.perf_counter() - start
+            self.state = state if self._apart else self.plan.put(state)
+            start = time.perf_counter()
+            self._verify(work.name)
+            self.compile_seconds += time.perf_counter() - start
+
+    def _work_done(self, work) -> int:
+        first = jax.tree.map(lambda a: a[0], self.state) if self._apart else self.state
+        return work.done(first)
+
+    def _report(self) -> None:
+        rate = self.timed_rounds / max(self.round_seconds, 1e-9)
+        seen = [m["test_accuracy"][: self.done] for m in self.metrics]
+        latest = [a[np.isfinite(a)][-1] for a in seen if np.isfinite(a).any()]
+        self.progress(
+            Progress(
+                "rounds",
+                self.done,
+                self.rounds,
+                rate,
+                self.timed_samples / max(self.round_seconds, 1e-9),
+                (self.rounds - self.done) / rate,
+                float(np.mean(latest)) if latest else np.nan,
+            )
+        )
+
+    # --- what is kept ------------------------------------------------------------------------
+
+    def _states(self) -> list[Any]:
+        """Every run's state, on the host."""
+        host = jax.tree.map(host_values, self.state)
+        if not self._apart:
+            return [host]
+        return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.federations))]
+
+    def _save(self) -> None:
+        """Write checkpoints, if they are wanted and the last are old enough."""
+        now = time.perf_counter()
+        mine = self._apart or jax.process_index() == 0
+        if self.folders is None or not mine or now - self.saved_at < CHECKPOINT_SECONDS:
+            return
+        runs = zip(self.federations, self.folders, self._states(), self.metrics, strict=True)
+        for i, (federation, folder, state, metrics) in enumerate(runs):
+            meta = {
+                "digest": federation.spec.digest(),
+                "spec": federation.spec.to_dict(),
+                "partition": federation.partition.digest(),
+                "dataset": self.group.dataset.digest(),
+                "round": self.done,
+                "work": {w.name: w.done(state) for w in self.algorithm.host_work},
+                "stopped": self.stopped[i],
+                "blocks": self.plan.blocks,
+                "lanes": self.plan.lanes,
+                "seconds": self._wall(),
+                **environment(),
+            }
+            save_checkpoint(folder / CHECKPOINT, (state, metrics), meta)
+        self.saved_at = time.perf_counter()
+
+    def _restore(self, metas: Sequence[dict]) -> None:
+        states, fresh = [], self._states()
+        for i, (meta, federation) in enumerate(zip(metas, self.federations, strict=True)):
+            path = self.folders[i] / CHECKPOINT
+            found = {"dataset": self.group.dataset, "partition": federation.partition}
+            for name, data in found.items():
+                if meta[name] != data.digest():
+                    raise ConfigError(
+                        f"checkpoint = {str(path)!r}: expected this {name}'s, but it is "
+                        f"another one's; pass the same {name} or another output_dir"
+                    )
+            like = (fresh[i], self.metrics[i])
+            state, self.metrics[i] = load_checkpoint(path, like)
+            self.stopped[i] = meta["stopped"]
+            states.append(state)
+        self.state = self._stacked(states + states[-1:] * (len(self.places) - len(states)))
+        self.done, self.earlier_seconds = metas[0]["round"], metas[0]["seconds"]
+
+    def _wall(self) -> float:
+        """Wall-clock of one run: those made together share it."""
+        spent = time.perf_counter() - self.started
+        return self.earlier_seconds + spent / len(self.federations)
+
+    def results(self) -> list[Result]:
+        """What was made, in the order of the federations."""
+        return [self._result(i, state) for i, state in enumerate(self._states())]
+
+    def _result(self, i: int, state: Any) -> Result:
+        group, plan, federation = self.group, self.plan, self.federations[i]
+        spec, work, share = federation.spec, federation.scheduler.work, len(self.federations)
+        hp = {name: np.float32(value) for name, value in spec.hp.items()}
+        traffic = self.algorithm.traffic(hp, state)
+        rounds = self.stopped[i] or self.done
+        ran = np.arange(self.rounds) < rounds
+        metrics = {
+            **self.metrics[i],
+            "bytes_down": work.participants * traffic.down * ran,
+            "bytes_up": work.participants * traffic.up * ran,
+            "client_samples": work.samples * ran,
+        }
+        device = i // plan.width * plan.width
+        summary = {
+            "algorithm": spec.algorithm,
+            "dataset": group.dataset.name,
+            "seed": spec.seed,
+            **summarise(self.metrics[i]),
+            **self.algorithm.summary(state),
+            "rounds": rounds,
+            "client_samples_per_second": self.timed_samples / max(self.round_seconds, 1e-9),
+            "useful_work_fraction": group.useful_fraction(
+                self.federations[device : device + plan.width]
+            ),
+            "compile_seconds": self.compile_seconds,
+            "round_seconds": self.round_seconds / share,
+            "server_seconds": self.host_seconds / share,
+            "wall_seconds": self._wall(),
+            "made_together": share,
+            "bytes_up": float(metrics["bytes_up"].sum()),
+            "bytes_down": float(metrics["bytes_down"].sum()),
+            "lanes": plan.describe(),
+            "lane_probe_seconds_per_step": {
+                str(v): t for v, t in group.lane_choice.seconds.items()
+            },
+            "unfused": group.program.chunk.unfused,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "dataset_digest": group.dataset.digest(),
+            "partition_digest": federation.partition.digest(),
+            "split": dataclasses.asdict(group.split(federation)),
+            "dataset_note": group.dataset.note,
+            **environment(),
+        }
+        artifacts = {name: np.asarray(a) for name, a in self.algorithm.artifacts(state).items()}
+        return Result(spec, metrics, summary, artifacts, state, federation.partition)
+
+
+def resumable(folder: Path, spec: RunSpec) -> dict | None:
+    """The record of the checkpoint to continue a run from; None if there is none yet."""
+    checkpoint = folder / CHECKPOINT
+    if not checkpoint.exists():
+        return None
+    meta = read_meta(checkpoint)
+    if meta["digest"] != spec.digest():
+        then, now = meta["spec"], spec.resolved().to_dict()
+        differ = [f"{k} {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
+        raise ConfigError(
+            f"checkpoint = {str(checkpoint)!r}: expected this configuration's, but it is another "
+            f"one's ({', '.join(differ)}); use its settings or another output_dir"
+        )
+    return meta
+
+
+def _on_one_device(tree: Any) -> Any:
+    """A copy on this process's first device: the work is not made of lanes."""
+    device = jax.local_devices()[0]
+    return jax.tree.map(
+        lambda a: (
+            jax.device_put(a.addressable_data(0), device)
+            if isinstance(a, jax.Array) and not a.is_fully_addressable
+            else jax.device_put(a, device)
+        ),
+        tree,
+    )

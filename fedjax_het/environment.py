@@ -1,0 +1,38 @@
+"""What makes a run's numbers besides its settings: versions, precision, device."""
+
+import hashlib
+import json
+from typing import Any
+
+# These tell results of one setting apart: a file is named by them too (`run_digest`).
+IDENTITY = ("fedjax_het", "device", "matmul_precision", "x64")
+
+
+def environment() -> dict[str, Any]:
+    """This process's, as it is stored with every result. Starts jax's backend."""
+    import jax
+    import jaxlib
+
+    import fedjax_het
+
+    return {
+        "fedjax_het": fedjax_het.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "device": jax.devices()[0].device_kind,
+        "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),
+        "x64": bool(jax.config.jax_enable_x64),
+    }
+
+
+def run_digest(settings: str, made_in: dict[str, Any], data: str | None = None) -> str:
+    """16 hexadecimal digits that name one result.
+
+    Args:
+      settings: `RunSpec.digest()`.
+      made_in: `environment()`, of which `IDENTITY` counts: package version, device, precision.
+      data: the data set's own digest, where its name does not say what it holds ("user").
+    """
+    known = {name: made_in.get(name) for name in IDENTITY}
+    text = json.dumps([settings, known, data], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,46 @@
+"""Tables and figures from results: what was measured, and nothing missing out of sight.
+
+Every function but `write_report` is a function of its arguments: data frames in, a data frame, a
+table of texts or a figure out. Accuracies are percentages from here on.
+"""
+
+from fedjax_het.report.against_alpha import plot_against_alpha
+from fedjax_het.report.comparison import (
+    CAPTION,
+    Cell,
+    compare,
+    comparison_table,
+    diverged_runs,
+    plot_curves,
+)
+from fedjax_het.report.grouping import varying_settings
+from fedjax_het.report.heat_map import plot_heat_map
+from fedjax_het.report.learning_curves import plot_learning_curves
+from fedjax_het.report.overview import overview_table, pivot_table, summarise_runs
+from fedjax_het.report.render import TextTable, print_table, to_csv, to_latex, to_markdown
+from fedjax_het.report.style import COLOURS, method_colours
+from fedjax_het.report.write import write_report
+
+__all__ = [
+    "CAPTION",
+    "COLOURS",
+    "Cell",
+    "TextTable",
+    "compare",
+    "comparison_table",
+    "diverged_runs",
+    "method_colours",
+    "overview_table",
+    "pivot_table",
+    "plot_against_alpha",
+    "plot_curves",
+    "plot_heat_map",
+    "plot_learning_curves",
+    "print_table",
+    "summarise_runs",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+    "varying_settings",
+    "write_report",
+]

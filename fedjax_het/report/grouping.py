@@ -1,0 +1,175 @@
+"""Which settings tell the runs of a folder apart, and the runs grouped by them."""
+
+import dataclasses
+import numbers
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedjax_het.errors import require, require_name
+from fedjax_het.report.render import MISSING
+from fedjax_het.report.style import method_rank
+from fedjax_het.spec import RunSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
+_SEEDS = ("seed", "partition_seed")
+# What decides the defaults of hyper-parameters and options.
+_CAUSES = ("algorithm", "local_optimizer", "options.preset")
+_SAID_BY_VALUE = ("algorithm", "dataset", "partition", "model")
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or value != value
+
+
+def diverged(results: "pd.DataFrame") -> "pd.Series":
+    """Whether each run diverged, or has no final accuracy for another reason."""
+    return results["diverged"].astype(bool) | results["final_accuracy"].isna()
+
+
+def is_shared(name: str) -> bool:
+    """Whether a setting is one that runs of every method have, so that methods compare at it."""
+    return "." not in name and name != "algorithm"
+
+
+def setting_columns(results: "pd.DataFrame") -> list[str]:
+    """The settings among the columns: shared ones, `algorithm`, `options.*`, `hp.*`."""
+    columns = list(results.columns)
+    options = [name for name in columns if name.startswith("options.")]
+    return [
+        *(name for name in _FIELDS if name in columns and name != "algorithm"),
+        *(["algorithm"] if "algorithm" in columns else []),
+        *sorted(options, key=lambda name: (name != "options.preset", name)),
+        *sorted(name for name in columns if name.startswith("hp.")),
+    ]
+
+
+def varying_settings(results: "pd.DataFrame") -> list[str]:
+    """`algorithm`, and the settings in which the runs differ apart from their seeds.
+
+    A hyper-parameter or option counts if it differs between runs of the same method, local
+    optimiser and preset; else it follows from these, and is no column of its own.
+    """
+    names = setting_columns(results)
+    varying = []
+    for name in names:
+        if name == "algorithm":
+            varying.append(name)
+        elif is_shared(name):
+            if name not in _SEEDS and len(set(_values(results[name]))) > 1:
+                varying.append(name)
+        elif any(len(values) > 1 for _, values in _by_cause(results, name)):
+            varying.append(name)
+    return varying
+
+
+def following_settings(results: "pd.DataFrame") -> dict[str, list[tuple[str, Any]]]:
+    """Hyper-parameters that differ, but follow from the method, its optimiser or its preset.
+
+    Returns, for each: what they follow from in words, and the value.
+    """
+    varying = varying_settings(results)
+    following = {}
+    for name in setting_columns(results):
+        if not name.startswith("hp.") or name in varying:
+            continue
+        found = [
+            (describe_settings({n: v for n, v in cause.items() if n in varying}), value)
+            for cause, (value,) in _by_cause(results, name)
+            if value is not None
+        ]
+        if len({value for _, value in found}) > 1:
+            following[name] = found
+    return following
+
+
+def _by_cause(results: "pd.DataFrame", name: str) -> list[tuple[dict[str, Any], set]]:
+    causes = [cause for cause in _CAUSES if cause in results and cause != name]
+    return [(keys, set(_values(runs[name]))) for keys, runs in group_runs(results, causes)]
+
+
+def constant_settings(results: "pd.DataFrame") -> dict[str, Any]:
+    """The shared settings that all runs have the same value of, seeds and `None` left out."""
+    constant = {}
+    for name in setting_columns(results):
+        if is_shared(name) and name not in _SEEDS:
+            values = set(_values(results[name]))
+            if len(values) == 1 and None not in values:
+                (constant[name],) = values
+    return constant
+
+
+def chosen_settings(results: "pd.DataFrame", by: Sequence[str] | None) -> list[str]:
+    """`by`, or what varies. ConfigError for a name that is no setting of these runs."""
+    require(len(results) > 0, "results", "no run", "at least one run")
+    if not by:
+        return varying_settings(results)
+    for name in by:
+        require_name("by", name, setting_columns(results))
+    return list(dict.fromkeys(by))
+
+
+def group_runs(
+    results: "pd.DataFrame", by: Sequence[str]
+) -> list[tuple[dict[str, Any], "pd.DataFrame"]]:
+    """The runs by their values of these settings, sorted by them; a missing value is `None`."""
+    columns = [_values(results[name]) for name in by]
+    members: dict[tuple, list[int]] = {}
+    for place, key in enumerate(zip(*columns, strict=True) if by else [()] * len(results)):
+        members.setdefault(key, []).append(place)
+
+    def order(key: tuple) -> list[tuple]:
+        return [sort_key(name, value) for name, value in zip(by, key, strict=True)]
+
+    return [
+        (dict(zip(by, key, strict=True)), results.iloc[members[key]])
+        for key in sorted(members, key=order)
+    ]
+
+
+def _values(column: "pd.Series") -> list[Any]:
+    values = [str(v) if isinstance(v, list | tuple | dict) else v for v in column.tolist()]
+    return [None if is_missing(v) else v for v in values]
+
+
+def is_numeric(column: "pd.Series") -> bool:
+    """Whether every value that is there is a number, and no truth value."""
+    return all(
+        isinstance(value, numbers.Real) and not isinstance(value, bool)
+        for value in column.tolist()
+        if not is_missing(value)
+    )
+
+
+def sort_key(name: str, value: Any) -> tuple:
+    """Orders the values of a setting: numbers, then texts, then what is missing."""
+    if is_missing(value):
+        return (2,)
+    if name == "algorithm":
+        return (1, *method_rank(value))
+    return (0, value) if isinstance(value, numbers.Real) else (1, str(value))
+
+
+def setting_text(value: Any) -> str:
+    """A value as it is shown: numbers with at most six digits, a dash for what is missing."""
+    if is_missing(value):
+        return MISSING
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def setting_name(name: str) -> str:
+    """As it is shown: `hp.prox_mu` is `prox_mu`."""
+    return "Method" if name == "algorithm" else name.split(".", 1)[-1]
+
+
+def describe_settings(settings: dict[str, Any]) -> str:
+    """In a few words: `fedprox, alpha 0.1, prox_mu 0.01`. What is missing is not said."""
+    return ", ".join(
+        setting_text(value)
+        if name in _SAID_BY_VALUE
+        else f"{setting_name(name)} {setting_text(value)}"
+        for name, value in settings.items()
+        if not is_missing(value)
+    )

@@ -1,0 +1,211 @@
+"""Learning curves: one measure against the round, with bands over seeds."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedjax_het.errors import ConfigError, require_name
+from fedjax_het.report.grouping import (
+    chosen_settings,
+    describe_settings,
+    diverged,
+    group_runs,
+    is_shared,
+)
+from fedjax_het.report.measures import measure_label, scale_of
+from fedjax_het.report.render import DIVERGED
+from fedjax_het.report.style import (
+    add_legend,
+    band_opacity,
+    empty_panel,
+    is_leftmost,
+    is_lowest,
+    line_styles,
+    make_panels,
+    plain_axes,
+    within_percent,
+)
+from fedjax_het.store import newest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SMOOTHED_ROUNDS = 5
+_TICK = (0, (3, 1))  # dashes, in points
+
+
+class Curve(NamedTuple):
+    """One line of the figure, and the runs behind it."""
+
+    panel: str
+    method: str
+    label: str
+    runs: "pd.DataFrame"
+    """A row per measured round and a column per run, as drawn: smoothed, in percent."""
+    diverged: bool = False
+    """Whether a run is not in `runs` because it diverged."""
+    reported: float = math.nan
+    """A final value to compare with."""
+
+
+def plot_learning_curves(
+    results: "pd.DataFrame",
+    curves: "pd.DataFrame",
+    *,
+    by: Sequence[str] | None = None,
+    measure: str = "test_accuracy",
+) -> "Figure":
+    """A line per method and hyper-parameters, a panel for each of the other settings.
+
+    Lines are means over seeds of a running mean over five rounds (so an accuracy's line ends at
+    the table's value), with a band of one standard deviation over seeds. Runs that diverged are
+    left out, and their lines marked in the legend.
+
+    Args:
+      results, curves: as `load_results` and `load_curves` give them.
+      by: names of settings; default: those that vary, apart from the seeds.
+      measure: a column of `curves`.
+    Errors:
+      ConfigError for a setting or measure that these runs do not have.
+    """
+    results = newest(results)
+    by = chosen_settings(results, by)
+    if not len(curves):
+        raise ConfigError("curves = none: expected those of `load_curves`")
+    require_name("measure", measure, [n for n in curves.columns if n not in ("digest", "round")])
+    lines = []
+    for settings, runs in group_runs(results, by):
+        shared = {name: value for name, value in settings.items() if is_shared(name)}
+        own = {name: value for name, value in settings.items() if not is_shared(name)}
+        label = describe_settings(own) or "all runs"
+        lines.append(
+            Curve(
+                panel=describe_settings(shared),
+                method=str(own.get("algorithm", label)),
+                label=label,
+                runs=values_by_round(runs, curves, measure),
+                diverged=bool(diverged(runs).any()),
+            )
+        )
+    panels = list(dict.fromkeys(line.panel for line in lines))
+    innermost = [name for name in by if is_shared(name)][-1:]
+    columns = len(group_runs(results, innermost))
+    sharey = "row" if "dataset" in by else "all"
+    return draw_curves(lines, panels, columns=columns, measure=measure, sharey=sharey)
+
+
+def values_by_round(
+    runs: "pd.DataFrame", curves: "pd.DataFrame", measure: str = "test_accuracy"
+) -> "pd.DataFrame":
+    """Running means over five measured rounds: a row per round, a column per run.
+
+    Runs that diverged are left out. Accuracies are in percent.
+    """
+    import pandas as pd
+
+    if not len(curves) or not len(runs):
+        return pd.DataFrame()
+    wanted = runs["digest"][~diverged(runs)]
+    own = curves[curves["digest"].isin(wanted)].dropna(subset=measure)
+    by_round = scale_of(measure) * own.pivot(index="round", columns="digest", values=measure)
+    smoothed = by_round.rolling(_SMOOTHED_ROUNDS, min_periods=1).mean()
+    return smoothed.where(by_round.notna())  # a shorter run does not go on
+
+
+def draw_curves(
+    lines: Sequence[Curve],
+    panels: Sequence[str],
+    *,
+    columns: int,
+    measure: str = "test_accuracy",
+    sharey: str = "row",
+) -> "Figure":
+    """The figure of these lines. A panel without any run says so.
+
+    A dashed tick right of the last round is the reported final value.
+    """
+    figure, axes = make_panels(panels, columns=columns, size=(3.5, 2.7), sharey=sharey)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(max(6.4, width), height + 0.3)
+    styles = line_styles((line.method, line.label) for line in lines)
+    opacity = band_opacity(len({line.label for line in lines if len(line.runs)}))
+    for line in lines:
+        if len(line.runs):
+            look = {name: styles[line.label][name] for name in ("color", "linestyle")}
+            _draw(line, axes[line.panel], look, opacity)
+    for panel in axes.values():
+        plain_axes(panel)
+        if panel.lines:
+            panel.xaxis.get_major_locator().set_params(integer=True)
+            first, last = panel.get_xlim()
+            if last - first < 2:
+                panel.set_xlim(first - 1, last + 1)
+            if scale_of(measure) == 100:
+                within_percent(panel)
+        else:
+            empty_panel(panel, "not run" if not _only_diverged(panel, axes, lines) else "diverged")
+        if is_leftmost(panel):
+            panel.set_ylabel(measure_label(measure), fontsize=10)
+        if is_lowest(panel, axes.values()):
+            panel.set_xlabel(f"Round (running mean of {_SMOOTHED_ROUNDS})", fontsize=10)
+    add_legend(figure, _handles(lines, styles))
+    return figure
+
+
+def _draw(line: Curve, panel: "Axes", look: dict, opacity: float) -> None:
+    mean, spread = line.runs.mean(axis=1), line.runs.std(axis=1).fillna(0)
+    # A single round is a point: a line would not be seen.
+    marker = {"marker": "o", "markersize": 4} if len(mean) == 1 else {}
+    panel.plot(mean.index, mean, lw=1.6, label=line.label, **look, **marker)
+    if line.runs.shape[1] > 1:
+        panel.fill_between(
+            mean.index,
+            mean - spread,
+            mean + spread,
+            color=look["color"],
+            alpha=opacity,
+            linewidth=0,
+        )
+    if not math.isnan(line.reported):
+        last = mean.index[-1]
+        panel.plot(
+            [1.03 * last, 1.13 * last],
+            [line.reported] * 2,
+            color=look["color"],
+            linestyle=_TICK,
+            lw=1.4,
+        )
+
+
+def _only_diverged(panel: "Axes", axes: dict, lines: Sequence[Curve]) -> bool:
+    return any(line.diverged and axes[line.panel] is panel for line in lines)
+
+
+def _handles(lines: Sequence[Curve], styles: dict[str, dict]) -> list:
+    from matplotlib.lines import Line2D
+
+    drawn = {line.label for line in lines if len(line.runs)}
+    lost = {line.label for line in lines if line.diverged}
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=style["color"],
+            linestyle=style["linestyle"],
+            lw=2,
+            label=f"{label} {DIVERGED}" if label in lost else label,
+        )
+        for label, style in styles.items()
+        if label in drawn | lost
+    ]
+    if any(len(line.runs) and not math.isnan(line.reported) for line in lines):
+        handles.append(
+            Line2D([], [], color="#444444", linestyle=_TICK, label="reported final value")
+        )
+    if lost:
+        handles.append(
+            Line2D([], [], linestyle="none", label=f"{DIVERGED} runs that diverged are left out")
+        )
+    return handles

@@ -1,0 +1,53 @@
+"""The measures of a run: which there are, in what unit they are shown, what they are called."""
+
+from typing import TYPE_CHECKING
+
+from fedjax_het.errors import require_name
+from fedjax_het.report.grouping import is_numeric, setting_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LABELS = {
+    "final_accuracy": "Test accuracy (%)",
+    "final_accuracy_std": "Deviation of the last five rounds (%)",
+    "best_accuracy": "Best test accuracy (%)",
+    "last_accuracy": "Test accuracy of the last round (%)",
+    "test_accuracy": "Test accuracy (%)",
+    "test_loss": "Test loss (nats)",
+    "train_loss": "Training loss (nats)",
+    "wall_seconds": "Wall-clock (s)",
+    "client_samples_per_second": "Client samples per second",
+    "bytes_up": "Bytes sent by clients",
+    "bytes_down": "Bytes sent to clients",
+}
+
+
+def scale_of(measure: str) -> float:
+    """Accuracies are shown in percent, everything else as it is."""
+    return 100 if "accuracy" in measure else 1
+
+
+def higher_is_better(measure: str) -> bool:
+    return scale_of(measure) == 100 and not measure.endswith("_std")
+
+
+def measure_label(measure: str) -> str:
+    """For an axis or a heading."""
+    return _LABELS.get(measure, measure)
+
+
+def require_measure(results: "pd.DataFrame", measure: str) -> None:
+    """ConfigError unless `measure` is a column of numbers, and no setting."""
+    settings = setting_columns(results)
+    names = [n for n in results.columns if n not in settings and is_numeric(results[n])]
+    require_name("measure", measure, names)
+
+
+def values_of(results: "pd.DataFrame", measure: str) -> "pd.Series":
+    """One number per run, accuracies in percent; NaN where a run does not have it."""
+    import pandas as pd
+
+    if measure not in results:
+        return pd.Series(float("nan"), index=results.index)
+    return scale_of(measure) * pd.to_numeric(results[measure], errors="coerce")

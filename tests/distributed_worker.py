@@ -1,0 +1,32 @@
+"""One of several processes of a federation: started by test_distributed.py.
+
+python distributed_worker.py FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID METHOD
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+
+import fedjax_het  # noqa: F401  (first, since it asks for CPU devices)
+
+folder, coordinator, count, index, method = sys.argv[1:]
+jax.config.update("jax_default_matmul_precision", "highest")
+if int(count) > 1:
+    jax.distributed.initialize(coordinator, int(count), int(index))
+
+import numpy as np  # noqa: E402
+from problems import user_dataset  # noqa: E402
+from test_federation import spec  # noqa: E402
+
+from fedjax_het import simulate, sweep  # noqa: E402
+
+folder = Path(folder)
+dataset = user_dataset()
+wide = {"num_clients": 10, "participation": 0.9, "rounds": 6}  # nine clients a round
+result = simulate(spec(method, **wide), dataset=dataset, lanes=1, output_dir=folder / "run")
+assert result.summary["lanes"].startswith(f"{len(jax.devices())} x cpu"), result.summary["lanes"]
+np.savez(folder / f"metrics-{count}-{index}.npz", **result.metrics)
+specs = [spec(method, seed=seed, rounds=3) for seed in range(5)]
+made = sweep(specs, folder / "sweep", dataset=dataset, lanes=1, progress=lambda line: None)
+(folder / f"made-{count}-{index}").write_text(str(sum(r is not None for r in made.results)))

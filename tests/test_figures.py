@@ -1,0 +1,381 @@
+"""The figures' lines, bands, points and cells are the numbers of the results; not their pixels."""
+
+import io
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_het import report
+from fedjax_het.errors import ConfigError
+from fedjax_het.report.heat_map import numeric_pair
+
+ROUNDS = 12
+ALPHAS = (0.01, 0.1, 1.0)
+SEEDS = (0, 1, 2)
+DIVERGED = {("fedprox", 0.01, 1), *(("scaffold", 0.1, seed) for seed in SEEDS)}
+
+
+def sweep(methods=("fedavg", "fedprox", "scaffold"), alphas=ALPHAS, seeds=SEEDS, **settings):
+    """Results and curves whose values are drawn at random: nothing in them is alike."""
+    random = np.random.default_rng(len(methods) + 10 * len(alphas))
+    rows, frames = [], []
+    for method in methods:
+        for alpha in alphas:
+            for seed in seeds:
+                digest = "-".join(map(str, [method, alpha, seed, *settings.values()]))
+                curve = random.uniform(0.2, 0.9, ROUNDS)
+                lost = (method, alpha, seed) in DIVERGED
+                rows.append(
+                    {
+                        "digest": digest,
+                        "settings": f"settings-{digest}",
+                        "finished": "2026-01-01",
+                        "algorithm": method,
+                        "dataset": "digits",
+                        "alpha": alpha,
+                        "seed": seed,
+                        "partition_seed": seed,
+                        "final_accuracy": None if lost else curve[-5:].mean(),
+                        "best_accuracy": curve.max(),
+                        "diverged": lost,
+                        "bytes_up": float(random.integers(1, 10**9)),
+                        **settings,
+                    }
+                )
+                columns = {"round": np.arange(1, ROUNDS + 1), "test_accuracy": curve}
+                frames.append(pd.DataFrame({"digest": digest, **columns, "train_loss": 3 - curve}))
+    return pd.DataFrame(rows), pd.concat(frames, ignore_index=True)
+
+
+def joined(*sweeps):
+    results, curves = zip(*sweeps, strict=True)
+    return pd.concat(results, ignore_index=True), pd.concat(curves, ignore_index=True)
+
+
+def values(results, method, alpha, measure="final_accuracy", **settings):
+    """A measure of the runs that did not diverge, by seed."""
+    chosen = (results["algorithm"] == method) & (results["alpha"] == alpha) & ~results["diverged"]
+    for name, value in settings.items():
+        chosen &= results[name] == value
+    return results[chosen][measure].to_numpy(float)
+
+
+def line(panel, label):
+    (found,) = [line for line in panel.lines if line.get_label() == label]
+    return found
+
+
+def band(panel, number):
+    """Lower and upper limit of a band, by its abscissa."""
+    vertices = panel.collections[number].get_paths()[0].vertices
+    limits = {}
+    for x, y in vertices:
+        low, high = limits.get(x, (math.inf, -math.inf))
+        limits[x] = (min(low, y), max(high, y))
+    return limits
+
+
+def legend_texts(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def drawn(figure):
+    """A figure that does not fit into its canvas warns, and a warning is an error."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    assert buffer.getvalue().startswith(b"\x89PNG")
+
+
+# Learning curves
+
+
+def smoothed(curves, method, alpha, seeds, measure="test_accuracy"):
+    """[rounds, seeds]: the mean of a round and the four before it."""
+    columns = []
+    for seed in seeds:
+        own = curves[curves["digest"] == f"{method}-{alpha}-{seed}"][measure].to_numpy()
+        columns.append([own[max(0, r - 4) : r + 1].mean() for r in range(ROUNDS)])
+    return np.array(columns).T
+
+
+def test_learning_curves_are_means_over_seeds_with_bands():
+    results, curves = sweep()
+    figure = report.plot_learning_curves(results, curves)
+    assert [panel.get_title() for panel in figure.axes] == ["alpha 0.01", "alpha 0.1", "alpha 1"]
+    for panel, alpha in zip(figure.axes, ALPHAS, strict=True):
+        for number, method in enumerate(("fedavg", "fedprox")):
+            seeds = [seed for seed in SEEDS if (method, alpha, seed) not in DIVERGED]
+            expected = 100 * smoothed(curves, method, alpha, seeds)
+            found = line(panel, method)
+            np.testing.assert_array_equal(found.get_xdata(), np.arange(1, ROUNDS + 1))
+            np.testing.assert_allclose(found.get_ydata(), expected.mean(axis=1))
+            assert found.get_color() == report.COLOURS[method]
+            limits = band(panel, number)
+            for r, spread in enumerate(expected.std(axis=1, ddof=1)):
+                mean = expected[r].mean()
+                assert limits[r + 1] == pytest.approx((mean - spread, mean + spread))
+        final = 100 * values(results, "fedavg", alpha).mean()
+        assert line(panel, "fedavg").get_ydata()[-1] == pytest.approx(final)
+    drawn(figure)
+
+
+def test_a_method_whose_runs_all_diverged_has_no_line_and_is_marked():
+    figure = report.plot_learning_curves(*sweep())
+    labels = [[line.get_label() for line in panel.lines] for panel in figure.axes]
+    assert labels == [["fedavg", "fedprox", "scaffold"], ["fedavg", "fedprox"], labels[0]]
+    assert legend_texts(figure) == [
+        "fedavg",
+        "fedprox †",
+        "scaffold †",
+        "† runs that diverged are left out",
+    ]
+
+
+def test_a_panel_where_all_diverged_says_so():
+    figure = report.plot_learning_curves(*sweep(["scaffold"], alphas=(0.1, 1.0)))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
+    assert not figure.axes[1].texts
+    drawn(figure)
+
+
+def test_another_measure_has_its_own_unit():
+    results, curves = sweep(["fedavg"])
+    figure = report.plot_learning_curves(results, curves, measure="train_loss")
+    expected = smoothed(curves, "fedavg", 0.1, SEEDS, "train_loss").mean(axis=1)
+    np.testing.assert_allclose(line(figure.axes[1], "fedavg").get_ydata(), expected)
+    assert figure.axes[0].get_ylabel() == "Training loss (nats)"
+    with pytest.raises(ConfigError, match=r"measure = 'train_los' .* did you mean 'train_loss'"):
+        report.plot_learning_curves(results, curves, measure="train_los")
+
+
+def test_a_shorter_run_ends_where_it_ends():
+    results, curves = sweep(["fedavg"], alphas=(0.1,))
+    short = (curves["digest"] == "fedavg-0.1-0") & (curves["round"] > 7)
+    curves = curves[~short]
+    figure = report.plot_learning_curves(results, curves)
+    expected = 100 * smoothed(curves, "fedavg", 0.1, SEEDS[1:])[7:].mean(axis=1)
+    np.testing.assert_allclose(line(figure.axes[0], "fedavg").get_ydata()[7:], expected)
+
+
+def test_hyper_parameters_have_lines_of_one_colour_from_dark_to_light():
+    results, curves = joined(
+        *(sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": mu}) for mu in (0.01, 0.1, 1.0))
+    )
+    figure = report.plot_learning_curves(results, curves)
+    labels = [f"fedprox, prox_mu {mu}" for mu in ("0.01", "0.1", "1")]
+    assert legend_texts(figure) == labels
+    colours = [line(figure.axes[0], label).get_color() for label in labels]
+    assert colours[0] == report.COLOURS["fedprox"]
+    brightness = [sum(int(colour[k : k + 2], 16) for k in (1, 3, 5)) for colour in colours]
+    assert brightness == sorted(set(brightness))
+
+
+def test_many_panels_wrap_and_data_sets_are_rows():
+    alphas = (0.01, 0.02, 0.05, 0.1, 0.2)
+    figure = report.plot_learning_curves(*sweep(["fedavg"], alphas))
+    places = [panel.get_subplotspec() for panel in figure.axes]
+    assert [(p.rowspan.start, p.colspan.start) for p in places] == [
+        *((0, column) for column in range(4)),
+        (1, 0),
+    ]
+    assert [bool(panel.get_xlabel()) for panel in figure.axes] == [False, True, True, True, True]
+    two = [sweep(["fedavg"], alphas[:2], dataset=name) for name in ("digits", "mnist")]
+    figure = report.plot_learning_curves(*joined(*two))
+    titles = ["digits, alpha 0.01", "digits, alpha 0.02", "mnist, alpha 0.01", "mnist, alpha 0.02"]
+    assert [panel.get_title() for panel in figure.axes] == titles
+    assert figure.axes[2].get_subplotspec().rowspan.start == 1
+
+
+# Accuracy against alpha
+
+
+def test_accuracy_against_alpha_has_means_bands_and_single_runs():
+    results, _ = sweep()
+    figure = report.plot_against_alpha(results)
+    (panel,) = figure.axes
+    assert panel.get_xscale() == "log"
+    for number, method in enumerate(("fedavg", "fedprox")):
+        runs = [100 * values(results, method, alpha) for alpha in ALPHAS]
+        found = line(panel, method)
+        np.testing.assert_array_equal(found.get_xdata(), ALPHAS)
+        np.testing.assert_allclose(found.get_ydata(), [own.mean() for own in runs])
+        limits = band(panel, number)
+        for alpha, own in zip(ALPHAS, runs, strict=True):
+            spread = np.std(own, ddof=1)
+            assert limits[alpha] == pytest.approx((own.mean() - spread, own.mean() + spread))
+        points = [p for p in panel.lines if p.get_label() == "_runs"][number]
+        assert points.get_color() == found.get_color()
+        assert points.get_alpha() < 0.5
+        assert sorted(points.get_ydata()) == pytest.approx(sorted(np.concatenate(runs)))
+    drawn(figure)
+
+
+def test_runs_that_diverged_are_crosses_and_in_no_mean():
+    results, _ = sweep()
+    figure = report.plot_against_alpha(results)
+    (panel,) = figure.axes
+    crosses = [p for p in panel.lines if p.get_label() == "_diverged"]
+    assert [(p.get_xdata()[0], p.get_color()) for p in crosses] == [
+        (0.01, report.COLOURS["fedprox"]),
+        (0.1, report.COLOURS["scaffold"]),
+    ]
+    # Nothing is drawn across the alpha at which all diverged.
+    assert math.isnan(line(panel, "scaffold").get_ydata()[1])
+    assert legend_texts(figure)[-1] == "diverged"
+
+
+def test_crosses_have_room_of_their_own_below_every_value():
+    results, _ = sweep()
+    results.loc[(results["alpha"] == 0.01) & (results["seed"] == 0), "diverged"] = True
+    (panel,) = report.plot_against_alpha(results).axes
+    heights = [p.get_ydata()[0] for p in panel.lines if p.get_label() == "_diverged"]
+    assert len(heights) == 4 and len(set(heights)) == 3  # three at 0.01, over each other
+    low, high = panel.get_ylim()
+    runs = [p.get_ydata() for p in panel.lines if p.get_label() == "_runs"]
+    assert low + max(heights) * (high - low) < np.concatenate(runs).min()
+
+
+def test_one_seed_and_one_alpha_make_a_point():
+    results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
+    figure = report.plot_against_alpha(results)
+    (panel,) = figure.axes
+    assert [found.get_label() for found in panel.lines] == ["fedavg"]
+    low, high = panel.get_xlim()
+    assert low < 0.1 < high
+    drawn(figure)
+    drawn(report.plot_learning_curves(results, curves))
+    drawn(report.plot_heat_map(results, x="alpha", y="algorithm"))
+
+
+def test_labels_of_alphas_do_not_overlap():
+    alphas = (0.01, 0.011, 0.012, 0.1, 1.0)
+    figure = report.plot_against_alpha(sweep(["fedavg"], alphas)[0])
+    (panel,) = figure.axes
+    assert tuple(panel.get_xticks()) == alphas
+    texts = [label.get_text() for label in panel.get_xticklabels()]
+    assert texts == ["0.01", "", "", "0.1", "1"]
+
+
+def test_twelve_methods_fit_and_are_told_apart():
+    methods = [*report.COLOURS, "moon", "feddc", "fednova"]
+    results, curves = sweep(methods, seeds=(0, 1))
+    figure = report.plot_against_alpha(results)
+    lines = [line(figure.axes[0], method) for method in methods]
+    assert len({(found.get_color(), found.get_marker()) for found in lines}) == 12
+    assert len({found.get_color() for found in lines}) == 12
+    alone = report.plot_against_alpha(results[results["algorithm"] == "fedavg"])
+    drawn(alone), drawn(figure)
+    heights = [each.axes[0].get_window_extent().height for each in (alone, figure)]
+    assert heights[1] > 0.9 * heights[0]  # the legend takes no room from the panel
+    for each in (figure, report.plot_learning_curves(results, curves)):
+        drawn(each)
+        (legend,) = each.legends
+        frame = each.bbox
+        box = legend.get_window_extent()
+        assert frame.x0 <= box.x0 and box.x1 <= frame.x1
+        for panel in each.axes:  # no axis, with its labels, reaches into the legend
+            assert panel.get_tightbbox().y0 >= box.y1
+
+
+def test_runs_without_alpha_are_left_out_and_none_at_all_is_refused():
+    results, _ = sweep(["fedavg"])
+    more = results.iloc[[0]].assign(alpha=np.nan, settings="iid", final_accuracy=0.99)
+    figure = report.plot_against_alpha(pd.concat([results, more]))
+    assert max(line(figure.axes[0], "fedavg").get_ydata()) < 95
+    with pytest.raises(ConfigError, match="alpha"):
+        report.plot_against_alpha(more)
+
+
+# Heat maps
+
+
+def heat_map_sweep():
+    rates = (0.001, 0.01)
+    results, _ = joined(*(sweep(**{"hp.local_lr": rate}) for rate in rates))
+    results["final_accuracy"] *= np.linspace(0.5, 1, len(results))  # the two rates differ
+    missing = (results["algorithm"] == "fedavg") & (results["alpha"] == 1.0)
+    return results[~(missing & (results["hp.local_lr"] == 0.01))], rates
+
+
+def test_a_heat_map_holds_the_means_with_a_panel_per_method():
+    results, rates = heat_map_sweep()
+    figure = report.plot_heat_map(results, x="alpha", y="hp.local_lr")
+    *panels, bar = figure.axes
+    assert [panel.get_title() for panel in panels] == ["fedavg", "fedprox", "scaffold"]
+    assert bar.get_ylabel() == "Test accuracy (%)"
+    scales = set()
+    for panel in panels:
+        (image,) = panel.images
+        array = image.get_array().filled(np.nan)
+        scales.add(image.get_clim())
+        texts = {
+            (round(text.get_position()[1]), round(text.get_position()[0])): text.get_text()
+            for text in panel.texts
+        }
+        for (row, column), value in np.ndenumerate(array):
+            setting = {"hp.local_lr": rates[row]}
+            method, alpha = panel.get_title(), ALPHAS[column]
+            own = values(results, method, alpha, **setting)
+            lost = any((method, alpha, seed) in DIVERGED for seed in SEEDS)
+            if len(own):
+                assert value == pytest.approx(100 * own.mean())
+                assert texts[row, column] == f"{value:.1f}" + " †" * lost
+            else:
+                assert math.isnan(value)
+                assert texts[row, column] == ("†" if lost else "—")
+        assert [text.get_text() for text in panel.get_xticklabels()] == ["0.01", "0.1", "1"]
+        assert [text.get_text() for text in panel.get_yticklabels()] == ["0.001", "0.01"]
+    assert len(scales) == 1
+    summary = report.summarise_runs(results)
+    assert scales == {(summary["mean"].min(), summary["mean"].max())}
+    drawn(figure)
+
+
+def test_the_numbers_of_a_heat_map_stay_in_their_cells():
+    results, _ = heat_map_sweep()
+    for measure in ("final_accuracy", "bytes_up"):
+        figure = report.plot_heat_map(results, x="alpha", y="hp.local_lr", measure=measure)
+        drawn(figure)
+        for panel in figure.axes[:-1]:
+            width = panel.get_window_extent().width / len(ALPHAS)
+            assert all(text.get_window_extent().width < width for text in panel.texts)
+
+
+def test_a_heat_map_of_other_settings_and_of_words():
+    results, _ = heat_map_sweep()
+    figure = report.plot_heat_map(results, x="hp.local_lr", y="algorithm", by=["alpha"])
+    panels = figure.axes[:-1]
+    assert [panel.get_title() for panel in panels] == ["alpha 0.01", "alpha 0.1", "alpha 1"]
+    rows = [text.get_text() for text in panels[0].get_yticklabels()]
+    assert rows == ["scaffold", "fedprox", "fedavg"]  # from the bottom
+    array = panels[2].images[0].get_array().filled(np.nan)
+    own = values(results, "fedprox", 1.0, **{"hp.local_lr": 0.001})
+    assert array[1, 0] == pytest.approx(100 * own.mean())
+    assert math.isnan(array[2, 1])
+
+
+def test_a_method_without_the_setting_has_no_panel():
+    plain, _ = sweep(["fedavg"])
+    proximal, _ = joined(*(sweep(["fedprox"], **{"hp.prox_mu": mu}) for mu in (0.01, 0.1)))
+    results = pd.concat([plain, proximal])
+    figure = report.plot_heat_map(results, x="alpha", y="hp.prox_mu")
+    assert [panel.get_title() for panel in figure.axes[:-1]] == ["fedprox"]
+    with pytest.raises(ConfigError, match=r"y = 'prox_mu' is unknown: did you mean 'hp.prox_mu'"):
+        report.plot_heat_map(results, x="alpha", y="prox_mu")
+    with pytest.raises(ConfigError, match="y = 'alpha': expected another"):
+        report.plot_heat_map(results, x="alpha", y="alpha")
+    with pytest.raises(ConfigError, match="both"):
+        report.plot_heat_map(results[results["algorithm"] == "fedavg"], x="alpha", y="hp.prox_mu")
+
+
+def test_two_numeric_settings_are_found_where_a_method_varies_both():
+    plain, _ = sweep(["fedavg"])
+    assert numeric_pair(plain) == []
+    assert numeric_pair(heat_map_sweep()[0]) == ["alpha", "hp.local_lr"]
+    one_alpha, _ = sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": 0.5})
+    other, _ = sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": 0.1})
+    assert numeric_pair(pd.concat([plain, one_alpha, other])) == []  # each varies in one method
+    assert numeric_pair(heat_map_sweep()[0], by=["algorithm", "alpha"]) == []

@@ -1,0 +1,98 @@
+"""Grids: every combination once, hyper-parameters only where they belong."""
+
+import pytest
+
+from fedjax_het import ConfigError, RunSpec, grid
+from fedjax_het.cli import Sweep, main, specs_of
+
+
+def test_every_combination_once():
+    specs = grid(
+        algorithm=["fedavg", "fedprox"],
+        alpha=[0.01, 0.1],
+        seed=range(3),
+        model="mlp",
+        hp={"prox_mu": [0.001, 0.01]},
+    )
+    assert len(specs) == 6 + 12 and len({spec.digest() for spec in specs}) == 18
+    assert {spec.algorithm for spec in specs if spec.hp} == {"fedprox"}
+    assert specs[0] == RunSpec("fedavg", model="mlp", alpha=0.01, seed=0)
+    assert specs[6].hp == {"prox_mu": 0.001} and specs[7].hp == {"prox_mu": 0.01}
+
+
+def test_the_same_run_is_named_once():
+    assert len(grid(algorithm=["fedavg", "fedavg"], seed=[1, 1], hp={"local_lr": [0.1, 0.1]})) == 1
+    # What a partition does not take is no other run.
+    assert len(grid(partition="iid", seed=0)) == 1
+
+
+def test_a_hyper_parameter_of_one_option_only():
+    specs = grid(
+        algorithm=["dynafed", "scaffold"],
+        options={"preset": ["paper", "code"], "option": ["I", "II"]},
+        hp={"fine_tune_lr": [1e-4, 1e-3]},
+    )
+    assert sum(spec.algorithm == "dynafed" for spec in specs) == 4
+    assert sum(spec.algorithm == "scaffold" for spec in specs) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algoritm": "fedavg"}, "did you mean 'algorithm'"),
+        ({"algorithm": "fedagv"}, "did you mean 'fedavg'"),
+        ({"hp": {"prox_mu": 0.1}}, "hp 'prox_mu': none of the methods .fedavg. has it"),
+        ({"options": {"preset": "code"}}, "option 'preset': none"),
+        ({"alpha": []}, "at least one value"),
+        ({"alpha": [0.1, -1.0]}, "alpha = -1.0"),
+    ],
+)
+def test_what_does_not_exist_is_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        grid(**settings)
+
+
+def test_the_command_line_names_the_same_runs():
+    command = Sweep(
+        algorithm=("fedavg", "fedprox"),
+        alpha=(0.01, 0.1),
+        seeds=(0, 1, 2),
+        model=("mlp",),
+        hp=("prox_mu=0.001,0.01",),
+    )
+    expected = grid(
+        algorithm=["fedavg", "fedprox"],
+        alpha=[0.01, 0.1],
+        model="mlp",
+        seed=[0, 1, 2],
+        hp={"prox_mu": [0.001, 0.01]},
+    )
+    assert specs_of(command) == expected
+
+
+def test_the_command_runs_a_shard_lists_and_reports(tmp_path, capsys):
+    words = ["sweep", "--algorithm", "fedavg", "fedprox", "--model", "mlp", "--rounds", "1"]
+    words += ["--alpha", "0.1", "1", "--num-clients", "5", "--output-dir", str(tmp_path)]
+    assert main([*words, "--shard", "1/2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert '"runs": 4' in lines[-1] and '"results": 2' in lines[-1]
+    assert main([*words, "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert listed.count("done") == 2 and listed.count("missing") == 2
+    assert main(words) == 0
+    assert '"results": 4' in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shard", "1"], "shard = '1': expected I/N"),
+        (["--shard", "2/2"], "shard = '2/2'"),
+        (["--hp", "local_lr=0.1,x"], "hp local_lr = 'x': expected a number"),
+        (["--hp", "prox_mu"], "expected NAME=VALUE"),
+    ],
+)
+def test_bad_words_are_one_line_and_exit_status_2(words, message, tmp_path, capsys):
+    assert main(["sweep", "--output-dir", str(tmp_path), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

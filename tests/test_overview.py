@@ -1,0 +1,441 @@
+"""Any folder of results: what varies is found, means are over seeds, nothing is out of sight."""
+
+import io
+import math
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_het import report
+from fedjax_het.cli import main
+from fedjax_het.errors import ConfigError
+from fedjax_het.report.grouping import following_settings
+from fedjax_het.report.write import write_report
+from fedjax_het.result import Result, summarise
+from fedjax_het.spec import RunSpec
+
+ACCURACY = {  # by method, prox_mu and alpha: of each seed; None diverged
+    ("fedavg", None, 0.1): [0.50, 0.56, 0.53],
+    ("fedavg", None, 1.0): [0.80, 0.82, 0.90],
+    ("fedprox", 0.01, 0.1): [0.60, None, 0.64],
+    ("fedprox", 0.01, 1.0): [None, None, None],
+    ("fedprox", 0.5, 0.1): [0.61],
+}
+
+
+def row(number, method, mu, alpha, seed, accuracy, **settings):
+    return {
+        "digest": f"file-{number}",
+        "settings": f"settings-{number}",
+        "finished": f"2026-01-01T00:00:{number % 60:02}+00:00",
+        "fedjax_het": "0.1.0",
+        "jax": "0.10.2",
+        "device": "cpu",
+        "final_accuracy": accuracy,
+        "best_accuracy": 0.99 if accuracy is None else accuracy + 0.05,  # before it diverged
+        "diverged": accuracy is None,
+        "wall_seconds": 10.0 + seed,
+        "client_samples_per_second": 1000.0 * (1 + seed),
+        "bytes_up": 20_000 * (1 + seed),
+        "lanes": "one",
+        "algorithm": method,
+        "dataset": "digits",
+        "model": "mlp",
+        "width": None,
+        "alpha": alpha,
+        "rounds": 20,
+        "seed": seed,
+        "partition_seed": seed,
+        "options.option": "II" if method == "scaffold" else None,
+        "hp.local_lr": 0.001,
+        "hp.prox_mu": mu,
+        **settings,
+    }
+
+
+@pytest.fixture
+def results():
+    """As `load_results` gives it: a column is there for all runs if one of them has it."""
+    rows = []
+    for (method, mu, alpha), values in reversed(ACCURACY.items()):
+        for seed, accuracy in enumerate(values):
+            rows.append(row(len(rows), method, mu, alpha, seed, accuracy))
+    return pd.DataFrame(rows)
+
+
+def test_what_varies_is_found(results):
+    assert report.varying_settings(results) == ["alpha", "algorithm", "hp.prox_mu"]
+
+
+def test_a_setting_that_one_method_does_not_have_does_not_vary(results):
+    one_mu = results[results["hp.prox_mu"] != 0.5]
+    assert report.varying_settings(one_mu) == ["alpha", "algorithm"]
+    assert report.varying_settings(one_mu[one_mu["alpha"] == 1.0]) == ["algorithm"]
+
+
+def test_every_shared_setting_that_differs_varies(results):
+    results.loc[results["algorithm"] == "fedavg", "rounds"] = 40
+    results.loc[results["seed"] == 1, "width"] = 32
+    varying = report.varying_settings(results)
+    assert varying == ["alpha", "width", "rounds", "algorithm", "hp.prox_mu"]
+
+
+def test_a_rate_tuned_per_method_follows_from_it_and_is_noted(results):
+    results.loc[results["algorithm"] == "fedavg", "hp.local_lr"] = 0.1
+    assert "hp.local_lr" not in report.varying_settings(results)
+    assert following_settings(results) == {"hp.local_lr": [("fedavg", 0.1), ("fedprox", 0.001)]}
+    notes = " ".join(report.overview_table(results).notes)
+    assert "local_lr follows from the method: 0.1 (fedavg), 0.001 (fedprox)." in notes
+    results.loc[results["alpha"] == 1.0, "hp.local_lr"] = 0.2  # tuned per alpha: it varies
+    assert "hp.local_lr" in report.varying_settings(results)
+    assert following_settings(results) == {}
+
+
+def test_what_a_preset_stands_for_follows_from_it():
+    rows = [
+        row(
+            number,
+            "dynafed",
+            None,
+            0.1,
+            0,
+            0.5,
+            **{
+                "options.augment": augment,
+                "options.preset": preset,
+                "options.target_counts": counts,
+                "hp.image_lr": rate,
+            },
+        )
+        for number, (preset, augment, counts, rate) in enumerate(
+            [("paper", "none", [1], 1.0), ("code", "crop", [2, 3], 0.05)]
+        )
+    ]
+    assert report.varying_settings(pd.DataFrame(rows)) == ["algorithm", "options.preset"]
+    rows.append(dict(rows[-1], settings="other", **{"options.target_counts": [4]}))
+    assert report.varying_settings(pd.DataFrame(rows)) == [
+        "algorithm",
+        "options.preset",
+        "options.target_counts",
+    ]
+
+
+def keyed(summary):
+    return {
+        (r["algorithm"], None if math.isnan(r["hp.prox_mu"]) else r["hp.prox_mu"], r["alpha"]): r
+        for r in summary.to_dict("records")
+    }
+
+
+def test_means_and_deviations_are_over_the_seeds_that_did_not_diverge(results):
+    rows = keyed(report.summarise_runs(results))
+    assert set(rows) == set(ACCURACY)
+    for key, accuracies in ACCURACY.items():
+        good = 100 * np.array([value for value in accuracies if value is not None])
+        if len(good):
+            assert rows[key]["mean"] == pytest.approx(good.mean())
+            assert rows[key]["best_accuracy"] == pytest.approx(good.mean() + 5)
+        else:
+            assert math.isnan(rows[key]["mean"])
+        if len(good) > 1:
+            assert rows[key]["std"] == pytest.approx(np.std(good, ddof=1))
+        else:
+            assert math.isnan(rows[key]["std"])
+        assert rows[key]["seeds"] == len(good)
+        assert rows[key]["diverged"] == len(accuracies) - len(good)
+        seeds = np.arange(len(accuracies))
+        assert rows[key]["wall_seconds"] == pytest.approx(10 + seeds.mean())
+        assert rows[key]["client_samples_per_second"] == pytest.approx(1000 * (1 + seeds.mean()))
+
+
+def test_rows_are_sorted_by_numbers_methods_and_what_is_missing_last(results):
+    summary = report.summarise_runs(results)
+    assert list(summary["alpha"]) == [0.1, 0.1, 0.1, 1.0, 1.0]
+    assert list(summary["algorithm"]) == ["fedavg", "fedprox", "fedprox", "fedavg", "fedprox"]
+    assert list(summary["hp.prox_mu"][1:3]) == [0.01, 0.5]
+
+
+def test_the_newest_of_two_runs_with_the_same_settings_counts(results):
+    again = results.iloc[[0]].assign(digest="other", finished="2027", final_accuracy=0.99)
+    summary = report.summarise_runs(pd.concat([again, results]))
+    assert summary["seeds"].sum() == report.summarise_runs(results)["seeds"].sum()
+    assert keyed(summary)["fedprox", 0.5, 0.1]["mean"] == pytest.approx(99)
+
+
+def test_another_measure_is_not_a_percentage(results):
+    rows = keyed(report.summarise_runs(results, measure="bytes_up"))
+    assert rows["fedavg", None, 0.1]["mean"] == pytest.approx(40_000)
+    assert rows["fedprox", 0.01, 0.1]["mean"] == pytest.approx(40_000)  # seeds 0 and 2
+    table = report.overview_table(results, measure="bytes_up")
+    first = table.sections[0].rows[0]
+    assert first["Bytes sent by clients"] == "40,000 ± 20,000"
+    assert not any(section.best for section in table.sections)
+
+
+def test_a_method_without_the_measure_shows_that_it_is_missing(results):
+    results["matching_loss"] = np.where(results["algorithm"] == "fedprox", 0.25, np.nan)
+    rows = report.overview_table(results, measure="matching_loss").sections[0].rows
+    assert [row["matching_loss"] for row in rows] == ["—", "0.25 ± 0 †", "0.25"]
+    assert [row["Seeds"] for row in rows] == ["0", "2", "1"]
+
+
+def test_groups_can_be_chosen_and_what_they_blend_is_said(results):
+    summary = report.summarise_runs(results, by=["algorithm"])
+    good = [v for (m, *_), values in ACCURACY.items() if m == "fedprox" for v in values if v]
+    assert summary.set_index("algorithm").loc["fedprox", "mean"] == pytest.approx(
+        100 * np.mean(good)
+    )
+    (section,) = report.overview_table(results, by=["algorithm"]).sections
+    assert [row["Method"] for row in section.rows] == ["fedavg", "fedprox"]
+    notes = report.overview_table(results, by=["algorithm"]).notes
+    assert "over runs that differ in alpha (0.1, 1), prox_mu (0.01, 0.5, —), and seeds" in notes[0]
+    assert "differ" not in report.overview_table(results).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (
+            {"measure": "final_acuracy"},
+            "measure = 'final_acuracy' .* did you mean 'final_accuracy'",
+        ),
+        ({"measure": "lanes"}, "measure = 'lanes' is unknown"),
+        ({"measure": "diverged"}, "measure = 'diverged' is unknown"),
+        ({"measure": "rounds"}, "measure = 'rounds' is unknown"),
+        ({"by": ["alpa"]}, "by = 'alpa' is unknown: did you mean 'alpha'"),
+        ({"by": ["prox_mu"]}, "by = 'prox_mu' is unknown: did you mean 'hp.prox_mu'"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(results, choice, message):
+    for function in (report.summarise_runs, report.overview_table, report.pivot_table):
+        with pytest.raises(ConfigError, match=message):
+            function(results, **choice)
+
+
+def test_no_results_are_refused():
+    with pytest.raises(ConfigError, match="results"):
+        report.summarise_runs(pd.DataFrame())
+
+
+def test_the_overview_is_divided_by_what_methods_share(results):
+    table = report.overview_table(results, title="T")
+    assert table.names == ("Method", "prox_mu")
+    assert [section.title for section in table.sections] == ["alpha 0.1", "alpha 1"]
+    assert [section.labels for section in table.sections] == [{"alpha": "0.1"}, {"alpha": "1"}]
+    low, high = (
+        [(row["Method"], row["prox_mu"], row["Test accuracy (%)"]) for row in section.rows]
+        for section in table.sections
+    )
+    assert low == [
+        ("fedavg", "—", "53.00 ± 3.00"),
+        ("fedprox", "0.01", "62.00 ± 2.83 †"),
+        ("fedprox", "0.5", "61.00"),
+    ]
+    assert high == [("fedavg", "—", "84.00 ± 5.29"), ("fedprox", "0.01", "diverged †")]
+    # The highest of those without a lost run; alone, nothing is the best.
+    assert table.sections[0].best == {(2, "Test accuracy (%)")}
+    assert table.sections[1].best == frozenset()
+    notes = " ".join(table.notes)
+    assert (
+        "† Diverged, and left out of the mean: alpha 0.1, fedprox, prox_mu 0.01 (seed 1); " in notes
+    )
+    assert "All runs: digits, mlp, rounds 20." in notes
+    assert "Made with fedjax_het 0.1.0; jax 0.10.2; device cpu." in notes
+
+
+def test_results_of_several_machines_are_said_to_be(results):
+    results.loc[3, "device"], results.loc[4, "fedjax_het"] = "TPU v4", "0.2.0"
+    notes = " ".join(report.overview_table(results).notes)
+    assert "device cpu, TPU v4" in notes
+    assert "fedjax_het 0.1.0, 0.2.0" in notes
+
+
+def test_the_other_columns_are_numbers_of_the_runs(results):
+    row = report.overview_table(results).sections[0].rows[1]  # seeds 0 and 2, seed 1 diverged
+    others = ["Best (%)", "Seeds", "Diverged", "Time (s)", "Samples/s"]
+    assert [row[name] for name in others] == ["67.00", "2", "1", "11", "2,000"]
+
+
+def test_a_single_method_is_not_divided(results):
+    only = results[results["algorithm"] == "fedavg"]
+    table = report.overview_table(only)
+    (section,) = table.sections
+    assert section.title == ""
+    assert table.names == ("alpha", "Method")
+    assert [row["alpha"] for row in section.rows] == ["0.1", "1"]
+    assert not section.best  # accuracies at different alphas do not compete
+
+
+def test_methods_alone_compete(results):
+    table = report.overview_table(results[results["alpha"] == 0.1])
+    assert [section.title for section in table.sections] == [""]
+    assert table.sections[0].best == {(2, "Test accuracy (%)")}
+
+
+def test_what_data_sets_lack_is_said(results):
+    results["dataset_note"] = np.where(results["seed"] == 0, "", "made from JPEG")
+    assert "digits: made from JPEG" in report.overview_table(results).notes
+    results["dataset_note"] = ""
+    assert not any(note.startswith("digits:") for note in report.overview_table(results).notes)
+
+
+def test_the_pivot_has_methods_as_rows_and_alphas_as_columns(results):
+    table = report.pivot_table(results)
+    assert table.names == ("Method", "prox_mu")
+    assert table.values == ("alpha 0.1", "alpha 1")
+    (section,) = table.sections
+    assert [tuple(row.values()) for row in section.rows] == [
+        ("fedavg", "—", "53.00 ± 3.00", "84.00 ± 5.29"),
+        ("fedprox", "0.01", "62.00 ± 2.83 †", "diverged †"),
+        ("fedprox", "0.5", "61.00", "—"),  # not run
+    ]
+    assert section.best == {(2, "alpha 0.1")}
+
+
+def test_the_pivot_is_divided_by_data_set_and_takes_any_setting_as_columns(results):
+    other = results.assign(dataset="mnist", settings=lambda r: r["settings"] + "m")
+    table = report.pivot_table(pd.concat([results, other]), columns="hp.prox_mu")
+    assert table.values == ("prox_mu 0.01", "prox_mu 0.5", "—")
+    assert [section.title for section in table.sections] == [
+        "digits, alpha 0.1",
+        "digits, alpha 1",
+        "mnist, alpha 0.1",
+        "mnist, alpha 1",
+    ]
+    with pytest.raises(ConfigError, match="columns = 'model'"):
+        report.pivot_table(results, columns="model")
+
+
+def test_the_csv_reads_back_to_the_same_numbers(results):
+    results["alpha"] = results["alpha"].replace(1.0, 1.25e-5)
+    summary = report.summarise_runs(results)
+    again = pd.read_csv(io.StringIO(report.to_csv(summary)))
+    assert list(again.columns) == list(summary.columns)
+    assert list(again["algorithm"]) == list(summary["algorithm"])
+    for name in summary.columns.drop("algorithm"):
+        np.testing.assert_allclose(again[name], summary[name].astype(float), rtol=1e-11)
+
+
+# A folder of results, as `Result.save` leaves it.
+
+
+def save_run(directory, method, alpha, seed, accuracy, *, device="cpu", **settings):
+    spec = RunSpec(method, "digits", model="mlp", alpha=alpha, rounds=6, seed=seed, **settings)
+    curve = np.linspace(accuracy / 2, accuracy, 6)
+    loss = np.full(6, math.nan if accuracy > 1 else 0.5)
+    metrics = {"test_accuracy": curve, "train_loss": loss}
+    summary = {
+        **summarise(metrics),
+        "wall_seconds": 2.0,
+        "client_samples_per_second": 1e4,
+        "bytes_up": 1e6,
+        "finished": f"2026-01-01T00:00:{seed:02}+00:00",
+        "fedjax_het": "0.1.0",
+        "device": device,
+        "dataset_note": "",
+    }
+    return Result(spec.resolved(), metrics, summary).save(directory)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for alpha in (0.1, 0.5):
+        for seed in (0, 1):
+            save_run(tmp_path, "fedavg", alpha, seed, 0.5 + alpha / 10 + seed / 100)
+            for mu in (0.01, 0.1):
+                accuracy = 0.6 + alpha / 10 - mu + seed / 100
+                save_run(tmp_path, "fedprox", alpha, seed, accuracy, hp={"prox_mu": mu})
+    return tmp_path
+
+
+def test_a_report_is_written_from_the_folder_alone(folder, capsys):
+    written = write_report(folder)
+    assert capsys.readouterr().out == ""
+    names = [path.name for path in written.paths]
+    assert names == [
+        "overview.md",
+        "overview.tex",
+        "overview.csv",
+        "learning_curves.png",
+        "accuracy_against_alpha.png",
+        "heat_map.png",
+    ]
+    assert all(path.parent == folder for path in written.paths)
+    for path in written.paths[3:]:
+        assert path.read_bytes().startswith(b"\x89PNG")
+    accuracy = 100 * np.mean(summarise_last([0.55, 0.56]))
+    assert (
+        f"| fedavg | — | {100 * np.mean(summarise_last([0.51, 0.52])):.2f} ± "
+        in (folder / "overview.md").read_text()
+    )
+    rows = pd.read_csv(folder / "overview.csv").to_dict("records")
+    (mean,) = [r["mean"] for r in rows if (r["algorithm"], r["alpha"]) == ("fedavg", 0.5)]
+    assert mean == pytest.approx(accuracy)
+    text = (folder / "overview.tex").read_text()
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
+    assert not list(folder.glob("*.tmp")) and not list(folder.glob(".*"))
+    assert len(list(folder.glob("*.json"))) == 12
+
+
+def summarise_last(ends):
+    """The final accuracy of `save_run`'s curves: the mean of the last five of six rounds."""
+    return [np.linspace(end / 2, end, 6)[1:].mean() for end in ends]
+
+
+def test_figures_without_anything_to_show_are_not_written(tmp_path):
+    save_run(tmp_path, "fedavg", 0.1, 0, 0.5)
+    names = [path.name for path in write_report(tmp_path).paths]
+    assert names == ["overview.md", "overview.tex", "overview.csv", "learning_curves.png"]
+    names = [path.name for path in write_report(tmp_path, by=["algorithm", "alpha"]).paths]
+    assert names[3:] == ["learning_curves.png"]
+    save_run(tmp_path, "fedavg", 0.2, 0, 0.5)
+    names = [path.name for path in write_report(tmp_path, measure="bytes_up").paths]
+    assert names[3:] == ["learning_curves.png", "bytes_up_against_alpha.png"]
+    names = [path.name for path in write_report(tmp_path, by=["algorithm"]).paths]
+    assert names[3:] == ["learning_curves.png"]
+
+
+def test_runs_that_all_diverged_still_make_a_report(tmp_path):
+    for alpha in (0.1, 0.2):
+        save_run(tmp_path, "fedavg", alpha, 0, 2.0)
+    write_report(tmp_path)
+    assert "diverged †" in (tmp_path / "overview.md").read_text()
+
+
+def test_a_merged_folder_with_a_broken_file(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    save_run(elsewhere, "fedavg", 0.1, 0, 0.9, device="TPU v4")
+    save_run(elsewhere, "scaffold", 0.1, 0, 0.8, device="TPU v4")
+    for path in elsewhere.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    broken = save_run(folder, "fedprox", 0.5, 1, 0.5, hp={"prox_mu": 0.1})
+    broken.with_suffix(".npz").write_bytes(b"not a zip file")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tables, _ = write_report(folder)
+    assert caught and all(str(broken) in str(warning.message) for warning in caught)
+    assert tables[-1].title.startswith(f"{folder.name}: ")
+    text = (folder / "overview.md").read_text()
+    assert "TPU v4" in text and "scaffold" in text
+    seeds = pd.read_csv(folder / "overview.csv")["seeds"]
+    assert seeds.sum() == 12  # 12 and 2, of which one is made again and one is broken
+
+
+def test_the_command_prints_the_tables_and_names_the_files(folder, capsys):
+    assert main(["report", str(folder), "--by", "algorithm", "alpha"]) == 0
+    out = capsys.readouterr().out
+    assert "by alpha." in out and "fedprox" in out and "overview.tex" in out
+    assert "heat_map.png" not in out  # prox_mu is not chosen
+    assert main(["report", str(folder), "--measure", "byts_up"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("fedjax-het: measure = 'byts_up' is unknown: did you mean 'bytes_up'")
+
+
+def test_a_folder_without_results_is_refused(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2 and all("directory" in line for line in lines)
+    assert not list(tmp_path.iterdir())

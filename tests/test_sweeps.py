@@ -1,0 +1,273 @@
+"""Many runs: made once, made together, the same as alone, kept whole."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+from problems import user_dataset
+from test_federation import KilledError, assert_same, kill_after, run, spec
+
+from fedjax_het import ConfigError, RunSpec, batch, sweep, sweeps
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine.memory import free_bytes
+from fedjax_het.federation import prepare
+from fedjax_het.store import load_results
+from fedjax_het.sweeps import plan_sweep
+
+SPECS = [
+    spec(seed=0),
+    spec(seed=1, hp={"local_lr": 0.01}),
+    spec(seed=2, partition="dirichlet", alpha=0.5),
+    spec(seed=3, partition="dirichlet", alpha=5.0, averaging="weighted"),
+    spec(seed=4),
+]
+
+
+def make(specs, directory=None, **settings):
+    settings = {"dataset": user_dataset(), "progress": lambda line: None, **settings}
+    return sweep(specs, directory, **settings)
+
+
+def assert_close(a, b):
+    for name in a.metrics:
+        np.testing.assert_allclose(
+            a.metrics[name], b.metrics[name], rtol=2e-4, atol=1e-6, err_msg=name
+        )
+
+
+# --- a run's numbers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_is_the_same_alone_and_in_any_company(name):
+    specs = [
+        spec(name, seed=0),
+        spec(name, seed=1, partition="dirichlet", alpha=0.5),
+        spec(name, seed=2, hp={"local_lr": 0.01}),
+    ]
+    together = make(specs, spread="runs").results
+    for one, made in zip(specs, together, strict=True):
+        assert_same(make([one], spread="runs").results[0], made)
+        assert_close(run(one), made)
+    assert_same(make(specs[::-1], spread="runs").results[0], together[-1])
+
+
+@pytest.mark.parametrize(("name", "lanes"), [*((name, 1) for name in ALGORITHMS), ("fedavg", 2)])
+def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
+    specs = [spec(name, seed=s, partition="dirichlet", alpha=0.7) for s in range(5)]
+    in_turn = make(specs, spread="runs", width=1, lanes=lanes).results
+    vmapped = make(specs, spread="runs", width=3, lanes=lanes).results
+    assert vmapped[0].summary["lanes"] != in_turn[0].summary["lanes"]
+    for a, b in zip(in_turn, vmapped, strict=True):
+        assert_close(a, b)
+
+
+def test_runs_that_share_a_signature_share_one_compilation():
+    specs = [
+        RunSpec(**{**vars(one), "local_epochs": 4}) for one in SPECS
+    ]  # no other test's program
+    made = make(specs, spread="runs").results
+    assert all(result is not None for result in made)
+    plan = {"dataset": user_dataset(), "spread": "runs"}
+    program = prepare(specs, **plan).program
+    assert program is prepare(specs[:1], **plan).program
+    assert program.chunk.program._cache_size() == 1
+
+
+def test_other_static_settings_make_other_groups():
+    keys = {
+        sweeps.static_key(one.resolved())
+        for one in (*SPECS, spec(batch_size=5), spec("fedprox"), spec(rounds=3))
+    }
+    assert len(keys) == 4
+
+
+def test_a_run_that_diverges_leaves_its_neighbours_alone():
+    bad = spec(seed=5, local_optimizer="sgd", hp={"local_lr": 1e30})
+    good = spec(seed=6, local_optimizer="sgd")
+    together = make([bad, good], spread="runs").results
+    assert [result.summary["diverged"] for result in together] == [True, False]
+    assert together[0].summary["rounds"] < 9
+    assert_same(together[1], make([good], spread="runs").results[0])
+
+
+# --- what fits -------------------------------------------------------------------------------
+
+
+def test_runs_have_devices_of_their_own_where_none_would_idle():
+    count = len(jax.devices())
+    spreads = [prepare(SPECS[:1] * n, dataset=user_dataset()).plan.spreads for n in (1, 4 * count)]
+    assert spreads[0] == "lanes"
+    assert count == 1 or spreads[1] == "runs"
+
+
+def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog):
+    specs = [spec(seed=s) for s in range(4 * len(jax.devices()))]
+    group = prepare(specs, dataset=user_dataset(), spread="runs", width=4)
+    needed = batch.Batch(group, group.federations).memory()
+    fits = sweeps._fitting(group, int(needed * 1.01))
+    assert fits.plan.width == 4
+    halved = sweeps._fitting(group, int(needed * 0.6))
+    assert halved.plan.width in (1, 2) and halved.plan.spreads == "runs"
+    assert batch.Batch(halved, group.federations[: halved.plan.capacity]).memory() < 0.6 * needed
+    assert sweeps._fitting(group, 1).plan.spreads == "lanes"
+    made = make(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
+    assert_close(made[0], run(specs[0]))
+
+
+def test_the_memory_estimate_counts_what_a_federation_holds():
+    def needed(width):
+        specs = [spec("scaffold", seed=s) for s in range(width * len(jax.devices()))]
+        group = prepare(specs, dataset=user_dataset(), spread="runs", width=width)
+        return batch.Batch(group, group.federations).memory()
+
+    one, three = needed(1), needed(3)
+    model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
+    state = 6 * 3 * model  # of each client: a control and Adam's two moments
+    assert three - one >= 2 * state
+    assert free_bytes(jax.local_devices()) > three
+
+
+# --- a folder of results ---------------------------------------------------------------------
+
+
+def test_a_run_is_made_once(tmp_path):
+    lines = []
+    first = make([*SPECS, SPECS[0]], tmp_path, progress=lines.append)
+    assert len(first.results) == 6 and first.results[0] is first.results[5]
+    assert len(lines) == 5 and lines[0].startswith("[1/5] fedavg, user, mlp, seed 0: ")
+    assert lines[-1].endswith("; done")
+    again = make(SPECS, tmp_path, progress=lines.append)
+    assert lines[-1] == f"5 of 5 runs are in {tmp_path} already"
+    for a, b in zip(first.results, again.results, strict=False):
+        assert_same(a, b)
+    assert list(load_results(tmp_path)["digest"]) == sorted(r.digest() for r in again.results)
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["json", "npz"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "absent", "garbage"])
+def test_a_broken_file_makes_the_run_again_and_no_other(tmp_path, suffix, damage):
+    made = make(SPECS[:2], tmp_path).results
+    path = tmp_path / f"{made[1].digest()}.{suffix}"
+    whole = path.read_bytes()
+    if damage == "absent":
+        path.unlink()
+    else:
+        cut = {"truncated": whole[: len(whole) // 2], "empty": b"", "garbage": b"\xff" * 100}
+        path.write_bytes(cut[damage])
+    lines = []
+    again = make(SPECS[:2], tmp_path, progress=lines.append).results
+    assert len(lines) == 2 and "1 of 2 runs" in lines[0] and "seed 1" in lines[1]
+    assert_same(again[1], made[1])
+
+
+@pytest.mark.parametrize("spread", ["runs", "lanes"])
+def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
+    monkeypatch.setattr(batch, "MAX_CHUNK", 2)
+    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
+    whole = make(SPECS, spread=spread).results
+    at_once = len(jax.devices()) if spread == "runs" else 1
+    show = kill_after(5 + 3)  # five chunks for the first runs, three for the next
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(sweeps, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
+        make(SPECS, tmp_path, spread=spread)
+    assert len(load_results(tmp_path)) == at_once
+    states = [state for *_, state in plan_sweep(SPECS, tmp_path, dataset=user_dataset())]
+    assert states.count("done") == states.count("unfinished") == at_once
+    for a, b in zip(make(SPECS, tmp_path, spread=spread).results, whole, strict=True):
+        assert_same(a, b)
+
+
+def test_shards_are_disjoint_complete_and_merge_by_copying(tmp_path):
+    specs = [*SPECS, spec("fedprox", seed=0), spec("fedprox", seed=1)]
+    parts = [make(specs, tmp_path / str(i), shard=(i, 3)) for i in range(3)]
+    for results in zip(*(part.results for part in parts), strict=True):
+        assert sum(result is not None for result in results) == 1
+    algorithms = [part.frame()["algorithm"].value_counts() for part in parts]
+    assert all(set(a.index) <= {"fedavg", "fedprox"} and a["fedavg"] >= 1 for a in algorithms)
+    for i in (1, 2):
+        for path in (tmp_path / str(i)).glob("*.*"):
+            path.rename(tmp_path / "0" / path.name)
+    merged = make(specs, tmp_path / "0")
+    assert len(load_results(tmp_path / "0")) == 7 and all(merged.results)
+
+
+@pytest.mark.parametrize("shard", [(3, 3), (-1, 2), (0, 0)])
+def test_a_shard_that_does_not_exist(shard):
+    with pytest.raises(ConfigError, match=r"shard = .*0 <= i < n"):
+        make(SPECS, shard=shard)
+
+
+def test_names_tell_versions_devices_precision_and_data_apart(tmp_path, monkeypatch):
+    made = make(SPECS[:1], tmp_path).results[0]
+    names = {made.digest()}
+    for name in ("fedjax_het", "device", "matmul_precision", "x64", "dataset_digest"):
+        made.summary[name] = "another"
+        names.add(made.digest())
+    assert len(names) == 6
+    made.summary["jax"] = "another"
+    assert made.digest() in names
+    other = user_dataset((9,) * 6)
+    again = make(SPECS[:1], tmp_path, dataset=other).results[0]
+    assert again.summary["partition_digest"] != made.summary["partition_digest"]
+    assert len(list(tmp_path.glob("*.json"))) == 2
+
+
+# --- what cannot be run ----------------------------------------------------------------------
+
+
+def test_missing_data_stops_only_the_runs_that_need_it(monkeypatch):
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    monkeypatch.delenv("CINIC10_DIR", raising=False)
+    absent = [RunSpec("fedavg", "cinic10", model="mlp", seed=seed) for seed in (0, 1)]
+    lines = []
+    made = make([*absent, SPECS[0]], progress=lines.append)
+    assert made.results[:2] == [None, None] and made.results[2] is not None
+    assert set(made.not_run) == {one.digest() for one in absent}
+    (told,) = (line for line in lines if "CINIC10_DIR" in line)
+    assert "and 1 more: not run: " in told
+
+
+def test_a_split_that_the_data_do_not_allow_stops_only_its_own_run():
+    impossible = spec(partition="classes_per_client", classes=4)  # the data have three
+    made = make([impossible, SPECS[0]])
+    assert made.results[0] is None and made.results[1] is not None
+    assert "classes" in made.not_run[impossible.digest()]
+
+
+def test_a_setting_that_cannot_be_used_stops_before_the_first_run(tmp_path):
+    bad = RunSpec("fedavg", "digits", model="mlp", alpha=-1.0)
+    with pytest.raises(ConfigError, match="alpha"):
+        make([SPECS[0], bad], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ConfigError, match="spread"):
+        make(SPECS, spread="rounds")
+    with pytest.raises(ConfigError, match="width"):
+        make(SPECS, width=0)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="output_dir"):
+        make(SPECS, tmp_path / "file" / "x")
+
+
+def test_the_time_to_go_is_that_of_runs_like_these(monkeypatch):
+    now, lines = [0.0], []
+    monkeypatch.setattr(sweeps.time, "perf_counter", lambda: now[0])
+    jobs = [sweeps._Job(one.resolved(), "", None) for one in SPECS[:4]]
+    ledger = sweeps._Ledger(6, lines.append)
+
+    class Made:
+        summary = {"final_accuracy": 0.5, "diverged": False}  # noqa: RUF012
+
+    ledger.running(jobs[:2])
+    now[0] = 8.0
+    ledger.made(jobs[:2], [Made, Made], jobs[2:])
+    assert lines[0] == "[1/6] fedavg, user, mlp, seed 0: 50.00 % in 4.0 s; about 16 s to go"
+    ledger.running(jobs[2:])
+    now[0] = 12.0
+    ledger.made(jobs[2:], [Made, Made], [])
+    assert lines[-1].endswith("in 2.0 s; about 6.0 s to go")  # two of another kind: the mean so far
