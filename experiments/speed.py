@@ -225,11 +225,14 @@ def take_turns(
         if peer in interpreters:
             programs[peer] = (interpreters[peer], PEERS[peer], peer_settings(regime, folder))
     turns: dict[str, list] = {program: [] for program in programs}
+    cache = folder / f"cache-{name}"  # of its own, so that the first turn compiles
     for _ in range(min(arguments.turns, regime.turns)):
         if regime.kind == "sweep":  # its peers make the rounds of one run
-            run_program(sys.executable, "this_package.py", one_run(regime, folder), folder)
+            run_program(
+                sys.executable, "this_package.py", one_run(regime, folder), folder / "cache"
+            )
         for program, (python, file, settings) in programs.items():
-            made = run_program(python, file, settings, folder)
+            made = run_program(python, file, settings, cache)
             if made is None and program == "here":
                 raise ConfigError(f"{name}: this package's program failed; see above")
             if made is not None:
@@ -268,10 +271,10 @@ def peer_settings(regime: Regime, folder: Path) -> dict[str, Any]:
 
 
 def run_program(
-    python: str, file: str, settings: dict[str, Any], folder: Path
+    python: str, file: str, settings: dict[str, Any], cache: Path
 ) -> dict[str, Any] | None:
     """The record that a program prints last; None, and its complaint shown, if it fails."""
-    environment = {**os.environ, "FEDJAX_HET_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "FEDJAX_HET_CACHE": str(cache)}
     if file == "this_package.py":  # wherever this package is imported from here
         here = str(Path(importlib.util.find_spec("fedjax_het").origin).parent.parent)
         environment["PYTHONPATH"] = os.pathsep.join(
