@@ -18,7 +18,7 @@ def choose(monkeypatch, tmp_path):
     timed = []
 
     def choose(seconds, **settings):
-        def time_one(training, batch_size, devices, lanes):
+        def time_one(training, batch_size, devices, lanes, clients):
             timed.append(lanes)
             return seconds[lanes]
 
@@ -87,4 +87,4 @@ def test_candidates_never_exceed_the_cohort():
 def test_it_times_real_training():
     training = LocalTraining(Task(linear_model(), (0.0,), (1.0,)), "adam")
     for lanes in (1, 2):
-        assert probe._seconds_per_step(training, 4, jax.devices(), lanes) > 0
+        assert probe._seconds_per_step(training, 4, jax.devices(), lanes, 2) > 0

@@ -26,7 +26,7 @@ from fedjax_het.files import write_atomically
 log = logging.getLogger("fedjax_het")
 
 _FILE = "lanes.json"
-STEPS = 4  # per client and timing
+STEPS = 8  # per client and timing
 REPEATS = 3
 MARGIN = 0.9  # more lanes must take less than this share of the time that fewer take
 
@@ -83,9 +83,13 @@ def _choose(training, batch_size, devices, cohort_size, federations, label) -> L
     if len(tried) == 1:
         return LaneChoice(tried[0], 1, {})
     of = (label, training.optimizer, batch_size, len(devices), devices[0].device_kind)
-    name = "|".join(map(str, (*of, jaxlib.__version__)))
+    name = "|".join(map(str, (*of, jaxlib.__version__, STEPS, own[-1])))
     known = {int(v): s for v, s in _recall().get(name, {}).items()}
-    new = {v: _seconds_per_step(training, batch_size, devices, v) for v in tried if v not in known}
+    new = {
+        v: _seconds_per_step(training, batch_size, devices, v, max(v, own[-1]))
+        for v in tried
+        if v not in known
+    }
     seconds = {v: {**known, **new}[v] for v in tried}
     # A federation's lanes do not depend on how many federations there are: its numbers would.
     lanes = _fastest({v: seconds[v] for v in own})
@@ -108,10 +112,15 @@ def _fastest(seconds: dict[int, float]) -> int:
 
 
 def _seconds_per_step(
-    training: LocalTraining, batch_size: int, devices: Sequence[jax.Device], lanes: int
+    training: LocalTraining,
+    batch_size: int,
+    devices: Sequence[jax.Device],
+    lanes: int,
+    clients: int,
 ) -> float:
+    """Of `clients` clients on each device: as many for few lanes as for many, to be fair."""
     plan, model = make_plan(lanes, devices), training.task.model
-    clients, each = plan.blocks * lanes, STEPS * batch_size
+    clients, each = plan.blocks * clients, STEPS * batch_size
     scheduler = Scheduler(
         partition_from_clients([np.arange(k * each, (k + 1) * each) for k in range(clients)]),
         seed=0,
