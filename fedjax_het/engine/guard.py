@@ -23,8 +23,9 @@ SUSPECT_JAXLIB = ("0.10.2",)
 UNFUSED = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 # Largest relative error (L2, per output array) that rounding in another order may cause. An
-# adaptive optimiser magnifies rounding where a gradient is nearly zero, hence not 1e-6.
-TOLERANCE = 3e-3
+# adaptive optimiser magnifies rounding where a gradient is nearly zero (0.004 was seen for a
+# ConvNet under Adam), hence not 1e-6; what is known to be wrong is wrong by more than 0.1.
+TOLERANCE = 1e-2
 
 
 def suspect() -> bool:
