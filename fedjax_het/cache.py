@@ -1,6 +1,7 @@
 """The user's cache folder: decoded data, timings, compiled programs. All of it can be remade."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -37,13 +38,21 @@ def keep_compiled_programs() -> None:
     if jax.config.jax_compilation_cache_dir is not None:
         return
     try:
-        folder = private_folder(private_folder(private_folder() / "xla") / _processor())
+        private_folder()
+        private_folder(programs_folder().parent)
+        folder = private_folder(programs_folder())
     except OSError:  # then every start compiles
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
 
 
+def programs_folder() -> Path:
+    """Of what is known of programs compiled for this processor."""
+    return cache_root() / "xla" / _processor()
+
+
+@functools.cache
 def _processor() -> str:
     """A short name for the processor's instruction set."""
     text = platform.machine() + platform.processor()

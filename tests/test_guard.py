@@ -3,9 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_het.engine import guard
 from fedjax_het.engine.guard import CheckedProgram, relative_error
+
+
+@pytest.fixture(autouse=True)
+def no_memory(tmp_path, monkeypatch):
+    """What this machine found right before does not count."""
+    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
+
 
 ROWS = 40_961  # jax-ml/jax#39103: on jaxlib 0.10.2, a fifth of these come out wrong
 
@@ -72,6 +80,42 @@ def test_right_programs_are_left_alone(monkeypatch):
     program.verify((x,))
     assert not program.unfused
     np.testing.assert_array_equal(program(x), np.arange(5.0) ** 2)
+
+
+def test_what_was_found_right_is_remembered_part_by_part(monkeypatch):
+    monkeypatch.setattr(guard, "suspect", lambda: True)
+    monkeypatch.setattr(guard, "UNFUSED", {})
+    compared = []
+    monkeypatch.setattr(guard, "relative_error", lambda *args: compared.append(1) or 0.0)
+    x = jnp.arange(5.0)
+
+    def verify(function, part=""):
+        CheckedProgram(function).verify((x,), part)
+        return len(compared)
+
+    assert verify(lambda x: x**2) == 1
+    assert verify(lambda x: x**2) == 1  # the same program of another start
+    assert verify(lambda x: x**2, "tuning") == 2
+    assert verify(lambda x: x**3) == 3
+    monkeypatch.setattr(guard, "relative_error", lambda *args: compared.append(1) or 1.0)
+    assert verify(lambda x: x**4) == 4
+    assert verify(lambda x: x**4) == 5  # what was wrong is looked at again
+    monkeypatch.setenv("XLA_FLAGS", "--another")
+    assert verify(lambda x: x**2) == 6
+
+
+def test_the_idle_rows_of_a_state_do_not_change_the_error():
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(50, 4, 3))
+    want, got = base.copy(), base.copy()
+    want[[3, 7]] += 0.1
+    got[[3, 7]] += 0.1
+    got[7, 0, 0] += 0.01
+    expected = 0.01 / np.sqrt(2 * 12 * 0.1**2)
+    assert relative_error(got, want, base) == pytest.approx(expected, rel=1e-3)
+    moved = got.copy()
+    moved[20] += 1.0  # where nothing should have happened
+    assert relative_error(moved, want, base) > 1
 
 
 def test_changes_are_compared_not_values():
