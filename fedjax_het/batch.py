@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
-from fedjax_het.engine.plan import AXIS, DEVICE, RUN, RUNS, host_values
+from fedjax_het.engine.plan import DEVICE, RUN, RUNS, host_values
 from fedjax_het.engine.randomness import Stream, device_key
 from fedjax_het.engine.rounds import CHUNK_KINDS, ChunkInputs, RoundMetrics
 from fedjax_het.engine.schedule import RoundSchedule, merged_cuts, stack_rounds
@@ -84,10 +84,7 @@ class Batch:
         self.saved_at = time.perf_counter()
         hp = self._stacked([{k: np.float32(v) for k, v in f.spec.hp.items()} for f in self.places])
         self.inputs = group.shared._replace(hp=hp, train_key=self._keys(Stream.TRAIN))
-        num_clients = self.federations[0].spec.num_clients
-        self.state = group.program.init(num_clients)(hp, self._keys(Stream.INIT))
-        if self.plan.spreads == AXIS:
-            self.state = self.plan.put(self.state)
+        self.state: Any = None  # until it starts: `memory` is asked before anything is allocated
 
     @property
     def algorithm(self) -> Algorithm:
@@ -181,28 +178,24 @@ class Batch:
 
     def _scheduled(self, rounds_of: Callable, count: int) -> ChunkInputs:
         """Inputs with the schedules `rounds_of(federation, cuts)` of all places, stacked."""
-        stack = lambda rounds: stack_rounds(rounds, self.capacity)  # noqa: E731
-        if not self._apart:
-            schedule = stack(rounds_of(self.places[0], lambda r: None))
-            return self.inputs._replace(
-                schedule=self.plan.put(schedule), num_rounds=self._num_rounds(count)
-            )
         width, schedules = self.plan.width, []
         for start in range(0, len(self.places), width):
             mine = self.places[start : start + width]
             schedulers = [f.scheduler for f in mine]
             cuts = (lambda r: None) if width == 1 else lambda r, s=schedulers: merged_cuts(s, r)
-            schedules += [stack(rounds_of(f, cuts)) for f in mine]
-        kinds = CHUNK_KINDS.schedule
-        schedule = RoundSchedule(
-            *(
-                np.stack(leaves[::width] if kind == DEVICE else leaves)
-                for kind, leaves in zip(kinds, zip(*schedules, strict=True), strict=True)
+            schedules += [stack_rounds(rounds_of(f, cuts), self.capacity) for f in mine]
+        if self._apart:
+            columns = zip(CHUNK_KINDS.schedule, zip(*schedules, strict=True), strict=True)
+            stacked = RoundSchedule(
+                *(
+                    np.stack(leaves[::width] if kind == DEVICE else leaves)
+                    for kind, leaves in columns
+                )
             )
-        )
-        return self.inputs._replace(
-            schedule=self.plan.put(schedule, RUN), num_rounds=self._num_rounds(count)
-        )
+            schedule = self.plan.put(stacked, RUN)
+        else:
+            schedule = self.plan.put(schedules[0])
+        return self.inputs._replace(schedule=schedule, num_rounds=self._num_rounds(count))
 
     def _num_rounds(self, count: int) -> jax.Array:
         """`count` for every device that has a run."""

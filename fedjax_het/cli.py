@@ -18,6 +18,8 @@ from fedjax_het.spec import RunSpec
 
 _HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
 _OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
+# The settings that a sweep takes lists of under their own names.
+_LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options", "seed")]
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,9 @@ def _as_lists() -> type:
     """The settings of RunSpec, with their help, each as a list of values; `seed` as `seeds`."""
     kinds = get_type_hints(RunSpec)
     fields = []
-    for field in dataclasses.fields(RunSpec):
-        if field.name in ("hp", "options", "seed"):
-            continue
-        kind = next(k for k in get_args(kinds[field.name]) or (kinds[field.name],) if k is not None)
-        fields.append((field.name, tuple[kind, ...], dataclasses.field(default=())))
+    for name in _LISTED:
+        kind = next(k for k in get_args(kinds[name]) or (kinds[name],) if k is not None)
+        fields.append((name, tuple[kind, ...], dataclasses.field(default=())))
     return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
 
 
@@ -118,6 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
         description="Federated learning on heterogeneous clients, simulated.",
         args=sys.argv[1:] if arguments is None else arguments,
     )
+    if getattr(command, "distributed", False):  # before anything asks for devices
+        jax.distributed.initialize()
     work = {Run: _run, Sweep: _sweep, Report: report_command, List: _list}[type(command)]
     again = "--resume" if isinstance(command, Run) else "the same command"
     return exit_status(
@@ -140,8 +142,7 @@ def specs_of(command: Sweep) -> list[RunSpec]:
     """The runs that a sweep's command line names."""
     from fedjax_het.grids import grid
 
-    names = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options", "seed")]
-    settings = {name: getattr(command, name) for name in names if getattr(command, name)}
+    settings = {name: getattr(command, name) for name in _LISTED if getattr(command, name)}
     hp = {
         name: [_number("hp", name, value) for value in text.split(",")]
         for name, text in _pairs("hp", command.hp)
@@ -154,8 +155,6 @@ def specs_of(command: Sweep) -> list[RunSpec]:
 
 
 def _sweep(command: Sweep) -> int:
-    if command.distributed:
-        jax.distributed.initialize()
     from fedjax_het.sweeps import describe, plan_sweep, sweep
 
     _log_to_stderr(logging.WARNING)
@@ -186,8 +185,6 @@ def _sweep(command: Sweep) -> int:
 
 
 def _run(command: Run) -> int:
-    if command.distributed:
-        jax.distributed.initialize()
     from fedjax_het.data import load_dataset
     from fedjax_het.pictures import draw_run
     from fedjax_het.progress import progress_line

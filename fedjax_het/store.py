@@ -23,13 +23,12 @@ _RUN_FILE = re.compile(r"[0-9a-f]{16}\.json")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
-def is_done(directory: str | os.PathLike, digest: str) -> bool:
-    """Whether the run's files are there and can be read in full."""
+def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
+    """The run of that name; None if its files are not there or cannot be read in full."""
     try:
-        Result.load(Path(directory) / f"{digest}.json")
+        return Result.load(Path(directory) / f"{digest}.json")
     except _UNREADABLE:
-        return False
-    return True
+        return None
 
 
 def load_results(directory: str | os.PathLike) -> "pd.DataFrame":

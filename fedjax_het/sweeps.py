@@ -27,7 +27,7 @@ from fedjax_het.files import make_output_directory
 from fedjax_het.progress import clock, progress_line
 from fedjax_het.result import Result
 from fedjax_het.spec import RunSpec
-from fedjax_het.store import frame, is_done
+from fedjax_het.store import frame, load_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,7 @@ def sweep(
     directory = None if directory is None else make_output_directory(directory)
     names, named = _named(specs, dataset)
     mine = _part(named, shard)
-    known = {d: _done(directory, d) for d in mine}
+    known = {d: None if directory is None else load_result(directory, d) for d in mine}
     missing = {d: named[d] for d in mine if known[d] is None}
     if done := len(mine) - len(missing):
         progress(f"{done} of {len(mine)} runs are in {directory} already")
@@ -145,7 +145,7 @@ def plan_sweep(
     _, named = _named([spec.resolved() for spec in specs], dataset)
 
     def state(digest: str) -> str:
-        if is_done(directory, digest):
+        if load_result(directory, digest) is not None:
             return "done"
         return "unfinished" if (directory / "unfinished" / digest).exists() else "missing"
 
@@ -174,12 +174,6 @@ def _part(named: dict[str, RunSpec], shard: tuple[int, int] | None) -> list[str]
     index, count = shard
     require(0 <= index < count, "shard", f"{index}/{count}", "i/n with 0 <= i < n")
     return digests[index::count]
-
-
-def _done(directory: Path | None, digest: str) -> Result | None:
-    if directory is None or not is_done(directory, digest):
-        return None
-    return Result.load(directory / f"{digest}.json")
 
 
 def _groups(missing: dict[str, RunSpec], directory: Path | None) -> list[list[_Job]]:
@@ -309,7 +303,6 @@ class _Ledger:
     def __init__(self, total: int, progress: Callable[[str], None]):
         self.total, self.progress = total, progress
         self.number = 0  # runs dealt with
-        self.seconds = 0.0
         self.finished = 0
         self.began = time.perf_counter()
 

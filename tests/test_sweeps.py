@@ -105,7 +105,9 @@ def test_runs_have_devices_of_their_own_where_none_would_idle():
 def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog):
     specs = [spec(seed=s) for s in range(4 * len(jax.devices()))]
     group = prepare(specs, dataset=user_dataset(), spread="runs", width=4)
-    needed = batch.Batch(group, group.federations).memory()
+    estimated = batch.Batch(group, group.federations)
+    needed = estimated.memory()
+    assert estimated.state is None, "an estimate allocates nothing"
     fits = sweeps._fitting(group, int(needed * 1.01))
     assert fits.plan.width == 4
     halved = sweeps._fitting(group, int(needed * 0.6))

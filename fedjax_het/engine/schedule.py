@@ -52,7 +52,6 @@ class Work(NamedTuple):
 
     participants: np.ndarray  # sampled clients that hold data
     samples: np.ndarray  # client samples processed
-    steps: np.ndarray  # of all clients
     block_steps: np.ndarray  # [R, D] steps of each block's longest lane
 
 
@@ -105,7 +104,6 @@ class Scheduler:
             samples=np.array(
                 [sum(passes * partition.sizes[lane].sum() for lane in lanes_) for lanes_ in packed]
             ),
-            steps=np.array([sum(map(self._length, lanes_)) for lanes_ in packed]),
             block_steps=np.array(
                 [
                     [max(map(self._length, lanes_[d : d + lanes])) for d in starts]
