@@ -350,7 +350,7 @@ def row_of(turns: dict[str, list[dict[str, Any]]]) -> Row:
 def tables(record: dict[str, Any]) -> str:
     """Markdown: this package's figures, the ratios to every peer, and what they are."""
     rows = {name: row_of(turns) for name, turns in record["regimes"].items()}
-    everyone = [turns for turns in record["regimes"].values()]
+    everyone = list(record["regimes"].values())
     devices = everyone[0]["here"][0]["devices"]
     lines = [f"{record['machine']}; jax devices: {devices}. Data: {record['data']}.", ""]
     lines += [

@@ -5,13 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedjax_het.errors import require
-from fedjax_het.report.grouping import (
-    chosen_settings,
-    describe_settings,
-    diverged,
-    group_runs,
-    is_shared,
-)
+from fedjax_het.report.grouping import chosen_settings, diverged, figure_lines
 from fedjax_het.report.measures import measure_label, require_measure, scale_of, values_of
 from fedjax_het.report.style import (
     add_legend,
@@ -61,12 +55,7 @@ def plot_against_alpha(
     require_measure(results, measure)
     require("alpha" in results and results["alpha"].notna().any(), "alpha", None, "runs with one")
     results = results[results["alpha"].notna()]
-    lines = []
-    for settings, runs in group_runs(results, by):
-        own = {name: value for name, value in settings.items() if not is_shared(name)}
-        panel = describe_settings({n: v for n, v in settings.items() if n not in own})
-        label = describe_settings(own) or "all runs"
-        lines.append((panel, str(own.get("algorithm", label)), label, runs))
+    lines = figure_lines(results, by)
     titles = list(dict.fromkeys(panel for panel, *_ in lines))
     size = (6.0, 3.9) if len(titles) == 1 else (4.0, 3.2)
     sharey = "none" if "dataset" in by else "all"

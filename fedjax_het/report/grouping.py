@@ -3,7 +3,7 @@
 import dataclasses
 import numbers
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.errors import require, require_name
 from fedjax_het.report.render import MISSING
@@ -127,6 +127,28 @@ def group_runs(
         (dict(zip(by, key, strict=True)), results.iloc[members[key]])
         for key in sorted(members, key=order)
     ]
+
+
+class Line(NamedTuple):
+    """One line of a figure: the runs of a method and its hyper-parameters."""
+
+    panel: str
+    """The shared settings of its runs, in words."""
+    method: str
+    label: str
+    runs: "pd.DataFrame"
+
+
+def figure_lines(results: "pd.DataFrame", by: Sequence[str]) -> list[Line]:
+    """The runs as lines, in panels by the settings that methods compare at."""
+    lines = []
+    for settings, runs in group_runs(results, by):
+        shared = {name: value for name, value in settings.items() if is_shared(name)}
+        own = {name: value for name, value in settings.items() if not is_shared(name)}
+        label = describe_settings(own) or "all runs"
+        method = str(own.get("algorithm", label))
+        lines.append(Line(describe_settings(shared), method, label, runs))
+    return lines
 
 
 def _values(column: "pd.Series") -> list[Any]:

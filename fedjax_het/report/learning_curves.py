@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedjax_het.errors import ConfigError, require_name
 from fedjax_het.report.grouping import (
     chosen_settings,
-    describe_settings,
     diverged,
+    figure_lines,
     group_runs,
     is_shared,
 )
@@ -75,20 +75,16 @@ def plot_learning_curves(
     if not len(curves):
         raise ConfigError("curves = none: expected those of `load_curves`")
     require_name("measure", measure, [n for n in curves.columns if n not in ("digest", "round")])
-    lines = []
-    for settings, runs in group_runs(results, by):
-        shared = {name: value for name, value in settings.items() if is_shared(name)}
-        own = {name: value for name, value in settings.items() if not is_shared(name)}
-        label = describe_settings(own) or "all runs"
-        lines.append(
-            Curve(
-                panel=describe_settings(shared),
-                method=str(own.get("algorithm", label)),
-                label=label,
-                runs=values_by_round(runs, curves, measure),
-                diverged=bool(diverged(runs).any()),
-            )
+    lines = [
+        Curve(
+            line.panel,
+            line.method,
+            line.label,
+            runs=values_by_round(line.runs, curves, measure),
+            diverged=bool(diverged(line.runs).any()),
         )
+        for line in figure_lines(results, by)
+    ]
     panels = list(dict.fromkeys(line.panel for line in lines))
     innermost = [name for name in by if is_shared(name)][-1:]
     columns = len(group_runs(results, innermost))
