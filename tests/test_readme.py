@@ -72,7 +72,10 @@ def test_a_command_is_understood(command, monkeypatch, tmp_path):
             monkeypatch.setattr(cli, "_run", lambda command: cli.spec_of(command).resolved() and 0)
             monkeypatch.setattr(cli, "_sweep", lambda command: cli.specs_of(command) and 0)
             monkeypatch.setattr(cli, "report_command", lambda command: 0)
+            joined = []  # this process has used its devices: too late for it to join others
+            monkeypatch.setattr("jax.distributed.initialize", lambda: joined.append(True))
             assert cli.main(arguments) == 0
+            assert bool(joined) == ("--distributed" in arguments)
         case _:
             pytest.fail(f"the README has a command that no test checks: {command}")
 
