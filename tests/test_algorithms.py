@@ -328,7 +328,7 @@ def test_traffic_counts_what_is_sent(name):
     traffic = federation.algorithm.traffic(federation.hp, federation.start())
     model = 4 * (4 * CLASSES + CLASSES)
     times = 2 if name == "scaffold" else 1
-    assert traffic == (times * model, times * model)
+    assert traffic == (times * model, times * model, 0)
 
 
 def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():

@@ -16,7 +16,6 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.engine.local import optimizer_defaults
-from fedjax_het.spec import DYNAFED_PROTOCOL
 
 
 class Entry(NamedTuple):
@@ -24,7 +23,9 @@ class Entry(NamedTuple):
 
     build(training, plan, **options) -> Algorithm; `hp` are its numeric hyper-parameters besides
     the local optimiser's and `server_lr`, or a function of the options that gives them.
-    `check(options)` raises ConfigError; `fill(options)` writes out what a preset stands for.
+    `check(options)` and `check_hp(hp)` raise ConfigError; `fill(options)` writes out what a preset
+    stands for. `protocol`, one of `PROTOCOLS`, says what is not said otherwise. `trains_locally`
+    is false where clients condense their data instead.
     """
 
     build: Callable[..., Algorithm]
@@ -32,13 +33,16 @@ class Entry(NamedTuple):
     hp: "dict[str, float] | Callable[[dict], dict[str, float]]" = {}  # noqa: RUF012
     options: dict[str, Any] = {}  # noqa: RUF012
     check: Callable[[dict], None] = lambda options: None
+    check_hp: Callable[[dict], None] = lambda hp: None
     fill: Callable[[dict], dict] = lambda options: options
-    protocol: dict[str, Any] = DYNAFED_PROTOCOL
+    protocol: str = "dynafed"
+    trains_locally: bool = True
 
-    def hyper_parameters(self, local_optimizer: str, options: dict) -> dict[str, float]:
+    def hyper_parameters(self, local_optimizer: str | None, options: dict) -> dict[str, float]:
         """Every numeric hyper-parameter with its default."""
         own = self.hp(options) if callable(self.hp) else self.hp
-        return {"server_lr": 1.0, **optimizer_defaults(local_optimizer), **own}
+        local = optimizer_defaults(local_optimizer) if self.trains_locally else {}
+        return {"server_lr": 1.0, **local, **own}
 
 
 ALGORITHMS: dict[str, Entry] = {
