@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from problems import domains_dataset, user_dataset
 
-from fedjax_het import ConfigError, Result, RunSpec, batch, federation, simulate
+from fedjax_het import ConfigError, Result, RunSpec, batch, evaluation, federation, simulate
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data import make_partition
 from fedjax_het.result import summarise
@@ -217,7 +217,8 @@ def check_domains(made, data):
 
 
 @pytest.mark.parametrize("devices", sorted({1, len(jax.devices())}))
-def test_accuracy_per_domain_is_counted(devices):
+def test_accuracy_per_domain_is_counted(devices, monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH", 7)  # several batches, the last of them short
     data = domains_dataset()
     made = simulate(spec(), dataset=data, devices=devices)
     counted = check_domains(made, data)
