@@ -609,6 +609,9 @@ def test_micro_batch_hint():
     mixing = make_model("convnet", (32, 32, 3), 10, width=32, norm="batch")
     assert mixing.micro_batch is None and mixing.cached_samples == 4
     assert make_model("convnet", (32, 32, 3), 10, width=32).cached_samples == 4
+    for stem, samples in (("imagenet", 32), ("cifar", 2)):  # 8x8 and 32x32 pixels of 64 channels
+        resnet = make_model("resnet18", (32, 32, 3), 10, stem=stem)
+        assert resnet.micro_batch is None and resnet.cached_samples == samples
     mlp = make_model("mlp", (28, 28, 1), 10)
     assert mlp.micro_batch is None and mlp.cached_samples is None
 
