@@ -26,6 +26,8 @@ SYNTHESIS = {
     "num_samples": 6,
     "fine_tune_epochs": 2,
 }
+CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2}
+OPTIONS = {"dynafed": SYNTHESIS, "feddm": CONDENSATION, "fedaf": CONDENSATION}
 
 
 def spec(algorithm="fedavg", **settings):
@@ -37,7 +39,7 @@ def spec(algorithm="fedavg", **settings):
         "participation": 0.5,
         "batch_size": 4,
         "rounds": 9,
-        "options": SYNTHESIS if algorithm == "dynafed" else {},
+        "options": OPTIONS.get(algorithm, {}),
     }
     return RunSpec(algorithm=algorithm, **{**defaults, **settings})
 

@@ -44,7 +44,7 @@ def test_a_run_is_the_same_alone_and_in_any_company(name):
     specs = [
         spec(name, seed=0),
         spec(name, seed=1, partition="dirichlet", alpha=0.5),
-        spec(name, seed=2, hp={"local_lr": 0.01}),
+        spec(name, seed=2, hp={"server_lr": 0.7}),
     ]
     together = make(specs, spread="runs").results
     for one, made in zip(specs, together, strict=True):

@@ -1,0 +1,527 @@
+"""FedDM and FedAF: rounds against float64 loops, limit identities, invariances, bad input."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import CLASSES, SHAPE, SIZES, blobs, consecutive, linear_model, small, user_dataset
+
+from fedjax_het import RunSpec
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms.condensing import class_mean_logits
+from fedjax_het.algorithms.fedaf import fedaf
+from fedjax_het.algorithms.feddm import feddm, gradient_noise
+from fedjax_het.condensation.privacy import gaussian_epsilon
+from fedjax_het.data import partition_from_clients
+from fedjax_het.engine.lanes import Cohort
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.units import PairUnits, PairWork
+from fedjax_het.errors import ConfigError
+from fedjax_het.federation import prepare
+
+PIXELS = int(np.prod(SHAPE))
+
+
+def build(name, **options):
+    """-> a method with settings that make it quick; every batch is the whole class or pool."""
+    entry = ALGORITHMS[name]
+    fast = {"ipc": 2, "steps": 3, "server_epochs": 4, "server_batch_size": 64}
+    return partial(entry.build, **entry.fill({**entry.options, **fast, **options}))
+
+
+def numbers(name, options=(), **hp):
+    entry = ALGORITHMS[name]
+    return {**entry.hyper_parameters(None, {**entry.options, **dict(options)}), **hp}
+
+
+def run(name, rounds=1, options=None, hp=None, **settings):
+    options = options or {}
+    federation = small(
+        build(name, **options), hp=numbers(name, options, **(hp or {})), batch_size=32, **settings
+    )
+    return federation, federation.run(rounds)[0]
+
+
+def images_of(state):
+    """[K, C, ipc, pixels]"""
+    images = np.asarray(state.clients.images)
+    return images.reshape(-1, CLASSES, images.shape[2], PIXELS)
+
+
+def made(state):
+    """Which pairs were made in the last round: [K, C]."""
+    return np.asarray(state.clients.made).reshape(-1, CLASSES) == int(state.round)
+
+
+# --- a float64 loop ------------------------------------------------------------------------
+
+
+def softmax(z):
+    p = np.exp(z - z.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+class Oracle:
+    """Rounds of FedAF or FedDM on softmax regression, whose features are the pixels, by loops.
+
+    With batches of whole classes and gamma = 1 nothing but the initial images is drawn.
+    """
+
+    def __init__(self, federation, start, *, logit_term, ipc, steps, epochs):
+        images, labels = blobs()
+        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
+        self.f, self.hp = federation, {k: float(v) for k, v in federation.hp.items()}
+        params = federation.model(start)
+        self.w, self.b = (params[n].astype(np.float64) for n in ("w", "b"))
+        self.logit_term, self.ipc, self.steps, self.epochs = logit_term, ipc, steps, epochs
+
+    def owned(self, k):
+        mine = self.f.scheduler.partition.client(k)
+        return {c: mine[self.y[mine] == c] for c in range(CLASSES) if (self.y[mine] == c).any()}
+
+    def round(self, r):
+        logits = self.x @ self.w + self.b
+        owned = [self.owned(k) for k in range(len(SIZES))]
+        v, targets = {}, {}
+        for c in range(CLASSES):
+            means = [logits[of[c]].mean(0) for of in owned if c in of]
+            if means:
+                v[c] = np.mean(means, 0)
+                if "tau" in self.hp:
+                    targets[c] = np.mean([softmax(m / self.hp["tau"]) for m in means], 0)
+        self.images = {
+            (k, c): self.condense(r, k, c, mine, v[c])
+            for k, of in enumerate(owned)
+            for c, mine in of.items()
+            if len(mine) >= self.ipc
+        }
+        self.train(targets)
+
+    def condense(self, r, k, c, mine, peers):
+        seeds = self.f.scheduler.units.seeds(0, r, k * CLASSES + c)
+        s = self.x[seeds].reshape(self.ipc, -1, PIXELS).mean(1)
+        velocity, real = np.zeros_like(s), self.x[mine].mean(0)
+        for _ in range(self.steps):
+            gap = s.mean(0) - real
+            slope = 2 * gap
+            if self.logit_term:
+                slope = slope + 2 * self.w @ (self.w.T @ gap)
+            u = s.mean(0) @ self.w + self.b
+            pull = self.hp.get("lambda_loc", 0.0) * 2 / CLASSES
+            slope = slope + pull * self.w @ (u - peers)
+            gradient = np.tile(slope / self.ipc, (self.ipc, 1))
+            velocity = self.hp["image_momentum"] * velocity + gradient
+            s = s - self.hp["image_lr"] * velocity
+        return s
+
+    def train(self, targets):
+        x = np.concatenate(list(self.images.values()))
+        y = np.repeat([c for _, c in self.images], self.ipc)
+        velocity = [0.0, 0.0]
+        for _ in range(self.epochs):
+            z = x @ self.w + self.b
+            dz = (softmax(z) - np.eye(CLASSES)[y]) / len(y)
+            for c, r in targets.items():
+                of = y == c
+                if of.any():
+                    dz[of] += self.hp["lambda_glob"] * self.pull(z[of].mean(0), r) / of.sum()
+            gradients = x.T @ dz, dz.sum(0)
+            for i, (weight, gradient) in enumerate(zip((self.w, self.b), gradients, strict=True)):
+                velocity[i] = (
+                    self.hp["server_momentum"] * velocity[i]
+                    + gradient
+                    + self.hp["server_weight_decay"] * weight
+                )
+            self.w, self.b = (
+                p - self.hp["server_lr"] * v
+                for p, v in zip((self.w, self.b), velocity, strict=True)
+            )
+
+    def pull(self, mean, r):
+        """Gradient of (KL(r || t) + KL(t || r)) / 2, t = softmax(mean / tau), on the mean."""
+        t = softmax(mean / self.hp["tau"])
+        of_t = 0.5 * (np.log(t / r) + 1 - r / t)
+        return t * (of_t - (t * of_t).sum()) / self.hp["tau"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "hp"),
+    [
+        ("fedaf", {}, {"gamma": 1.0, "lambda_loc": 0.7, "lambda_glob": 1.3}),
+        ("fedaf", {"init": "real"}, {"gamma": 1.0, "lambda_loc": 0.0, "lambda_glob": 0.0}),
+        ("feddm", {"clipping": "none"}, {"rho": 0.0, "server_weight_decay": 0.1}),
+    ],
+    ids=["fedaf", "fedaf-without-both", "feddm"],
+)
+def test_three_rounds_equal_a_float64_loop(name, options, hp):
+    hp = {**hp, "image_lr": 0.3, "image_momentum": 0.5, "server_lr": 0.2}
+    federation = small(build(name, **options), hp=numbers(name, **hp), batch_size=32)
+    start = federation.start()
+    oracle = Oracle(federation, start, logit_term=name == "feddm", ipc=2, steps=3, epochs=4)
+    state, _ = federation.run(3, start)
+    for r in range(3):
+        oracle.round(r)
+    found = federation.model(state)
+    np.testing.assert_allclose(found["w"], oracle.w, atol=5e-6)
+    np.testing.assert_allclose(found["b"], oracle.b, atol=5e-6)
+    pairs = {(int(k), int(c)) for k, c in zip(*np.nonzero(made(state)), strict=True)}
+    assert pairs == set(oracle.images) and len(pairs) > 5
+    for k, c in pairs:
+        np.testing.assert_allclose(images_of(state)[k, c], oracle.images[k, c], atol=5e-6)
+
+
+# --- limits and invariances ----------------------------------------------------------------
+
+
+def test_fedaf_without_its_terms_is_plain_sharing():
+    hp = {"gamma": 1.0, "lambda_loc": 0.0, "lambda_glob": 0.0}
+    _, ours = run("fedaf", 2, {}, hp)
+    _, plain = run("feddm", 2, {"clipping": "none", "logit_term": False}, {"rho": 0.0})
+    np.testing.assert_array_equal(images_of(ours), images_of(plain))
+    for name in ("w", "b"):
+        a, b = (s.server.variables["params"][name] for s in (ours, plain))
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_each_of_fedafs_terms_acts():
+    hp = {"gamma": 1.0, "lambda_loc": 0.0, "lambda_glob": 0.0}
+    model = lambda s: np.asarray(s.server.variables["params"]["w"])  # noqa: E731
+    _, plain = run("fedaf", 1, {}, hp)
+    _, local = run("fedaf", 1, {}, {**hp, "lambda_loc": 1.0})
+    _, globally = run("fedaf", 1, {}, {**hp, "lambda_glob": 1.0})
+    _, resampled = run("fedaf", 1, {}, {**hp, "gamma": 0.5, "lambda_loc": 1.0})
+    assert np.abs(images_of(local) - images_of(plain)).max() > 1e-3
+    np.testing.assert_array_equal(images_of(globally), images_of(plain))
+    assert np.abs(model(globally) - model(plain)).max() > 1e-5
+    assert np.abs(images_of(resampled) - images_of(local)).max() > 1e-4
+
+
+def test_sampled_distances_give_nearly_the_exact_images():
+    hp = {"gamma": 1.0, "lambda_loc": 0.5}
+    _, exact = run("fedaf", 1, {}, hp)
+    _, rough = run("fedaf", 1, {"swd": "sampled", "swd_projections": 3}, hp)
+    _, fine = run("fedaf", 1, {"swd": "sampled", "swd_projections": 20_000}, hp)
+    gap = lambda s: np.abs(images_of(s) - images_of(exact)).max()  # noqa: E731
+    assert gap(fine) < 0.1 * gap(rough)
+
+
+@pytest.mark.parametrize("plan", [(2, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize("clipping", ["per_class", "global"])
+def test_packing_changes_nothing(plan, clipping):
+    devices, lanes = plan
+    options, hp = {"clipping": clipping, "augment_strategy": "flip"}, {"clip_norm": 0.01}
+    _, reference = run("feddm", 2, options, hp, participation=0.8)
+    _, packed = run("feddm", 2, options, hp, participation=0.8, plan=make_plan(lanes, devices))
+    for a, b in zip(jax.tree.leaves(reference), jax.tree.leaves(packed), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_a_client_with_all_its_classes_condenses_as_its_pairs_do():
+    """What clients as units are for is one norm over all classes; far above it nothing differs."""
+    _, pairs = run("feddm", 2, {"clipping": "none"})
+    _, clients = run("feddm", 2, {"clipping": "global"}, {"clip_norm": 1e9})
+    assert (made(pairs) == made(clients)).all()
+    here = made(pairs)
+    np.testing.assert_allclose(images_of(pairs)[here], images_of(clients)[here], atol=1e-6)
+
+
+def test_global_clipping_bounds_a_clients_step_and_class_clipping_each_classs():
+    options = {"steps": 1, "server_epochs": 0, "init": "noise"}  # far from the real means
+    hp = {"clip_norm": 1e-3, "image_lr": 10.0}
+    moved = {}
+    for clipping in ("per_class", "global"):
+        _, still = run("feddm", 1, {**options, "clipping": clipping}, {**hp, "image_lr": 0.0})
+        _, state = run("feddm", 1, {**options, "clipping": clipping}, hp)
+        moved[clipping] = (images_of(state) - images_of(still)) / 10
+        here = made(state)
+    by_class = np.linalg.norm(moved["per_class"].reshape(len(SIZES), CLASSES, -1), axis=-1)
+    np.testing.assert_allclose(by_class[here], 1e-3, rtol=1e-3)
+    by_client = np.linalg.norm(moved["global"].reshape(len(SIZES), -1), axis=-1)
+    np.testing.assert_allclose(by_client[here.any(1)], 1e-3, rtol=1e-3)
+
+
+def test_an_empty_client_changes_nothing():
+    _, without = run("fedaf", 2, sizes=(7, 12, 9))
+    _, with_ = run("fedaf", 2, sizes=(7, 12, 9, 0))
+    w = lambda s: np.asarray(s.server.variables["params"]["w"])  # noqa: E731
+    # Permutations are drawn over all images that there could be; a batch is the whole pool here.
+    np.testing.assert_allclose(w(with_), w(without), atol=1e-6)
+
+
+def test_images_start_as_the_options_say():
+    still = {"image_lr": 0.0}
+    images, labels = blobs()
+    flat = images.reshape(len(images), -1)
+    for init, options in (("mean", {"init_images": 3}), ("real", {}), ("noise", {})):
+        federation, state = run("feddm", 1, {"init": init, **options}, still)
+        here, found = made(state), images_of(state)
+        for k, c in zip(*np.nonzero(here), strict=True):
+            mine = federation.scheduler.partition.client(k)
+            mine = flat[mine[labels[mine] == c]]
+            if init == "real":
+                nearest = np.abs(mine[:, None] - found[k, c][None]).max(-1).argmin(0)
+                assert len(set(nearest)) == 2  # different ones
+                np.testing.assert_allclose(mine[nearest], found[k, c], atol=1e-6)
+            elif init == "mean":
+                unit = k * CLASSES + c
+                seeds = federation.scheduler.units.seeds(0, 0, unit).reshape(2, 3)
+                np.testing.assert_allclose(flat[seeds].mean(1), found[k, c], atol=1e-6)
+                assert (labels[seeds] == c).all()
+        if init == "noise":
+            drawn = found[here]
+            assert abs(drawn.mean()) < 0.3 and 0.7 < drawn.std() < 1.3
+
+
+def test_a_warm_start_goes_on_from_the_last_rounds_images():
+    still = {"image_lr": 0.0}
+    for warm in (True, False):
+        options = {"warm_start": warm, "init": "noise"}
+        _, first = run("feddm", 1, options, still)
+        _, second = run("feddm", 2, options, still)
+        same = np.array_equal(images_of(first), images_of(second))
+        assert same == warm
+
+
+def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
+    federation, _ = run("fedaf", participation=0.7)
+    images, labels = blobs()
+    params = federation.model(federation.start())
+    logits = images.reshape(len(images), -1) @ params["w"] + params["b"]
+    drawn = set(federation.scheduler.participants(0).tolist())
+    for devices in (1, 2):
+        plan = make_plan(1, devices)
+        other = small(
+            build("fedaf"), hp=numbers("fedaf"), batch_size=4, plan=plan, participation=0.7
+        )
+        cohort = Cohort(other.scheduler.round(0), other.examples)
+        variables = jax.tree.map(jnp.asarray, {"params": params, "state": {}})
+        means, owns = jax.jit(
+            lambda v, c, p=plan, o=other: class_mean_logits(o.task, p, v, c, len(SIZES))
+        )(plan.put(variables), cohort)
+        for k in range(len(SIZES)):
+            mine = federation.scheduler.partition.client(k)
+            for c in range(CLASSES):
+                of = mine[labels[mine] == c]
+                assert bool(owns[k, c]) == (k in drawn and len(of) > 0)
+                if owns[k, c]:
+                    np.testing.assert_allclose(means[k, c], logits[of].mean(0), atol=1e-5)
+
+
+# --- pairs ---------------------------------------------------------------------------------
+
+
+def pair_units(**work):
+    labels = blobs()[1]
+    settings = PairWork(**{"ipc": 2, "steps": 5, "threshold": 3, "census": True, **work})
+    return PairUnits(consecutive(), labels, CLASSES, settings, 4), labels
+
+
+@pytest.mark.parametrize("top_up", [False, True])
+@pytest.mark.parametrize("by_client", [False, True])
+def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
+    units, labels = pair_units(by_client=by_client, top_up=top_up)
+    counts = consecutive().label_counts(labels, CLASSES)
+    assert units.steps.sum() == 5 * (counts >= 3).sum() == 5 * units.pairs.sum()
+    for client in range(len(SIZES)):
+        mine = set(consecutive().client(client).tolist())
+        for unit in units.of_client(client):
+            if not units.steps[unit]:
+                continue
+            batches, sizes = units.batches(0, 2, unit)
+            assert batches.shape == (units.steps[unit], 4)
+            for batch, size in zip(batches, sizes, strict=True):
+                (class_,) = set(labels[batch].tolist())
+                assert set(batch.tolist()) <= mine
+                there = counts[client, class_]
+                assert size == (4 if top_up else min(4, there)) and there >= 3
+                assert len(set(batch[: min(size, there)].tolist())) == min(size, there)
+            if not by_client:
+                assert class_ == unit % CLASSES
+            else:
+                kept = np.flatnonzero(counts[client] >= 3)
+                assert (labels[batches[: len(kept), 0]] == kept).all()  # they take turns
+            again, _ = units.batches(0, 2, unit)
+            np.testing.assert_array_equal(again, batches)
+
+
+def test_every_step_draws_anew():
+    units, _ = pair_units()
+    unit = int(np.argmax(units.sizes))
+    batches, _ = units.batches(0, 0, unit)
+    assert len({tuple(sorted(b)) for b in batches.tolist()}) > 1
+    assert (batches != units.batches(0, 1, unit)[0]).any()
+
+
+def test_a_census_has_every_example_of_the_rounds_clients_once():
+    units, labels = pair_units()
+    clients = np.array([5, 0, 3])
+    examples, pairs = np.zeros((2, 5, 4), np.int32), np.zeros((2, 5, 4), np.int32)
+    units.fill_census(examples, pairs, clients)
+    there = pairs < len(SIZES) * CLASSES
+    expected = np.concatenate([consecutive().client(k) for k in sorted(clients)])
+    assert sorted(examples[there]) == sorted(expected)
+    for example, pair in zip(examples[there], pairs[there], strict=True):
+        client, class_ = divmod(int(pair), CLASSES)
+        assert labels[example] == class_ and example in consecutive().client(client)
+
+
+def test_what_is_left_of_a_run():
+    federation, state = run("fedaf", 2)
+    left = federation.algorithm.artifacts(state)
+    pairs = int(made(state).sum())
+    assert left["condensed_images"].shape == (pairs, 2, *SHAPE)
+    for image_set, k, c in zip(
+        left["condensed_images"], left["condensed_clients"], left["condensed_classes"], strict=True
+    ):
+        expected = images_of(state)[k, c].reshape(2, *SHAPE)
+        np.testing.assert_allclose(image_set, expected, rtol=1e-3, atol=1e-3)
+    counted = federation.algorithm.summary(federation.hp, state)
+    assert counted == {"condensed_pairs": pairs, "condensed_images": 2 * pairs}
+    owned = np.asarray(left["soft_labels"]).sum(1)
+    np.testing.assert_allclose(owned[owned > 0], 1, atol=1e-6)
+
+
+# --- privacy -------------------------------------------------------------------------------
+
+PRIVATE = {"private": True, "clipping": "per_class", "init": "noise"}
+
+
+def test_noise_has_the_stated_deviation():
+    hp = {"dp_noise": 3.0, "clip_norm": 0.2}
+    drawn = np.asarray(gradient_noise(hp, jax.random.key(0), jnp.zeros((200, 200))))
+    assert abs(drawn.std() / 0.6 - 1) < 0.01 and abs(drawn.mean()) < 4 * 0.6 / 200
+
+
+def test_images_of_a_private_step_differ_by_that_noise():
+    options = {**PRIVATE, "steps": 1, "server_epochs": 0}
+    # Clipped to next to nothing: what moves the images is noise of dp_noise * clip_norm = 1.
+    hp = {"clip_norm": 1e-4, "dp_noise": 1e4, "image_lr": 0.5}
+    _, state = run("feddm", 1, options, hp)
+    _, still = run("feddm", 1, options, {**hp, "image_lr": 0.0})
+    here = made(state)
+    noise = (images_of(still) - images_of(state))[here] / 0.5
+    count = noise.size
+    assert count > 60 and abs(noise.std() - 1) < 4 / np.sqrt(2 * count)
+    assert len(np.unique(noise.round(5))) > 0.9 * count  # independent for every value
+
+
+def test_epsilon_of_gaussian_queries_is_that_of_renyis_closed_form():
+    pytest.importorskip("dp_accounting")
+    sigma, delta, queries = 8.0, 1e-5, 10
+    orders = np.linspace(1.01, 200, 50_000)
+    renyi = queries * orders / (2 * (sigma / 2) ** 2)  # the sensitivity is twice the norm
+    least = renyi + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    common = {"dp_noise": sigma, "delta": delta, "queries": queries, "batch_size": 32}
+    found = gaussian_epsilon(examples=32, **common)
+    assert found == pytest.approx(least.min(), rel=0.02)
+    assert gaussian_epsilon(examples=3200, **common) < 0.5 * found  # sampling hides
+
+
+def test_a_private_run_says_what_it_spent():
+    pytest.importorskip("dp_accounting")
+    federation = small(build("feddm", **PRIVATE), hp=numbers("feddm", PRIVATE), batch_size=32)
+    one, two = (federation.run(rounds)[0] for rounds in (1, 2))
+    spent = [federation.algorithm.summary(federation.hp, s)["epsilon"] for s in (one, two)]
+    assert 0 < spent[0] < spent[1] < np.inf
+
+
+# --- bad input -----------------------------------------------------------------------------
+
+
+def spec(**settings):
+    return RunSpec(
+        **{
+            "algorithm": "fedaf",
+            "dataset": "user",
+            "model": "mlp",
+            "partition": "iid",
+            "num_clients": 2,
+            "rounds": 1,
+            **settings,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": {"ipc": 5000}}, "ipc = 5000: expected at most"),
+        ({"options": {"ipc": 2, "threshold": 5000}}, "threshold = 5000: expected at most"),
+        ({"options": {"ipc": 0}}, "ipc = 0"),
+        ({"options": {"ipc": 2, "init": "mode"}}, "init = 'mode' is unknown"),
+        ({"options": {"ipc": 2, "clipping": "yes"}}, "clipping = 'yes' is unknown"),
+        ({"options": {"ipc": 2, "lgkm": "all"}}, "lgkm = 'all' is unknown"),
+        ({"options": {"ipc": 2, "augment_strategy": "twirl"}}, "strategy = 'twirl'"),
+        ({"hp": {"gamma": 1.5}}, "hp gamma = 1.5: expected a share in"),
+        ({"hp": {"gamma": -0.1}}, "hp gamma = -0.1"),
+        ({"hp": {"tau": 0.0}}, "hp tau = 0.0: expected a temperature > 0"),
+        ({"local_epochs": 3}, "local_epochs = 3: expected nothing"),
+        ({"local_optimizer": "adam"}, "local_optimizer = 'adam': expected nothing"),
+        ({"protocol": "fedprox"}, "protocol = 'fedprox' is unknown"),
+        (
+            {
+                "algorithm": "feddm",
+                "options": {"private": True, "init": "noise", "clipping": "none"},
+            },
+            "clipping = 'none': expected per_class",
+        ),
+        (
+            {"algorithm": "feddm", "options": {"private": True}},
+            "init = 'mean': expected noise",
+        ),
+    ],
+)
+def test_bad_input_is_told_before_anything_compiles(settings, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        prepare([spec(**settings)], dataset=user_dataset())
+
+
+def test_a_network_without_features_is_told():
+    model = linear_model()._replace(embed=None)
+    for method in (fedaf, feddm):
+        with pytest.raises(ConfigError, match="model = 'linear': expected a network with `embed`"):
+            small(build(method.__name__), hp={}, model=model)
+
+
+def test_the_protocols_are_the_papers():
+    known = RunSpec("fedaf", "cifar10").resolved()
+    assert (known.norm, known.num_clients, known.rounds, known.batch_size) == ("batch", 10, 20, 256)
+    assert (known.hp["lambda_loc"], known.hp["lambda_glob"], known.hp["image_lr"]) == (
+        1e-4,
+        0.01,
+        1,
+    )
+    assert (known.hp["gamma"], known.hp["server_lr"], known.hp["image_momentum"]) == (
+        0.9,
+        1e-3,
+        0.9,
+    )
+    assert known.options["ipc"] == known.options["threshold"] == 50
+    assert known.options["steps"] == 1000 and known.options["server_epochs"] == 500
+    fashion = RunSpec("fedaf", "fashion_mnist").resolved()
+    assert (fashion.hp["lambda_loc"], fashion.hp["lambda_glob"]) == (1e-3, 2.0)
+    domains = RunSpec("fedaf", "domainnet").resolved()
+    assert (domains.partition, domains.num_clients, domains.rounds) == ("by_domain", 6, 10)
+    assert domains.options["ipc"] == 20
+    ours, original = (
+        RunSpec("feddm", "cifar10", protocol=protocol).resolved() for protocol in (None, "feddm")
+    )
+    assert (ours.options["clipping"], ours.hp["clip_norm"], ours.hp["rho"]) == ("per_class", 2, 5)
+    assert (original.options["ipc"], original.options["threshold"]) == (10, 10)
+    assert (original.norm, original.alpha, original.hp["server_lr"]) == ("instance", 0.5, 0.01)
+    average = RunSpec("fedprox", "cifar10", protocol="fedaf").resolved()
+    assert (average.local_epochs, average.batch_size, average.hp["prox_mu"]) == (10, 64, 0.001)
+    assert average.local_optimizer == "momentum" and average.hp["local_momentum"] == 0.9
+    for one in (known, domains, original, average):
+        assert one.resolved() == one and RunSpec.from_dict(one.to_dict()).digest() == one.digest()
+
+
+def test_clients_of_one_class_each_still_make_a_model_of_all():
+    labels = blobs()[1]
+    clients = [np.flatnonzero(labels == c) for c in range(CLASSES)]
+    units = PairUnits(
+        partition_from_clients(clients), labels, CLASSES, PairWork(ipc=2, steps=1, threshold=2), 4
+    )
+    assert units.pairs.sum() == CLASSES

@@ -1,0 +1,278 @@
+"""Distribution matching, soft labels, training on a pool: closed forms, finite differences."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import CLASSES, SHAPE, linear_model
+
+from fedjax_het.condensation.distribution import (
+    clipped,
+    distribution_distance,
+    in_ball,
+    interpolated,
+    mean_embedding,
+    sliced_wasserstein,
+    sliced_wasserstein_sampled,
+)
+from fedjax_het.condensation.knowledge import (
+    class_means,
+    knowledge_matching,
+    over_owners,
+    soft_labels,
+    symmetric_kl,
+)
+from fedjax_het.condensation.pool import Knowledge, Pool, _exact_gradient, train_on_pool
+from fedjax_het.nn import make_model
+
+KEY = jax.random.key(3)
+
+
+# --- matching ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_the_gradient_on_images_equals_finite_differences(norm):
+    with jax.enable_x64(True):
+        model = make_model("convnet", (6, 6, 2), 3, width=4, depth=1, norm=norm)
+        variables = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(KEY))
+        if norm == "batch":  # statistics that are not those of the batch
+            state = variables["state"]
+            variables["state"] = jax.tree.map(lambda a: a + 0.3, state)
+        real = jax.random.normal(jax.random.fold_in(KEY, 1), (6, 6, 6, 2), jnp.float64)
+        images = jax.random.normal(jax.random.fold_in(KEY, 2), (3, 6, 6, 2), jnp.float64)
+        mask = jnp.array([1.0, 1, 1, 1, 0, 0])
+
+        def embed(x):
+            return model.embed(variables, x, train=False)[:2]
+
+        def loss(images):
+            features, logits = mean_embedding(embed, real, mask, None)
+            found, said = (value.mean(0) for value in embed(images))
+            return (
+                distribution_distance(features, found)
+                + distribution_distance(logits, said)
+                + 0.5 * sliced_wasserstein(said, jnp.arange(3.0))
+            )
+
+        loss = jax.jit(loss)
+        gradient = jax.jit(jax.grad(loss))(images)
+        direction = jax.random.normal(jax.random.fold_in(KEY, 3), images.shape, jnp.float64)
+        step = 1e-5
+        ahead, behind = loss(images + step * direction), loss(images - step * direction)
+        slope = float((ahead - behind) / (2 * step))
+        assert abs(float((gradient * direction).sum()) - slope) < 1e-6 * max(1, abs(slope))
+        assert abs(slope) > 1e-4
+
+
+def test_masked_images_do_not_count_and_pieces_change_nothing():
+    model = linear_model()
+    variables = model.init(KEY)
+    images = jax.random.normal(KEY, (12, *SHAPE))
+    mask = jnp.arange(12) < 7
+
+    def embed(x):
+        return model.embed(variables, x, train=False)[:2]
+
+    expected = np.asarray(images[:7]).reshape(7, -1).mean(0)
+    for piece in (None, 3, 5, 100):
+        features, logits = mean_embedding(embed, images, mask.astype(jnp.float32), piece)
+        np.testing.assert_allclose(features, expected, atol=1e-6)
+        weights, bias = variables["params"]["w"], variables["params"]["b"]
+        np.testing.assert_allclose(logits, expected @ weights + bias, atol=1e-6)
+
+
+def test_sampled_sliced_wasserstein_is_the_exact_one_in_expectation():
+    u, v = jax.random.normal(KEY, (2, 10))
+    exact = float(sliced_wasserstein(u, v))
+    assert exact == pytest.approx(
+        float(np.sum((np.asarray(u) - np.asarray(v)) ** 2) / 10), rel=1e-6
+    )
+    draws = jax.vmap(lambda k: sliced_wasserstein_sampled(u, v, k, 50))(jax.random.split(KEY, 2000))
+    error = float(draws.std() / np.sqrt(len(draws)))
+    assert abs(float(draws.mean()) - exact) < 4 * error
+    assert error < 0.02 * exact  # so that the line above says something
+
+
+def test_interpolation_goes_from_fresh_to_received():
+    received, fresh = {"w": jnp.ones(3)}, {"w": jnp.full(3, 5.0)}
+    for gamma, expected in ((0.0, 5.0), (0.75, 2.0), (1.0, 1.0)):
+        np.testing.assert_allclose(interpolated(received, fresh, gamma)["w"], expected)
+
+
+def test_ball_sampling_goes_rho_far_in_every_direction():
+    params = {"a": jnp.ones((30, 20)), "b": jnp.zeros(200)}
+    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])  # noqa: E731
+    moved = [flat(in_ball(jax.random.key(i), params, 5.0)) - flat(params) for i in range(200)]
+    np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 5.0, rtol=1e-5)
+    # The mean of n unit directions has a length near 1 / sqrt(n).
+    assert np.linalg.norm(np.mean(moved, 0)) < 2 * 5 / np.sqrt(200)
+    np.testing.assert_array_equal(flat(in_ball(KEY, params, 0.0)), flat(params))
+
+
+def test_clipping_keeps_the_direction_and_small_gradients():
+    gradient = jax.random.normal(KEY, (4, 3, 3, 1))
+    norm = float(jnp.linalg.norm(gradient))
+    np.testing.assert_allclose(clipped(gradient, 2 * norm), gradient)
+    np.testing.assert_allclose(clipped(gradient, 0.5 * norm), gradient / 2, rtol=1e-6)
+    assert np.isfinite(np.asarray(clipped(jnp.zeros(3), 1.0))).all()
+
+
+# --- soft labels ---------------------------------------------------------------------------
+
+
+def test_means_are_over_owners_and_a_client_without_a_class_changes_nothing():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, 4, 4)).astype(np.float32)
+    owns = np.array([[1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 0, 0]], bool)
+    found, owned = over_owners(logits, owns)
+    expected = np.zeros((4, 4))
+    for c in range(4):
+        if owns[:, c].any():
+            expected[c] = logits[owns[:, c], c].mean(0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.asarray(owned).tolist() == [True, True, False, True]
+    stranger = np.full((1, 4, 4), np.nan, np.float32)
+    more, _ = over_owners(
+        np.concatenate([logits, stranger]), np.vstack([owns, np.zeros((1, 4))]) > 0
+    )
+    np.testing.assert_array_equal(more, found)
+
+
+def test_soft_labels_and_their_symmetric_divergence():
+    rng = np.random.default_rng(1)
+    p, q = np.exp(rng.normal(size=(2, 5)))
+    p, q = p / p.sum(), q / q.sum()
+    expected = 0.5 * ((p * np.log(p / q)).sum() + (q * np.log(q / p)).sum())
+    assert float(symmetric_kl(np.log(p), np.log(q))) == pytest.approx(expected, rel=1e-5)
+    assert float(symmetric_kl(np.log(p), np.log(p))) == 0
+    np.testing.assert_allclose(soft_labels(3 * np.log(p), 3.0), p, rtol=1e-5)
+
+
+def test_class_means_leave_padding_out():
+    logits = jnp.arange(12.0).reshape(4, 3)
+    means, count = class_means(logits, jnp.array([0, 2, 0, 2]), jnp.array([1.0, 1, 1, 0]), 3)
+    np.testing.assert_allclose(means, [[3, 4, 5], [0, 0, 0], [3, 4, 5]])
+    assert count.tolist() == [2, 0, 1]
+
+
+# --- training on the pool ------------------------------------------------------------------
+
+
+def pool_of(count=11, capacity=16):
+    """`count` valid images scattered over `capacity` places, the others poison."""
+    rng = np.random.default_rng(5)
+    images = np.full((capacity, *SHAPE), 1e3, np.float32)
+    labels = rng.integers(0, CLASSES, capacity).astype(np.int32)
+    valid = np.zeros(capacity, bool)
+    valid[rng.permutation(capacity)[:count]] = True
+    images[valid] = rng.normal(size=(count, *SHAPE))
+    return Pool(jnp.asarray(images), jnp.asarray(labels), jnp.asarray(valid))
+
+
+def gradient_in_float64(w, b, x, y):
+    z = x @ w + b
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return x.T @ p / len(y), p.mean(0)
+
+
+def test_training_in_full_batches_equals_a_float64_loop():
+    model, pool = linear_model(), pool_of()
+    variables = model.init(KEY)
+    trained, last = jax.jit(
+        partial(
+            train_on_pool, model, epochs=7, batch_size=64, lr=0.3, momentum=0.8, weight_decay=0.1
+        )
+    )(variables, pool, KEY)
+    valid = np.asarray(pool.valid)
+    x = np.asarray(pool.images)[valid].reshape(valid.sum(), -1).astype(np.float64)
+    y = np.asarray(pool.labels)[valid]
+    weights = [np.asarray(variables["params"][n], np.float64) for n in ("w", "b")]
+    velocity = [0.0, 0.0]
+    for _ in range(7):
+        for i, g in enumerate(gradient_in_float64(*weights, x, y)):
+            velocity[i] = 0.8 * velocity[i] + g + 0.1 * weights[i]
+        weights = [w - 0.3 * v for w, v in zip(weights, velocity, strict=True)]
+    np.testing.assert_allclose(trained["params"]["w"], weights[0], atol=2e-6)
+    np.testing.assert_allclose(trained["params"]["b"], weights[1], atol=2e-6)
+    assert 0 < float(last) < 3
+
+
+def test_an_epoch_meets_every_valid_image_once():
+    model, pool = linear_model(), pool_of(count=12)
+    variables = model.init(KEY)
+    lr = 1e-4  # so small that the gradients do not change on the way
+    trained, _ = train_on_pool(
+        model, variables, pool, KEY, epochs=1, batch_size=4, lr=lr, momentum=0.0, weight_decay=0.0
+    )
+    moved = (np.asarray(variables["params"]["w"]) - np.asarray(trained["params"]["w"])) / lr
+    valid = np.asarray(pool.valid)
+    x = np.asarray(pool.images)[valid].reshape(12, -1).astype(np.float64)
+    start = [np.asarray(variables["params"][n], np.float64) for n in ("w", "b")]
+    expected = 3 * gradient_in_float64(*start, x, np.asarray(pool.labels)[valid])[0]
+    np.testing.assert_allclose(moved, expected, atol=5e-3)
+
+
+def test_an_empty_pool_changes_nothing():
+    model, pool = linear_model(), pool_of()
+    variables = model.init(KEY)
+    empty = pool._replace(valid=jnp.zeros_like(pool.valid))
+    trained, _ = train_on_pool(
+        model, variables, empty, KEY, epochs=3, batch_size=4, lr=1.0, momentum=0.9, weight_decay=0.1
+    )
+    np.testing.assert_array_equal(trained["params"]["w"], variables["params"]["w"])
+
+
+def knowledge_of(weight=1.5):
+    logits = jax.random.normal(jax.random.key(9), (CLASSES, CLASSES))
+    owned = jnp.array([True, False, True])
+    return Knowledge(soft_labels(logits, 2.0), owned, jnp.float32(weight), jnp.float32(2.0))
+
+
+def matching_over_the_pool(model, params, pool, knowledge):
+    """The weighted term, in one pass over the valid images."""
+    valid = np.flatnonzero(np.asarray(pool.valid))
+    variables = {"params": params, "state": {}}
+    logits, _ = model.apply(variables, pool.images[valid], train=False)
+    means, seen = class_means(logits, pool.labels[valid], jnp.ones(len(valid)), CLASSES)
+    present = (seen > 0) & knowledge.owned
+    term = knowledge_matching(means, present, knowledge.soft_labels, knowledge.tau)
+    return knowledge.weight * term
+
+
+def test_exact_matching_has_the_gradient_of_the_whole_pool():
+    model, pool, knowledge = linear_model(), pool_of(), knowledge_of()
+    params = model.init(KEY)["params"]
+    expected = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))(params)
+
+    def matching(means, seen):
+        return knowledge.weight * knowledge_matching(
+            means, (seen > 0) & knowledge.owned, knowledge.soft_labels, knowledge.tau
+        )
+
+    found = _exact_gradient(model, params, {}, pool, matching, 5)
+    for name in ("w", "b"):
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
+    assert float(jnp.abs(expected["w"]).max()) > 1e-2
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_matching_in_a_full_batch_adds_its_gradient_to_cross_entropys(exact):
+    # With one batch that is the pool, the minibatch's class means are the pool's.
+    model, pool, knowledge = linear_model(), pool_of(), knowledge_of()
+    variables = model.init(KEY)
+    settings = {"epochs": 1, "batch_size": 16, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+    plain, _ = train_on_pool(model, variables, pool, KEY, **settings)
+    both, _ = train_on_pool(
+        model, variables, pool, KEY, knowledge=knowledge, exact=exact, **settings
+    )
+    term = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))
+    expected = plain["params"]["w"] - 0.1 * term(variables["params"])["w"]
+    np.testing.assert_allclose(both["params"]["w"], expected, atol=2e-6)
+    nothing = knowledge._replace(weight=jnp.float32(0))
+    same, _ = train_on_pool(model, variables, pool, KEY, knowledge=nothing, exact=exact, **settings)
+    np.testing.assert_allclose(same["params"]["w"], plain["params"]["w"], atol=1e-7)
