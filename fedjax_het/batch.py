@@ -28,6 +28,7 @@ from fedjax_het.spec import RunSpec
 log = logging.getLogger("fedjax_het")
 
 MAX_CHUNK = 16  # rounds per call of the compiled program, at most
+MAX_SCHEDULE_BYTES = 2**26  # of the rounds of a call, unless one alone takes more
 CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
 CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))
 CHECKPOINT = "checkpoint.npz"
@@ -72,7 +73,9 @@ class Batch:
         short = self.plan.capacity - len(self.federations)
         self.places = self.federations + self.federations[-1:] * short
         self.rounds = self.federations[0].spec.rounds
-        self.capacity = min(MAX_CHUNK, self.rounds)
+        bytes_a_round = group.shape.num_bytes(self.federations[0].spec.batch_size)
+        fitting = max(1, MAX_SCHEDULE_BYTES // (bytes_a_round * self.plan.capacity))
+        self.capacity = min(MAX_CHUNK, self.rounds, fitting)
         self.done = 0
         self.stopped: list[int | None] = [None] * len(self.federations)  # the round it diverged in
         self.metrics = [
@@ -411,7 +414,7 @@ class Batch:
         metrics = {
             **self.metrics[i],
             "bytes_down": work.participants * traffic.down * ran,
-            "bytes_up": work.participants * traffic.up * ran,
+            "bytes_up": (work.participants * traffic.up + work.pairs * traffic.up_per_pair) * ran,
             "client_samples": work.samples * ran,
         }
         device = i // plan.width * plan.width
@@ -420,7 +423,7 @@ class Batch:
             "dataset": group.dataset.name,
             "seed": spec.seed,
             **summarise(self.metrics[i], group.dataset.domain_names),
-            **self.algorithm.summary(state),
+            **self.algorithm.summary(hp, state),
             "rounds": rounds,
             "client_samples_per_second": self.timed_samples / max(self.round_seconds, 1e-9),
             "useful_work_fraction": group.useful_fraction(

@@ -8,22 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedjax_het.errors import require, require_name
+from fedjax_het.protocols import PROTOCOLS, protocol_values
 
-# DynaFed's protocol (paper section 6, appendix; released code for what the paper leaves open):
-# shared by every method of its tables.
-DYNAFED_PROTOCOL: dict[str, Any] = {
-    "partition": "dirichlet_balanced",
-    "alpha": 0.01,
-    "model": "convnet",
-    "num_clients": 80,
-    "participation": 0.4,
-    "local_epochs": 1,
-    "batch_size": 32,
-    "rounds": 200,
-    "local_optimizer": "adam",
-    "optimizer_state": "keep",
-    "averaging": "uniform",
-}
+# Settings younger than the first kept results, whose names must not change.
+_ADDED = ("protocol", "stem")
+# What clients that condense their data instead of training on them have no use for.
+LOCAL_TRAINING = ("local_epochs", "local_optimizer", "optimizer_state", "averaging")
 
 
 @dataclass(frozen=True)
@@ -49,11 +39,14 @@ class RunSpec:
     depth: int | None = None
     norm: str | None = None
     """group, instance, batch or none."""
+    stem: str | None = None
+    """imagenet or cifar; for resnet18 only."""
     num_clients: int | None = None
     participation: float | None = None
     """Share of clients sampled each round, in (0, 1]."""
     local_epochs: int | None = None
     batch_size: int | None = None
+    """Of local training; real images of a class and step where clients condense."""
     rounds: int | None = None
     local_optimizer: str | None = None
     """sgd, momentum, adam or adamw."""
@@ -66,6 +59,8 @@ class RunSpec:
     seed: int = 0
     partition_seed: int | None = None
     """Default: the seed."""
+    protocol: str | None = None
+    """Whose settings fill what is left out: dynafed, fedaf or feddm (default: the method's)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -76,34 +71,49 @@ class RunSpec:
 
         require_name("algorithm", self.algorithm, ALGORITHMS)
         entry = ALGORITHMS[self.algorithm]
-        filled = {
-            name: value for name, value in entry.protocol.items() if getattr(self, name) is None
-        }
-        spec = dataclasses.replace(self, **filled)
+        protocol = entry.protocol if self.protocol is None else self.protocol
+        require_name("protocol", protocol, PROTOCOLS)
+        settings, protocol_options, protocol_hp = protocol_values(
+            protocol, self.algorithm, self.dataset, self.model
+        )
+        if not entry.trains_locally:
+            nothing = f"nothing: clients of {self.algorithm} condense their data"
+            for name in LOCAL_TRAINING:
+                require(getattr(self, name) is None, name, getattr(self, name), nothing)
+                settings.pop(name, None)
+        filled = {name: value for name, value in settings.items() if getattr(self, name) is None}
+        # A protocol that is the method's own goes without saying.
+        named = None if protocol == entry.protocol else protocol
+        spec = dataclasses.replace(self, protocol=named, **filled)
         if not str(spec.partition).startswith("dirichlet"):
             require(self.alpha is None, "alpha", self.alpha, "no alpha: the partition takes none")
             spec = dataclasses.replace(spec, alpha=None)
         if spec.partition_seed is None:
             spec = dataclasses.replace(spec, partition_seed=spec.seed)
-        require_name("local_optimizer", spec.local_optimizer, OPTIMIZERS)
+        if entry.trains_locally:
+            require_name("local_optimizer", spec.local_optimizer, OPTIMIZERS)
         for name in self.options:
             require_name("option", name, entry.options)
-        options = {**entry.options, **self.options}
+        told = {name: value for name, value in protocol_options.items() if name in entry.options}
+        options = {**entry.options, **told, **self.options}
         entry.check(options)
         options = entry.fill(options)
         hp = entry.hyper_parameters(spec.local_optimizer, options)
         for name in self.hp:
             require_name("hp", name, hp)
-        spec = dataclasses.replace(
-            spec,
-            hp={k: float(v) for k, v in {**hp, **self.hp}.items()},
-            options=options,
-        )
+        told = {name: value for name, value in protocol_hp.items() if name in hp}
+        hp = {name: float(value) for name, value in {**hp, **told, **self.hp}.items()}
+        for name, value in hp.items():
+            require(0 <= value < math.inf, f"hp {name}", value, "a finite number >= 0")
+        entry.check_hp(hp)
+        spec = dataclasses.replace(spec, hp=hp, options=options)
         _check(spec)
         return spec
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The settings; those that were added later are left out where they say nothing."""
+        values = dataclasses.asdict(self)
+        return {k: v for k, v in values.items() if v is not None or k not in _ADDED}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunSpec":
@@ -125,12 +135,16 @@ def _check(spec: RunSpec) -> None:
     require_name("model", spec.model, MODELS)
     for name in ("num_clients", "local_epochs", "batch_size", "rounds", "eval_every"):
         value = getattr(spec, name)
+        if value is None and name in LOCAL_TRAINING:
+            continue
         require(isinstance(value, int) and value >= 1, name, value, "a whole number >= 1")
     require(0 < spec.participation <= 1, "participation", spec.participation, "a share in (0, 1]")
     if spec.alpha is not None:
         require(spec.alpha > 0, "alpha", spec.alpha, "a concentration > 0")
-    require_name("optimizer_state", spec.optimizer_state, ("reset", "keep"))
-    require_name("averaging", spec.averaging, ("uniform", "weighted"))
+    for name, valid in (
+        ("optimizer_state", ("reset", "keep")),
+        ("averaging", ("uniform", "weighted")),
+    ):
+        if getattr(spec, name) is not None:
+            require_name(name, getattr(spec, name), valid)
     require(0 <= spec.seed < 2**31, "seed", spec.seed, "a whole number in [0, 2**31)")
-    for name, value in spec.hp.items():
-        require(0 <= value < math.inf, f"hp {name}", value, "a finite number >= 0")

@@ -14,6 +14,7 @@ import optax
 from fedjax_het.engine.lanes import Client, ClientMethod, Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.units import PairWork
 
 Tree = Any
 
@@ -38,6 +39,7 @@ class Traffic(NamedTuple):
 
     down: int
     up: int
+    up_per_pair: int = 0  # besides, for every class that it condenses
 
 
 class Algorithm(NamedTuple):
@@ -49,8 +51,9 @@ class Algorithm(NamedTuple):
     with_global_model(state, variables) -> State
     traffic(hp, state) -> Traffic
     extra_passes: passes over a client's data before its local epochs
+    pairs: how clients condense their data, where they do so instead of training
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
-    artifacts(state), summary(state): what the method leaves besides curves, as named arrays and
+    artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
       as a JSON-able record
     """
 
@@ -60,9 +63,10 @@ class Algorithm(NamedTuple):
     with_global_model: Callable
     traffic: Callable
     extra_passes: int = 0
+    pairs: PairWork | None = None
     host_work: "tuple[HostWork, ...]" = ()
     artifacts: Callable[[State], dict] = lambda state: {}
-    summary: Callable[[State], dict] = lambda state: {}
+    summary: Callable[[Any, State], dict] = lambda hp, state: {}
 
 
 class HostWork(NamedTuple):
@@ -112,7 +116,7 @@ def federated(
     def traffic(hp, state):
         one = jax.tree.map(lambda a: a[0], state.clients)
         upload = jax.eval_shape(_upload(client), hp, state.server, one)
-        return Traffic(_num_bytes(state.server), _num_bytes(upload))
+        return Traffic(num_bytes(state.server), num_bytes(upload))
 
     return Algorithm(
         init=init_state,
@@ -141,11 +145,13 @@ def add_mean_change(hp, server: Broadcast, upload, states) -> Broadcast:
 
 def _upload(client: ClientMethod):
     def upload(hp, server, state):
-        me = Client(jnp.int32(0), jnp.float32(1), jnp.int32(1), jnp.int32(1))
+        one = jnp.int32(1)
+        me = Client(jnp.int32(0), jnp.float32(1), one, one, jax.random.key(0), jnp.zeros(0))
         return client.end(hp, server, client.begin(hp, server, state, me), state, me)[0]
 
     return upload
 
 
-def _num_bytes(tree) -> int:
+def num_bytes(tree) -> int:
+    """What the arrays of a tree take."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

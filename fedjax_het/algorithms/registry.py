@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.condensing import fill_condensing
 from fedjax_het.algorithms.dynafed import (
     DYNAFED_OPTIONS,
     check_dynafed,
@@ -12,11 +13,24 @@ from fedjax_het.algorithms.dynafed import (
     dynafed_hyper_parameters,
     fill_dynafed,
 )
+from fedjax_het.algorithms.fedaf import (
+    FEDAF_HP,
+    FEDAF_OPTIONS,
+    check_fedaf,
+    check_fedaf_hp,
+    fedaf,
+)
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.feddm import (
+    FEDDM_OPTIONS,
+    check_feddm,
+    check_feddm_hp,
+    feddm,
+    feddm_hyper_parameters,
+)
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.engine.local import optimizer_defaults
-from fedjax_het.spec import DYNAFED_PROTOCOL
 
 
 class Entry(NamedTuple):
@@ -24,7 +38,9 @@ class Entry(NamedTuple):
 
     build(training, plan, **options) -> Algorithm; `hp` are its numeric hyper-parameters besides
     the local optimiser's and `server_lr`, or a function of the options that gives them.
-    `check(options)` raises ConfigError; `fill(options)` writes out what a preset stands for.
+    `check(options)` and `check_hp(hp)` raise ConfigError; `fill(options)` writes out what a preset
+    stands for. `protocol`, one of `PROTOCOLS`, says what is not said otherwise. `trains_locally`
+    is false where clients condense their data instead.
     """
 
     build: Callable[..., Algorithm]
@@ -32,13 +48,16 @@ class Entry(NamedTuple):
     hp: "dict[str, float] | Callable[[dict], dict[str, float]]" = {}  # noqa: RUF012
     options: dict[str, Any] = {}  # noqa: RUF012
     check: Callable[[dict], None] = lambda options: None
+    check_hp: Callable[[dict], None] = lambda hp: None
     fill: Callable[[dict], dict] = lambda options: options
-    protocol: dict[str, Any] = DYNAFED_PROTOCOL
+    protocol: str = "dynafed"
+    trains_locally: bool = True
 
-    def hyper_parameters(self, local_optimizer: str, options: dict) -> dict[str, float]:
+    def hyper_parameters(self, local_optimizer: str | None, options: dict) -> dict[str, float]:
         """Every numeric hyper-parameter with its default."""
         own = self.hp(options) if callable(self.hp) else self.hp
-        return {"server_lr": 1.0, **optimizer_defaults(local_optimizer), **own}
+        local = optimizer_defaults(local_optimizer) if self.trains_locally else {}
+        return {"server_lr": 1.0, **local, **own}
 
 
 ALGORITHMS: dict[str, Entry] = {
@@ -61,5 +80,27 @@ ALGORITHMS: dict[str, Entry] = {
         options=DYNAFED_OPTIONS,
         check=check_dynafed,
         fill=fill_dynafed,
+    ),
+    "feddm": Entry(
+        feddm,
+        "clients condense by distribution matching, the server trains on that (Xiong et al., 2023)",
+        hp=feddm_hyper_parameters,
+        options=FEDDM_OPTIONS,
+        check=check_feddm,
+        check_hp=check_feddm_hp,
+        fill=fill_condensing,
+        protocol="fedaf",
+        trains_locally=False,
+    ),
+    "fedaf": Entry(
+        fedaf,
+        "FedDM with the help of peers' logits, and soft labels for the server (Wang et al., 2024)",
+        hp=FEDAF_HP,
+        options=FEDAF_OPTIONS,
+        check=check_fedaf,
+        check_hp=check_fedaf_hp,
+        fill=fill_condensing,
+        protocol="fedaf",
+        trains_locally=False,
     ),
 }

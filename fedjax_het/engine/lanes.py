@@ -22,12 +22,14 @@ Tree = Any
 
 
 class Client(NamedTuple):
-    """What a client knows of itself in a round; scalars."""
+    """What a client knows of itself in a round; scalars but for `start`."""
 
-    id: jax.Array  # int32
+    id: jax.Array  # int32; of a pair of client and class where those are what the lanes run through
     weight: jax.Array  # float32, sums to 1 over the round
     num_samples: jax.Array  # int32
     num_steps: jax.Array  # int32, over all passes
+    key: jax.Array  # its own of this round; a step's is fold_in(key, step)
+    start: jax.Array  # [I, H, W, C] stored images that it starts from; I = 0 in local training
 
 
 class Batch(NamedTuple):
@@ -94,7 +96,7 @@ def train_cohort(
     schedule = cohort.schedule
     block = partial(_block, method, plan)
     shared = (hp, broadcast, states, key, cohort.examples)
-    lanes = schedule._replace(round=None, evaluate=None)
+    lanes = schedule._replace(round=None, evaluate=None, trial=None, census=None, census_pairs=None)
     if plan.spreads != AXIS:
         sums, new, outputs = jax.lax.map(lambda one: block(*shared, one), lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
@@ -181,7 +183,10 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
     over_lanes = partial(_over_lanes, num_lanes)
 
     def client_of(clients, slot):
-        return jax.tree.map(lambda field: field[slot], clients)
+        id_, weight, num_samples, num_steps, seeds = (field[slot] for field in clients)
+        client_key = jax.random.fold_in(key, id_)
+        start = examples.images[seeds]
+        return Client(id_, weight, num_samples, num_steps, client_key, start)
 
     def state_of(client):
         return jax.tree.map(lambda s: s[jnp.minimum(client.id, s.shape[0] - 1)], states)
@@ -196,7 +201,7 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
         client = client_of(clients, slot)
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
         batch = Batch(examples.images[indices], examples.labels[indices], mask, running.steps)
-        step_key = jax.random.fold_in(jax.random.fold_in(key, client.id), running.steps)
+        step_key = jax.random.fold_in(client.key, running.steps)
         local, loss = method.step(hp, broadcast, running.local, batch, client, step_key)
         samples_seen = size.astype(jnp.float32)
         return _Running(
@@ -210,8 +215,12 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
         client = client_of(clients, slot)
         return method.end(hp, broadcast, running.local, state_of(client), client)
 
-    clients = Client(
-        schedule.client_ids, schedule.weights, schedule.num_samples, schedule.num_steps
+    clients = (
+        schedule.client_ids,
+        schedule.weights,
+        schedule.num_samples,
+        schedule.num_steps,
+        schedule.seeds,
     )
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     first_slots = jnp.zeros(num_lanes, jnp.int32)

@@ -24,7 +24,7 @@ class ChunkInputs(NamedTuple):
     test: EvaluationSet
 
 
-_ONCE_PER_DEVICE = ("round", "evaluate", "num_segments", "segment_ends")
+_ONCE_PER_DEVICE = ("round", "evaluate", "trial", "num_segments", "segment_ends")
 # What of a chunk's inputs belongs to a federation, see `Plan.over_runs`. Federations that are
 # vmapped go through the same rounds and segments, so that every loop has one bound.
 CHUNK_KINDS = ChunkInputs(

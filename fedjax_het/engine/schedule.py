@@ -2,7 +2,9 @@
 
 Everything is drawn with NumPy from (seed, round, client id), so every method of a comparison
 sees the same clients and the same minibatches. Clients are sequences of minibatch steps; they
-are packed on lanes of nearly equal length instead of being padded to the longest.
+are packed on lanes of nearly equal length instead of being padded to the longest. Where clients
+condense data, the lanes run through pairs of a client and a class instead, see `units.py`; what
+is said of clients below holds for them.
 
 Axes: D blocks of lanes (one per device, as a rule), V lanes per block, J client slots per lane, T
 steps per lane, B batch, G segments. A segment is a stretch of steps of one block in which no client
@@ -17,6 +19,7 @@ import numpy as np
 
 from fedjax_het.data import Partition
 from fedjax_het.engine.randomness import Stream, host_rng
+from fedjax_het.engine.units import ClientUnits, PairUnits
 
 
 class RoundSchedule(NamedTuple):
@@ -24,10 +27,12 @@ class RoundSchedule(NamedTuple):
 
     round: np.ndarray  # [] int32, from 0
     evaluate: np.ndarray  # [] bool
+    trial: np.ndarray  # [] bool: the first step of everything, to check a program's numbers
     client_ids: np.ndarray  # [D, V, J] int32; num_clients where the slot is unused
     weights: np.ndarray  # [D, V, J] float32, sum to 1 over the round's clients
     num_samples: np.ndarray  # [D, V, J] int32
     num_steps: np.ndarray  # [D, V, J] int32
+    seeds: np.ndarray  # [D, V, J, I] int32: examples that a client starts from, if it does
     batches: np.ndarray  # [D, T, V, B] int32 indices of training examples
     batch_sizes: np.ndarray  # [D, T, V] int32; entries beyond the size are padding
     num_segments: np.ndarray  # [D] int32
@@ -35,6 +40,8 @@ class RoundSchedule(NamedTuple):
     slots: np.ndarray  # [D, G, V] int32: which of the lane's clients
     starts: np.ndarray  # [D, G, V] bool: a client's first step opens this segment
     ends: np.ndarray  # [D, G, V] bool: a client's last step closes it
+    census: np.ndarray  # [D, M, B] int32: all examples of the round's clients, where a method asks
+    census_pairs: np.ndarray  # [D, M, B] int32: client * C + class of each; K * C for padding
 
 
 class Shape(NamedTuple):
@@ -45,12 +52,18 @@ class Shape(NamedTuple):
     slots: int
     steps: int
     segments: int
+    census: int = 0  # batches
+
+    def num_bytes(self, batch_size: int) -> int:
+        """What the minibatches of one round take."""
+        return self.blocks * self.lanes * self.steps * batch_size * 4
 
 
 class Work(NamedTuple):
     """What the rounds of a run amount to, per round: `[R]` each."""
 
     participants: np.ndarray  # sampled clients that hold data
+    pairs: np.ndarray  # pairs of a client and a class that they condense
     samples: np.ndarray  # client samples processed
     block_steps: np.ndarray  # [R, D] steps of each block's longest lane
 
@@ -60,33 +73,31 @@ class Scheduler:
 
     Args:
       partition: which training examples each client holds.
+      units: what the lanes run through, and in which minibatches.
       participation: share of the clients sampled each round, uniformly without replacement;
         max(1, int(num_clients * participation)) of them. A sampled client without data has
         nothing to train and is left out of the average.
-      passes: passes over a client's data each round, each with a fresh shuffle; the last,
-        smaller batch of a pass is kept.
-      averaging: "uniform" or "weighted" (by samples).
+      averaging: "uniform" or "weighted" (by samples); None where nothing is averaged.
     """
 
     def __init__(
         self,
         partition: Partition,
+        units: ClientUnits | PairUnits,
         *,
         seed: int,
         rounds: int,
         participation: float,
-        passes: int,
-        batch_size: int,
-        averaging: str,
+        averaging: str | None,
         eval_every: int,
         blocks: int,
         lanes: int,
     ):
-        self.partition, self.seed, self.rounds = partition, seed, rounds
-        self.passes, self.batch_size, self.averaging = passes, batch_size, averaging
+        self.partition, self.units, self.seed, self.rounds = partition, units, seed, rounds
+        self.batch_size, self.averaging = units.batch_size, averaging
         self.eval_every = eval_every
         self.cohort_size = cohort_size(partition.num_clients, participation)
-        self._steps = passes * -(-partition.sizes // batch_size)  # [K]
+        self._steps = self.units.steps  # [K], or of every pair
         packed = [self._pack(r, blocks, lanes) for r in range(rounds)]
         self._packed = packed
         self.shape = Shape(
@@ -98,12 +109,16 @@ class Scheduler:
         )
         cuts = (len(cut) for r in range(rounds) for cut in self.cuts(r))
         self.shape = self.shape._replace(segments=_most(cuts))
+        if self.units.takes_census:
+            batches = -(-self.units.largest_census(self.cohort_size) // (blocks * self.batch_size))
+            self.shape = self.shape._replace(census=batches)
         starts = range(0, blocks * lanes, lanes)
         self.work = Work(
-            participants=np.array([sum(map(len, lanes_)) for lanes_ in packed]),
-            samples=np.array(
-                [sum(passes * partition.sizes[lane].sum() for lane in lanes_) for lanes_ in packed]
+            participants=np.array(
+                [int((partition.sizes[self.participants(r)] > 0).sum()) for r in range(rounds)]
             ),
+            pairs=self._totals(self.units.pairs),
+            samples=self._totals(self.units.samples),
             block_steps=np.array(
                 [
                     [max(map(self._length, lanes_[d : d + lanes])) for d in starts]
@@ -118,21 +133,8 @@ class Scheduler:
         return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
 
     def client_batches(self, round_index: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's minibatches of a round: indices `[steps, B]` and sizes `[steps]`.
-
-        A batch that is not full is filled up with samples of the client's own, which the loss
-        masks: only batch-norm statistics can see them.
-        """
-        rng = host_rng(self.seed, Stream.BATCHES, round_index, client)
-        mine, size = self.partition.client(client), self.batch_size
-        per_pass = -(-len(mine) // size)
-        padded = np.zeros((self.passes, per_pass * size), np.int32)
-        for p in range(self.passes):
-            padded[p] = np.resize(rng.permutation(mine), per_pass * size)
-        sizes = np.full((self.passes, per_pass), size, np.int32)
-        if len(mine) % size:
-            sizes[:, -1] = len(mine) % size
-        return padded.reshape(-1, size), sizes.reshape(-1)
+        """A client's minibatches of a round: indices `[steps, B]` and sizes `[steps]`."""
+        return self.units.batches(self.seed, round_index, client)
 
     def cuts(self, round_index: int) -> list[np.ndarray]:
         """For every block, the steps of a round at which a client of one of its lanes ends."""
@@ -148,17 +150,20 @@ class Scheduler:
 
         `cuts` are where segments end in every block, if there are to be more than `self.cuts`.
         """
-        d_, v_, j_, t_, g_ = shape or self.shape
+        d_, v_, j_, t_, g_, m_ = shape or self.shape
+        units, none = self.units, len(self._steps)
         lanes = self._packed[round_index]
         out = RoundSchedule(
             round=np.int32(round_index),
             evaluate=np.bool_(
                 (round_index + 1) % self.eval_every == 0 or round_index >= self.rounds - 5
             ),
-            client_ids=np.full((d_, v_, j_), self.partition.num_clients, np.int32),
+            trial=np.bool_(False),
+            client_ids=np.full((d_, v_, j_), none, np.int32),
             weights=np.zeros((d_, v_, j_), np.float32),
             num_samples=np.zeros((d_, v_, j_), np.int32),
             num_steps=np.zeros((d_, v_, j_), np.int32),
+            seeds=np.zeros((d_, v_, j_, units.num_seeds), np.int32),
             batches=np.zeros((d_, t_, v_, self.batch_size), np.int32),
             batch_sizes=np.zeros((d_, t_, v_), np.int32),
             num_segments=np.zeros(d_, np.int32),
@@ -166,9 +171,11 @@ class Scheduler:
             slots=np.zeros((d_, g_, v_), np.int32),
             starts=np.zeros((d_, g_, v_), bool),
             ends=np.zeros((d_, g_, v_), bool),
+            census=np.zeros((d_, m_, self.batch_size), np.int32),
+            census_pairs=np.zeros((d_, m_, self.batch_size), np.int32),
         )
         present = np.concatenate([np.asarray(lane, np.int64) for lane in lanes])
-        sizes = self.partition.sizes
+        sizes = units.sizes
         total = sizes[present].sum() if self.averaging == "weighted" else len(present)
         for index, lane in enumerate(lanes):
             d, v = divmod(index, v_)
@@ -179,12 +186,15 @@ class Scheduler:
                 out.weights[d, v, j] = share / total
                 out.num_samples[d, v, j] = sizes[client]
                 out.num_steps[d, v, j] = self._steps[client]
+                out.seeds[d, v, j] = units.seeds(self.seed, round_index, client)
                 batches, batch_sizes = self.client_batches(round_index, client)
                 out.batches[d, step : step + len(batches), v] = batches
                 out.batch_sizes[d, step : step + len(batches), v] = batch_sizes
                 step += len(batches)
         for d, cut in enumerate(self.cuts(round_index) if cuts is None else cuts):
             _fill_segments(out, d, self._block_steps(round_index, d), cut)
+        if m_:
+            units.fill_census(out.census, out.census_pairs, self.participants(round_index))
         return out
 
     def first_step(self, round_index: int, shape: Shape | None = None) -> RoundSchedule:
@@ -195,6 +205,7 @@ class Scheduler:
         single[:, :, 0] = busy
         opening = (np.arange(full.segment_ends.shape[1]) == 0)[:, None]  # [G, 1]: the only segment
         return full._replace(
+            trial=np.bool_(True),
             num_steps=single,
             num_segments=busy.any(1).astype(np.int32),
             segment_ends=np.ones_like(full.segment_ends),
@@ -210,12 +221,17 @@ class Scheduler:
         lanes = self._packed[round_index][block * v_ : (block + 1) * v_]
         return [self._steps[lane] for lane in lanes]
 
+    def _totals(self, of_units: np.ndarray) -> np.ndarray:
+        """`[R]` sums over the units of every round."""
+        return np.array([sum(of_units[lane].sum() for lane in lanes) for lanes in self._packed])
+
     def _length(self, lane: list[int]) -> int:
         return int(self._steps[lane].sum()) if len(lane) else 0
 
     def _pack(self, round_index: int, blocks: int, lanes: int) -> list[list[int]]:
         """Longest client first onto the shortest lane; ties by client id, and over the blocks."""
-        drawn = [int(c) for c in self.participants(round_index) if self._steps[c] > 0]
+        units = (unit for k in self.participants(round_index) for unit in self.units.of_client(k))
+        drawn = [int(unit) for unit in units if self._steps[unit] > 0]
         drawn.sort(key=lambda c: (-self._steps[c], c))
         heap = [(0, v, d) for v in range(lanes) for d in range(blocks)]
         packed: list[list[int]] = [[] for _ in heap]

@@ -1,0 +1,188 @@
+"""What the lanes run through: clients, or the classes that clients condense.
+
+A unit is a sequence of minibatch steps that starts from what the server sent. Local training has
+one unit per client. Condensation has one per pair of a client and a class, so that pairs that do
+not exist cost nothing; or, where a client's classes are coupled, one per client.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_het.data import Partition
+from fedjax_het.engine.randomness import Stream, host_rng
+from fedjax_het.errors import require
+
+
+class ClientUnits:
+    """Clients that go through their data, `passes` times with a fresh shuffle each; the last,
+    smaller batch of a pass is kept."""
+
+    num_seeds = 0
+    takes_census = False
+
+    def __init__(self, partition: Partition, passes: int, batch_size: int):
+        self._partition, self._passes, self.batch_size = partition, passes, batch_size
+        self.sizes = partition.sizes  # [U] examples held
+        self.steps = passes * -(-partition.sizes // batch_size)  # [U] in a round
+        self.samples = passes * partition.sizes  # [U] processed in a round
+        self.pairs = np.zeros_like(partition.sizes)
+
+    def of_client(self, client: int) -> tuple[int, ...]:
+        """The client's units."""
+        return (client,)
+
+    def seeds(self, seed: int, round_index: int, unit: int) -> np.ndarray:
+        return np.zeros(0, np.int32)
+
+    def batches(self, seed: int, round_index: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices `[steps, B]` and sizes `[steps]`.
+
+        A batch that is not full is filled up with samples of the client's own, which the loss
+        masks: only batch-norm statistics can see them.
+        """
+        rng = host_rng(seed, Stream.BATCHES, round_index, unit)
+        mine, size = self._partition.client(unit), self.batch_size
+        per_pass = -(-len(mine) // size)
+        padded = np.zeros((self._passes, per_pass * size), np.int32)
+        for p in range(self._passes):
+            padded[p] = np.resize(rng.permutation(mine), per_pass * size)
+        sizes = np.full((self._passes, per_pass), size, np.int32)
+        if len(mine) % size:
+            sizes[:, -1] = len(mine) % size
+        return padded.reshape(-1, size), sizes.reshape(-1)
+
+
+class PairWork(NamedTuple):
+    """How a method's clients condense; static.
+
+    ipc: images of each class (the literature's "images per class").
+    steps: of condensation, each with a batch of real images of the class.
+    threshold: classes of which a client holds fewer examples are dropped.
+    seeds_per_image: real examples that a synthetic image starts from; 0 for none.
+    top_up: fill a batch of a class with fewer examples than its size up with repeated ones, as
+      FedDM's public code does; else the batch is the whole class.
+    by_client: a unit is a client with all its classes, which take turns in every step.
+    census: every round all of a client's examples are needed, by class.
+    """
+
+    ipc: int
+    steps: int
+    threshold: int
+    seeds_per_image: int = 0
+    top_up: bool = False
+    by_client: bool = False
+    census: bool = False
+
+
+class PairUnits:
+    """Pairs of a client k and a class c, with the number k * C + c; or clients, `by_client`.
+
+    Raises ConfigError if no client could fill a class: `ipc` or the threshold is too large.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        labels: np.ndarray,
+        num_classes: int,
+        work: PairWork,
+        batch_size: int,
+    ):
+        counts = partition.label_counts(labels, num_classes)  # [K, C]
+        most = int(counts.max())
+        require(work.ipc <= most, "ipc", work.ipc, f"at most {most}, the most that a client holds")
+        require(
+            work.threshold <= most,
+            "threshold",
+            work.threshold,
+            f"at most {most}, the most examples of one class that a client holds",
+        )
+        self._partition, self._labels, self._work = partition, np.asarray(labels), work
+        self._num_classes, self.batch_size = num_classes, batch_size
+        self._kept = counts >= max(1, work.threshold)  # [K, C]
+        self.takes_census = work.census
+        images = work.ipc * work.seeds_per_image
+        self.num_seeds = images * (num_classes if work.by_client else 1)
+        seen = counts if not work.top_up else np.maximum(counts, batch_size)
+        samples = work.steps * np.where(self._kept, np.minimum(seen, batch_size), 0)
+        kept = self._kept.astype(np.int64)
+        axis = {True: lambda a: a.sum(1), False: np.ravel}[work.by_client]
+        self.sizes, self.samples = axis(np.where(self._kept, counts, 0)), axis(samples)
+        self.pairs, self.steps = axis(kept), work.steps * axis(kept)
+
+    def of_client(self, client: int):
+        if self._work.by_client:
+            return (client,)
+        return range(client * self._num_classes, (client + 1) * self._num_classes)
+
+    def seeds(self, seed: int, round_index: int, unit: int) -> np.ndarray:
+        """Real examples to start from: for each image different ones, as far as there are."""
+        per, ipc = self._work.seeds_per_image, self._work.ipc
+        out = np.zeros((self._num_classes, ipc * per), np.int32)
+        for client, label in self._pairs_of(unit):
+            mine = self._examples(client, label)
+            rng = self._rng(seed, round_index, client, label, 1)
+            if per == 1:
+                rounds = -(-ipc // len(mine))
+                drawn = np.concatenate([rng.permutation(mine) for _ in range(rounds)])[:ipc]
+            else:
+                drawn = [
+                    rng.choice(mine, per, replace=len(mine) < per) for _ in range(ipc * (per > 0))
+                ]
+            out[label] = np.reshape(drawn, -1)
+        if self._work.by_client:
+            return out.reshape(-1)
+        return out[unit % self._num_classes]
+
+    def batches(self, seed: int, round_index: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices `[steps, B]` and sizes `[steps]`; the classes of a client take turns.
+
+        Every step draws anew, without replacement.
+        """
+        drawn = [self._draws(seed, round_index, *pair) for pair in self._pairs_of(unit)]
+        indices = np.stack([i for i, _ in drawn], 1)  # [steps, classes of the unit, B]
+        sizes = np.array([size for _, size in drawn], np.int32)
+        return indices.reshape(-1, self.batch_size), np.tile(sizes, self._work.steps)
+
+    def largest_census(self, cohort_size: int) -> int:
+        """Examples of the clients of any round, at most."""
+        return int(np.sort(self._partition.sizes)[-cohort_size:].sum())
+
+    def fill_census(self, examples: np.ndarray, pairs: np.ndarray, clients: np.ndarray) -> None:
+        """Write all examples of these clients, and their pairs, to `[D, M, B]` each."""
+        present = np.sort(clients)
+        mine = np.concatenate([self._partition.client(k) for k in present])
+        owner = np.repeat(present, self._partition.sizes[present])
+        pairs[...] = self._partition.num_clients * self._num_classes
+        examples.reshape(-1)[: len(mine)] = mine
+        pairs.reshape(-1)[: len(mine)] = owner * self._num_classes + self._labels[mine]
+
+    def _pairs_of(self, unit: int) -> list[tuple[int, int]]:
+        if self._work.by_client:
+            return [(unit, int(label)) for label in np.flatnonzero(self._kept[unit])]
+        return [divmod(unit, self._num_classes)]
+
+    def _examples(self, client: int, label: int) -> np.ndarray:
+        mine = self._partition.client(client)
+        return mine[self._labels[mine] == label]
+
+    def _rng(self, seed: int, round_index: int, client: int, label: int, use: int):
+        pair = client * self._num_classes + label
+        return host_rng(seed, Stream.BATCHES, round_index, pair, use)
+
+    def _draws(self, seed: int, round_index: int, client: int, label: int):
+        """A pair's batches `[steps, B]`, and how many entries of each count."""
+        mine, size = self._examples(client, label), self.batch_size
+        rng, steps = self._rng(seed, round_index, client, label, 0), self._work.steps
+        if len(mine) > size:
+            out = np.empty((steps, size), np.int32)
+            for first in range(0, steps, 100):
+                some = out[first : first + 100]
+                order = rng.random((len(some), len(mine)), dtype=np.float32)
+                some[...] = mine[np.argpartition(order, size, axis=1)[:, :size]]
+            return out, size
+        if self._work.top_up:
+            again = mine[rng.integers(0, len(mine), (steps, size - len(mine)))]
+            return np.hstack([np.tile(mine, (steps, 1)), again]).astype(np.int32), size
+        return np.tile(np.resize(mine, size), (steps, 1)).astype(np.int32), len(mine)
