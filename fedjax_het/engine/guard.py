@@ -143,5 +143,8 @@ def _memory(program: str) -> Path | None:
 
 
 def _copied(tree):
-    """A copy whose buffers a donating program may take."""
-    return jax.tree.map(lambda a: a.copy() if isinstance(a, jax.Array) else a, tree)
+    """A copy whose buffers a donating program may take.
+
+    Empty arrays are left: a copy of one forgets how it is spread, and the program compiles again.
+    """
+    return jax.tree.map(lambda a: a.copy() if isinstance(a, jax.Array) and a.size else a, tree)
