@@ -349,8 +349,8 @@ def class_mean_logits(
             counted = jnp.concatenate([logits, jnp.ones((len(logits), 1))], axis=1)
             return sums.at[pairs[i]].add(counted, mode="drop")  # padding is beyond the end
 
-        batches = len(census)
-        batches = jnp.where(trial, min(1, batches), batches)
+        batches = (pairs[:, 0] < num_pairs).sum()
+        batches = jnp.where(trial, jnp.minimum(1, batches), batches)
         return jax.lax.fori_loop(0, batches, add, jnp.zeros((num_pairs, num_classes + 1)))
 
     parts = (schedule.census, schedule.census_pairs)

@@ -110,8 +110,7 @@ class Scheduler:
         cuts = (len(cut) for r in range(rounds) for cut in self.cuts(r))
         self.shape = self.shape._replace(segments=_most(cuts))
         if self.units.takes_census:
-            batches = -(-self.units.largest_census(self.cohort_size) // (blocks * self.batch_size))
-            self.shape = self.shape._replace(census=batches)
+            self.shape = self.shape._replace(census=self.units.census_batches(blocks))
         starts = range(0, blocks * lanes, lanes)
         self.work = Work(
             participants=np.array(

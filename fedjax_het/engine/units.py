@@ -145,18 +145,27 @@ class PairUnits:
         sizes = np.array([size for _, size in drawn], np.int32)
         return indices.reshape(-1, self.batch_size), np.tile(sizes, self._work.steps)
 
-    def largest_census(self, cohort_size: int) -> int:
-        """Examples of the clients of any round, at most."""
-        return int(np.sort(self._partition.sizes)[-cohort_size:].sum())
+    def census_batches(self, blocks: int) -> int:
+        """Batches of each block that hold the examples of all clients: every round's, at most."""
+        return -(-len(self._partition.indices) // (blocks * self.batch_size))
 
     def fill_census(self, examples: np.ndarray, pairs: np.ndarray, clients: np.ndarray) -> None:
-        """Write all examples of these clients, and their pairs, to `[D, M, B]` each."""
+        """Write all examples of these clients, and their pairs, to `[D, M, B]` each.
+
+        Batch after batch, one to each block in turn; what is left over is padding.
+        """
         present = np.sort(clients)
         mine = np.concatenate([self._partition.client(k) for k in present])
         owner = np.repeat(present, self._partition.sizes[present])
-        pairs[...] = self._partition.num_clients * self._num_classes
-        examples.reshape(-1)[: len(mine)] = mine
-        pairs.reshape(-1)[: len(mine)] = owner * self._num_classes + self._labels[mine]
+        none = self._partition.num_clients * self._num_classes
+        blocks, batches, size = pairs.shape
+        for out, values, padding in (
+            (examples, mine, 0),
+            (pairs, owner * self._num_classes + self._labels[mine], none),
+        ):
+            flat = np.full(out.size, padding, out.dtype)
+            flat[: len(mine)] = values
+            out[...] = flat.reshape(batches, blocks, size).swapaxes(0, 1)
 
     def _pairs_of(self, unit: int) -> list[tuple[int, int]]:
         if self._work.by_client:
