@@ -148,7 +148,7 @@ def printed(table):
 
 
 def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
-    text_table = report.comparison_table(table, title="A title", notes=[report.CAPTION])
+    text_table = report.comparison_table(table, title="A title", notes=[report.caption(table)])
     report.print_table(text_table)
     text = capsys.readouterr().out
     assert "\x1b" not in text
