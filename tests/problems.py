@@ -45,11 +45,14 @@ def linear_model() -> Model:
         weights = 0.1 * jax.random.normal(key, (int(np.prod(SHAPE)), CLASSES))
         return {"params": {"w": weights, "b": jnp.zeros(CLASSES)}, "state": {}}
 
-    def apply(variables, x, *, train, key=None):
-        params = variables["params"]
-        return x.reshape(x.shape[0], -1) @ params["w"] + params["b"], variables["state"]
+    def embed(variables, x, *, train, key=None):
+        params, features = variables["params"], x.reshape(x.shape[0], -1)
+        return features, features @ params["w"] + params["b"], variables["state"]
 
-    return Model("linear", SHAPE, CLASSES, init, apply, None)
+    def apply(variables, x, *, train, key=None):
+        return embed(variables, x, train=train, key=key)[1:]
+
+    return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed)
 
 
 def user_dataset(sizes=SIZES):

@@ -15,7 +15,7 @@ from fedjax_het.nn import (
     micro_batched_value_and_grad,
     training_flops,
 )
-from fedjax_het.nn.modules import max_pool
+from fedjax_het.nn.modules import max_pool, max_pool_overlapping
 
 KEY = jax.random.key(0)
 
@@ -57,17 +57,26 @@ def assert_trees_close(actual, expected, tolerance):
         ("mlp", (8, 8, 1), 3, {"hidden": (5,)}, 64 * 5 + 5 + 5 * 3 + 3),
         ("cnn", (28, 28, 1), 10, {}, 582_026),
         ("cnn", (32, 32, 3), 10, {}, 878_538),
+        ("convnet", (28, 28, 1), 10, {"norm": "batch"}, 317_706),
+        ("convnet", (32, 32, 3), 10, {"norm": "batch"}, 320_010),
+        ("convnet", (32, 32, 3), 100, {"norm": "batch"}, 504_420),
+        ("convnet", (64, 64, 3), 10, {"norm": "batch"}, 381_450),
+        ("resnet18", (32, 32, 3), 10, {}, 11_181_642),
+        ("resnet18", (64, 64, 3), 10, {"stem": "imagenet"}, 11_181_642),
+        ("resnet18", (32, 32, 3), 10, {"stem": "cifar"}, 11_173_962),
+        ("resnet18", (28, 28, 1), 10, {}, 11_181_642 - 2 * 49 * 64),
     ],
 )
 def test_parameter_counts(name, shape, classes, options, count):
     model = make_model(name, shape, classes, **options)
     variables = jax.eval_shape(model.init, KEY)
     assert count_parameters(variables) == count
-    apply = partial(model.apply, train=False)
-    logits, state = jax.eval_shape(apply, variables, jnp.ones((2, *shape)))
+    embed = partial(model.embed, train=False)
+    features, logits, state = jax.eval_shape(embed, variables, jnp.ones((2, *shape)))
     assert logits.shape == (2, classes)
+    assert features.shape == (2, variables["params"]["head"]["kernel"].shape[0])
     assert state == variables["state"]
-    assert bool(state) == (options.get("norm") == "batch")
+    assert bool(state) == (name == "resnet18" or options.get("norm") == "batch")
 
 
 def test_variables_are_plain_dicts():
@@ -101,6 +110,31 @@ def test_initialisation_is_pytorchs(name, shape):
             assert abs((values**2).mean() - 1 / 3) < 5 * np.sqrt((1 / 5 - 1 / 9) / values.size)
 
 
+def test_initialisation_of_resnet18_is_torchvisions():
+    """Convolutions N(0, 2 / fan_out), norms one and zero, the head as everywhere."""
+    params = jax.jit(make_model("resnet18", (8, 8, 3), 10, width=16).init)(KEY)["params"]
+
+    def check(tree, path):
+        if "kernel" in tree and path[-1] != "head":
+            kernel = np.asarray(tree["kernel"], np.float64)
+            assert set(tree) == {"kernel"}
+            fan_out = kernel.shape[0] * kernel.shape[1] * kernel.shape[3]
+            scaled = kernel.ravel() * np.sqrt(fan_out / 2)
+            assert abs(scaled.mean()) < 5 / np.sqrt(scaled.size), path
+            assert abs((scaled**2).mean() - 1) < 5 * np.sqrt(2 / scaled.size), path
+            return 1
+        if "scale" in tree:
+            np.testing.assert_array_equal(tree["scale"], 1)
+            np.testing.assert_array_equal(tree["bias"], 0)
+            return 0
+        return sum(check(tree[name], (*path, name)) for name in tree if name != "head")
+
+    assert check(params, ("",)) == 20  # 17 of 3x3 (or the stem's) and three shortcuts
+    bound = 1 / np.sqrt(8 * 16)
+    assert 0.9 * bound < np.abs(params["head"]["kernel"]).max() <= bound
+    assert np.abs(params["head"]["bias"]).max() <= bound
+
+
 def test_init_depends_on_the_key_alone():
     model = make_model("mlp", (8, 8, 1), 10)
     init = jax.jit(model.init)
@@ -125,6 +159,10 @@ def test_init_depends_on_the_key_alone():
         (("mlp", (8, 8, 1), 10, {"norm": "group"}), "norm"),
         (("mlp", (8, 8, 1), 10, {"hidden": (0,)}), "hidden"),
         (("cnn", (28, 28, 1), 10, {"width": 3}), "cnn"),
+        (("convnet", (8, 8, 1), 10, {"stem": "cifar"}), "stem"),
+        (("resnet18", (8, 8, 1), 10, {"stem": "imagnet"}), "'imagenet'"),
+        (("resnet18", (8, 8, 1), 10, {"norm": "group"}), "norm"),
+        (("resnet18", (8, 8, 1), 10, {"width": -1}), "width"),
         (("cnn", (8, 8, 1), 10), "16x16"),
     ],
 )
@@ -138,35 +176,48 @@ def test_bad_options_name_what_would_be_right(arguments, word):
 # Convolution
 
 
-def convolve_in_float64(x, kernel, padding):
+def convolve_in_float64(x, kernel, padding, stride=1):
     x, kernel = np.asarray(x, np.float64), np.asarray(kernel, np.float64)
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], axis=(1, 2))
-    return np.einsum("bhwirc,rcio->bhwo", windows, kernel)
+    return np.einsum("bhwirc,rcio->bhwo", windows[:, ::stride, ::stride], kernel)
 
 
-CONVOLUTIONS = [(3, 1), (3, 3), (5, 0), (5, 2)]
+CONVOLUTIONS = [
+    *((3, 1, 1), (3, 3, 1), (5, 0, 1), (5, 2, 1)),
+    *((3, 1, 2), (7, 3, 2), (1, 0, 2), (4, 0, 3), (2, 1, 3)),
+]
 
 
-@pytest.mark.parametrize(("size", "padding"), CONVOLUTIONS)
+@pytest.mark.parametrize(("size", "padding", "stride"), CONVOLUTIONS)
 @pytest.mark.parametrize("impl", ["native", "im2col"])
-def test_convolution_against_numpy(size, padding, impl):
-    x = jax.random.normal(KEY, (2, 9, 7, 3))
+def test_convolution_against_numpy(size, padding, stride, impl):
+    x = jax.random.normal(KEY, (2, 9, 8, 3))
     kernel = jax.random.normal(jax.random.fold_in(KEY, 1), (size, size, 3, 4))
-    expected = convolve_in_float64(x, kernel, padding)
-    np.testing.assert_allclose(conv2d(x, kernel, padding, impl), expected, rtol=0, atol=2e-5)
+    expected = convolve_in_float64(x, kernel, padding, stride)
+    found = conv2d(x, kernel, padding, impl, stride)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-5)
 
 
-@pytest.mark.parametrize(("size", "padding", "clients"), [(3, 1, 0), (3, 3, 3), (5, 0, 3)])
-def test_convolution_gradients_agree(size, padding, clients):
-    """First and second reverse derivatives, with one kernel and with one per client."""
+@pytest.mark.parametrize(
+    ("size", "padding", "clients", "stride"),
+    [
+        *((3, 1, 0, 1), (3, 3, 3, 1), (5, 0, 3, 1)),
+        *((3, 1, 0, 2), (7, 3, 0, 2), (1, 0, 3, 2), (4, 0, 0, 3), (2, 1, 0, 3)),
+    ],
+)
+def test_convolution_gradients_agree(size, padding, clients, stride):
+    """First and second reverse derivatives, with one kernel and with one per client.
+
+    Height and width of both parities, so that strides leave edges unread or do not.
+    """
     lead = (clients,) if clients else ()
     x = jax.random.normal(KEY, (*lead, 2, 7, 8, 2))
     kernel = jax.random.normal(jax.random.fold_in(KEY, 1), (*lead, size, size, 2, 3)) / size
 
     def derivatives(impl):
         def loss(x, kernel):
-            return jnp.sin(conv2d(x, kernel, padding, impl)).sum()
+            return jnp.sin(conv2d(x, kernel, padding, impl, stride)).sum()
 
         def squared_gradient(x, kernel):
             return sum((g**2).sum() for g in jax.grad(loss, argnums=(0, 1))(x, kernel))
@@ -206,10 +257,10 @@ def perturbed(model, seed=0):
         lambda leaf: jnp.asarray(draw.normal(0.3, 0.4, leaf.shape), jnp.float32),
         variables["params"],
     )
-    state = {
-        layer: {"mean": jnp.zeros(leaf["mean"].shape), "variance": jnp.ones(leaf["mean"].shape)}
-        for layer, leaf in variables["state"].items()
-    }
+    state = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: (jnp.ones if path[-1].key == "variance" else jnp.zeros)(leaf.shape),
+        variables["state"],
+    )
     return {"params": params, "state": state}
 
 
@@ -258,6 +309,89 @@ def test_cnn_against_numpy():
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("mlp", (4, 5, 2), {"hidden": (7, 6)}),
+        ("convnet", (8, 8, 1), {"width": 3, "depth": 1}),
+        ("convnet", (8, 8, 1), {"width": 3, "depth": 1, "norm": "batch"}),
+        ("cnn", (16, 16, 1), {}),
+        ("resnet18", (8, 8, 1), {"width": 2}),
+    ],
+)
+@pytest.mark.parametrize("train", [True, False])
+def test_features_are_what_the_last_layer_reads(name, shape, options, train):
+    model = make_model(name, shape, 4, **options)
+    variables = perturbed(model)
+    x = jax.random.normal(KEY, (3, *shape))
+    features, logits, state = jax.jit(partial(model.embed, train=train))(variables, x)
+    head = jax.tree.map(lambda p: np.asarray(p, np.float64), variables["params"]["head"])
+    expected = np.asarray(features, np.float64) @ head["kernel"] + head["bias"]
+    tolerance = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
+    same, same_state = jax.jit(partial(model.apply, train=train))(variables, x)
+    np.testing.assert_allclose(same, logits, rtol=0, atol=tolerance)
+    assert_trees_close(same_state, state, 1e-5) if state else None
+    assert features.ndim == 2 and float(features.min()) >= 0  # pooled or not, after a ReLU
+
+
+def resnet18_in_float64(variables, x, stem, train):
+    """Written out from the architecture's description: stages of two blocks of two convolutions."""
+    params, state = (
+        jax.tree.map(lambda p: np.asarray(p, np.float64), variables[part])
+        for part in ("params", "state")
+    )
+
+    def normalised(x, params, state):
+        mean, variance = state["mean"], state["variance"]
+        if train:
+            mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        return (x - mean) / np.sqrt(variance + 1e-5) * params["scale"] + params["bias"]
+
+    size, stride = (7, 2) if stem == "imagenet" else (3, 1)
+    x = convolve_in_float64(x, params["conv"]["kernel"], size // 2, stride)
+    x = np.maximum(normalised(x, params["norm"], state["norm"]), 0)
+    if stem == "imagenet":
+        padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+        x = windows[:, ::2, ::2].max((-2, -1))
+    for stage in range(1, 5):
+        for block in (1, 2):
+            name = f"stage{stage}_block{block}"
+            layers, running = params[name], state[name]
+            stride = 2 if block == 1 and stage > 1 else 1
+            y = convolve_in_float64(x, layers["conv1"]["kernel"], 1, stride)
+            y = np.maximum(normalised(y, layers["conv1_norm"], running["conv1_norm"]), 0)
+            y = convolve_in_float64(y, layers["conv2"]["kernel"], 1)
+            y = normalised(y, layers["conv2_norm"], running["conv2_norm"])
+            assert ("shortcut" in layers) == (stride == 2)
+            if stride == 2:
+                x = convolve_in_float64(x, layers["shortcut"]["kernel"], 0, 2)
+                x = normalised(x, layers["shortcut_norm"], running["shortcut_norm"])
+            x = np.maximum(x + y, 0)
+    return x.mean((1, 2)) @ params["head"]["kernel"] + params["head"]["bias"]
+
+
+@pytest.mark.parametrize(
+    ("stem", "shape", "train"),
+    [
+        ("imagenet", (33, 22, 3), False),
+        ("imagenet", (32, 32, 3), True),
+        ("cifar", (9, 10, 1), True),
+    ],
+)
+def test_resnet18_against_numpy(stem, shape, train):
+    model = make_model("resnet18", shape, 3, stem=stem, width=3)
+    variables = perturbed(model)
+    variables["state"] = jax.tree.map(lambda leaf: leaf + 0.5, variables["state"])
+    x = jax.random.normal(jax.random.fold_in(KEY, 5), (6, *shape))
+    expected = resnet18_in_float64(variables, x, stem, train)
+    logits, state = jax.jit(partial(model.apply, train=train))(variables, x)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
+    same = jax.tree.map(np.array_equal, state, variables["state"])
+    assert not any(jax.tree.leaves(same)) if train else all(jax.tree.leaves(same))
+
+
 def max_pool_in_float64(x):
     windows = np.lib.stride_tricks.sliding_window_view(x, (2, 2), axis=(1, 2))
     return windows[:, ::2, ::2].max((-2, -1))
@@ -277,6 +411,25 @@ def test_max_pool_and_its_gradient(height, width):
     pooled, backward = jax.vjp(jax.jit(max_pool), jnp.float32(x))
     np.testing.assert_array_equal(pooled, max_pool_in_float64(x))
     np.testing.assert_allclose(backward(jnp.float32(weights))[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("height", "width"), [(6, 5), (1, 4)])
+def test_overlapping_max_pool_and_its_gradient(height, width):
+    draw = np.random.default_rng(0)
+    x = draw.permutation(height * width * 2).reshape(1, height, width, 2) - 100.0  # all negative
+    pooled, backward = jax.vjp(jax.jit(max_pool_overlapping), jnp.float32(x))
+    weights = draw.normal(size=pooled.shape)
+    expected, gradient = np.zeros(pooled.shape), np.zeros_like(x)
+    for _, i, j, c in np.ndindex(pooled.shape):
+        rows = slice(max(2 * i - 1, 0), 2 * i + 2)
+        columns = slice(max(2 * j - 1, 0), 2 * j + 2)
+        window = x[0, rows, columns, c]
+        expected[0, i, j, c] = window.max()
+        row, column = np.unravel_index(window.argmax(), window.shape)
+        gradient[0, rows.start + row, columns.start + column, c] += weights[0, i, j, c]
+    assert pooled.shape == (1, -(-height // 2), -(-width // 2), 2)
+    np.testing.assert_array_equal(pooled, expected)
+    np.testing.assert_allclose(backward(jnp.float32(weights))[0], gradient, rtol=1e-6)
 
 
 def test_max_pool_shares_nothing_at_a_tie():
@@ -453,8 +606,11 @@ def test_micro_batch_hint():
     """Half a megabyte of the first layer's activations; none where training mixes samples."""
     assert make_model("convnet", (28, 28, 1), 10).micro_batch == 2
     assert make_model("convnet", (32, 32, 3), 10, width=32).micro_batch == 4
-    assert make_model("convnet", (32, 32, 3), 10, norm="batch").micro_batch is None
-    assert make_model("mlp", (28, 28, 1), 10).micro_batch is None
+    mixing = make_model("convnet", (32, 32, 3), 10, width=32, norm="batch")
+    assert mixing.micro_batch is None and mixing.cached_samples == 4
+    assert make_model("convnet", (32, 32, 3), 10, width=32).cached_samples == 4
+    mlp = make_model("mlp", (28, 28, 1), 10)
+    assert mlp.micro_batch is None and mlp.cached_samples is None
 
 
 # Arithmetic
@@ -474,3 +630,17 @@ def test_training_flops_of_other_networks():
     convnet = make_model("convnet", (8, 8, 3), 10, width=4, depth=2)
     conv1, conv2, head = 64 * 4 * 27, 16 * 4 * 36, 2 * 2 * 4 * 10
     assert training_flops(convnet) == 2 * (2 * conv1 + 3 * (conv2 + head))
+
+
+@pytest.mark.parametrize("impl", ["native", "im2col"])
+def test_training_flops_of_resnet18(impl):
+    """Of 8x8 images the last stage sees one pixel; a shortcut of 1x1 begins stages 2 to 4."""
+    width, pixels = 4, [64, 16, 4, 1]
+    stem = 64 * width * 9
+    stage1 = 4 * 64 * width * 9 * width
+    later = sum(
+        pixels[s] * (width * 2**s) * (width * 2 ** (s - 1)) * (9 + 1 + 3 * 9 * 2) for s in (1, 2, 3)
+    )
+    head = 8 * width * 10
+    model = make_model("resnet18", (8, 8, 1), 10, width=width, stem="cifar", conv_impl=impl)
+    assert training_flops(model) == 2 * (2 * stem + 3 * (stage1 + later + head))

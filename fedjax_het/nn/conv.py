@@ -1,4 +1,4 @@
-"""Two-dimensional convolution of stride 1, as matrix products or as the backend's own.
+"""Two-dimensional convolution, as matrix products or as the backend's own.
 
 XLA:CPU runs a convolution inside a `while` body (every `scan`) through a naive loop, ten to eighty
 times slower than a matrix product of the same size; elsewhere the native convolution is the fast
@@ -25,52 +25,52 @@ def resolve_conv_impl(impl: str) -> str:
     return "im2col" if jax.default_backend() == "cpu" else "native"
 
 
-def conv2d(x: jax.Array, kernel: jax.Array, padding: int, impl: str = "auto") -> jax.Array:
+def conv2d(
+    x: jax.Array, kernel: jax.Array, padding: int, impl: str = "auto", stride: int = 1
+) -> jax.Array:
     """Cross-correlate `x` [B, H, W, I] with `kernel` [kh, kw, I, O], zero padding on all sides.
 
-    Returns [B, H + 2 padding - kh + 1, W + 2 padding - kw + 1, O]. `im2col` keeps the patches for
-    its backward pass, kh kw times the padded input. It has a reverse rule of its own that can be
-    differentiated again; forward mode (`jax.jvp`) needs `native`.
+    Returns [B, (H + 2 padding - kh) // stride + 1, (W + 2 padding - kw) // stride + 1, O]. `im2col`
+    keeps the patches for its backward pass, kh kw numbers for each output pixel and input channel.
+    It has a reverse rule of its own that can be differentiated again; forward mode (`jax.jvp`)
+    needs `native`.
     """
     if resolve_conv_impl(impl) == "im2col":
-        return _conv2d_im2col(x, kernel, padding)
+        return _conv2d_im2col(x, kernel, padding, stride, x.shape[1:3])
     return jax.lax.conv_general_dilated(
         x,
         kernel,
-        window_strides=(1, 1),
+        window_strides=(stride, stride),
         padding=[(padding, padding)] * 2,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
 
 
-def _patches(x, kernel_height, kernel_width, padding_height, padding_width):
-    """[B, H', W', kh kw I]: for each output pixel what the kernel sees, in the kernel's order.
-
-    A negative padding crops.
-    """
-    margins = [(0, 0, 0), (padding_height,) * 2 + (0,), (padding_width,) * 2 + (0,), (0, 0, 0)]
+def _patches(x, kernel_height, kernel_width, padding, stride):
+    """[B, H', W', kh kw I]: for each output pixel what the kernel sees, in the kernel's order."""
+    margins = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), margins)
     height = x.shape[1] - kernel_height + 1
     width = x.shape[2] - kernel_width + 1
     shifted = [
-        x[:, row : row + height, column : column + width]
+        x[:, row : row + height : stride, column : column + width : stride]
         for row in range(kernel_height)
         for column in range(kernel_width)
     ]
     return jnp.concatenate(shifted, axis=-1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _conv2d_im2col(x, kernel, padding):
-    return _forward(x, kernel, padding)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _conv2d_im2col(x, kernel, padding, stride, size):
+    return _forward(x, kernel, padding, stride, size)[0]
 
 
-def _forward(x, kernel, padding):
-    patches = _patches(x, *kernel.shape[:2], padding, padding)
+def _forward(x, kernel, padding, stride, size):
+    patches = _patches(x, *kernel.shape[:2], padding, stride)
     return patches @ kernel.reshape(-1, kernel.shape[-1]), (patches, kernel)
 
 
-def _backward(padding, residuals, grad):
+def _backward(padding, stride, size, residuals, grad):
     """By matrix products of plain row-major operands, which is what the fast routine takes.
 
     Folded into a product, as XLA would, a transposition leaves that routine; hence the barriers.
@@ -84,7 +84,11 @@ def _backward(padding, residuals, grad):
         kernel_grad = barrier(barrier(grads.T) @ columns).T
     turned = barrier(kernel.reshape(-1, out_channels).T)
     shares = barrier(grads @ turned).reshape(*grad.shape[:3], *kernel.shape[:3])
-    return _sum_of_patches(shares, padding), kernel_grad.reshape(kernel.shape)
+    if stride == 1:
+        x_grad = _sum_of_patches(shares, padding)
+    else:
+        x_grad = _sum_of_strided_patches(shares, padding, stride, size)
+    return x_grad, kernel_grad.reshape(kernel.shape)
 
 
 def _sum_of_patches(shares, padding):
@@ -98,6 +102,28 @@ def _sum_of_patches(shares, padding):
             total = total.at[here].add(shares[:, :, :, row, column])
     bottom, right = total.shape[1] - padding, total.shape[2] - padding
     return total[:, padding:bottom, padding:right]
+
+
+def _sum_of_strided_patches(shares, padding, stride, size):
+    """The same where patches begin `stride` pixels apart in an input of `size` (height, width).
+
+    Pixels whose rows and columns leave the same remainders share patches with each other alone:
+    each such part of the input is a sum of patches of stride 1.
+    """
+    batch, *_, channels = shares.shape
+    height, width = (-(-(pixels + 2 * padding) // stride) for pixels in size)
+
+    def part(row, column):
+        mine = shares[:, :, :, row::stride, column::stride]
+        if mine.size == 0:  # a kernel smaller than its stride skips pixels
+            return jnp.zeros((batch, height, width, channels), shares.dtype)
+        total = _sum_of_patches(mine, 0)
+        unread = (height - total.shape[1], width - total.shape[2])
+        return jnp.pad(total, ((0, 0), (0, unread[0]), (0, unread[1]), (0, 0)))
+
+    rows = [jnp.stack([part(r, c) for c in range(stride)], axis=3) for r in range(stride)]
+    total = jnp.stack(rows, axis=2).reshape(batch, height * stride, width * stride, channels)
+    return total[:, padding : padding + size[0], padding : padding + size[1]]
 
 
 _conv2d_im2col.defvjp(_forward, _backward)

@@ -15,11 +15,18 @@ MODELS = {
     "mlp": "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise",
     "convnet": "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
     "cnn": "FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512",
+    "resnet18": "ResNet-18 with batch norm; `stem` for large images (imagenet) or small (cifar)",
 }
-OPTIONS = {"mlp": ("hidden",), "convnet": ("width", "depth", "norm"), "cnn": ()}
+OPTIONS = {
+    "mlp": ("hidden",),
+    "convnet": ("width", "depth", "norm"),
+    "cnn": (),
+    "resnet18": ("width", "stem"),
+}
 CNN_FILTERS, CNN_HIDDEN = (32, 64), 512
 CACHED_ACTIVATIONS = 2**17  # of the first layer, 0.5 MB: a step holds several such arrays in L2
 NORM_NAMES = ("group", "instance", "batch", "none")
+STEMS = ("imagenet", "cifar")
 
 
 class Model(NamedTuple):
@@ -28,9 +35,16 @@ class Model(NamedTuple):
     `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)` for
     `x` [B, H, W, C] float32, normalised. `new_state` is `variables["state"]` after the batch where
     the network keeps running statistics and `train` is true, else unchanged. `key` is for networks
-    that draw random numbers; none of these does. `micro_batch` is how many samples' activations
-    fit a core's cache (None: as many as there are, or the network mixes samples in training); see
-    `micro_batched_value_and_grad`.
+    that draw random numbers; none of these does.
+
+    `embed(variables, x, *, train, key=None) -> (features [B, F], logits, new_state)` gives besides
+    what the last fully connected layer reads. A model of the user's own may do without (None) where
+    the method does not ask for it.
+
+    `micro_batch` is how many samples a training step should take at once, see
+    `micro_batched_value_and_grad` (None: as many as there are, or the network mixes samples in
+    training). `cached_samples` is how many samples' activations fit a core's cache (None: as many
+    as there are), for passes with train=False, in which no network mixes samples.
     """
 
     name: str
@@ -39,6 +53,8 @@ class Model(NamedTuple):
     init: Callable[[jax.Array], Variables]
     apply: Callable[..., tuple[jax.Array, Any]]
     micro_batch: int | None = None
+    cached_samples: int | None = None
+    embed: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
 
 
 def make_model(
@@ -50,6 +66,7 @@ def make_model(
     depth: int | None = None,
     norm: str | None = None,
     hidden: Sequence[int] | None = None,
+    stem: str | None = None,
     conv_impl: str = "auto",
 ) -> Model:
     """The network `name` (see `MODELS`) for images of `input_shape` (height, width, channels).
@@ -60,10 +77,19 @@ def make_model(
     Its first convolution pads 28x28 images of one channel to give 32x32, as DynaFed's code does.
     `cnn` is that of McMahan et al. (AISTATS 2017) without padding, as PFLlib has it: 32 and 64
     filters of 5x5, each with ReLU and a 2x2 max pool, a hidden layer of 512; 582,026 parameters for
-    28x28x1. An option that the network does not have, or an image that is too small for it, is a
+    28x28x1.
+
+    `resnet18` (He et al., CVPR 2016, as torchvision has it) takes `stem`: `imagenet` (default), a
+    7x7 convolution of stride 2 and a 3x3 max pool of stride 2, as FedAF's Table 6 must have used on
+    32x32 images (its count of 11,181,642 parameters says so); or `cifar`, a 3x3 convolution and no
+    pool (11,173,962). `width` (64) is the filters of its first stage; each of the three others has
+    twice as many as the one before.
+
+    An option that the network does not have, or an image that is too small for it, is a
     `ConfigError`.
 
-    Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
+    Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in); the convolutions of
+    `resnet18` as torchvision does, N(0, 2/fan_out).
     """
     require_name("model", name, MODELS)
     require(
@@ -75,7 +101,7 @@ def make_model(
     require(num_classes > 0, "num_classes", num_classes, "a positive number")
     input_shape = tuple(int(size) for size in input_shape)
 
-    given = {"width": width, "depth": depth, "norm": norm, "hidden": hidden}
+    given = {"width": width, "depth": depth, "norm": norm, "hidden": hidden, "stem": stem}
     own = ", ".join(OPTIONS[name]) or "none"
     for option, value in given.items():
         unknown = f"no such option for {name} (its options: {own})"
@@ -84,7 +110,9 @@ def make_model(
 
     from fedjax_het.nn import modules  # here, since flax is slow to import
 
-    micro_batch = None
+    require(width is None or width > 0, "width", width, "a positive number of filters")
+
+    micro_batch = cached_samples = None
     if name == "mlp":
         hidden = (128, 128) if hidden is None else tuple(hidden)
         require(all(size > 0 for size in hidden), "hidden", hidden, "positive layer sizes")
@@ -92,36 +120,42 @@ def make_model(
     elif name == "cnn":
         require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
         module = modules.Cnn(num_classes, CNN_FILTERS, CNN_HIDDEN, conv_impl)
+    elif name == "resnet18":
+        stem = "imagenet" if stem is None else stem
+        require_name("stem", stem, STEMS)
+        module = modules.ResNet18(num_classes, 64 if width is None else width, stem, conv_impl)
     else:
         width = 128 if width is None else width
         depth = 3 if depth is None else depth
         norm = "group" if norm is None else norm
-        require(width > 0, "width", width, "a positive number of filters")
         require_name("norm", norm, NORM_NAMES)
         first_padding = 3 if input_shape == (28, 28, 1) else 1
         smallest = min(input_shape[:2]) + 2 * (first_padding - 1)
         fits = smallest.bit_length() - 1  # each block halves the image, rounding down
         require(1 <= depth <= fits, "depth", depth, f"1 to {fits} for images of {input_shape}")
         module = modules.ConvNet(num_classes, width, depth, norm, first_padding, conv_impl)
-        if norm != "batch":
-            height, length = (size + 2 * (first_padding - 1) for size in input_shape[:2])
-            # A single sample would make the products of the last block too thin.
-            micro_batch = max(2, CACHED_ACTIVATIONS // (height * length * width))
-    return _wrap(name, module, input_shape, num_classes, micro_batch)
+        height, length = (size + 2 * (first_padding - 1) for size in input_shape[:2])
+        # A single sample would make the products of the last block too thin.
+        cached_samples = max(2, CACHED_ACTIVATIONS // (height * length * width))
+        micro_batch = None if norm == "batch" else cached_samples
+    return _wrap(name, module, input_shape, num_classes, micro_batch, cached_samples)
 
 
-def _wrap(name, module, input_shape, num_classes, micro_batch) -> Model:
+def _wrap(name, module, input_shape, num_classes, micro_batch, cached_samples) -> Model:
     def init(key: jax.Array) -> Variables:
         variables = module.init(key, jnp.zeros((1, *input_shape)), train=False)
         return {"params": variables["params"], "state": variables.get("state", {})}
 
-    def apply(variables, x, *, train, key=None):
+    def embed(variables, x, *, train, key=None):
         if not (train and variables["state"]):
-            return module.apply(variables, x, train=train), variables["state"]
-        logits, updated = module.apply(variables, x, train=True, mutable=["state"])
-        return logits, updated["state"]
+            return *module.apply(variables, x, train=train), variables["state"]
+        (features, logits), updated = module.apply(variables, x, train=True, mutable=["state"])
+        return features, logits, updated["state"]
 
-    return Model(name, input_shape, num_classes, init, apply, micro_batch)
+    def apply(variables, x, *, train, key=None):
+        return embed(variables, x, train=train, key=key)[1:]
+
+    return Model(name, input_shape, num_classes, init, apply, micro_batch, cached_samples, embed)
 
 
 def count_parameters(variables: Variables) -> int:

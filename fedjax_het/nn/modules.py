@@ -1,4 +1,7 @@
-"""The networks as flax modules; imported when a model is made, since flax is slow to import."""
+"""The networks as flax modules; imported when a model is made, since flax is slow to import.
+
+Each returns `(features, logits)`: what the last fully connected layer reads, and what it says.
+"""
 
 import flax.linen as nn
 import jax
@@ -42,6 +45,25 @@ class Conv(nn.Module):
         bias = self.param("bias", init, (self.features,))
         x = conv2d(x, kernel, self.padding, self.impl)
         return x + bias if self.add_bias else x
+
+
+class ResidualConv(nn.Module):
+    """ResNet's: no bias, padding that keeps the size (but for the stride), He's initialisation.
+
+    Weights are N(0, 2 / fan_out), as torchvision draws them.
+    """
+
+    features: int
+    kernel_size: int
+    stride: int
+    impl: str
+
+    @nn.compact
+    def __call__(self, x):
+        deviation = (2 / (self.kernel_size**2 * self.features)) ** 0.5
+        kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.normal(deviation), kernel_shape)
+        return conv2d(x, kernel, self.kernel_size // 2, self.impl, self.stride)
 
 
 class InstanceNorm(nn.Module):
@@ -101,6 +123,17 @@ def max_pool(x):
     return jnp.maximum(jnp.maximum(corners[0], corners[1]), jnp.maximum(corners[2], corners[3]))
 
 
+def max_pool_overlapping(x):
+    """Maximum over 3x3 windows two pixels apart, which reach a pixel beyond each edge.
+
+    Rows first, then columns: four maxima instead of eight.
+    """
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
+    height, width = x.shape[1] - 2, x.shape[2] - 2
+    x = jnp.maximum(jnp.maximum(x[:, :height:2], x[:, 1 : height + 1 : 2]), x[:, 2::2])
+    return jnp.maximum(jnp.maximum(x[:, :, :width:2], x[:, :, 1 : width + 1 : 2]), x[:, :, 2::2])
+
+
 class ConvNet(nn.Module):
     num_classes: int
     width: int
@@ -122,7 +155,8 @@ class ConvNet(nn.Module):
             if norm:
                 x = norm(name=f"norm{block + 1}")(x, train)
             x = average_pool(jax.nn.relu(x))
-        return Linear(self.num_classes, name="head")(x.reshape(x.shape[0], -1))
+        features = x.reshape(x.shape[0], -1)
+        return features, Linear(self.num_classes, name="head")(features)
 
 
 class Cnn(nn.Module):
@@ -138,7 +172,7 @@ class Cnn(nn.Module):
             x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
             x = jax.nn.relu(max_pool(x))  # as the maximum of ReLUs, on a quarter of the numbers
         x = jax.nn.relu(Linear(self.hidden, name="hidden")(x.reshape(x.shape[0], -1)))
-        return Linear(self.num_classes, name="head")(x)
+        return x, Linear(self.num_classes, name="head")(x)
 
 
 class Mlp(nn.Module):
@@ -150,4 +184,47 @@ class Mlp(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for layer, features in enumerate(self.hidden):
             x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
-        return Linear(self.num_classes, name="head")(x)
+        return x, Linear(self.num_classes, name="head")(x)
+
+
+class ResidualBlock(nn.Module):
+    """relu(x + two 3x3 convolutions of x); the shortcut is a 1x1 convolution where sizes differ."""
+
+    features: int
+    stride: int
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        def convolved(x, name, kernel_size, stride):
+            x = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)(x)
+            return BatchNorm(name=f"{name}_norm")(x, train)
+
+        y = jax.nn.relu(convolved(x, "conv1", 3, self.stride))
+        y = convolved(y, "conv2", 3, 1)
+        if self.stride > 1 or x.shape[-1] != self.features:
+            x = convolved(x, "shortcut", 1, self.stride)
+        return jax.nn.relu(x + y)
+
+
+class ResNet18(nn.Module):
+    num_classes: int
+    width: int
+    stem: str
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
+        x = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")(x)
+        x = jax.nn.relu(BatchNorm(name="norm")(x, train))
+        if self.stem == "imagenet":
+            x = max_pool_overlapping(x)
+        for stage in range(4):
+            for block in range(2):
+                stride = 2 if stage > 0 and block == 0 else 1
+                name = f"stage{stage + 1}_block{block + 1}"
+                features = self.width * 2**stage
+                x = ResidualBlock(features, stride, self.conv_impl, name=name)(x, train)
+        features = x.mean(axis=(1, 2))
+        return features, Linear(self.num_classes, name="head")(features)
