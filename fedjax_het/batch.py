@@ -410,7 +410,7 @@ class Batch:
             "dataset": group.dataset.name,
             "seed": spec.seed,
             **summarise(self.metrics[i]),
-            **self.algorithm.summary(state),
+            **self.algorithm.summary(hp, state),
             "rounds": rounds,
             "client_samples_per_second": self.timed_samples / max(self.round_seconds, 1e-9),
             "useful_work_fraction": group.useful_fraction(

@@ -20,6 +20,7 @@ from fedjax_het.engine.probe import LaneChoice, choose_lanes
 from fedjax_het.engine.rounds import CHUNK_KINDS, ChunkInputs, RoundMetrics, make_chunk
 from fedjax_het.engine.schedule import Scheduler, Shape, cohort_size, common_shape, useful_fraction
 from fedjax_het.engine.task import Task
+from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.errors import require
 from fedjax_het.evaluation import evaluation_set
 from fedjax_het.nn import make_model
@@ -28,6 +29,7 @@ from fedjax_het.spec import RunSpec
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
 # are traced.
 MAPPED = ("seed", "partition_seed", "partition", "alpha", "classes", "averaging", "hp")
+PAIR_LANES = 16  # of condensation on an accelerator's device, unless told otherwise
 BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
 
 
@@ -46,7 +48,9 @@ class Program(NamedTuple):
 def _training(signature: "_Signature") -> LocalTraining:
     s = signature
     model = make_model(s.model, s.input_shape, s.num_classes, **dict(s.model_options))
-    return LocalTraining(Task(model, s.mean, s.std), s.optimizer, s.local_epochs, s.keep_state)
+    return LocalTraining(
+        Task(model, s.mean, s.std), s.optimizer, s.local_epochs, s.keep_state, s.batch_size
+    )
 
 
 @functools.lru_cache(maxsize=32)
@@ -93,15 +97,16 @@ class _Signature(NamedTuple):
     num_classes: int
     mean: tuple
     std: tuple
-    optimizer: str
+    optimizer: str | None
     keep_state: bool
-    local_epochs: int
+    local_epochs: int | None
+    batch_size: int
 
 
 def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
     model_options = {
         name: getattr(spec, name)
-        for name in ("width", "depth", "norm")
+        for name in ("width", "depth", "norm", "stem")
         if getattr(spec, name) is not None
     }
     return _Signature(
@@ -116,6 +121,7 @@ def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
         optimizer=spec.local_optimizer,
         keep_state=spec.optimizer_state == "keep",
         local_epochs=spec.local_epochs,
+        batch_size=spec.batch_size,
     )
 
 
@@ -200,8 +206,20 @@ def prepare(
     signature = _signature(spec, dataset)
     sampled = cohort_size(spec.num_clients, spec.participation)
     blocks = blocks or min(len(devices), sampled)
+    algorithm = ALGORITHMS[spec.algorithm].build(
+        _training(signature), make_plan(spread=None), **dict(signature.options)
+    )
+    splits = [
+        split or split_clients(one, dataset)
+        for one, split in zip(specs, partitions or [None] * len(specs), strict=True)
+    ]
+    units = [
+        _units(one, split, dataset, algorithm) for one, split in zip(specs, splits, strict=True)
+    ]
     choice = LaneChoice(lanes, 1, {})
-    if lanes == "auto":
+    if lanes == "auto" and algorithm.pairs is not None:
+        choice = LaneChoice(_lanes_of_pairs(units, blocks), 1, {})
+    elif lanes == "auto":
         choice = choose_lanes(
             _training(signature),
             batch_size=spec.batch_size,
@@ -211,19 +229,14 @@ def prepare(
             label=f"{spec.model} {signature.model_options} {dataset.input_shape} "
             f"{dataset.num_classes}",
         )
-    algorithm = ALGORITHMS[spec.algorithm].build(
-        _training(signature), make_plan(spread=None), **dict(signature.options)
-    )
     federations = []
-    for one, split in zip(specs, partitions or [None] * len(specs), strict=True):
-        split = split or split_clients(one, dataset)
+    for one, split, of in zip(specs, splits, units, strict=True):
         scheduler = Scheduler(
             split,
+            of,
             seed=one.seed,
             rounds=one.rounds,
             participation=one.participation,
-            passes=one.local_epochs + algorithm.extra_passes,
-            batch_size=one.batch_size,
             averaging=one.averaging,
             eval_every=one.eval_every,
             blocks=blocks,
@@ -241,6 +254,25 @@ def prepare(
     else:
         plan = make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
     return place(_program(signature, plan), dataset, federations, choice)
+
+
+def _units(spec: RunSpec, split: Partition, dataset: Dataset, algorithm: Algorithm):
+    """What the lanes of a run go through."""
+    if algorithm.pairs is None:
+        return ClientUnits(split, spec.local_epochs + algorithm.extra_passes, spec.batch_size)
+    labels, num_classes = dataset.train_labels, dataset.num_classes
+    return PairUnits(split, labels, num_classes, algorithm.pairs, spec.batch_size)
+
+
+def _lanes_of_pairs(units: Sequence[PairUnits], blocks: int) -> int:
+    """Pairs side by side on a device: in turn on a CPU, else as many as there are, up to a bound.
+
+    Each holds the activations of a batch of real images and of its own; `lanes` sets it by hand.
+    """
+    if jax.default_backend() == "cpu":
+        return 1
+    most = max(int((of.steps > 0).sum()) for of in units)
+    return min(PAIR_LANES, -(-most // blocks))
 
 
 def place(

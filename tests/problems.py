@@ -13,6 +13,7 @@ from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan, make_plan
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.task import Task
+from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.nn import Model
 
 SIZES = (7, 0, 12, 3, 9, 20)  # unequal clients, one smaller than a batch, one empty
@@ -103,19 +104,24 @@ def small(
     rounds=20,
     model=None,
     seed=0,
+    data=None,
 ) -> Small:
     """`build(training, plan) -> Algorithm` on the blobs."""
     plan = plan or make_plan(1, 1, spread=None)
     task = Task(model or linear_model(), (0.0,), (1.0,))
-    algorithm = build(LocalTraining(task, optimizer, epochs, keep), plan)
-    images, labels = blobs(sizes)
+    algorithm = build(LocalTraining(task, optimizer, epochs, keep, batch_size), plan)
+    images, labels = blobs(sizes) if data is None else data
+    partition = consecutive(sizes)
+    if algorithm.pairs is None:
+        units = ClientUnits(partition, epochs + algorithm.extra_passes, batch_size)
+    else:
+        units = PairUnits(partition, labels, CLASSES, algorithm.pairs, batch_size)
     scheduler = Scheduler(
-        consecutive(sizes),
+        partition,
+        units,
         seed=seed,
         rounds=rounds,
         participation=participation,
-        passes=epochs + algorithm.extra_passes,
-        batch_size=batch_size,
         averaging=averaging,
         eval_every=1,
         blocks=plan.blocks,

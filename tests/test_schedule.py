@@ -12,6 +12,7 @@ from fedjax_het.engine.schedule import (
     stack_rounds,
     useful_fraction,
 )
+from fedjax_het.engine.units import ClientUnits
 
 
 def scheduler(sizes=SIZES, **settings):
@@ -19,14 +20,15 @@ def scheduler(sizes=SIZES, **settings):
         "seed": 3,
         "rounds": 6,
         "participation": 1.0,
-        "passes": 2,
-        "batch_size": 4,
         "averaging": "uniform",
         "eval_every": 1,
         "blocks": 2,
         "lanes": 2,
     }
-    return Scheduler(consecutive(sizes), **{**defaults, **settings})
+    passes, batch_size = settings.pop("passes", 2), settings.pop("batch_size", 4)
+    partition = consecutive(sizes)
+    units = ClientUnits(partition, passes, batch_size)
+    return Scheduler(partition, units, **{**defaults, **settings})
 
 
 def replay(schedule):
@@ -165,13 +167,13 @@ def test_evaluation_is_due_every_so_often_and_in_the_last_five_rounds():
 
 
 def test_partition_of_one_client():
+    partition = partition_from_clients([np.arange(9)])
     made = Scheduler(
-        partition_from_clients([np.arange(9)]),
+        partition,
+        ClientUnits(partition, 1, 4),
         seed=0,
         rounds=1,
         participation=1.0,
-        passes=1,
-        batch_size=4,
         averaging="weighted",
         eval_every=1,
         blocks=2,

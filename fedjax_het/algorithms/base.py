@@ -53,7 +53,7 @@ class Algorithm(NamedTuple):
     extra_passes: passes over a client's data before its local epochs
     pairs: how clients condense their data, where they do so instead of training
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
-    artifacts(state), summary(state): what the method leaves besides curves, as named arrays and
+    artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
       as a JSON-able record
     """
 
@@ -66,7 +66,7 @@ class Algorithm(NamedTuple):
     pairs: PairWork | None = None
     host_work: "tuple[HostWork, ...]" = ()
     artifacts: Callable[[State], dict] = lambda state: {}
-    summary: Callable[[State], dict] = lambda state: {}
+    summary: Callable[[Any, State], dict] = lambda hp, state: {}
 
 
 class HostWork(NamedTuple):
@@ -116,7 +116,7 @@ def federated(
     def traffic(hp, state):
         one = jax.tree.map(lambda a: a[0], state.clients)
         upload = jax.eval_shape(_upload(client), hp, state.server, one)
-        return Traffic(_num_bytes(state.server), _num_bytes(upload))
+        return Traffic(num_bytes(state.server), num_bytes(upload))
 
     return Algorithm(
         init=init_state,
@@ -152,5 +152,6 @@ def _upload(client: ClientMethod):
     return upload
 
 
-def _num_bytes(tree) -> int:
+def num_bytes(tree) -> int:
+    """What the arrays of a tree take."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -207,7 +207,7 @@ def dynafed(
             **server.log._asdict(),
         }
 
-    def summary(state):
+    def summary(hp, state):
         done = int(state.server.iterations)
         if not done:
             return {"synthesis_iterations": 0}

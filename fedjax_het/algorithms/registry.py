@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.condensing import fill_condensing
 from fedjax_het.algorithms.dynafed import (
     DYNAFED_OPTIONS,
     check_dynafed,
@@ -12,7 +13,21 @@ from fedjax_het.algorithms.dynafed import (
     dynafed_hyper_parameters,
     fill_dynafed,
 )
+from fedjax_het.algorithms.fedaf import (
+    FEDAF_HP,
+    FEDAF_OPTIONS,
+    check_fedaf,
+    check_fedaf_hp,
+    fedaf,
+)
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.feddm import (
+    FEDDM_OPTIONS,
+    check_feddm,
+    check_feddm_hp,
+    feddm,
+    feddm_hyper_parameters,
+)
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.engine.local import optimizer_defaults
@@ -65,5 +80,27 @@ ALGORITHMS: dict[str, Entry] = {
         options=DYNAFED_OPTIONS,
         check=check_dynafed,
         fill=fill_dynafed,
+    ),
+    "feddm": Entry(
+        feddm,
+        "clients condense by distribution matching, the server trains on that (Xiong et al., 2023)",
+        hp=feddm_hyper_parameters,
+        options=FEDDM_OPTIONS,
+        check=check_feddm,
+        check_hp=check_feddm_hp,
+        fill=fill_condensing,
+        protocol="fedaf",
+        trains_locally=False,
+    ),
+    "fedaf": Entry(
+        fedaf,
+        "FedDM with the help of peers' logits, and soft labels for the server (Wang et al., 2024)",
+        hp=FEDAF_HP,
+        options=FEDAF_OPTIONS,
+        check=check_fedaf,
+        check_hp=check_fedaf_hp,
+        fill=fill_condensing,
+        protocol="fedaf",
+        trains_locally=False,
     ),
 }

@@ -27,14 +27,15 @@ def optimizer_defaults(name: str) -> dict[str, float]:
 
 
 class LocalTraining(NamedTuple):
-    """Static choices of local training."""
+    """Static choices of local training; a method that condenses reads the task and the batch."""
 
     task: Task
-    optimizer: str  # of OPTIMIZERS
+    optimizer: str | None  # of OPTIMIZERS
     local_epochs: int = 1
     keep_state: bool = False
     """Keep every client's optimiser state across rounds (as DynaFed's code does, where each
     client owns one Adam whose moments survive the weights' being overwritten) or reset it."""
+    batch_size: int = 32
 
 
 class Broadcast(NamedTuple):

@@ -21,6 +21,7 @@ from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, optimizer_defaults
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.schedule import Scheduler
+from fedjax_het.engine.units import ClientUnits
 from fedjax_het.files import write_atomically
 
 log = logging.getLogger("fedjax_het")
@@ -121,13 +122,15 @@ def _seconds_per_step(
     """Of `clients` clients on each device: as many for few lanes as for many, to be fair."""
     plan, model = make_plan(lanes, devices), training.task.model
     clients, each = plan.blocks * clients, STEPS * batch_size
+    partition = partition_from_clients(
+        [np.arange(k * each, (k + 1) * each) for k in range(clients)]
+    )
     scheduler = Scheduler(
-        partition_from_clients([np.arange(k * each, (k + 1) * each) for k in range(clients)]),
+        partition,
+        ClientUnits(partition, 1, batch_size),
         seed=0,
         rounds=1,
         participation=1.0,
-        passes=1,
-        batch_size=batch_size,
         averaging="uniform",
         eval_every=1,
         blocks=plan.blocks,

@@ -73,36 +73,30 @@ class Scheduler:
 
     Args:
       partition: which training examples each client holds.
+      units: what the lanes run through, and in which minibatches.
       participation: share of the clients sampled each round, uniformly without replacement;
         max(1, int(num_clients * participation)) of them. A sampled client without data has
         nothing to train and is left out of the average.
-      passes: passes over a client's data each round, each with a fresh shuffle; the last,
-        smaller batch of a pass is kept.
-      averaging: "uniform" or "weighted" (by samples).
-      pairs: what the lanes run through where clients condense their data; `passes` and
-        `averaging` then mean nothing.
+      averaging: "uniform" or "weighted" (by samples); None where nothing is averaged.
     """
 
     def __init__(
         self,
         partition: Partition,
+        units: ClientUnits | PairUnits,
         *,
         seed: int,
         rounds: int,
         participation: float,
-        batch_size: int,
+        averaging: str | None,
         eval_every: int,
         blocks: int,
         lanes: int,
-        passes: int = 1,
-        averaging: str = "uniform",
-        pairs: PairUnits | None = None,
     ):
-        self.partition, self.seed, self.rounds = partition, seed, rounds
-        self.batch_size, self.averaging = batch_size, averaging
+        self.partition, self.units, self.seed, self.rounds = partition, units, seed, rounds
+        self.batch_size, self.averaging = units.batch_size, averaging
         self.eval_every = eval_every
         self.cohort_size = cohort_size(partition.num_clients, participation)
-        self.units = pairs or ClientUnits(partition, passes, batch_size)
         self._steps = self.units.steps  # [K], or of every pair
         packed = [self._pack(r, blocks, lanes) for r in range(rounds)]
         self._packed = packed
@@ -116,7 +110,7 @@ class Scheduler:
         cuts = (len(cut) for r in range(rounds) for cut in self.cuts(r))
         self.shape = self.shape._replace(segments=_most(cuts))
         if self.units.takes_census:
-            batches = -(-self.units.largest_census(self.cohort_size) // (blocks * batch_size))
+            batches = -(-self.units.largest_census(self.cohort_size) // (blocks * self.batch_size))
             self.shape = self.shape._replace(census=batches)
         starts = range(0, blocks * lanes, lanes)
         self.work = Work(

@@ -15,13 +15,14 @@ from fedjax_het.errors import require
 
 
 class ClientUnits:
-    """Clients that go through their data, `passes` times with a fresh shuffle each."""
+    """Clients that go through their data, `passes` times with a fresh shuffle each; the last,
+    smaller batch of a pass is kept."""
 
     num_seeds = 0
     takes_census = False
 
     def __init__(self, partition: Partition, passes: int, batch_size: int):
-        self._partition, self._passes, self._batch_size = partition, passes, batch_size
+        self._partition, self._passes, self.batch_size = partition, passes, batch_size
         self.sizes = partition.sizes  # [U] examples held
         self.steps = passes * -(-partition.sizes // batch_size)  # [U] in a round
         self.samples = passes * partition.sizes  # [U] processed in a round
@@ -41,7 +42,7 @@ class ClientUnits:
         masks: only batch-norm statistics can see them.
         """
         rng = host_rng(seed, Stream.BATCHES, round_index, unit)
-        mine, size = self._partition.client(unit), self._batch_size
+        mine, size = self._partition.client(unit), self.batch_size
         per_pass = -(-len(mine) // size)
         padded = np.zeros((self._passes, per_pass * size), np.int32)
         for p in range(self._passes):
@@ -98,7 +99,7 @@ class PairUnits:
             f"at most {most}, the most examples of one class that a client holds",
         )
         self._partition, self._labels, self._work = partition, np.asarray(labels), work
-        self._num_classes, self._batch_size = num_classes, batch_size
+        self._num_classes, self.batch_size = num_classes, batch_size
         self._kept = counts >= max(1, work.threshold)  # [K, C]
         self.takes_census = work.census
         images = work.ipc * work.seeds_per_image
@@ -142,7 +143,7 @@ class PairUnits:
         drawn = [self._draws(seed, round_index, *pair) for pair in self._pairs_of(unit)]
         indices = np.stack([i for i, _ in drawn], 1)  # [steps, classes of the unit, B]
         sizes = np.array([size for _, size in drawn], np.int32)
-        return indices.reshape(-1, self._batch_size), np.tile(sizes, self._work.steps)
+        return indices.reshape(-1, self.batch_size), np.tile(sizes, self._work.steps)
 
     def largest_census(self, cohort_size: int) -> int:
         """Examples of the clients of any round, at most."""
@@ -172,7 +173,7 @@ class PairUnits:
 
     def _draws(self, seed: int, round_index: int, client: int, label: int):
         """A pair's batches `[steps, B]`, and how many entries of each count."""
-        mine, size = self._examples(client, label), self._batch_size
+        mine, size = self._examples(client, label), self.batch_size
         rng, steps = self._rng(seed, round_index, client, label, 0), self._work.steps
         if len(mine) > size:
             out = np.empty((steps, size), np.int32)

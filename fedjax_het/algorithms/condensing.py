@@ -1,0 +1,371 @@
+"""What FedDM and FedAF share: clients condense their classes, the server trains on the images."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+
+from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic, num_bytes
+from fedjax_het.condensation.augment import augment, parse_strategy
+from fedjax_het.condensation.distribution import (
+    clipped,
+    distribution_distance,
+    mean_embedding,
+)
+from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
+from fedjax_het.engine.lanes import Client, ClientMethod, Cohort, train_cohort
+from fedjax_het.engine.local import Broadcast
+from fedjax_het.engine.plan import AXIS, Plan
+from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.engine.task import Task
+from fedjax_het.engine.units import PairWork
+from fedjax_het.errors import is_whole, require, require_name
+
+Tree = Any
+
+INITS = ("mean", "real", "noise")
+CLIPPINGS = ("none", "per_class", "global")
+
+CONDENSING_OPTIONS: dict[str, Any] = {
+    "ipc": 50,
+    "steps": 1000,
+    "threshold": None,
+    "init": "mean",
+    "init_images": 5,
+    "augment_strategy": "none",
+    "clipping": "none",
+    "logit_term": False,
+    "top_up": False,
+    "warm_start": False,
+    "server_epochs": 500,
+    "server_batch_size": 256,
+}
+CONDENSING_HP = {
+    "image_lr": 1.0,
+    "image_momentum": 0.9,
+    "clip_norm": 2.0,
+    "server_lr": 0.001,
+    "server_momentum": 0.9,
+    "server_weight_decay": 0.0,
+}
+
+
+class Condensation(NamedTuple):
+    """How clients condense and the server trains; static. The numbers are in `hp`.
+
+    ipc: synthetic images of each class and client; steps of condensation a round.
+    threshold: classes of which a client holds fewer examples are dropped (None: ipc).
+    init: an image starts from the "mean" of `init_images` real ones, a "real" one, or "noise".
+    augment_strategy: DSA, one transformation for the real and the synthetic batch of a step.
+    clipping: of the image gradient at hp clip_norm: "none", "per_class", or "global", over all of
+      a client's classes; then the client, not the class, is what the lanes run through.
+    logit_term: match mean logits besides mean embeddings.
+    top_up: see `PairWork`.
+    warm_start: go on from the client's images of its last round instead of starting anew.
+    """
+
+    ipc: int
+    steps: int
+    threshold: int | None
+    init: str
+    init_images: int
+    augment_strategy: str
+    clipping: str
+    logit_term: bool
+    top_up: bool
+    warm_start: bool
+    server_epochs: int
+    server_batch_size: int
+
+
+class ImageState(NamedTuple):
+    """What a unit keeps: G = 1 class, or all of a client's with global clipping."""
+
+    images: jax.Array  # [G, ipc, H, W, C] float32, normalised
+    made: jax.Array  # [G] int32: the round, counted from 1, in which they were made; 0: never
+    examples: jax.Array  # [] int32: how many real ones the unit has
+
+
+class Working(NamedTuple):
+    """Images in the making."""
+
+    images: jax.Array
+    velocity: jax.Array
+    gradient: jax.Array  # of the classes that were visited in this step; () where they are apart
+    made: jax.Array
+
+
+def check_condensing(options: dict[str, Any]) -> None:
+    """Raise ConfigError unless the options make sense."""
+    for name in ("ipc", "steps", "init_images", "server_batch_size"):
+        require(is_whole(options[name], 1), name, options[name], "a whole number >= 1")
+    require(
+        is_whole(options["server_epochs"], 0),
+        "server_epochs",
+        options["server_epochs"],
+        "a whole number >= 0",
+    )
+    threshold = options["threshold"]
+    require(
+        threshold is None or is_whole(threshold, 1), "threshold", threshold, "a whole number >= 1"
+    )
+    require_name("init", options["init"], INITS)
+    require_name("clipping", options["clipping"], CLIPPINGS)
+    parse_strategy(options["augment_strategy"])
+
+
+def fill_condensing(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the threshold written out."""
+    threshold = options["ipc"] if options["threshold"] is None else options["threshold"]
+    return {**options, "threshold": threshold}
+
+
+def condensing(
+    task: Task,
+    plan: Plan,
+    config: Condensation,
+    *,
+    perturb: Callable[[dict, jax.Array, Tree], Tree],
+    collaboration: Callable | None = None,
+    knowledge: Callable[[dict, jax.Array, jax.Array], tuple[Tree, Knowledge]] | None = None,
+    exact: bool = False,
+    noise: Callable[[dict, jax.Array, jax.Array], jax.Array] | None = None,
+) -> Algorithm:
+    """A method whose clients send condensed data, and whose server learns from them.
+
+    A round: clients may first tell their class-mean logits; every pair of a client and a class
+    condenses for `config.steps`, all of them in one program; the server trains from the received
+    model on, on the union of what was made in the round.
+
+    Networks run in evaluation mode while condensing: batch norm uses the statistics received, since
+    a batch of a single class would be centred by its own.
+
+    Args:
+      perturb(hp, key, params) -> the parameters that one step of one client uses for all its
+        classes.
+      collaboration(hp, mean_logits, class_, told, key) -> a term of a class's loss, where `told`
+        is what all clients' class-mean logits came to.
+      knowledge(hp, mean_logits [K, C, C], owned [K, C]) -> (told, what the server matches); asks
+        for the class-mean logits, over all of a client's data, dropped classes too.
+      exact: see `train_on_pool`.
+      noise(hp, key, gradient): what is added to a class's clipped gradient.
+    Memory: one set of images, its velocity and the activations of a batch for every lane; the
+      images of all K * C pairs.
+    """
+    model = task.model
+    require(
+        model.embed is not None, "model", model.name, "a network with `embed`, to match features"
+    )
+    num_classes, shape = model.num_classes, model.input_shape
+    by_client = config.clipping == "global"
+    group = num_classes if by_client else 1
+    threshold = config.ipc if config.threshold is None else config.threshold
+    per_image = {"mean": config.init_images, "real": 1, "noise": 0}[config.init]
+    pairs = PairWork(
+        ipc=config.ipc,
+        steps=config.steps,
+        threshold=threshold,
+        seeds_per_image=per_image,
+        top_up=config.top_up,
+        by_client=by_client,
+        census=knowledge is not None,
+    )
+
+    def begin(hp, broadcast, state: ImageState, client: Client):
+        if per_image:
+            start = task.normalise(client.start).reshape(group, config.ipc, per_image, *shape)
+            images = start.mean(2)
+        else:
+            key = jax.random.fold_in(client.key, SERVER_FOLD)
+            images = jax.random.normal(key, (group, config.ipc, *shape))
+        if config.warm_start:
+            known = (state.made > 0)[:, None, None, None, None]
+            images = jnp.where(known, state.images, images)
+        zero = jnp.zeros_like(images)
+        return Working(images, zero, zero if by_client else (), jnp.zeros(group, jnp.int32))
+
+    def step(hp, broadcast, local: Working, batch, client: Client, key):
+        round_key, round_number, told = broadcast.extra
+        class_ = batch.labels[0]
+        slot = class_ if by_client else 0
+        owner = client.id if by_client else client.id // num_classes
+        turns = jnp.maximum(client.num_steps // config.steps, 1)  # classes that take turns
+        iteration = batch.number // turns
+        # All classes of a client see one network in a step, whatever lane they are on.
+        owner_key = jax.random.fold_in(jax.random.fold_in(round_key, owner), iteration)
+        augment_key, noise_key, distance_key = jax.random.split(key, 3)
+        variables = {
+            **broadcast.variables,
+            "params": perturb(hp, owner_key, broadcast.variables["params"]),
+        }
+
+        def embed(images):
+            return model.embed(variables, images, train=False)[:2]
+
+        def augmented(images):
+            return augment(augment_key, images, strategy=config.augment_strategy, siamese=True)
+
+        real = augmented(task.normalise(batch.images))
+        real_features, real_logits = mean_embedding(embed, real, batch.mask, model.cached_samples)
+
+        def loss(images):
+            features, logits = (value.mean(0) for value in embed(augmented(images)))
+            total = distribution_distance(real_features, features)
+            if config.logit_term:
+                total += distribution_distance(real_logits, logits)
+            if collaboration is not None:
+                total += collaboration(hp, logits, class_, told, distance_key)
+            return total
+
+        value, gradient = jax.value_and_grad(loss)(local.images[slot])
+        if config.clipping == "per_class":
+            gradient = clipped(gradient, hp["clip_norm"])
+        if noise is not None:
+            gradient += noise(hp, noise_key, gradient)
+        made = local.made.at[slot].set(round_number)
+        if not by_client:
+            return _descend(hp, local, gradient[None], made), value
+        gradients = local.gradient.at[slot].set(gradient)
+
+        def take(gradients):
+            moved = _descend(hp, local, clipped(gradients, hp["clip_norm"]), made)
+            return moved._replace(gradient=jnp.zeros_like(gradients))
+
+        last = (batch.number + 1) % turns == 0
+        wait = local._replace(gradient=gradients, made=made)
+        return jax.lax.cond(last, take, lambda _: wait, gradients), value
+
+    def end(hp, broadcast, local: Working, state, client):
+        return (), ImageState(local.images, local.made, client.num_samples), ()
+
+    client_method = ClientMethod(init=lambda hp, variables: (), begin=begin, step=step, end=end)
+
+    def init(hp, key, variables, num_clients):
+        units = num_clients * (1 if by_client else num_classes)
+        images = jnp.zeros((units, group, config.ipc, *shape))
+        made = jnp.zeros((units, group), jnp.int32)
+        clients = ImageState(images, made, jnp.zeros(units, jnp.int32))
+        told = ()
+        if knowledge is not None:
+            nobody = jnp.zeros((num_clients, num_classes), bool)
+            told, _ = knowledge(hp, jnp.zeros((*nobody.shape, num_classes)), nobody)
+        return State(Broadcast(variables, told), clients, jnp.int32(0))
+
+    def round_(hp, state: State, key, cohort: Cohort):
+        variables, told, matched = state.server.variables, (), None
+        trial = cohort.schedule.trial
+        num_clients = state.clients.made.size // num_classes
+        if knowledge is not None:
+            told, matched = knowledge(
+                hp, *class_mean_logits(task, plan, variables, cohort, num_clients)
+            )
+        number = state.round + 1
+        broadcast = Broadcast(variables, (key, number, told))
+        result = train_cohort(client_method, plan, hp, broadcast, state.clients, key, cohort)
+        made = result.states
+        pool = Pool(
+            made.images.reshape(-1, *shape),
+            jnp.tile(jnp.repeat(jnp.arange(num_classes), config.ipc), num_clients),
+            jnp.repeat(made.made.reshape(-1) == number, config.ipc),
+        )
+        trained, _ = train_on_pool(
+            model,
+            variables,
+            pool,
+            jax.random.fold_in(key, SERVER_FOLD),
+            epochs=jnp.where(trial, min(1, config.server_epochs), config.server_epochs),
+            batch_size=config.server_batch_size,
+            lr=hp["server_lr"],
+            momentum=hp["server_momentum"],
+            weight_decay=hp["server_weight_decay"],
+            knowledge=matched,
+            exact=exact,
+        )
+        change = jax.tree.map(jnp.subtract, trained["params"], variables["params"])
+        info = RoundInfo(result.train_loss, optax.tree.norm(change))
+        return State(Broadcast(trained, told), made, number), info
+
+    def traffic(hp, state):
+        tables = 0 if knowledge is None else 4 * num_classes**2
+        image_set = 4 * config.ipc * int(np.prod(shape))
+        # Down: the model and V. Up: V_k and R_k, whole tables as the paper counts them; the images.
+        return Traffic(num_bytes(state.server.variables) + tables, 2 * tables, image_set)
+
+    def artifacts(state):
+        made = np.asarray(state.clients.made).reshape(-1)
+        (now,) = np.nonzero((made == int(state.round)) & (made > 0))
+        images = np.asarray(state.clients.images).reshape(len(made), config.ipc, *shape)[now]
+        return {
+            "condensed_images": images.astype(np.float16),
+            "condensed_clients": now // num_classes,
+            "condensed_classes": now % num_classes,
+        }
+
+    def summary(hp, state):
+        made = np.asarray(state.clients.made)
+        count = int(((made == int(state.round)) & (made > 0)).sum())
+        return {"condensed_pairs": count, "condensed_images": count * config.ipc}
+
+    return Algorithm(
+        init=init,
+        round=round_,
+        global_model=lambda state: state.server.variables,
+        with_global_model=lambda state, variables: state._replace(
+            server=state.server._replace(variables=variables)
+        ),
+        traffic=traffic,
+        pairs=pairs,
+        artifacts=artifacts,
+        summary=summary,
+    )
+
+
+def _descend(hp, local: Working, gradient: jax.Array, made: jax.Array) -> Working:
+    """A step of SGD with momentum, as in PyTorch."""
+    velocity = hp["image_momentum"] * local.velocity + gradient
+    images = local.images - hp["image_lr"] * velocity
+    return local._replace(images=images, velocity=velocity, made=made)
+
+
+def class_mean_logits(
+    task: Task, plan: Plan, variables: Tree, cohort: Cohort, num_clients: int
+) -> tuple[jax.Array, jax.Array]:
+    """Every client's mean logit of each of its classes, over all of its data (FedAF, Eq. 5).
+
+    Returns: `[K, C, C]`, zero where a client has none of a class, and which it owns, `[K, C]`.
+    Cost: one pass in evaluation mode over the data of the round's clients, shared by the devices.
+    """
+    num_classes = task.model.num_classes
+    num_pairs = num_clients * num_classes
+    schedule, examples = cohort.schedule, cohort.examples
+
+    def block(variables, images, census, pairs, trial):
+        def add(i, sums):
+            logits, _ = task.model.apply(variables, task.normalise(images[census[i]]), train=False)
+            counted = jnp.concatenate([logits, jnp.ones((len(logits), 1))], axis=1)
+            return sums.at[pairs[i]].add(counted, mode="drop")  # padding is beyond the end
+
+        batches = len(census)
+        batches = jnp.where(trial, min(1, batches), batches)
+        return jax.lax.fori_loop(0, batches, add, jnp.zeros((num_pairs, num_classes + 1)))
+
+    parts = (schedule.census, schedule.census_pairs)
+    if plan.spreads != AXIS:
+        one = lambda part: block(variables, examples.images, *part, schedule.trial)  # noqa: E731
+        sums = jax.lax.map(one, parts).sum(0)
+    else:
+        sums = jax.shard_map(
+            lambda v, x, i, p, trial: jax.lax.psum(block(v, x, i[0], p[0], trial), AXIS),
+            mesh=plan.mesh,
+            in_specs=(P(), P(), P(AXIS), P(AXIS), P()),
+            out_specs=P(),
+            check_vma=False,
+        )(variables, examples.images, *parts, schedule.trial)
+    count = sums[:, -1:]
+    means = sums[:, :-1] / jnp.maximum(count, 1)
+    square = (num_clients, num_classes)
+    return means.reshape(*square, num_classes), (count > 0).reshape(square)

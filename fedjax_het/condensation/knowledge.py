@@ -1,0 +1,49 @@
+"""What clients tell of their classes besides images, and how the server learns from it.
+
+Source: FedAF (CVPR 2024), Eqs. 5, 8 and 11 to 15.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def over_owners(values: Array, owns: Array) -> tuple[Array, Array]:
+    """Mean over the clients that own a class: `[K, C, F]`, `[K, C]` -> (`[C, F]`, owned `[C]`).
+
+    Deviation from Eqs. 8 and 12, which divide by all K clients and say nothing of those without
+    the class: with zeros for them soft labels would not add up to 1. Classes that nobody owns are
+    zero, and marked.
+    """
+    weights = owns.astype(values.dtype)
+    total = jnp.einsum("kc,kcf->cf", weights, jnp.where(owns[..., None], values, 0))
+    count = weights.sum(0)
+    return total / jnp.maximum(count, 1)[:, None], count > 0
+
+
+def soft_labels(mean_logits: Array, tau: Array) -> Array:
+    """softmax(v / tau): of the *mean* logit, not the mean of softmaxes (Eq. 11)."""
+    return jax.nn.softmax(mean_logits / tau, axis=-1)
+
+
+def symmetric_kl(log_p: Array, log_q: Array) -> Array:
+    """(KL(p || q) + KL(q || p)) / 2 in nats over the last axis (Eq. 15)."""
+    return 0.5 * ((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q)).sum(-1)
+
+
+def class_means(logits: Array, labels: Array, weights: Array, num_classes: int):
+    """Mean logit of every class: `[B, C]` -> (`[num_classes, C]`, samples `[num_classes]`)."""
+    member = jax.nn.one_hot(labels, num_classes) * weights[:, None]
+    count = member.sum(0)
+    return member.T @ logits / jnp.maximum(count, 1)[:, None], count
+
+
+def knowledge_matching(mean_logits: Array, present: Array, targets: Array, tau: Array) -> Array:
+    """Local-global knowledge matching: symmetric KL of softmax(mean logit / tau) from the clients'
+    soft labels, summed over the classes that are `present` `[C]` (Eq. 15).
+
+    Args: mean_logits `[C, C]` of the synthetic images by class; targets `[C, C]` soft labels.
+    """
+    log_t = jax.nn.log_softmax(mean_logits / tau, axis=-1)
+    log_r = jnp.log(jnp.maximum(targets, 1e-30))
+    return (present * symmetric_kl(log_r, log_t)).sum()
