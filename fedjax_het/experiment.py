@@ -43,6 +43,8 @@ class Preset:
     settings: dict[str, Any] = field(default_factory=dict)
     model_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     method_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    about: str = ""
+    """Said in the table's title, after the preset's name."""
     make_dataset: "Callable[[], Dataset] | None" = None
     """Makes what the data set `user` is."""
 
@@ -191,7 +193,8 @@ def write_table(outcome: Outcome) -> list[str]:
         *_notes(outcome, table),
         *_divergence_note(report.diverged_runs(cells, results)),
     ]
-    title = f"{experiment.title} Preset {outcome.preset}."
+    about = experiment.presets[outcome.preset].about
+    title = f"{experiment.title} Preset {outcome.preset}{about and ': ' + about}."
     text_table = report.comparison_table(table, title=title, notes=notes)
     report.print_table(text_table)
     stem = experiment.item if experiment.folder else "table"

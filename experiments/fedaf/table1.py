@@ -10,14 +10,13 @@ results, so that no run is made twice: Table 1's `fedaf` on CIFAR-10 is Table 3'
 from fedjax_het.experiment import Experiment, Preset, main
 
 ALPHAS = (0.02, 0.05, 0.1)
-# Half the clients at alpha 0.1 hold nothing of half the classes, as among the paper's ten; five
-# clients leave each about 290 of the 1,438 digits. An image has 64 pixels: a small network and few
-# steps do.
+# Five clients leave each about 290 of the 1,438 digits, and of 8x8 pixels; so a small network, few
+# steps and small batches do.
 QUICK = {
     "settings": {"num_clients": 5, "local_epochs": 5, "rounds": 6},
-    "model_settings": {"convnet": {"width": 32, "depth": 2}},
+    "model_settings": {"convnet": {"width": 16, "depth": 2}},
     "method_settings": {
-        method: {"options": {"ipc": 10, "steps": 100, "server_epochs": 100}}
+        method: {"batch_size": 64, "options": {"ipc": 10, "steps": 100, "server_epochs": 100}}
         for method in ("feddm", "fedaf")
     },
 }
@@ -33,7 +32,7 @@ TABLE1 = Experiment(
             datasets=("digits",),
             models=("convnet",),
             alphas=ALPHAS,
-            seeds=(0, 1, 2),
+            seeds=(0, 1),
             **QUICK,
         ),
         "paper": Preset(

@@ -22,14 +22,13 @@ TABLE2 = Experiment(
     item="table2",
     title="FedAF, Table 2: test accuracy of the global model by domain.",
     settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
-    note="Preset quick has no images of DomainNet: its domains are the embedded digits, changed in "
-    "six ways (plain, inverted, rotated, blurred, noisy, coarse).",
     presets={
         "quick": Preset(
             datasets=("user",),
             models=("convnet",),
             domains=DIGITS["DOMAINS"],
             seeds=(0, 1),
+            about="the embedded digits in six made-up domains, no images of DomainNet",
             make_dataset=DIGITS["digit_domains"],
             **{**QUICK, "settings": {"local_epochs": 5, "rounds": 6}},
         ),
