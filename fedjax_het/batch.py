@@ -79,7 +79,7 @@ class Batch:
         self.done = 0
         self.stopped: list[int | None] = [None] * len(self.federations)  # the round it diverged in
         self.metrics = [
-            {name: np.full(self.rounds, np.nan, np.float32) for name in RoundMetrics._fields}
+            {name: np.full(self.rounds, np.nan, np.float32) for name in self._metric_names}
             for _ in self.federations
         ]
         self.compile_seconds = self.round_seconds = self.host_seconds = self.earlier_seconds = 0.0
@@ -248,13 +248,26 @@ class Batch:
             self._report()
             self._save()
 
+    @property
+    def _metric_names(self) -> list[str]:
+        domains = self.group.dataset.domain_names
+        of_domains = [f"test_accuracy_{name}" for name in (*domains, "domains") if domains]
+        return [name for name in RoundMetrics._fields if name != "domain_accuracy"] + of_domains
+
+    def _curves(self, metrics: RoundMetrics) -> dict[str, np.ndarray]:
+        """A chunk's metrics by name, `[R]` each; a domain's apart, and their unweighted mean."""
+        curves = metrics._asdict()
+        domains = curves.pop("domain_accuracy")
+        of_domains = [] if domains is None else [*domains.T, domains.mean(1)]
+        return dict(zip(self._metric_names, [*curves.values(), *of_domains], strict=True))
+
     def _record(self, i: int, count: int, metrics: RoundMetrics) -> None:
         """Keep a chunk's metrics, up to the round in which the run diverged."""
         if self.stopped[i] is not None:
             return
         bad = np.flatnonzero(~np.isfinite(metrics.train_loss[:count]))
         kept = int(bad[0]) + 1 if len(bad) else count
-        for name, values in metrics._asdict().items():
+        for name, values in self._curves(metrics).items():
             self.metrics[i][name][self.done : self.done + kept] = values[:kept]
         if len(bad):
             self.stopped[i] = self.done + kept
@@ -409,7 +422,7 @@ class Batch:
             "algorithm": spec.algorithm,
             "dataset": group.dataset.name,
             "seed": spec.seed,
-            **summarise(self.metrics[i]),
+            **summarise(self.metrics[i], group.dataset.domain_names),
             **self.algorithm.summary(hp, state),
             "rounds": rounds,
             "client_samples_per_second": self.timed_samples / max(self.round_seconds, 1e-9),

@@ -59,8 +59,13 @@ def _program(signature: "_Signature", plan: Plan) -> Program:
     build, task = ALGORITHMS[signature.algorithm].build, training.task
     algorithm = build(training, plan, **dict(signature.options))
     chunk = CheckedProgram(
-        plan.over_runs(make_chunk(algorithm, task, plan), (RUN, CHUNK_KINDS)),
-        baseline=lambda args: (args[0], RoundMetrics(*[0.0] * len(RoundMetrics._fields))),
+        plan.over_runs(
+            make_chunk(algorithm, task, plan, signature.num_domains), (RUN, CHUNK_KINDS)
+        ),
+        baseline=lambda args: (
+            args[0],
+            RoundMetrics(*[0.0] * 4, domain_accuracy=0.0 if signature.num_domains else None),
+        ),
         name=f"{signature.algorithm} rounds",
         donate_argnums=0,
     )
@@ -95,6 +100,7 @@ class _Signature(NamedTuple):
     model_options: tuple
     input_shape: tuple
     num_classes: int
+    num_domains: int
     mean: tuple
     std: tuple
     optimizer: str | None
@@ -116,6 +122,7 @@ def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
         model_options=tuple(sorted(model_options.items())),
         input_shape=tuple(dataset.input_shape),
         num_classes=dataset.num_classes,
+        num_domains=len(dataset.domain_names),
         mean=tuple(dataset.mean),
         std=tuple(dataset.std),
         optimizer=spec.local_optimizer,
@@ -280,7 +287,7 @@ def place(
 ) -> Group:
     """A group with its data on the devices."""
     plan = program.plan
-    test = evaluation_set(plan, dataset.test_images, dataset.test_labels)
+    test = evaluation_set(plan, dataset.test_images, dataset.test_labels, dataset.test_domains)
     examples = Examples(dataset.train_images, np.asarray(dataset.train_labels, np.int32))
     shared = ChunkInputs(
         hp=None,
@@ -332,5 +339,7 @@ def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
         dataset.num_classes,
         num_clients=spec.num_clients,
         seed=spec.partition_seed,
+        domains=dataset.train_domains,
+        domain_names=dataset.domain_names,
         **{name: value for name, value in given.items() if value is not None},
     )

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ class Result:
     """A finished run.
 
     `metrics` holds one value per round (NaN where nothing was measured): test_accuracy (a
-    share), test_loss and train_loss (nats), update_norm, bytes_up, bytes_down, client_samples.
+    share), test_loss and train_loss (nats), update_norm, bytes_up, bytes_down, client_samples; of a
+    data set with domains also test_accuracy_<domain>, and test_accuracy_domains, their mean.
     `artifacts` holds what a method leaves besides (arrays). `state` is the final federation and
     `partition` how the data were split; neither is saved here.
     """
@@ -72,11 +74,15 @@ class Result:
         return cls(RunSpec.from_dict(record["spec"]), summary=record["summary"], **groups)
 
 
-def summarise(metrics: dict[str, np.ndarray]) -> dict[str, Any]:
+def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) -> dict[str, Any]:
     """The numbers that stand for a curve.
 
     final_accuracy is the mean of the last five rounds (DynaFed's metric), None if the run
     diverged: it is never averaged in silently. final_accuracy_std is over those rounds.
+
+    Of a data set with domains also best_domains_accuracy, the highest unweighted mean over domains
+    (FedAF's metric, Table 2), best_domain_round, the first round (from 1) that reached it, and
+    accuracy_<domain> in that round.
     """
     accuracy = metrics["test_accuracy"]
     diverged = not np.isfinite(metrics["train_loss"]).all() or not np.isfinite(accuracy[-1])
@@ -88,4 +94,19 @@ def summarise(metrics: dict[str, np.ndarray]) -> dict[str, Any]:
         "best_accuracy": float(seen.max()) if len(seen) else None,
         "last_accuracy": None if diverged else float(accuracy[-1]),
         "diverged": bool(diverged),
+        **_summarise_domains(metrics, domain_names),
+    }
+
+
+def _summarise_domains(metrics, domain_names: Sequence[str]) -> dict[str, Any]:
+    if not domain_names:
+        return {}
+    mean = metrics["test_accuracy_domains"]
+    measured = np.isfinite(mean).any()
+    best = int(np.nanargmax(mean)) if measured else 0
+    values = {"best_domains_accuracy": mean[best]}
+    values |= {f"accuracy_{name}": metrics[f"test_accuracy_{name}"][best] for name in domain_names}
+    return {
+        "best_domain_round": best + 1 if measured else None,
+        **{name: float(value) if measured else None for name, value in values.items()},
     }

@@ -56,10 +56,21 @@ def linear_model() -> Model:
     return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed)
 
 
-def user_dataset(sizes=SIZES):
+def user_dataset(sizes=SIZES, **more):
     images, labels = blobs(sizes)
     test_images, test_labels = blobs((30, 30), seed=1)
-    return dataset_from_arrays(images, labels, test_images, test_labels, num_classes=CLASSES)
+    return dataset_from_arrays(
+        images, labels, test_images, test_labels, num_classes=CLASSES, **more
+    )
+
+
+def domains_dataset():
+    """The same in three domains of unequal size, mixed."""
+    return user_dataset(
+        train_domains=np.arange(sum(SIZES)) * 5 % 3,
+        test_domains=np.random.default_rng(2).choice(3, 60, p=(0.5, 0.3, 0.2)),
+        domain_names=("clipart", "real", "sketch"),
+    )
 
 
 class Small(NamedTuple):

@@ -17,6 +17,7 @@ from fedjax_het.data import (
     NORMALISATIONS,
     load_dataset,
 )
+from fedjax_het.data.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
@@ -50,15 +51,26 @@ def encoded(image, jpeg):
 
 
 def prepare(
-    root, name, shape, num_classes, *, config="", version="1.0.0", jpeg=False, seed=0, extra=None
+    root,
+    name,
+    shape,
+    num_classes,
+    *,
+    config="",
+    version="1.0.0",
+    jpeg=False,
+    seed=0,
+    extra=None,
+    content=None,
+    class_names=None,
 ):
-    """Prepare random images under `root`; returns {split: (images, labels)} as written.
+    """Prepare images under `root` (default: random); returns {split: (images, labels)} as written.
 
     The library shuffles by hashed keys, so readers are compared as sets of pairs.
     """
     import tensorflow_datasets as tfds
 
-    content = {
+    content = content or {
         split: images_and_labels(shape, num_classes, count, seed + at)
         for at, (split, count) in enumerate((("train", 23), ("test", 11)))
     }
@@ -70,7 +82,9 @@ def prepare(
         def _info(self):
             features = {
                 "image": tfds.features.Image(shape=shape, encoding_format="jpeg" if jpeg else None),
-                "label": tfds.features.ClassLabel(num_classes=num_classes),
+                "label": tfds.features.ClassLabel(
+                    **({"names": class_names} if class_names else {"num_classes": num_classes})
+                ),
             } | (extra or {})
             return tfds.core.DatasetInfo(
                 builder=self, features=tfds.features.FeaturesDict(features)
@@ -170,6 +184,118 @@ def test_newest_version_is_read(tmp_path):
     assert as_pairs(dataset.test_images, dataset.test_labels) == as_pairs(*newest["test"])
 
 
+# --- DomainNet
+
+LABELS = ["zebra", "yoga", "whale", "axe", *CLASSES[1:6], "bird", "windmill", "ant", "wine_glass"]
+
+
+def prepare_domain(root, domain, seed, class_names=LABELS):
+    """Images of all sizes of more classes than ours, every one of ours among them."""
+    rng = np.random.default_rng(seed)
+
+    def split(count):
+        sizes = rng.integers(20, 150, (count, 2))
+        images = [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
+        return images, np.arange(count) % len(class_names)
+
+    content = {"train": split(20 + seed), "test": split(14)}
+    return prepare(
+        root,
+        *("domainnet", (None, None, 3), 0),
+        config=domain,
+        content=content,
+        class_names=class_names,
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared_domains(tmp_path_factory):
+    """(folder, what was written for each domain); prepared in another order than the loader's."""
+    root = tmp_path_factory.mktemp("domains")
+    domains = ["real", "quickdraw", "clipart", "sketch", "infograph", "painting"]
+    return root, {domain: prepare_domain(root, domain, seed) for seed, domain in enumerate(domains)}
+
+
+def bilinear_weights(pixels, to):
+    """[to, pixels]: a triangle around each new pixel's centre, as wide as the shrinking asks."""
+    scale = pixels / to
+    centres = (np.arange(to)[:, None] + 0.5) * scale
+    distance = np.abs(np.arange(pixels) + 0.5 - centres) / max(scale, 1)
+    weights = np.maximum(1 - distance, 0)
+    return weights / weights.sum(1, keepdims=True)
+
+
+def resized_in_float64(image):
+    rows, columns = (bilinear_weights(pixels, 64) for pixels in image.shape[:2])
+    return np.einsum("ih,hwc,jw->ijc", rows, image.astype(np.float64), columns, optimize=True)
+
+
+def test_domainnet_is_fedbns_ten_classes_resized(prepared_domains):
+    folder, content = prepared_domains
+    dataset = load_dataset("domainnet", data_dir=folder)
+    assert dataset.class_names == (
+        *("bird", "feather", "headphones", "ice_cream", "teapot"),
+        *("tiger", "whale", "windmill", "wine_glass", "zebra"),
+    )
+    names = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    assert dataset.domain_names == names
+    assert dataset.input_shape == (64, 64, 3) and dataset.train_images.dtype == np.uint8
+    for split in ("train", "test"):
+        images, labels, domains = (
+            getattr(dataset, f"{split}_{part}") for part in ("images", "labels", "domains")
+        )
+        assert (np.diff(domains) >= 0).all()
+        for domain, name in enumerate(names):
+            mine = np.flatnonzero(domains == domain)
+            stored, stored_labels = content[name][split]
+            ours = [at for at, label in enumerate(stored_labels) if LABELS[label] in CLASSES]
+            assert len(mine) == len(ours) > 0
+            found = images[mine].astype(np.float64)
+            at_last = []
+            for at in ours:  # the library shuffles: find each image again
+                distances = np.abs(found - resized_in_float64(stored[at])).max((1, 2, 3))
+                at_last.append(mine[distances.argmin()])
+                assert distances.min() < 1.6  # rounded twice
+                assert dataset.class_names[labels[at_last[-1]]] == LABELS[stored_labels[at]]
+            assert sorted(at_last) == mine.tolist()
+
+
+def test_domainnet_is_cached_by_domain(prepared_domains, monkeypatch, tmp_path):
+    folder, _ = prepared_domains
+    first = load_dataset("domainnet", data_dir=folder)
+    assert len(list((tmp_path / "cache/datasets").iterdir())) == 6
+
+    def no_decoding(folder):
+        raise AssertionError("decoded although the cache is good")
+
+    monkeypatch.setattr("fedjax_het.data.domainnet._read_domain", no_decoding)
+    again = load_dataset("domainnet", data_dir=folder, normalisation="fedaf")
+    assert again.digest() == first.digest()
+    pixels = first.train_images.reshape(-1, 3) / np.float64(255)
+    np.testing.assert_allclose((again.mean, again.std), (pixels.mean(0), pixels.std(0)), rtol=1e-9)
+    assert "64x64" in first.note and "tensorflow" not in sys.modules
+
+
+def test_a_domain_that_is_missing_or_unusable_is_named(prepared_domains, tmp_path):
+    folder, _ = prepared_domains
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    shutil.rmtree(mine / "domainnet/quickdraw")
+    with pytest.raises(ConfigError, match=r"domainnet/quickdraw.*prepare domainnet"):
+        load_dataset("domainnet", data_dir=mine)
+    prepare_domain(mine, "quickdraw", 0, class_names=[name for name in LABELS if name != "tiger"])
+    with pytest.raises(ConfigError, match=r"domainnet/quickdraw.*labels lack tiger"):
+        load_dataset("domainnet", data_dir=mine)
+
+
+def test_domainnets_names_are_the_librarys():
+    from tensorflow_datasets.image_classification.domainnet import domainnet
+
+    assert set(DOMAINS) == {config.name for config in domainnet.Domainnet.BUILDER_CONFIGS}
+    assert set(CLASSES) < set(domainnet._CLASS_NAMES)
+    assert list(DOMAINS) == sorted(DOMAINS) and list(CLASSES) == sorted(CLASSES)
+
+
 # --- data that are missing or unusable
 
 
@@ -252,6 +378,24 @@ def test_prepare_asks_for_the_official_set_in_array_record(monkeypatch, tmp_path
         "file_format": "array_record",
         "prepared": True,
     }
+
+
+def test_prepare_takes_every_domain_of_domainnet(monkeypatch, tmp_path):
+    import tensorflow_datasets as tfds
+
+    asked = []
+
+    class Builder:
+        def __init__(self, name, config, **_):
+            self.what = (name, config)
+
+        def download_and_prepare(self):
+            asked.append(self.what)
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(tfds, "builder", Builder)
+    prepare_dataset("domainnet", tmp_path)
+    assert asked == [("domainnet", domain) for domain in DOMAINS]
 
 
 # --- the cache

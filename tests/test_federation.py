@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
-from problems import user_dataset
+from problems import domains_dataset, user_dataset
 
-from fedjax_het import ConfigError, Result, RunSpec, batch, federation, simulate
+from fedjax_het import ConfigError, Result, RunSpec, batch, evaluation, federation, simulate
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data import make_partition
+from fedjax_het.result import summarise
+from fedjax_het.store import load_curves, load_results
 
 SYNTHESIS = {
     "num_iterations": 6,
@@ -178,8 +181,8 @@ def test_the_summary_has_what_the_command_line_promises():
     json.dumps(made.summary, allow_nan=False)
 
 
-def test_accuracy_and_loss_equal_those_of_the_final_model():
-    made, data = run(spec()), user_dataset()
+def logits_of_the_final_model(made, data):
+    """Of the MLP, in float64."""
     params = made.state.server.variables["params"]
     x = data.test_images.reshape(len(data.test_labels), -1).astype(np.float64)
     x = (x - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
@@ -187,10 +190,76 @@ def test_accuracy_and_loss_equal_those_of_the_final_model():
     for i, layer in enumerate(layers):
         x = x @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
         x = np.maximum(x, 0) if i < len(layers) - 1 else x
+    return x
+
+
+def test_accuracy_and_loss_equal_those_of_the_final_model():
+    made, data = run(spec()), user_dataset()
+    x = logits_of_the_final_model(made, data)
     right = (x.argmax(1) == data.test_labels).mean()
     losses = np.log(np.exp(x).sum(1)) - x[np.arange(len(x)), data.test_labels]
     assert made.metrics["test_accuracy"][-1] == pytest.approx(right)
     assert made.metrics["test_loss"][-1] == pytest.approx(losses.mean(), rel=1e-5)
+
+
+def check_domains(made, data):
+    """The last round's accuracy per domain, counted from the final model."""
+    right = logits_of_the_final_model(made, data).argmax(1) == data.test_labels
+    sizes = np.bincount(data.test_domains)
+    counted = np.bincount(data.test_domains, right) / sizes
+    curves = [made.metrics[f"test_accuracy_{name}"] for name in data.domain_names]
+    np.testing.assert_allclose([curve[-1] for curve in curves], counted, rtol=1e-6)
+    overall = (np.array(curves) * sizes[:, None]).sum(0) / sizes.sum()
+    np.testing.assert_allclose(made.metrics["test_accuracy"], overall, rtol=1e-6)
+    mean = made.metrics["test_accuracy_domains"]
+    np.testing.assert_allclose(mean, np.mean(curves, 0), rtol=1e-6)
+    return counted
+
+
+@pytest.mark.parametrize("devices", sorted({1, len(jax.devices())}))
+def test_accuracy_per_domain_is_counted(devices, monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH", 7)  # several batches, the last of them short
+    data = domains_dataset()
+    made = simulate(spec(), dataset=data, devices=devices)
+    counted = check_domains(made, data)
+    assert len(set(counted)) > 1 and len(set(np.bincount(data.test_domains))) == 3
+    plain = run(spec(), devices=devices)
+    assert not [name for name in plain.metrics if name.startswith("test_accuracy_")]
+    np.testing.assert_array_equal(made.metrics["test_accuracy"], plain.metrics["test_accuracy"])
+
+
+def test_the_best_round_over_domains_is_the_one_of_the_highest_mean(tmp_path):
+    data = domains_dataset()
+    made = simulate(spec(rounds=12, eval_every=4), dataset=data, output_dir=tmp_path)
+    mean = made.metrics["test_accuracy_domains"]
+    assert np.flatnonzero(np.isfinite(mean)).tolist() == [3, 7, 8, 9, 10, 11]
+    best = made.summary["best_domain_round"]
+    assert made.summary["best_domains_accuracy"] == mean[best - 1] == np.nanmax(mean)
+    assert not (mean[: best - 1] >= mean[best - 1]).any()
+    row, curves = load_results(tmp_path).iloc[0], load_curves(tmp_path)
+    for name in data.domain_names:
+        curve = made.metrics[f"test_accuracy_{name}"]
+        assert made.summary[f"accuracy_{name}"] == curve[best - 1] == row[f"accuracy_{name}"]
+        np.testing.assert_array_equal(curves[f"test_accuracy_{name}"], curve)
+    assert row["best_domains_accuracy"] == mean[best - 1] and row["best_domain_round"] == best
+    np.testing.assert_array_equal(curves["test_accuracy_domains"], mean)
+
+
+def test_domains_of_a_run_in_which_nothing_was_measured():
+    nothing = np.full(3, np.nan)
+    names = ("test_accuracy", "train_loss", "test_accuracy_a", "test_accuracy_domains")
+    summary = summarise(dict.fromkeys(names, nothing), ("a",))
+    assert summary["best_domains_accuracy"] is summary["best_domain_round"] is None
+    assert summary["accuracy_a"] is None
+    json.dumps(summary, allow_nan=False)
+
+
+def test_a_killed_run_with_domains_resumes_to_the_same_bits(tmp_path, eager):
+    data = domains_dataset()
+    with pytest.raises(KilledError):
+        simulate(spec(), dataset=data, output_dir=tmp_path, progress=kill_after(2))
+    resumed = simulate(spec(), dataset=data, output_dir=tmp_path, resume=True)
+    assert_same(resumed, simulate(spec(), dataset=data))
 
 
 def test_evaluation_only_when_due():

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_het.errors import ConfigError
 from fedjax_het.nn import (
+    conv,
     conv2d,
     count_parameters,
     make_model,
@@ -206,18 +207,20 @@ def test_convolution_against_numpy(size, padding, stride, impl):
         *((3, 1, 0, 2), (7, 3, 0, 2), (1, 0, 3, 2), (4, 0, 0, 3), (2, 1, 0, 3)),
     ],
 )
-def test_convolution_gradients_agree(size, padding, clients, stride):
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_convolution_gradients_agree(size, padding, clients, stride, in_pieces, monkeypatch):
     """First and second reverse derivatives, with one kernel and with one per client.
 
     Height and width of both parities, so that strides leave edges unread or do not.
     """
+    monkeypatch.setattr(conv, "CACHED_PATCHES", 1)  # pieces of one sample
     lead = (clients,) if clients else ()
     x = jax.random.normal(KEY, (*lead, 2, 7, 8, 2))
     kernel = jax.random.normal(jax.random.fold_in(KEY, 1), (*lead, size, size, 2, 3)) / size
 
     def derivatives(impl):
         def loss(x, kernel):
-            return jnp.sin(conv2d(x, kernel, padding, impl, stride)).sum()
+            return jnp.sin(conv2d(x, kernel, padding, impl, stride, in_pieces=in_pieces)).sum()
 
         def squared_gradient(x, kernel):
             return sum((g**2).sum() for g in jax.grad(loss, argnums=(0, 1))(x, kernel))
@@ -609,6 +612,9 @@ def test_micro_batch_hint():
     mixing = make_model("convnet", (32, 32, 3), 10, width=32, norm="batch")
     assert mixing.micro_batch is None and mixing.cached_samples == 4
     assert make_model("convnet", (32, 32, 3), 10, width=32).cached_samples == 4
+    for stem, samples in (("imagenet", 32), ("cifar", 2)):  # 8x8 and 32x32 pixels of 64 channels
+        resnet = make_model("resnet18", (32, 32, 3), 10, stem=stem)
+        assert resnet.micro_batch is None and resnet.cached_samples == samples
     mlp = make_model("mlp", (28, 28, 1), 10)
     assert mlp.micro_batch is None and mlp.cached_samples is None
 

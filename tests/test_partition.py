@@ -35,11 +35,14 @@ SCHEMES = {
     "dirichlet_balanced": {"alpha": 0.1},
     "dirichlet_capped": {"alpha": 0.5},
     "classes_per_client": {"classes_per_client": 2},
+    "by_domain": {},
 }
 
 
 def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parameters):
     parameters = SCHEMES[scheme] | parameters
+    if scheme == "by_domain":
+        parameters = {"domains": np.arange(len(labels)) * 3 % num_clients} | parameters
     return make_partition(
         scheme, labels, num_classes, num_clients=num_clients, seed=seed, **parameters
     )
@@ -68,7 +71,7 @@ def test_every_example_has_at_most_one_owner(scheme, num_clients):
         assert (np.diff(client) > 0).all()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "by_domain"])
 def test_seed_decides(scheme):
     digest = make(scheme, seed=3).digest()
     np.random.default_rng(3).random(100)  # no hidden global state
@@ -419,6 +422,53 @@ def test_level_is_as_equal_as_its_limits_allow():
         room = values < limits
         if room.any():  # nobody stands more than one above someone who could still take more
             assert values.max() <= values[room].min() + 1
+
+
+# --- by_domain
+
+DOMAINS = np.array([2, 0, 0, 1, 2, 0])
+
+
+def by_domain(num_clients=3, domains=DOMAINS, **given):
+    labels = np.zeros(len(DOMAINS), int)
+    return make_partition(
+        "by_domain",
+        labels,
+        2,
+        num_clients=num_clients,
+        seed=given.pop("seed", 0),
+        domains=domains,
+        **given,
+    )
+
+
+def test_every_client_holds_a_domain():
+    partition = by_domain()
+    assert [partition.client(k).tolist() for k in range(3)] == [[1, 2, 5], [3], [0, 4]]
+    assert partition.digest() == by_domain(seed=5).digest()
+    assert partition.parameters == {}  # what the data say is no parameter
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_clients": 2}, "num_clients = 2: expected 3, one for each domain"),
+        ({"num_clients": 4}, "num_clients = 4: expected 3"),
+        (
+            {"num_clients": 4, "domain_names": ("a", "b", "c", "new")},
+            "no training example of 'new'",
+        ),
+        ({"domains": np.array([0, 0, 0, 2, 2, 2])}, "no training example of 1"),
+        ({"domains": None}, "partition = 'by_domain': expected a data set whose images have"),
+        ({"domains": DOMAINS[:4]}, "domains = .*expected 6 integers"),
+        ({"domains": DOMAINS - 1}, "domains = -1"),
+        ({"alpha": 0.1}, r"no parameter 'alpha' \(it takes none\)"),
+    ],
+)
+def test_domains_that_cannot_be_shared_out(given, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        by_domain(**given)
+    assert "\n" not in str(error.value)
 
 
 # --- bad input

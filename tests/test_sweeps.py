@@ -5,10 +5,10 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from problems import user_dataset
-from test_federation import KilledError, assert_same, kill_after, run, spec
+from problems import domains_dataset, user_dataset
+from test_federation import KilledError, assert_same, check_domains, kill_after, run, spec
 
-from fedjax_het import ConfigError, RunSpec, batch, sweep, sweeps
+from fedjax_het import ConfigError, RunSpec, batch, simulate, sweep, sweeps
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.federation import prepare
@@ -61,6 +61,19 @@ def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
     assert vmapped[0].summary["lanes"] != in_turn[0].summary["lanes"]
     for a, b in zip(in_turn, vmapped, strict=True):
         assert_close(a, b)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_federations_on_devices_of_their_own_count_domains(width):
+    data = domains_dataset()
+    specs = [spec(seed=s) for s in range(3)]
+    for one, made in zip(
+        specs, make(specs, dataset=data, spread="runs", width=width).results, strict=True
+    ):
+        alone = simulate(one, dataset=data)
+        check_domains(alone, data)
+        assert alone.metrics.keys() == made.metrics.keys()
+        assert_close(alone, made)
 
 
 def test_runs_that_share_a_signature_share_one_compilation():

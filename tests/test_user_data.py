@@ -166,6 +166,34 @@ def test_digest_follows_contents_only():
     assert len({base.digest(), *(other.digest() for other in others)}) == 5
 
 
+DOMAINS = {"train_domains": np.arange(8) % 2, "test_domains": np.arange(4)[::-1] % 2}
+
+
+def test_domains_are_kept_and_counted_into_the_digest():
+    plain, dataset = (dataset_from_arrays(**arrays(**given)) for given in ({}, DOMAINS))
+    assert plain.train_domains is None and plain.domain_names == ()
+    assert dataset.domain_names == ("0", "1") and "2 domains" in repr(dataset)
+    assert dataset.train_domains.dtype == dataset.test_domains.dtype == np.int32
+    np.testing.assert_array_equal(dataset.test_domains, [1, 0, 1, 0])
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.test_domains[0] = 0
+    named = dataset_from_arrays(**arrays(**DOMAINS), domain_names=["clipart", "real"])
+    assert named.domain_names == ("clipart", "real") and named.digest() == dataset.digest()
+    swapped = dataset_from_arrays(**arrays(**(DOMAINS | {"test_domains": np.arange(4) % 2})))
+    assert len({plain.digest(), dataset.digest(), swapped.digest()}) == 3
+
+
+def test_digest_of_a_set_without_domains_is_of_the_four_arrays():
+    from fedjax_het.data.npz import digest_arrays
+
+    dataset = dataset_from_arrays(**arrays())
+    constants = {"num_classes": 3, "mean": dataset.mean, "std": dataset.std}
+    assert dataset.digest() == digest_arrays(
+        {name: np.asarray(a, a.dtype if a.ndim > 1 else np.int32) for name, a in arrays().items()},
+        constants,
+    )
+
+
 def with_bad_pixel(value):
     images = arrays()["train_images"] / 255
     images[2, 1, 0, 1] = value
@@ -192,6 +220,16 @@ BAD_ARRAYS = {
     "mean": ({"mean": (0.5,)}, "mean = .*3 finite numbers"),
     "std": ({"std": (1, 0, 1)}, "std = .*positive"),
     "std type": ({"std": 0.5}, "std = 0.5"),
+    "one split's domains": ({"test_domains": np.zeros(4, int)}, "train_domains = None"),
+    "names alone": ({"domain_names": ["a"]}, "domain_names = .*none without train_domains"),
+    "domain rank": (DOMAINS | {"test_domains": np.zeros((4, 1), int)}, "shape of test_domains"),
+    "domain length": (DOMAINS | {"train_domains": np.zeros(7, int)}, r"len\(train_domains\) = 7"),
+    "domain type": (DOMAINS | {"train_domains": np.zeros(8)}, "dtype of train_domains"),
+    "domain below": (DOMAINS | {"train_domains": -np.ones(8, int)}, "expected a domain >= 0"),
+    "domain names": (DOMAINS | {"domain_names": ["a"]}, "at least 2 domains"),
+    "same domain names": (DOMAINS | {"domain_names": ["a", "a"]}, "a different name"),
+    "reserved name": (DOMAINS | {"domain_names": ["a", "domains"]}, "not 'domains'"),
+    "no test image": (DOMAINS | {"domain_names": ["a", "b", "c"]}, "no test image of domain 'c'"),
 }
 
 

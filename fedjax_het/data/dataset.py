@@ -24,6 +24,8 @@ class Dataset:
         A model sees `(x / 255 - mean) / std` for uint8 and `(x - mean) / std` for floats.
         Other constants: `dataclasses.replace(dataset, mean=..., std=...)`.
     note: what a reader of results must know, e.g. that the images were re-encoded with loss.
+    train_domains, test_domains: [N] int32, positions in `domain_names`: where an image is from, in
+        sets of several domains (clipart, photographs, ...); None in others.
 
     The arrays are read-only. Build one with `load_dataset`, `load_image_folder` or
     `dataset_from_arrays`, which check them.
@@ -39,6 +41,9 @@ class Dataset:
     std: tuple[float, ...]
     class_names: tuple[str, ...] = ()
     note: str = ""
+    train_domains: np.ndarray | None = None
+    test_domains: np.ndarray | None = None
+    domain_names: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -46,7 +51,7 @@ class Dataset:
         return tuple(self.train_images.shape[1:])
 
     def digest(self) -> str:
-        """SHA-256 (hex) of images, labels, class count, mean and std; computed once.
+        """SHA-256 (hex) of images, labels, class count, mean and std, domains; computed once.
 
         About 1 s per GB of images on first use. Names and note do not enter.
         """
@@ -61,12 +66,16 @@ class Dataset:
             "test_labels": self.test_labels,
         }
         constants = {"num_classes": self.num_classes, "mean": self.mean, "std": self.std}
+        if self.domain_names:  # else the digest is what it was before there were domains
+            arrays |= {"train_domains": self.train_domains, "test_domains": self.test_domains}
+            constants["num_domains"] = len(self.domain_names)
         return digest_arrays(arrays, constants)
 
     def __repr__(self) -> str:
+        domains = f", {len(self.domain_names)} domains" if self.domain_names else ""
         return (
-            f"Dataset({self.name!r}: {len(self.train_labels):,} train and "
-            f"{len(self.test_labels):,} test images {self.input_shape}, {self.num_classes} classes)"
+            f"Dataset({self.name!r}: {len(self.train_labels):,} train and {len(self.test_labels):,}"
+            f" test images {self.input_shape}, {self.num_classes} classes{domains})"
         )
 
 
@@ -82,13 +91,18 @@ def dataset_from_arrays(
     std: Sequence[float] | None = None,
     class_names: Sequence[str] = (),
     note: str = "",
+    train_domains=None,
+    test_domains=None,
+    domain_names: Sequence[str] = (),
 ) -> Dataset:
     """Make a `Dataset` of the user's own arrays.
 
     Images are [N, H, W, C]: integers in 0..255 (kept as uint8), or finite floats in [0, 1] or
     already standardised (kept as float32). Labels are integers in [0, num_classes);
     `num_classes` defaults to the largest label plus one. `mean` and `std` default to those of the
-    training images, per channel.
+    training images, per channel. For images of several domains, `train_domains` and `test_domains`
+    give each one's, integers in [0, number of domains); `domain_names` default to these numbers.
+    Every domain needs test images, so that its accuracy is a number.
 
     Arrays of the final type are not copied: do not change them afterwards.
     Raises `ConfigError` naming the argument, its value and what is expected.
@@ -130,8 +144,14 @@ def dataset_from_arrays(
     std = _checked_constants("std", std, channels)
     require(min(std) > 0, "std", std, "positive numbers")
 
-    for array in (train_images, train_labels, test_images, test_labels):
-        array.setflags(write=False)
+    train_domains, test_domains, domain_names = _checked_domains(
+        train_domains, test_domains, domain_names, train_images, test_images
+    )
+
+    arrays = (train_images, train_labels, test_images, test_labels, train_domains, test_domains)
+    for array in arrays:
+        if array is not None:
+            array.setflags(write=False)
     return Dataset(
         name=name,
         train_images=train_images,
@@ -143,6 +163,9 @@ def dataset_from_arrays(
         std=std,
         class_names=class_names,
         note=note,
+        train_domains=train_domains,
+        test_domains=test_domains,
+        domain_names=domain_names,
     )
 
 
@@ -201,9 +224,43 @@ def _checked_images(argument: str, images) -> np.ndarray:
     return np.ascontiguousarray(images, dtype=np.float32).view()
 
 
-def _checked_labels(argument: str, labels, images_argument: str, images) -> np.ndarray:
+def _checked_domains(train_domains, test_domains, domain_names, train_images, test_images):
+    """-> (train_domains, test_domains, domain_names); (None, None, ()) of a set without domains."""
+    domain_names = tuple(str(name) for name in domain_names)
+    given = {"train_domains": train_domains, "test_domains": test_domains}
+    absent = [argument for argument, domains in given.items() if domains is None]
+    if len(absent) == 2:
+        require(not domain_names, "domain_names", domain_names, "none without train_domains")
+        return None, None, ()
+    require(not absent, (absent or [""])[0], None, "an array, as the other split has domains")
+    train_domains, test_domains = (
+        _checked_labels(argument, domains, argument.replace("domains", "images"), images, "domain")
+        for (argument, domains), images in zip(
+            given.items(), (train_images, test_images), strict=True
+        )
+    )
+    largest = int(max(train_domains.max(), test_domains.max()))
+    domain_names = domain_names or tuple(str(domain) for domain in range(largest + 1))
+    # Measures are named after domains, and their mean over these is of `domains`.
+    distinct = len(set(domain_names)) == len(domain_names) and not {"", "domains"} & {*domain_names}
+    require(
+        distinct and len(domain_names) > largest,
+        "domain_names",
+        domain_names,
+        f"a different name, not 'domains', for each of at least {largest + 1} domains",
+    )
+    sizes = np.bincount(test_domains, minlength=len(domain_names))
+    if sizes.min() == 0:
+        name = domain_names[int(sizes.argmin())]
+        raise ConfigError(f"test_domains: no test image of domain {name!r}: expected at least one")
+    return train_domains, test_domains, domain_names
+
+
+def _checked_labels(
+    argument: str, labels, images_argument: str, images, kind: str = "label"
+) -> np.ndarray:
     labels = np.asarray(labels)
-    require(labels.ndim == 1, f"shape of {argument}", labels.shape, "[N], one label for each image")
+    require(labels.ndim == 1, f"shape of {argument}", labels.shape, f"[N], a {kind} for each image")
     if len(labels) != len(images):
         raise ConfigError(
             f"len({argument}) = {len(labels)}: expected len({images_argument}) = {len(images)}"
@@ -216,7 +273,7 @@ def _checked_labels(argument: str, labels, images_argument: str, images) -> np.n
     )
     if labels.min() < 0 or labels.max() > np.iinfo(np.int32).max:
         bad = int(labels.argmin()) if labels.min() < 0 else int(labels.argmax())
-        raise ConfigError(f"{argument}[{bad}] = {int(labels[bad])}: expected a label >= 0")
+        raise ConfigError(f"{argument}[{bad}] = {int(labels[bad])}: expected a {kind} >= 0")
     return np.ascontiguousarray(labels, dtype=np.int32).view()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.digits import read_digits
+from fedjax_het.data.domainnet import read_domainnet
 from fedjax_het.data.folder import read_image_folder
 from fedjax_het.data.normalisation import normalisation_constants
 from fedjax_het.data.tfds import fingerprint, prepared_folder, read_prepared
@@ -20,6 +21,7 @@ DATASETS = {
     "cinic10": "CINIC-10: 90,000 + 90,000 colour 32x32 images, 10 classes; an image folder",
     "emnist_balanced": "EMNIST Balanced: 112,800 + 18,800 grey 28x28 images, 47 classes",
     "emnist_byclass": "EMNIST ByClass: 697,932 + 116,323 grey 28x28 images, 62 classes",
+    "domainnet": "DomainNet, FedBN's ten classes: about 22,500 colour images at 64x64, 6 domains",
     "stl10": "STL-10, the labelled part: 5,000 + 8,000 colour 96x96 images, 10 classes",
 }
 
@@ -48,6 +50,8 @@ def load_dataset(
         arrays, meta = read_digits(), {"class_names": [str(digit) for digit in range(10)]}
     elif name == "cinic10":
         arrays, meta = _read_cinic10(data_dir, cache_dir)
+    elif name == "domainnet":
+        arrays, meta = read_domainnet(data_dir, cache_dir)
     else:
         folder = prepared_folder(name, data_dir)
         arrays, meta = cached_arrays(
@@ -61,6 +65,7 @@ def load_dataset(
         mean=mean,
         std=std,
         class_names=meta["class_names"],
+        domain_names=meta.get("domain_names", ()),
         note=meta.get("note", ""),
     )
 

@@ -2,9 +2,10 @@
 
 Sources. `dynafed`: the paper's public code, which gives CIFAR-100 the constants of CIFAR-10 and
 Fashion-MNIST those of MNIST. `fedaf`: the public distribution-matching code that FedAF builds on;
-the paper itself states none. `fsl`: the paper states none and no code is public; images scaled to
-[0, 1] are assumed, as `unit`. `fedamp`: its appendix could not be read and no code is public;
-the training set's own statistics are assumed, as `dataset`.
+the paper itself states none, and that code has no DomainNet, for which the training set's own
+statistics are taken, as `dataset`. `fsl`: the paper states none and no code is public; images
+scaled to [0, 1] are assumed, as `unit`. `fedamp`: its appendix could not be read and no code is
+public; the training set's own statistics are assumed, as `dataset`.
 """
 
 import numpy as np
@@ -36,7 +37,8 @@ _CONSTANTS = {
 
 NORMALISATIONS = {
     "dynafed": "DynaFed's public code (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, CINIC-10)",
-    "fedaf": "the code FedAF builds on (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100)",
+    "fedaf": "the code FedAF builds on (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100); DomainNet: as "
+    "'dataset'",
     "fedamp": "none could be read: as 'dataset'",
     "fsl": "none stated: as 'unit'",
     "unit": "images scaled to [0, 1], nothing else",
@@ -59,7 +61,7 @@ def normalisation_constants(
     if preset in ("unit", "fsl"):
         channels = train_images.shape[-1]
         return (0.0,) * channels, (1.0,) * channels
-    if preset in ("dataset", "fedamp"):
+    if preset in ("dataset", "fedamp") or (preset, dataset) == ("fedaf", "domainnet"):
         return channel_statistics(train_images)
     if dataset not in _CONSTANTS[preset]:
         raise ConfigError(

@@ -173,14 +173,18 @@ def make_partition(
     *,
     num_clients: int,
     seed: int,
+    domains: np.ndarray | None = None,
+    domain_names: Sequence[str] = (),
     **parameters,
 ) -> Partition:
     """Split the training examples among `num_clients` clients by one of `PARTITIONS`.
 
-    labels: [N] integers in [0, num_classes). `parameters` are those of the scheme's function in
-    `fedjax_het.data.schemes`, e.g. `alpha=0.1` for the Dirichlet ones. The same arguments give
-    the same partition, independent of other uses of the seed (as long as NumPy's Generator keeps
-    its streams: compare digests, or save the partition, across NumPy versions).
+    labels: [N] integers in [0, num_classes). `domains` and `domain_names` are the data set's, where
+    it has any (see `Dataset`), for schemes that ask for them. `parameters` are those of the
+    scheme's function in `fedjax_het.data.schemes`, e.g. `alpha=0.1` for the Dirichlet ones. The
+    same arguments give the same partition, independent of other uses of the seed (as long as
+    NumPy's Generator keeps its streams: compare digests, or save the partition, across NumPy
+    versions).
 
     Always ends. Raises `ConfigError` naming the argument, its value and what is expected, also
     for a split that cannot be made.
@@ -200,6 +204,8 @@ def make_partition(
     split = SCHEMES[scheme].split
     options = inspect.signature(split).parameters.values()
     options = {p.name: p for p in options if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    data = {"domains": domains, "domain_names": domain_names}  # the set's, no choice of the user's
+    data = {name: value for name, value in data.items() if options.pop(name, None) is not None}
     for name in parameters:
         if name not in options:
             takes = f"it takes {', '.join(options)}" if options else "it takes none"
@@ -211,7 +217,12 @@ def make_partition(
 
     stream = np.random.SeedSequence(int(seed), spawn_key=(_PARTITION_STREAM,))
     clients = split(
-        np.random.default_rng(stream), labels, int(num_classes), int(num_clients), **parameters
+        np.random.default_rng(stream),
+        labels,
+        int(num_classes),
+        int(num_clients),
+        **parameters,
+        **data,
     )
     return partition_from_clients(clients, scheme=scheme, seed=int(seed), parameters=parameters)
 

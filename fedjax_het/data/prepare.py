@@ -18,7 +18,8 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
 
     This step alone needs TensorFlow (`pip install 'fedjax_het[prepare]'`) and a network. Returns
     the folder to name in TFDS_DATA_DIR: `data_dir`, or that of `data_root`. Does nothing where
-    the set is prepared already. Raises `ConfigError` for an unknown name or without TensorFlow.
+    the set, or a part of it, is prepared already. Raises `ConfigError` for an unknown name or
+    without TensorFlow.
     """
     require_name("dataset", name, SOURCES)
     if importlib.util.find_spec("tensorflow") is None:
@@ -29,13 +30,14 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
     import tensorflow_datasets as tfds
 
     root, source = data_root(data_dir), SOURCES[name]
-    builder = tfds.builder(
-        source.builder,
-        data_dir=root,
-        file_format="array_record",
-        **({"config": source.config} if source.config else {}),
-    )
-    builder.download_and_prepare()
+    for config in source.configs:
+        builder = tfds.builder(
+            source.builder,
+            data_dir=root,
+            file_format="array_record",
+            **({"config": config} if config else {}),
+        )
+        builder.download_and_prepare()
     return root
 
 

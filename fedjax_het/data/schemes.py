@@ -1,7 +1,8 @@
 """How training examples are split among clients: one function for each scheme.
 
 A scheme is a function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients` that
-returns one index array for each client, and one line in `SCHEMES`. They are different benchmarks
+returns one index array for each client, and one line in `SCHEMES`. One that asks for `domains` and
+`domain_names` is given those of the data set. They are different benchmarks
 and keep different names. Every scheme ends: one that may fail to find a split says why instead.
 """
 
@@ -155,6 +156,28 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     return clients
 
 
+def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
+    """One client for each domain (FedBN's and FedAF's feature skew), with all of its examples.
+
+    domains: [N], positions in `domain_names` (default: as many as the largest says). Nothing is
+    drawn. Raises `ConfigError` for a data set without domains, another number of clients than of
+    domains, or a domain without training examples.
+    """
+    require(domains is not None, "partition", "by_domain", "a data set whose images have domains")
+    domains = np.asarray(domains)
+    ok = domains.shape == labels.shape and np.issubdtype(domains.dtype, np.integer)
+    require(ok, "domains", f"{domains.dtype} {domains.shape}", f"{len(labels)} integers")
+    require(domains.min() >= 0, "domains", int(domains.min()), "integers >= 0")
+    count = max(len(domain_names), int(domains.max()) + 1)
+    require(num_clients == count, "num_clients", num_clients, f"{count}, one for each domain")
+    clients = [np.flatnonzero(domains == domain) for domain in range(count)]
+    for domain, client in enumerate(clients):
+        name = domain_names[domain] if domain < len(domain_names) else domain
+        if len(client) == 0:
+            raise ConfigError(f"domains: no training example of {name!r}: expected some of each")
+    return clients
+
+
 class Scheme(NamedTuple):
     split: Callable[..., list[np.ndarray]]
     description: str
@@ -175,6 +198,7 @@ SCHEMES = {
     "classes_per_client": Scheme(
         classes_per_client, "exactly classes_per_client labels each, all of one size (FSL)"
     ),
+    "by_domain": Scheme(by_domain, "one client for each domain of a data set that has domains"),
 }
 
 

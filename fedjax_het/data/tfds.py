@@ -4,6 +4,8 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +21,9 @@ class Source:
     """Where tensorflow-datasets keeps a set, and how its images are stored."""
 
     builder: str
-    config: str = ""
+    configs: tuple[str, ...] = ("",)  # several: parts that are prepared one by one
     transposed: bool = False  # rows and columns exchanged, as in the original EMNIST files
     class_names: tuple[str, ...] = ()  # where the prepared data only numbers its classes
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.builder, self.config)
 
 
 _EMNIST_BYCLASS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -37,9 +35,12 @@ SOURCES = {
     "fashion_mnist": Source("fashion_mnist"),
     "cifar10": Source("cifar10"),
     "cifar100": Source("cifar100"),
-    "emnist_balanced": Source("emnist", "balanced", True, tuple(_EMNIST_BALANCED)),
-    "emnist_byclass": Source("emnist", "byclass", True, tuple(_EMNIST_BYCLASS)),
+    "emnist_balanced": Source("emnist", ("balanced",), True, tuple(_EMNIST_BALANCED)),
+    "emnist_byclass": Source("emnist", ("byclass",), True, tuple(_EMNIST_BYCLASS)),
     "stl10": Source("stl10"),
+    "domainnet": Source(
+        "domainnet", ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    ),
 }
 
 
@@ -48,16 +49,20 @@ def data_root(data_dir: str | os.PathLike | None = None) -> Path:
     return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
-def prepared_folder(name: str, data_dir: str | os.PathLike | None = None) -> Path:
-    """The folder of the newest prepared version of a set.
+def prepared_folder(
+    name: str, data_dir: str | os.PathLike | None = None, config: str | None = None
+) -> Path:
+    """The folder of the newest prepared version of a set, or of one of its parts.
 
     Raises `ConfigError` that says what to set or run where there is none in array_record format.
     """
-    parent = data_root(data_dir) / SOURCES[name].folder
+    source = SOURCES[name]
+    relative = Path(source.builder, config or source.configs[0])
+    parent = data_root(data_dir) / relative
     versions = [info.parent for info in parent.glob("*/dataset_info.json")]
     versions = [folder for folder in versions if _version(folder)]
     remedy = (
-        f"set TFDS_DATA_DIR (or data_dir) to a folder that holds {SOURCES[name].folder}/<version>, "
+        f"set TFDS_DATA_DIR (or data_dir) to a folder that holds {relative}/<version>, "
         f"or run `pip install 'fedjax_het[prepare]'` and `python -m fedjax_het.data.prepare {name}`"
     )
     if not versions:
@@ -91,35 +96,33 @@ def read_prepared(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict]
     small image: 8 s for the 70,000 of MNIST, once (threads were measured not to help).
     Raises `ConfigError` where the files cannot be read as their description says.
     """
-    source = SOURCES[name]
-    try:
-        import tensorflow_datasets as tfds
-
-        builder = tfds.builder_from_directory(folder)
+    source, arrays, lossy = SOURCES[name], {}, False
+    with reading(name, folder) as builder:
         features = builder.info.features
-        height, width, channels = features["image"].shape
-        arrays, lossy = {}, False
+        shape = features["image"].shape
         for split in ("train", "test"):
             count = builder.info.splits[split].num_examples
-            # Images are decoded here: the library's own decoding is four times slower.
-            records = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
-            if len(records) != count:
-                raise ValueError(f"{split} holds {len(records)} examples, not {count}")
-            images = np.empty((count, height, width, channels), np.uint8)
-            labels = np.empty(count, np.int32)
-            for start in range(0, count, _CHUNK):
-                stop = min(start + _CHUNK, count)
-                chunk = records.__getitems__(list(range(start, stop)))
-                for position, example in enumerate(chunk, start):
-                    images[position] = _decode(example["image"], (height, width, channels))
-                    labels[position] = example["label"]
-                    lossy |= example["image"].startswith(b"\xff\xd8")
+            images, labels = np.empty((count, *shape), np.uint8), np.empty(count, np.int32)
+            for position, (encoded, label) in enumerate(stored_examples(builder, split, _CHUNK)):
+                images[position], labels[position] = _decode(encoded, shape), label
+                lossy |= encoded.startswith(b"\xff\xd8")
             arrays[f"{split}_images"] = (
                 images.swapaxes(1, 2).copy() if source.transposed else images
             )
             arrays[f"{split}_labels"] = labels
         class_names = source.class_names or tuple(features["label"].names)
         version = str(builder.info.version)
+    note = "images were re-encoded as JPEG, with loss, before they were prepared" if lossy else ""
+    return arrays, {"class_names": list(class_names), "version": version, "note": note}
+
+
+@contextmanager
+def reading(name: str, folder: Path) -> Iterator:
+    """Gives the library's builder of a prepared folder; what fails inside says what to do."""
+    try:
+        import tensorflow_datasets as tfds
+
+        yield tfds.builder_from_directory(folder)
     # array_record raises its own kinds for damaged files; none of them says what to do.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
@@ -127,14 +130,33 @@ def read_prepared(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict]
             f"dataset = {name!r}: {folder} cannot be read ({type(error).__name__}: {reason}); "
             f"prepare it again: `python -m fedjax_het.data.prepare {name}`"
         ) from error
-    note = "images were re-encoded as JPEG, with loss, before they were prepared" if lossy else ""
-    return arrays, {"class_names": list(class_names), "version": version, "note": note}
+
+
+def stored_examples(builder, split: str, at_once: int) -> Iterator[tuple[bytes, int]]:
+    """Encoded images and labels in the stored order, `at_once` in memory.
+
+    Decoding is left to the caller: the library's own is four times slower.
+    """
+    import tensorflow_datasets as tfds
+
+    count = builder.info.splits[split].num_examples
+    records = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+    if len(records) != count:
+        raise ValueError(f"{split} holds {len(records)} examples, not {count}")
+    for start in range(0, count, at_once):
+        stop = min(start + at_once, count)
+        for example in records.__getitems__(list(range(start, stop))):
+            yield example["image"], int(example["label"])
+
+
+def open_image(encoded: bytes):
+    from PIL import Image
+
+    return Image.open(io.BytesIO(encoded))
 
 
 def _decode(encoded: bytes, shape: tuple[int, int, int]) -> np.ndarray:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(encoded)) as image:
+    with open_image(encoded) as image:
         return np.asarray(image.convert("L" if shape[-1] == 1 else "RGB")).reshape(shape)
 
 

@@ -9,7 +9,7 @@ from fedjax_het.engine.lanes import Cohort, Examples
 from fedjax_het.engine.plan import DEVICE, RUN, SHARED, Plan
 from fedjax_het.engine.schedule import RoundSchedule
 from fedjax_het.engine.task import Task
-from fedjax_het.evaluation import EvaluationSet, evaluate
+from fedjax_het.evaluation import Evaluation, EvaluationSet, evaluate
 
 
 class ChunkInputs(NamedTuple):
@@ -47,30 +47,43 @@ class RoundMetrics(NamedTuple):
     test_loss: jax.Array
     train_loss: jax.Array
     update_norm: jax.Array
+    domain_accuracy: jax.Array | None  # [R, G]; None for a data set without domains
 
 
-def make_chunk(algorithm, task: Task, plan: Plan):
-    """-> chunk(state, inputs) -> (state, RoundMetrics): up to R rounds, evaluation inside."""
+def make_chunk(algorithm, task: Task, plan: Plan, num_domains: int = 0):
+    """-> chunk(state, inputs) -> (state, RoundMetrics): up to R rounds, evaluation inside.
+
+    `num_domains` is the data set's; 0 for one without.
+    """
 
     def chunk(state, inputs: ChunkInputs):
         capacity = inputs.schedule.round.shape[0]
-        nan = jnp.float32(jnp.nan)
+        nothing = Evaluation.missing(num_domains)
 
         def test(state):
-            model = algorithm.global_model(state)
-            return evaluate(task, plan, model, inputs.test, inputs.num_eval_batches)
+            model, batches = algorithm.global_model(state), inputs.num_eval_batches
+            return evaluate(task, plan, model, inputs.test, batches, num_domains=num_domains)
 
         def one_round(r, carry):
             state, metrics = carry
             schedule = jax.tree.map(lambda a: a[r], inputs.schedule)
             key = jax.random.fold_in(inputs.train_key, schedule.round)
             state, info = algorithm.round(inputs.hp, state, key, Cohort(schedule, inputs.examples))
-            accuracy, loss = jax.lax.cond(schedule.evaluate, test, lambda _: (nan, nan), state)
-            now = RoundMetrics(accuracy, loss, info.train_loss, info.update_norm)
+            tested = jax.lax.cond(schedule.evaluate, test, lambda _: nothing, state)
+            now = RoundMetrics(
+                tested.accuracy,
+                tested.loss,
+                info.train_loss,
+                info.update_norm,
+                tested.domain_accuracy,
+            )
             metrics = jax.tree.map(lambda all_, one: all_.at[r].set(one), metrics, now)
             return state, metrics
 
-        empty = RoundMetrics(*[jnp.full(capacity, nan)] * len(RoundMetrics._fields))
+        empty = jax.tree.map(
+            lambda one: jnp.full((capacity, *one.shape), nothing.accuracy),
+            RoundMetrics(*[nothing.accuracy] * 4, nothing.domain_accuracy),
+        )
         return jax.lax.fori_loop(0, inputs.num_rounds, one_round, (state, empty))
 
     return chunk

@@ -5,6 +5,7 @@ times slower than a matrix product of the same size; elsewhere the native convol
 one. Both forms take the same HWIO kernel and agree to rounding.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 from fedjax_het.errors import require_name
 
 barrier = jax.lax.optimization_barrier
+
+CACHED_PATCHES = 2**17  # numbers: 0.5 MB, which several arrays of a step share the cache with
 
 CONV_IMPLS = ("auto", "native", "im2col")
 
@@ -26,7 +29,13 @@ def resolve_conv_impl(impl: str) -> str:
 
 
 def conv2d(
-    x: jax.Array, kernel: jax.Array, padding: int, impl: str = "auto", stride: int = 1
+    x: jax.Array,
+    kernel: jax.Array,
+    padding: int,
+    impl: str = "auto",
+    stride: int = 1,
+    *,
+    in_pieces: bool = False,
 ) -> jax.Array:
     """Cross-correlate `x` [B, H, W, I] with `kernel` [kh, kw, I, O], zero padding on all sides.
 
@@ -34,8 +43,14 @@ def conv2d(
     keeps the patches for its backward pass, kh kw numbers for each output pixel and input channel.
     It has a reverse rule of its own that can be differentiated again; forward mode (`jax.jvp`)
     needs `native`.
+
+    in_pieces: `im2col` takes a few samples at a time, whose patches fit a core's cache, and makes
+        them again in the backward pass. For networks that mix samples (batch norm), which cannot be
+        trained in micro-batches as a whole: 1.3 to 1.5 times faster for a ConvNet's step.
     """
     if resolve_conv_impl(impl) == "im2col":
+        if in_pieces:
+            return _in_pieces(x, kernel, padding, stride)
         return _conv2d_im2col(x, kernel, padding, stride, x.shape[1:3])
     return jax.lax.conv_general_dilated(
         x,
@@ -44,6 +59,24 @@ def conv2d(
         padding=[(padding, padding)] * 2,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
+
+
+def _in_pieces(x, kernel, padding, stride):
+    """`_conv2d_im2col`, piece by piece of the batch where the patches of all are too many."""
+    sides = [(x.shape[a] + 2 * padding - kernel.shape[a - 1]) // stride + 1 for a in (1, 2)]
+    patches = math.prod(sides) * math.prod(kernel.shape[:3])  # of a sample
+    piece = min(len(x), max(1, CACHED_PATCHES // patches))
+    while len(x) % piece:
+        piece -= 1
+
+    def convolve(samples):
+        return _conv2d_im2col(samples, kernel, padding, stride, x.shape[1:3])
+
+    if piece == len(x):
+        return convolve(x)
+    pieces = x.reshape(-1, piece, *x.shape[1:])
+    out = jax.lax.map(jax.checkpoint(convolve), pieces)
+    return out.reshape(-1, *out.shape[2:])
 
 
 def _patches(x, kernel_height, kernel_width, padding, stride):

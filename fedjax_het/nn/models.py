@@ -123,7 +123,11 @@ def make_model(
     elif name == "resnet18":
         stem = "imagenet" if stem is None else stem
         require_name("stem", stem, STEMS)
-        module = modules.ResNet18(num_classes, 64 if width is None else width, stem, conv_impl)
+        width = 64 if width is None else width
+        module = modules.ResNet18(num_classes, width, stem, conv_impl)
+        # Of the first stage: the stem's live for a moment only.
+        height, length = (-(-size // (4 if stem == "imagenet" else 1)) for size in input_shape[:2])
+        cached_samples = max(2, CACHED_ACTIVATIONS // (height * length * width))
     else:
         width = 128 if width is None else width
         depth = 3 if depth is None else depth

@@ -38,12 +38,12 @@ class Conv(nn.Module):
     add_bias: bool
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, in_pieces=False):
         init = uniform_fan_in(self.kernel_size**2 * x.shape[-1])
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", init, kernel_shape)
         bias = self.param("bias", init, (self.features,))
-        x = conv2d(x, kernel, self.padding, self.impl)
+        x = conv2d(x, kernel, self.padding, self.impl, in_pieces=in_pieces)
         return x + bias if self.add_bias else x
 
 
@@ -59,11 +59,12 @@ class ResidualConv(nn.Module):
     impl: str
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, in_pieces=False):
         deviation = (2 / (self.kernel_size**2 * self.features)) ** 0.5
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.normal(deviation), kernel_shape)
-        return conv2d(x, kernel, self.kernel_size // 2, self.impl, self.stride)
+        padding = self.kernel_size // 2
+        return conv2d(x, kernel, padding, self.impl, self.stride, in_pieces=in_pieces)
 
 
 class InstanceNorm(nn.Module):
@@ -151,7 +152,8 @@ class ConvNet(nn.Module):
             # all the same, would change neither the output nor any gradient (its own is zero).
             add_bias = norm is not InstanceNorm
             name = f"conv{block + 1}"
-            x = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)(x)
+            conv = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)
+            x = conv(x, in_pieces=train and norm is BatchNorm)
             if norm:
                 x = norm(name=f"norm{block + 1}")(x, train)
             x = average_pool(jax.nn.relu(x))
@@ -197,7 +199,8 @@ class ResidualBlock(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         def convolved(x, name, kernel_size, stride):
-            x = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)(x)
+            conv = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)
+            x = conv(x, in_pieces=train)
             return BatchNorm(name=f"{name}_norm")(x, train)
 
         y = jax.nn.relu(convolved(x, "conv1", 3, self.stride))
@@ -216,7 +219,8 @@ class ResNet18(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
-        x = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")(x)
+        conv = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")
+        x = conv(x, in_pieces=train)
         x = jax.nn.relu(BatchNorm(name="norm")(x, train))
         if self.stem == "imagenet":
             x = max_pool_overlapping(x)
