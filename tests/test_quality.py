@@ -52,9 +52,7 @@ def test_noise_is_worse_and_the_gain_is_taken_network_by_network():
     assert found.gain.mean < -0.1
     assert found.gain.mean == pytest.approx(found.condensed.mean - found.random.mean)
     assert found.random.std > 0  # real images differ between networks
-    together = gain_over_random(
-        MODEL, noise, LABELS, DATASET, num_networks=4, at_once=3, **RECIPE
-    )
+    together = gain_over_random(MODEL, noise, LABELS, DATASET, num_networks=4, at_once=3, **RECIPE)
     np.testing.assert_allclose(together, found, atol=0.02)
 
 
