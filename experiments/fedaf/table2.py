@@ -30,7 +30,15 @@ TABLE2 = Experiment(
             seeds=(0, 1),
             about="the embedded digits in six made-up domains, no images of DomainNet",
             make_dataset=DIGITS["digit_domains"],
-            **{**QUICK, "settings": {"local_epochs": 5, "rounds": 6}},
+            settings={"local_epochs": 5, "rounds": 5},
+            model_settings=QUICK["model_settings"],
+            method_settings={
+                method: {
+                    "batch_size": 64,
+                    "options": {"ipc": 10, "steps": 50, "server_epochs": 100},
+                }
+                for method in ("feddm", "fedaf")
+            },
         ),
         "paper": Preset(
             datasets=("domainnet",),
