@@ -9,6 +9,8 @@ import numpy as np
 from fedjax_het.condensation.synthetic import SyntheticData
 from fedjax_het.errors import require
 
+_IMAGE, _GAP = 0.42, 0.12  # inches, of a condensed image and between clients
+
 
 def plot_synthesis(
     snapshots: Mapping[int, SyntheticData],
@@ -100,33 +102,49 @@ def plot_condensed(
     if mean is not None:
         shown = (shown * np.asarray(std) + np.asarray(mean)).clip(0, 1)
     rows_of = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
-    figure = Figure(
-        figsize=(0.42 * shown.shape[1] + 1.6, 0.42 * len(order) + 0.12 * len(rows_of) + 0.4),
-        layout="constrained",
-    )
-    heights = [len(rows) for rows in rows_of.values()]
-    panels = figure.subplots(len(rows_of), 1, squeeze=False, height_ratios=heights)[:, 0]
     height, width = images.shape[2:4]
-    for panel, (client, rows) in zip(panels, rows_of.items(), strict=True):
+    names = [str(c) if class_names is None else class_names[c] for c in classes[order]]
+    # In inches, so that a pixel is of one size in all panels.
+    pixel = _IMAGE / max(height, width)
+    left = 0.9 + 0.08 * max(map(len, names))
+    across = (shown.shape[1] * (width + 1) - 1) * pixel
+    down = len(order) * (height + 1) * pixel + _GAP * len(rows_of)
+    figure = Figure(figsize=(max(left + across + 0.2, 3.2), down + 0.4))
+    full_width, full_height = figure.get_size_inches()
+    top = full_height - 0.4
+    for client, rows in rows_of.items():
         mosaic = np.ones((len(rows) * (height + 1) - 1, shown.shape[1] * (width + 1) - 1, 3))
+        tall = len(mosaic) * pixel
+        panel = figure.add_axes(
+            [
+                left / full_width,
+                (top - tall) / full_height,
+                across / full_width,
+                tall / full_height,
+            ]
+        )
+        top -= tall + _GAP
         for i, row in enumerate(rows):
             for j, image in enumerate(shown[row]):
                 place = np.s_[i * (height + 1) :, j * (width + 1) :]
                 pixels = image if mean is not None else _stretched(image)
                 mosaic[place][:height, :width] = np.atleast_3d(pixels)
         panel.imshow(mosaic, interpolation="nearest")
-        names = [int(classes[order[row]]) for row in rows]
-        names = names if class_names is None else [class_names[name] for name in names]
         ticks = np.arange(len(rows)) * (height + 1) + (height - 1) / 2
-        panel.set_yticks(ticks, names, fontsize=8)
+        panel.set_yticks(ticks, [names[row] for row in rows], fontsize=8)
         panel.set_xticks([])
         panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
-        panel.set_ylabel(
-            f"client {client}", rotation=0, ha="right", va="center", fontsize=8, labelpad=4
+        figure.text(
+            0.1 / full_width,
+            (top + _GAP + tall / 2) / full_height,
+            f"client {client}",
+            va="center",
+            fontsize=8,
         )
     some = "" if len(order) == len(images) else f", {len(order)} of {len(images)} pairs"
-    figure.suptitle(f"condensed images by client and class{some}", fontsize=9)
+    title = f"condensed images by client and class{some}"
+    figure.text(0.1 / full_width, 1 - 0.2 / full_height, title, va="center", fontsize=9)
     figure.savefig(path, dpi=150)
 
 
