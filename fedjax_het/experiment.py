@@ -5,32 +5,48 @@ is here, so that they differ only in what they declare.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het import report, store
 from fedjax_het.errors import exit_status, require, require_name
 from fedjax_het.report import Cell
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.reported import reported_values
-from fedjax_het.spec import RunSpec
+from fedjax_het.spec import LOCAL_TRAINING, RunSpec
 from fedjax_het.sweeps import describe, plan_sweep, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedjax_het.data import Dataset
+
+_FIELDS = {f.name for f in fields(RunSpec)}
 
 
 @dataclass(frozen=True)
 class Preset:
     """What is run: the grid of a table, and the settings of its runs where they are not the
-    paper's own (fields of `RunSpec`; for all runs, for those of one network, of one method)."""
+    paper's own (fields of `RunSpec`; for all runs, for those of one network, of one method).
+    What belongs to local training is left out for methods whose clients do not train."""
 
     datasets: tuple[str, ...]
     models: tuple[str, ...]
-    alphas: tuple[float, ...]
     seeds: tuple[int, ...]
+    alphas: tuple[float, ...] = ()
+    domains: tuple[str, ...] = ()
+    """Instead of alphas, for a data set of several domains: a column for each and their mean."""
+    rows: tuple[str, ...] = ()
+    """Instead of the paper's."""
     settings: dict[str, Any] = field(default_factory=dict)
     model_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     method_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    about: str = ""
+    """Said in the table's title, after the preset's name."""
+    make_dataset: "Callable[[], Dataset] | None" = None
+    """Makes what the data set `user` is."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +56,23 @@ class Experiment:
     name: str
     """Names the folder of its results."""
     paper: str
+    """Its values are those of `reported_values`, its protocol that of `RunSpec`."""
     item: str
     title: str
     presets: dict[str, Preset]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Where this table of the paper departs from the paper's protocol."""
     note: str = ""
     """Printed under the table: what to know about the paper's values."""
+    folder: str = ""
+    """Names the folder instead, where several tables share one, so that no run of theirs is made
+    twice; files are then named after the table (`table1.md`, `table1_curves.png`)."""
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The rows, in the paper's order. A method without an implementation stays a row."""
-        return tuple(dict.fromkeys(reported_values(self.paper, self.item)["method"]))
+    def rows(self, preset: str) -> tuple[str, ...]:
+        """The rows in order, the paper's unless the preset has its own: methods, and variants as
+        `report.parse_row` reads them. A method without an implementation stays a row."""
+        theirs = reported_values(self.paper, self.item)["method"]
+        return self.presets[preset].rows or tuple(dict.fromkeys(theirs))
 
 
 @dataclass
@@ -65,7 +88,7 @@ class Arguments:
     alphas: tuple[float, ...] | None = None
     """Dirichlet concentrations instead of the preset's."""
     methods: tuple[str, ...] | None = None
-    """Only these rows of the table."""
+    """Only these rows of the table; a method's name stands for all its variants."""
     seeds: tuple[int, ...] | None = None
     """Seeds instead of the preset's."""
     rounds: int | None = None
@@ -80,11 +103,32 @@ class Arguments:
     """Print and draw what is there; run nothing."""
 
 
-def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
-    """Make the runs that are missing, print the table, and write it and the learning curves.
+class Outcome(NamedTuple):
+    """What is known of a table once its runs are made."""
 
-    `argv` is the command line after the program's name (default: `sys.argv`). Returns the exit
-    status: 0; 2 for a setting that cannot be used and when no run could be made; 130 after Ctrl-C.
+    experiment: Experiment
+    preset: str
+    cells: Sequence[Cell]
+    results: "pd.DataFrame"
+    curves: "pd.DataFrame"
+    reported: "pd.DataFrame"
+    directory: Path
+    not_run: dict[str, str]
+    """Why, by `RunSpec.digest()`."""
+
+
+def main(
+    experiment: Experiment,
+    argv: Sequence[str] | None = None,
+    *,
+    write: "Callable[[Outcome], Sequence[str]] | None" = None,
+) -> int:
+    """Make the runs that are missing, then print the table, and write it and the learning curves.
+
+    `argv` is the command line after the program's name (default: `sys.argv`). `write`: what is made
+    of the outcome instead (default: `write_table`); it returns the names of the files it wrote.
+    Returns the exit status: 0; 2 for a setting that cannot be used and when no run could be made;
+    130 after Ctrl-C.
     """
     import tyro
 
@@ -96,44 +140,86 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     return exit_status(
-        lambda: _run(experiment, arguments),
+        lambda: _run(experiment, arguments, write or write_table),
         name="error",
         stopped="stopped; the same command goes on from the runs that are done",
     )
 
 
-def _run(experiment: Experiment, arguments: Arguments) -> int:
+def _run(
+    experiment: Experiment, arguments: Arguments, write: Callable[[Outcome], Sequence[str]]
+) -> int:
     table_cells = make_cells(experiment, arguments)
-    specs = [spec for cell in table_cells for spec in cell.runs]
-    directory = Path(arguments.output_dir or f"results/{experiment.name}-{arguments.preset}")
+    make_dataset = experiment.presets[arguments.preset].make_dataset
+    dataset = make_dataset() if make_dataset else None
+    specs = _runs(table_cells)
+    folder = experiment.folder or experiment.name
+    directory = Path(arguments.output_dir or f"results/{folder}-{arguments.preset}")
     if arguments.list:
-        for digest, spec, state in plan_sweep(specs, directory):
+        for digest, spec, state in plan_sweep(specs, directory, dataset=dataset):
             print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
 
     if arguments.show:
         require(directory.is_dir(), "output_dir", str(directory), "a folder: --show runs nothing")
-    reasons = {} if arguments.show else sweep(specs, directory).not_run
-    results = store.newest(store.load_results(directory))
-    reported = reported_values(experiment.paper, experiment.item)
-    table = report.compare(table_cells, results, reported)
-    title = f"{experiment.title} Preset {arguments.preset}."
+    reasons = {} if arguments.show else sweep(specs, directory, dataset=dataset).not_run
+    outcome = Outcome(
+        experiment,
+        arguments.preset,
+        table_cells,
+        store.newest(store.load_results(directory)),
+        store.load_curves(directory),
+        reported_values(experiment.paper, experiment.item),
+        directory,
+        reasons,
+    )
+    names = write(outcome)
+    print(f"Written to {directory}: {', '.join(names)}, and two files per run.")
+    return 2 if specs and len(reasons) == len(specs) else 0
+
+
+def _runs(cells: Sequence[Cell]) -> list[RunSpec]:
+    """The runs behind the cells, each once."""
+    return list({run.digest(): run for cell in cells for run in cell.runs}.values())
+
+
+def write_table(outcome: Outcome) -> list[str]:
+    """Print the table, and write it in three forms and the learning curves."""
+    experiment, cells, results = outcome.experiment, outcome.cells, outcome.results
+    table = report.compare(cells, results, outcome.reported)
     notes = [
-        report.CAPTION,
+        report.caption(table),
         *([experiment.note] if experiment.note else []),
-        *_notes(table_cells, table, results, reasons),
-        *_divergence_note(report.diverged_runs(table_cells, results)),
+        *_notes(outcome, table),
+        *_divergence_note(report.diverged_runs(cells, results)),
     ]
+    about = experiment.presets[outcome.preset].about
+    title = f"{experiment.title} Preset {outcome.preset}{about and ': ' + about}."
     text_table = report.comparison_table(table, title=title, notes=notes)
     report.print_table(text_table)
-    figure = report.plot_curves(table_cells, results, store.load_curves(directory), reported)
-    write_text(directory / "table.md", report.to_markdown(text_table))
-    write_text(directory / "table.tex", report.to_latex(text_table))
-    write_text(directory / "table.csv", report.to_csv(table))
-    write_figure(directory / "curves.png", figure)
-    names = "table.md, table.tex, table.csv, curves.png"
-    print(f"Written to {directory}: {names}, and two files per run.")
-    return 2 if specs and len(reasons) == len(set(map(RunSpec.digest, specs))) else 0
+    stem = experiment.item if experiment.folder else "table"
+    texts = {
+        f"{stem}.md": report.to_markdown(text_table),
+        f"{stem}.tex": report.to_latex(text_table),
+        f"{stem}.csv": report.to_csv(table),
+    }
+    for name, text in texts.items():
+        write_text(outcome.directory / name, text)
+    curves = f"{stem}_curves" if experiment.folder else "curves"
+    return [*texts, *write_curves(curves)(outcome)]
+
+
+def write_curves(name: str) -> Callable[[Outcome], list[str]]:
+    """For `main`: the learning curves alone, as `<name>.png`."""
+
+    def write(outcome: Outcome) -> list[str]:
+        figure = report.plot_curves(
+            outcome.cells, outcome.results, outcome.curves, outcome.reported
+        )
+        write_figure(outcome.directory / f"{name}.png", figure)
+        return [f"{name}.png"]
+
+    return write
 
 
 def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
@@ -142,78 +228,128 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     `ConfigError` for a preset or row that the table does not have; runs are checked when resolved.
     """
     from fedjax_het.algorithms import ALGORITHMS
+    from fedjax_het.nn.models import OPTIONS
 
     require_name("preset", arguments.preset, experiment.presets)
     preset = experiment.presets[arguments.preset]
-    methods = arguments.methods or experiment.methods
-    for method in methods:
-        require_name("methods", method, experiment.methods)
+    rows = _chosen(experiment.rows(arguments.preset), arguments.methods)
     models = arguments.models or preset.models
+    wide = {model for model in models if "width" in OPTIONS.get(model, ())}
     if arguments.width is not None:
-        require("convnet" in models, "width", arguments.width, "a ConvNet: add --models convnet")
+        require(bool(wide), "width", arguments.width, "a ConvNet: add --models convnet")
+    if preset.domains:
+        require(arguments.alphas is None, "alphas", arguments.alphas, "none: columns are domains")
 
-    def runs(dataset: str, model: str, alpha: float, method: str) -> tuple[RunSpec, ...]:
+    def runs(dataset: str, model: str, alpha: float | None, row: str) -> tuple[RunSpec, ...]:
+        method, variant = report.parse_row(row)
         if method not in ALGORITHMS:
             return ()
-        settings = {
-            **preset.settings,
-            **preset.model_settings.get(model, {}),
-            **preset.method_settings.get(method, {}),
-        }
+        settings = _merged(
+            experiment.settings,
+            preset.settings,
+            preset.model_settings.get(model, {}),
+            preset.method_settings.get(method, {}),
+            _as_settings(method, variant),
+        )
+        if not ALGORITHMS[method].trains_locally:
+            settings = {name: s for name, s in settings.items() if name not in LOCAL_TRAINING}
         if arguments.rounds is not None:
             settings["rounds"] = arguments.rounds
-        if arguments.width is not None and model == "convnet":
+        if arguments.width is not None and model in wide:
             settings["width"] = arguments.width
-        first = RunSpec(algorithm=method, dataset=dataset, model=model, alpha=alpha, **settings)
+        first = RunSpec(
+            method, dataset, model=model, alpha=alpha, protocol=experiment.paper, **settings
+        )
         return tuple(replace(first, seed=seed) for seed in arguments.seeds or preset.seeds)
 
+    levels = [(alpha, None) for alpha in arguments.alphas or preset.alphas]
+    if preset.domains:
+        levels = [(None, domain) for domain in (*preset.domains, report.AVERAGE)]
     with_reported = set(reported_values(experiment.paper, experiment.item)["dataset"])
     return [
-        Cell(dataset, model, alpha, method, runs(dataset, model, alpha, method))
+        Cell(dataset, model, alpha, row, runs(dataset, model, alpha, row), domain)
         for dataset in arguments.datasets or preset.datasets
         for model in models
-        for alpha in arguments.alphas or preset.alphas
-        for method in methods
-        if method in ALGORITHMS or dataset in with_reported
+        for alpha, domain in levels
+        for row in rows
+        if report.parse_row(row)[0] in ALGORITHMS or dataset in with_reported
     ]
 
 
-def _notes(cells: Sequence[Cell], table: Any, results: Any, reasons: dict[str, str]) -> list[str]:
+def _chosen(rows: tuple[str, ...], wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The rows that the names choose, in the table's order: a row's own name, or a method's."""
+    methods = {row: report.parse_row(row)[0] for row in rows}
+    chosen = set()
+    for name in wanted or rows:
+        require_name("methods", name, [*rows, *dict.fromkeys(methods.values())])
+        chosen |= {name} if name in rows else {row for row in rows if methods[row] == name}
+    return tuple(row for row in rows if row in chosen)
+
+
+def _as_settings(method: str, variant: dict[str, Any]) -> dict[str, Any]:
+    """A variant's settings as fields of `RunSpec`: its own, or a method's option or number."""
+    from fedjax_het.algorithms import ALGORITHMS
+
+    settings: dict[str, Any] = {}
+    for name, value in variant.items():
+        if name in _FIELDS:
+            settings[name] = value
+        else:
+            kind = "options" if name in ALGORITHMS[method].options else "hp"
+            settings.setdefault(kind, {})[name] = value
+    return settings
+
+
+def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Settings of which a later layer wins; hyper-parameters and options one by one."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
+    return merged
+
+
+def _notes(outcome: Outcome, table: "pd.DataFrame") -> list[str]:
     """What a reader must know to compare the measured values with the reported ones."""
+    cells, results = outcome.cells, outcome.results
     notes = []
-    if departures := _departures(cells):
+    if departures := _departures(outcome.experiment, cells):
         notes.append(f"Settings that differ from the paper's: {'; '.join(departures)}.")
     unreported = table.groupby("dataset", sort=False)["reported_mean"].count()
     if names := list(unreported.index[unreported == 0]):
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
     if "dataset_note" in results:
-        lossy = results[results["settings"].isin(run.digest() for c in cells for run in c.runs)]
+        lossy = results[results["settings"].isin(run.digest() for run in _runs(cells))]
         for dataset, note in lossy.groupby("dataset")["dataset_note"].first().dropna().items():
             if note:
                 notes.append(f"{dataset}: {note}")
     if unmade := list(dict.fromkeys(cell.method for cell in cells if not cell.runs)):
         notes.append(f"Not implemented here yet: {', '.join(unmade)}.")
-    for reason, count in Counter(reasons.values()).items():
+    for reason, count in Counter(outcome.not_run.values()).items():
         notes.append(f"Not run ({count} runs): {reason}")
     return notes
 
 
-def _departures(cells: Sequence[Cell]) -> list[str]:
-    """Settings of these runs that are not the defaults of their method's paper."""
+def _departures(experiment: Experiment, cells: Sequence[Cell]) -> list[str]:
+    """Settings of these runs that are not those of the paper's table."""
     found: dict[str, list[str]] = {}
     for cell in cells:
         for run in cell.runs[:1]:
+            method, variant = report.parse_row(cell.method)
+            settings = _merged(experiment.settings, _as_settings(method, variant))
+            paper = RunSpec(
+                method, cell.dataset, model=cell.model, protocol=experiment.paper, **settings
+            ).resolved()
             used = run.resolved()
-            paper = RunSpec(cell.method, cell.dataset, model=cell.model).resolved()
             for name, (here, there) in _differences(used.to_dict(), paper.to_dict()).items():
                 text = f"{name} {here}" + ("" if there is None else f" instead of {there}")
-                methods = found.setdefault(text, [])
-                if cell.method not in methods:
-                    methods.append(cell.method)
-    run_methods = {cell.method for cell in cells if cell.runs}
+                rows = found.setdefault(text, [])
+                if cell.method not in rows:
+                    rows.append(cell.method)
+    all_rows = {cell.method for cell in cells if cell.runs}
     return [
-        text if set(methods) == run_methods else f"{text} ({', '.join(methods)})"
-        for text, methods in found.items()
+        text if set(rows) == all_rows else f"{text} ({', '.join(rows)})"
+        for text, rows in found.items()
     ]
 
 

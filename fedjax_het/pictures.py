@@ -9,7 +9,8 @@ from fedjax_het.result import Result
 
 
 def draw_run(result: Result, dataset: Dataset, partition: Partition, directory: str | Path) -> None:
-    """Write `curve.png`, `partition.png` and, for a method that makes images, `synthesis.png`."""
+    """Write `curve.png`, `partition.png` and, for a method that makes images, `synthesis.png` or
+    `condensed.png`."""
     directory = Path(directory)
     plot_curve(result, directory / "curve.png")
     plot_partition(
@@ -21,6 +22,8 @@ def draw_run(result: Result, dataset: Dataset, partition: Partition, directory: 
     )
     if "snapshots" in result.artifacts:
         _plot_snapshots(result.artifacts, dataset, directory / "synthesis.png")
+    if len(result.artifacts.get("condensed_images", ())):
+        _plot_condensed(result.artifacts, dataset, directory / "condensed.png")
 
 
 def plot_curve(result: Result, path: str | Path) -> None:
@@ -59,4 +62,18 @@ def _plot_snapshots(artifacts: dict[str, np.ndarray], dataset: Dataset, path: Pa
         {int(n): SyntheticData(images, logits, np.float32(0)) for n, images in steps},
         path,
         class_names=dataset.class_names,
+    )
+
+
+def _plot_condensed(artifacts: dict[str, np.ndarray], dataset: Dataset, path: Path) -> None:
+    from fedjax_het.condensation.pictures import plot_condensed
+
+    plot_condensed(
+        artifacts["condensed_images"],
+        artifacts["condensed_clients"],
+        artifacts["condensed_classes"],
+        path,
+        class_names=dataset.class_names or None,
+        mean=dataset.mean,
+        std=dataset.std,
     )

@@ -148,7 +148,7 @@ def printed(table):
 
 
 def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
-    text_table = report.comparison_table(table, title="A title", notes=[report.CAPTION])
+    text_table = report.comparison_table(table, title="A title", notes=[report.caption(table)])
     report.print_table(text_table)
     text = capsys.readouterr().out
     assert "\x1b" not in text
@@ -367,3 +367,139 @@ def test_reported_values_are_those_of_the_paper():
 def test_an_unknown_table_lists_the_known_ones(paper, item):
     with pytest.raises(ConfigError, match=r"did you mean.*(dynafed|table)"):
         reported_values(paper, item)
+
+
+# Tables of the best round, as FedAF reports, and of domains
+
+
+def best_results(**more):
+    rows = []
+    for method, accuracies in (("fedavg", (0.60, 0.66)), ("fedprox", (0.70, 0.80))):
+        for run, accuracy in zip(runs(method, seeds=(0, 1)), accuracies, strict=True):
+            rows.append(
+                {
+                    "digest": f"made-{run.digest()}",
+                    "settings": run.digest(),
+                    "final_accuracy": accuracy - 0.1,
+                    "final_accuracy_std": 0.5,
+                    "best_accuracy": accuracy,
+                    "diverged": False,
+                    "wall_seconds": 3.0,
+                    **{name: accuracy + shift for name, shift in more.items()},
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def theirs(level, **values):
+    rows = [
+        {"dataset": "fashion_mnist", "model": "mlp", "level": level, "method": name, "mean": mean}
+        for name, mean in values.items()
+    ]
+    return pd.DataFrame(rows).assign(std=np.nan, metric="test_accuracy_best")
+
+
+def two_seeds(method, **place):
+    alpha = None if place else ALPHA
+    return Cell("fashion_mnist", "mlp", alpha, method, runs(method, seeds=(0, 1)), **place)
+
+
+def test_what_the_paper_reports_decides_the_measure():
+    cells = [two_seeds("fedavg"), two_seeds("fedprox")]
+    table = report.compare(cells, best_results(), theirs(ALPHA, fedavg=61.0))
+    assert table["mean"].tolist() == pytest.approx([63.0, 75.0])
+    assert table["final_mean"].tolist() == pytest.approx([53.0, 65.0])
+    assert "within_std" not in table
+    assert table["difference"][0] == pytest.approx(2.0)
+    assert "round where it is highest" in report.caption(table)
+    lines = printed(table)
+    assert lines["Method"].split()[1:4] == ["Measured", "Last", "five"]
+    assert lines["fedavg"].split()[1:6] == ["63.00", "±", "4.24", "53.00", "61.00"]
+    other = theirs(ALPHA, fedavg=61.0).assign(metric="bytes")
+    with pytest.raises(ValueError, match="no measure of a run is the paper's bytes"):
+        report.compare(cells, best_results(), other)
+
+
+def test_curves_of_a_table_of_the_best_round_are_not_smoothed():
+    curves = pd.concat(
+        pd.DataFrame({"digest": digest, "round": [1, 2, 3], "test_accuracy": [0.1, 0.6, 0.3]})
+        for digest in best_results()["digest"]
+    )
+    figure = report.plot_curves(
+        [two_seeds("fedavg")], best_results(), curves, theirs(ALPHA, fedavg=61.0)
+    )
+    assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([10, 60, 30])
+    assert figure.axes[0].get_xlabel() == "Round"
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["fedavg", "reported best value"]
+
+
+def by_domain():
+    cells = [
+        two_seeds(method, domain=domain)
+        for domain in ("sketch", "real", report.AVERAGE)
+        for method in ("fedavg", "fedprox")
+    ]
+    results = best_results(accuracy_sketch=-0.2, accuracy_real=0.1, best_domains_accuracy=-0.05)
+    reported = [theirs("sketch", fedavg=40.0), theirs(report.AVERAGE, fedavg=50.0)]
+    return cells, results, pd.concat(reported)
+
+
+def test_domains_are_columns_with_the_papers_values_below():
+    table = report.compare(*by_domain())
+    text_table = report.comparison_table(table, title="T")
+    assert text_table.values == ("sketch", "real", "average", "Seeds", "Time")
+    rows = report.to_markdown(text_table).splitlines()[4:]
+    place = "| fashion_mnist | mlp |"
+    assert rows == [
+        f"{place} fedavg | measured | 43.00 ± 4.24 | 73.00 ± 4.24 | 58.00 ± 4.24 | 2 | 3.0 s |",
+        f"{place}  | reported | 40.00 | — | 50.00 |  |  |",
+        f"{place}  | difference | +3.00 | — | +8.00 |  |  |",
+        f"{place} fedprox | measured | 55.00 ± 7.07 | 85.00 ± 7.07 | 70.00 ± 7.07 | 2 | 3.0 s |",
+        "",
+    ]
+    bold = [line for line in report.to_latex(text_table).splitlines() if "textbf" in line]
+    (line,) = bold
+    assert line.count("textbf") == 3 and line.startswith(r"\quad fedprox & measured & \textbf{55")
+    assert "unweighted mean" in report.caption(table)
+    assert report.to_csv(table).splitlines()[0].startswith("dataset,model,alpha,domain,method,mean")
+
+
+def test_a_domain_without_results_is_missing():
+    cells, _, reported = by_domain()
+    table = report.compare(cells, pd.DataFrame(), reported)
+    assert table["mean"].isna().all() and len(table) == 6
+    assert "| fedprox | measured | — | — | — | 0 of 2 | — |" in report.to_markdown(
+        report.comparison_table(table, title="T")
+    )
+
+
+def test_domains_have_panels():
+    cells, results, reported = by_domain()
+    measured = {"test_accuracy_sketch": [0.2], "test_accuracy_real": [0.4]}
+    curves = pd.concat(
+        pd.DataFrame({"digest": d, "round": [1], **measured, "test_accuracy_domains": [0.3]})
+        for d in results["digest"]
+    )
+    figure = report.plot_curves(cells, results, curves, reported)
+    found = {panel.get_title(): panel.lines[0].get_ydata().tolist() for panel in figure.axes}
+    names = [f"fashion_mnist, {name}" for name in ("sketch", "real", "average")]
+    assert found == {name: pytest.approx([y]) for name, y in zip(names, (20, 40, 30), strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("row", "read"),
+    [
+        ("fedavg", ("fedavg", {})),
+        ("fedaf(ipc=10)", ("fedaf", {"ipc": 10})),
+        ("fedaf(gamma=0.2, lgkm='exact')", ("fedaf", {"gamma": 0.2, "lgkm": "exact"})),
+    ],
+)
+def test_a_row_names_a_method_and_its_settings(row, read):
+    assert report.parse_row(row) == read
+
+
+@pytest.mark.parametrize("row", ["fedaf()", "fedaf(ipc)", "fedaf(ipc=)", "fedaf(ipc=ten)"])
+def test_a_row_that_cannot_be_read_is_refused(row):
+    with pytest.raises(ConfigError, match="expected a method, or one with settings"):
+        report.parse_row(row)

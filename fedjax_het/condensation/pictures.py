@@ -1,4 +1,5 @@
-"""Pictures of synthetic images over the course of their synthesis (DynaFed's Fig. 4)."""
+"""Pictures of synthetic images: over the course of their synthesis (DynaFed's Fig. 4), and of what
+clients condensed (FedDM, FedAF)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,8 @@ import numpy as np
 
 from fedjax_het.condensation.synthetic import SyntheticData
 from fedjax_het.errors import require
+
+_IMAGE, _GAP = 0.42, 0.12  # inches, of a condensed image and between clients
 
 
 def plot_synthesis(
@@ -56,6 +59,92 @@ def plot_synthesis(
         title = f"{name}\n{labels[sample, favoured]:.0%}"
         axes[row, 0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
     figure.supxlabel("iteration of the synthesis (top), soft label (left)", fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def plot_condensed(
+    images: np.ndarray,
+    clients: Sequence[int],
+    classes: Sequence[int],
+    path: str | os.PathLike,
+    *,
+    class_names: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    num_images: int = 10,
+    num_pairs: int = 60,
+) -> None:
+    """Write a grid of condensed images: a row for each pair of a client and a class, by client.
+
+    Args:
+      images: `[P, ipc, H, W, C]` in the normalised space of the network's input; the first
+        `num_images` of each pair are shown, and the first `num_pairs` pairs.
+      clients, classes: `[P]`, of each pair.
+      path: file to write; its ending is the format.
+      class_names: default is the number of the class.
+      mean, std: per channel, of the normalisation; pixels are shown as they would be stored, those
+        beyond black and white as these. Without them each image is stretched to its own range.
+    Errors: ConfigError: no pair, or arguments that do not fit together.
+    """
+    from matplotlib.figure import Figure
+
+    images, clients, classes = np.asarray(images), np.asarray(clients), np.asarray(classes)
+    fits = images.ndim == 5 and images.size > 0
+    require(fits, "shape of images", images.shape, "[P, ipc, H, W, C] with at least one pair")
+    for name, values in (("clients", clients), ("classes", classes)):
+        require(values.shape == images.shape[:1], f"shape of {name}", values.shape, "[P]")
+    require((mean is None) == (std is None), "std", std, "given where mean is, and only there")
+    require(num_images >= 1, "num_images", num_images, "a number >= 1")
+    require(num_pairs >= 1, "num_pairs", num_pairs, "a number >= 1")
+
+    order = np.lexsort((classes, clients))[:num_pairs]
+    shown = images[order, :num_images].astype(np.float64)
+    if mean is not None:
+        shown = (shown * np.asarray(std) + np.asarray(mean)).clip(0, 1)
+    rows_of = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
+    height, width = images.shape[2:4]
+    names = [str(c) if class_names is None else class_names[c] for c in classes[order]]
+    # In inches, so that a pixel is of one size in all panels.
+    pixel = _IMAGE / max(height, width)
+    left = 0.9 + 0.08 * max(map(len, names))
+    across = (shown.shape[1] * (width + 1) - 1) * pixel
+    down = len(order) * (height + 1) * pixel + _GAP * len(rows_of)
+    figure = Figure(figsize=(max(left + across + 0.2, 3.2), down + 0.4))
+    full_width, full_height = figure.get_size_inches()
+    top = full_height - 0.4
+    for client, rows in rows_of.items():
+        mosaic = np.ones((len(rows) * (height + 1) - 1, shown.shape[1] * (width + 1) - 1, 3))
+        tall = len(mosaic) * pixel
+        panel = figure.add_axes(
+            [
+                left / full_width,
+                (top - tall) / full_height,
+                across / full_width,
+                tall / full_height,
+            ]
+        )
+        top -= tall + _GAP
+        for i, row in enumerate(rows):
+            for j, image in enumerate(shown[row]):
+                place = np.s_[i * (height + 1) :, j * (width + 1) :]
+                pixels = image if mean is not None else _stretched(image)
+                mosaic[place][:height, :width] = np.atleast_3d(pixels)
+        panel.imshow(mosaic, interpolation="nearest")
+        ticks = np.arange(len(rows)) * (height + 1) + (height - 1) / 2
+        panel.set_yticks(ticks, [names[row] for row in rows], fontsize=8)
+        panel.set_xticks([])
+        panel.tick_params(length=0)
+        panel.spines[:].set_visible(False)
+        figure.text(
+            0.1 / full_width,
+            (top + _GAP + tall / 2) / full_height,
+            f"client {client}",
+            va="center",
+            fontsize=8,
+        )
+    some = "" if len(order) == len(images) else f", {len(order)} of {len(images)} pairs"
+    title = f"condensed images by client and class{some}"
+    figure.text(0.1 / full_width, 1 - 0.2 / full_height, title, va="center", fontsize=9)
     figure.savefig(path, dpi=150)
 
 

@@ -6,11 +6,13 @@ table of texts or a figure out. Accuracies are percentages from here on.
 
 from fedjax_het.report.against_alpha import plot_against_alpha
 from fedjax_het.report.comparison import (
-    CAPTION,
+    AVERAGE,
     Cell,
+    caption,
     compare,
     comparison_table,
     diverged_runs,
+    parse_row,
     plot_curves,
 )
 from fedjax_het.report.grouping import varying_settings
@@ -22,15 +24,17 @@ from fedjax_het.report.style import COLOURS, method_colours
 from fedjax_het.report.write import write_report
 
 __all__ = [
-    "CAPTION",
+    "AVERAGE",
     "COLOURS",
     "Cell",
     "TextTable",
+    "caption",
     "compare",
     "comparison_table",
     "diverged_runs",
     "method_colours",
     "overview_table",
+    "parse_row",
     "pivot_table",
     "plot_against_alpha",
     "plot_curves",

@@ -2,12 +2,20 @@
 
 import itertools
 import math
+from ast import literal_eval
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedjax_het.errors import ConfigError
 from fedjax_het.report.grouping import diverged
-from fedjax_het.report.learning_curves import Curve, draw_curves, values_by_round
+from fedjax_het.report.learning_curves import (
+    SMOOTHED_ROUNDS,
+    Curve,
+    draw_curves,
+    values_by_round,
+)
+from fedjax_het.report.measures import values_of
 from fedjax_het.report.render import (
     MISSING,
     Section,
@@ -22,11 +30,26 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-CAPTION = (
-    "Test accuracy in percent, mean of the last five rounds. Measured: mean ± standard deviation "
-    "over seeds. Within run: standard deviation over the last five rounds, averaged over seeds. "
+# What a table compares: the measure behind each metric of `reported`, and its caption.
+MEASURES = {"test_accuracy_last5_mean": "final_accuracy", "test_accuracy_best": "best_accuracy"}
+_SEEDS = "Measured: mean ± standard deviation over seeds."
+_REST = (
     "Difference: measured − reported, in points. Time: wall-clock per run, compilation included."
 )
+_CAPTIONS = {
+    "final_accuracy": f"Test accuracy in percent, mean of the last five rounds. {_SEEDS} Within "
+    f"run: standard deviation over the last five rounds, averaged over seeds. {_REST}",
+    "best_accuracy": "Test accuracy in percent, of the round where it is highest, as the paper "
+    f"selects it (on the test images). {_SEEDS} Last five: mean of the last five rounds instead. "
+    f"{_REST}",
+}
+_DOMAINS_CAPTION = (
+    "Test accuracy in percent on the test images of each domain, in the round where their "
+    "unweighted mean is highest, as the paper selects it (on the test images); average: that "
+    "mean. Measured: mean ± standard deviation over seeds. Difference: measured − reported, in "
+    "points. Time: wall-clock per run, compilation included."
+)
+AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -35,14 +58,54 @@ class Cell:
 
     dataset: str
     model: str
-    alpha: float
+    alpha: float | None
     method: str
+    """The row: a method, or a variant as `parse_row` reads it."""
     runs: tuple[RunSpec, ...] = ()
     """Empty where the method has no implementation."""
+    domain: str | None = None
+    """In a table of domains: whose test images count; `AVERAGE`: the mean over domains."""
+
+    @property
+    def level(self) -> float | str | None:
+        """The column: alpha, or the domain."""
+        return self.alpha if self.domain is None else self.domain
 
     @property
     def group(self) -> str:
-        return f"{self.dataset}, {self.model}, alpha {self.alpha:g}"
+        last = f"alpha {self.alpha:g}" if self.domain is None else self.domain
+        return f"{self.dataset}, {self.model}, {last}"
+
+
+def parse_row(row: str) -> tuple[str, dict[str, Any]]:
+    """A row's method, and the settings that make it a variant of the method.
+
+    `parse_row("fedaf(ipc=10)")` is `("fedaf", {"ipc": 10})`. ConfigError for what reads otherwise.
+    """
+    method, bracket, inside = row.partition("(")
+    pairs = inside.removesuffix(")").split(",") if bracket else []
+    try:
+        named = dict(pair.split("=") for pair in pairs)
+        return method, {name.strip(): literal_eval(value.strip()) for name, value in named.items()}
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"methods = {row!r}: expected a method, or one with settings: 'fedaf(ipc=10)'"
+        ) from error
+
+
+def measure_of(reported: "pd.DataFrame") -> str:
+    """The summary's key that stands beside these reported values. ValueError if none does."""
+    (metric,) = set(reported["metric"])
+    if metric not in MEASURES:
+        raise ValueError(f"no measure of a run is the paper's {metric}")
+    return MEASURES[metric]
+
+
+def caption(table: "pd.DataFrame") -> str:
+    """What the columns of a comparison are."""
+    if "domain" in table:
+        return _DOMAINS_CAPTION
+    return _CAPTIONS["best_accuracy" if "final_mean" in table else "final_accuracy"]
 
 
 def compare(
@@ -52,18 +115,22 @@ def compare(
 
     Args:
       results: as `load_results` gives it. Only the cells' own runs count, found by their digests.
-      reported: as `reported_values` gives it, at most one row per cell, in percent.
+      reported: as `reported_values` gives it, at most one row per cell, in percent. Its metric
+        says which measure of a run counts, see `MEASURES`.
     Returns:
-      `dataset`, `model`, `alpha`, `method`; `mean` and `std` over seeds (n − 1; NaN for one seed)
-      of the mean over the last five rounds; `within_std`, the deviation over the last five rounds
-      of a run, averaged over seeds; `reported_mean`, `reported_std`; `difference` of the means;
-      `seeds`, the number of runs in the mean; `diverged`, those left out of it; `planned`;
-      `seconds` of wall-clock per run. What is not there is NaN.
+      `dataset`, `model`, `alpha`, `domain` (where the cells have one), `method`; `mean` and `std`
+      over seeds (n − 1; NaN for one seed) of the measure; for the mean over the last five rounds
+      `within_std`, the deviation over these of a run, averaged over seeds; for the best round
+      `final_mean`, the mean over the last five rounds instead; `reported_mean`, `reported_std`;
+      `difference` of the means; `seeds`, the number of runs in the mean; `diverged`, those left
+      out of it; `planned`; `seconds` of wall-clock per run. What is not there is NaN.
     Errors:
-      ValueError if `reported` has several values for one cell.
+      ValueError if `reported` has several values for one cell, or other than accuracies.
     """
     import pandas as pd
 
+    measure = measure_of(reported)
+    by_domain = any(cell.domain is not None for cell in cells)
     rows = []
     for cell in cells:
         made = _made(cell, results)
@@ -72,8 +139,9 @@ def compare(
                 "dataset": cell.dataset,
                 "model": cell.model,
                 "alpha": cell.alpha,
+                **({"domain": cell.domain} if by_domain else {}),
                 "method": cell.method,
-                **_measured(made),
+                **_measured(made, cell, measure),
                 "planned": len(cell.runs),
                 **_reported(cell, reported),
             }
@@ -89,17 +157,24 @@ def _made(cell: Cell, results: "pd.DataFrame") -> "pd.DataFrame":
     return results[results["settings"].isin([run.digest() for run in cell.runs])]
 
 
-def _measured(made: "pd.DataFrame") -> dict[str, float]:
+def _measured(made: "pd.DataFrame", cell: Cell, measure: str) -> dict[str, float]:
+    besides = {}
+    if cell.domain is not None:
+        measure = "best_domains_accuracy" if cell.domain == AVERAGE else f"accuracy_{cell.domain}"
+    elif measure == "best_accuracy":
+        besides = {"final_mean": "final_accuracy"}
+    else:
+        besides = {"within_std": "final_accuracy_std"}
     if not len(made):
-        nothing = dict.fromkeys(("mean", "std", "within_std", "seconds"), math.nan)
+        nothing = dict.fromkeys(("mean", "std", *besides, "seconds"), math.nan)
         return {**nothing, "seeds": 0, "diverged": 0}
     lost = diverged(made)
     good = made[~lost]
-    accuracy = 100 * good["final_accuracy"].astype(float)
+    accuracy = values_of(good, measure)
     return {
         "mean": accuracy.mean(),
         "std": accuracy.std(),  # n - 1: NaN for one run
-        "within_std": 100 * good["final_accuracy_std"].astype(float).mean(),
+        **{name: values_of(good, key).mean() for name, key in besides.items()},
         "seconds": made["wall_seconds"].mean(),
         "seeds": len(good),
         "diverged": int(lost.sum()),
@@ -110,7 +185,7 @@ def _reported(cell: Cell, reported: "pd.DataFrame") -> dict[str, float]:
     found = reported[
         (reported["dataset"] == cell.dataset)
         & (reported["model"] == cell.model)
-        & (reported["level"] == cell.alpha)
+        & (reported["level"] == cell.level)
         & (reported["method"] == cell.method)
     ]
     if len(found) > 1:
@@ -121,40 +196,90 @@ def _reported(cell: Cell, reported: "pd.DataFrame") -> dict[str, float]:
 
 
 def comparison_table(table: "pd.DataFrame", *, title: str, notes: Sequence[str] = ()) -> TextTable:
-    """A comparison as people read it, one section per data set, network and alpha."""
+    """A comparison as people read it: a section per data set, network and alpha with a row per
+    method; or, of domains, a section per data set and network with a column per domain."""
     renamed = table.rename(columns={"mean": "mean_", "std": "std_"})  # tuples have methods too
+    rows = list(renamed.itertuples(index=False))
+    if "domain" in table:
+        return _domain_table(rows, title, notes)
+    besides = "Last five" if "final_mean" in table else "Within run"
     sections = []
-    for place, members in itertools.groupby(
-        renamed.itertuples(index=False), key=lambda row: (row.dataset, row.model, row.alpha)
-    ):
-        rows = list(members)
+    for place, members in itertools.groupby(rows, lambda row: (row.dataset, row.model, row.alpha)):
+        own = list(members)
         dataset, model, alpha = place
-        best = best_of([math.nan if row.diverged else row.mean_ for row in rows])
+        best = best_of([math.nan if row.diverged else row.mean_ for row in own])
         sections.append(
             Section(
-                rows=tuple(map(_texts, rows)),
+                rows=tuple(_texts(row, besides) for row in own),
                 title=f"{dataset}, {model}, alpha {alpha:g}",
                 labels={"Data": dataset, "Network": model, "alpha": f"{alpha:g}"},
                 best=frozenset((place, "Measured") for place in best),
             )
         )
-    return TextTable(title, ("Method",), _VALUES, tuple(sections), tuple(notes))
+    values = ("Measured", besides, "Reported", "Difference", "Seeds", "Time")
+    return TextTable(title, ("Method",), values, tuple(sections), tuple(notes))
 
 
-_VALUES = ("Measured", "Within run", "Reported", "Difference", "Seeds", "Time")
-
-
-def _texts(row: Any) -> dict[str, str]:
-    seeds = str(row.seeds) if row.seeds == row.planned else f"{row.seeds} of {row.planned}"
+def _texts(row: Any, besides: str) -> dict[str, str]:
     return {
         "Method": row.method,
         "Measured": plus_minus(row.mean_, row.std_, diverged=bool(row.diverged)),
-        "Within run": number_text(row.within_std),
+        besides: number_text(row.final_mean if besides == "Last five" else row.within_std),
         "Reported": plus_minus(row.reported_mean, row.reported_std),
         "Difference": number_text(row.difference, "+.2f"),
+        **_runs_texts(row),
+    }
+
+
+def _runs_texts(row: Any) -> dict[str, str]:
+    seeds = str(row.seeds) if row.seeds == row.planned else f"{row.seeds} of {row.planned}"
+    return {
         "Seeds": seeds if row.planned else MISSING,
         "Time": MISSING if math.isnan(row.seconds) else f"{row.seconds:.1f} s",
     }
+
+
+def _domain_table(rows: Sequence[Any], title: str, notes: Sequence[str]) -> TextTable:
+    """Each method has a line of measured values, and below it those of the paper, if any."""
+    domains = list(dict.fromkeys(row.domain for row in rows))
+    sections = []
+    for place, members in itertools.groupby(rows, lambda row: (row.dataset, row.model)):
+        by_method: dict[str, list[Any]] = {}
+        for row in members:
+            by_method.setdefault(row.method, []).append(row)
+        lines: list[dict[str, str]] = []
+        at: dict[str, int] = {}  # the line of a method's measured values
+        for method, own in by_method.items():
+            at[method] = len(lines)
+            forms = {
+                "measured": lambda row: plus_minus(row.mean_, row.std_, diverged=bool(row.diverged))
+            }
+            if not all(math.isnan(row.reported_mean) for row in own):
+                forms["reported"] = lambda row: plus_minus(row.reported_mean, row.reported_std)
+                forms["difference"] = lambda row: number_text(row.difference, "+.2f")
+            for name, form in forms.items():
+                runs = _runs_texts(own[0])
+                if name != "measured":
+                    runs = dict.fromkeys(runs, "")
+                texts = {row.domain: form(row) for row in own}
+                first = method if name == "measured" else ""
+                lines.append({"Method": first, "Value": name, **texts, **runs})
+        best = set()
+        for domain in domains:
+            column = {m: row for m, own in by_method.items() for row in own if row.domain == domain}
+            values = [math.nan if row.diverged else row.mean_ for row in column.values()]
+            best |= {(at[list(column)[place]], domain) for place in best_of(values)}
+        dataset, model = place
+        sections.append(
+            Section(
+                rows=tuple(lines),
+                title=f"{dataset}, {model}",
+                labels={"Data": dataset, "Network": model},
+                best=frozenset(best),
+            )
+        )
+    values = (*domains, "Seeds", "Time")
+    return TextTable(title, ("Method", "Value"), values, tuple(sections), tuple(notes))
 
 
 def diverged_runs(cells: Sequence[Cell], results: "pd.DataFrame") -> list[str]:
@@ -176,32 +301,41 @@ def plot_curves(
     curves: "pd.DataFrame",
     reported: "pd.DataFrame",
 ) -> "Figure":
-    """Test accuracy against round: a row of panels per data set and network, a column per alpha.
+    """Test accuracy against round: a row of panels per data set and network, a column per alpha,
+    or a panel per domain.
 
-    Lines are means over seeds of a running mean over five rounds (so a line ends at the table's
-    value), with a band of one standard deviation over seeds. A dashed tick right of the last round
-    is the reported final value. Runs that diverged are left out; a panel without runs says so.
+    Lines are means over seeds, with a band of one standard deviation over seeds; where the table
+    holds means of the last five rounds, of a running mean over five (so a line ends at the table's
+    value). A dashed tick right of the last round is the reported value. Runs that diverged are
+    left out; a panel without runs says so.
     """
-    panels = list(dict.fromkeys((cell.dataset, cell.model, cell.alpha) for cell in cells))
+    best = measure_of(reported) == "best_accuracy"
     several_models = len({cell.model for cell in cells}) > 1
 
-    def title(dataset: str, model: str, alpha: float) -> str:
-        place = f"{dataset}, {model}" if several_models else dataset
-        return f"{place}, alpha = {alpha:g}"
+    def title(cell: Cell) -> str:
+        place = f"{cell.dataset}, {cell.model}" if several_models else cell.dataset
+        return f"{place}, " + (cell.domain or f"alpha = {cell.alpha:g}")
 
     lines = []
     for cell in cells:
         made = _made(cell, results)
+        measure = "test_accuracy"
+        if cell.domain is not None:
+            measure += "_domains" if cell.domain == AVERAGE else f"_{cell.domain}"
         lines.append(
             Curve(
-                panel=title(cell.dataset, cell.model, cell.alpha),
-                method=cell.method,
+                panel=title(cell),
+                method=parse_row(cell.method)[0],
                 label=cell.method,
-                runs=values_by_round(made, curves),
+                runs=values_by_round(made, curves, measure, window=1 if best else SMOOTHED_ROUNDS),
                 diverged=bool(len(made) and diverged(made).any()),
                 reported=_reported(cell, reported)["reported_mean"],
             )
         )
     return draw_curves(
-        lines, [title(*panel) for panel in panels], columns=len({cell.alpha for cell in cells})
+        lines,
+        list(dict.fromkeys(map(title, cells))),
+        columns=len({cell.level for cell in cells}),
+        window=1 if best else SMOOTHED_ROUNDS,
+        reported="best" if best else "final",
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SMOOTHED_ROUNDS = 5
+SMOOTHED_ROUNDS = 5
 _TICK = (0, (3, 1))  # dashes, in points
 
 
@@ -93,20 +93,24 @@ def plot_learning_curves(
 
 
 def values_by_round(
-    runs: "pd.DataFrame", curves: "pd.DataFrame", measure: str = "test_accuracy"
+    runs: "pd.DataFrame",
+    curves: "pd.DataFrame",
+    measure: str = "test_accuracy",
+    *,
+    window: int = SMOOTHED_ROUNDS,
 ) -> "pd.DataFrame":
-    """Running means over five measured rounds: a row per round, a column per run.
+    """Running means over `window` measured rounds: a row per round, a column per run.
 
     Runs that diverged are left out. Accuracies are in percent.
     """
     import pandas as pd
 
-    if not len(curves) or not len(runs):
+    if not len(curves) or not len(runs) or measure not in curves:
         return pd.DataFrame()
     wanted = runs["digest"][~diverged(runs)]
     own = curves[curves["digest"].isin(wanted)].dropna(subset=measure)
     by_round = scale_of(measure) * own.pivot(index="round", columns="digest", values=measure)
-    smoothed = by_round.rolling(_SMOOTHED_ROUNDS, min_periods=1).mean()
+    smoothed = by_round.rolling(window, min_periods=1).mean()
     return smoothed.where(by_round.notna())  # a shorter run does not go on
 
 
@@ -117,10 +121,13 @@ def draw_curves(
     columns: int,
     measure: str = "test_accuracy",
     sharey: str = "row",
+    window: int = SMOOTHED_ROUNDS,
+    reported: str = "final",
 ) -> "Figure":
     """The figure of these lines. A panel without any run says so.
 
-    A dashed tick right of the last round is the reported final value.
+    A dashed tick right of the last round is the reported value, of the kind that `reported` names;
+    `window` is how many rounds the lines are means of.
     """
     figure, axes = make_panels(panels, columns=columns, size=(3.5, 2.7), sharey=sharey)
     width, height = figure.get_size_inches()
@@ -145,8 +152,9 @@ def draw_curves(
         if is_leftmost(panel):
             panel.set_ylabel(measure_label(measure), fontsize=10)
         if is_lowest(panel, axes.values()):
-            panel.set_xlabel(f"Round (running mean of {_SMOOTHED_ROUNDS})", fontsize=10)
-    add_legend(figure, _handles(lines, styles))
+            mean = f" (running mean of {window})" if window > 1 else ""
+            panel.set_xlabel(f"Round{mean}", fontsize=10)
+    add_legend(figure, _handles(lines, styles, reported))
     return figure
 
 
@@ -179,7 +187,7 @@ def _only_diverged(panel: "Axes", axes: dict, lines: Sequence[Curve]) -> bool:
     return any(line.diverged and axes[line.panel] is panel for line in lines)
 
 
-def _handles(lines: Sequence[Curve], styles: dict[str, dict]) -> list:
+def _handles(lines: Sequence[Curve], styles: dict[str, dict], reported: str) -> list:
     from matplotlib.lines import Line2D
 
     drawn = {line.label for line in lines if len(line.runs)}
@@ -197,9 +205,8 @@ def _handles(lines: Sequence[Curve], styles: dict[str, dict]) -> list:
         if label in drawn | lost
     ]
     if any(len(line.runs) and not math.isnan(line.reported) for line in lines):
-        handles.append(
-            Line2D([], [], color="#444444", linestyle=_TICK, label="reported final value")
-        )
+        label = f"reported {reported} value"
+        handles.append(Line2D([], [], color="#444444", linestyle=_TICK, label=label))
     if lost:
         handles.append(
             Line2D([], [], linestyle="none", label=f"{DIVERGED} runs that diverged are left out")

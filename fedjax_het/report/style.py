@@ -21,8 +21,13 @@ COLOURS = {
     "abavg": "#332288",
     "fedgen": "#999933",
     "fedmix": "#882255",
+    "fedbn": "#56B4E9",
+    "moon": "#AA4499",
+    "feddyn": "#117733",
+    "feddm": "#000000",
+    "fedaf": "#CC3311",
 }
-_OTHER_COLOURS = ("#000000", "#AA4499", "#117733", "#DDCC77", "#661100", "#6699CC", "#888888")
+_OTHER_COLOURS = ("#DDCC77", "#661100", "#6699CC", "#888888")
 # Methods whose curves often lie on FedAvg's: it shows through their gaps.
 _DASHES = {"fedprox": (0, (4, 1.5)), "feddf": (0, (6, 2)), "fedbe": (0, (2, 1.5))}
 _MARKERS = "os^Dv<>pPX*h"
@@ -37,7 +42,7 @@ def method_rank(method: str) -> tuple[int, str]:
 
 
 def method_colours(methods: Iterable[str]) -> dict[str, str]:
-    """A colour per method, as hexadecimal digits. The first sixteen are told apart."""
+    """A colour per method, as hexadecimal digits. The first eighteen are told apart."""
     names = list(dict.fromkeys(methods))
     others = iter(_OTHER_COLOURS * (1 + len(names) // len(_OTHER_COLOURS)))
     return {name: COLOURS.get(name) or next(others) for name in names}

@@ -1,8 +1,9 @@
 """What the papers report, cell by cell: one CSV file per paper, read as it stands.
 
 Columns: `paper`, `item` (`table1`, ...), `dataset`, `model`, `partition`, `level` (the Dirichlet
-alpha, or the labels per client), `clients`, `participation`, `local_epochs`, `rounds`, `method`,
-`metric`, `mean`, `std`. Accuracies are percentages. Nothing measured is ever written here.
+alpha, the labels per client, or a domain), `clients`, `participation`, `local_epochs`, `rounds`,
+`method`, `metric`, `mean`, `std`. Accuracies are percentages. Nothing measured is ever written
+here.
 """
 
 from functools import cache
@@ -27,7 +28,11 @@ def _read(paper: str) -> "pd.DataFrame":
 def reported_values(paper: str, item: str) -> "pd.DataFrame":
     """The values of one table or figure, in the paper's order: `reported_values("dynafed",
     "table1")`. An unknown paper or item is a `ConfigError` that lists the valid ones."""
+    import pandas as pd
+
     require_name("paper", paper, sorted(path.stem for path in _FOLDER.glob("*.csv")))
     values = _read(paper)
     require_name("item", item, list(dict.fromkeys(values["item"])))
-    return values[values["item"] == item].reset_index(drop=True)
+    own = values[values["item"] == item].reset_index(drop=True)
+    numbers = pd.to_numeric(own["level"], errors="coerce")  # of another item they may be names
+    return own.assign(level=numbers) if numbers.notna().all() else own

@@ -1,0 +1,47 @@
+"""FedAF's Figure 5: the learning curves of Table 3, and (d) what every IPC gains over FedAvg.
+
+python experiments/fedaf/fig5.py                  the embedded digits, minutes on 2 cores
+python experiments/fedaf/fig5.py --preset paper   CIFAR-10: a GPU's work
+
+Makes the runs of Table 3 and FedAvg's of Table 1 that are missing, in the folder that they share;
+`--show` draws those that are there. `fig5.png` holds panels a to c, `fig5d.png` the gains.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
+
+import pandas as pd
+
+from fedjax_het import report
+from fedjax_het.experiment import Outcome, main
+from fedjax_het.report.gain import plot_gain
+from fedjax_het.report.write import write_figure
+from fedjax_het.reported import reported_values
+
+TABLE3 = run_path(str(Path(__file__).with_name("table3.py")))["TABLE3"]
+FIG5 = replace(
+    TABLE3,
+    title="FedAF, Figure 5: learning curves by condensed images per class, and gain over FedAvg.",
+    presets={
+        name: replace(preset, rows=(*TABLE3.rows(name), "fedavg"))
+        for name, preset in TABLE3.presets.items()
+    },
+)
+
+
+def write_figures(outcome: Outcome) -> list[str]:
+    of_fedavg = reported_values("fedaf", "table1").query("method == 'fedavg'")
+    reported = pd.concat([outcome.reported, of_fedavg])
+    table = report.compare(outcome.cells, outcome.results, reported)
+    figures = {
+        "fig5.png": report.plot_curves(outcome.cells, outcome.results, outcome.curves, reported),
+        "fig5d.png": plot_gain(table, base="fedavg"),
+    }
+    for name, figure in figures.items():
+        write_figure(outcome.directory / name, figure)
+    return list(figures)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(FIG5, write=write_figures))

@@ -1,0 +1,12 @@
+"""FedAF's Figure 7: who holds what of Fashion-MNIST, as bubbles.
+
+python experiments/fedaf/fig7.py    seconds; label counts are enough, so no data set is needed
+"""
+
+from pathlib import Path
+from runpy import run_path
+
+main = run_path(str(Path(__file__).with_name("partitions.py")))["main"]
+
+if __name__ == "__main__":
+    raise SystemExit(main("fig7", "fashion_mnist"))

@@ -1,0 +1,87 @@
+"""The paper's partitions, of label counts alone, for Table 7 and Figures 6 to 8.
+
+Their three data sets are balanced: 6,000 training images a class in Fashion-MNIST, 5,000 in
+CIFAR-10, 500 in CIFAR-100. So balanced labels stand for theirs, and nothing is downloaded.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_het.data import Partition, make_partition, plot_partition
+from fedjax_het.errors import exit_status
+
+CLIENTS = 10
+ALPHAS = (0.02, 0.05, 0.1)
+
+
+class Source(NamedTuple):
+    """What of a data set decides its partitions and bytes."""
+
+    num_classes: int
+    images_per_class: int
+    image_shape: tuple[int, int, int]
+
+
+SOURCES = {
+    "fashion_mnist": Source(10, 6000, (28, 28, 1)),
+    "cifar10": Source(10, 5000, (32, 32, 3)),
+    "cifar100": Source(100, 500, (32, 32, 3)),
+}
+
+
+def balanced_labels(dataset: str) -> np.ndarray:
+    source = SOURCES[dataset]
+    return np.repeat(np.arange(source.num_classes), source.images_per_class)
+
+
+def paper_partition(dataset: str, alpha: float, seed: int) -> Partition:
+    return make_partition(
+        "dirichlet_capped",
+        balanced_labels(dataset),
+        SOURCES[dataset].num_classes,
+        num_clients=CLIENTS,
+        alpha=alpha,
+        seed=seed,
+    )
+
+
+@dataclass
+class Arguments:
+    """The command line of Figures 6 to 8."""
+
+    seed: int = 0
+    """Of the partitions."""
+    output_dir: str = "results/fedaf-partitions"
+    """Folder of the figures."""
+    list: bool = False
+    """Print the files; draw nothing."""
+
+
+def main(figure: str, dataset: str, argv=None) -> int:
+    """Draw the partitions of a data set at the three alphas, one file each."""
+    import tyro
+
+    about = f"FedAF, {figure}: who holds what of {dataset} at alpha 0.02, 0.05 and 0.1."
+    arguments = tyro.cli(Arguments, args=argv, description=about)
+
+    def run() -> int:
+        directory = Path(arguments.output_dir)
+        for alpha in ALPHAS:
+            path = directory / f"{figure}_alpha{alpha:g}.png"
+            if not arguments.list:
+                split = paper_partition(dataset, alpha, arguments.seed)
+                directory.mkdir(parents=True, exist_ok=True)
+                plot_partition(
+                    split,
+                    balanced_labels(dataset),
+                    SOURCES[dataset].num_classes,
+                    path,
+                    title=f"{dataset}, alpha = {alpha:g}, seed {arguments.seed}",
+                )
+            print(path)
+        return 0
+
+    return exit_status(run, name="error", stopped="stopped")

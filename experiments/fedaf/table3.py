@@ -1,0 +1,41 @@
+"""FedAF's Table 3: how many condensed images per class (IPC).
+
+python experiments/fedaf/table3.py                  the embedded digits, minutes on 2 cores
+python experiments/fedaf/table3.py --preset paper   CIFAR-10: a GPU's work
+
+Classes that a client has fewer images of than the IPC are not condensed: a larger IPC drops more.
+"""
+
+from pathlib import Path
+from runpy import run_path
+
+from fedjax_het.experiment import Experiment, Preset, main
+
+TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))
+
+TABLE3 = Experiment(
+    name="fedaf-table3",
+    folder="fedaf",
+    paper="fedaf",
+    item="table3",
+    title="FedAF, Table 3: best test accuracy by condensed images per class.",
+    presets={
+        "quick": Preset(
+            datasets=("digits",),
+            models=("convnet",),
+            alphas=TABLE1["ALPHAS"],
+            seeds=(0, 1),
+            rows=("fedaf(ipc=2)", "fedaf(ipc=5)", "fedaf(ipc=10)", "fedaf(ipc=20)"),
+            **TABLE1["QUICK"],
+        ),
+        "paper": Preset(
+            datasets=("cifar10",),
+            models=("convnet",),
+            alphas=TABLE1["ALPHAS"],
+            seeds=(0, 1, 2),
+        ),
+    },
+)
+
+if __name__ == "__main__":
+    raise SystemExit(main(TABLE3))

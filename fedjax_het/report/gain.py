@@ -1,0 +1,62 @@
+"""What a setting of a method gains over another method (FedAF's Figure 5d)."""
+
+from typing import TYPE_CHECKING
+
+from fedjax_het.report.comparison import parse_row
+from fedjax_het.report.style import add_legend, empty_panel, is_leftmost, make_panels, plain_axes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def plot_gain(table: "pd.DataFrame", *, base: str) -> "Figure":
+    """Mean accuracy of a method's variants minus that of row `base`, against the one setting in
+    which they differ: a panel per data set and network, a line per alpha, from dark to light.
+
+    table: as `compare` gives it; every row but `base` is a variant with one setting. Measured
+    gains are solid, reported ones dashed.
+    """
+    from matplotlib import colormaps
+    from matplotlib.lines import Line2D
+
+    places = list(dict.fromkeys(zip(table["dataset"], table["model"], strict=True)))
+    figure, panels = make_panels(
+        [f"{dataset}, {model}" for dataset, model in places],
+        columns=len(places),
+        size=(4.6, 3.2),
+        sharey="none",
+    )
+    alphas = sorted(table["alpha"].unique())
+    shades = colormaps["viridis"]([0.8 * n / max(1, len(alphas) - 1) for n in range(len(alphas))])
+    reported = False
+    for (dataset, model), panel in zip(places, panels.values(), strict=True):
+        own = table[(table["dataset"] == dataset) & (table["model"] == model)]
+        for alpha, shade in zip(alphas, shades, strict=True):
+            at = own[own["alpha"] == alpha].set_index("method")
+            variants = at.drop(index=base)
+            ((setting, _),) = {*parse_row(variants.index[0])[1].items()}
+            x = [parse_row(row)[1][setting] for row in variants.index]
+            for column, line in (("mean", "-"), ("reported_mean", "--")):
+                gain = variants[column] - at[column].get(base)
+                if gain.notna().any():
+                    reported |= line == "--"
+                    label = f"alpha = {alpha:g}" if line == "-" else f"_{alpha:g}"
+                    panel.plot(x, gain, color=shade, linestyle=line, marker="o", ms=4, label=label)
+        plain_axes(panel)
+        if not panel.lines:
+            empty_panel(panel, "not run")
+            continue
+        panel.set_xticks(x)
+        panel.set_xlabel(setting, fontsize=10)
+        panel.axhline(0, color="#444444", lw=0.8, label="_zero")
+        if is_leftmost(panel):
+            panel.set_ylabel(f"Gain over {base} (points)", fontsize=10)
+    handles = [
+        Line2D([], [], color=shade, lw=2, label=f"alpha = {alpha:g}")
+        for alpha, shade in zip(alphas, shades, strict=True)
+    ]
+    if reported:
+        handles.append(Line2D([], [], color="#444444", linestyle="--", label="reported"))
+    add_legend(figure, handles)
+    return figure

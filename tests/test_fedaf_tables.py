@@ -1,0 +1,337 @@
+"""FedAF's tables and figures: they are the paper's, and no run of theirs is made twice."""
+
+import importlib.util
+import math
+import re
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_het.experiment
+from fedjax_het import RunSpec
+from fedjax_het.experiment import Arguments, _departures, main, make_cells
+from fedjax_het.federation import prepare
+from fedjax_het.report import AVERAGE
+from fedjax_het.reported import reported_values
+
+FOLDER = Path(__file__).parent.parent / "experiments" / "fedaf"
+
+
+def declared(name):
+    spec = importlib.util.spec_from_file_location(f"fedaf_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = {n: getattr(declared(f"table{n}"), f"TABLE{n}") for n in range(1, 7)}
+FIG3, FIG5 = declared("fig3"), declared("fig5")
+TABLE7, DOMAINS = declared("table7"), declared("domains")
+
+
+def runs(experiment, preset="paper", **filters):
+    cells = make_cells(experiment, Arguments(preset=preset, **filters))
+    return {run.digest() for cell in cells for run in cell.runs}
+
+
+@pytest.mark.parametrize("number", TABLES)
+def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(number):
+    experiment = TABLES[number]
+    cells = make_cells(experiment, Arguments(preset="paper"))
+    reported = reported_values("fedaf", f"table{number}")
+    ours = [(cell.dataset, cell.model, cell.level, cell.method) for cell in cells]
+    theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
+    assert sorted(ours) == sorted(theirs)
+    for cell in cells:
+        if cell.method.split("(")[0] in ("fedavg", "fedprox", "feddm", "fedaf"):
+            assert len(cell.runs) == 3
+    assert _departures(experiment, cells) == []
+
+
+def test_the_paper_presets_have_the_papers_settings():
+    by_method = {}
+    for cell in make_cells(TABLES[1], Arguments(preset="paper", datasets=("cifar100",))):
+        for run in cell.runs:
+            by_method[cell.method] = run.resolved()
+    for spec in by_method.values():
+        assert (spec.num_clients, spec.participation, spec.rounds) == (10, 1.0, 20)
+        assert (spec.partition, spec.model, spec.norm) == ("dirichlet_capped", "convnet", "batch")
+        assert spec.alpha in (0.02, 0.05, 0.1)
+    fedprox, fedaf = by_method["fedprox"], by_method["fedaf"]
+    assert (fedprox.local_epochs, fedprox.batch_size, fedprox.hp["local_lr"]) == (10, 64, 0.01)
+    assert fedprox.hp["prox_mu"] == 0.001
+    assert (fedaf.options["ipc"], fedaf.options["steps"], fedaf.options["threshold"]) == (
+        50,
+        1000,
+        50,
+    )
+    assert [fedaf.hp[name] for name in ("image_lr", "lambda_loc", "lambda_glob", "gamma")] == [
+        0.1,
+        1e-4,
+        0.01,
+        0.9,
+    ]
+    (five,) = {run.rounds for c in make_cells(TABLES[5], Arguments("paper")) for run in c.runs}
+    assert five == 10
+    (six,) = {
+        run.resolved().stem for c in make_cells(TABLES[6], Arguments("paper")) for run in c.runs
+    }
+    assert six == "imagenet"
+
+
+@pytest.mark.parametrize(
+    ("number", "row", "kind", "name", "value"),
+    [
+        (3, "fedaf(ipc=80)", "options", "ipc", 80),
+        (3, "fedaf(ipc=80)", "options", "threshold", 80),
+        (4, "fedaf(lambda_loc=0)", "hp", "lambda_loc", 0.0),
+        (4, "fedaf(lambda_glob=0)", "hp", "lambda_glob", 0.0),
+        (5, "fedaf(gamma=0.5)", "hp", "gamma", 0.5),
+    ],
+)
+def test_a_variant_changes_what_its_name_says(number, row, kind, name, value):
+    (cell, *_) = make_cells(TABLES[number], Arguments(preset="paper", methods=(row,)))
+    assert cell.method == row
+    assert getattr(cell.runs[0].resolved(), kind)[name] == value
+
+
+def test_a_methods_name_stands_for_its_variants_unless_it_is_a_row():
+    def rows(number, *methods):
+        cells = make_cells(TABLES[number], Arguments("paper", methods=methods, alphas=(0.1,)))
+        return [cell.method for cell in cells]
+
+    assert rows(3, "fedaf") == [f"fedaf(ipc={n})" for n in (10, 20, 50, 80, 100)]
+    assert rows(4, "fedaf") == ["fedaf"]
+    assert rows(4, "feddm", "fedaf(lambda_loc=0)") == ["fedaf(lambda_loc=0)", "feddm"]
+
+
+def test_no_run_is_made_twice():
+    table1 = runs(TABLES[1], datasets=("cifar10",), methods=("fedaf",))
+    assert table1 == runs(TABLES[3], methods=("fedaf(ipc=50)",))
+    assert table1 == runs(TABLES[4], methods=("fedaf",))
+    assert runs(TABLES[4], methods=("feddm",)) <= runs(TABLES[1])
+    assert runs(FIG3.FIG3) == runs(TABLES[1])
+    assert runs(FIG5.FIG5) <= runs(TABLES[3]) | runs(TABLES[1])
+    assert runs(FIG5.FIG5, "quick") <= runs(TABLES[3], "quick") | runs(TABLES[1], "quick")
+    shared = {TABLES[n].folder for n in (1, 3, 4, 5, 6)} | {FIG3.FIG3.folder, FIG5.FIG5.folder}
+    assert shared == {"fedaf"}
+
+
+@pytest.mark.parametrize("number", TABLES)
+def test_the_quick_preset_needs_no_download(number):
+    cells = make_cells(TABLES[number], Arguments(preset="quick"))
+    assert {cell.dataset for cell in cells} == {"user" if number == 2 else "digits"}
+    assert all(cell.runs for cell in cells)
+    for cell in cells:
+        cell.runs[0].resolved()
+    filled = {cell.method.split("(")[0] for cell in cells}
+    assert filled >= ({"fedaf"} if number in (3, 5) else {"feddm", "fedaf"})
+
+
+def test_domains_are_columns_of_the_same_runs():
+    cells = make_cells(TABLES[2], Arguments(preset="quick", methods=("fedaf",)))
+    assert [cell.domain for cell in cells] == [*DOMAINS.DOMAINS, AVERAGE]
+    assert all(cell.runs == cells[0].runs for cell in cells)
+    spec = cells[0].runs[0].resolved()
+    assert (spec.partition, spec.num_clients, spec.alpha) == ("by_domain", 6, None)
+
+
+def test_a_table_of_domains_takes_no_alpha(capsys, tmp_path):
+    assert main(TABLES[2], ["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
+    assert "alphas = (0.1,)" in capsys.readouterr().err
+
+
+def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
+    command = ["--methods", "fedavg", "--alphas", "0.1", "--seeds", "0", "--rounds", "2"]
+    command += ["--models", "mlp", "--output-dir", str(tmp_path)]
+    assert main(TABLES[1], command) == 0
+    text = capsys.readouterr().out
+    assert "Last five" in text and "of the round where it is highest" in text
+    assert "num_clients 5 instead of 10" in text
+    assert "best value" not in text
+    names = {"table1.md", "table1.tex", "table1.csv", "table1_curves.png"}
+    assert names <= {path.name for path in tmp_path.iterdir()}
+
+    def no_more(*args, **keywords):
+        raise AssertionError("a run that is done was made again")
+
+    monkeypatch.setattr("fedjax_het.sweeps.prepare", no_more)
+    figure = fedjax_het.experiment.write_curves("fig3")
+    assert main(FIG3.FIG3, command, write=figure) == 0
+    assert (tmp_path / "fig3.png").read_bytes().startswith(b"\x89PNG")
+
+
+# Table 7
+
+
+def test_uploads_by_hand():
+    counts = np.array([[60, 50, 49], [0, 200, 0]])  # 2 and 1 classes of at least 50
+    image, tables = 2 * 3 * 1, 2 * 3 * 3 * 4
+    upload = TABLE7.upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=1)
+    assert upload == 1.5 * 50 * image + tables
+    assert (
+        TABLE7.upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=4) == 1.5 * 200 * image + tables
+    )
+    assert TABLE7.upload_bytes(counts, (2, 3, 1), 49, bytes_per_value=1) == 2 * 49 * image + tables
+
+
+def test_true_bytes_are_those_that_a_run_counts():
+    spec = RunSpec(
+        "fedaf",
+        "digits",
+        model="mlp",
+        alpha=0.1,
+        num_clients=4,
+        rounds=1,
+        batch_size=8,
+        options={"ipc": 20, "steps": 1, "server_epochs": 0},
+    )
+    group = prepare([spec])
+    algorithm, (federation,) = group.program.algorithm, group.federations
+    key, hp = jax.random.key(0), federation.spec.hp
+    model = group.program.task.model
+    state = jax.eval_shape(lambda: algorithm.init(hp, key, model.init(key), 4))
+    traffic, work = algorithm.traffic(hp, state), federation.scheduler.work
+    sent = work.participants[0] * traffic.up + work.pairs[0] * traffic.up_per_pair
+
+    labels = group.dataset.train_labels
+    counts = federation.partition.label_counts(labels, 10)
+    upload = TABLE7.upload_bytes(counts, (8, 8, 1), 20, bytes_per_value=4)
+    assert sent == pytest.approx(4 * upload)
+
+
+def test_table7_has_the_reported_cells_and_comes_near_them(tmp_path, capsys):
+    rows = TABLE7.make_rows(TABLE7.Arguments(partitions=12))
+    reported = reported_values("fedaf", "table7")
+    keys = ["dataset", "alpha", "method", "model", "reported"]
+    theirs = reported[["dataset", "level", "method", "model", "mean"]]
+    assert [tuple(row[key] for key in keys) for row in rows] == [
+        *theirs.itertuples(index=False, name=None)
+    ]
+    fedaf = [row for row in rows if row["method"] == "fedaf"]
+    assert len(fedaf) == 9
+    for row in fedaf:
+        assert abs(row["difference_percent"]) < 15
+        assert abs(row["deviations"]) < 3
+    assert sum(abs(row["difference_percent"]) < 10 for row in fedaf) >= 8
+    for row in rows:
+        if row["method"] == "fedavg":
+            assert row["counted"] == pytest.approx(row["reported"], abs=0.0051)
+    resnet = 4 * (11_181_642 + 2 * 4_800) / 2**20  # and running means and variances
+    true = {(row["model"], row["dataset"]): row["true"] for row in rows}
+    assert true["resnet18", "cifar10"] == pytest.approx(resnet)
+    assert true["convnet", "cifar10"] == pytest.approx(4 * (320_010 + 2 * 3 * 128) / 2**20)
+
+    command = ["--partitions", "2", "--seeds", "0", "--output-dir", str(tmp_path)]
+    assert TABLE7.main(command) == 0
+    assert "fashion_mnist" in capsys.readouterr().out
+    assert (tmp_path / "table.csv").read_text().count("\n") == 28
+    assert TABLE7.main(["--ipc", "0"]) == 2
+    assert "ipc = 0" in capsys.readouterr().err
+
+
+def test_balanced_labels_are_the_data_sets(prepared_data):
+    for name in ("fashion_mnist", "cifar10"):
+        source, dataset = (
+            TABLE7.SOURCES[name],
+            fedjax_het.load_dataset(name, data_dir=prepared_data),
+        )
+        assert dataset.input_shape == source.image_shape
+        np.testing.assert_array_equal(
+            np.bincount(dataset.train_labels), [source.images_per_class] * source.num_classes
+        )
+
+
+# The made-up domains, and the figures
+
+
+def test_domains_hold_equal_parts_of_every_class():
+    dataset, again = DOMAINS.digit_domains(), DOMAINS.digit_domains()
+    assert dataset.digest() == again.digest()
+    digits = fedjax_het.load_dataset("digits")
+    np.testing.assert_array_equal(dataset.train_labels, digits.train_labels)
+    for domains, labels in (
+        (dataset.train_domains, dataset.train_labels),
+        (dataset.test_domains, dataset.test_labels),
+    ):
+        counts = np.zeros((6, 10), int)
+        np.add.at(counts, (domains, labels), 1)
+        assert counts.max(0).max() - counts.min(0).min() <= 4
+        assert (counts.max(0) - counts.min(0) <= 1).all()
+    plain = dataset.train_domains == 0
+    np.testing.assert_array_equal(dataset.train_images[plain], digits.train_images[plain])
+    inverted = dataset.train_domains == 1
+    np.testing.assert_array_equal(
+        dataset.train_images[inverted], 255 - digits.train_images[inverted]
+    )
+
+
+def test_transformations_by_hand():
+    image = np.zeros((4, 4, 1), np.uint8)
+    image[0, 1], image[2, 2] = 90, 180
+    rng = np.random.default_rng(0)
+
+    def seen(domain):
+        return DOMAINS.transform(image, domain, rng)[..., 0]
+
+    assert seen("rotated")[2, 0] == 90  # from the top edge to the left one
+    blurred = seen("blurred")
+    assert blurred[1, 1] == (90 + 180) / 9 and blurred[0, 0] == 10 and blurred[3, 3] == 20
+    coarse = seen("coarse")
+    assert (coarse[2:, 2:] == 180).all() and coarse.sum() == 4 * 180
+    noise = DOMAINS.transform(np.full((200, 200, 1), 128, np.uint8), "noisy", rng)
+    assert noise.std() == pytest.approx(62, abs=2)  # 64, of which clipping takes some
+
+
+@pytest.mark.parametrize(("name", "dataset"), [("fig6", "cifar10"), ("fig8", "cifar100")])
+def test_partitions_are_drawn(name, dataset, tmp_path, capsys):
+    draw = declared(name).main
+    assert draw(name, dataset, ["--list", "--output-dir", str(tmp_path / "x")]) == 0
+    assert not (tmp_path / "x").exists()
+    assert draw(name, dataset, ["--output-dir", str(tmp_path / "x")]) == 0
+    names = sorted(path.name for path in (tmp_path / "x").iterdir())
+    assert names == [f"{name}_alpha{alpha}.png" for alpha in ("0.02", "0.05", "0.1")]
+
+
+@pytest.mark.slow
+def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypatch, capsys):
+    fig9 = declared("fig9")
+    titles = []
+    monkeypatch.setattr(
+        fig9,
+        "draw",
+        lambda *args, draw=fig9.draw: titles.append(args[-1]) or draw(*args),
+    )
+    command = ["--epochs", "1", "--images", "120", "--output-dir", str(tmp_path)]
+    assert fig9.main(command) == 0
+    assert "not of the paper's ResNet50" in titles[0]
+    assert re.search(r"accuracy \d+\.\d %", titles[0])
+    assert (tmp_path / "fig9.png").read_bytes().startswith(b"\x89PNG")
+    assert fig9.main(["--preset", "papr"]) == 2
+    assert "did you mean 'paper'" in capsys.readouterr().err
+
+
+def test_gains_are_differences_from_the_base():
+    import pandas as pd
+
+    from fedjax_het.report.gain import plot_gain
+
+    rows = [
+        ("fedaf(ipc=2)", 0.1, 60.0, 50.0),
+        ("fedaf(ipc=9)", 0.1, 66.0, math.nan),
+        ("fedavg", 0.1, 40.0, 45.0),
+        ("fedaf(ipc=2)", 0.5, math.nan, math.nan),
+        ("fedaf(ipc=9)", 0.5, 70.0, math.nan),
+        ("fedavg", 0.5, 71.0, math.nan),
+    ]
+    table = pd.DataFrame(rows, columns=["method", "alpha", "mean", "reported_mean"])
+    figure = plot_gain(table.assign(dataset="digits", model="mlp"), base="fedavg")
+    (panel,) = figure.axes
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in panel.lines]
+    assert lines[0] == ([2, 9], [20.0, 26.0])
+    assert lines[1][1][0] == 5.0  # reported
+    assert lines[2][1][1] == -1.0

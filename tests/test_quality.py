@@ -1,0 +1,111 @@
+"""A condensed set's quality is measured by the recipe that it names, against its equals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import CLASSES, SHAPE, linear_model, user_dataset
+
+from fedjax_het.condensation.quality import gain_over_random, random_subset, train_from_init
+from fedjax_het.engine.task import Task
+from fedjax_het.errors import ConfigError
+
+DATASET = user_dataset()
+MODEL = linear_model()
+LABELS = np.repeat(np.arange(CLASSES), 4)
+RECIPE = {"epochs": 40, "lr": 0.1}
+
+
+def normalised(positions):
+    return Task(None, DATASET.mean, DATASET.std).normalise(
+        jnp.asarray(DATASET.train_images[positions])
+    )
+
+
+def test_a_random_subset_has_the_same_labels_and_no_image_twice():
+    first, again, other = (
+        random_subset(DATASET.train_labels, LABELS, seed=3, number=n) for n in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(DATASET.train_labels[first], LABELS)
+    assert len(set(first)) == len(LABELS)
+    np.testing.assert_array_equal(first, again)
+    assert set(first) != set(other)
+
+
+def test_real_images_themselves_gain_nothing():
+    subset = random_subset(DATASET.train_labels, LABELS, seed=5)
+    found = gain_over_random(
+        MODEL, normalised(subset), LABELS, DATASET, seed=5, num_networks=1, **RECIPE
+    )
+    assert found.gain.mean == 0
+    assert found.condensed.mean == found.random.mean > 0.5
+    # Another seed draws other real images.
+    other = gain_over_random(
+        MODEL, normalised(subset), LABELS, DATASET, seed=6, num_networks=1, **RECIPE
+    )
+    assert other.condensed.mean != other.random.mean
+
+
+def test_noise_is_worse_and_the_gain_is_taken_network_by_network():
+    noise = np.random.default_rng(0).normal(size=(len(LABELS), *SHAPE))
+    found = gain_over_random(MODEL, noise, LABELS, DATASET, num_networks=4, **RECIPE)
+    assert found.gain.mean < -0.1
+    assert found.gain.mean == pytest.approx(found.condensed.mean - found.random.mean)
+    assert found.random.std > 0  # real images differ between networks
+    together = gain_over_random(MODEL, noise, LABELS, DATASET, num_networks=4, at_once=3, **RECIPE)
+    np.testing.assert_allclose(together, found, atol=0.02)
+
+
+def test_training_is_sgd_with_momentum_and_decay_whose_rate_drops_after_the_middle():
+    """Against float64 NumPy; the whole set is one batch, so that its order does not matter."""
+    epochs, lr, momentum, decay = 7, 0.3, 0.9, 0.05
+    images = normalised(random_subset(DATASET.train_labels, LABELS, seed=0))
+    key = jax.random.key(1)
+    found = train_from_init(
+        MODEL,
+        images,
+        jnp.asarray(LABELS),
+        key,
+        epochs=epochs,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=decay,
+        batch_size=256,
+    )["params"]
+
+    params = MODEL.init(jax.random.split(key)[0])["params"]
+    w, b = np.asarray(params["w"], np.float64), np.asarray(params["b"], np.float64)
+    x, y = np.asarray(images, np.float64).reshape(len(LABELS), -1), np.eye(CLASSES)[LABELS]
+    velocity = [0.0, 0.0]
+    for epoch in range(epochs):
+        if epoch == epochs // 2 + 1:
+            velocity, lr = [0.0, 0.0], lr / 10
+        exponentials = np.exp(x @ w + b)
+        error = (exponentials / exponentials.sum(1, keepdims=True) - y) / len(y)
+        gradients = (x.T @ error + decay * w, error.sum(0) + decay * b)
+        velocity = [momentum * v + g for v, g in zip(velocity, gradients, strict=True)]
+        w, b = w - lr * velocity[0], b - lr * velocity[1]
+    np.testing.assert_allclose(found["w"], w, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(found["b"], b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": np.zeros((12, 3, 3, 1))}, r"shape of images = \(12, 3, 3, 1\)"),
+        ({"labels": LABELS[:5]}, "labels = "),
+        ({"labels": LABELS + 1}, "labels = "),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"at_once": 0.5}, "at_once = 0.5"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    given = {"images": np.zeros((12, *SHAPE)), "labels": LABELS, **change}
+    with pytest.raises(ConfigError, match=message):
+        gain_over_random(MODEL, dataset=DATASET, **given)
+
+
+def test_more_images_than_a_class_has_are_refused():
+    many = np.zeros(1000, int)
+    with pytest.raises(ConfigError, match="labels: 1000 images of class 0: expected at most"):
+        gain_over_random(MODEL, np.zeros((1000, *SHAPE)), many, DATASET)
