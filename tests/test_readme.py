@@ -19,6 +19,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 
 
+MEASUREMENTS = [f"experiments/{name}speed.py" for name in ("", "sweep_", "condensation_")]
 COMMANDS = [
     command
     for block in blocks("bash")
@@ -52,8 +53,8 @@ def test_a_command_is_understood(command, monkeypatch, tmp_path):
             extra = target.removeprefix(".").strip("[]")
             project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
             assert not extra or extra in project["optional-dependencies"]
-        case ["python", "experiments/speed.py" | "experiments/sweep_speed.py", *arguments]:
-            understood_by_tyro(words[1], arguments)
+        case ["python", script, *arguments] if script in MEASUREMENTS:
+            understood_by_tyro(script, arguments)
         case ["python", script, *arguments] if script.startswith("experiments/"):
             # --list makes every setting of every run, checks it and runs nothing.
             monkeypatch.chdir(tmp_path)
