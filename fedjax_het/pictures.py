@@ -44,7 +44,9 @@ def plot_curve(result: Result, path: str | Path) -> None:
     axes.grid(alpha=0.3)
     loss = axes.twinx()
     loss.plot(rounds, result.metrics["train_loss"], color="#D55E00", lw=1, label="training loss")
-    loss.set(ylabel="local training loss (nats)", ylim=(0, None))
+    condensed = "condensed_images" in result.artifacts
+    kind = "loss of condensation" if condensed else "local training loss (nats)"
+    loss.set(ylabel=kind, ylim=(0, None))
     lines = [*axes.lines, *loss.lines]
     axes.legend(lines, [line.get_label() for line in lines], loc="center right", frameon=False)
     split = spec.partition + (f", alpha {spec.alpha:g}" if spec.alpha is not None else "")

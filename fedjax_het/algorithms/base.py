@@ -30,7 +30,9 @@ class State(NamedTuple):
 class RoundInfo(NamedTuple):
     """What every method reports of a round; scalars."""
 
-    train_loss: jax.Array  # mean over samples of the loss met in local training, nats
+    train_loss: (
+        jax.Array
+    )  # mean over samples of the loss met in local training (nats) or condensing
     update_norm: jax.Array  # L2 norm of the global model's change
 
 
