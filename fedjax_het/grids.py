@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.errors import ConfigError, require, require_name
-from fedjax_het.spec import RunSpec
+from fedjax_het.spec import LOCAL_TRAINING, RunSpec
 
 _FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
 
@@ -24,7 +24,8 @@ def grid(
              hp={"prox_mu": [0.001, 0.01]}, model="mlp")
 
     `settings` are fields of `RunSpec`. A hyper-parameter or option applies to the methods that have
-    it, and the others run once without it: above, FedAvg makes 6 runs and FedProx 12. The last
+    it, and the others run once without it: above, FedAvg makes 6 runs and FedProx 12. So do
+    settings of local training beside methods whose clients condense their data instead. The last
     name varies fastest; runs are unique and checked. Raises ConfigError for a setting that does not
     exist or that no method of the grid has.
     """
@@ -34,11 +35,15 @@ def grid(
     hps = {name: _values(f"hp {name}", value) for name, value in (hp or {}).items()}
     choices = {name: _values(f"option {name}", value) for name, value in (options or {}).items()}
     unused = {("hp", name) for name in hps} | {("option", name) for name in choices}
+    named = [name for name in lists.get("algorithm", ()) if name in ALGORITHMS]
+    some_train = any(ALGORITHMS[name].trains_locally for name in named)
     specs: dict[str, RunSpec] = {}
     for values in _combinations(lists):
         spec = RunSpec(**values)
         require_name("algorithm", spec.algorithm, ALGORITHMS)
         entry = ALGORITHMS[spec.algorithm]
+        if some_train and not entry.trains_locally:
+            spec = dataclasses.replace(spec, **dict.fromkeys(LOCAL_TRAINING))
         known = {name: v for name, v in choices.items() if name in entry.options}
         unused -= {("option", name) for name in known}
         for chosen in _combinations(known):

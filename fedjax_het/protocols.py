@@ -40,8 +40,8 @@ _DYNAFED = (
     ),
 )
 
-# FedAF: sections 5.1 and 5.2 and appendix A. Its partition and weight decay are those of the code
-# that its baselines' settings point at; weight decay (1e-5 there) is not stated and left out.
+# FedAF: sections 5.1 and 5.2 and appendix A. The partition is that of the code which its baselines'
+# settings point at (MOON's); the weight decay of that code, 1e-5, is not stated and left out.
 _FEDAF = (
     Rule(
         settings={
@@ -79,6 +79,7 @@ _FEDAF = (
 )
 
 # FedDM's own setting, as its public re-implementations have it; its authors' code is not public.
+# They normalise CIFAR-100 with the constants of CIFAR-10; here it keeps its own.
 _FEDDM = (
     *_FEDAF,
     Rule(settings={"alpha": 0.5}),

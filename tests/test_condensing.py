@@ -309,6 +309,24 @@ def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
                     np.testing.assert_allclose(means[k, c], logits[of].mean(0), atol=1e-5)
 
 
+def test_clients_that_do_not_condense_a_class_may_be_left_out_of_its_logits():
+    images, labels = blobs()
+    counts = consecutive().label_counts(labels, CLASSES)
+    assert ((counts > 0) & (counts < 3)).any() and (counts >= 3).any(0).all()
+    federation, state = run("fedaf", 1, {"owners": "condensing", "threshold": 3})
+    params = federation.model(federation.start())
+    logits = images.reshape(len(images), -1) @ params["w"] + params["b"]
+    for c in range(CLASSES):
+        means = [
+            logits[mine[labels[mine] == c]].mean(0)
+            for k, mine in enumerate(map(consecutive().client, range(len(SIZES))))
+            if counts[k, c] >= 3
+        ]
+        np.testing.assert_allclose(state.server.extra.logits[c], np.mean(means, 0), atol=1e-5)
+    _, everyone = run("fedaf", 1, {"threshold": 3})
+    assert np.abs(state.server.extra.logits - everyone.server.extra.logits).max() > 1e-2
+
+
 # --- pairs ---------------------------------------------------------------------------------
 
 
@@ -457,6 +475,11 @@ def spec(**settings):
         ({"hp": {"gamma": 1.5}}, "hp gamma = 1.5: expected a share in"),
         ({"hp": {"gamma": -0.1}}, "hp gamma = -0.1"),
         ({"hp": {"tau": 0.0}}, "hp tau = 0.0: expected a temperature > 0"),
+        ({"hp": {"clip_norm": 0.0}}, "hp clip_norm = 0.0: expected a norm > 0"),
+        ({"options": {"warm_start": "no"}}, "warm_start = 'no': expected true or false"),
+        ({"options": {"owners": "some"}}, "owners = 'some' is unknown"),
+        ({"options": {"augment_strategy": None}}, "augment_strategy = None"),
+        ({"algorithm": "feddm", "options": {"private": "no"}}, "private = 'no'"),
         ({"local_epochs": 3}, "local_epochs = 3: expected nothing"),
         ({"local_optimizer": "adam"}, "local_optimizer = 'adam': expected nothing"),
         ({"protocol": "fedprox"}, "protocol = 'fedprox' is unknown"),

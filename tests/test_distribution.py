@@ -183,7 +183,7 @@ def gradient_in_float64(w, b, x, y):
 def test_training_in_full_batches_equals_a_float64_loop():
     model, pool = linear_model(), pool_of()
     variables = model.init(KEY)
-    trained, last = jax.jit(
+    trained = jax.jit(
         partial(
             train_on_pool, model, epochs=7, batch_size=64, lr=0.3, momentum=0.8, weight_decay=0.1
         )
@@ -199,14 +199,13 @@ def test_training_in_full_batches_equals_a_float64_loop():
         weights = [w - 0.3 * v for w, v in zip(weights, velocity, strict=True)]
     np.testing.assert_allclose(trained["params"]["w"], weights[0], atol=2e-6)
     np.testing.assert_allclose(trained["params"]["b"], weights[1], atol=2e-6)
-    assert 0 < float(last) < 3
 
 
 def test_an_epoch_meets_every_valid_image_once():
     model, pool = linear_model(), pool_of(count=12)
     variables = model.init(KEY)
     lr = 1e-4  # so small that the gradients do not change on the way
-    trained, _ = train_on_pool(
+    trained = train_on_pool(
         model, variables, pool, KEY, epochs=1, batch_size=4, lr=lr, momentum=0.0, weight_decay=0.0
     )
     moved = (np.asarray(variables["params"]["w"]) - np.asarray(trained["params"]["w"])) / lr
@@ -221,7 +220,7 @@ def test_an_empty_pool_changes_nothing():
     model, pool = linear_model(), pool_of()
     variables = model.init(KEY)
     empty = pool._replace(valid=jnp.zeros_like(pool.valid))
-    trained, _ = train_on_pool(
+    trained = train_on_pool(
         model, variables, empty, KEY, epochs=3, batch_size=4, lr=1.0, momentum=0.9, weight_decay=0.1
     )
     np.testing.assert_array_equal(trained["params"]["w"], variables["params"]["w"])
@@ -266,13 +265,11 @@ def test_matching_in_a_full_batch_adds_its_gradient_to_cross_entropys(exact):
     model, pool, knowledge = linear_model(), pool_of(), knowledge_of()
     variables = model.init(KEY)
     settings = {"epochs": 1, "batch_size": 16, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
-    plain, _ = train_on_pool(model, variables, pool, KEY, **settings)
-    both, _ = train_on_pool(
-        model, variables, pool, KEY, knowledge=knowledge, exact=exact, **settings
-    )
+    plain = train_on_pool(model, variables, pool, KEY, **settings)
+    both = train_on_pool(model, variables, pool, KEY, knowledge=knowledge, exact=exact, **settings)
     term = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))
     expected = plain["params"]["w"] - 0.1 * term(variables["params"])["w"]
     np.testing.assert_allclose(both["params"]["w"], expected, atol=2e-6)
     nothing = knowledge._replace(weight=jnp.float32(0))
-    same, _ = train_on_pool(model, variables, pool, KEY, knowledge=nothing, exact=exact, **settings)
+    same = train_on_pool(model, variables, pool, KEY, knowledge=nothing, exact=exact, **settings)
     np.testing.assert_allclose(same["params"]["w"], plain["params"]["w"], atol=1e-7)

@@ -20,6 +20,17 @@ def test_every_combination_once():
     assert specs[6].hp == {"prox_mu": 0.001} and specs[7].hp == {"prox_mu": 0.01}
 
 
+def test_settings_of_local_training_are_for_the_methods_that_train():
+    specs = grid(algorithm=["fedavg", "fedaf"], local_epochs=[2, 3], options={"ipc": 5})
+    assert [(s.algorithm, s.local_epochs) for s in specs] == [
+        ("fedavg", 2),
+        ("fedavg", 3),
+        ("fedaf", None),
+    ]
+    with pytest.raises(ConfigError, match="local_epochs = 2: expected nothing"):
+        grid(algorithm="fedaf", local_epochs=2)
+
+
 def test_the_same_run_is_named_once():
     assert len(grid(algorithm=["fedavg", "fedavg"], seed=[1, 1], hp={"local_lr": [0.1, 0.1]})) == 1
     # What a partition does not take is no other run.

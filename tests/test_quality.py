@@ -78,7 +78,7 @@ def test_training_is_sgd_with_momentum_and_decay_whose_rate_drops_after_the_midd
     x, y = np.asarray(images, np.float64).reshape(len(LABELS), -1), np.eye(CLASSES)[LABELS]
     velocity = [0.0, 0.0]
     for epoch in range(epochs):
-        if epoch == epochs // 2 + 1:
+        if epoch == epochs // 2 + 2:  # after epoch epochs // 2 + 1, counted from 0
             velocity, lr = [0.0, 0.0], lr / 10
         exponentials = np.exp(x @ w + b)
         error = (exponentials / exponentials.sum(1, keepdims=True) - y) / len(y)

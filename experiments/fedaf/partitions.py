@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_het.data import Partition, make_partition, plot_partition
 from fedjax_het.errors import exit_status
+from fedjax_het.files import make_output_directory
 
 CLIENTS = 10
 ALPHAS = (0.02, 0.05, 0.1)
@@ -69,11 +70,12 @@ def main(figure: str, dataset: str, argv=None) -> int:
 
     def run() -> int:
         directory = Path(arguments.output_dir)
+        if not arguments.list:
+            make_output_directory(directory)
         for alpha in ALPHAS:
             path = directory / f"{figure}_alpha{alpha:g}.png"
             if not arguments.list:
                 split = paper_partition(dataset, alpha, arguments.seed)
-                directory.mkdir(parents=True, exist_ok=True)
                 plot_partition(
                     split,
                     balanced_labels(dataset),

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_het import report
 from fedjax_het.errors import exit_status, require
+from fedjax_het.files import make_output_directory
 from fedjax_het.report.render import Section, number_text
 from fedjax_het.report.write import write_text
 from fedjax_het.reported import reported_values
@@ -149,8 +150,7 @@ def as_table(rows: list[dict], arguments: Arguments) -> report.TextTable:
         f"Counted: as the paper counts. fedaf: {ipc} images of 8 bits a value for every class that "
         f"a client has at least {ipc} of, and V_k and R_k, matrices of classes by classes in "
         "float32. fedavg: 381,450 (ConvNet) and 11,181,642 (ResNet-18) float32 parameters on every "
-        "data set. The paper does not say which classes are condensed: of a threshold at the IPC, "
-        "one at 10 and none, only the first comes near its values.",
+        "data set. The paper does not say which classes are condensed.",
         "Difference: counted − reported, in percent of the reported value, which has two digits: "
         "rounding alone is up to 8 % of 0.06 and 6 % of 0.09.",
         f"Many: mean over {count} partitions ± the standard deviation of means over {seeds} of "
@@ -182,8 +182,7 @@ def main(argv=None) -> int:
         rows = make_rows(arguments)
         table = as_table(rows, arguments)
         report.print_table(table)
-        directory = Path(arguments.output_dir)
-        directory.mkdir(parents=True, exist_ok=True)
+        directory = make_output_directory(arguments.output_dir)
         texts = {
             "table.md": report.to_markdown(table),
             "table.tex": report.to_latex(table),

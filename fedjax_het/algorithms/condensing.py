@@ -20,7 +20,7 @@ from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
 from fedjax_het.engine.lanes import Client, ClientMethod, Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import AXIS, Plan
-from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.engine.randomness import NETWORKS_FOLD, SERVER_FOLD
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import PairWork
 from fedjax_het.errors import is_whole, require, require_name
@@ -115,7 +115,19 @@ def check_condensing(options: dict[str, Any]) -> None:
     )
     require_name("init", options["init"], INITS)
     require_name("clipping", options["clipping"], CLIPPINGS)
-    parse_strategy(options["augment_strategy"])
+    for name in ("logit_term", "top_up", "warm_start"):
+        require_switch(options, name)
+    strategy = options["augment_strategy"]
+    require(isinstance(strategy, str), "augment_strategy", strategy, "names joined by '_'")
+    parse_strategy(strategy)
+
+
+def require_switch(options: dict[str, Any], name: str) -> None:
+    require(isinstance(options[name], bool), name, options[name], "true or false")
+
+
+def check_condensing_hp(hp: dict[str, float]) -> None:
+    require(hp["clip_norm"] > 0, "hp clip_norm", hp["clip_norm"], "a norm > 0")
 
 
 def fill_condensing(options: dict[str, Any]) -> dict[str, Any]:
@@ -132,6 +144,7 @@ def condensing(
     perturb: Callable[[dict, jax.Array, Tree], Tree],
     collaboration: Callable | None = None,
     knowledge: Callable[[dict, jax.Array, jax.Array], tuple[Tree, Knowledge]] | None = None,
+    condensing_owners: bool = False,
     exact: bool = False,
     noise: Callable[[dict, jax.Array, jax.Array], jax.Array] | None = None,
 ) -> Algorithm:
@@ -150,7 +163,8 @@ def condensing(
       collaboration(hp, mean_logits, class_, told, key) -> a term of a class's loss, where `told`
         is what all clients' class-mean logits came to.
       knowledge(hp, mean_logits [K, C, C], owned [K, C]) -> (told, what the server matches); asks
-        for the class-mean logits, over all of a client's data, dropped classes too.
+        for the class-mean logits, over all of a client's data.
+      condensing_owners: whether they leave out the classes that a client does not condense.
       exact: see `train_on_pool`.
       noise(hp, key, gradient): what is added to a class's clipped gradient.
     Memory: one set of images, its velocity and the activations of a batch for every lane; the
@@ -164,6 +178,7 @@ def condensing(
     by_client = config.clipping == "global"
     group = num_classes if by_client else 1
     threshold = config.ipc if config.threshold is None else config.threshold
+    least = max(1, threshold) if condensing_owners else 1
     per_image = {"mean": config.init_images, "real": 1, "noise": 0}[config.init]
     pairs = PairWork(
         ipc=config.ipc,
@@ -196,7 +211,8 @@ def condensing(
         turns = jnp.maximum(client.num_steps // config.steps, 1)  # classes that take turns
         iteration = batch.number // turns
         # All classes of a client see one network in a step, whatever lane they are on.
-        owner_key = jax.random.fold_in(jax.random.fold_in(round_key, owner), iteration)
+        networks_key = jax.random.fold_in(round_key, NETWORKS_FOLD)
+        owner_key = jax.random.fold_in(jax.random.fold_in(networks_key, owner), iteration)
         augment_key, noise_key, distance_key = jax.random.split(key, 3)
         variables = {
             **broadcast.variables,
@@ -261,7 +277,7 @@ def condensing(
         num_clients = state.clients.made.size // num_classes
         if knowledge is not None:
             told, matched = knowledge(
-                hp, *class_mean_logits(task, plan, variables, cohort, num_clients)
+                hp, *class_mean_logits(task, plan, variables, cohort, num_clients, least)
             )
         number = state.round + 1
         broadcast = Broadcast(variables, (key, number, told))
@@ -272,7 +288,7 @@ def condensing(
             jnp.tile(jnp.repeat(jnp.arange(num_classes), config.ipc), num_clients),
             jnp.repeat(made.made.reshape(-1) == number, config.ipc),
         )
-        trained, _ = train_on_pool(
+        trained = train_on_pool(
             model,
             variables,
             pool,
@@ -300,7 +316,7 @@ def condensing(
         (now,) = np.nonzero((made == int(state.round)) & (made > 0))
         images = np.asarray(state.clients.images).reshape(len(made), config.ipc, *shape)[now]
         return {
-            "condensed_images": images.astype(np.float16),
+            "condensed_images": images.astype(np.float16),  # half the file; pixels keep 3 digits
             "condensed_clients": now // num_classes,
             "condensed_classes": now % num_classes,
         }
@@ -332,11 +348,12 @@ def _descend(hp, local: Working, gradient: jax.Array, made: jax.Array) -> Workin
 
 
 def class_mean_logits(
-    task: Task, plan: Plan, variables: Tree, cohort: Cohort, num_clients: int
+    task: Task, plan: Plan, variables: Tree, cohort: Cohort, num_clients: int, least: int = 1
 ) -> tuple[jax.Array, jax.Array]:
     """Every client's mean logit of each of its classes, over all of its data (FedAF, Eq. 5).
 
-    Returns: `[K, C, C]`, zero where a client has none of a class, and which it owns, `[K, C]`.
+    Returns: `[K, C, C]`, zero where a client has none of a class, and which it owns, `[K, C]`:
+    those of which it has `least` examples (one, in a trial, which sees a single batch).
     Cost: one pass in evaluation mode over the data of the round's clients, shared by the devices.
     """
     num_classes = task.model.num_classes
@@ -368,4 +385,5 @@ def class_mean_logits(
     count = sums[:, -1:]
     means = sums[:, :-1] / jnp.maximum(count, 1)
     square = (num_clients, num_classes)
-    return means.reshape(*square, num_classes), (count > 0).reshape(square)
+    owns = count >= jnp.where(schedule.trial, 1, least)
+    return means.reshape(*square, num_classes), owns.reshape(square)

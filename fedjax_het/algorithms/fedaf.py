@@ -10,6 +10,7 @@ from fedjax_het.algorithms.condensing import (
     CONDENSING_OPTIONS,
     Condensation,
     check_condensing,
+    check_condensing_hp,
     condensing,
 )
 from fedjax_het.condensation.distribution import (
@@ -24,11 +25,13 @@ from fedjax_het.engine.plan import Plan
 from fedjax_het.errors import is_whole, require, require_name
 
 LGKM = ("minibatch", "exact")
+OWNERS = ("all", "condensing")
 SWD = ("exact", "sampled")
 
 FEDAF_OPTIONS: dict[str, Any] = {
     **CONDENSING_OPTIONS,
     "lgkm": "minibatch",
+    "owners": "all",
     "swd": "exact",
     "swd_projections": 50,
 }
@@ -53,12 +56,14 @@ def check_fedaf(options: dict[str, Any]) -> None:
     """Raise ConfigError unless the options make sense."""
     check_condensing(options)
     require_name("lgkm", options["lgkm"], LGKM)
+    require_name("owners", options["owners"], OWNERS)
     require_name("swd", options["swd"], SWD)
     projections = options["swd_projections"]
     require(is_whole(projections, 1), "swd_projections", projections, "a whole number >= 1")
 
 
 def check_fedaf_hp(hp: dict[str, float]) -> None:
+    check_condensing_hp(hp)
     require(hp["gamma"] <= 1, "hp gamma", hp["gamma"], "a share in [0, 1]")
     require(hp["tau"] > 0, "hp tau", hp["tau"], "a temperature > 0")
 
@@ -68,6 +73,7 @@ def fedaf(
     plan: Plan,
     *,
     lgkm: str = "minibatch",
+    owners: str = "all",
     swd: str = "exact",
     swd_projections: int = 50,
     **options,
@@ -85,8 +91,10 @@ def fedaf(
     Every step uses gamma * received + (1 - gamma) * freshly initialised parameters (Eq. 17), for
     all of its terms. lambda_loc, lambda_glob and image_lr depend on the data set (appendix A).
 
-    Where the paper is silent: V and R are averaged over owners, not all clients; classes of fewer
-    than ipc examples are not condensed (Table 7's bytes fit that) but do enter V and R; the
+    Where the paper is silent: V and R are averaged over owners, not all clients, each counting the
+    same; classes of fewer than ipc examples are not condensed (Table 7's bytes fit that) but do
+    enter V and R, unless `owners` is "condensing" (a client with a single image of a class then
+    no longer says as much of it as one with thousands); the matching is summed over classes; the
     distance is the exact squared one, |u - v|^2 / C; tau 2 (the only public value); images start
     each round anew from means of 5 real ones; networks run in evaluation mode while condensing; no
     clipping, no augmentation, no weight decay; class means of the matching are those of the
@@ -94,6 +102,7 @@ def fedaf(
 
     lambda_loc = 0 and lambda_glob = 0 are the ablations without collaboration and without matching.
     Sent: down the model and V; up V_k and R_k (redundant, but the paper sends both) and the images.
+    Cost: FedDM's, a pass over all data in evaluation mode, a fresh initialisation in every step.
     """
 
     def perturb(hp, key, params):
@@ -121,6 +130,7 @@ def fedaf(
         perturb=perturb,
         collaboration=collaboration,
         knowledge=knowledge,
+        condensing_owners=owners == "condensing",
         exact=lgkm == "exact",
     )
 

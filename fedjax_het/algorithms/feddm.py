@@ -11,7 +11,9 @@ from fedjax_het.algorithms.condensing import (
     CONDENSING_OPTIONS,
     Condensation,
     check_condensing,
+    check_condensing_hp,
     condensing,
+    require_switch,
 )
 from fedjax_het.condensation.distribution import in_ball
 from fedjax_het.condensation.privacy import gaussian_epsilon, require_privacy
@@ -36,6 +38,7 @@ def feddm_hyper_parameters(options: dict[str, Any]) -> dict[str, float]:
 def check_feddm(options: dict[str, Any]) -> None:
     """Raise ConfigError unless the options make sense together."""
     check_condensing(options)
+    require_switch(options, "private")
     if not options["private"]:
         return
     why = "per_class: privacy is counted for the gradient of one class"
@@ -45,7 +48,7 @@ def check_feddm(options: dict[str, Any]) -> None:
 
 
 def check_feddm_hp(hp: dict[str, float]) -> None:
-    require(hp["clip_norm"] > 0, "hp clip_norm", hp["clip_norm"], "a norm > 0")
+    check_condensing_hp(hp)
     if "dp_noise" in hp:
         require(hp["dp_noise"] > 0, "hp dp_noise", hp["dp_noise"], "a multiplier > 0")
         require(0 < hp["dp_delta"] < 1, "hp dp_delta", hp["dp_delta"], "a probability in (0, 1)")
@@ -72,9 +75,12 @@ def feddm(training: LocalTraining, plan: Plan, *, private: bool = False, **optio
 
     `private`: the Gaussian mechanism on the gradient of each class's images: clipped to clip_norm,
     noise of dp_noise * clip_norm added. The summary has the epsilon of `dp_delta`, of example-level
-    privacy over all rounds, see `condensation.privacy`. The paper's values are not known.
+    privacy over all rounds, see `condensation.privacy`. It covers the images, and so the model;
+    not the loss in the run's metrics, which no client sends. The paper's values are not known.
 
     Sent: down the model; up ipc images for every class that is kept.
+    Cost: per class and step, `batch_size` images forward, ipc forward and back to the pixels; then
+    server_epochs over all images.
     """
     config = Condensation(**options)
 

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from fedjax_het.nn import piece_size
+
 Tree = Any
 
 
@@ -53,10 +55,10 @@ def mean_embedding(
 
     Args:
       embed: images -> (features [B, F], logits [B, C]), each of its own image alone.
-      piece: images that are embedded at a time, if it divides their number: memory, and on a CPU
-        speed, are bounded by it. None: all at once.
+      piece: images that fit a core's cache, see `piece_size`; None: all at once.
     """
-    if piece is None or piece >= len(images) or len(images) % piece:
+    piece = piece_size(len(images), piece)
+    if piece == len(images):
         return tuple(masked_mean(values, mask) for values in embed(images))
     pieces = (images.reshape(-1, piece, *images.shape[1:]), mask.reshape(-1, piece))
     sums = jax.lax.map(lambda p: [(v * p[1][:, None]).sum(0) for v in embed(p[0])], pieces)

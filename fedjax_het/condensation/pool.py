@@ -44,8 +44,8 @@ def train_on_pool(
     weight_decay: Array,
     knowledge: Knowledge | None = None,
     exact: bool = False,
-) -> tuple[Tree, Array]:
-    """SGD on the pool from `variables` on -> (variables, mean loss of the last epoch, nats).
+) -> Tree:
+    """SGD on the pool from `variables` on; the new variables.
 
     An epoch is a permutation of the valid images, in ceil(valid / batch_size) steps; the last
     batch is filled up with images of weight 0, which batch norm alone sees. PyTorch's SGD:
@@ -64,7 +64,7 @@ def train_on_pool(
 
     coupled = knowledge is not None and not exact
 
-    def loss_and_gradient(params, state, samples):
+    def gradient_of(params, state, samples):
         def loss_sum(params, samples):
             logits, new = model.apply(
                 {"params": params, "state": state}, samples["images"], train=True
@@ -79,10 +79,10 @@ def train_on_pool(
             return total, new
 
         piece = None if coupled else model.micro_batch
-        gradient_of = micro_batched_value_and_grad(loss_sum, piece, has_aux=True)
-        (value, state), gradient = gradient_of(params, samples)
+        both = micro_batched_value_and_grad(loss_sum, piece, has_aux=True)
+        (_, state), gradient = both(params, samples)
         weight = jnp.maximum(samples["weights"].sum(), 1)
-        return value / weight, state, jax.tree.map(lambda g: g / weight, gradient)
+        return state, jax.tree.map(lambda g: g / weight, gradient)
 
     def matching(means, seen):
         return knowledge.weight * knowledge_matching(
@@ -90,7 +90,7 @@ def train_on_pool(
         )
 
     def step(i, carry):
-        params, state, velocity, order, total = carry
+        params, state, velocity, order = carry
         place = i * batch_size + jnp.arange(batch_size)
         index = order[place % jnp.maximum(count, 1)]
         samples = {
@@ -98,7 +98,7 @@ def train_on_pool(
             "labels": pool.labels[index],
             "weights": (place < count).astype(jnp.float32),
         }
-        value, state, gradient = loss_and_gradient(params, state, samples)
+        state, gradient = gradient_of(params, state, samples)
         if knowledge is not None and exact:
             more = _exact_gradient(model, params, state, pool, matching, batch_size)
             gradient = jax.tree.map(jnp.add, gradient, more)
@@ -106,20 +106,18 @@ def train_on_pool(
             lambda v, g, w: momentum * v + g + weight_decay * w, velocity, gradient, params
         )
         params = jax.tree.map(lambda w, v: w - lr * v, params, velocity)
-        return params, state, velocity, order, total + value
+        return params, state, velocity, order
 
     def epoch(e, carry):
-        params, state, velocity, _ = carry
+        params, state, velocity = carry
         draws = jax.random.uniform(jax.random.fold_in(key, e), (size,))
         order = jnp.argsort(jnp.where(pool.valid, draws, jnp.inf))
-        start = (params, state, velocity, order, jnp.float32(0))
-        params, state, velocity, _, total = jax.lax.fori_loop(0, per_epoch, step, start)
-        return params, state, velocity, total / jnp.maximum(per_epoch, 1)
+        return jax.lax.fori_loop(0, per_epoch, step, (params, state, velocity, order))[:3]
 
     rest = jax.tree.map(jnp.zeros_like, variables["params"])
-    start = (variables["params"], variables["state"], rest, jnp.float32(0))
-    params, state, _, last = jax.lax.fori_loop(0, epochs, epoch, start)
-    return {"params": params, "state": state}, last
+    start = (variables["params"], variables["state"], rest)
+    params, state, _ = jax.lax.fori_loop(0, epochs, epoch, start)
+    return {"params": params, "state": state}
 
 
 def _exact_gradient(

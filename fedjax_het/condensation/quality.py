@@ -138,14 +138,14 @@ def train_from_init(
     batch_size: int,
 ) -> dict:
     """Variables of a network that learned `images [M, H, W, C]` (normalised) and `labels [M]` by
-    the recipe of `gain_over_random`; after epoch `epochs // 2 + 1`, as in the public code, at a
+    the recipe of `gain_over_random`; after epoch `epochs // 2 + 1`, counted from 0 as in the public code, at a
     tenth of `lr`. `key` decides the initial parameters and the order of the images."""
     init_key, order_key = jax.random.split(key)
     variables = model.init(init_key)
     pool = Pool(images, labels, jnp.ones(len(labels), bool))
-    early = min(epochs // 2 + 1, epochs)
+    early = min(epochs // 2 + 2, epochs)  # counted from 0
     for part, (rate, count) in enumerate(((lr, early), (0.1 * lr, epochs - early))):
-        variables, _ = train_on_pool(
+        variables = train_on_pool(
             model,
             variables,
             pool,

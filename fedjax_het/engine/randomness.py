@@ -23,6 +23,7 @@ class Stream(enum.IntEnum):
 
 # Folded into a round's key for what the server draws; no client has this id.
 SERVER_FOLD = 2**32 - 1
+NETWORKS_FOLD = 2**32 - 2  # and for the networks that clients draw while they condense
 
 
 def device_key(seed: int, stream: Stream) -> jax.Array:

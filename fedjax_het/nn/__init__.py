@@ -2,7 +2,7 @@
 
 from fedjax_het.nn.conv import CONV_IMPLS, conv2d
 from fedjax_het.nn.flops import training_flops
-from fedjax_het.nn.micro_batch import micro_batched_value_and_grad
+from fedjax_het.nn.micro_batch import micro_batched_value_and_grad, piece_size
 from fedjax_het.nn.models import MODELS, Model, Variables, count_parameters, make_model
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "count_parameters",
     "make_model",
     "micro_batched_value_and_grad",
+    "piece_size",
     "training_flops",
 ]

@@ -26,7 +26,7 @@ def micro_batched_value_and_grad(
 
     def in_pieces(params, batch):
         batch_size = jax.tree.leaves(batch)[0].shape[0]
-        piece = _piece_size(batch_size, micro_batch)
+        piece = piece_size(batch_size, micro_batch)
         if piece == batch_size:
             return value_and_grad(params, batch)
         pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, piece, *leaf.shape[1:]), batch)
@@ -42,7 +42,9 @@ def micro_batched_value_and_grad(
     return in_pieces
 
 
-def _piece_size(batch_size: int, micro_batch: int | None) -> int:
+def piece_size(batch_size: int, micro_batch: int | None) -> int:
+    """How many of a batch to take at once: equal pieces of at most `micro_batch` on a CPU, if one
+    at least half as large divides the batch; else all."""
     if micro_batch is None or jax.default_backend() != "cpu":
         return batch_size
     divisors = (size for size in range(micro_batch, 0, -1) if batch_size % size == 0)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from fedjax_het.errors import require
 from fedjax_het.report.comparison import parse_row
 from fedjax_het.report.style import add_legend, empty_panel, is_leftmost, make_panels, plain_axes
 
@@ -15,11 +16,14 @@ def plot_gain(table: "pd.DataFrame", *, base: str) -> "Figure":
     which they differ: a panel per data set and network, a line per alpha, from dark to light.
 
     table: as `compare` gives it; every row but `base` is a variant with one setting. Measured
-    gains are solid, reported ones dashed.
+    gains are solid, reported ones dashed. ConfigError without that row or without a variant.
     """
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
 
+    rows = list(dict.fromkeys(table["method"]))
+    expected = f"{base!r} and at least one variant of another method"
+    require(base in rows and len(rows) > 1, "methods", rows, expected)
     places = list(dict.fromkeys(zip(table["dataset"], table["model"], strict=True)))
     figure, panels = make_panels(
         [f"{dataset}, {model}" for dataset, model in places],
