@@ -138,8 +138,8 @@ def train_from_init(
     batch_size: int,
 ) -> dict:
     """Variables of a network that learned `images [M, H, W, C]` (normalised) and `labels [M]` by
-    the recipe of `gain_over_random`; after epoch `epochs // 2 + 1`, counted from 0 as in the public code, at a
-    tenth of `lr`. `key` decides the initial parameters and the order of the images."""
+    the recipe of `gain_over_random`; after epoch `epochs // 2 + 1`, counted from 0 as in the public
+    code, at a tenth of `lr`. `key` decides the initial parameters and the order of the images."""
     init_key, order_key = jax.random.split(key)
     variables = model.init(init_key)
     pool = Pool(images, labels, jnp.ones(len(labels), bool))
