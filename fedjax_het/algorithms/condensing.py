@@ -144,7 +144,7 @@ def condensing(
     perturb: Callable[[dict, jax.Array, Tree], Tree],
     collaboration: Callable | None = None,
     knowledge: Callable[[dict, jax.Array, jax.Array], tuple[Tree, Knowledge]] | None = None,
-    condensing_owners: bool = False,
+    condensing_owners: bool = True,
     exact: bool = False,
     noise: Callable[[dict, jax.Array, jax.Array], jax.Array] | None = None,
 ) -> Algorithm:

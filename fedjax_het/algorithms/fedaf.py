@@ -25,13 +25,13 @@ from fedjax_het.engine.plan import Plan
 from fedjax_het.errors import is_whole, require, require_name
 
 LGKM = ("minibatch", "exact")
-OWNERS = ("all", "condensing")
+OWNERS = ("condensing", "all")
 SWD = ("exact", "sampled")
 
 FEDAF_OPTIONS: dict[str, Any] = {
     **CONDENSING_OPTIONS,
     "lgkm": "minibatch",
-    "owners": "all",
+    "owners": "condensing",
     "swd": "exact",
     "swd_projections": 50,
 }
@@ -73,7 +73,7 @@ def fedaf(
     plan: Plan,
     *,
     lgkm: str = "minibatch",
-    owners: str = "all",
+    owners: str = "condensing",
     swd: str = "exact",
     swd_projections: int = 50,
     **options,
@@ -91,14 +91,15 @@ def fedaf(
     Every step uses gamma * received + (1 - gamma) * freshly initialised parameters (Eq. 17), for
     all of its terms. lambda_loc, lambda_glob and image_lr depend on the data set (appendix A).
 
-    Where the paper is silent: V and R are averaged over owners, not all clients, each counting the
-    same; classes of fewer than ipc examples are not condensed (Table 7's bytes fit that) but do
-    enter V and R, unless `owners` is "condensing" (a client with a single image of a class then
-    no longer says as much of it as one with thousands); the matching is summed over classes; the
-    distance is the exact squared one, |u - v|^2 / C; tau 2 (the only public value); images start
-    each round anew from means of 5 real ones; networks run in evaluation mode while condensing; no
-    clipping, no augmentation, no weight decay; class means of the matching are those of the
-    minibatch. In the first round V comes from the initial model, and the terms act all the same.
+    Where the paper is silent: classes of fewer than ipc examples are not condensed (Table 7's bytes
+    fit that); V and R are averaged over owners, not all clients, each counting the same, and owners
+    are those that condense the class (`owners` "all": all that have any of it, so that a client
+    with one image says as much as one with thousands, which cost 2 to 4 points); the matching is
+    summed over classes; the distance is the exact squared one, |u - v|^2 / C; tau 2 (the only
+    public value); images start each round anew from means of 5 real ones; networks run in
+    evaluation mode while condensing; no clipping, no augmentation, no weight decay; class means of
+    the matching are those of the minibatch. In the first round V comes from the initial model, and
+    the terms act all the same.
 
     lambda_loc = 0 and lambda_glob = 0 are the ablations without collaboration and without matching.
     Sent: down the model and V; up V_k and R_k (redundant, but the paper sends both) and the images.
