@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
-from fedjax_het.engine.plan import AXIS, BLOCK, Plan
+from fedjax_het.engine.plan import BLOCK, Plan
 from fedjax_het.engine.task import Task
 
 BATCH = 250
@@ -72,7 +71,7 @@ def evaluate(
     total = data.labels.shape[1]
     num_batches = total if num_batches is None else num_batches
 
-    def block(variables, data, num_batches):
+    def block(variables, num_batches, data):
         images, labels, domains = data
 
         def add(i, sums):
@@ -95,21 +94,7 @@ def evaluate(
 
         return jax.lax.fori_loop(0, num_batches, add, jnp.zeros(3 + 2 * num_domains))
 
-    if plan.spreads != AXIS:
-        sums = jax.lax.map(lambda one: block(variables, one, num_batches), data).sum(0)
-    else:
-
-        def sharded(variables, data, num_batches):
-            mine = jax.tree.map(lambda a: a[0], data)
-            return jax.lax.psum(block(variables, mine, num_batches), AXIS)
-
-        sums = jax.shard_map(
-            sharded,
-            mesh=plan.mesh,
-            in_specs=(P(), P(AXIS), P()),
-            out_specs=P(),
-            check_vma=False,
-        )(variables, data, num_batches)
+    sums = plan.sum_over_blocks(block, (variables, num_batches), data)
     right, members = sums[3 : 3 + num_domains], sums[3 + num_domains :]
     domain_accuracy = right / members if num_domains else None
     return Evaluation(sums[0] / sums[2], sums[1] / sums[2], domain_accuracy)

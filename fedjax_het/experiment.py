@@ -15,7 +15,7 @@ from fedjax_het.errors import exit_status, require, require_name
 from fedjax_het.report import Cell
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.reported import reported_values
-from fedjax_het.spec import LOCAL_TRAINING, RunSpec
+from fedjax_het.spec import RunSpec, of_use
 from fedjax_het.sweeps import describe, plan_sweep, sweep
 
 if TYPE_CHECKING:
@@ -251,8 +251,7 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
             preset.method_settings.get(method, {}),
             _as_settings(method, variant),
         )
-        if not ALGORITHMS[method].trains_locally:
-            settings = {name: s for name, s in settings.items() if name not in LOCAL_TRAINING}
+        settings = of_use(method, settings)
         if arguments.rounds is not None:
             settings["rounds"] = arguments.rounds
         if arguments.width is not None and model in wide:

@@ -110,16 +110,11 @@ class _Signature(NamedTuple):
 
 
 def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
-    model_options = {
-        name: getattr(spec, name)
-        for name in ("width", "depth", "norm", "stem")
-        if getattr(spec, name) is not None
-    }
     return _Signature(
         algorithm=spec.algorithm,
         options=tuple(sorted((k, _hashable(v)) for k, v in spec.options.items())),
         model=spec.model,
-        model_options=tuple(sorted(model_options.items())),
+        model_options=tuple(sorted(spec.model_options.items())),
         input_shape=tuple(dataset.input_shape),
         num_classes=dataset.num_classes,
         num_domains=len(dataset.domain_names),

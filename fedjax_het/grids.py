@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.errors import ConfigError, require, require_name
-from fedjax_het.spec import LOCAL_TRAINING, RunSpec
+from fedjax_het.spec import RunSpec, of_use
 
 _FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
 
@@ -41,9 +41,9 @@ def grid(
     for values in _combinations(lists):
         spec = RunSpec(**values)
         require_name("algorithm", spec.algorithm, ALGORITHMS)
+        if some_train:
+            spec = RunSpec(**of_use(spec.algorithm, values))
         entry = ALGORITHMS[spec.algorithm]
-        if some_train and not entry.trains_locally:
-            spec = dataclasses.replace(spec, **dict.fromkeys(LOCAL_TRAINING))
         known = {name: v for name, v in choices.items() if name in entry.options}
         unused -= {("option", name) for name in known}
         for chosen in _combinations(known):

@@ -16,6 +16,15 @@ _ADDED = ("protocol", "stem")
 LOCAL_TRAINING = ("local_epochs", "local_optimizer", "optimizer_state", "averaging")
 
 
+def of_use(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Of settings that several methods are compared at, those that this one has a use for."""
+    from fedjax_het.algorithms import ALGORITHMS
+
+    if ALGORITHMS[algorithm].trains_locally:
+        return settings
+    return {name: value for name, value in settings.items() if name not in LOCAL_TRAINING}
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """Everything that decides a run's numbers. `None` means: as in the method's paper.
@@ -80,7 +89,7 @@ class RunSpec:
             nothing = f"nothing: clients of {self.algorithm} condense their data"
             for name in LOCAL_TRAINING:
                 require(getattr(self, name) is None, name, getattr(self, name), nothing)
-                settings.pop(name, None)
+        settings = of_use(self.algorithm, settings)
         filled = {name: value for name, value in settings.items() if getattr(self, name) is None}
         # A protocol that is the method's own goes without saying.
         named = None if protocol == entry.protocol else protocol
@@ -109,6 +118,12 @@ class RunSpec:
         spec = dataclasses.replace(spec, hp=hp, options=options)
         _check(spec)
         return spec
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The settings of the network that are given, as `make_model` takes them."""
+        values = {name: getattr(self, name) for name in ("width", "depth", "norm", "stem")}
+        return {name: value for name, value in values.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """The settings; those that were added later are left out where they say nothing."""

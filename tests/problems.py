@@ -56,6 +56,15 @@ def linear_model() -> Model:
     return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed)
 
 
+def softmax_gradient(w, b, x, y):
+    """Mean cross-entropy gradient of softmax regression."""
+    z = x @ w + b
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return x.T @ p / len(y), p.mean(0)
+
+
 def user_dataset(sizes=SIZES, **more):
     images, labels = blobs(sizes)
     test_images, test_labels = blobs((30, 30), seed=1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import BATCH, CLASSES, SIZES, blobs, consecutive, small
+from problems import BATCH, CLASSES, SIZES, blobs, consecutive, small, softmax_gradient
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.algorithms.fedavg import fedavg
@@ -41,15 +41,6 @@ def registered(name):
 
 
 # --- NumPy oracles, in float64 -------------------------------------------------------------
-
-
-def softmax_gradient(w, b, x, y):
-    """Mean cross-entropy gradient of softmax regression."""
-    z = x @ w + b
-    p = np.exp(z - z.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    return x.T @ p / len(y), p.mean(0)
 
 
 class Oracle:

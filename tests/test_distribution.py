@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, SHAPE, linear_model
+from problems import CLASSES, SHAPE, linear_model, softmax_gradient
 
 from fedjax_het.condensation.distribution import (
     clipped,
@@ -18,8 +18,9 @@ from fedjax_het.condensation.distribution import (
     sliced_wasserstein_sampled,
 )
 from fedjax_het.condensation.knowledge import (
-    class_means,
+    class_sums,
     knowledge_matching,
+    mean_of,
     over_owners,
     soft_labels,
     symmetric_kl,
@@ -153,8 +154,8 @@ def test_soft_labels_and_their_symmetric_divergence():
 
 def test_class_means_leave_padding_out():
     logits = jnp.arange(12.0).reshape(4, 3)
-    means, count = class_means(logits, jnp.array([0, 2, 0, 2]), jnp.array([1.0, 1, 1, 0]), 3)
-    np.testing.assert_allclose(means, [[3, 4, 5], [0, 0, 0], [3, 4, 5]])
+    sums, count = class_sums(logits, jnp.array([0, 2, 0, 2]), jnp.array([1.0, 1, 1, 0]), 3)
+    np.testing.assert_allclose(mean_of(sums, count), [[3, 4, 5], [0, 0, 0], [3, 4, 5]])
     assert count.tolist() == [2, 0, 1]
 
 
@@ -172,14 +173,6 @@ def pool_of(count=11, capacity=16):
     return Pool(jnp.asarray(images), jnp.asarray(labels), jnp.asarray(valid))
 
 
-def gradient_in_float64(w, b, x, y):
-    z = x @ w + b
-    p = np.exp(z - z.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    return x.T @ p / len(y), p.mean(0)
-
-
 def test_training_in_full_batches_equals_a_float64_loop():
     model, pool = linear_model(), pool_of()
     variables = model.init(KEY)
@@ -194,7 +187,7 @@ def test_training_in_full_batches_equals_a_float64_loop():
     weights = [np.asarray(variables["params"][n], np.float64) for n in ("w", "b")]
     velocity = [0.0, 0.0]
     for _ in range(7):
-        for i, g in enumerate(gradient_in_float64(*weights, x, y)):
+        for i, g in enumerate(softmax_gradient(*weights, x, y)):
             velocity[i] = 0.8 * velocity[i] + g + 0.1 * weights[i]
         weights = [w - 0.3 * v for w, v in zip(weights, velocity, strict=True)]
     np.testing.assert_allclose(trained["params"]["w"], weights[0], atol=2e-6)
@@ -212,7 +205,7 @@ def test_an_epoch_meets_every_valid_image_once():
     valid = np.asarray(pool.valid)
     x = np.asarray(pool.images)[valid].reshape(12, -1).astype(np.float64)
     start = [np.asarray(variables["params"][n], np.float64) for n in ("w", "b")]
-    expected = 3 * gradient_in_float64(*start, x, np.asarray(pool.labels)[valid])[0]
+    expected = 3 * softmax_gradient(*start, x, np.asarray(pool.labels)[valid])[0]
     np.testing.assert_allclose(moved, expected, atol=5e-3)
 
 
@@ -237,8 +230,9 @@ def matching_over_the_pool(model, params, pool, knowledge):
     valid = np.flatnonzero(np.asarray(pool.valid))
     variables = {"params": params, "state": {}}
     logits, _ = model.apply(variables, pool.images[valid], train=False)
-    means, seen = class_means(logits, pool.labels[valid], jnp.ones(len(valid)), CLASSES)
+    sums, seen = class_sums(logits, pool.labels[valid], jnp.ones(len(valid)), CLASSES)
     present = (seen > 0) & knowledge.owned
+    means = mean_of(sums, seen)
     term = knowledge_matching(means, present, knowledge.soft_labels, knowledge.tau)
     return knowledge.weight * term
 
@@ -248,9 +242,9 @@ def test_exact_matching_has_the_gradient_of_the_whole_pool():
     params = model.init(KEY)["params"]
     expected = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))(params)
 
-    def matching(means, seen):
+    def matching(sums, seen):
         return knowledge.weight * knowledge_matching(
-            means, (seen > 0) & knowledge.owned, knowledge.soft_labels, knowledge.tau
+            mean_of(sums, seen), (seen > 0) & knowledge.owned, knowledge.soft_labels, knowledge.tau
         )
 
     found = _exact_gradient(model, params, {}, pool, matching, 5)

@@ -93,12 +93,7 @@ def embedded(spec: RunSpec, dataset: Dataset, positions: np.ndarray) -> tuple[np
     from fedjax_het.nn import make_model
 
     result = simulate(spec, dataset=dataset)
-    options = {
-        name: getattr(spec, name)
-        for name in ("width", "depth", "norm")
-        if getattr(spec, name) is not None
-    }
-    model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **options)
+    model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task = Task(model, dataset.mean, dataset.std)
 
     @jax.jit

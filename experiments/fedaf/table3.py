@@ -6,12 +6,14 @@ python experiments/fedaf/table3.py --preset paper   CIFAR-10: a GPU's work
 Classes that a client has fewer images of than the IPC are not condensed: a larger IPC drops more.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, Preset, main
+from fedjax_het.experiment import Experiment, main
 
-TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))
+PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"].presets
+QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
 TABLE3 = Experiment(
     name="fedaf-table3",
@@ -20,20 +22,10 @@ TABLE3 = Experiment(
     item="table3",
     title="FedAF, Table 3: best test accuracy by condensed images per class.",
     presets={
-        "quick": Preset(
-            datasets=("digits",),
-            models=("convnet",),
-            alphas=TABLE1["ALPHAS"],
-            seeds=(0, 1),
-            rows=("fedaf(ipc=2)", "fedaf(ipc=5)", "fedaf(ipc=10)", "fedaf(ipc=20)"),
-            **TABLE1["QUICK"],
+        "quick": replace(
+            QUICK, rows=("fedaf(ipc=2)", "fedaf(ipc=5)", "fedaf(ipc=10)", "fedaf(ipc=20)")
         ),
-        "paper": Preset(
-            datasets=("cifar10",),
-            models=("convnet",),
-            alphas=TABLE1["ALPHAS"],
-            seeds=(0, 1, 2),
-        ),
+        "paper": replace(PAPER, datasets=("cifar10",)),
     },
 )
 

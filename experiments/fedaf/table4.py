@@ -6,12 +6,14 @@ python experiments/fedaf/table4.py --preset paper   CIFAR-10: a GPU's work
 `fedaf(lambda_loc=0)` is the paper's "w/o CDC", `fedaf(lambda_glob=0)` its "w/o LGKM".
 """
 
+from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, Preset, main
+from fedjax_het.experiment import Experiment, main
 
-TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))
+PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"].presets
+QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
 TABLE4 = Experiment(
     name="fedaf-table4",
@@ -22,19 +24,8 @@ TABLE4 = Experiment(
     note="fedaf(lambda_loc=0) is without the condensation loss across clients (CDC), "
     "fedaf(lambda_glob=0) without the matching of soft labels (LGKM).",
     presets={
-        "quick": Preset(
-            datasets=("digits",),
-            models=("convnet",),
-            alphas=TABLE1["ALPHAS"],
-            seeds=(0, 1),
-            **TABLE1["QUICK"],
-        ),
-        "paper": Preset(
-            datasets=("cifar10",),
-            models=("convnet",),
-            alphas=TABLE1["ALPHAS"],
-            seeds=(0, 1, 2),
-        ),
+        "quick": QUICK,
+        "paper": replace(PAPER, datasets=("cifar10",)),
     },
 )
 

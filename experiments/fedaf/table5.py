@@ -4,12 +4,14 @@ python experiments/fedaf/table5.py                  the embedded digits, minutes
 python experiments/fedaf/table5.py --preset paper   CIFAR-10: a GPU's work
 """
 
+from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, Preset, main
+from fedjax_het.experiment import Experiment, main
 
-TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))
+PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"].presets
+QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
 TABLE5 = Experiment(
     name="fedaf-table5",
@@ -20,19 +22,8 @@ TABLE5 = Experiment(
     settings={"rounds": 10},
     note="The paper gives no deviations here and does not say how many seeds its values are of.",
     presets={
-        "quick": Preset(
-            datasets=("digits",),
-            models=("convnet",),
-            alphas=(0.1,),
-            seeds=(0, 1),
-            **TABLE1["QUICK"],
-        ),
-        "paper": Preset(
-            datasets=("cifar10",),
-            models=("convnet",),
-            alphas=(0.1,),
-            seeds=(0, 1, 2),
-        ),
+        "quick": replace(QUICK, alphas=(0.1,)),
+        "paper": replace(PAPER, datasets=("cifar10",), alphas=(0.1,)),
     },
 )
 

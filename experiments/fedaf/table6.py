@@ -8,12 +8,13 @@ leaves 8x8 of CIFAR-10's 32x32 pixels. Of the digits' 8x8 it would leave 2x2: th
 the stem for small images, an eighth of the filters, and a single alpha.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
 from fedjax_het.experiment import Experiment, Preset, main
 
-TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))
+PAPER = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"].presets["paper"]
 
 TABLE6 = Experiment(
     name="fedaf-table6",
@@ -34,12 +35,7 @@ TABLE6 = Experiment(
                 for method in ("feddm", "fedaf")
             },
         ),
-        "paper": Preset(
-            datasets=("cifar10",),
-            models=("resnet18",),
-            alphas=TABLE1["ALPHAS"],
-            seeds=(0, 1, 2),
-        ),
+        "paper": replace(PAPER, datasets=("cifar10",), models=("resnet18",)),
     },
 )
 

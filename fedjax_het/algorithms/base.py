@@ -30,9 +30,7 @@ class State(NamedTuple):
 class RoundInfo(NamedTuple):
     """What every method reports of a round; scalars."""
 
-    train_loss: (
-        jax.Array
-    )  # mean over samples of the loss met in local training (nats) or condensing
+    train_loss: jax.Array  # mean over samples, met in local training (nats) or in condensing
     update_norm: jax.Array  # L2 norm of the global model's change
 
 
@@ -123,13 +121,20 @@ def federated(
     return Algorithm(
         init=init_state,
         round=round_,
-        global_model=lambda state: state.server.variables,
-        with_global_model=lambda state, variables: state._replace(
-            server=state.server._replace(variables=variables)
-        ),
+        global_model=sent_model,
+        with_global_model=with_sent_model,
         traffic=traffic,
         extra_passes=client.extra_passes,
     )
+
+
+def sent_model(state: State) -> Tree:
+    """The global model of a method whose server state is a `Broadcast`."""
+    return state.server.variables
+
+
+def with_sent_model(state: State, variables: Tree) -> State:
+    return state._replace(server=state.server._replace(variables=variables))
 
 
 def add_mean_change(hp, server: Broadcast, upload, states) -> Broadcast:

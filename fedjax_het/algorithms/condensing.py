@@ -7,9 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
-from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic, num_bytes
+from fedjax_het.algorithms.base import (
+    Algorithm,
+    RoundInfo,
+    State,
+    Traffic,
+    num_bytes,
+    sent_model,
+    with_sent_model,
+)
 from fedjax_het.condensation.augment import augment, parse_strategy
 from fedjax_het.condensation.distribution import (
     clipped,
@@ -19,7 +26,7 @@ from fedjax_het.condensation.distribution import (
 from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
 from fedjax_het.engine.lanes import Client, ClientMethod, Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
-from fedjax_het.engine.plan import AXIS, Plan
+from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import NETWORKS_FOLD, SERVER_FOLD
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import PairWork
@@ -30,20 +37,6 @@ Tree = Any
 INITS = ("mean", "real", "noise")
 CLIPPINGS = ("none", "per_class", "global")
 
-CONDENSING_OPTIONS: dict[str, Any] = {
-    "ipc": 50,
-    "steps": 1000,
-    "threshold": None,
-    "init": "mean",
-    "init_images": 5,
-    "augment_strategy": "none",
-    "clipping": "none",
-    "logit_term": False,
-    "top_up": False,
-    "warm_start": False,
-    "server_epochs": 500,
-    "server_batch_size": 256,
-}
 CONDENSING_HP = {
     "image_lr": 1.0,
     "image_momentum": 0.9,
@@ -68,18 +61,21 @@ class Condensation(NamedTuple):
     warm_start: go on from the client's images of its last round instead of starting anew.
     """
 
-    ipc: int
-    steps: int
-    threshold: int | None
-    init: str
-    init_images: int
-    augment_strategy: str
-    clipping: str
-    logit_term: bool
-    top_up: bool
-    warm_start: bool
-    server_epochs: int
-    server_batch_size: int
+    ipc: int = 50
+    steps: int = 1000
+    threshold: int | None = None
+    init: str = "mean"
+    init_images: int = 5
+    augment_strategy: str = "none"
+    clipping: str = "none"
+    logit_term: bool = False
+    top_up: bool = False
+    warm_start: bool = False
+    server_epochs: int = 500
+    server_batch_size: int = 256
+
+
+CONDENSING_OPTIONS: dict[str, Any] = Condensation()._asdict()
 
 
 class ImageState(NamedTuple):
@@ -329,10 +325,8 @@ def condensing(
     return Algorithm(
         init=init,
         round=round_,
-        global_model=lambda state: state.server.variables,
-        with_global_model=lambda state, variables: state._replace(
-            server=state.server._replace(variables=variables)
-        ),
+        global_model=sent_model,
+        with_global_model=with_sent_model,
         traffic=traffic,
         pairs=pairs,
         artifacts=artifacts,
@@ -360,7 +354,9 @@ def class_mean_logits(
     num_pairs = num_clients * num_classes
     schedule, examples = cohort.schedule, cohort.examples
 
-    def block(variables, images, census, pairs, trial):
+    def block(variables, images, trial, part):
+        census, pairs = part
+
         def add(i, sums):
             logits, _ = task.model.apply(variables, task.normalise(images[census[i]]), train=False)
             counted = jnp.concatenate([logits, jnp.ones((len(logits), 1))], axis=1)
@@ -370,18 +366,8 @@ def class_mean_logits(
         batches = jnp.where(trial, jnp.minimum(1, batches), batches)
         return jax.lax.fori_loop(0, batches, add, jnp.zeros((num_pairs, num_classes + 1)))
 
-    parts = (schedule.census, schedule.census_pairs)
-    if plan.spreads != AXIS:
-        one = lambda part: block(variables, examples.images, *part, schedule.trial)  # noqa: E731
-        sums = jax.lax.map(one, parts).sum(0)
-    else:
-        sums = jax.shard_map(
-            lambda v, x, i, p, trial: jax.lax.psum(block(v, x, i[0], p[0], trial), AXIS),
-            mesh=plan.mesh,
-            in_specs=(P(), P(), P(AXIS), P(AXIS), P()),
-            out_specs=P(),
-            check_vma=False,
-        )(variables, examples.images, *parts, schedule.trial)
+    shared = (variables, examples.images, schedule.trial)
+    sums = plan.sum_over_blocks(block, shared, (schedule.census, schedule.census_pairs))
     count = sums[:, -1:]
     means = sums[:, :-1] / jnp.maximum(count, 1)
     square = (num_clients, num_classes)

@@ -43,11 +43,6 @@ def sliced_wasserstein_sampled(u: Array, v: Array, key: Array, num_projections: 
     return jnp.square(jnp.matmul(directions, u - v, precision="highest")).mean()
 
 
-def masked_mean(values: Array, mask: Array) -> Array:
-    """Mean over the first axis of `[B, F]` of the rows whose mask `[B]` is 1."""
-    return (values * mask[:, None]).sum(0) / jnp.maximum(mask.sum(), 1)
-
-
 def mean_embedding(
     embed: Callable[[Array], tuple[Array, Array]], images: Array, mask: Array, piece: int | None
 ) -> tuple[Array, Array]:
@@ -57,12 +52,18 @@ def mean_embedding(
       embed: images -> (features [B, F], logits [B, C]), each of its own image alone.
       piece: images that fit a core's cache, see `piece_size`; None: all at once.
     """
+
+    def sums_of(part):
+        images, mask = part
+        return tuple((values * mask[:, None]).sum(0) for values in embed(images))
+
     piece = piece_size(len(images), piece)
     if piece == len(images):
-        return tuple(masked_mean(values, mask) for values in embed(images))
-    pieces = (images.reshape(-1, piece, *images.shape[1:]), mask.reshape(-1, piece))
-    sums = jax.lax.map(lambda p: [(v * p[1][:, None]).sum(0) for v in embed(p[0])], pieces)
-    return tuple(total.sum(0) / jnp.maximum(mask.sum(), 1) for total in sums)
+        sums = sums_of((images, mask))
+    else:
+        pieces = (images.reshape(-1, piece, *images.shape[1:]), mask.reshape(-1, piece))
+        sums = tuple(total.sum(0) for total in jax.lax.map(sums_of, pieces))
+    return tuple(total / jnp.maximum(mask.sum(), 1) for total in sums)
 
 
 def interpolated(params: Tree, fresh: Tree, gamma: Array) -> Tree:

@@ -18,7 +18,7 @@ def over_owners(values: Array, owns: Array) -> tuple[Array, Array]:
     weights = owns.astype(values.dtype)
     total = jnp.einsum("kc,kcf->cf", weights, jnp.where(owns[..., None], values, 0))
     count = weights.sum(0)
-    return total / jnp.maximum(count, 1)[:, None], count > 0
+    return mean_of(total, count), count > 0
 
 
 def soft_labels(mean_logits: Array, tau: Array) -> Array:
@@ -31,11 +31,18 @@ def symmetric_kl(log_p: Array, log_q: Array) -> Array:
     return 0.5 * ((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q)).sum(-1)
 
 
-def class_means(logits: Array, labels: Array, weights: Array, num_classes: int):
-    """Mean logit of every class: `[B, C]` -> (`[num_classes, C]`, samples `[num_classes]`)."""
+def class_sums(
+    logits: Array, labels: Array, weights: Array, num_classes: int
+) -> tuple[Array, Array]:
+    """Weighted sum of the logits of every class, `[B, C]` -> (`[num_classes, C]`, and of the
+    weights, `[num_classes]`)."""
     member = jax.nn.one_hot(labels, num_classes) * weights[:, None]
-    count = member.sum(0)
-    return member.T @ logits / jnp.maximum(count, 1)[:, None], count
+    return member.T @ logits, member.sum(0)
+
+
+def mean_of(sums: Array, count: Array) -> Array:
+    """`[C, F]` sums over `[C]` counts; zero where there is none."""
+    return sums / jnp.maximum(count, 1)[:, None]
 
 
 def knowledge_matching(mean_logits: Array, present: Array, targets: Array, tau: Array) -> Array:

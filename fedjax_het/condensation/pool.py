@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedjax_het.condensation.knowledge import class_means, knowledge_matching
+from fedjax_het.condensation.knowledge import class_sums, knowledge_matching, mean_of
 from fedjax_het.nn import Model, micro_batched_value_and_grad
 
 Tree = Any
@@ -72,10 +72,10 @@ def train_on_pool(
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])
             total = (losses * samples["weights"]).sum()
             if coupled:  # a term of the whole batch: weighed so that dividing leaves it as it is
-                means, seen = class_means(
+                sums, seen = class_sums(
                     logits, samples["labels"], samples["weights"], model.num_classes
                 )
-                total += samples["weights"].sum() * matching(means, seen)
+                total += samples["weights"].sum() * matching(sums, seen)
             return total, new
 
         piece = None if coupled else model.micro_batch
@@ -84,9 +84,11 @@ def train_on_pool(
         weight = jnp.maximum(samples["weights"].sum(), 1)
         return state, jax.tree.map(lambda g: g / weight, gradient)
 
-    def matching(means, seen):
+    def matching(sums, seen):
+        present = (seen > 0) & knowledge.owned
+        means = mean_of(sums, seen)
         return knowledge.weight * knowledge_matching(
-            means, (seen > 0) & knowledge.owned, knowledge.soft_labels, knowledge.tau
+            means, present, knowledge.soft_labels, knowledge.tau
         )
 
     def step(i, carry):
@@ -123,9 +125,9 @@ def train_on_pool(
 def _exact_gradient(
     model: Model, params: Tree, state: Tree, pool: Pool, matching: Callable, batch_size: int
 ) -> Tree:
-    """Gradient of `matching(class means, class counts)` with means over the whole pool.
+    """Gradient of `matching(sums of logits by class, counts)` over the whole pool.
 
-    In two passes of equal pieces: the means, then their cotangents pulled back piece by piece, so
+    In two passes of equal pieces: the sums, then their cotangents pulled back piece by piece, so
     that memory is that of one batch.
     """
     short = -len(pool.images) % batch_size
@@ -134,20 +136,17 @@ def _exact_gradient(
         for a in pool
     )
     pieces = (images, labels, valid.astype(jnp.float32))
-    seen = jnp.zeros(model.num_classes).at[labels].add(pieces[2])
 
-    def shares(params, piece):
-        """What a piece adds to the class means."""
+    def sums_of(params, piece):
         images, labels, weights = piece
         logits, _ = model.apply({"params": params, "state": state}, images, train=False)
-        member = jax.nn.one_hot(labels, model.num_classes) * weights[:, None]
-        return member.T @ logits / jnp.maximum(seen, 1)[:, None]
+        return class_sums(logits, labels, weights, model.num_classes)
 
-    means = jax.lax.map(lambda piece: shares(params, piece), pieces).sum(0)
-    cotangent = jax.grad(matching)(means, seen)
+    by_piece = jax.lax.map(lambda piece: sums_of(params, piece), pieces)
+    cotangent = jax.grad(matching)(*(total.sum(0) for total in by_piece))
 
     def add(total, piece):
-        pulled = jax.vjp(lambda p: shares(p, piece), params)[1](cotangent)[0]
+        pulled = jax.vjp(lambda p: sums_of(p, piece)[0], params)[1](cotangent)[0]
         return jax.tree.map(jnp.add, total, pulled), None
 
     return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), pieces)[0]

@@ -106,6 +106,24 @@ class Plan(NamedTuple):
             on_device, mesh=self.mesh, in_specs=specs, out_specs=P(RUNS), check_vma=False
         )
 
+    def sum_over_blocks(self, function: Callable, shared: tuple, parts: Any) -> jax.Array:
+        """Sum of `function(*shared, part)`, an array, over the blocks, which are the leading axis
+        of `parts`: each where it is placed. One collective where blocks are on several devices."""
+        if self.spreads != AXIS:
+            return jax.lax.map(lambda part: function(*shared, part), parts).sum(0)
+
+        def sharded(shared, parts):
+            mine = jax.tree.map(lambda a: a[0], parts)
+            return jax.lax.psum(function(*shared, mine), AXIS)
+
+        return jax.shard_map(
+            sharded,
+            mesh=self.mesh,
+            in_specs=(P(), P(AXIS)),
+            out_specs=P(),
+            check_vma=False,
+        )(shared, parts)
+
 
 def make_plan(
     lanes: int = 1,

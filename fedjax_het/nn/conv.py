@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.errors import require_name
+from fedjax_het.nn.micro_batch import piece_size
 
 barrier = jax.lax.optimization_barrier
 
@@ -65,9 +66,7 @@ def _in_pieces(x, kernel, padding, stride):
     """`_conv2d_im2col`, piece by piece of the batch where the patches of all are too many."""
     sides = [(x.shape[a] + 2 * padding - kernel.shape[a - 1]) // stride + 1 for a in (1, 2)]
     patches = math.prod(sides) * math.prod(kernel.shape[:3])  # of a sample
-    piece = min(len(x), max(1, CACHED_PATCHES // patches))
-    while len(x) % piece:
-        piece -= 1
+    piece = piece_size(len(x), max(1, CACHED_PATCHES // patches))
 
     def convolve(samples):
         return _conv2d_im2col(samples, kernel, padding, stride, x.shape[1:3])
