@@ -13,7 +13,7 @@ from runpy import run_path
 import numpy as np
 
 from fedjax_het import report
-from fedjax_het.errors import exit_status, require
+from fedjax_het.errors import exit_status, require, require_name
 from fedjax_het.files import make_output_directory
 from fedjax_het.report.render import Section, number_text
 from fedjax_het.report.write import write_text
@@ -30,6 +30,8 @@ TITLE = "FedAF, Table 7: megabytes that a client sends in a round."
 class Arguments:
     """The command line."""
 
+    preset: str = "paper"
+    """quick or paper, which are the same here: seconds, and no data."""
     ipc: int = 50
     """Condensed images per class; a client condenses the classes that it has as many images of."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -170,6 +172,7 @@ def main(argv=None) -> int:
     arguments = tyro.cli(Arguments, args=argv, description=TITLE)
 
     def run() -> int:
+        require_name("preset", arguments.preset, PARTITIONS["PRESETS"])
         require(arguments.ipc >= 1, "ipc", arguments.ipc, "a whole number >= 1")
         require(len(arguments.seeds) > 0, "seeds", arguments.seeds, "at least one seed")
         require(arguments.partitions >= 2, "partitions", arguments.partitions, "at least 2")
