@@ -175,12 +175,14 @@ def make_partition(
     seed: int,
     domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
     **parameters,
 ) -> Partition:
     """Split the training examples among `num_clients` clients by one of `PARTITIONS`.
 
-    labels: [N] integers in [0, num_classes). `domains` and `domain_names` are the data set's, where
-    it has any (see `Dataset`), for schemes that ask for them. `parameters` are those of the
+    labels: [N] integers in [0, num_classes). `domains`, `domain_names` and `class_names` are the
+    data set's, where it has any (see `Dataset`), for schemes that ask for them; `grouped` takes
+    its default groups from `class_names`. `parameters` are those of the
     scheme's function in `fedjax_het.data.schemes`, e.g. `alpha=0.1` for the Dirichlet ones. The
     same arguments give the same partition, independent of other uses of the seed (as long as
     NumPy's Generator keeps its streams: compare digests, or save the partition, across NumPy
@@ -214,6 +216,10 @@ def make_partition(
         if name not in parameters and option.default is inspect.Parameter.empty:
             raise ConfigError(f"partition {scheme!r} needs {name}: {SCHEMES[scheme].description}")
     parameters = {name: parameters.get(name, option.default) for name, option in options.items()}
+    if SCHEMES[scheme].setting is not None:
+        parameters = SCHEMES[scheme].setting(
+            labels, int(num_classes), int(num_clients), class_names, **parameters
+        )
 
     stream = np.random.SeedSequence(int(seed), spawn_key=(_PARTITION_STREAM,))
     clients = split(
