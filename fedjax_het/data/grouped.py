@@ -206,7 +206,7 @@ def _sizes_that_fit(labels, num_classes: int, num_clients: int, setting: dict) -
         if (at_most <= held).all():
             if percent < 100:
                 _log.warning(
-                    "grouped: sizes scaled to %d %%, %s examples for each client, as %d clients "
+                    "'grouped': sizes scaled to %d %%, %s examples for each client, as %d clients "
                     "of %d examples allow no more",
                     percent,
                     sizes.tolist(),
@@ -216,6 +216,7 @@ def _sizes_that_fit(labels, num_classes: int, num_clients: int, setting: dict) -
             return sizes.tolist()
     scarcest = int((held - at_most).argmin())
     raise ConfigError(
-        f"num_clients = {num_clients}: even one percent of the default sizes asks for more of class "
-        f"{scarcest} than its {held[scarcest]} examples; use fewer clients or give group_sizes"
+        f"num_clients = {num_clients}: even one percent of the default sizes asks for more of "
+        f"class {scarcest} than its {held[scarcest]} examples; use fewer clients or give "
+        "group_sizes"
     )
