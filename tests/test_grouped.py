@@ -43,6 +43,12 @@ def test_counts_are_expectations_rounded_without_bias():
     assert (np.abs(draws.mean(0) - expected) <= 4.5 * error).all()
 
 
+def test_which_equal_classes_go_together_is_random():
+    draws = [whole_counts(np.random.default_rng(s), np.full(4, 0.25), 2) for s in range(600)]
+    pairs, counts = np.unique(draws, axis=0, return_counts=True)
+    assert len(pairs) == 6 and stats.chisquare(counts).pvalue > 1e-3
+
+
 def test_counts_that_are_whole_are_not_rounded():
     for seed in range(200):
         counts = whole_counts(np.random.default_rng(seed), np.array([0.3, 0.1, 0.2, 0.4]), 10)
@@ -164,6 +170,14 @@ def test_other_sets_have_five_groups_of_neighbours(caplog):
     odd = grouped(shuffled_labels([6000] * 7), 7, 7).parameters
     assert odd["groups"] == [[0, 1], [2, 3], [4], [5], [6]]
     assert odd["clients_per_group"] == [2, 2, 1, 1, 1]
+
+
+def test_clients_are_shared_out_as_the_classes_are():
+    """The next client goes where it stands for most classes: 3/2, 3/3, ... against 1/2, ..."""
+    uneven = grouped(LABELS, num_clients=10, groups=[[0], [1, 2, 3]], group_sizes=[5, 5])
+    assert uneven.parameters["clients_per_group"] == [2, 8]
+    exact = grouped(LABELS, num_clients=20, groups=[[0], [1, 2, 3], [4]], group_sizes=[5] * 3)
+    assert exact.parameters["clients_per_group"] == [4, 12, 4]
 
 
 def test_cifar100_has_a_group_for_each_superclass():

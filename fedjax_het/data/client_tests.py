@@ -54,8 +54,7 @@ def local_tests(
     )
     mixtures = client_mixtures(partition, train_labels, num_classes)
     held = np.bincount(test_labels, minlength=num_classes)
-    tested = partition.sizes > 0
-    most, client, label = _most_per_client(mixtures, held, tested)
+    most, client, label = _most_per_client(mixtures, held)
     if per_client is None:
         per_client = max(1, min(_PER_CLIENT, most))
     require(is_whole(per_client, 1), "per_client", per_client, "an integer >= 1")
@@ -70,7 +69,7 @@ def local_tests(
     stream = np.random.SeedSequence(int(seed), spawn_key=(_LOCAL_TEST_STREAM,))
     rng = np.random.default_rng(stream)
     counts = np.zeros(mixtures.shape, np.int64)
-    for k in np.flatnonzero(tested):
+    for k in np.flatnonzero(partition.sizes):
         counts[k] = whole_counts(rng, mixtures[k], per_client)
     asked = counts.sum(0)
     if (asked > held).any():
@@ -129,10 +128,10 @@ def _not_ours(partition: Partition) -> ConfigError:
     )
 
 
-def _most_per_client(mixtures, held, tested) -> tuple[int, int, int]:
+def _most_per_client(mixtures, held) -> tuple[int, int, int]:
     """The largest test that no class is too small for, and the client and class that bound it."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        bounds = np.where((mixtures > 0) & tested[:, None], held / mixtures, np.inf)
+        bounds = np.where(mixtures > 0, held / mixtures, np.inf)
     client, label = np.unravel_index(np.argmin(bounds), bounds.shape)
     most = bounds[client, label]
     # Nobody holds anything: no test is too large. The tiny number is for 36 / 0.4 = 89.99...

@@ -92,12 +92,12 @@ def grouped_setting(
     labels,
     num_classes: int,
     num_clients: int,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str],
     *,
-    groups=None,
-    clients_per_group=None,
-    group_sizes=None,
-    dominating_share=0.8,
+    groups,
+    clients_per_group,
+    group_sizes,
+    dominating_share,
 ) -> dict:
     """The parameters of `grouped`, checked, with the defaults for these data filled in."""
     require(num_clients >= 2, "num_clients", num_clients, "at least 2, to learn from each other")
@@ -209,7 +209,7 @@ def _sizes_that_fit(labels, num_classes: int, num_clients: int, setting: dict) -
                     "'grouped': sizes scaled to %d %%, %s examples for each client, as %d clients "
                     "of %d examples allow no more",
                     percent,
-                    sizes.tolist(),
+                    ", ".join(map(str, sizes[: len(_TIERS)])),
                     num_clients,
                     len(labels),
                 )
