@@ -35,8 +35,11 @@ SCHEMES = {
     "dirichlet_balanced": {"alpha": 0.1},
     "dirichlet_capped": {"alpha": 0.5},
     "classes_per_client": {"classes_per_client": 2},
+    "pathological": {},
+    "grouped": {},
     "by_domain": {},
 }
+LEAVE_SOME = ("classes_per_client", "pathological", "grouped")  # examples that nobody holds
 
 
 def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parameters):
@@ -56,8 +59,10 @@ def test_every_scheme_is_described_and_tested():
     assert all(PARTITIONS.values())
 
 
-@pytest.mark.parametrize("num_clients", [1, 7, 20])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "num_clients"),
+    [(name, k) for name in SCHEMES for k in (1, 7, 20) if (name, k) != ("grouped", 1)],
+)
 def test_every_example_has_at_most_one_owner(scheme, num_clients):
     partition = make(scheme, num_clients=num_clients)
     assert partition.num_clients == num_clients == len(partition.sizes)
@@ -65,7 +70,7 @@ def test_every_example_has_at_most_one_owner(scheme, num_clients):
     together = np.concatenate(clients)
     assert len(np.unique(together)) == len(together) == partition.sizes.sum()
     assert together.min() >= 0 and together.max() < len(LABELS)
-    if scheme != "classes_per_client":
+    if scheme not in LEAVE_SOME:
         assert len(together) == len(LABELS)
     for client in clients:
         assert (np.diff(client) > 0).all()
@@ -640,4 +645,5 @@ def test_plot_leaves_pyplot_alone(tmp_path):
 def test_digits_can_be_split_by_every_scheme(scheme):
     labels = load_dataset("digits").train_labels
     summary = make(scheme, labels, 10, 10).summary(labels, 10)
-    assert summary.num_clients == 10 and summary.num_examples > 0.9 * len(labels)
+    assert summary.num_clients == 10
+    assert summary.num_examples > (0.7 if scheme == "grouped" else 0.9) * len(labels)

@@ -55,9 +55,10 @@ class PartitionSummary:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The training examples of every client.
+    """The training examples of every client; or, of `local_tests`, its test examples.
 
     indices: int64, positions in the training set, client after client; ascending within a client.
+        Those of local tests are positions in the test set; what is said of labels holds for its.
     offsets: int64 [K + 1]; client k holds `indices[offsets[k]:offsets[k + 1]]`, maybe nothing.
     scheme, seed, parameters: how it was made; `parameters` can be written as JSON.
 
@@ -136,7 +137,7 @@ class Partition:
 
     def label_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
         """[K, C] examples of each class at each client. `labels` are those of the training set."""
-        labels = _checked_labels(labels, num_classes)
+        labels = checked_labels("labels", labels, num_classes)
         largest = int(self.indices.max(initial=-1))
         if largest >= len(labels):
             raise ConfigError(
@@ -175,12 +176,14 @@ def make_partition(
     seed: int,
     domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
     **parameters,
 ) -> Partition:
     """Split the training examples among `num_clients` clients by one of `PARTITIONS`.
 
-    labels: [N] integers in [0, num_classes). `domains` and `domain_names` are the data set's, where
-    it has any (see `Dataset`), for schemes that ask for them. `parameters` are those of the
+    labels: [N] integers in [0, num_classes). `domains`, `domain_names` and `class_names` are the
+    data set's, where it has any (see `Dataset`), for schemes that ask for them; `grouped` takes
+    its default groups from `class_names`. `parameters` are those of the
     scheme's function in `fedjax_het.data.schemes`, e.g. `alpha=0.1` for the Dirichlet ones. The
     same arguments give the same partition, independent of other uses of the seed (as long as
     NumPy's Generator keeps its streams: compare digests, or save the partition, across NumPy
@@ -191,7 +194,7 @@ def make_partition(
     """
     require_name("partition", scheme, SCHEMES)
     require(is_whole(num_classes, 1), "num_classes", num_classes, ">= 1")
-    labels = _checked_labels(labels, num_classes)
+    labels = checked_labels("labels", labels, num_classes)
     require(is_whole(num_clients, 1), "num_clients", num_clients, ">= 1")
     require(
         num_clients <= len(labels),
@@ -214,6 +217,10 @@ def make_partition(
         if name not in parameters and option.default is inspect.Parameter.empty:
             raise ConfigError(f"partition {scheme!r} needs {name}: {SCHEMES[scheme].description}")
     parameters = {name: parameters.get(name, option.default) for name, option in options.items()}
+    if SCHEMES[scheme].setting is not None:
+        parameters = SCHEMES[scheme].setting(
+            labels, int(num_classes), int(num_clients), class_names, **parameters
+        )
 
     stream = np.random.SeedSequence(int(seed), spawn_key=(_PARTITION_STREAM,))
     clients = split(
@@ -253,14 +260,14 @@ def partition_from_clients(
     )
 
 
-def _checked_labels(labels, num_classes: int) -> np.ndarray:
+def checked_labels(argument: str, labels, num_classes: int) -> np.ndarray:
     labels = np.asarray(labels)
     ok = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
-    require(ok, "labels", f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one")
+    require(ok, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one")
     bad = (labels < 0) | (labels >= num_classes)
     if bad.any():
         at = int(bad.argmax())
         raise ConfigError(
-            f"labels[{at}] = {int(labels[at])}: expected a label in [0, {num_classes})"
+            f"{argument}[{at}] = {int(labels[at])}: expected a label in [0, {num_classes})"
         )
     return labels

@@ -1,7 +1,7 @@
 """How training examples are split among clients: one function for each scheme.
 
 A scheme is a function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients` that
-returns one index array for each client, and one line in `SCHEMES`. One that asks for `domains` and
+returns one index array for each client, and one entry in `SCHEMES`. One that asks for `domains` and
 `domain_names` is given those of the data set. They are different benchmarks
 and keep different names. Every scheme ends: one that may fail to find a split says why instead.
 """
@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.data.dealing import deal, shuffled_classes
+from fedjax_het.data.grouped import grouped, grouped_mixtures, grouped_setting
 from fedjax_het.errors import ConfigError, is_whole, require
 
 _log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ def dirichlet(rng, labels, num_classes, num_clients, *, alpha):
     and clients may be empty, the more so the smaller alpha.
     """
     log_proportions = _log_dirichlet(rng, alpha, num_classes, num_clients)
-    return _deal(_shuffled_classes(rng, labels, num_classes), _cut_all(log_proportions, labels))
+    return deal(shuffled_classes(rng, labels, num_classes), _cut_all(log_proportions, labels))
 
 
 def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha):
@@ -56,7 +58,7 @@ def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha):
         log_matrix -= _logsumexp(log_matrix, axis=0)
         log_matrix -= _logsumexp(log_matrix, axis=1)
     classes = [np.flatnonzero(labels == label) for label in range(num_classes)]
-    return _deal(classes, _cut_all(log_matrix, labels))
+    return deal(classes, _cut_all(log_matrix, labels))
 
 
 def dirichlet_capped(rng, labels, num_classes, num_clients, *, alpha, min_size=10, max_draws=1000):
@@ -89,7 +91,7 @@ def dirichlet_capped(rng, labels, num_classes, num_clients, *, alpha, min_size=1
             counts[label] = _cut(row, class_sizes[label])
         sizes = counts.sum(0)
         if sizes.min() >= min_size:
-            return _deal(_shuffled_classes(rng, labels, num_classes), counts)
+            return deal(shuffled_classes(rng, labels, num_classes), counts)
         best = max(best, int(sizes.min()))
         best_short = min(best_short, int((sizes < min_size).sum()))
     raise ConfigError(
@@ -142,7 +144,7 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
             shard_size,
         )
 
-    pools = _shuffled_classes(rng, labels, num_classes)
+    pools = shuffled_classes(rng, labels, num_classes)
     taken = np.zeros(num_classes, np.int64)
     clients = [None] * num_clients
     for client in rng.permutation(num_clients):
@@ -154,6 +156,16 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
         left[chosen] -= 1
         taken[chosen] += 1
     return clients
+
+
+def pathological(rng, labels, num_classes, num_clients):
+    """FedAMP's pathological setting: `classes_per_client` with two classes each, and nothing else.
+
+    The paper follows McMahan et al. (arXiv 1602.05629), who cut the examples sorted by label into
+    two shards for each client, some of which straddle labels; here every client has exactly two
+    classes, in equal numbers, as FedAMP's text says.
+    """
+    return classes_per_client(rng, labels, num_classes, num_clients, classes_per_client=2)
 
 
 def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
@@ -178,13 +190,29 @@ def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
     return clients
 
 
+def iid_mixtures(labels, num_classes, num_clients):
+    """[K, C] the class proportions of the whole training set, for every client."""
+    shares = np.bincount(labels, minlength=num_classes) / len(labels)
+    return np.tile(shares, (num_clients, 1))
+
+
 class Scheme(NamedTuple):
+    """A scheme.
+
+    setting: `(labels, num_classes, num_clients, class_names, **parameters) -> parameters`, for a
+        scheme whose defaults depend on the data: checks what is given and fills in what is not.
+    mixtures: `(labels, num_classes, num_clients, **parameters) -> [K, C]`, the class proportions
+        that clients draw from, where these are known better than from what was drawn.
+    """
+
     split: Callable[..., list[np.ndarray]]
     description: str
+    setting: Callable[..., dict] | None = None
+    mixtures: Callable[..., np.ndarray] | None = None
 
 
 SCHEMES = {
-    "iid": Scheme(iid, "a random split into equal parts"),
+    "iid": Scheme(iid, "a random split into equal parts", mixtures=iid_mixtures),
     "dirichlet": Scheme(
         dirichlet, "label skew by Dir(alpha) for each class; sizes very unequal, maybe empty"
     ),
@@ -197,6 +225,13 @@ SCHEMES = {
     ),
     "classes_per_client": Scheme(
         classes_per_client, "exactly classes_per_client labels each, all of one size (FSL)"
+    ),
+    "pathological": Scheme(pathological, "classes_per_client with two labels each (FedAMP)"),
+    "grouped": Scheme(
+        grouped,
+        "groups of clients, each with dominating classes: 80 % of the data (FedAMP)",
+        grouped_setting,
+        grouped_mixtures,
     ),
     "by_domain": Scheme(by_domain, "one client for each domain of a data set that has domains"),
 }
@@ -246,18 +281,6 @@ def _cut_all(log_proportions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """[C, K] examples of each class for each client, from [C, K] logarithms of proportions."""
     sizes = np.bincount(labels, minlength=len(log_proportions))
     return np.stack([_cut(row, size) for row, size in zip(log_proportions, sizes, strict=True)])
-
-
-def _shuffled_classes(rng, labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
-    return [rng.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]
-
-
-def _deal(classes: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
-    """Give client k the k-th run of `counts[c, k]` examples of each class c."""
-    runs = [
-        np.split(members, np.cumsum(row)[:-1]) for members, row in zip(classes, counts, strict=True)
-    ]
-    return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
 
 
 def _largest_shard(class_sizes: np.ndarray, num_clients: int, needed: int) -> int:

@@ -1,0 +1,119 @@
+"""Measures of personalised learning, from the accuracies of clients on their own tests.
+
+Accuracies are shares, [rounds, K] or [K]; NaN is what was not measured: a round without an
+evaluation, or a client without a local test. NumPy on the host.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_het.errors import ConfigError, require, require_name
+
+
+class BestMean(NamedTuple):
+    """accuracy: the highest mean over clients. round: the first, from 1, that reached it."""
+
+    accuracy: float
+    round: int
+
+
+class PairedTest(NamedTuple):
+    """statistic, p_value: of Wilcoxon's signed-rank test. num_pairs: clients compared.
+    num_ties: those of them that both methods serve equally well. median_difference: of a - b.
+    """
+
+    statistic: float
+    p_value: float
+    num_pairs: int
+    num_ties: int
+    median_difference: float
+
+
+def mean_accuracies(accuracies: np.ndarray) -> np.ndarray:
+    """[R] the unweighted mean over clients in each round, of accuracies [R, K].
+
+    Clients that were never measured are left out; a round in which another one was not is NaN.
+    """
+    accuracies = _checked("accuracies", accuracies, 2)
+    measured = ~np.isnan(accuracies).all(0)
+    if not measured.any():
+        return np.full(len(accuracies), np.nan)
+    return accuracies[:, measured].mean(1)
+
+
+def best_mean_accuracy(accuracies: np.ndarray) -> BestMean:
+    """BMTA, best mean testing accuracy (FedAMP, section 7), of accuracies [R, K].
+
+    The maximum over rounds of the unweighted mean over clients: one round for all of them, not
+    each client's best. Raises `ConfigError` where no round was measured.
+    """
+    means = mean_accuracies(accuracies)
+    require(not np.isnan(means).all(), "accuracies", "all NaN", "at least one measured round")
+    best = int(np.nanargmax(means))
+    return BestMean(float(means[best]), best + 1)
+
+
+def worst_decile(accuracies: np.ndarray) -> float:
+    """The mean over the worst tenth of the clients, of accuracies [K].
+
+    A tenth is rounded down (6 of 62) and is at least one client. Clients without a measurement are
+    left out; raises `ConfigError` where that leaves none.
+    """
+    accuracies = _checked("accuracies", accuracies, 1)
+    accuracies = np.sort(accuracies[~np.isnan(accuracies)])
+    require(len(accuracies) > 0, "accuracies", "all NaN", "at least one measured client")
+    return float(accuracies[: max(1, len(accuracies) // 10)].mean())
+
+
+def wilcoxon(
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    alternative: str = "two-sided",
+    zero_method: str = "wilcox",
+) -> PairedTest:
+    """Wilcoxon's signed-rank test of whether clients are served equally well by methods a and b.
+
+    a, b: [K] accuracies of the same clients. Pairs that neither method measured are left out.
+    alternative: "two-sided"; "greater": a is above b; "less": a is below b.
+    zero_method: what becomes of ties: "wilcox" drops them, "pratt" ranks and then drops them,
+        "zsplit" splits their ranks between the two signs.
+
+    FedAMP reports p < 1e-4 of such tests without saying which of these it chose; two-sided with
+    "wilcox" is chosen here. By `scipy.stats.wilcoxon`, except that methods which tie on every
+    client give p = 1, not an error. Differences are rounded to six decimals: the same number of
+    examples apart must be the same rank, in spite of floating point.
+
+    The test takes pairs as independent; those of local tests that share examples are less so.
+    """
+    from scipy import stats
+
+    require_name("alternative", alternative, ("two-sided", "greater", "less"))
+    require_name("zero_method", zero_method, ("wilcox", "pratt", "zsplit"))
+    a, b = _checked("a", a, 1), _checked("b", b, 1)
+    require(len(a) == len(b), "len(b)", len(b), f"len(a) = {len(a)}: the same clients")
+    missing = np.isnan(a)
+    if (missing != np.isnan(b)).any():
+        client = int((missing != np.isnan(b)).argmax())
+        raise ConfigError(
+            f"a[{client}], b[{client}] = {a[client]}, {b[client]}: expected both measured or none"
+        )
+    difference = np.round(a[~missing] - b[~missing], 6)
+    require(len(difference) > 0, "a", "all NaN", "at least one measured client")
+    ties = int((difference == 0).sum())
+    statistic, p_value = 0.0, 1.0
+    if ties < len(difference):
+        found = stats.wilcoxon(difference, alternative=alternative, zero_method=zero_method)
+        statistic, p_value = float(found.statistic), float(found.pvalue)
+    return PairedTest(statistic, p_value, len(difference), ties, float(np.median(difference)))
+
+
+def _checked(argument: str, values, rank: int) -> np.ndarray:
+    values = np.asarray(values)
+    axes = {1: "[K], one for each client", 2: "[rounds, K]"}[rank]
+    ok = values.ndim == rank and values.size > 0 and np.issubdtype(values.dtype, np.number)
+    require(ok, f"shape of {argument}", values.shape, axes)
+    values = values.astype(np.float64)
+    require(not np.isinf(values).any(), argument, "infinite", "finite numbers, or NaN")
+    return values

@@ -1,0 +1,174 @@
+"""Local tests: the mixture of a client's training data, drawn from the test split."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from fedjax_het.data import (
+    PARTITIONS,
+    Partition,
+    client_mixtures,
+    load_dataset,
+    local_tests,
+    make_partition,
+    partition_from_clients,
+)
+from fedjax_het.data.tfds import SOURCES
+from fedjax_het.errors import ConfigError
+
+
+def shuffled_labels(sizes, seed=0):
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+TRAIN, TEST = shuffled_labels([500] * 10), shuffled_labels([400] * 10, seed=1)
+PARAMETERS = {"classes_per_client": {"classes_per_client": 3}}
+
+
+def split(scheme, num_clients=20, labels=TRAIN, num_classes=10, **given):
+    given = {"alpha": 0.5} | given if scheme.startswith("dirichlet") else given
+    given = PARAMETERS.get(scheme, {}) | given
+    return make_partition(scheme, labels, num_classes, num_clients=num_clients, seed=0, **given)
+
+
+def make_tests(partition, seed=0, train=TRAIN, test=TEST, num_classes=10, **given):
+    return local_tests(partition, train, test, num_classes, seed=seed, **given)
+
+
+@pytest.mark.parametrize("scheme", [name for name in PARTITIONS if name != "by_domain"])
+def test_every_scheme_has_tests_of_its_clients_mixtures(scheme):
+    partition = split(scheme)
+    tests = make_tests(partition, per_client=60)
+    np.testing.assert_array_equal(tests.sizes, 60)
+    expected = 60 * client_mixtures(partition, TRAIN, 10)
+    np.testing.assert_allclose(expected.sum(1), 60)
+    if scheme not in ("iid", "grouped"):
+        held = partition.label_counts(TRAIN, 10)
+        np.testing.assert_allclose(expected, 60 * held / partition.sizes[:, None])
+    assert np.abs(tests.label_counts(TEST, 10) - expected).max() < 1
+    for k in range(20):
+        assert len(np.unique(tests.client(k))) == 60
+
+
+def test_iid_tests_are_of_the_whole_sets_mixture():
+    labels = shuffled_labels([100, 300, 600])
+    test_labels = shuffled_labels([500] * 3)
+    partition = split("iid", 10, labels, 3)
+    counts = partition.label_counts(labels, 3)
+    assert counts.std(0).min() > 0  # what was drawn differs, what is tested does not
+    tests = make_tests(partition, train=labels, test=test_labels, num_classes=3, per_client=50)
+    np.testing.assert_array_equal(tests.label_counts(test_labels, 3), [[5, 15, 30]] * 10)
+
+
+def test_pathological_tests_are_half_and_half():
+    partition = split("pathological")
+    counts = make_tests(partition).label_counts(TEST, 10)
+    np.testing.assert_array_equal(counts, 50 * (partition.label_counts(TRAIN, 10) > 0))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_emnists_clients_have_a_hundred_each(seed):
+    names = SOURCES["emnist_byclass"].class_names
+    train = shuffled_labels([3800] * 10 + [1200] * 26 + [500] * 26)
+    test = shuffled_labels([600] * 10 + [200] * 26 + [150] * 26)
+    partition = split("grouped", 62, train, 62, class_names=names)
+    tests = make_tests(partition, seed, train, test, 62)
+    counts = tests.label_counts(test, 62)
+    np.testing.assert_array_equal(tests.sizes, 100)
+    for low, high in ((0, 10), (10, 36), (36, 62)):
+        np.testing.assert_array_equal(counts[low:high, low:high].sum(1), 80)
+        dominating = counts[low:high, low:high]
+        rest = np.delete(counts[low:high], range(low, high), axis=1)
+        assert dominating.max() - dominating.min() <= 1 and rest.max() <= 1
+    assert len(np.unique(tests.indices)) == 6200  # no two clients share one
+
+
+def test_nobody_is_tested_on_what_anyone_trained_on():
+    digits = load_dataset("digits")
+    partition = split("grouped", 10, digits.train_labels)
+    tests = make_tests(partition, train=digits.train_labels, test=digits.test_labels, per_client=30)
+    trained = {image.tobytes() for image in digits.train_images[partition.indices]}
+    tested = {image.tobytes() for image in digits.test_images[tests.indices]}
+    assert len(tested) == len(np.unique(tests.indices)) and not trained & tested
+
+
+def test_clients_share_examples_only_where_a_class_runs_out(caplog):
+    partition = partition_from_clients([[0, 1], [2, 3], [4, 5]])
+    train, test = np.array([0, 1] * 3), np.array([0] * 10 + [1] * 40)
+    with caplog.at_level(logging.WARNING):
+        tests = make_tests(partition, train=train, test=test, num_classes=2, per_client=6)
+        assert not caplog.records and len(np.unique(tests.indices)) == 18
+        tests = make_tests(partition, train=train, test=test, num_classes=2, per_client=16)
+    assert "48 are asked of 50 test examples" in caplog.text
+    assert "class 0 are in up to 3 clients' tests" in caplog.text
+    uses = np.bincount(tests.indices, minlength=50)
+    # 24 are asked of ten examples: each is in two or three tests. Of the others, none is in two.
+    assert set(uses[:10]) == {2, 3} and uses[:10].sum() == 24 and uses[10:].max() == 1
+    for k in range(3):
+        assert len(np.unique(tests.client(k))) == 16
+
+
+def test_default_is_a_hundred_or_what_a_class_can_give():
+    assert make_tests(split("grouped")).parameters["per_client"] == 100
+    digits = load_dataset("digits")
+    partition = split("pathological", 10, digits.train_labels)
+    tests = make_tests(partition, train=digits.train_labels, test=digits.test_labels)
+    smallest = int(np.bincount(digits.test_labels).min())  # half of a test is one class
+    assert set(tests.sizes) == {2 * smallest}
+    message = rf"per_client = {2 * smallest + 1}: expected at most {2 * smallest}: 50% of client"
+    with pytest.raises(ConfigError, match=message):
+        make_tests(
+            partition,
+            train=digits.train_labels,
+            test=digits.test_labels,
+            per_client=2 * smallest + 1,
+        )
+
+
+def test_client_without_data_has_no_test():
+    partition = partition_from_clients([[0, 1, 2], [], [3]])
+    tests = make_tests(partition, per_client=10)
+    assert tests.sizes.tolist() == [10, 0, 10]
+    assert make_tests(partition_from_clients([[], []])).sizes.tolist() == [0, 0]
+
+
+def test_seed_decides_and_files_come_back(tmp_path):
+    partition = split("grouped")
+    tests = make_tests(partition, seed=3)
+    assert tests.digest() == make_tests(partition, seed=3).digest()
+    assert tests.digest() != make_tests(partition, seed=4).digest()
+    loaded = Partition.load(tests.save(tmp_path / "tests.npz"))
+    assert loaded.digest() == tests.digest()
+    assert loaded.parameters == {"per_client": 100, "of": partition.digest()}
+    assert (loaded.scheme, loaded.seed) == ("local_tests", 3)
+    assert "20 clients hold 2,000 examples: 100 to 100 each" in str(loaded.summary(TEST, 10))
+    # A partition read from its file has the same tests.
+    again = Partition.load(partition.save(tmp_path / "split.npz"))
+    assert make_tests(again, seed=3).digest() == tests.digest()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"per_client": 0}, "per_client = 0"),
+        ({"per_client": 2.5}, "per_client = 2.5"),
+        ({"seed": -1}, "seed = -1"),
+        ({"test": np.array([0, 11])}, r"test_labels\[1\] = 11"),
+        ({"train": TRAIN[:100]}, "another data set"),
+        ({"test": TEST[TEST != 4]}, "4, of which there are 0 test examples"),
+        (
+            {"partition": partition_from_clients([[0], [1]], scheme="grouped")},
+            "partition.parameters = {}",
+        ),
+        (
+            {"partition": partition_from_clients([[0], [1]], scheme="by_domain")},
+            "partition = 'by_domain': expected a scheme by class",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(given, message):
+    partition = given.pop("partition", None) or split("iid")
+    with pytest.raises(ConfigError, match=message) as error:
+        make_tests(partition, **given)
+    assert "\n" not in str(error.value)

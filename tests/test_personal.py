@@ -1,0 +1,119 @@
+"""Measures over clients, by hand."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedjax_het.errors import ConfigError
+from fedjax_het.personal import best_mean_accuracy, mean_accuracies, wilcoxon, worst_decile
+
+NAN = float("nan")
+
+
+def test_best_mean_is_one_round_of_all_clients():
+    accuracies = np.array([[0.2, 0.9, 0.4], [0.6, 0.6, 0.6], [0.9, 0.1, 0.8], [0.6, 0.5, 0.7]])
+    best = best_mean_accuracy(accuracies)
+    assert best.accuracy == pytest.approx(0.6) and best.round == 2
+    np.testing.assert_allclose(mean_accuracies(accuracies), [0.5, 0.6, 0.6, 0.6])
+
+
+def test_what_was_not_measured_is_left_out():
+    accuracies = np.array([[NAN, NAN, NAN], [0.5, NAN, 0.7], [0.9, NAN, NAN], [0.4, NAN, 0.2]])
+    # The second client has no test; the third round lacks one that the others have.
+    np.testing.assert_allclose(mean_accuracies(accuracies), [NAN, 0.6, NAN, 0.3])
+    best = best_mean_accuracy(accuracies)
+    assert best.accuracy == pytest.approx(0.6) and best.round == 2
+    with pytest.raises(ConfigError, match="at least one measured round"):
+        best_mean_accuracy(np.full((2, 3), NAN))
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "expected"), [(1, 0.0), (9, 0.0), (19, 0.0), (20, 0.5), (62, 2.5)]
+)
+def test_worst_decile_by_hand(num_clients, expected):
+    """Clients of accuracy 0, 1, 2, ... (in percent): the mean of the first tenth."""
+    accuracies = np.random.default_rng(0).permutation(num_clients) / 100
+    assert worst_decile(accuracies) == pytest.approx(expected / 100)
+    assert worst_decile(np.append(accuracies, NAN)) == pytest.approx(expected / 100)
+
+
+def exact_p(difference):
+    """Two-sided p by all 2^n signs of the ranks: how often a sum is as far from its mean."""
+    ranks = np.argsort(np.argsort(np.abs(difference))) + 1
+    mean = ranks.sum() / 2
+    distance = abs(ranks[difference > 0].sum() - mean)
+    sums = [sum(chosen) for chosen in itertools.product(*[(0, rank) for rank in ranks])]
+    return np.mean([abs(total - mean) >= distance for total in sums])
+
+
+def test_wilcoxon_against_all_signs():
+    a = np.array([0.80, 0.75, 0.90, 0.60, 0.85, 0.70])
+    b = a - np.array([0.01, 0.02, 0.03, -0.04, 0.05, 0.06])
+    found = wilcoxon(a, b)
+    # Of 64 signs, those whose smaller rank sum is at most 4: 1 + 1 + 1 + 2 + 2 on either side.
+    assert found.p_value == pytest.approx(14 / 64) == exact_p(a - b)
+    assert (found.statistic, found.num_pairs, found.num_ties) == (4, 6, 0)
+    assert found.median_difference == pytest.approx(0.025)
+    assert wilcoxon(b, a).p_value == found.p_value
+    assert wilcoxon(a, b, alternative="greater").p_value == pytest.approx(7 / 64)
+    assert wilcoxon(a, b, alternative="less").p_value == pytest.approx(1 - 5 / 64)
+
+
+@pytest.mark.parametrize("zero_method", ["wilcox", "pratt", "zsplit"])
+@pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
+@pytest.mark.parametrize("num_clients", [1, 8, 62])
+def test_methods_that_tie_everywhere_do_not_differ(num_clients, alternative, zero_method):
+    a = np.random.default_rng(0).random(num_clients)
+    found = wilcoxon(a, a.copy(), alternative=alternative, zero_method=zero_method)
+    assert (found.p_value, found.num_ties) == (1.0, num_clients)
+
+
+def test_ties_are_dropped_unless_told_otherwise():
+    a = np.linspace(0.5, 0.9, 8)
+    b = a - np.array([0, 0.01, 0.02, 0.03, 0, 0.04, 0.05, 0.06])
+    found = wilcoxon(a, b)
+    assert (found.num_pairs, found.num_ties, found.statistic) == (8, 2, 0)
+    assert found.p_value == pytest.approx(2 / 2**6)
+    # Ranked too, the two have 1.5 each, one on either side.
+    assert wilcoxon(a, b, zero_method="zsplit").statistic == 1.5
+
+
+def test_equal_differences_share_a_rank_in_any_precision():
+    """62 clients with 100 tests each, as shares in single and double precision, and swapped."""
+    rng = np.random.default_rng(0)
+    right = rng.integers(70, 95, 62)
+    other = right - rng.integers(-2, 5, 62)
+    double = wilcoxon(right / 100, other / 100)
+    single = wilcoxon((right / 100).astype(np.float32), (other / 100).astype(np.float32))
+    percent = wilcoxon(right.astype(float), other.astype(float))
+    assert double.p_value == pytest.approx(single.p_value) == pytest.approx(percent.p_value)
+    assert double.statistic == percent.statistic and double.num_ties == (right == other).sum()
+    assert double.p_value < 1e-4
+
+
+def test_clients_without_tests_are_no_pairs():
+    a, b = np.array([0.5, NAN, 0.7, 0.9]), np.array([0.4, NAN, 0.5, 0.6])
+    assert wilcoxon(a, b) == wilcoxon(a[[0, 2, 3]], b[[0, 2, 3]])
+    with pytest.raises(ConfigError, match=r"a\[1\], b\[1\] = nan, 0.3: expected both measured"):
+        wilcoxon(a, np.array([0.4, 0.3, 0.5, 0.6]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: best_mean_accuracy(np.zeros(3)), r"accuracies = \(3,\): expected \[rounds, K\]"),
+        (lambda: worst_decile(np.zeros((2, 3))), r"accuracies = \(2, 3\): expected \[K\]"),
+        (lambda: worst_decile([]), r"accuracies = \(0,\)"),
+        (lambda: worst_decile([NAN]), "at least one measured client"),
+        (lambda: worst_decile([float("inf")]), "accuracies = 'infinite'"),
+        (lambda: wilcoxon([0.5], [0.5, 0.6]), r"len\(b\) = 2: expected len\(a\) = 1"),
+        (lambda: wilcoxon([NAN], [NAN]), "at least one measured client"),
+        (lambda: wilcoxon([0.5], [0.6], alternative="both"), "alternative = 'both' is unknown"),
+        (lambda: wilcoxon([0.5], [0.6], zero_method="drop"), "zero_method = 'drop' is unknown"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
