@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedjax_het.errors import require, require_name
+from fedjax_het.errors import is_whole, require, require_name
 from fedjax_het.protocols import PROTOCOLS, protocol_values
 
 # Settings younger than the first kept results, whose names must not change.
-_ADDED = ("protocol", "stem")
+_ADDED = ("protocol", "stem", "local_tests", "test_per_client", "scored", "partition_options")
 # What clients that condense their data instead of training on them have no use for.
 LOCAL_TRAINING = ("local_epochs", "local_optimizer", "optimizer_state", "averaging")
 
@@ -69,7 +69,15 @@ class RunSpec:
     partition_seed: int | None = None
     """Default: the seed."""
     protocol: str | None = None
-    """Whose settings fill what is left out: dynafed, fedaf or feddm (default: the method's)."""
+    """Whose settings fill what is left out: one of `PROTOCOLS` (default: the method's)."""
+    local_tests: bool | None = None
+    """Test every client on data like its own (default: for methods of personalised models)."""
+    test_per_client: int | None = None
+    """Test images of each client (default: 100, or fewer where the test split has too few)."""
+    scored: str | None = None
+    """Which model a client's own test is for: global, client, received (default: the method's)."""
+    partition_options: dict[str, Any] = field(default_factory=dict)
+    """What else the partition takes, e.g. dominating_share; see `fedjax_het.data.schemes`."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -99,6 +107,12 @@ class RunSpec:
             spec = dataclasses.replace(spec, alpha=None)
         if spec.partition_seed is None:
             spec = dataclasses.replace(spec, partition_seed=spec.seed)
+        usual = settings.get("local_tests")
+        spec = _with_local_tests(self, spec, entry.scored, usual)
+        clients = spec.num_clients
+        require(is_whole(clients, 1), "num_clients", clients, "a whole number >= 1")
+        least = entry.min_clients
+        require(clients >= least, "num_clients", clients, f"at least {least}: {self.algorithm}")
         if entry.trains_locally:
             require_name("local_optimizer", spec.local_optimizer, OPTIMIZERS)
         for name in self.options:
@@ -107,7 +121,7 @@ class RunSpec:
         options = {**entry.options, **told, **self.options}
         entry.check(options)
         options = entry.fill(options)
-        hp = entry.hyper_parameters(spec.local_optimizer, options)
+        hp = entry.hyper_parameters(spec.local_optimizer, options, clients)
         for name in self.hp:
             require_name("hp", name, hp)
         told = {name: value for name, value in protocol_hp.items() if name in hp}
@@ -120,6 +134,20 @@ class RunSpec:
         return spec
 
     @property
+    def tests_clients(self) -> bool:
+        """Whether a resolved run tests every client on data like its own."""
+        from fedjax_het.algorithms import ALGORITHMS
+
+        return bool(self.local_tests) or ALGORITHMS[self.algorithm].scored[0] != "global"
+
+    @property
+    def scored_model(self) -> str:
+        """Which model a client's own test is for."""
+        from fedjax_het.algorithms import ALGORITHMS
+
+        return self.scored or ALGORITHMS[self.algorithm].scored[0]
+
+    @property
     def model_options(self) -> dict[str, Any]:
         """The settings of the network that are given, as `make_model` takes them."""
         values = {name: getattr(self, name) for name in ("width", "depth", "norm", "stem")}
@@ -128,7 +156,7 @@ class RunSpec:
     def to_dict(self) -> dict[str, Any]:
         """The settings; those that were added later are left out where they say nothing."""
         values = dataclasses.asdict(self)
-        return {k: v for k, v in values.items() if v is not None or k not in _ADDED}
+        return {k: v for k, v in values.items() if v not in (None, {}) or k not in _ADDED}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunSpec":
@@ -138,6 +166,31 @@ class RunSpec:
         """16 hexadecimal digits that name this run: the hash of the resolved settings."""
         text = json.dumps(self.resolved().to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _with_local_tests(
+    given: RunSpec, spec: RunSpec, models: tuple[str, ...], usual: bool | None
+) -> RunSpec:
+    """Its local tests checked, and left unsaid where they are as without saying."""
+    own = models[0] != "global"
+    tested = own if spec.local_tests is None else spec.local_tests
+    scored, count = spec.scored, spec.test_per_client
+    if not tested:
+        require(not own, "local_tests", False, f"True: {spec.algorithm} has no other test")
+        for name in ("scored", "test_per_client"):
+            value = getattr(given, name)
+            require(value is None, name, value, "nothing, or local_tests = True")
+        scored = count = None
+    if scored is not None:
+        require_name("scored", scored, models)
+    require(count is None or is_whole(count, 1), "test_per_client", count, "a whole number >= 1")
+    said = None if own else True if tested else False if usual else None
+    return dataclasses.replace(
+        spec,
+        local_tests=said,
+        scored=None if scored == models[0] else scored,
+        test_per_client=count,
+    )
 
 
 def _check(spec: RunSpec) -> None:

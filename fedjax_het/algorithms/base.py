@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.engine.lanes import Client, ClientMethod, Cohort, train_cohort
-from fedjax_het.engine.local import Broadcast
+from fedjax_het.engine.local import Broadcast, LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.units import PairWork
+from fedjax_het.nn import Model
 
 Tree = Any
 
@@ -31,7 +32,8 @@ class RoundInfo(NamedTuple):
     """What every method reports of a round; scalars."""
 
     train_loss: jax.Array  # mean over samples, met in local training (nats) or in condensing
-    update_norm: jax.Array  # L2 norm of the global model's change
+    update_norm: jax.Array  # L2 norm of the global model's change; of clients' own, see the method
+    records: dict[str, jax.Array] = {}  # noqa: RUF012  what else: see `Algorithm.records`
 
 
 class Traffic(NamedTuple):
@@ -47,9 +49,14 @@ class Algorithm(NamedTuple):
 
     init(hp, key, variables, num_clients) -> State
     round(hp, state, key, cohort) -> (State, RoundInfo)
-    global_model(state) -> variables             what is broadcast and evaluated
+    global_model(state) -> variables             what is broadcast and evaluated; None without one
     with_global_model(state, variables) -> State
     traffic(hp, state) -> Traffic
+    personal(hp, state, k) -> variables          of the model that client k's own test is for;
+                                                 default: the global one
+    personal_model: the network of these variables (default: the run's own)
+    tuning: how every client tunes a copy of the global model that is scored in its place
+    records(num_clients) -> {name: shape}        of what `RoundInfo.records` holds
     extra_passes: passes over a client's data before its local epochs
     pairs: how clients condense their data, where they do so instead of training
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
@@ -59,14 +66,32 @@ class Algorithm(NamedTuple):
 
     init: Callable
     round: Callable
-    global_model: Callable
-    with_global_model: Callable
+    global_model: Callable | None
+    with_global_model: Callable | None
     traffic: Callable
+    personal: Callable | None = None
+    personal_model: Model | None = None
+    tuning: "Tuning | None" = None
+    records: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
     extra_passes: int = 0
     pairs: PairWork | None = None
     host_work: "tuple[HostWork, ...]" = ()
     artifacts: Callable[[State], dict] = lambda state: {}
     summary: Callable[[Any, State], dict] = lambda hp, state: {}
+
+
+class Tuning(NamedTuple):
+    """Training of a copy of the global model by every client, before it is scored.
+
+    The copies are scored and discarded: the federation goes on as if they had not been.
+    client: a `ClientMethod` whose state is the model, as `whole_model` makes it.
+    epochs: over the client's data; steps: at most so many minibatches of them (None: all).
+    Cost: every evaluation trains all clients, and holds a model of each.
+    """
+
+    client: ClientMethod
+    epochs: int
+    steps: int | None = None
 
 
 class HostWork(NamedTuple):
@@ -83,7 +108,15 @@ class HostWork(NamedTuple):
     advance: Callable
 
 
+class Kept(NamedTuple):
+    """A client's state where its model after local training is kept to be scored."""
+
+    own: Tree
+    variables: Tree
+
+
 def federated(
+    training: LocalTraining,
     plan: Plan,
     client: ClientMethod,
     *,
@@ -92,21 +125,27 @@ def federated(
 ) -> Algorithm:
     """A method whose clients train locally and whose server folds the sum of their uploads in.
 
+    With `training.scored` "client" every client's model after local training is kept, and is what
+    its own test is for (one more model per client); else that is the global model.
+
     Args:
       init(hp, variables) -> server state, which is a `Broadcast`: what is sent is what is kept.
       update(hp, server, upload, states) -> server state; default: add
         server_lr times the weighted mean change (FedAvg).
     """
     update = update or add_mean_change
+    keeps = training.scored == "client"
+    if keeps:
+        client = _keeping(client)
 
     def init_state(hp, key, variables, num_clients):
         one = client.init(hp, variables)
-        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (num_clients, *a.shape)), one)
-        return State(init(hp, variables), clients, jnp.int32(0))
+        return State(init(hp, variables), for_each_client(one, num_clients), jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
         result = train_cohort(client, plan, hp, state.server, state.clients, key, cohort)
-        server = update(hp, state.server, result.upload, result.states)
+        own = result.states.own if keeps else result.states
+        server = update(hp, state.server, result.upload, own)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
@@ -114,7 +153,7 @@ def federated(
         return State(server, result.states, state.round + 1), info
 
     def traffic(hp, state):
-        one = jax.tree.map(lambda a: a[0], state.clients)
+        one = client_row(state.clients, 0)
         upload = jax.eval_shape(_upload(client), hp, state.server, one)
         return Traffic(num_bytes(state.server), num_bytes(upload))
 
@@ -124,8 +163,33 @@ def federated(
         global_model=sent_model,
         with_global_model=with_sent_model,
         traffic=traffic,
+        personal=(lambda hp, state, k: client_row(state.clients.variables, k)) if keeps else None,
         extra_passes=client.extra_passes,
     )
+
+
+def _keeping(client: ClientMethod) -> ClientMethod:
+    """The same, with the model after local training in the client's state."""
+
+    def end(hp, broadcast, local, state, me):
+        upload, own, output = client.end(hp, broadcast, local, state.own, me)
+        return upload, Kept(own, local.variables), output
+
+    return client._replace(
+        init=lambda hp, variables: Kept(client.init(hp, variables), variables),
+        begin=lambda hp, broadcast, state, me: client.begin(hp, broadcast, state.own, me),
+        end=end,
+    )
+
+
+def for_each_client(tree: Tree, num_clients: int) -> Tree:
+    """One client's state -> the same for all, with leading axis K."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (num_clients, *a.shape)), tree)
+
+
+def client_row(states: Tree, client: jax.Array | int) -> Tree:
+    """A client's state of all clients' `[K, ...]`. A number beyond the last gives the last's."""
+    return jax.tree.map(lambda s: s[jnp.minimum(client, s.shape[0] - 1)], states)
 
 
 def sent_model(state: State) -> Tree:

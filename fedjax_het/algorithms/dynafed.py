@@ -42,7 +42,7 @@ DYNAFED_OPTIONS: dict[str, Any] = {
 }
 
 
-def dynafed_hyper_parameters(options: dict[str, Any]) -> dict[str, float]:
+def dynafed_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
     """Learning rates of synthesis and fine-tuning; those of synthesis depend on the preset."""
     config = _config(options)
     return {"fine_tune_lr": 1e-4, **{name: getattr(config, name) for name in _NUMERIC}}

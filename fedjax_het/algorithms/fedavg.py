@@ -11,4 +11,4 @@ def fedavg(training: LocalTraining, plan: Plan) -> Algorithm:
     p_k is uniform over the round's clients or proportional to their samples (`averaging`);
     server_lr = 1 is the published method. Traffic: one model each way.
     """
-    return federated(plan, local_sgd(training))
+    return federated(training, plan, local_sgd(training))

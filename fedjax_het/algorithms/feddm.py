@@ -31,7 +31,7 @@ FEDDM_HP = {**CONDENSING_HP, "rho": 5.0}
 PRIVACY_HP = {"dp_noise": 1.0, "dp_delta": 1e-5}
 
 
-def feddm_hyper_parameters(options: dict[str, Any]) -> dict[str, float]:
+def feddm_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
     return {**FEDDM_HP, **(PRIVACY_HP if options["private"] else {})}
 
 

@@ -24,4 +24,4 @@ def fedprox(training: LocalTraining, plan: Plan) -> Algorithm:
         )
         return pulled, ()
 
-    return federated(plan, local_sgd(training, adjust=pull))
+    return federated(training, plan, local_sgd(training, adjust=pull))

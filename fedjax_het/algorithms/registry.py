@@ -20,6 +20,17 @@ from fedjax_het.algorithms.fedaf import (
     check_fedaf_hp,
     fedaf,
 )
+from fedjax_het.algorithms.fedamp import (
+    FEDAMP_OPTIONS,
+    HEURFEDAMP_OPTIONS,
+    check_fedamp,
+    check_fedamp_hp,
+    fedamp,
+    fedamp_hyper_parameters,
+    fill_fedamp,
+    heurfedamp,
+    heurfedamp_hyper_parameters,
+)
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddm import (
     FEDDM_OPTIONS,
@@ -29,7 +40,13 @@ from fedjax_het.algorithms.feddm import (
     feddm_hyper_parameters,
 )
 from fedjax_het.algorithms.fedprox import fedprox
+from fedjax_het.algorithms.fine_tuning import (
+    FINE_TUNING_OPTIONS,
+    check_fine_tuning,
+    fine_tuned,
+)
 from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
+from fedjax_het.algorithms.separate import check_separate, separate
 from fedjax_het.engine.local import optimizer_defaults
 
 
@@ -37,41 +54,55 @@ class Entry(NamedTuple):
     """A registered method.
 
     build(training, plan, **options) -> Algorithm; `hp` are its numeric hyper-parameters besides
-    the local optimiser's and `server_lr`, or a function of the options that gives them.
-    `check(options)` and `check_hp(hp)` raise ConfigError; `fill(options)` writes out what a preset
-    stands for. `protocol`, one of `PROTOCOLS`, says what is not said otherwise. `trains_locally`
-    is false where clients condense their data instead.
+    the local optimiser's and `server_lr`, or a function of the options and the number of clients
+    that gives them. `check(options)` and `check_hp(hp)` raise ConfigError; `fill(options)` writes
+    out what a preset stands for. `protocol`, one of `PROTOCOLS`, says what is not said otherwise.
+    `trains_locally` is false where clients condense their data instead. `scored` are the models
+    that a client's own test may be for, the method's usual one first. `global_model`: whether the server has
+    one model for all. `min_clients`: fewer are bad input.
     """
 
     build: Callable[..., Algorithm]
     description: str
-    hp: "dict[str, float] | Callable[[dict], dict[str, float]]" = {}  # noqa: RUF012
+    hp: "dict[str, float] | Callable[[dict, int], dict[str, float]]" = {}  # noqa: RUF012
     options: dict[str, Any] = {}  # noqa: RUF012
     check: Callable[[dict], None] = lambda options: None
     check_hp: Callable[[dict], None] = lambda hp: None
     fill: Callable[[dict], dict] = lambda options: options
     protocol: str = "dynafed"
     trains_locally: bool = True
+    scored: tuple[str, ...] = ("global",)
+    global_model: bool = True
+    min_clients: int = 1
 
-    def hyper_parameters(self, local_optimizer: str | None, options: dict) -> dict[str, float]:
+    def hyper_parameters(
+        self, local_optimizer: str | None, options: dict, num_clients: int
+    ) -> dict[str, float]:
         """Every numeric hyper-parameter with its default."""
-        own = self.hp(options) if callable(self.hp) else self.hp
+        own = self.hp(options, num_clients) if callable(self.hp) else self.hp
         local = optimizer_defaults(local_optimizer) if self.trains_locally else {}
-        return {"server_lr": 1.0, **local, **own}
+        server = {"server_lr": 1.0} if self.global_model else {}
+        return {**server, **local, **own}
 
 
 ALGORITHMS: dict[str, Entry] = {
-    "fedavg": Entry(fedavg, "average of the clients' models (McMahan et al., 2017)"),
+    "fedavg": Entry(
+        fedavg,
+        "average of the clients' models (McMahan et al., 2017)",
+        scored=("global", "client"),
+    ),
     "fedprox": Entry(
         fedprox,
         "FedAvg with a proximal pull to the global model (Li et al., 2020)",
         hp={"prox_mu": 0.002},
+        scored=("global", "client"),
     ),
     "scaffold": Entry(
         scaffold,
         "control variates against client drift (Karimireddy et al., 2020)",
         options={"option": "II"},
         check=check_scaffold,
+        scored=("global", "client"),
     ),
     "dynafed": Entry(
         partial(dynafed, base=fedavg),
@@ -102,5 +133,57 @@ ALGORITHMS: dict[str, Entry] = {
         fill=fill_condensing,
         protocol="fedaf",
         trains_locally=False,
+    ),
+    "separate": Entry(
+        separate,
+        "every client trains alone",
+        options={"initialisation": "independent"},
+        check=check_separate,
+        protocol="fedamp",
+        scored=("client",),
+        global_model=False,
+    ),
+    "fedavg_ft": Entry(
+        partial(fine_tuned, base=fedavg),
+        "FedAvg, scored after fine-tuning at each client (Wang et al., 2019)",
+        options=FINE_TUNING_OPTIONS,
+        check=check_fine_tuning,
+        protocol="fedamp",
+        scored=("tuned",),
+    ),
+    "fedprox_ft": Entry(
+        partial(fine_tuned, base=fedprox),
+        "FedProx, scored after fine-tuning at each client (Wang et al., 2019)",
+        hp={"prox_mu": 0.002},
+        options=FINE_TUNING_OPTIONS,
+        check=check_fine_tuning,
+        protocol="fedamp",
+        scored=("tuned",),
+    ),
+    "fedamp": Entry(
+        fedamp,
+        "each client receives its own mixture of similar models (Huang et al., 2021)",
+        hp=fedamp_hyper_parameters,
+        options=FEDAMP_OPTIONS,
+        check=check_fedamp,
+        check_hp=check_fedamp_hp,
+        fill=fill_fedamp,
+        protocol="fedamp",
+        scored=("client", "received"),
+        global_model=False,
+        min_clients=2,
+    ),
+    "heurfedamp": Entry(
+        heurfedamp,
+        "FedAMP with weights by the models' cosines (Huang et al., 2021)",
+        hp=heurfedamp_hyper_parameters,
+        options=HEURFEDAMP_OPTIONS,
+        check=check_fedamp,
+        check_hp=check_fedamp_hp,
+        fill=fill_fedamp,
+        protocol="fedamp",
+        scored=("client", "received"),
+        global_model=False,
+        min_clients=2,
     ),
 }

@@ -46,7 +46,7 @@ def scaffold(training: LocalTraining, plan: Plan, *, option: str = "II") -> Algo
         control = jax.tree.map(lambda c, d: c + d / num_clients, server.extra, control_change)
         return server._replace(extra=control)
 
-    return federated(plan, client, init=init, update=update)
+    return federated(training, plan, client, init=init, update=update)
 
 
 def check_scaffold(options: dict[str, Any]) -> None:

@@ -36,6 +36,9 @@ class LocalTraining(NamedTuple):
     """Keep every client's optimiser state across rounds (as DynaFed's code does, where each
     client owns one Adam whose moments survive the weights' being overwritten) or reset it."""
     batch_size: int = 32
+    scored: str = "global"
+    """Which of a client's models its own test is for, of those that the method has: "global", or
+    "client", its model after local training, which is then kept."""
 
 
 class Broadcast(NamedTuple):
@@ -57,38 +60,78 @@ def no_adjustment(hp, gradient, local, broadcast, batch, client):
     return gradient, local.memory
 
 
+def begin_training(training: LocalTraining, hp, variables: Tree, kept: Tree, memory: Tree = ()):
+    """A client at the start of a round; `kept` is its optimiser's state, if that is kept."""
+    optimizer = kept if training.keep_state else new_optimizer(training, hp, variables)
+    return Local(variables, optimizer, memory)
+
+
+def new_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
+    """The state of a local optimiser that has not made a step."""
+    return OPTIMIZERS[training.optimizer](hp).init(variables["params"])
+
+
+def kept_optimizer(training: LocalTraining, optimizer: Tree) -> Tree:
+    """What of an optimiser's state a client keeps between rounds."""
+    return optimizer if training.keep_state else ()
+
+
+def descend(training: LocalTraining, hp, variables: Tree, gradient: Tree, optimizer: Tree):
+    """One step of the local optimiser -> (variables, optimiser's state)."""
+    make_optimizer = OPTIMIZERS[training.optimizer]
+    updates, optimizer = make_optimizer(hp).update(gradient, optimizer, variables["params"])
+    return {**variables, "params": optax.apply_updates(variables["params"], updates)}, optimizer
+
+
+def training_step(training: LocalTraining, adjust: Callable = no_adjustment) -> Callable:
+    """The step of a `ClientMethod` that moves `local.variables` along the adjusted gradient.
+
+    `adjust(hp, gradient, local, broadcast, batch, client)` returns the gradient that the optimiser
+    sees and the new `local.memory`.
+    """
+
+    def step(hp, broadcast, local, batch, client, key):
+        loss, gradient, variables = training.task.loss_and_gradient(local.variables, batch, key)
+        gradient, memory = adjust(hp, gradient, local, broadcast, batch, client)
+        variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
+        return Local(variables, optimizer, memory), loss
+
+    return step
+
+
 def local_sgd(training: LocalTraining, *, adjust: Callable = no_adjustment) -> ClientMethod:
     """Plain local training: step along the gradient, send back the change of the variables.
 
-    Methods differ in `adjust(hp, gradient, local, broadcast, batch, client)`, which returns the
-    gradient that the optimiser sees and the new `local.memory`.
+    Methods differ in `adjust`, see `training_step`.
 
     Upload: client.weight * (client - server), over all variables, so that batch-norm statistics
     are averaged like weights. State: the optimiser's, if it is kept.
     """
-    task, make_optimizer = training.task, OPTIMIZERS[training.optimizer]
 
     def init(hp, variables):
-        return make_optimizer(hp).init(variables["params"]) if training.keep_state else ()
+        return kept_optimizer(training, new_optimizer(training, hp, variables))
 
     def begin(hp, broadcast, state, client):
-        params = broadcast.variables["params"]
-        optimizer = state if training.keep_state else make_optimizer(hp).init(params)
-        return Local(broadcast.variables, optimizer, ())
-
-    def step(hp, broadcast, local, batch, client, key):
-        loss, gradient, variables = task.loss_and_gradient(local.variables, batch, key)
-        gradient, memory_ = adjust(hp, gradient, local, broadcast, batch, client)
-        updates, optimizer = make_optimizer(hp).update(
-            gradient, local.optimizer, variables["params"]
-        )
-        params = optax.apply_updates(variables["params"], updates)
-        return Local({**variables, "params": params}, optimizer, memory_), loss
+        return begin_training(training, hp, broadcast.variables, state)
 
     def end(hp, broadcast, local, state, client):
         upload = jax.tree.map(
             lambda new, old: client.weight * (new - old), local.variables, broadcast.variables
         )
-        return upload, (local.optimizer if training.keep_state else ()), ()
+        return upload, kept_optimizer(training, local.optimizer), ()
 
-    return ClientMethod(init, begin, step, end)
+    return ClientMethod(init, begin, training_step(training, adjust), end)
+
+
+def whole_model(training: LocalTraining) -> ClientMethod:
+    """Plain local training of a copy of the model received, of which the client keeps all: its
+    state is the model, and nothing is sent."""
+
+    def begin(hp, broadcast, state, client):
+        fresh = new_optimizer(training, hp, broadcast.variables)
+        return Local(broadcast.variables, fresh, ())
+
+    def end(hp, broadcast, local, state, client):
+        return (), local.variables, ()
+
+    return ClientMethod(lambda hp, variables: variables, begin, training_step(training), end)

@@ -19,11 +19,13 @@ class Stream(enum.IntEnum):
     BATCHES = 3
     TRAIN = 4
     SERVER = 5
+    TUNING = 6
 
 
 # Folded into a round's key for what the server draws; no client has this id.
 SERVER_FOLD = 2**32 - 1
 NETWORKS_FOLD = 2**32 - 2  # and for the networks that clients draw while they condense
+TUNING_FOLD = 2**32 - 3  # and for copies of the global model that clients tune to be scored
 
 
 def device_key(seed: int, stream: Stream) -> jax.Array:

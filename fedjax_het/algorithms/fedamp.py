@@ -1,0 +1,291 @@
+"""FedAMP and HeurFedAMP (Huang et al., AAAI 2021, arXiv:2007.03797)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic, client_row, num_bytes
+from fedjax_het.algorithms.collaboration import (
+    GUARDS,
+    attention,
+    cosines,
+    median_distance,
+    pass_messages,
+    softmax_attention,
+    squared_distances,
+    stacked,
+)
+from fedjax_het.algorithms.separate import (
+    INITIALISATIONS,
+    clients_own,
+    keep_own,
+    own_model,
+    own_models,
+    rms_change,
+)
+from fedjax_het.engine.lanes import ClientMethod, Cohort, train_cohort
+from fedjax_het.engine.local import LocalTraining, begin_training, training_step
+from fedjax_het.engine.plan import Plan
+from fedjax_het.errors import require, require_name
+
+Tree = Any
+
+_COMMON = {
+    "initialisation": None,
+    "start": "received",
+    "prox": None,
+    "history": False,
+}
+FEDAMP_OPTIONS: dict[str, Any] = {
+    "preset": "relative",
+    "scale": None,
+    "guard": "step",
+    **_COMMON,
+}
+HEURFEDAMP_OPTIONS: dict[str, Any] = {"preset": "relative", **_COMMON}
+
+# Of what an option leaves open, and the numbers.
+_PRESETS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    "relative": (
+        {"scale": "relative", "initialisation": "shared", "prox": "decoupled"},
+        {"alpha": 1.0, "sigma": 1.0, "prox_lambda": 1.0, "alpha_decay": 1.0, "alpha_every": 30.0},
+    ),
+    "flgo": (
+        {"scale": "absolute", "initialisation": "independent", "prox": "coupled"},
+        {"alpha": 1e4, "sigma": 25.0, "prox_lambda": 1.0, "alpha_decay": 0.1, "alpha_every": 30.0},
+    ),
+}
+_HEURISTIC_SIGMA = 25.0
+
+
+class Messages(NamedTuple):
+    """What the server made of the clients' models for their round.
+
+    received [K, ...]: u_i. weights [K, K]: xi. trained [K] bool: who has trained at least once.
+    pull: [] the coefficient of the proximal gradient.
+    """
+
+    received: Tree
+    weights: jax.Array
+    trained: jax.Array
+    pull: jax.Array
+
+
+def fedamp(
+    training: LocalTraining,
+    plan: Plan,
+    *,
+    scale: str,
+    guard: str,
+    initialisation: str,
+    start: str,
+    prox: str,
+    history: bool,
+    preset: str = "",
+) -> Algorithm:
+    """Algorithm 1: the server sends client i its own mixture of all models,
+
+        u_i = sum_j xi_ij w_j,  xi_ij = alpha_k A'(||w_i - w_j||^2),  A'(t) = exp(-t / sigma) / sigma,
+
+    xi_ii what is left of 1; the client approximates argmin F_i(w) + lambda / (2 alpha_k)
+    ||w - u_i||^2 by SGD on its data. alpha_k is alpha * alpha_decay^floor(k / alpha_every).
+    A true gradient of the pair terms has a factor 2 that Eq. 5 drops.
+
+    Options; the paper's own values are in an appendix that could not be read:
+      scale: "absolute" takes sigma and alpha as they are. "relative" takes sigma in units of the
+        median squared distance of the round, and alpha in units of sigma / (K - 1), with which no
+        weight is negative up to alpha = 1 whatever the models: the distances of networks differ by
+        orders of magnitude, and a sigma that does not fit them stops all collaboration.
+      guard: what becomes of a larger alpha, see `attention`.
+      prox: "coupled", lambda / alpha_k as in the paper; "decoupled", lambda itself.
+      start: local training starts from "received" (u_i) or from the client's "own" model (w_i).
+        The paper leaves it open; where the pull is weak it decides whether clients collaborate.
+      initialisation: "shared", or "independent" as in Algorithm 1.
+      history: record the weights of every round, `collaboration` [K, K].
+    Presets of them: "relative" (default: shared, decoupled), and "flgo", the values of that public
+    code (sigma 25, alpha 1e4, a tenth every 30 rounds, coupled, independent).
+
+    Everybody takes part in the paper. With less participation the server mixes the models that it
+    was sent last; models that were never trained count for nothing once others were.
+    Scored: "client" (w_i) or "received" (u_i, of the round that ended).
+    Traffic: one model each way. State: two models per client. Cost besides training: two products
+    of K x P with K.
+    """
+
+    def numbers(hp, state: State):
+        alpha = _decayed(hp, state.round)
+        vectors = stacked(state.clients.variables["params"])
+        distances = squared_distances(vectors)
+        heard = _heard(state.server.trained)
+        sigma = hp["sigma"]
+        if scale == "relative":
+            sigma = jnp.maximum(sigma * median_distance(distances, heard), 1e-12)
+            alpha = alpha * sigma / (len(distances) - 1)
+        return attention(distances, alpha, sigma, heard, guard=guard), alpha
+
+    return _attentive(
+        training,
+        plan,
+        numbers,
+        initialisation=initialisation,
+        start=start,
+        prox=prox,
+        history=history,
+    )
+
+
+def heurfedamp(
+    training: LocalTraining,
+    plan: Plan,
+    *,
+    initialisation: str,
+    start: str,
+    prox: str,
+    history: bool,
+    preset: str = "",
+) -> Algorithm:
+    """FedAMP with weights by Eq. 8: xi_ii = self_weight (default: 1 / K), the rest shared out among
+    the others by a softmax of sigma * cos(w_i, w_j), over all weights of the networks.
+
+    alpha only serves the proximal term here, where that is coupled. All else as `fedamp`.
+    """
+
+    def numbers(hp, state: State):
+        similarity = cosines(stacked(state.clients.variables["params"]))
+        heard = _heard(state.server.trained)
+        weights = softmax_attention(similarity, hp["sigma"], hp["self_weight"], heard)
+        return weights, _decayed(hp, state.round)
+
+    return _attentive(
+        training,
+        plan,
+        numbers,
+        initialisation=initialisation,
+        start=start,
+        prox=prox,
+        history=history,
+    )
+
+
+def _attentive(
+    training: LocalTraining,
+    plan: Plan,
+    numbers: Callable,
+    *,
+    initialisation: str,
+    start: str,
+    prox: str,
+    history: bool,
+) -> Algorithm:
+    """Algorithm 1 with weights and alpha_k by `numbers(hp, state)`."""
+
+    def begin(hp, messages, state, client):
+        received = client_row(messages.received, client.id)
+        first = received if start == "received" else state.variables
+        return begin_training(training, hp, first, state.optimizer, received["params"])
+
+    def pull(hp, gradient, local, messages, batch, client):
+        pulled = jax.tree.map(
+            lambda g, w, u: g + messages.pull * (w - u),
+            gradient,
+            local.variables["params"],
+            local.memory,
+        )
+        return pulled, local.memory
+
+    client = ClientMethod(
+        own_model(training), begin, training_step(training, pull), keep_own(training)
+    )
+
+    def init(hp, key, variables, num_clients):
+        clients = own_models(training, client, hp, key, variables, num_clients, initialisation)
+        nobody = jnp.zeros(num_clients, bool)
+        server = Messages(clients.variables, jnp.eye(num_clients), nobody, jnp.float32(0))
+        return State(server, clients, jnp.int32(0))
+
+    def round_(hp, state, key, cohort: Cohort):
+        weights, alpha = numbers(hp, state)
+        received = pass_messages(weights, state.clients.variables)
+        strength = hp["prox_lambda"] / (alpha if prox == "coupled" else 1.0)
+        messages = Messages(received, weights, state.server.trained, jnp.float32(strength))
+        result = train_cohort(client, plan, hp, messages, state.clients, key, cohort)
+        ids = cohort.schedule.client_ids.reshape(-1)
+        messages = messages._replace(trained=messages.trained.at[ids].set(True, mode="drop"))
+        records = {"collaboration": weights} if history else {}
+        info = RoundInfo(result.train_loss, rms_change(state.clients, result.states), records)
+        return State(messages, result.states, state.round + 1), info
+
+    def received(hp, state, k):
+        return client_row(state.server.received, k)
+
+    def traffic(hp, state):
+        one = num_bytes(client_row(state.clients.variables, 0))
+        return Traffic(one, one)
+
+    return Algorithm(
+        init=init,
+        round=round_,
+        global_model=None,
+        with_global_model=None,
+        traffic=traffic,
+        personal={"client": clients_own, "received": received}[training.scored],
+        records=lambda num_clients: (
+            {"collaboration": (num_clients, num_clients)} if history else {}
+        ),
+        artifacts=lambda state: {"collaboration": state.server.weights},
+    )
+
+
+def _decayed(hp, rounds_done: jax.Array) -> jax.Array:
+    """alpha_k of the round that follows."""
+    return hp["alpha"] * hp["alpha_decay"] ** jnp.floor(rounds_done / hp["alpha_every"])
+
+
+def _heard(trained: jax.Array) -> jax.Array:
+    """Whose models count: of those that were trained, or of all as long as nobody's was."""
+    return trained | ~trained.any()
+
+
+def fill_fedamp(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the preset's choices written out."""
+    chosen = _PRESETS[options["preset"]][0]
+    return {name: chosen.get(name) if value is None else value for name, value in options.items()}
+
+
+def check_fedamp(options: dict[str, Any]) -> None:
+    """Raise ConfigError unless every choice is one that there is."""
+    require_name("preset", options["preset"], _PRESETS)
+    options = fill_fedamp(options)
+    known = {
+        "scale": ("relative", "absolute"),
+        "guard": GUARDS,
+        "initialisation": INITIALISATIONS,
+        "start": ("received", "own"),
+        "prox": ("coupled", "decoupled"),
+        "history": (False, True),
+    }
+    for name in known.keys() & options.keys():
+        require_name(name, options[name], known[name])
+
+
+def fedamp_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+    """The preset's numbers."""
+    return dict(_PRESETS[options["preset"]][1])
+
+
+def heurfedamp_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+    """The preset's numbers with a sigma for cosines, and a self-weight of 1 / num_clients."""
+    numbers = fedamp_hyper_parameters(options, num_clients)
+    return {**numbers, "sigma": _HEURISTIC_SIGMA, "self_weight": 1 / num_clients}
+
+
+def check_fedamp_hp(hp: dict[str, float]) -> None:
+    """Raise ConfigError for sigma, alpha or a schedule of it that is not above 0, and a self-weight
+    that is not a share."""
+    for name in ("sigma", "alpha", "alpha_decay", "alpha_every"):
+        require(hp[name] > 0, f"hp {name}", hp[name], "a number > 0")
+    if "self_weight" in hp:
+        value = hp["self_weight"]
+        require(0 <= value <= 1, "hp self_weight", value, "a share in [0, 1]")

@@ -1,0 +1,123 @@
+"""Clients with models of their own and no global one; Separate, which exchange nothing."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_het.algorithms.base import (
+    Algorithm,
+    RoundInfo,
+    State,
+    Traffic,
+    client_row,
+    for_each_client,
+)
+from fedjax_het.engine.lanes import ClientMethod, train_cohort
+from fedjax_het.engine.local import (
+    LocalTraining,
+    begin_training,
+    kept_optimizer,
+    new_optimizer,
+    training_step,
+)
+from fedjax_het.engine.plan import Plan
+from fedjax_het.errors import require_name
+
+Tree = Any
+
+INITIALISATIONS = ("independent", "shared")
+
+
+class OwnModel(NamedTuple):
+    """What a client keeps: its model and its optimiser's state, if kept."""
+
+    variables: Tree
+    optimizer: Tree
+
+
+def separate(
+    training: LocalTraining, plan: Plan, *, initialisation: str = "independent"
+) -> Algorithm:
+    """Every client trains on its own data alone, `local_epochs` each round it takes part in.
+
+    initialisation: "independent" draws every client's weights, "shared" is one draw for all. The
+    update norm of a round is the root mean square over clients. Traffic: none. State: K models.
+    """
+    check_separate({"initialisation": initialisation})
+
+    def begin(hp, broadcast, state, client):
+        return begin_training(training, hp, state.variables, state.optimizer)
+
+    client = ClientMethod(own_model(training), begin, training_step(training), keep_own(training))
+
+    def init(hp, key, variables, num_clients):
+        clients = own_models(training, client, hp, key, variables, num_clients, initialisation)
+        return State((), clients, jnp.int32(0))
+
+    def round_(hp, state, key, cohort):
+        result = train_cohort(client, plan, hp, (), state.clients, key, cohort)
+        info = RoundInfo(result.train_loss, rms_change(state.clients, result.states))
+        return State((), result.states, state.round + 1), info
+
+    return Algorithm(
+        init=init,
+        round=round_,
+        global_model=None,
+        with_global_model=None,
+        traffic=lambda hp, state: Traffic(0, 0),
+        personal=clients_own,
+    )
+
+
+def check_separate(options: dict[str, Any]) -> None:
+    """Raise ConfigError for an unknown initialisation."""
+    require_name("initialisation", options["initialisation"], INITIALISATIONS)
+
+
+def own_model(training: LocalTraining):
+    """`ClientMethod.init` of clients that keep their models."""
+
+    def init(hp, variables):
+        optimizer = new_optimizer(training, hp, variables)
+        return OwnModel(variables, kept_optimizer(training, optimizer))
+
+    return init
+
+
+def keep_own(training: LocalTraining):
+    """`ClientMethod.end` of clients that keep their models and send nothing into a sum."""
+
+    def end(hp, broadcast, local, state, client):
+        return (), OwnModel(local.variables, kept_optimizer(training, local.optimizer)), ()
+
+    return end
+
+
+def own_models(
+    training: LocalTraining,
+    client: ClientMethod,
+    hp,
+    key: jax.Array,
+    variables: Tree,
+    num_clients: int,
+    initialisation: str,
+) -> OwnModel:
+    """All clients at the start, `[K, ...]`; with their own weights if "independent"."""
+    if initialisation == "shared":
+        return for_each_client(client.init(hp, variables), num_clients)
+    keys = jax.vmap(lambda k: jax.random.fold_in(key, k))(jnp.arange(num_clients))
+    return jax.vmap(lambda one: client.init(hp, training.task.model.init(one)))(keys)
+
+
+def clients_own(hp, state: State, k) -> Tree:
+    """`Algorithm.personal` of clients that keep their models."""
+    return client_row(state.clients.variables, k)
+
+
+def rms_change(before: OwnModel, after: OwnModel) -> jax.Array:
+    """Root mean square over clients of the L2 norm of their weights' change."""
+    params = (states.variables["params"] for states in (after, before))
+    change = jax.tree.map(jnp.subtract, *params)
+    return optax.tree.norm(change) / jnp.sqrt(jax.tree.leaves(change)[0].shape[0])
