@@ -15,13 +15,21 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
-from fedjax_het.engine.plan import DEVICE, RUN, RUNS, host_values
+from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, RUNS, host_values
 from fedjax_het.engine.randomness import Stream, device_key
-from fedjax_het.engine.rounds import CHUNK_KINDS, ChunkInputs, RoundMetrics
-from fedjax_het.engine.schedule import RoundSchedule, merged_cuts, stack_rounds
+from fedjax_het.engine.rounds import SCHEDULE_KINDS, ChunkInputs, RoundMetrics
+from fedjax_het.engine.schedule import (
+    RoundSchedule,
+    Scheduler,
+    Shape,
+    merged_cuts,
+    stack_rounds,
+)
 from fedjax_het.environment import environment
 from fedjax_het.errors import ConfigError
+from fedjax_het.evaluation import client_tests
 from fedjax_het.federation import Federation, Group
+from fedjax_het.personal import mean_accuracies
 from fedjax_het.result import Result, summarise
 from fedjax_het.spec import RunSpec
 
@@ -73,20 +81,22 @@ class Batch:
         short = self.plan.capacity - len(self.federations)
         self.places = self.federations + self.federations[-1:] * short
         self.rounds = self.federations[0].spec.rounds
-        bytes_a_round = group.shape.num_bytes(self.federations[0].spec.batch_size)
+        shapes = [shape for shape in (group.shape, group.tuning_shape) if shape is not None]
+        batch_size = self.federations[0].spec.batch_size
+        bytes_a_round = sum(shape.num_bytes(batch_size) for shape in shapes)
         fitting = max(1, MAX_SCHEDULE_BYTES // (bytes_a_round * self.plan.capacity))
         self.capacity = min(MAX_CHUNK, self.rounds, fitting)
         self.done = 0
         self.stopped: list[int | None] = [None] * len(self.federations)  # the round it diverged in
-        self.metrics = [
-            {name: np.full(self.rounds, np.nan, np.float32) for name in self._metric_names}
-            for _ in self.federations
-        ]
+        nothing = group.program.measuring.nothing(self.algorithm, self.rounds)
+        self.metrics = [self._curves(nothing) for _ in self.federations]
         self.compile_seconds = self.round_seconds = self.host_seconds = self.earlier_seconds = 0.0
         self.timed_rounds, self.timed_samples = 0, 0
         self.saved_at = time.perf_counter()
         hp = self._stacked([{k: np.float32(v) for k, v in f.spec.hp.items()} for f in self.places])
-        self.inputs = group.shared._replace(hp=hp, train_key=self._keys(Stream.TRAIN))
+        self.inputs = group.shared._replace(
+            hp=hp, train_key=self._keys(Stream.TRAIN), client_tests=self._client_tests()
+        )
         self.state: Any = None  # until it starts: `memory` is asked before anything is allocated
 
     @property
@@ -123,7 +133,7 @@ class Batch:
 
     @property
     def _init(self) -> Callable:
-        return self.group.program.init(self.federations[0].spec.num_clients)
+        return self.group.program.init
 
     def memory(self) -> int:
         """Bytes that the compiled programs need on each device. Nothing is allocated for it."""
@@ -159,46 +169,63 @@ class Batch:
         keys = [device_key(f.spec.seed, stream) for f in self.places]
         return self.plan.put(jnp.stack(keys), RUN) if self._apart else self.plan.put(keys[0])
 
+    def _client_tests(self):
+        if self.group.program.kinds.client_tests is None:
+            return None
+        tests = [client_tests(self.plan, f.tests) for f in self.places]
+        if not self._apart:
+            return self.plan.put(tests[0], BLOCK)
+        return self._stacked(tests)
+
     def chunk_inputs(self, first: int, count: int) -> ChunkInputs:
         """What the program reads for rounds `first .. first+count-1`."""
         rounds = range(first, first + count)
-        return self._scheduled(lambda f, cuts: [self._round(f, r, cuts) for r in rounds], count)
 
-    def _round(self, federation: Federation, r: int, cuts: Callable) -> RoundSchedule:
-        return federation.scheduler.round(r, self.group.shape, cuts(r))
+        def rounds_of(scheduler: Scheduler, shape: Shape, cuts: Callable):
+            return [scheduler.round(r, shape, cuts(r)) for r in rounds]
+
+        return self._scheduled(rounds_of, count)
 
     def first_step(self) -> ChunkInputs:
         """The same for the first step of every lane of the next round, and of an evaluation."""
         r = min(self.done, self.rounds - 1)
 
-        def one_round(federation, cuts):
-            step = federation.scheduler.first_step(r, self.group.shape)
+        def rounds_of(scheduler: Scheduler, shape: Shape, cuts: Callable):
+            step = scheduler.first_step(r, shape)
             if self.plan.width > 1:  # one segment for all: where a lane has no client, it idles
                 step = step._replace(num_segments=np.ones_like(step.num_segments))
             return [step]
 
-        return self._scheduled(one_round, 1)._replace(num_eval_batches=self.plan.put(jnp.int32(1)))
+        return self._scheduled(rounds_of, 1)._replace(num_eval_batches=self.plan.put(jnp.int32(1)))
 
     def _scheduled(self, rounds_of: Callable, count: int) -> ChunkInputs:
-        """Inputs with the schedules `rounds_of(federation, cuts)` of all places, stacked."""
+        """Inputs with what `rounds_of(scheduler, shape, cuts)` gives for all places, stacked."""
+        inputs = self.inputs._replace(
+            schedule=self._schedules(
+                rounds_of, [f.scheduler for f in self.places], self.group.shape
+            ),
+            num_rounds=self._num_rounds(count),
+        )
+        if self.group.tuning_shape is None:
+            return inputs
+        tuning = [f.tuning for f in self.places]
+        return inputs._replace(tuning=self._schedules(rounds_of, tuning, self.group.tuning_shape))
+
+    def _schedules(
+        self, rounds_of: Callable, schedulers: Sequence[Scheduler], shape: Shape
+    ) -> RoundSchedule:
         width, schedules = self.plan.width, []
-        for start in range(0, len(self.places), width):
-            mine = self.places[start : start + width]
-            schedulers = [f.scheduler for f in mine]
-            cuts = (lambda r: None) if width == 1 else lambda r, s=schedulers: merged_cuts(s, r)
-            schedules += [stack_rounds(rounds_of(f, cuts), self.capacity) for f in mine]
-        if self._apart:
-            columns = zip(CHUNK_KINDS.schedule, zip(*schedules, strict=True), strict=True)
-            stacked = RoundSchedule(
-                *(
-                    np.stack(leaves[::width] if kind == DEVICE else leaves)
-                    for kind, leaves in columns
-                )
-            )
-            schedule = self.plan.put(stacked, RUN)
-        else:
-            schedule = self.plan.put(schedules[0])
-        return self.inputs._replace(schedule=schedule, num_rounds=self._num_rounds(count))
+        for start in range(0, len(schedulers), width):
+            mine = schedulers[start : start + width]
+            cuts = (lambda r: None) if width == 1 else lambda r, s=mine: merged_cuts(s, r)
+            schedules += [stack_rounds(rounds_of(s, shape, cuts), self.capacity) for s in mine]
+        if not self._apart:
+            return self.plan.put(schedules[0])
+        columns = zip(SCHEDULE_KINDS, zip(*schedules, strict=True), strict=True)
+        stacked = RoundSchedule(
+            *(np.stack(leaves[::width] if kind == DEVICE else leaves) for kind, leaves in columns)
+        )
+        return self.plan.put(stacked, RUN)
 
     def _num_rounds(self, count: int) -> jax.Array:
         """`count` for every device that has a run."""
@@ -248,18 +275,20 @@ class Batch:
             self._report()
             self._save()
 
-    @property
-    def _metric_names(self) -> list[str]:
-        domains = self.group.dataset.domain_names
-        of_domains = [f"test_accuracy_{name}" for name in (*domains, "domains") if domains]
-        return [name for name in RoundMetrics._fields if name != "domain_accuracy"] + of_domains
-
     def _curves(self, metrics: RoundMetrics) -> dict[str, np.ndarray]:
-        """A chunk's metrics by name, `[R]` each; a domain's apart, and their unweighted mean."""
-        curves = metrics._asdict()
-        domains = curves.pop("domain_accuracy")
-        of_domains = [] if domains is None else [*domains.T, domains.mean(1)]
-        return dict(zip(self._metric_names, [*curves.values(), *of_domains], strict=True))
+        """Metrics by name, `[R]` each; a domain's apart, and their unweighted mean; of clients
+        `[R, K]`, and theirs; what else the method records as it is."""
+        curves = {name: np.array(getattr(metrics, name)) for name in RoundMetrics._fields[:4]}
+        if metrics.domain_accuracy is not None:
+            names = (*self.group.dataset.domain_names, "domains")
+            domains = metrics.domain_accuracy
+            of_domains = [*domains.T, domains.mean(1)]
+            curves |= {f"test_accuracy_{n}": a for n, a in zip(names, of_domains, strict=True)}
+        if metrics.client_accuracy is not None:
+            clients = np.array(metrics.client_accuracy)
+            curves["client_accuracy"] = clients
+            curves["mean_client_accuracy"] = mean_accuracies(clients).astype(np.float32)
+        return curves | {name: np.array(values) for name, values in metrics.records.items()}
 
     def _record(self, i: int, count: int, metrics: RoundMetrics) -> None:
         """Keep a chunk's metrics, up to the round in which the run diverged."""
@@ -330,7 +359,8 @@ class Batch:
 
     def _report(self) -> None:
         rate = self.timed_rounds / max(self.round_seconds, 1e-9)
-        seen = [m["test_accuracy"][: self.done] for m in self.metrics]
+        name = "test_accuracy" if self.algorithm.global_model else "mean_client_accuracy"
+        seen = [m[name][: self.done] for m in self.metrics]
         latest = [a[np.isfinite(a)][-1] for a in seen if np.isfinite(a).any()]
         self.progress(
             Progress(

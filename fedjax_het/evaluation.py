@@ -1,5 +1,7 @@
-"""Accuracy and loss of a model on a set of labelled images, on the device."""
+"""Accuracy and loss of a model on a set of labelled images, and of clients' models on their own
+tests, on the device."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -7,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_het.data import Partition
+from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.plan import BLOCK, Plan
 from fedjax_het.engine.task import Task
 
@@ -98,3 +102,79 @@ def evaluate(
     right, members = sums[3 : 3 + num_domains], sums[3 + num_domains :]
     domain_accuracy = right / members if num_domains else None
     return Evaluation(sums[0] / sums[2], sums[1] / sums[2], domain_accuracy)
+
+
+class ClientTests(NamedTuple):
+    """The tests of all clients: G groups of V clients in each of D blocks, M batches each."""
+
+    clients: np.ndarray  # [D, G, V] int32; num_clients where there is none
+    indices: np.ndarray  # [D, G, V, M, B] int32 positions in the test split; -1 is padding
+
+
+def client_tests(plan: Plan, tests: Partition) -> ClientTests:
+    """The positions that `tests` gives the clients, spread over blocks and lanes."""
+    tested = np.flatnonzero(tests.sizes)
+    width = plan.blocks * plan.lanes
+    groups = -(-len(tested) // width)
+    most = int(tests.sizes.max())
+    batches = -(-most // BATCH)
+    batch = -(-most // batches)
+    clients = np.full(groups * width, tests.num_clients, np.int32)
+    indices = np.full((groups * width, batches * batch), -1, np.int32)
+    clients[: len(tested)] = tested
+    for place, k in enumerate(tested):
+        mine = tests.client(k)
+        indices[place, : len(mine)] = mine
+    shape = (groups, plan.blocks, plan.lanes)
+    clients = clients.reshape(shape).swapaxes(0, 1)
+    return ClientTests(clients, indices.reshape(*shape, batches, batch).swapaxes(0, 1))
+
+
+def evaluate_clients(
+    task: Task,
+    plan: Plan,
+    model_of: Callable,
+    source,
+    tests: ClientTests,
+    examples: Examples,
+    num_clients: int,
+    num_groups: jax.Array | int,
+) -> jax.Array:
+    """[K] the share of its own test that each client's model gets right; NaN without a test.
+
+    Args:
+      model_of(source, k) -> variables of client k's model.
+      examples: of the test split, on every device.
+      num_groups: so many clients of every lane, of G.
+    Cost: one pass over all tests; a client of each lane at a time.
+    """
+
+    def of_client(source, examples, k, indices):
+        variables = model_of(source, k)
+
+        def add(m, sums):
+            at = indices[m]
+            images = task.normalise(examples.images[at])
+            logits, _ = task.model.apply(variables, images, train=False)
+            known = at >= 0
+            right = (logits.argmax(-1) == examples.labels[at]) & known
+            return sums + jnp.stack([right.sum(), known.sum()])
+
+        return jax.lax.fori_loop(0, indices.shape[0], add, jnp.zeros(2, jnp.int32))
+
+    def block(source, examples, num_groups, part):
+        clients, indices = part
+
+        def one_group(g, sums):
+            counts = of_lanes(source, examples, clients[g], indices[g])
+            return sums.at[clients[g]].add(counts, mode="drop")
+
+        return jax.lax.fori_loop(0, num_groups, one_group, jnp.zeros((num_clients, 2), jnp.int32))
+
+    def single(source, examples, clients, indices):
+        return of_client(source, examples, clients[0], indices[0])[None]
+
+    of_lanes = jax.vmap(of_client, (None, None, 0, 0)) if plan.lanes > 1 else single
+    shared = (source, examples, num_groups)
+    sums = plan.sum_over_blocks(block, shared, (tests.clients, tests.indices))
+    return jnp.where(sums[:, 1] > 0, sums[:, 0] / jnp.maximum(sums[:, 1], 1), jnp.nan)

@@ -10,14 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.data import Dataset, Partition, PartitionSummary, load_dataset, make_partition
+from fedjax_het.algorithms.base import Algorithm, Tuning
+from fedjax_het.data import (
+    Dataset,
+    Partition,
+    PartitionSummary,
+    load_dataset,
+    local_tests,
+    make_partition,
+)
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import AXIS, RUN, RUNS, SHARED, Plan, make_plan
 from fedjax_het.engine.probe import LaneChoice, choose_lanes
-from fedjax_het.engine.rounds import CHUNK_KINDS, ChunkInputs, RoundMetrics, make_chunk
+from fedjax_het.engine.randomness import Stream
+from fedjax_het.engine.rounds import ChunkInputs, Measuring, chunk_kinds, make_chunk
 from fedjax_het.engine.schedule import Scheduler, Shape, cohort_size, common_shape, useful_fraction
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import ClientUnits, PairUnits
@@ -28,7 +36,16 @@ from fedjax_het.spec import RunSpec
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
 # are traced.
-MAPPED = ("seed", "partition_seed", "partition", "alpha", "classes", "averaging", "hp")
+MAPPED = (
+    "seed",
+    "partition_seed",
+    "partition",
+    "partition_options",
+    "alpha",
+    "classes",
+    "averaging",
+    "hp",
+)
 PAIR_LANES = 16  # of condensation on an accelerator's device, unless told otherwise
 BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
 
@@ -39,7 +56,9 @@ class Program(NamedTuple):
     task: Task
     plan: Plan
     algorithm: Algorithm
-    init: Callable  # num_clients -> jitted (hp, key) -> State
+    measuring: Measuring
+    kinds: ChunkInputs  # what each of a chunk's inputs is to the federations
+    init: Callable  # jitted (hp, key) -> State
     chunk: CheckedProgram
     host_work: dict[str, CheckedProgram]
 
@@ -49,7 +68,12 @@ def _training(signature: "_Signature") -> LocalTraining:
     s = signature
     model = make_model(s.model, s.input_shape, s.num_classes, **dict(s.model_options))
     return LocalTraining(
-        Task(model, s.mean, s.std), s.optimizer, s.local_epochs, s.keep_state, s.batch_size
+        Task(model, s.mean, s.std),
+        s.optimizer,
+        s.local_epochs,
+        s.keep_state,
+        s.batch_size,
+        s.scored,
     )
 
 
@@ -58,13 +82,17 @@ def _program(signature: "_Signature", plan: Plan) -> Program:
     training = _training(signature)
     build, task = ALGORITHMS[signature.algorithm].build, training.task
     algorithm = build(training, plan, **dict(signature.options))
+    kinds = chunk_kinds(
+        tunes=algorithm.tuning is not None,
+        tests_clients=signature.measuring.tests_clients,
+        global_model=algorithm.global_model is not None,
+    )
+    measuring = signature.measuring
     chunk = CheckedProgram(
-        plan.over_runs(
-            make_chunk(algorithm, task, plan, signature.num_domains), (RUN, CHUNK_KINDS)
-        ),
+        plan.over_runs(make_chunk(algorithm, task, plan, measuring), (RUN, kinds)),
         baseline=lambda args: (
             args[0],
-            RoundMetrics(*[0.0] * 4, domain_accuracy=0.0 if signature.num_domains else None),
+            jax.tree.map(lambda a: 0.0, measuring.nothing(algorithm, 1)),
         ),
         name=f"{signature.algorithm} rounds",
         donate_argnums=0,
@@ -79,16 +107,14 @@ def _program(signature: "_Signature", plan: Plan) -> Program:
         for work in algorithm.host_work
     }
 
-    @functools.lru_cache(maxsize=8)
-    def init(num_clients):
-        def one(hp, key):
-            state = algorithm.init(hp, key, task.model.init(key), num_clients)
-            # A weakly typed leaf would come back strong, and the next call would compile again.
-            return jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), state)
+    def init(hp, key):
+        num_clients = measuring.num_clients
+        state = algorithm.init(hp, key, task.model.init(key), num_clients)
+        # A weakly typed leaf would come back strong, and the next call would compile again.
+        return jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), state)
 
-        return jax.jit(plan.over_runs(one, (RUN, RUN)))
-
-    return Program(task, plan, algorithm, init, chunk, works)
+    init = jax.jit(plan.over_runs(init, (RUN, RUN)))
+    return Program(task, plan, algorithm, measuring, kinds, init, chunk, works)
 
 
 class _Signature(NamedTuple):
@@ -100,13 +126,14 @@ class _Signature(NamedTuple):
     model_options: tuple
     input_shape: tuple
     num_classes: int
-    num_domains: int
+    measuring: Measuring
     mean: tuple
     std: tuple
     optimizer: str | None
     keep_state: bool
     local_epochs: int | None
     batch_size: int
+    scored: str
 
 
 def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
@@ -117,13 +144,14 @@ def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
         model_options=tuple(sorted(spec.model_options.items())),
         input_shape=tuple(dataset.input_shape),
         num_classes=dataset.num_classes,
-        num_domains=len(dataset.domain_names),
+        measuring=Measuring(spec.num_clients, len(dataset.domain_names), spec.tests_clients),
         mean=tuple(dataset.mean),
         std=tuple(dataset.std),
         optimizer=spec.local_optimizer,
         keep_state=spec.optimizer_state == "keep",
         local_epochs=spec.local_epochs,
         batch_size=spec.batch_size,
+        scored=spec.scored_model if spec.tests_clients else "global",
     )
 
 
@@ -143,6 +171,8 @@ class Federation:
     spec: RunSpec
     partition: Partition
     scheduler: Scheduler
+    tuning: Scheduler | None = None  # of all clients, where copies are tuned to be scored
+    tests: Partition | None = None  # of every client, where they are tested on their own
 
 
 @dataclass
@@ -153,6 +183,7 @@ class Group:
     program: Program
     federations: list[Federation]
     shape: Shape  # holds for every round of all of them
+    tuning_shape: Shape | None
     shared: ChunkInputs  # what is the same for all
     lane_choice: LaneChoice
 
@@ -244,7 +275,11 @@ def prepare(
             blocks=blocks,
             lanes=choice.lanes,
         )
-        federations.append(Federation(one, split, scheduler))
+        tuning = None
+        if algorithm.tuning is not None:
+            tuning = _tuning_scheduler(one, split, algorithm.tuning, blocks, choice.lanes)
+        tests = test_clients(one, split, dataset) if one.tests_clients else None
+        federations.append(Federation(one, split, scheduler, tuning, tests))
     width = choice.width if width == "auto" else width
     width = min(width, -(-len(specs) // len(devices)))
     if len(devices) < blocks:
@@ -266,6 +301,26 @@ def _units(spec: RunSpec, split: Partition, dataset: Dataset, algorithm: Algorit
     return PairUnits(split, labels, num_classes, algorithm.pairs, spec.batch_size)
 
 
+def _tuning_scheduler(
+    spec: RunSpec, split: Partition, tuning: Tuning, blocks: int, lanes: int
+) -> Scheduler:
+    """When each client tunes its copy: all of them, in every round that is evaluated."""
+    units = ClientUnits(
+        split, tuning.epochs, spec.batch_size, steps=tuning.steps, stream=Stream.TUNING
+    )
+    return Scheduler(
+        split,
+        units,
+        seed=spec.seed,
+        rounds=spec.rounds,
+        participation=1.0,
+        averaging=None,
+        eval_every=spec.eval_every,
+        blocks=blocks,
+        lanes=lanes,
+    )
+
+
 def _lanes_of_pairs(units: Sequence[PairUnits], blocks: int) -> int:
     """Pairs side by side on a device: in turn on a CPU, else as many as there are, up to a bound.
 
@@ -281,20 +336,33 @@ def place(
     program: Program, dataset: Dataset, federations: list[Federation], choice: LaneChoice
 ) -> Group:
     """A group with its data on the devices."""
-    plan = program.plan
-    test = evaluation_set(plan, dataset.test_images, dataset.test_labels, dataset.test_domains)
+    plan, kinds = program.plan, program.kinds
+    test = test_examples = None
+    num_batches = 1
+    if kinds.test is not None:
+        test = evaluation_set(plan, dataset.test_images, dataset.test_labels, dataset.test_domains)
+        num_batches = test.labels.shape[1]
+    if kinds.client_tests is not None:
+        test_labels = np.asarray(dataset.test_labels, np.int32)
+        test_examples = plan.put(Examples(dataset.test_images, test_labels))
     examples = Examples(dataset.train_images, np.asarray(dataset.train_labels, np.int32))
     shared = ChunkInputs(
         hp=None,
         train_key=None,
         schedule=None,
+        tuning=None,
         num_rounds=None,
-        num_eval_batches=plan.put(jnp.int32(test.labels.shape[1])),
+        num_eval_batches=plan.put(jnp.int32(num_batches)),
         examples=plan.put(examples),
         test=test,
+        client_tests=None,
+        test_examples=test_examples,
     )
     shape = common_shape([f.scheduler for f in federations], plan.width)
-    return Group(dataset, program, federations, shape, shared, choice)
+    tuning_shape = None
+    if kinds.tuning is not None:
+        tuning_shape = common_shape([f.tuning for f in federations], plan.width)
+    return Group(dataset, program, federations, shape, tuning_shape, shared, choice)
 
 
 def narrower(group: Group, width: int) -> Group:
@@ -336,5 +404,20 @@ def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
         seed=spec.partition_seed,
         domains=dataset.train_domains,
         domain_names=dataset.domain_names,
+        class_names=dataset.class_names,
         **{name: value for name, value in given.items() if value is not None},
+        **spec.partition_options,
+    )
+
+
+def test_clients(spec: RunSpec, split: Partition, dataset: Dataset) -> Partition:
+    """The tests of every client that resolved settings name, see `local_tests`. Raises
+    ConfigError."""
+    return local_tests(
+        split,
+        dataset.train_labels,
+        dataset.test_labels,
+        dataset.num_classes,
+        seed=spec.partition_seed,
+        per_client=spec.test_per_client,
     )

@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_het.data import Partition
 from fedjax_het.environment import run_digest
 from fedjax_het.files import write_atomically
+from fedjax_het.personal import best_mean_accuracy, worst_decile
 from fedjax_het.spec import RunSpec
 
 
@@ -21,7 +22,9 @@ class Result:
 
     `metrics` holds one value per round (NaN where nothing was measured): test_accuracy (a
     share), test_loss and train_loss (nats), update_norm, bytes_up, bytes_down, client_samples; of a
-    data set with domains also test_accuracy_<domain>, and test_accuracy_domains, their mean.
+    data set with domains also test_accuracy_<domain>, and test_accuracy_domains, their mean; where
+    clients have tests of their own also client_accuracy `[rounds, K]` and mean_client_accuracy;
+    and what a method records besides.
     `artifacts` holds what a method leaves besides (arrays). `state` is the final federation and
     `partition` how the data were split; neither is saved here.
     """
@@ -83,18 +86,47 @@ def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) 
     Of a data set with domains also best_domains_accuracy, the highest unweighted mean over domains
     (FedAF's metric, Table 2), best_domain_round, the first round (from 1) that reached it, and
     accuracy_<domain> in that round.
+
+    Of clients tested on data like their own also bmta, the highest unweighted mean over clients
+    (FedAMP's metric, section 7), bmta_round, the first round (from 1) that reached it,
+    bmta_worst_decile, the mean over the worst tenth of clients in that round, and
+    final_client_accuracy, the mean over clients and the last five rounds. A method without a
+    global model has these alone; the others are None.
     """
+    name = "test_accuracy"
+    if np.isnan(metrics[name]).all() and "mean_client_accuracy" in metrics:
+        name = "mean_client_accuracy"
+    measured = metrics[name]
+    diverged = not np.isfinite(metrics["train_loss"]).all() or not np.isfinite(measured[-1])
     accuracy = metrics["test_accuracy"]
-    diverged = not np.isfinite(metrics["train_loss"]).all() or not np.isfinite(accuracy[-1])
-    last = accuracy[-5:][np.isfinite(accuracy[-5:])]
     seen = accuracy[np.isfinite(accuracy)]
+    last = accuracy[-5:][np.isfinite(accuracy[-5:])]
+    gone = diverged or not len(last)
     return {
-        "final_accuracy": None if diverged else float(last.mean()),
-        "final_accuracy_std": None if diverged else float(last.std()),
+        "final_accuracy": None if gone else float(last.mean()),
+        "final_accuracy_std": None if gone else float(last.std()),
         "best_accuracy": float(seen.max()) if len(seen) else None,
-        "last_accuracy": None if diverged else float(accuracy[-1]),
+        "last_accuracy": None if gone else float(accuracy[-1]),
         "diverged": bool(diverged),
         **_summarise_domains(metrics, domain_names),
+        **_summarise_clients(metrics, diverged),
+    }
+
+
+def _summarise_clients(metrics: dict[str, np.ndarray], diverged: bool) -> dict[str, Any]:
+    if "client_accuracy" not in metrics:
+        return {}
+    mean = metrics["mean_client_accuracy"]
+    if not np.isfinite(mean).any():
+        names = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy")
+        return dict.fromkeys(names)
+    accuracy, best = best_mean_accuracy(metrics["client_accuracy"])
+    last = mean[-5:][np.isfinite(mean[-5:])]
+    return {
+        "bmta": accuracy,
+        "bmta_round": best,
+        "bmta_worst_decile": worst_decile(metrics["client_accuracy"][best - 1]),
+        "final_client_accuracy": None if diverged or not len(last) else float(last.mean()),
     }
 
 

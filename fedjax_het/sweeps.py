@@ -341,5 +341,7 @@ class _Ledger:
 def _outcome(summary: dict) -> str:
     if summary.get("diverged"):
         return "diverged"
+    if summary.get("bmta") is not None:
+        return f"{100 * summary['bmta']:.2f} % of clients' own tests"
     accuracy = summary["final_accuracy"]
     return "no accuracy" if accuracy is None or np.isnan(accuracy) else f"{100 * accuracy:.2f} %"

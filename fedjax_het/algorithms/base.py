@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.engine.lanes import Client, ClientMethod, Cohort, train_cohort
+from fedjax_het.engine.lanes import (
+    Client,
+    ClientMethod,
+    Cohort,
+    client_row,
+    for_each_client,
+    train_cohort,
+)
 from fedjax_het.engine.local import Broadcast, LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.units import PairWork
@@ -180,16 +187,6 @@ def _keeping(client: ClientMethod) -> ClientMethod:
         begin=lambda hp, broadcast, state, me: client.begin(hp, broadcast, state.own, me),
         end=end,
     )
-
-
-def for_each_client(tree: Tree, num_clients: int) -> Tree:
-    """One client's state -> the same for all, with leading axis K."""
-    return jax.tree.map(lambda a: jnp.broadcast_to(a, (num_clients, *a.shape)), tree)
-
-
-def client_row(states: Tree, client: jax.Array | int) -> Tree:
-    """A client's state of all clients' `[K, ...]`. A number beyond the last gives the last's."""
-    return jax.tree.map(lambda s: s[jnp.minimum(client, s.shape[0] - 1)], states)
 
 
 def sent_model(state: State) -> Tree:

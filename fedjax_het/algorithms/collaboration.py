@@ -5,6 +5,7 @@ receives. Products are taken at the highest precision: distances between nearby 
 differences of large numbers.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -73,13 +74,9 @@ def pass_messages(weights: jax.Array, models: Tree) -> Tree:
     """u_i = sum_j xi_ij w_j for all clients, by one product with the stacked models."""
     mixed = jnp.matmul(weights, stacked(models), precision="highest")
     leaves, structure = jax.tree.flatten(models)
-    ends = [0]
-    for leaf in leaves:
-        ends.append(ends[-1] + leaf[0].size)
-    parts = [
-        mixed[:, start:end].reshape(leaf.shape)
-        for leaf, start, end in zip(leaves, ends, ends[1:], strict=True)
-    ]
+    ends = itertools.accumulate(leaf[0].size for leaf in leaves)
+    columns = jnp.split(mixed, list(ends)[:-1], axis=1)
+    parts = [part.reshape(leaf.shape) for part, leaf in zip(columns, leaves, strict=True)]
     return jax.tree.unflatten(structure, parts)
 
 

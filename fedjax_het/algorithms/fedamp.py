@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic, client_row, num_bytes
+from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic, num_bytes
 from fedjax_het.algorithms.collaboration import (
     GUARDS,
     attention,
@@ -25,7 +25,7 @@ from fedjax_het.algorithms.separate import (
     own_models,
     rms_change,
 )
-from fedjax_het.engine.lanes import ClientMethod, Cohort, train_cohort
+from fedjax_het.engine.lanes import ClientMethod, Cohort, client_row, train_cohort
 from fedjax_het.engine.local import LocalTraining, begin_training, training_step
 from fedjax_het.engine.plan import Plan
 from fedjax_het.errors import require, require_name
@@ -87,7 +87,8 @@ def fedamp(
 ) -> Algorithm:
     """Algorithm 1: the server sends client i its own mixture of all models,
 
-        u_i = sum_j xi_ij w_j,  xi_ij = alpha_k A'(||w_i - w_j||^2),  A'(t) = exp(-t / sigma) / sigma,
+        u_i = sum_j xi_ij w_j,  xi_ij = alpha_k A'(||w_i - w_j||^2),
+        A'(t) = exp(-t / sigma) / sigma,
 
     xi_ii what is left of 1; the client approximates argmin F_i(w) + lambda / (2 alpha_k)
     ||w - u_i||^2 by SGD on its data. alpha_k is alpha * alpha_decay^floor(k / alpha_every).

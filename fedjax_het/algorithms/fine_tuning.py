@@ -1,4 +1,4 @@
-"""Fine-tuned copies of a global model (K. Wang et al., 2019, arXiv:1910.10252): FedAvg-FT and such."""
+"""Fine-tuned copies of a global model (K. Wang et al., 2019, arXiv:1910.10252)."""
 
 from collections.abc import Callable
 from typing import Any

@@ -58,8 +58,8 @@ class Entry(NamedTuple):
     that gives them. `check(options)` and `check_hp(hp)` raise ConfigError; `fill(options)` writes
     out what a preset stands for. `protocol`, one of `PROTOCOLS`, says what is not said otherwise.
     `trains_locally` is false where clients condense their data instead. `scored` are the models
-    that a client's own test may be for, the method's usual one first. `global_model`: whether the server has
-    one model for all. `min_clients`: fewer are bad input.
+    that a client's own test may be for, the method's usual one first. `global_model`: whether the
+    server has one model for all. `min_clients`: fewer are bad input.
     """
 
     build: Callable[..., Algorithm]

@@ -6,15 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import (
-    Algorithm,
-    RoundInfo,
-    State,
-    Traffic,
-    client_row,
-    for_each_client,
-)
-from fedjax_het.engine.lanes import ClientMethod, train_cohort
+from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.engine.lanes import ClientMethod, client_row, for_each_client, train_cohort
 from fedjax_het.engine.local import (
     LocalTraining,
     begin_training,

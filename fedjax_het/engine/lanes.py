@@ -121,6 +121,16 @@ def train_cohort(
     return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
 
 
+def for_each_client(tree: Tree, num_clients: int) -> Tree:
+    """One client's state -> the same for all, with leading axis K."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (num_clients, *a.shape)), tree)
+
+
+def client_row(states: Tree, client: jax.Array | int) -> Tree:
+    """A client's state of all clients' `[K, ...]`. A number beyond the last gives the last's."""
+    return jax.tree.map(lambda s: s[jnp.minimum(client, s.shape[0] - 1)], states)
+
+
 def _exchange(sums, rows):
     """-> (sums over devices, rows of all devices `[D, V, J, ...]`), by one collective.
 
@@ -188,12 +198,9 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
         start = examples.images[seeds]
         return Client(id_, weight, num_samples, num_steps, client_key, start)
 
-    def state_of(client):
-        return jax.tree.map(lambda s: s[jnp.minimum(client.id, s.shape[0] - 1)], states)
-
     def begin(clients, slot):
         client = client_of(clients, slot)
-        local = method.begin(hp, broadcast, state_of(client), client)
+        local = method.begin(hp, broadcast, client_row(states, client.id), client)
         zero = jnp.zeros((), jnp.float32)
         return _Running(local, jnp.int32(0), zero, zero)
 
@@ -213,7 +220,7 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
 
     def end(clients, slot, running):
         client = client_of(clients, slot)
-        return method.end(hp, broadcast, running.local, state_of(client), client)
+        return method.end(hp, broadcast, running.local, client_row(states, client.id), client)
 
     clients = (
         schedule.client_ids,

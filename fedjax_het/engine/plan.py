@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -123,6 +124,16 @@ class Plan(NamedTuple):
             out_specs=P(),
             check_vma=False,
         )(shared, parts)
+
+    def once_known(self, signal: jax.Array, number: jax.Array | int) -> jax.Array | int:
+        """`number`, which is not known before `signal`, a float that is never -inf.
+
+        Orders collectives that do not need each other, see `lanes._exchange`. A barrier would not
+        do: XLA removes it before it decides what runs when.
+        """
+        if self.spreads != AXIS:
+            return number
+        return jnp.where(signal == -jnp.inf, jnp.zeros_like(number), number)
 
 
 def make_plan(

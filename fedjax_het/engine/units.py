@@ -16,16 +16,34 @@ from fedjax_het.errors import require
 
 class ClientUnits:
     """Clients that go through their data, `passes` times with a fresh shuffle each; the last,
-    smaller batch of a pass is kept."""
+    smaller batch of a pass is kept.
+
+    Args:
+      steps: at most so many batches of it all (default: all).
+      stream: whose randomness shuffles.
+    """
 
     num_seeds = 0
     takes_census = False
 
-    def __init__(self, partition: Partition, passes: int, batch_size: int):
+    def __init__(
+        self,
+        partition: Partition,
+        passes: int,
+        batch_size: int,
+        *,
+        steps: int | None = None,
+        stream: Stream = Stream.BATCHES,
+    ):
         self._partition, self._passes, self.batch_size = partition, passes, batch_size
+        self._stream = stream
         self.sizes = partition.sizes  # [U] examples held
-        self.steps = passes * -(-partition.sizes // batch_size)  # [U] in a round
-        self.samples = passes * partition.sizes  # [U] processed in a round
+        per_pass = -(-partition.sizes // batch_size)
+        most = passes * per_pass
+        self.steps = most if steps is None else np.minimum(most, steps)  # [U] in a round
+        # [U] processed in a round: whole passes, and full batches of the last one
+        passed = self.steps // np.maximum(per_pass, 1)
+        self.samples = passed * partition.sizes + (self.steps - passed * per_pass) * batch_size
         self.pairs = np.zeros_like(partition.sizes)
 
     def of_client(self, client: int) -> tuple[int, ...]:
@@ -41,7 +59,7 @@ class ClientUnits:
         A batch that is not full is filled up with samples of the client's own, which the loss
         masks: only batch-norm statistics can see them.
         """
-        rng = host_rng(seed, Stream.BATCHES, round_index, unit)
+        rng = host_rng(seed, self._stream, round_index, unit)
         mine, size = self._partition.client(unit), self.batch_size
         per_pass = -(-len(mine) // size)
         padded = np.zeros((self._passes, per_pass * size), np.int32)
@@ -50,7 +68,8 @@ class ClientUnits:
         sizes = np.full((self._passes, per_pass), size, np.int32)
         if len(mine) % size:
             sizes[:, -1] = len(mine) % size
-        return padded.reshape(-1, size), sizes.reshape(-1)
+        steps = self.steps[unit]
+        return padded.reshape(-1, size)[:steps], sizes.reshape(-1)[:steps]
 
 
 class PairWork(NamedTuple):
