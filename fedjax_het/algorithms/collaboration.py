@@ -33,11 +33,11 @@ def squared_distances(vectors: jax.Array) -> jax.Array:
     return distances * (1 - jnp.eye(len(vectors)))
 
 
-def cosines(vectors: jax.Array) -> jax.Array:
-    """[K, K] cos(w_i, w_j) of `[K, P]`, by one Gram product; 0 for a vector of zeros."""
-    gram = _gram(vectors)
-    norms = jnp.sqrt(jnp.diagonal(gram))
-    return gram / jnp.maximum(norms[:, None] * norms[None, :], 1e-30)
+def cosine_distances(vectors: jax.Array) -> jax.Array:
+    """[K, K] 1 - cos(w_i, w_j) of `[K, P]`: half the squared distances of the unit vectors, which
+    keeps the digits of cosines near 1. Between a vector of zeros and another: 1/2."""
+    norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
+    return squared_distances(vectors / jnp.maximum(norms, 1e-30)) / 2
 
 
 def attention(distances: jax.Array, alpha, sigma, heard: jax.Array, *, guard: str) -> jax.Array:
@@ -59,11 +59,12 @@ def attention(distances: jax.Array, alpha, sigma, heard: jax.Array, *, guard: st
     return _with_own(weights / jnp.maximum(bound, 1))
 
 
-def softmax_attention(similarity: jax.Array, sigma, self_weight, heard: jax.Array) -> jax.Array:
+def softmax_attention(distances: jax.Array, sigma, self_weight, heard: jax.Array) -> jax.Array:
     """HeurFedAMP's weights (Eq. 8): xi_ii = self_weight; the rest is shared out among the others
-    heard by a softmax of sigma times their similarity. Who hears nobody else has xi_ii = 1."""
-    others = heard[None, :] & ~jnp.eye(len(similarity), dtype=bool)
-    scores = jnp.where(others, sigma * similarity, -jnp.inf)
+    heard by a softmax of sigma * cos, which is that of -sigma * (1 - cos), with `distances` [K, K]
+    1 - cos. Who hears nobody else has xi_ii = 1."""
+    others = heard[None, :] & ~jnp.eye(len(distances), dtype=bool)
+    scores = jnp.where(others, -sigma * distances, -jnp.inf)
     highest = scores.max(1, keepdims=True)
     powers = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0))
     shares = powers / jnp.maximum(powers.sum(1, keepdims=True), 1e-30)

@@ -10,7 +10,7 @@ from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic, num
 from fedjax_het.algorithms.collaboration import (
     GUARDS,
     attention,
-    cosines,
+    cosine_distances,
     median_pair,
     pass_messages,
     softmax_attention,
@@ -158,11 +158,11 @@ def heurfedamp(
     """
 
     def numbers(hp, state: State):
-        similarity = cosines(stacked(state.clients.variables["params"]))
+        distances = cosine_distances(stacked(state.clients.variables["params"]))
         heard, sigma = _heard(state.server.trained), hp["sigma"]
         if scale == "relative":
-            sigma = sigma / jnp.maximum(median_pair(1 - similarity, heard), 1e-6)
-        weights = softmax_attention(similarity, sigma, hp["self_weight"], heard)
+            sigma = sigma / jnp.maximum(median_pair(distances, heard), 1e-12)
+        weights = softmax_attention(distances, sigma, hp["self_weight"], heard)
         return weights, _decayed(hp, state.round)
 
     return _attentive(
