@@ -172,7 +172,8 @@ class Batch:
     def _client_tests(self):
         if self.group.program.kinds.client_tests is None:
             return None
-        tests = [client_tests(self.plan, f.tests) for f in self.places]
+        shape = self.group.tests_shape
+        tests = [client_tests(self.plan, f.tests, shape) for f in self.places]
         if not self._apart:
             return self.plan.put(tests[0], BLOCK)
         return self._stacked(tests)

@@ -111,23 +111,33 @@ class ClientTests(NamedTuple):
     indices: np.ndarray  # [D, G, V, M, B] int32 positions in the test split; -1 is padding
 
 
-def client_tests(plan: Plan, tests: Partition) -> ClientTests:
-    """The positions that `tests` gives the clients, spread over blocks and lanes."""
-    tested = np.flatnonzero(tests.sizes)
-    width = plan.blocks * plan.lanes
-    groups = -(-len(tested) // width)
-    most = int(tests.sizes.max())
+class TestsShape(NamedTuple):
+    """Static sizes that hold for the tests of one federation, or of several."""
+
+    groups: int  # clients of a lane, one after the other
+    batches: int
+    batch: int
+
+
+def tests_shape(plan: Plan, tests: Partition) -> TestsShape:
+    """What `client_tests` needs for these."""
+    tested, most = int((tests.sizes > 0).sum()), int(tests.sizes.max())
     batches = -(-most // BATCH)
-    batch = -(-most // batches)
-    clients = np.full(groups * width, tests.num_clients, np.int32)
-    indices = np.full((groups * width, batches * batch), -1, np.int32)
-    clients[: len(tested)] = tested
-    for place, k in enumerate(tested):
+    return TestsShape(-(-tested // (plan.blocks * plan.lanes)), batches, -(-most // batches))
+
+
+def client_tests(plan: Plan, tests: Partition, shape: TestsShape) -> ClientTests:
+    """The positions that `tests` gives the clients, spread over blocks and lanes."""
+    groups, batches, batch = shape
+    places = groups * plan.blocks * plan.lanes
+    clients = np.full(places, tests.num_clients, np.int32)
+    indices = np.full((places, batches * batch), -1, np.int32)
+    for place, k in enumerate(np.flatnonzero(tests.sizes)):
         mine = tests.client(k)
-        indices[place, : len(mine)] = mine
-    shape = (groups, plan.blocks, plan.lanes)
-    clients = clients.reshape(shape).swapaxes(0, 1)
-    return ClientTests(clients, indices.reshape(*shape, batches, batch).swapaxes(0, 1))
+        clients[place], indices[place, : len(mine)] = k, mine
+    lanes = (groups, plan.blocks, plan.lanes)
+    indices = indices.reshape(*lanes, batches, batch)
+    return ClientTests(clients.reshape(lanes).swapaxes(0, 1), indices.swapaxes(0, 1))
 
 
 def evaluate_clients(

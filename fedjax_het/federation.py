@@ -30,7 +30,7 @@ from fedjax_het.engine.schedule import Scheduler, Shape, cohort_size, common_sha
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.errors import require
-from fedjax_het.evaluation import evaluation_set
+from fedjax_het.evaluation import TestsShape, evaluation_set, tests_shape
 from fedjax_het.nn import make_model
 from fedjax_het.spec import RunSpec
 
@@ -184,6 +184,7 @@ class Group:
     federations: list[Federation]
     shape: Shape  # holds for every round of all of them
     tuning_shape: Shape | None
+    tests_shape: TestsShape | None
     shared: ChunkInputs  # what is the same for all
     lane_choice: LaneChoice
 
@@ -362,7 +363,11 @@ def place(
     tuning_shape = None
     if kinds.tuning is not None:
         tuning_shape = common_shape([f.tuning for f in federations], plan.width)
-    return Group(dataset, program, federations, shape, tuning_shape, shared, choice)
+    largest = None
+    if kinds.client_tests is not None:
+        shapes = (tests_shape(plan, f.tests) for f in federations)
+        largest = TestsShape(*map(max, zip(*shapes, strict=True)))
+    return Group(dataset, program, federations, shape, tuning_shape, largest, shared, choice)
 
 
 def narrower(group: Group, width: int) -> Group:

@@ -106,7 +106,16 @@ class Small(NamedTuple):
         return state, info
 
     def model(self, state):
-        return jax.tree.map(np.asarray, self.algorithm.global_model(state)["params"])
+        """The global model's weights; of a method without one, those of all clients."""
+        own = self.algorithm.global_model is None
+        variables = state.clients.variables if own else self.algorithm.global_model(state)
+        return jax.tree.map(np.asarray, variables["params"])
+
+    def personal(self, state, k):
+        """The weights of the model that client k's own test is for."""
+        personal = self.algorithm.personal
+        variables = personal(self.hp, state, k) if personal else self.algorithm.global_model(state)
+        return jax.tree.map(np.asarray, variables["params"])
 
 
 def small(
@@ -125,11 +134,12 @@ def small(
     model=None,
     seed=0,
     data=None,
+    scored="global",
 ) -> Small:
     """`build(training, plan) -> Algorithm` on the blobs."""
     plan = plan or make_plan(1, 1, spread=None)
     task = Task(model or linear_model(), (0.0,), (1.0,))
-    algorithm = build(LocalTraining(task, optimizer, epochs, keep, batch_size), plan)
+    algorithm = build(LocalTraining(task, optimizer, epochs, keep, batch_size, scored), plan)
     images, labels = blobs(sizes) if data is None else data
     partition = consecutive(sizes)
     if algorithm.pairs is None:

@@ -31,13 +31,12 @@ FAST = {"dynafed": FAST_SYNTHESIS, "feddm": FAST_CONDENSATION, "fedaf": FAST_CON
 
 
 def registered(name):
-    """-> (build, hp) of a registered method, with settings that make it quick."""
+    """-> (build, settings of `small`) of a registered method, such that it is quick."""
     entry = ALGORITHMS[name]
-    options = {**entry.options, **FAST.get(name, {})}
-    return partial(entry.build, **options), {
-        **entry.hyper_parameters("sgd", options),
-        "local_lr": 0.1,
-    }
+    options = entry.fill({**entry.options, **FAST.get(name, {})})
+    numbers = entry.hyper_parameters("sgd", options, len(SIZES))
+    settings = {"hp": {**numbers, "local_lr": 0.1}, "scored": entry.scored[0]}
+    return partial(entry.build, **options), settings
 
 
 # --- NumPy oracles, in float64 -------------------------------------------------------------
@@ -257,8 +256,8 @@ def test_zero_learning_rate_changes_nothing():
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(("devices", "lanes"), [(2, 1), (1, 3), (2, 2)])
 def test_lanes_and_devices_change_nothing(name, devices, lanes):
-    build, hp = registered(name)
-    settings = {"hp": hp, "epochs": 2, "participation": 0.8}
+    build, settings = registered(name)
+    settings |= {"epochs": 2, "participation": 0.8}
     reference, info = small(build, **settings).run(4)
     plan = make_plan(lanes, devices)
     federation = small(build, plan=plan, **settings)
@@ -269,8 +268,8 @@ def test_lanes_and_devices_change_nothing(name, devices, lanes):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_round_keeps_structure_shapes_and_types(name):
-    build, hp = registered(name)
-    federation = small(build, hp=hp)
+    build, settings = registered(name)
+    federation = small(build, **settings)
     start = federation.start()
     state, _ = federation.run(1, start)
     assert jax.tree.structure(state) == jax.tree.structure(start)
@@ -281,9 +280,15 @@ def test_a_round_keeps_structure_shapes_and_types(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_state(name):
-    build, hp = registered(name)
+    build, settings = registered(name)
     federation = small(
-        build, hp=hp, sizes=(0, 0, 6), participation=0.34, rounds=30, optimizer="adam", keep=True
+        build,
+        sizes=(0, 0, 6),
+        participation=0.34,
+        rounds=30,
+        optimizer="adam",
+        keep=True,
+        **settings,
     )
     r = int(np.flatnonzero(federation.scheduler.work.participants == 0)[0])
     start = federation.start()
@@ -299,8 +304,8 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_clients_outside_the_cohort_keep_their_state(name):
-    build, hp = registered(name)
-    federation = small(build, hp=hp, participation=0.5, optimizer="adam", keep=True)
+    build, settings = registered(name)
+    federation = small(build, participation=0.5, optimizer="adam", keep=True, **settings)
     start = federation.start()
     state, _ = federation.run(1, start)
     drawn = {int(k) for k in federation.scheduler.participants(0) if SIZES[k]}
@@ -321,11 +326,11 @@ def test_clients_outside_the_cohort_keep_their_state(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_traffic_counts_what_is_sent(name):
-    build, hp = registered(name)
-    federation = small(build, hp=hp)
+    build, settings = registered(name)
+    federation = small(build, **settings)
     traffic = federation.algorithm.traffic(federation.hp, federation.start())
     model = 4 * (4 * CLASSES + CLASSES)
-    times = 2 if name == "scaffold" else 1
+    times = {"scaffold": 2, "separate": 0}.get(name, 1)
     condensed = 2 * 4 * 4  # two images of four floats
     expected = {"feddm": (model, 0, condensed), "fedaf": (model + 36, 2 * 36, condensed)}
     assert traffic == expected.get(name, (times * model, times * model, 0))
@@ -363,8 +368,8 @@ def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_round_on_several_devices_has_one_collective(name):
     # Two that are ready at once can be entered in different orders, which hangs XLA's CPU devices.
-    build, hp = registered(name)
-    federation = small(build, hp=hp, plan=make_plan(1, 2), optimizer="adam", keep=True)
+    build, settings = registered(name)
+    federation = small(build, plan=make_plan(1, 2), optimizer="adam", keep=True, **settings)
     cohort = Cohort(federation.scheduler.round(0), federation.examples)
     lowered = jax.jit(federation.algorithm.round).lower(
         federation.hp, federation.start(), jax.random.key(0), cohort

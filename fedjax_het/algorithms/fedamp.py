@@ -19,6 +19,7 @@ from fedjax_het.algorithms.collaboration import (
 )
 from fedjax_het.algorithms.separate import (
     INITIALISATIONS,
+    OwnModel,
     clients_own,
     keep_own,
     own_model,
@@ -60,13 +61,11 @@ _HEURISTIC_SIGMA = {"relative": 5.0, "flgo": 25.0}
 class Messages(NamedTuple):
     """What the server made of the clients' models for their round.
 
-    received [K, ...]: u_i. weights [K, K]: xi. trained [K] bool: who has trained at least once.
-    pull: [] the coefficient of the proximal gradient.
+    received [K, ...]: u_i. weights [K, K]: xi. pull: [] the coefficient of the proximal gradient.
     """
 
     received: Tree
     weights: jax.Array
-    trained: jax.Array
     pull: jax.Array
 
 
@@ -120,7 +119,7 @@ def fedamp(
         alpha = _decayed(hp, state.round)
         vectors = stacked(state.clients.variables["params"])
         distances = squared_distances(vectors)
-        heard = _heard(state.server.trained)
+        heard = _heard(state.clients)
         sigma = hp["sigma"]
         if scale == "relative":
             sigma = jnp.maximum(sigma * median_pair(distances, heard), 1e-12)
@@ -159,7 +158,7 @@ def heurfedamp(
 
     def numbers(hp, state: State):
         distances = cosine_distances(stacked(state.clients.variables["params"]))
-        heard, sigma = _heard(state.server.trained), hp["sigma"]
+        heard, sigma = _heard(state.clients), hp["sigma"]
         if scale == "relative":
             sigma = sigma / jnp.maximum(median_pair(distances, heard), 1e-12)
         weights = softmax_attention(distances, sigma, hp["self_weight"], heard)
@@ -208,18 +207,15 @@ def _attentive(
 
     def init(hp, key, variables, num_clients):
         clients = own_models(training, client, hp, key, variables, num_clients, initialisation)
-        nobody = jnp.zeros(num_clients, bool)
-        server = Messages(clients.variables, jnp.eye(num_clients), nobody, jnp.float32(0))
+        server = Messages(clients.variables, jnp.eye(num_clients), jnp.float32(0))
         return State(server, clients, jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
         weights, alpha = numbers(hp, state)
         received = pass_messages(weights, state.clients.variables)
         strength = hp["prox_lambda"] / (alpha if prox == "coupled" else 1.0)
-        messages = Messages(received, weights, state.server.trained, jnp.float32(strength))
+        messages = Messages(received, weights, jnp.float32(strength))
         result = train_cohort(client, plan, hp, messages, state.clients, key, cohort)
-        ids = cohort.schedule.client_ids.reshape(-1)
-        messages = messages._replace(trained=messages.trained.at[ids].set(True, mode="drop"))
         records = {"collaboration": weights} if history else {}
         info = RoundInfo(result.train_loss, rms_change(state.clients, result.states), records)
         return State(messages, result.states, state.round + 1), info
@@ -250,8 +246,9 @@ def _decayed(hp, rounds_done: jax.Array) -> jax.Array:
     return hp["alpha"] * hp["alpha_decay"] ** jnp.floor(rounds_done / hp["alpha_every"])
 
 
-def _heard(trained: jax.Array) -> jax.Array:
+def _heard(clients: OwnModel) -> jax.Array:
     """Whose models count: of those that were trained, or of all as long as nobody's was."""
+    trained = clients.rounds > 0
     return trained | ~trained.any()
 
 

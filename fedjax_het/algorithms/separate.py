@@ -24,10 +24,11 @@ INITIALISATIONS = ("independent", "shared")
 
 
 class OwnModel(NamedTuple):
-    """What a client keeps: its model and its optimiser's state, if kept."""
+    """What a client keeps: its model, its optimiser's state, if kept, and how often it trained."""
 
     variables: Tree
     optimizer: Tree
+    rounds: jax.Array  # [] int32
 
 
 def separate(training: LocalTraining, plan: Plan, *, initialisation: str = "shared") -> Algorithm:
@@ -72,7 +73,7 @@ def own_model(training: LocalTraining):
 
     def init(hp, variables):
         optimizer = new_optimizer(training, hp, variables)
-        return OwnModel(variables, kept_optimizer(training, optimizer))
+        return OwnModel(variables, kept_optimizer(training, optimizer), jnp.int32(0))
 
     return init
 
@@ -81,7 +82,8 @@ def keep_own(training: LocalTraining):
     """`ClientMethod.end` of clients that keep their models and send nothing into a sum."""
 
     def end(hp, broadcast, local, state, client):
-        return (), OwnModel(local.variables, kept_optimizer(training, local.optimizer)), ()
+        optimizer = kept_optimizer(training, local.optimizer)
+        return (), OwnModel(local.variables, optimizer, state.rounds + 1), ()
 
     return end
 
