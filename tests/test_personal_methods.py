@@ -139,20 +139,25 @@ SETTINGS = {"participation": 0.7, "epochs": 2}
 # --- the rules of every method -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
+UPDATES = {"step": (True, "step"), "round": (True, "round"), "fixed": (False, "step")}
+
+
+@pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("model", [linear_model, curved_model])
-def test_apfl_with_mixed_weights(model, adaptive):
+def test_apfl_with_mixed_weights(model, update):
+    adaptive, when = UPDATES[update]
+
     def client(batches, server, own):
         w, (v, alpha) = server, own
-        for use in batches:
+        for number, use in enumerate(batches):
             at_mixture = gradient(alpha * v + (1 - alpha) * w, use)
             moved = v - LR * alpha * at_mixture
-            if adaptive:
+            if adaptive and (when == "step" or number == 0):
                 alpha = np.clip(alpha - LR * (v - w) @ at_mixture, 0, 1)
             w, v = w - LR * gradient(w, use), moved
         return w, (v, alpha)
 
-    build = partial(apfl, mixing="weights", adaptive=adaptive)
+    build = partial(apfl, mixing="weights", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
     federation = small(build, hp=hp, model=model(), **SETTINGS)
     state, own = check(
@@ -166,11 +171,13 @@ def test_apfl_with_mixed_weights(model, adaptive):
     assert (np.ptp(alphas) > 1e-3) == adaptive
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_apfl_with_mixed_outputs(adaptive):
+@pytest.mark.parametrize("update", UPDATES)
+def test_apfl_with_mixed_outputs(update):
+    adaptive, when = UPDATES[update]
+
     def client(batches, server, own):
         w, (v, alpha) = server, own
-        for use in batches:
+        for number, use in enumerate(batches):
             w = w - LR * gradient(w, use)
             x, y = X[use], LABELS[use]
 
@@ -180,11 +187,11 @@ def test_apfl_with_mixed_outputs(adaptive):
 
             slopes = slope(loss, np.append(v, alpha))
             v = v - LR * slopes[:-1]
-            if adaptive:
+            if adaptive and (when == "step" or number == 0):
                 alpha = np.clip(alpha - LR * slopes[-1], 0, 1)
         return w, (v, alpha)
 
-    build = partial(apfl, mixing="outputs", adaptive=adaptive)
+    build = partial(apfl, mixing="outputs", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
     federation = small(build, hp=hp, model=curved_model(), **SETTINGS)
     state, own = check(federation, client, lambda server: (server, 0.4), None)
@@ -435,7 +442,7 @@ def test_per_fedavg_is_scored_after_one_step_on_one_minibatch():
 # --- every one of them ---------------------------------------------------------------------
 
 CHOICES = {
-    "apfl": {"mixing": "outputs", "adaptive": True},
+    "apfl": {"mixing": "outputs", "adaptive": True, "alpha_update": "step"},
     "ditto": {},
     "pfedme": {"inner_steps": 2},
     "per_fedavg": {"order": "exact"},
@@ -492,6 +499,7 @@ def test_pfedme_and_per_fedavg_take_the_statistics_of_the_minibatches_that_count
         ("apfl", {"hp": {"apfl_alpha": -0.1}}, "apfl_alpha = -0.1"),
         ("apfl", {"options": {"mixing": "output"}}, "mixing = 'output'.*did you mean 'outputs'"),
         ("apfl", {"options": {"adaptive": "no"}}, "adaptive = 'no'"),
+        ("apfl", {"options": {"alpha_update": "epoch"}}, "alpha_update = 'epoch'"),
         ("apfl", {"options": {"preset": "torch"}}, "preset = 'torch'"),
         ("ditto", {"hp": {"ditto_lambda": -1.0}}, "ditto_lambda = -1.0"),
         ("pfedme", {"options": {"inner_steps": 0}}, "inner_steps = 0"),
@@ -517,10 +525,13 @@ def test_apfls_presets():
         for preset in ("paper", "fedtorch")
     }
     assert RunSpec(algorithm="apfl").resolved() == chosen["paper"]
-    for preset, mixing, adaptive in (("paper", "weights", True), ("fedtorch", "outputs", False)):
-        options, hp = chosen[preset].options, chosen[preset].hp
-        assert (options["mixing"], options["adaptive"]) == (mixing, adaptive)
-        assert hp["apfl_alpha"] == 0.5
+    names = ("mixing", "adaptive", "alpha_update")
+    for preset, values in (
+        ("paper", ("weights", True, "step")),
+        ("fedtorch", ("outputs", False, "round")),
+    ):
+        assert tuple(chosen[preset].options[name] for name in names) == values
+        assert chosen[preset].hp["apfl_alpha"] == 0.5
     mixed = RunSpec(algorithm="apfl", options={"preset": "fedtorch", "adaptive": True}).resolved()
     assert mixed.options["adaptive"] is True and mixed.options["mixing"] == "outputs"
 

@@ -15,17 +15,28 @@ from fedjax_het.nn import Model
 
 Tree = Any
 
-APFL_OPTIONS: dict[str, Any] = {"preset": "paper", "mixing": None, "adaptive": None}
+APFL_OPTIONS: dict[str, Any] = {
+    "preset": "paper",
+    "mixing": None,
+    "adaptive": None,
+    "alpha_update": None,
+}
 APFL_HP = {"apfl_alpha": 0.5}
 
 _PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"mixing": "weights", "adaptive": True},
-    "fedtorch": {"mixing": "outputs", "adaptive": False},
+    "paper": {"mixing": "weights", "adaptive": True, "alpha_update": "step"},
+    "fedtorch": {"mixing": "outputs", "adaptive": False, "alpha_update": "round"},
 }
 
 
 def apfl(
-    training: LocalTraining, plan: Plan, *, mixing: str, adaptive: bool, preset: str = ""
+    training: LocalTraining,
+    plan: Plan,
+    *,
+    mixing: str,
+    adaptive: bool,
+    alpha_update: str = "step",
+    preset: str = "",
 ) -> Algorithm:
     """Algorithm 1: client k trains its copy w_k of FedAvg's model and a model v_k of its own, which
     learns as part of their mixture; every step, on one minibatch,
@@ -39,16 +50,27 @@ def apfl(
     mixing: "weights" as above, or "outputs": m_k's logits are alpha_k times v_k's and 1 - alpha_k
       times w_k's. w_k is no variable of f(m_k), and has made its step by then.
     adaptive: alpha_k learns; else it stays at `apfl_alpha`, where it starts.
-    Presets: "paper" (weights, adaptive), and "fedtorch" (outputs, fixed), the defaults of the
-    authors' code. That code, where asked for it, moves alpha once a round along another estimate
-    with a decay; here it is always the slope of the mixture's loss, at every step.
+    alpha_update: it does so every "step" as above, or once a "round", at its first minibatch. With
+      many or long steps a round the former gives v_k up: v_k learns at alpha_k times the pace of
+      w_k, so that the round's later slopes favour w_k, though it is w that v_k is scored with. (Of
+      10 clients of the digits, grouped, 8 ended below 0.03 after 30 rounds, at a mean accuracy of
+      0.905; with "round" all at 0.47 to 0.68, and at 0.922.)
+    Presets: "paper" (weights, adaptive, step), and "fedtorch" (outputs, fixed, round), the authors'
+    code. That adds 0.02 alpha to the slope, which it estimates by another formula; not done here.
 
     Scored: alpha_k v_k + (1 - alpha_k) w with the new global model w, so that a fixed alpha of 0 is
     FedAvg and of 1 Separate from a shared start. Mixed weights take mixed batch-norm statistics:
     w's, and those that v_k met in the mixture. Traffic: FedAvg's. State: one model per client.
     Cost: two gradients a step; "outputs" has one forward pass more.
     """
-    check_apfl({"preset": preset or "paper", "mixing": mixing, "adaptive": adaptive})
+    check_apfl(
+        {
+            "preset": preset or "paper",
+            "mixing": mixing,
+            "adaptive": adaptive,
+            "alpha_update": alpha_update,
+        }
+    )
     task = training.task
 
     def step_own(hp, broadcast, local, moved, batch, client, key):
@@ -68,7 +90,9 @@ def apfl(
         variables, optimizer = descend(training, hp, variables, slopes["own"], own.optimizer)
         alpha = params["alpha"]
         if adaptive:
-            alpha = jnp.clip(alpha - hp["local_lr"] * slopes["alpha"], 0, 1)
+            due = alpha_update == "step" or batch.number == 0
+            learned = jnp.clip(alpha - hp["local_lr"] * slopes["alpha"], 0, 1)
+            alpha = jnp.where(due, learned, alpha)
         return Local(variables, optimizer, alpha), loss
 
     def personal(hp, state: State, k):
@@ -133,6 +157,7 @@ def check_apfl(options: dict[str, Any]) -> None:
     require_name("preset", options["preset"], _PRESETS)
     options = fill_apfl(options)
     require_name("mixing", options["mixing"], ("weights", "outputs"))
+    require_name("alpha_update", options["alpha_update"], ("step", "round"))
     adaptive = options["adaptive"]
     require(isinstance(adaptive, bool), "adaptive", adaptive, "True or False")
 
