@@ -80,10 +80,10 @@ def pass_messages(weights: jax.Array, models: Tree) -> Tree:
     return jax.tree.unflatten(structure, parts)
 
 
-def median_distance(distances: jax.Array, heard: jax.Array) -> jax.Array:
-    """The median squared distance between two different clients heard; 0 for fewer than two."""
-    pairs = heard[:, None] & heard[None, :] & ~jnp.eye(len(distances), dtype=bool)
-    median = jnp.nanmedian(jnp.where(pairs, distances, jnp.nan))
+def median_pair(values: jax.Array, heard: jax.Array) -> jax.Array:
+    """The median of `values` [K, K] over pairs of different clients heard; 0 without a pair."""
+    pairs = heard[:, None] & heard[None, :] & ~jnp.eye(len(values), dtype=bool)
+    median = jnp.nanmedian(jnp.where(pairs, values, jnp.nan))
     return jnp.where(pairs.any(), median, 0.0)
 
 

@@ -11,7 +11,7 @@ from fedjax_het.algorithms.collaboration import (
     GUARDS,
     attention,
     cosines,
-    median_distance,
+    median_pair,
     pass_messages,
     softmax_attention,
     squared_distances,
@@ -33,31 +33,28 @@ from fedjax_het.errors import require, require_name
 Tree = Any
 
 _COMMON = {
+    "preset": "relative",
+    "scale": None,
     "initialisation": None,
     "start": "received",
     "prox": None,
     "history": False,
 }
-FEDAMP_OPTIONS: dict[str, Any] = {
-    "preset": "relative",
-    "scale": None,
-    "guard": "step",
-    **_COMMON,
-}
-HEURFEDAMP_OPTIONS: dict[str, Any] = {"preset": "relative", **_COMMON}
+FEDAMP_OPTIONS: dict[str, Any] = {**_COMMON, "guard": None}
+HEURFEDAMP_OPTIONS: dict[str, Any] = _COMMON
 
-# Of what an option leaves open, and the numbers.
+# What a preset says of an option that is None, and the numbers; HeurFedAMP's sigma is its own.
 _PRESETS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "relative": (
-        {"scale": "relative", "initialisation": "shared", "prox": "decoupled"},
-        {"alpha": 1.0, "sigma": 1.0, "prox_lambda": 1.0, "alpha_decay": 1.0, "alpha_every": 30.0},
+        {"scale": "relative", "initialisation": "shared", "prox": "decoupled", "guard": "rows"},
+        {"alpha": 25.0, "sigma": 0.2, "prox_lambda": 0.1, "alpha_decay": 1.0, "alpha_every": 30.0},
     ),
     "flgo": (
-        {"scale": "absolute", "initialisation": "independent", "prox": "coupled"},
+        {"scale": "absolute", "initialisation": "independent", "prox": "coupled", "guard": "step"},
         {"alpha": 1e4, "sigma": 25.0, "prox_lambda": 1.0, "alpha_decay": 0.1, "alpha_every": 30.0},
     ),
 }
-_HEURISTIC_SIGMA = 25.0
+_HEURISTIC_SIGMA = {"relative": 5.0, "flgo": 25.0}
 
 
 class Messages(NamedTuple):
@@ -99,14 +96,18 @@ def fedamp(
         median squared distance of the round, and alpha in units of sigma / (K - 1), with which no
         weight is negative up to alpha = 1 whatever the models: the distances of networks differ by
         orders of magnitude, and a sigma that does not fit them stops all collaboration.
-      guard: what becomes of a larger alpha, see `attention`.
+      guard: what becomes of an alpha that makes weights negative, see `attention`.
       prox: "coupled", lambda / alpha_k as in the paper; "decoupled", lambda itself.
       start: local training starts from "received" (u_i) or from the client's "own" model (w_i).
         The paper leaves it open; where the pull is weak it decides whether clients collaborate.
       initialisation: "shared", or "independent" as in Algorithm 1.
       history: record the weights of every round, `collaboration` [K, K].
-    Presets of them: "relative" (default: shared, decoupled), and "flgo", the values of that public
-    code (sigma 25, alpha 1e4, a tenth every 30 rounds, coupled, independent).
+    Presets of them, and of the numbers:
+      "relative" (default): sigma 0.2 median distances, an alpha that the guard "rows" bounds, a
+        decoupled pull of 0.1, shared initialisation. Departs from Algorithm 1 in the last: the
+        average of networks that were drawn apart is no network, and learning starts late.
+      "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds) in
+        Algorithm 1 as it stands (absolute, coupled, independent), with the guard "step".
 
     Everybody takes part in the paper. With less participation the server mixes the models that it
     was sent last; models that were never trained count for nothing once others were.
@@ -122,7 +123,7 @@ def fedamp(
         heard = _heard(state.server.trained)
         sigma = hp["sigma"]
         if scale == "relative":
-            sigma = jnp.maximum(sigma * median_distance(distances, heard), 1e-12)
+            sigma = jnp.maximum(sigma * median_pair(distances, heard), 1e-12)
             alpha = alpha * sigma / (len(distances) - 1)
         return attention(distances, alpha, sigma, heard, guard=guard), alpha
 
@@ -141,6 +142,7 @@ def heurfedamp(
     training: LocalTraining,
     plan: Plan,
     *,
+    scale: str,
     initialisation: str,
     start: str,
     prox: str,
@@ -150,13 +152,17 @@ def heurfedamp(
     """FedAMP with weights by Eq. 8: xi_ii = self_weight (default: 1 / K), the rest shared out among
     the others by a softmax of sigma * cos(w_i, w_j), over all weights of the networks.
 
+    scale: "absolute" takes sigma as it is (25 in that public code); "relative" divides it by the
+      median of 1 - cos over pairs: the cosines of networks that started alike are all near 1.
     alpha only serves the proximal term here, where that is coupled. All else as `fedamp`.
     """
 
     def numbers(hp, state: State):
         similarity = cosines(stacked(state.clients.variables["params"]))
-        heard = _heard(state.server.trained)
-        weights = softmax_attention(similarity, hp["sigma"], hp["self_weight"], heard)
+        heard, sigma = _heard(state.server.trained), hp["sigma"]
+        if scale == "relative":
+            sigma = sigma / jnp.maximum(median_pair(1 - similarity, heard), 1e-6)
+        weights = softmax_attention(similarity, sigma, hp["self_weight"], heard)
         return weights, _decayed(hp, state.round)
 
     return _attentive(
@@ -279,7 +285,8 @@ def fedamp_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[s
 def heurfedamp_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
     """The preset's numbers with a sigma for cosines, and a self-weight of 1 / num_clients."""
     numbers = fedamp_hyper_parameters(options, num_clients)
-    return {**numbers, "sigma": _HEURISTIC_SIGMA, "self_weight": 1 / num_clients}
+    sigma = _HEURISTIC_SIGMA[options["preset"]]
+    return {**numbers, "sigma": sigma, "self_weight": 1 / num_clients}
 
 
 def check_fedamp_hp(hp: dict[str, float]) -> None:

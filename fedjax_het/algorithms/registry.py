@@ -160,7 +160,7 @@ ALGORITHMS: dict[str, Entry] = {
     "separate": Entry(
         separate,
         "every client trains alone",
-        options={"initialisation": "independent"},
+        options={"initialisation": "shared"},
         check=check_separate,
         protocol="fedamp",
         scored=("client",),

@@ -30,9 +30,7 @@ class OwnModel(NamedTuple):
     optimizer: Tree
 
 
-def separate(
-    training: LocalTraining, plan: Plan, *, initialisation: str = "independent"
-) -> Algorithm:
+def separate(training: LocalTraining, plan: Plan, *, initialisation: str = "shared") -> Algorithm:
     """Every client trains on its own data alone, `local_epochs` each round it takes part in.
 
     initialisation: "independent" draws every client's weights, "shared" is one draw for all. The
