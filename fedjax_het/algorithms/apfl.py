@@ -63,14 +63,6 @@ def apfl(
     w's, and those that v_k met in the mixture. Traffic: FedAvg's. State: one model per client.
     Cost: two gradients a step; "outputs" has one forward pass more.
     """
-    check_apfl(
-        {
-            "preset": preset or "paper",
-            "mixing": mixing,
-            "adaptive": adaptive,
-            "alpha_update": alpha_update,
-        }
-    )
     task = training.task
 
     def step_own(hp, broadcast, local, moved, batch, client, key):
