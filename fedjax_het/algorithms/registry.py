@@ -4,8 +4,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from fedjax_het.algorithms.apfl import (
+    APFL_HP,
+    APFL_OPTIONS,
+    apfl,
+    check_apfl,
+    check_apfl_hp,
+    fill_apfl,
+)
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.condensing import fill_condensing
+from fedjax_het.algorithms.ditto import ditto
 from fedjax_het.algorithms.dynafed import (
     DYNAFED_OPTIONS,
     check_dynafed,
@@ -44,6 +53,20 @@ from fedjax_het.algorithms.fine_tuning import (
     FINE_TUNING_OPTIONS,
     check_fine_tuning,
     fine_tuned,
+)
+from fedjax_het.algorithms.per_fedavg import (
+    PER_FEDAVG_OPTIONS,
+    check_per_fedavg,
+    check_per_fedavg_hp,
+    per_fedavg,
+    per_fedavg_hyper_parameters,
+)
+from fedjax_het.algorithms.pfedme import (
+    PFEDME_HP,
+    PFEDME_OPTIONS,
+    check_pfedme,
+    check_pfedme_hp,
+    pfedme,
 )
 from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.algorithms.separate import check_separate, separate
@@ -185,5 +208,43 @@ ALGORITHMS: dict[str, Entry] = {
         scored=("client", "received"),
         global_model=False,
         min_clients=2,
+    ),
+    "apfl": Entry(
+        apfl,
+        "each client mixes a model of its own with the global one (Deng et al., 2020)",
+        hp=APFL_HP,
+        options=APFL_OPTIONS,
+        check=check_apfl,
+        check_hp=check_apfl_hp,
+        fill=fill_apfl,
+        protocol="fedamp",
+        scored=("personal",),
+    ),
+    "ditto": Entry(
+        ditto,
+        "FedAvg, and a model of each client's own that is pulled to it (Li et al., 2021)",
+        hp={"ditto_lambda": 1.0},
+        protocol="fedamp",
+        scored=("personal",),
+    ),
+    "pfedme": Entry(
+        pfedme,
+        "clients' models are proximal points of the global one (Dinh et al., 2020)",
+        hp=PFEDME_HP,
+        options=PFEDME_OPTIONS,
+        check=check_pfedme,
+        check_hp=check_pfedme_hp,
+        protocol="fedamp",
+        scored=("personal",),
+    ),
+    "per_fedavg": Entry(
+        per_fedavg,
+        "FedAvg of the loss after one step at each client (Fallah et al., 2020)",
+        hp=per_fedavg_hyper_parameters,
+        options=PER_FEDAVG_OPTIONS,
+        check=check_per_fedavg,
+        check_hp=check_per_fedavg_hp,
+        protocol="fedamp",
+        scored=("tuned",),
     ),
 }

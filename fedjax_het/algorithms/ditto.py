@@ -1,0 +1,40 @@
+"""Ditto (Li et al., ICML 2021, arXiv:2012.04221)."""
+
+import jax
+
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.beside import federated_beside
+from fedjax_het.engine.local import LocalTraining, training_step
+from fedjax_het.engine.plan import Plan
+
+
+def ditto(training: LocalTraining, plan: Plan) -> Algorithm:
+    """Algorithm 1: besides FedAvg's model, client k minimises F_k(v) + (ditto_lambda / 2)
+    ||v - w||^2 over a model v_k of its own, w the global model that it received:
+
+        v_k <- v_k - local_lr (grad f(v_k; minibatch) + ditto_lambda (v_k - w)).
+
+    Both models see the same minibatches, as in the public code (litian96/ditto), so v_k has as many
+    local epochs as w. ditto_lambda = 0 is Separate from a shared start; a large one keeps v_k at w
+    (plain steps need local_lr * ditto_lambda < 2). Default 1, that of the public code's run
+    scripts, whose --lam is otherwise 0; the choice of lambda by validation data is left out. The
+    pull is added to the gradient, so an adaptive optimiser rescales both.
+
+    Scored: v_k. Traffic: FedAvg's. State: one model per client. Cost: two gradients a step.
+    """
+
+    def pull(hp, gradient, own, broadcast, batch, client):
+        pulled = jax.tree.map(
+            lambda g, v, w: g + hp["ditto_lambda"] * (v - w),
+            gradient,
+            own.variables["params"],
+            broadcast.variables["params"],
+        )
+        return pulled, ()
+
+    step = training_step(training, pull)
+
+    def step_own(hp, broadcast, local, moved, batch, client, key):
+        return step(hp, broadcast, local.memory, batch, client, key)
+
+    return federated_beside(training, plan, step_own)

@@ -1,0 +1,95 @@
+"""pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm, federated
+from fedjax_het.engine.lanes import ClientMethod, client_row
+from fedjax_het.engine.local import LocalTraining, descend, local_sgd
+from fedjax_het.engine.plan import Plan
+from fedjax_het.errors import is_whole, require
+
+Tree = Any
+
+PFEDME_OPTIONS = {"inner_steps": 5}
+PFEDME_HP = {"pfedme_lambda": 15.0, "personal_lr": 0.09}
+
+
+class PFedMeClient(NamedTuple):
+    """What a client keeps: its personal model theta_k and its optimiser's state, if kept."""
+
+    personal: Tree
+    optimizer: Tree
+
+
+def pfedme(training: LocalTraining, plan: Plan, *, inner_steps: int) -> Algorithm:
+    """Algorithm 1: the clients minimise the Moreau envelopes of their losses. Every local step
+    approaches the proximal point theta_k of w_k on one minibatch, and moves w_k towards it:
+
+        theta_k <- theta_k - personal_lr (grad f(theta_k) + lambda (theta_k - w_k)), inner_steps
+        times, then w_k <- w_k - local_lr lambda (w_k - theta_k),
+
+    lambda (w_k - theta_k) being the envelope's gradient, which the local optimiser takes. The
+    server does w <- (1 - beta) w + beta mean(w_k), beta = `server_lr`. In a round theta_k starts at
+    the model received and goes on from step to step, as in the public code (CharlieDinh/pFedMe),
+    whose defaults these are: `pfedme_lambda` 15, inner_steps 5, `personal_lr` 0.09, beta 1;
+    local_lr is 0.005 and a round 20 minibatches there. Plain steps need personal_lr * lambda < 2.
+
+    Differences from that code: it also decays theta_k by 0.001 in later versions, lets all clients
+    train though it averages a sample of them, and copies w_k over theta_k before it scores that.
+    Batch-norm statistics are theta_k's, also for w_k, with which no minibatch is run.
+
+    Scored: theta_k of the client's last round. The loss reported is that of theta_k when it meets
+    a minibatch. Traffic: FedAvg's. State: one model per client. Cost: inner_steps gradients a step.
+    """
+    check_pfedme({"inner_steps": inner_steps})
+    base = local_sgd(training)
+
+    def init(hp, variables):
+        return PFedMeClient(variables, base.init(hp, variables))
+
+    def begin(hp, broadcast, state, client):
+        local = base.begin(hp, broadcast, state.optimizer, client)
+        return local._replace(memory=broadcast.variables)
+
+    def step(hp, broadcast, local, batch, client, key):
+        w, strength = local.variables["params"], hp["pfedme_lambda"]
+
+        def approach(personal, i):
+            inner_key = jax.random.fold_in(key, i)
+            loss, gradient, seen = training.task.loss_and_gradient(personal, batch, inner_key)
+            params = jax.tree.map(
+                lambda p, g, w: p - hp["personal_lr"] * (g + strength * (p - w)),
+                personal["params"],
+                gradient,
+                w,
+            )
+            return {**seen, "params": params}, loss
+
+        personal, losses = jax.lax.scan(approach, local.memory, jnp.arange(inner_steps))
+        gradient = jax.tree.map(lambda w, p: strength * (w - p), w, personal["params"])
+        variables = {**personal, "params": w}
+        variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
+        return local._replace(variables=variables, optimizer=optimizer, memory=personal), losses[0]
+
+    def end(hp, broadcast, local, state, client):
+        upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
+        return upload, PFedMeClient(local.memory, optimizer), output
+
+    return federated(training, plan, ClientMethod(init, begin, step, end))._replace(
+        personal=lambda hp, state, k: client_row(state.clients.personal, k)
+    )
+
+
+def check_pfedme(options: dict[str, Any]) -> None:
+    """Raise ConfigError unless there is at least one inner step."""
+    steps = options["inner_steps"]
+    require(is_whole(steps, 1), "inner_steps", steps, "a whole number >= 1")
+
+
+def check_pfedme_hp(hp: dict[str, float]) -> None:
+    """Raise ConfigError for a lambda or a personal_lr with which nothing would move."""
+    for name in ("pfedme_lambda", "personal_lr"):
+        require(hp[name] > 0, f"hp {name}", hp[name], "a number > 0")

@@ -1,0 +1,544 @@
+"""APFL, Ditto, pFedMe and Per-FedAvg against float64 oracles, limits and finite differences."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close
+from problems import SIZES, blobs, linear_model, small, softmax_gradient
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms.apfl import apfl
+from fedjax_het.algorithms.ditto import ditto
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.per_fedavg import per_fedavg
+from fedjax_het.algorithms.pfedme import pfedme
+from fedjax_het.algorithms.separate import separate
+from fedjax_het.engine.lanes import Batch, for_each_client
+from fedjax_het.engine.local import Broadcast
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.errors import ConfigError
+from fedjax_het.nn import Model
+from fedjax_het.spec import RunSpec
+
+LR = 0.2
+FIXED = partial(apfl, mixing="weights", adaptive=False)
+
+
+def personal(federation, state):
+    """Every client's model that is scored, in order."""
+    variables = partial(federation.algorithm.personal, federation.hp, state)
+    return [jax.tree.map(np.asarray, variables(k)) for k in range(federation.num_clients)]
+
+
+# --- a network with a hidden layer, in JAX and in NumPy ------------------------------------
+
+HIDDEN = 3
+
+
+def curved_model(*, centred=False) -> Model:
+    """Logits that are no linear function of the weights: mixing them is not mixing those.
+
+    centred: the hidden layer's inputs have the minibatch's mean taken off, or the running one's
+    that is kept for use, as in batch norm.
+    """
+    linear = linear_model()
+
+    def init(key):
+        shapes = {"first": (4, HIDDEN), "second": (HIDDEN, 3)}
+        keys = dict(zip(shapes, jax.random.split(key), strict=True))
+        params = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
+        return {"params": params, "state": {"mean": jnp.zeros(HIDDEN)} if centred else {}}
+
+    def apply(variables, x, *, train, key=None):
+        params, state = variables["params"], variables["state"]
+        hidden = x.reshape(x.shape[0], -1) @ params["first"]
+        if centred:
+            mean = hidden.mean(0) if train else state["mean"]
+            hidden = hidden - mean
+            state = {"mean": 0.9 * state["mean"] + 0.1 * mean} if train else state
+        return jnp.tanh(hidden) @ params["second"], state
+
+    return linear._replace(name="curved", init=init, apply=apply, embed=None)
+
+
+def flat(params):
+    """A model's weights as one float64 vector."""
+    return np.concatenate([np.asarray(params[name], np.float64).ravel() for name in sorted(params)])
+
+
+def logits_of(vector, x):
+    """Of softmax regression (b, w) or of `curved_model` (first, second), by the vector's length."""
+    if len(vector) == 15:
+        return x @ vector[3:].reshape(4, 3) + vector[:3]
+    first, second = vector[: 4 * HIDDEN].reshape(4, HIDDEN), vector[4 * HIDDEN :]
+    return np.tanh(x @ first) @ second.reshape(HIDDEN, 3)
+
+
+def cross_entropy(logits, y):
+    top = logits.max(1, keepdims=True)
+    log_sum = np.log(np.exp(logits - top).sum(1)) + top[:, 0]
+    return np.mean(log_sum - logits[np.arange(len(y)), y])
+
+
+def slope(function, point, step=1e-5):
+    """Gradient by central differences."""
+    steps = step * np.eye(len(point))
+    return np.array([(function(point + s) - function(point - s)) / (2 * step) for s in steps])
+
+
+IMAGES, LABELS = blobs()
+X = IMAGES.reshape(len(IMAGES), -1).astype(np.float64)
+
+
+def gradient(vector, use):
+    if len(vector) == 15:
+        weights = vector[3:].reshape(4, 3)
+        dw, db = softmax_gradient(weights, vector[:3], X[use], LABELS[use])
+        return np.concatenate([db, dw.ravel()])
+    return slope(lambda v: cross_entropy(logits_of(v, X[use]), LABELS[use]), vector)
+
+
+def minibatches(federation, r, k):
+    batches, sizes = federation.scheduler.client_batches(r, k)
+    return [batch[:size] for batch, size in zip(batches, sizes, strict=True)]
+
+
+def oracle(federation, start, client, own, *, server_lr=1.0, rounds=3):
+    """-> (global model, clients' own states) after `rounds` of `client(minibatches, w, own)`."""
+    server = flat(federation.algorithm.global_model(start)["params"])
+    own = [own(server) for _ in SIZES]
+    for r in range(rounds):
+        drawn = [k for k in federation.scheduler.participants(r) if SIZES[k]]
+        change = 0
+        for k in drawn:
+            moved, own[k] = client(minibatches(federation, r, k), server, own[k])
+            change = change + (moved - server) / len(drawn)
+        server = server + server_lr * change
+    return server, own
+
+
+def check(federation, client, own, scored, *, server_lr=1.0, atol=3e-6):
+    """The global model and every client's equal the oracle's; -> (state, own states)."""
+    start = federation.start()
+    state, _ = federation.run(3, start)
+    server, own = oracle(federation, start, client, own, server_lr=server_lr)
+    found = flat(federation.algorithm.global_model(state)["params"])
+    np.testing.assert_allclose(found, server, atol=atol)
+    if scored is not None:
+        for k, variables in enumerate(personal(federation, state)):
+            found = flat(variables["params"])
+            np.testing.assert_allclose(found, scored(own[k], server), atol=atol)
+    return state, own
+
+
+SETTINGS = {"participation": 0.7, "epochs": 2}
+
+# --- the rules of every method -------------------------------------------------------------
+
+
+UPDATES = {"step": (True, "step"), "round": (True, "round"), "fixed": (False, "step")}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("model", [linear_model, curved_model])
+def test_apfl_with_mixed_weights(model, update):
+    adaptive, when = UPDATES[update]
+
+    def client(batches, server, own):
+        w, (v, alpha) = server, own
+        for number, use in enumerate(batches):
+            at_mixture = gradient(alpha * v + (1 - alpha) * w, use)
+            moved = v - LR * alpha * at_mixture
+            if adaptive and (when == "step" or number == 0):
+                alpha = np.clip(alpha - LR * (v - w) @ at_mixture, 0, 1)
+            w, v = w - LR * gradient(w, use), moved
+        return w, (v, alpha)
+
+    build = partial(apfl, mixing="weights", adaptive=adaptive, alpha_update=when)
+    hp = {"local_lr": LR, "apfl_alpha": 0.4}
+    federation = small(build, hp=hp, model=model(), **SETTINGS)
+    state, own = check(
+        federation,
+        client,
+        lambda server: (server, 0.4),
+        lambda own, server: own[1] * own[0] + (1 - own[1]) * server,
+    )
+    alphas = federation.algorithm.artifacts(state)["apfl_alpha"]
+    np.testing.assert_allclose(alphas, [alpha for _, alpha in own], atol=3e-6)
+    assert (np.ptp(alphas) > 1e-3) == adaptive
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_apfl_with_mixed_outputs(update):
+    adaptive, when = UPDATES[update]
+
+    def client(batches, server, own):
+        w, (v, alpha) = server, own
+        for number, use in enumerate(batches):
+            w = w - LR * gradient(w, use)
+            x, y = X[use], LABELS[use]
+
+            def loss(both, w=w, x=x, y=y):
+                mixed = both[-1] * logits_of(both[:-1], x) + (1 - both[-1]) * logits_of(w, x)
+                return cross_entropy(mixed, y)
+
+            slopes = slope(loss, np.append(v, alpha))
+            v = v - LR * slopes[:-1]
+            if adaptive and (when == "step" or number == 0):
+                alpha = np.clip(alpha - LR * slopes[-1], 0, 1)
+        return w, (v, alpha)
+
+    build = partial(apfl, mixing="outputs", adaptive=adaptive, alpha_update=when)
+    hp = {"local_lr": LR, "apfl_alpha": 0.4}
+    federation = small(build, hp=hp, model=curved_model(), **SETTINGS)
+    state, own = check(federation, client, lambda server: (server, 0.4), None)
+    server = flat(federation.algorithm.global_model(state)["params"])
+    network = federation.algorithm.personal_model
+    for variables, (v, alpha) in zip(personal(federation, state), own, strict=True):
+        found, _ = network.apply(variables, jnp.asarray(IMAGES), train=False)
+        expected = alpha * logits_of(v, X) + (1 - alpha) * logits_of(server, X)
+        np.testing.assert_allclose(found, expected, atol=3e-5)
+    fresh = network.init(jax.random.key(0))
+    assert jax.tree.structure(fresh) == jax.tree.structure(variables)
+
+
+def test_ditto():
+    strength = 0.7
+
+    def client(batches, server, v):
+        w = server
+        for use in batches:
+            w = w - LR * gradient(w, use)
+            v = v - LR * (gradient(v, use) + strength * (v - server))
+        return w, v
+
+    federation = small(ditto, hp={"local_lr": LR, "ditto_lambda": strength}, **SETTINGS)
+    check(federation, client, lambda server: server, lambda v, server: v)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.6])
+def test_pfedme(beta):
+    strength, rate = 3.0, 0.15
+
+    def client(batches, server, own):
+        w = personal = server
+        for use in batches:
+            for _ in range(4):
+                towards = gradient(personal, use) + strength * (personal - w)
+                personal = personal - rate * towards
+            w = w - LR * strength * (w - personal)
+        return w, personal
+
+    hp = {"local_lr": LR, "pfedme_lambda": strength, "personal_lr": rate, "server_lr": beta}
+    federation = small(partial(pfedme, inner_steps=4), hp=hp, **SETTINGS)
+    check(
+        federation, client, lambda server: server, lambda personal, server: personal, server_lr=beta
+    )
+
+
+@pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
+def test_per_fedavg(order):
+    inner, delta = 0.5, 0.8  # a difference so long that it is not the derivative
+
+    def client(batches, server, own):
+        w = server
+        for first, second in zip(batches[::2], batches[1::2], strict=False):
+            meta = gradient(w - inner * gradient(w, first), second)
+            if order != "first":
+                d = delta if order == "hessian_free" else 1e-5
+                curved = gradient(w + d * meta, second) - gradient(w - d * meta, second)
+                meta = meta - inner * curved / (2 * d)
+            w = w - LR * meta
+        return w, own
+
+    hp = {"local_lr": LR, "inner_lr": inner, "hf_delta": delta}
+    federation = small(partial(per_fedavg, order=order), hp=hp, participation=0.7, epochs=3)
+    assert any(len(minibatches(federation, 0, k)) % 2 for k, n in enumerate(SIZES) if n)
+    check(federation, client, lambda server: server, None)
+
+
+# --- limits --------------------------------------------------------------------------------
+
+
+PROBLEMS = {
+    "sgd": {"participation": 0.7},
+    "momentum": {"optimizer": "momentum", "keep": True, "participation": 0.7},
+    "statistics": {"model": curved_model(centred=True)},
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_apfl_at_its_ends_is_fedavg_and_separate(problem):
+    settings = {"epochs": 2, **PROBLEMS[problem]}
+    hp = {"local_lr": 0.1, "local_momentum": 0.9}
+    average = small(fedavg, hp=hp, **settings)
+    together, info = average.run(3)
+    alone = small(partial(separate, initialisation="shared"), hp=hp, **settings)
+    apart, info_apart = alone.run(3)
+    for alpha, expected, loss in (
+        (0.0, [together.server.variables] * average.num_clients, info.train_loss),
+        (1.0, personal(alone, apart), info_apart.train_loss),
+    ):
+        federation = small(FIXED, hp={**hp, "apfl_alpha": alpha}, **settings)
+        state, found_info = federation.run(3)
+        found = personal(federation, state)
+        assert_trees_all_close(found, list(expected), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(found_info.train_loss, loss, rtol=1e-6)
+        assert_trees_all_close(
+            state.server.variables, together.server.variables, rtol=1e-6, atol=1e-7
+        )
+    gap = personal(alone, apart)[0]["params"], together.server.variables["params"]
+    assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, gap), strict=True)) > 0.01
+
+
+@pytest.mark.parametrize("model", [linear_model, curved_model])
+def test_outputs_and_weights_are_mixed_alike_only_by_a_linear_model(model):
+    # Without steps, so that only the mixing can differ.
+    settings = {"hp": {"local_lr": 0.0, "apfl_alpha": 0.3}, "model": model()}
+    logits = {}
+    for mixing in ("weights", "outputs"):
+        federation = small(partial(apfl, mixing=mixing, adaptive=False), **settings)
+        start = federation.start()
+        other = federation.start(seed=1).clients.own.variables
+        own = start.clients.own._replace(variables=other)
+        state = start._replace(clients=start.clients._replace(own=own))
+        network = federation.algorithm.personal_model or federation.task.model
+        variables = federation.algorithm.personal(federation.hp, state, 2)
+        logits[mixing] = network.apply(variables, jnp.asarray(IMAGES), train=False)[0]
+    gap = np.abs(logits["weights"] - logits["outputs"]).max()
+    assert gap < 1e-5 if model is linear_model else gap > 0.1
+
+
+@pytest.mark.parametrize("own_is_better", [True, False])
+def test_apfls_alpha_moves_to_the_better_model(own_is_better):
+    settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
+    trained, _ = small(fedavg, hp={"local_lr": 0.5}, **settings).run(20)
+    good = trained.server.variables
+    bad = jax.tree.map(lambda a: -a, good)
+    for lr, away in ((0.01, 0.001), (100.0, 0.5)):  # a small step, and one that is clipped
+        build = partial(apfl, mixing="weights", adaptive=True)
+        federation = small(build, hp={"local_lr": lr, "apfl_alpha": 0.5}, **settings)
+        start = federation.start()
+        v, w = (good, bad) if own_is_better else (bad, good)
+        own = start.clients.own._replace(variables=for_each_client(v, 1))
+        state = start._replace(clients=start.clients._replace(own=own))
+        state, _ = federation.run(1, federation.algorithm.with_global_model(state, w))
+        moved = float(state.clients.own.memory[0]) - 0.5
+        assert (moved if own_is_better else -moved) >= away and abs(moved) <= 0.5
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_ditto_without_a_pull_is_separate_and_its_global_model_fedavgs(problem):
+    settings = {"epochs": 2, **PROBLEMS[problem]}
+    hp = {"local_lr": 0.1, "local_momentum": 0.9}
+    federation = small(ditto, hp={**hp, "ditto_lambda": 0.0}, **settings)
+    state, info = federation.run(3)
+    alone = small(partial(separate, initialisation="shared"), hp=hp, **settings)
+    apart, info_apart = alone.run(3)
+    together, _ = small(fedavg, hp=hp, **settings).run(3)
+    close = partial(assert_trees_all_close, rtol=1e-6, atol=1e-7)
+    close(personal(federation, state), personal(alone, apart))
+    close(state.server.variables, together.server.variables)
+    np.testing.assert_allclose(info.train_loss, info_apart.train_loss, rtol=1e-6)
+
+
+def test_ditto_with_a_strong_pull_stays_with_the_global_model():
+    gaps = {}
+    for strength in (0.0, 10.0, 100.0):
+        hp = {"local_lr": 0.01, "ditto_lambda": strength}
+        federation = small(ditto, hp=hp, epochs=5)
+        before, _ = federation.run(2)
+        state, _ = federation.run(1, before)
+        received = flat(federation.model(before))
+        models = [flat(v["params"]) for k, v in enumerate(personal(federation, state)) if SIZES[k]]
+        gaps[strength] = max(np.linalg.norm(model - received) for model in models)
+    assert gaps[0.0] > 2 * gaps[10.0] > 10 * gaps[100.0] > 0, gaps
+
+
+def test_pfedmes_personal_model_is_the_proximal_point():
+    strength, lr = 4.0, 0.1
+    settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
+    hp = {"local_lr": lr, "pfedme_lambda": strength, "personal_lr": 0.15}
+    federation = small(partial(pfedme, inner_steps=200), hp=hp, **settings)
+    start = federation.start()
+    state, info = federation.run(1, start)
+    w = flat(federation.model(start))
+    theta = flat(personal(federation, state)[0]["params"])
+    pull = strength * (w - theta)
+    np.testing.assert_allclose(gradient(theta, np.arange(8)), pull, atol=2e-6)
+    np.testing.assert_allclose(flat(federation.model(state)), w - lr * pull, atol=1e-6)
+    # The envelope's gradient is that of its value, min f(theta) + lambda / 2 ||theta - w||^2.
+    loss = cross_entropy(logits_of(w, X[:8]), LABELS[:8])
+    np.testing.assert_allclose(info.train_loss, loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
+def test_per_fedavg_without_an_inner_step_is_fedavg_on_every_second_minibatch(order):
+    hp = {"local_lr": LR, "inner_lr": 0.0, "hf_delta": 1e-3}
+    federation = small(partial(per_fedavg, order=order), hp=hp, epochs=3)
+
+    def client(batches, server, own):
+        for use in batches[1::2]:
+            server = server - LR * gradient(server, use)
+        return server, own
+
+    check(federation, client, lambda server: server, None)
+
+
+def meta_gradient(order, hp, model=None):
+    """-> (weights, the step that one client with one minibatch, seen twice, takes from them)."""
+    settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8]), "epochs": 2}
+    hp = {"local_lr": 1.0, **hp}
+    federation = small(partial(per_fedavg, order=order), hp=hp, model=model, **settings)
+    start = federation.start()
+    state, _ = federation.run(1, start)
+    before, after = (flat(federation.algorithm.global_model(s)["params"]) for s in (start, state))
+    return before, before - after
+
+
+@pytest.mark.parametrize("model", [linear_model, curved_model])
+def test_exact_per_fedavg_descends_the_meta_objective(model):
+    inner, use = 0.7, np.arange(8)
+
+    def objective(w):
+        ahead = w - inner * gradient(w, use)
+        return cross_entropy(logits_of(ahead, X[use]), LABELS[use])
+
+    w, exact = meta_gradient("exact", {"inner_lr": inner}, model())
+    expected = slope(objective, w, 1e-3)  # long, as the curved model's gradient is a difference
+    np.testing.assert_allclose(exact, expected, atol=2e-5)
+    _, first = meta_gradient("first", {"inner_lr": inner}, model())
+    scale = np.linalg.norm(expected)
+    assert np.linalg.norm(first - expected) > 0.05 * scale
+    gaps = [
+        np.linalg.norm(
+            meta_gradient("hessian_free", {"inner_lr": inner, "hf_delta": d}, model())[1] - expected
+        )
+        for d in (1.0, 0.03)
+    ]
+    assert gaps[1] < 1e-3 * scale and gaps[1] < 0.2 * gaps[0], (gaps, scale)
+
+
+def test_per_fedavg_is_scored_after_one_step_on_one_minibatch():
+    inner = 0.5
+    hp = {"local_lr": LR, "inner_lr": inner}
+    federation = small(partial(per_fedavg, order="first"), hp=hp, epochs=2)
+    state, _ = federation.run(2)
+    tuning = federation.algorithm.tuning
+    assert (tuning.epochs, tuning.steps) == (1, 1)
+    variables, use = federation.algorithm.global_model(state), np.arange(3)
+    batch = Batch(jnp.asarray(IMAGES[:4]), jnp.asarray(LABELS[:4]), jnp.arange(4) < 3, 0)
+    received, client = Broadcast(variables), tuning.client
+    local = client.begin(federation.hp, received, client.init(federation.hp, variables), None)
+    local, _ = client.step(federation.hp, received, local, batch, None, jax.random.key(0))
+    _, copy, _ = client.end(federation.hp, received, local, None, None)
+    w = flat(variables["params"])
+    np.testing.assert_allclose(flat(copy["params"]), w - inner * gradient(w, use), atol=1e-6)
+
+
+# --- every one of them ---------------------------------------------------------------------
+
+CHOICES = {
+    "apfl": {"mixing": "outputs", "adaptive": True, "alpha_update": "step"},
+    "ditto": {},
+    "pfedme": {"inner_steps": 2},
+    "per_fedavg": {"order": "exact"},
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_lanes_and_devices_change_nothing_with_kept_optimisers_and_statistics(name):
+    entry = ALGORITHMS[name]
+    options = {**entry.options, **CHOICES[name]}
+    hp = {**entry.hyper_parameters("momentum", options, len(SIZES)), "local_lr": 0.02}
+    settings = {
+        "hp": hp,
+        "optimizer": "momentum",
+        "keep": True,
+        "model": curved_model(centred=True),
+    }
+    settings |= SETTINGS
+    build = partial(entry.build, **options)
+    reference, info = small(build, **settings).run(3)
+    plan = make_plan(2, 2)
+    federation = small(build, plan=plan, **settings)
+    start = federation.start()
+    state, other = federation.run(3, plan.put(start))
+    assert_trees_all_close((state, other), (reference, info), rtol=1e-4, atol=1e-5)
+    moved = np.abs(
+        state.server.variables["state"]["mean"] - start.server.variables["state"]["mean"]
+    )
+    assert moved.min() > 1e-3
+
+
+def test_pfedme_and_per_fedavg_take_the_statistics_of_the_minibatches_that_count():
+    # With steps of no length every minibatch that counts moves the statistics alike.
+    settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
+    hp = {"local_lr": 0.0, "inner_lr": 0.0, "pfedme_lambda": 1.0, "personal_lr": 0.0}
+
+    def mean(build, epochs):
+        model = curved_model(centred=True)
+        state, _ = small(build, hp=hp, epochs=epochs, model=model, **settings).run(1)
+        return state.server.variables["state"]["mean"]
+
+    first = partial(per_fedavg, order="first")
+    np.testing.assert_allclose(mean(first, 3), mean(fedavg, 2), rtol=1e-5)
+    np.testing.assert_allclose(mean(partial(pfedme, inner_steps=3), 1), mean(fedavg, 3), rtol=1e-5)
+
+
+# --- bad input and presets -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "message"),
+    [
+        ("apfl", {"hp": {"apfl_alpha": 1.5}}, "apfl_alpha = 1.5"),
+        ("apfl", {"hp": {"apfl_alpha": -0.1}}, "apfl_alpha = -0.1"),
+        ("apfl", {"options": {"mixing": "output"}}, "mixing = 'output'.*did you mean 'outputs'"),
+        ("apfl", {"options": {"adaptive": "no"}}, "adaptive = 'no'"),
+        ("apfl", {"options": {"alpha_update": "epoch"}}, "alpha_update = 'epoch'"),
+        ("apfl", {"options": {"preset": "torch"}}, "preset = 'torch'"),
+        ("ditto", {"hp": {"ditto_lambda": -1.0}}, "ditto_lambda = -1.0"),
+        ("pfedme", {"options": {"inner_steps": 0}}, "inner_steps = 0"),
+        ("pfedme", {"options": {"inner_steps": 2.5}}, "inner_steps = 2.5"),
+        ("pfedme", {"hp": {"pfedme_lambda": 0.0}}, "pfedme_lambda = 0.0"),
+        ("per_fedavg", {"options": {"order": "second"}}, "order = 'second'"),
+        ("per_fedavg", {"hp": {"hf_delta": 0.1}}, "hf_delta"),  # not read by order "first"
+        (
+            "per_fedavg",
+            {"options": {"order": "hessian_free"}, "hp": {"hf_delta": 0.0}},
+            "hf_delta = 0.0",
+        ),
+    ],
+)
+def test_bad_input(algorithm, given, message):
+    with pytest.raises(ConfigError, match=message):
+        RunSpec(algorithm=algorithm, **given).resolved()
+
+
+def test_apfls_presets():
+    chosen = {
+        preset: RunSpec(algorithm="apfl", options={"preset": preset}).resolved()
+        for preset in ("paper", "fedtorch")
+    }
+    assert RunSpec(algorithm="apfl").resolved() == chosen["paper"]
+    names = ("mixing", "adaptive", "alpha_update")
+    for preset, values in (
+        ("paper", ("weights", True, "step")),
+        ("fedtorch", ("outputs", False, "round")),
+    ):
+        assert tuple(chosen[preset].options[name] for name in names) == values
+        assert chosen[preset].hp["apfl_alpha"] == 0.5
+    mixed = RunSpec(algorithm="apfl", options={"preset": "fedtorch", "adaptive": True}).resolved()
+    assert mixed.options["adaptive"] is True and mixed.options["mixing"] == "outputs"
+
+
+def test_differences_are_a_number_of_their_order_only():
+    specs = [
+        RunSpec(algorithm="per_fedavg", options={"order": order}).resolved()
+        for order in ("first", "hessian_free")
+    ]
+    assert ["hf_delta" in spec.hp for spec in specs] == [False, True]
