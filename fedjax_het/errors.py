@@ -27,9 +27,11 @@ def require_name(argument: str, value: str, valid: Iterable[str]) -> None:
     names = list(valid)
     if value in names:
         return
-    near = difflib.get_close_matches(str(value), names, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(str(value), map(str, names), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise ConfigError(f"{argument} = {value!r} is unknown: {hint}(valid: {', '.join(names)})")
+    raise ConfigError(
+        f"{argument} = {value!r} is unknown: {hint}(valid: {', '.join(map(str, names))})"
+    )
 
 
 def exit_status(work: Callable[[], int], *, name: str, stopped: str) -> int:

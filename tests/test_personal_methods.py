@@ -319,7 +319,7 @@ def test_apfls_alpha_moves_to_the_better_model(own_is_better):
     good = trained.server.variables
     bad = jax.tree.map(lambda a: -a, good)
     for lr, away in ((0.01, 0.001), (100.0, 0.5)):  # a small step, and one that is clipped
-        build = partial(apfl, mixing="weights", adaptive=True)
+        build = partial(apfl, mixing="weights", adaptive=True, alpha_update="step")
         federation = small(build, hp={"local_lr": lr, "apfl_alpha": 0.5}, **settings)
         start = federation.start()
         v, w = (good, bad) if own_is_better else (bad, good)
@@ -527,7 +527,7 @@ def test_apfls_presets():
     assert RunSpec(algorithm="apfl").resolved() == chosen["paper"]
     names = ("mixing", "adaptive", "alpha_update")
     for preset, values in (
-        ("paper", ("weights", True, "step")),
+        ("paper", ("weights", True, "round")),
         ("fedtorch", ("outputs", False, "round")),
     ):
         assert tuple(chosen[preset].options[name] for name in names) == values

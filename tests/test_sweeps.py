@@ -41,10 +41,11 @@ def assert_close(a, b):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_run_is_the_same_alone_and_in_any_company(name):
+    number = "server_lr" if ALGORITHMS[name].global_model else "local_lr"
     specs = [
         spec(name, seed=0),
         spec(name, seed=1, partition="dirichlet", alpha=0.5),
-        spec(name, seed=2, hp={"server_lr": 0.7}),
+        spec(name, seed=2, hp={number: 0.7}),
     ]
     together = make(specs, spread="runs").results
     for one, made in zip(specs, together, strict=True):

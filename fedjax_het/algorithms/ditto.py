@@ -1,10 +1,8 @@
 """Ditto (Li et al., ICML 2021, arXiv:2012.04221)."""
 
-import jax
-
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.beside import federated_beside
-from fedjax_het.engine.local import LocalTraining, training_step
+from fedjax_het.engine.local import LocalTraining, pulled, training_step
 from fedjax_het.engine.plan import Plan
 
 
@@ -24,13 +22,8 @@ def ditto(training: LocalTraining, plan: Plan) -> Algorithm:
     """
 
     def pull(hp, gradient, own, broadcast, batch, client):
-        pulled = jax.tree.map(
-            lambda g, v, w: g + hp["ditto_lambda"] * (v - w),
-            gradient,
-            own.variables["params"],
-            broadcast.variables["params"],
-        )
-        return pulled, ()
+        here, anchor = (part.variables["params"] for part in (own, broadcast))
+        return pulled(gradient, here, anchor, hp["ditto_lambda"]), ()
 
     step = training_step(training, pull)
 

@@ -27,7 +27,7 @@ from fedjax_het.algorithms.separate import (
     rms_change,
 )
 from fedjax_het.engine.lanes import ClientMethod, Cohort, client_row, train_cohort
-from fedjax_het.engine.local import LocalTraining, begin_training, training_step
+from fedjax_het.engine.local import LocalTraining, begin_training, pulled, training_step
 from fedjax_het.engine.plan import Plan
 from fedjax_het.errors import require, require_name
 
@@ -193,13 +193,8 @@ def _attentive(
         return begin_training(training, hp, first, state.optimizer, received["params"])
 
     def pull(hp, gradient, local, messages, batch, client):
-        pulled = jax.tree.map(
-            lambda g, w, u: g + messages.pull * (w - u),
-            gradient,
-            local.variables["params"],
-            local.memory,
-        )
-        return pulled, local.memory
+        here, received = local.variables["params"], local.memory
+        return pulled(gradient, here, received, messages.pull), received
 
     client = ClientMethod(
         own_model(training), begin, training_step(training, pull), keep_own(training)

@@ -1,9 +1,7 @@
 """FedProx (Li et al., MLSys 2020, arXiv:1812.06127)."""
 
-import jax
-
 from fedjax_het.algorithms.base import Algorithm, federated
-from fedjax_het.engine.local import LocalTraining, local_sgd
+from fedjax_het.engine.local import LocalTraining, local_sgd, pulled
 from fedjax_het.engine.plan import Plan
 
 
@@ -16,12 +14,7 @@ def fedprox(training: LocalTraining, plan: Plan) -> Algorithm:
     """
 
     def pull(hp, gradient, local, broadcast, batch, client):
-        pulled = jax.tree.map(
-            lambda g, w, anchor: g + hp["prox_mu"] * (w - anchor),
-            gradient,
-            local.variables["params"],
-            broadcast.variables["params"],
-        )
-        return pulled, ()
+        here, anchor = (part.variables["params"] for part in (local, broadcast))
+        return pulled(gradient, here, anchor, hp["prox_mu"]), ()
 
     return federated(training, plan, local_sgd(training, adjust=pull))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, federated
 from fedjax_het.engine.lanes import ClientMethod, client_row
-from fedjax_het.engine.local import LocalTraining, descend, local_sgd
+from fedjax_het.engine.local import LocalTraining, descend, local_sgd, pulled
 from fedjax_het.engine.plan import Plan
 from fedjax_het.errors import is_whole, require
 
@@ -60,12 +60,8 @@ def pfedme(training: LocalTraining, plan: Plan, *, inner_steps: int) -> Algorith
         def approach(personal, i):
             inner_key = jax.random.fold_in(key, i)
             loss, gradient, seen = training.task.loss_and_gradient(personal, batch, inner_key)
-            params = jax.tree.map(
-                lambda p, g, w: p - hp["personal_lr"] * (g + strength * (p - w)),
-                personal["params"],
-                gradient,
-                w,
-            )
+            slope = pulled(gradient, personal["params"], w, strength)
+            params = jax.tree.map(lambda p, g: p - hp["personal_lr"] * g, personal["params"], slope)
             return {**seen, "params": params}, loss
 
         personal, losses = jax.lax.scan(approach, local.memory, jnp.arange(inner_steps))

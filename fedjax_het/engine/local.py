@@ -99,6 +99,11 @@ def training_step(training: LocalTraining, adjust: Callable = no_adjustment) -> 
     return step
 
 
+def pulled(gradient: Tree, params: Tree, anchor: Tree, strength) -> Tree:
+    """The gradient of f + strength / 2 ||params - anchor||^2, given that of f."""
+    return jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
+
+
 def local_sgd(training: LocalTraining, *, adjust: Callable = no_adjustment) -> ClientMethod:
     """Plain local training: step along the gradient, send back the change of the variables.
 
