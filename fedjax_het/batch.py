@@ -480,7 +480,9 @@ class Batch:
             **environment(),
         }
         artifacts = {name: np.asarray(a) for name, a in self.algorithm.artifacts(state).items()}
-        return Result(spec, metrics, summary, artifacts, state, federation.partition)
+        return Result(
+            spec, metrics, summary, artifacts, state, federation.partition, federation.tests
+        )
 
 
 def resumable(folder: Path, spec: RunSpec) -> dict | None:

@@ -25,8 +25,9 @@ class Result:
     data set with domains also test_accuracy_<domain>, and test_accuracy_domains, their mean; where
     clients have tests of their own also client_accuracy `[rounds, K]` and mean_client_accuracy;
     and what a method records besides.
-    `artifacts` holds what a method leaves besides (arrays). `state` is the final federation and
-    `partition` how the data were split; neither is saved here.
+    `artifacts` holds what a method leaves besides (arrays). `state` is the final federation,
+    `partition` how the data were split and `tests` which test images each client has, if any; none
+    of them is saved here.
     """
 
     spec: RunSpec
@@ -35,6 +36,7 @@ class Result:
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
     state: Any = None
     partition: Partition | None = None
+    tests: Partition | None = None
 
     def digest(self) -> str:
         """The name of its files: settings, package version, device and precision, hashed."""

@@ -77,6 +77,8 @@ def simulate(
     if folder is not None and jax.process_index() == 0:
         result.save(folder)
         result.partition.save(folder / "partition.npz")
+        if result.tests is not None:
+            result.tests.save(folder / "client_tests.npz")
     return result
 
 

@@ -1,0 +1,173 @@
+"""Clients' own tests in whole runs: what is counted, on any number of lanes and devices."""
+
+import jax
+import numpy as np
+import pytest
+from problems import user_dataset
+
+from fedjax_het import ConfigError, RunSpec, evaluation, simulate
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data import Partition
+from fedjax_het.federation import prepare
+from fedjax_het.nn import make_model
+from fedjax_het.result import summarise
+
+DATA = user_dataset()
+DEVICES = sorted({1, len(jax.devices())})
+
+
+def spec(algorithm="fedavg", **more):
+    common = {
+        "dataset": "user",
+        "partition": "dirichlet",
+        "alpha": 0.5,
+        "model": "mlp",
+        "num_clients": 5,
+        "participation": 1.0,
+        "batch_size": 4,
+        "rounds": 3,
+        "protocol": "fedamp",
+        "local_epochs": 2,
+        "hp": {"local_lr": 0.3},
+    }
+    return RunSpec(algorithm, **{**common, **more})
+
+
+def counted(result, variables_of):
+    """[K] accuracies by a loop over clients, in NumPy."""
+    model = make_model("mlp", DATA.input_shape, DATA.num_classes)
+    images = (DATA.test_images - np.asarray(DATA.mean)) / np.asarray(DATA.std)
+    accuracies = np.full(result.tests.num_clients, np.nan)
+    for k in np.flatnonzero(result.tests.sizes):
+        mine = result.tests.client(k)
+        logits, _ = model.apply(variables_of(k), images[mine].astype(np.float32), train=False)
+        accuracies[k] = (np.asarray(logits).argmax(1) == DATA.test_labels[mine]).mean()
+    return accuracies
+
+
+@pytest.mark.parametrize("batch", [5, 250])
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_clients_models_are_counted_on_their_own_tests(lanes, devices, batch, monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH", batch)  # tests larger than a batch, and smaller
+    result = simulate(spec("separate"), dataset=DATA, lanes=lanes, devices=devices)
+    models = result.state.clients.variables
+    expected = counted(result, lambda k: jax.tree.map(lambda a: a[k], models))
+    np.testing.assert_allclose(result.metrics["client_accuracy"][-1], expected, rtol=1e-6)
+    assert len(set(expected[np.isfinite(expected)])) > 1
+    assert np.isnan(result.metrics["test_accuracy"]).all()
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_the_global_model_is_counted_on_clients_tests(devices):
+    result = simulate(spec("fedprox"), dataset=DATA, devices=devices)
+    expected = counted(result, lambda k: result.state.server.variables)
+    np.testing.assert_allclose(result.metrics["client_accuracy"][-1], expected, rtol=1e-6)
+    assert np.isfinite(result.metrics["test_accuracy"]).all()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
+def test_clients_models_after_local_training_can_be_scored(name):
+    result = simulate(spec(name, scored="client"), dataset=DATA)
+    kept = result.state.clients.variables
+    expected = counted(result, lambda k: jax.tree.map(lambda a: a[k], kept))
+    np.testing.assert_allclose(result.metrics["client_accuracy"][-1], expected, rtol=1e-6)
+    plain = simulate(spec(name, scored="global"), dataset=DATA)
+    np.testing.assert_allclose(
+        plain.metrics["test_accuracy"], result.metrics["test_accuracy"], rtol=1e-6
+    )
+    assert not np.array_equal(
+        plain.metrics["client_accuracy"], result.metrics["client_accuracy"], equal_nan=True
+    )
+
+
+def test_scaffold_is_scored_on_clients_models_in_fedamps_protocol():
+    assert spec("scaffold").resolved().scored_model == "client"
+    assert RunSpec("scaffold").resolved().scored_model == "global"
+    assert spec("fedavg").resolved().scored_model == "global"
+
+
+PERSONAL = [name for name, entry in ALGORITHMS.items() if entry.scored[0] != "global"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", *PERSONAL])
+def test_lanes_and_devices_change_no_accuracy(name):
+    one = simulate(spec(name), dataset=DATA, lanes=1, devices=1).metrics
+    for lanes, devices in ((3, 1), (2, len(jax.devices()))):
+        other = simulate(spec(name), dataset=DATA, lanes=lanes, devices=devices).metrics
+        for curve in ("client_accuracy", "mean_client_accuracy", "train_loss"):
+            # an example on the edge may fall to either side of it
+            gap = 0.02 if "accuracy" in curve else 1e-5
+            np.testing.assert_allclose(other[curve], one[curve], atol=gap)
+
+
+@pytest.mark.parametrize("name", ["fedavg_ft", "fedamp"])
+def test_rounds_that_are_not_evaluated_have_no_accuracy(name):
+    every = simulate(spec(name, rounds=9), dataset=DATA).metrics
+    some = simulate(spec(name, rounds=9, eval_every=3), dataset=DATA).metrics
+    measured = np.array([False, False, True, False, True, True, True, True, True])
+    clients = np.isfinite(every["client_accuracy"]).any(0)
+    assert (np.isfinite(some["client_accuracy"]) == measured[:, None] & clients).all()
+    np.testing.assert_array_equal(
+        some["client_accuracy"][measured], every["client_accuracy"][measured]
+    )
+    np.testing.assert_array_equal(np.isfinite(some["mean_client_accuracy"]), measured)
+
+
+def test_a_client_without_data_has_no_test():
+    parts = Partition("user", 0, {}, np.arange(20), np.array([0, 8, 8, 20]))
+    one = spec("fedamp", num_clients=3, partition="iid", alpha=None)
+    result = simulate(one, dataset=DATA, partition=parts)
+    assert np.isnan(result.metrics["client_accuracy"][:, 1]).all()
+    assert np.isfinite(result.metrics["client_accuracy"][:, [0, 2]]).all()
+    assert np.isfinite(result.metrics["mean_client_accuracy"]).all()
+
+
+def test_the_summary_is_that_of_the_best_round(tmp_path):
+    result = simulate(spec("fedamp", rounds=8), dataset=DATA, output_dir=tmp_path)
+    accuracy, summary = result.metrics["client_accuracy"].astype(np.float64), result.summary
+    means = np.nanmean(accuracy, 1)
+    assert summary["bmta"] == pytest.approx(means.max())
+    assert summary["bmta_round"] == means.argmax() + 1
+    assert summary["bmta_worst_decile"] == pytest.approx(np.nanmin(accuracy[means.argmax()]))
+    assert summary["final_client_accuracy"] == pytest.approx(means[-5:].mean())
+    assert summary["final_accuracy"] is None and not summary["diverged"]
+    saved = Partition.load(tmp_path / "client_tests.npz")
+    assert saved.digest() == result.tests.digest()
+
+
+def test_divergence_without_a_global_model_is_marked():
+    metrics = {
+        "test_accuracy": np.full(6, np.nan),
+        "train_loss": np.ones(6),
+        "client_accuracy": np.full((6, 2), 0.5),
+        "mean_client_accuracy": np.full(6, 0.5),
+    }
+    assert not summarise(metrics)["diverged"]
+    metrics["train_loss"][4:] = np.nan
+    for name in ("client_accuracy", "mean_client_accuracy"):
+        metrics[name][4:] = np.nan
+    summary = summarise(metrics)
+    assert summary["diverged"] and summary["final_client_accuracy"] is None
+    assert summary["bmta"] == 0.5
+    result = simulate(spec("fedamp", hp={"local_lr": 1e30}), dataset=DATA)
+    assert result.summary["diverged"]
+
+
+def test_tests_do_not_depend_on_the_method_or_the_seed_of_training():
+    def tests(algorithm, **more):
+        (federation,) = prepare(
+            [spec(algorithm, partition_seed=3, **more)], dataset=DATA
+        ).federations
+        return federation.tests.digest()
+
+    assert tests("fedavg") == tests("fedamp", seed=5) == tests("fedavg_ft")
+    assert tests("fedavg") != tests("fedavg", test_per_client=9)
+
+
+def test_clients_of_domains_have_no_such_tests():
+    from problems import domains_dataset
+
+    one = spec("separate", partition="by_domain", alpha=None, num_clients=3)
+    with pytest.raises(ConfigError, match="by_domain"):
+        simulate(one, dataset=domains_dataset())

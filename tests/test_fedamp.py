@@ -1,0 +1,438 @@
+"""FedAMP and HeurFedAMP: weights, messages, rounds against a float64 loop, limits, bad input."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close, assert_trees_all_equal
+from problems import BATCH, SIZES, blobs, small, softmax_gradient, user_dataset
+
+from fedjax_het import ConfigError, RunSpec, simulate
+from fedjax_het.algorithms.collaboration import (
+    attention,
+    cosine_distances,
+    median_pair,
+    pass_messages,
+    softmax_attention,
+    squared_distances,
+    stacked,
+)
+from fedjax_het.algorithms.fedamp import fedamp, heurfedamp
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedprox import fedprox
+from fedjax_het.algorithms.fine_tuning import fine_tuned
+from fedjax_het.algorithms.separate import separate
+
+RNG = np.random.default_rng(0)
+VECTORS = RNG.normal(size=(5, 40)).astype(np.float32)
+ALL = jnp.ones(5, bool)
+
+
+# --- weights ---------------------------------------------------------------------------------
+
+
+def float64_distances(vectors):
+    return ((vectors[:, None].astype(np.float64) - vectors[None]) ** 2).sum(-1)
+
+
+def test_distances_of_nearby_models_keep_their_digits():
+    near = (100 + 1e-3 * RNG.normal(size=(4, 1000))).astype(np.float32)
+    expected = float64_distances(near)
+    np.testing.assert_allclose(squared_distances(near), expected, rtol=2e-3, atol=1e-12)
+    far = squared_distances(VECTORS)
+    np.testing.assert_allclose(far, float64_distances(VECTORS), rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(far, far.T)
+    np.testing.assert_array_equal(squared_distances(np.ones((3, 7), np.float32)), 0)
+
+
+def test_cosine_distances_of_nearly_parallel_models_keep_their_digits():
+    base = RNG.normal(size=1000)
+    near = (base + 1e-3 * RNG.normal(size=(4, 1000))).astype(np.float32) * [[1], [2], [3], [0.5]]
+    near = near.astype(np.float32)
+    unit = near.astype(np.float64) / np.linalg.norm(near.astype(np.float64), axis=1, keepdims=True)
+    expected = float64_distances(unit) / 2  # about 1e-6: lost if 1 - cos were taken in float32
+    np.testing.assert_allclose(cosine_distances(near), expected, rtol=5e-3, atol=1e-12)
+    cosines = VECTORS @ VECTORS.T / np.outer(*2 * [np.linalg.norm(VECTORS, axis=1)])
+    np.testing.assert_allclose(1 - cosine_distances(VECTORS), cosines, atol=1e-5)
+
+
+@pytest.mark.parametrize("guard", ["step", "rows"])
+@pytest.mark.parametrize("alpha", [0.1, 1e3])
+def test_weights_are_those_of_equation_5_and_convex(alpha, guard):
+    distances, sigma = float64_distances(VECTORS), 60.0
+    weights = np.asarray(attention(jnp.asarray(distances), alpha, sigma, ALL, guard=guard))
+    expected = alpha / sigma * np.exp(-distances / sigma)
+    np.fill_diagonal(expected, 0)
+    total = expected.sum(1, keepdims=True)
+    if alpha > 1:  # more than all: the guard holds
+        assert (total > 1).all()
+        expected /= total.max() if guard == "step" else total
+    np.fill_diagonal(expected, 1 - expected.sum(1))
+    np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
+    assert (weights >= 0).all()
+    symmetric = np.allclose(weights, weights.T, atol=1e-7)
+    assert symmetric == (guard == "step" or alpha < 1)
+
+
+def test_the_guard_step_is_the_largest_alpha_that_is_convex():
+    distances = squared_distances(VECTORS)
+    row_sums = np.asarray(jnp.exp(-distances / 50) * (1 - jnp.eye(5)) / 50).sum(1)
+    largest = attention(distances, 1 / row_sums.max(), 50.0, ALL, guard="step")
+    guarded = attention(distances, 100 / row_sums.max(), 50.0, ALL, guard="step")
+    np.testing.assert_allclose(guarded, largest, atol=1e-6)
+    assert np.diag(guarded).min() < 1e-6
+
+
+def test_sigma_at_its_limits():
+    distances = squared_distances(VECTORS)
+    np.testing.assert_array_equal(attention(distances, 1.0, 1e-3, ALL, guard="rows"), np.eye(5))
+    # alpha = sigma / (K - 1), the relative scale at 1: all the same once sigma is large
+    wide = attention(distances, 1e9 / 4, 1e9, ALL, guard="rows")
+    np.testing.assert_allclose(wide, (1 - np.eye(5)) / 4, atol=1e-5)
+    # alpha itself as it was: nobody is heard
+    alone = attention(distances, 1.0, 1e9, ALL, guard="rows")
+    np.testing.assert_allclose(alone, np.eye(5), atol=1e-8)
+
+
+def test_heuristic_weights_are_those_of_equation_8():
+    distances = float64_distances(VECTORS) / 80
+    for self_weight in (0.0, 0.3, 1.0):
+        weights = np.asarray(softmax_attention(jnp.asarray(distances), 7.0, self_weight, ALL))
+        powers = np.exp(7 * (1 - distances)) * (1 - np.eye(5))
+        expected = powers / powers.sum(1, keepdims=True) * (1 - self_weight)
+        expected += self_weight * np.eye(5)
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
+    uniform = softmax_attention(jnp.asarray(distances), 0.0, 0.2, ALL)
+    np.testing.assert_allclose(uniform, np.full((5, 5), 0.2), atol=1e-6)
+    nearest = np.asarray(softmax_attention(jnp.asarray(distances), 1e6, 0.0, ALL))
+    away = distances + 1e9 * np.eye(5)
+    np.testing.assert_array_equal(nearest.argmax(1), away.argmin(1))
+    np.testing.assert_allclose(nearest.max(1), 1)
+
+
+def test_clients_that_are_not_heard_weigh_nothing():
+    heard, distances = jnp.array([True, False, True, True, False]), squared_distances(VECTORS)
+    for weights in (
+        attention(distances, 1e3, 50.0, heard, guard="rows"),
+        softmax_attention(distances, 0.1, 0.2, heard),
+    ):
+        others = np.asarray(weights) * (1 - np.eye(5))
+        assert (others[:, [1, 4]] == 0).all() and (others[1, [0, 2, 3]] > 0).all()
+        np.testing.assert_allclose(np.sum(weights, axis=1), 1, rtol=1e-6)
+    lonely = softmax_attention(distances, 0.1, 0.2, jnp.arange(5) == 0)
+    np.testing.assert_allclose(lonely[0], np.eye(5)[0], atol=1e-7)
+    pairs = np.asarray(distances)[[0, 0, 2], [2, 3, 3]]
+    np.testing.assert_allclose(median_pair(distances, heard), np.median(pairs), rtol=1e-6)
+    assert float(median_pair(distances, jnp.zeros(5, bool))) == 0
+
+
+def test_messages_are_mixtures_of_every_array():
+    models = {"a": RNG.normal(size=(5, 2, 3)), "b": {"c": RNG.normal(size=(5,))}}
+    models = jax.tree.map(lambda a: a.astype(np.float32), models)
+    weights = RNG.random((5, 5)).astype(np.float32)
+    mixed = pass_messages(weights, models)
+    expected = jax.tree.map(lambda a: np.einsum("ij,j...->i...", weights, a), models)
+    assert_trees_all_close(mixed, expected, rtol=1e-5)
+    assert stacked(models).shape == (5, 7)
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+RELATIVE = {"alpha": 25.0, "sigma": 0.2, "prox_lambda": 0.3, "alpha_decay": 0.5, "alpha_every": 2.0}
+ABSOLUTE = {**RELATIVE, "alpha": 2.0, "sigma": 3.0}
+
+
+def settings(**options):
+    plain = {
+        "scale": "relative",
+        "initialisation": "shared",
+        "start": "received",
+        "prox": "decoupled",
+        "history": False,
+    }
+    return {**plain, **options}
+
+
+class Oracle:
+    """Rounds of FedAMP by loops over clients, batches and parameters, in float64."""
+
+    def __init__(self, federation, start, hp, options, *, heuristic):
+        images, labels = blobs()
+        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
+        params = federation.model(start)
+        self.w = [[params[n][k].astype(np.float64) for n in "wb"] for k in range(len(SIZES))]
+        self.f, self.hp, self.o, self.heuristic = federation, hp, options, heuristic
+        self.trained = np.zeros(len(SIZES), bool)
+
+    def weights(self, alpha):
+        flat = np.stack([np.concatenate([p.ravel() for p in w]) for w in self.w])
+        heard = self.trained if self.trained.any() else np.ones(len(flat), bool)
+        clients = np.flatnonzero(heard)
+        sigma = self.hp["sigma"]
+        weights = np.zeros((len(flat), len(flat)))
+        if self.heuristic:
+            unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+            cosines = unit @ unit.T
+            if self.o["scale"] == "relative":
+                pairs = [1 - cosines[i, j] for i in clients for j in clients if i != j]
+                sigma = sigma / max(np.median(pairs), 1e-12)
+            for i in range(len(flat)):
+                others = [j for j in clients if j != i]
+                scores = np.exp(sigma * (cosines[i, others] - cosines[i, others].max()))
+                weights[i, others] = scores / scores.sum() * (1 - self.hp["self_weight"])
+        else:
+            distances = float64_distances(flat)
+            if self.o["scale"] == "relative":
+                pairs = [distances[i, j] for i in clients for j in clients if i != j]
+                sigma = max(sigma * np.median(pairs), 1e-12)
+                alpha = alpha * sigma / (len(flat) - 1)
+            for i in range(len(flat)):
+                others = [j for j in clients if j != i]
+                weights[i, others] = alpha / sigma * np.exp(-distances[i, others] / sigma)
+            total = weights.sum(1, keepdims=True)
+            weights /= np.maximum(total if self.o["guard"] == "rows" else total.max(), 1)
+        return weights + np.diag(1 - weights.sum(1)), alpha
+
+    def round(self, r):
+        hp = self.hp
+        alpha = hp["alpha"] * hp["alpha_decay"] ** (r // hp["alpha_every"])
+        self.xi, alpha = self.weights(alpha)
+        pull = hp["prox_lambda"] / (alpha if self.o["prox"] == "coupled" else 1)
+        count = len(SIZES)
+        self.u = [
+            [sum(self.xi[i, j] * self.w[j][n] for j in range(count)) for n in range(2)]
+            for i in range(count)
+        ]
+        for k in self.f.scheduler.participants(r):
+            if not SIZES[k]:
+                continue
+            w = [p.copy() for p in (self.u if self.o["start"] == "received" else self.w)[k]]
+            batches, sizes = self.f.scheduler.client_batches(r, k)
+            for batch, size in zip(batches, sizes, strict=True):
+                gradient = softmax_gradient(*w, self.x[batch[:size]], self.y[batch[:size]])
+                step = [g + pull * (p - u) for g, p, u in zip(gradient, w, self.u[k], strict=True)]
+                w = [p - hp["local_lr"] * s for p, s in zip(w, step, strict=True)]
+            self.w[k] = w
+            self.trained[k] = True
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("hp", "options", "heuristic"),
+    [
+        (RELATIVE, {"guard": "rows"}, False),
+        (RELATIVE, {"guard": "step", "start": "own", "initialisation": "independent"}, False),
+        (ABSOLUTE, {"guard": "step", "scale": "absolute", "prox": "coupled"}, False),
+        ({**RELATIVE, "sigma": 5.0, "self_weight": 1 / 6}, {"initialisation": "independent"}, True),
+        (
+            {**ABSOLUTE, "sigma": 25.0, "self_weight": 0.4},
+            {"scale": "absolute", "start": "own"},
+            True,
+        ),
+    ],
+    ids=["fedamp", "fedamp-own", "fedamp-absolute", "heurfedamp", "heurfedamp-absolute"],
+)
+def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participation):
+    hp, options = {**hp, "local_lr": 0.3}, settings(**options)
+    build = partial(heurfedamp if heuristic else fedamp, **options)
+    federation = small(build, hp=hp, epochs=2, participation=participation, scored="client")
+    start = federation.start()
+    state, _ = federation.run(4, start)
+
+    oracle = Oracle(federation, start, hp, options, heuristic=heuristic)
+    for r in range(4):
+        oracle.round(r)
+    found = federation.model(state)
+    for k in range(len(SIZES)):
+        for name, expected in zip("wb", oracle.w[k], strict=True):
+            np.testing.assert_allclose(found[name][k], expected, rtol=2e-4, atol=2e-5)
+        received = jax.tree.map(lambda a, k=k: a[k], state.server.received["params"])
+        np.testing.assert_allclose(received["w"], oracle.u[k][0], rtol=2e-4, atol=2e-5)
+        assert_trees_all_equal(federation.personal(state, k), {n: found[n][k] for n in ("b", "w")})
+    np.testing.assert_allclose(state.server.weights, oracle.xi, rtol=1e-3, atol=2e-5)
+    assert int((state.clients.rounds > 0).sum()) == oracle.trained.sum()
+
+
+@pytest.mark.parametrize("scored", ["client", "received"])
+def test_either_model_can_be_scored(scored):
+    build = partial(fedamp, **settings(guard="rows"))
+    federation = small(build, hp={**RELATIVE, "local_lr": 0.3}, scored=scored)
+    state, _ = federation.run(2)
+    models = {"client": state.clients.variables, "received": state.server.received}
+    expected = jax.tree.map(lambda a: np.asarray(a[3]), models[scored]["params"])
+    assert_trees_all_equal(federation.personal(state, 3), expected)
+    assert not np.allclose(models["client"]["params"]["w"], models["received"]["params"]["w"])
+
+
+@pytest.mark.parametrize("method", [fedamp, heurfedamp])
+@pytest.mark.parametrize("initialisation", ["shared", "independent"])
+def test_without_pull_from_its_own_model_it_is_separate(method, initialisation):
+    hp = {**RELATIVE, "prox_lambda": 0.0, "self_weight": 0.1, "local_lr": 0.3}
+    options = settings(start="own", initialisation=initialisation)
+    options |= {"guard": "rows"} if method is fedamp else {}
+    common = {"optimizer": "momentum", "keep": True, "participation": 0.7, "scored": "client"}
+    hp["local_momentum"] = 0.9
+    found, _ = small(partial(method, **options), hp=hp, **common).run(3)
+    alone = partial(separate, initialisation=initialisation)
+    expected, _ = small(alone, hp=hp, **common).run(3)
+    assert_trees_all_equal(found.clients, expected.clients)
+    assert not np.allclose(found.server.weights, np.eye(len(SIZES)), atol=1e-3)
+
+
+@pytest.mark.parametrize("method", [fedamp, heurfedamp])
+def test_identical_clients_stay_identical(method):
+    images, labels = blobs((4,))
+    data = np.tile(images, (5, 1, 1, 1)), np.tile(labels, 5)
+    options = settings() | ({"guard": "rows"} if method is fedamp else {})
+    hp = {**RELATIVE, "self_weight": 0.2, "local_lr": 0.3}
+    federation = small(
+        partial(method, **options), hp=hp, sizes=(4,) * 5, data=data, scored="client"
+    )
+    state, _ = federation.run(4)
+    models = federation.model(state)
+    assert np.isfinite(models["w"]).all()
+    for k in range(1, 5):
+        np.testing.assert_allclose(models["w"][k], models["w"][0], atol=1e-5)
+    one, _ = small(
+        partial(separate, initialisation="shared"),
+        hp={**hp, "prox_lambda": 0.0},
+        sizes=(4,) * 5,
+        data=data,
+        scored="client",
+    ).run(1)
+    first, _ = federation.run(1)  # and their first round is local training: u_i = w_i
+    assert_trees_all_close(first.clients.variables, one.clients.variables, atol=1e-5)
+
+
+def test_a_strong_pull_stays_with_the_message():
+    build = partial(fedamp, **settings(guard="rows"))
+    gaps = []
+    for strength in (0.0, 1.0, 9.0):
+        hp = {**RELATIVE, "local_lr": 0.1, "prox_lambda": strength}
+        state, _ = small(build, hp=hp, epochs=20, scored="client").run(1)
+        gap = state.clients.variables["params"]["w"] - state.server.received["params"]["w"]
+        gaps.append(float(jnp.linalg.norm(gap)))
+    assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
+
+
+def test_who_was_never_trained_teaches_nobody():
+    hp = {**RELATIVE, "local_lr": 0.3}
+    build = partial(fedamp, **settings(guard="rows", initialisation="independent"))
+    federation = small(build, hp=hp, scored="client")
+    state, _ = federation.run(2)
+    empty = SIZES.index(0)
+    weights = np.asarray(state.server.weights)
+    assert (np.delete(weights[:, empty], empty) == 0).all()
+    assert (np.delete(weights, empty, 0) > 0).any()
+
+
+# --- whole runs ------------------------------------------------------------------------------
+
+
+def spec(algorithm, **more):
+    common = {
+        "dataset": "user",
+        "partition": "dirichlet",
+        "alpha": 1.0,
+        "protocol": "fedamp",
+        "model": "mlp",
+        "num_clients": 4,
+        "batch_size": BATCH,
+        "local_epochs": 2,
+        "rounds": 3,
+        "test_per_client": 12,
+    }
+    return RunSpec(algorithm, **{**common, **more})
+
+
+def test_history_keeps_the_weights_of_every_round():
+    result = simulate(spec("fedamp", options={"history": True}), dataset=user_dataset())
+    weights = result.metrics["collaboration"]
+    assert weights.shape == (3, 4, 4)
+    np.testing.assert_allclose(weights.sum(2), 1, rtol=1e-5)
+    np.testing.assert_array_equal(weights[-1], result.artifacts["collaboration"])
+    assert not np.allclose(weights[0], weights[1])
+    without = simulate(spec("fedamp"), dataset=user_dataset())
+    assert "collaboration" not in without.metrics
+    for name, values in without.metrics.items():
+        np.testing.assert_array_equal(values, result.metrics[name])
+
+
+@pytest.mark.parametrize("base", [fedavg, fedprox])
+def test_tuning_for_no_epochs_is_the_base_method(base):
+    build = partial(fine_tuned, base=base, tuning_epochs=0)
+    federation = small(build, hp={"local_lr": 0.1, "prox_mu": 0.1}, scored="tuned")
+    assert federation.algorithm.tuning is None and federation.algorithm.personal is None
+    plain = small(base, hp={"local_lr": 0.1, "prox_mu": 0.1})
+    assert_trees_all_equal(federation.run(2)[0], plain.run(2)[0])
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedprox"])
+def test_tuned_copies_leave_the_global_model_alone_and_are_scored_instead(base):
+    hp = {"local_lr": 0.3}
+    given = {
+        "plain": (base, {}),
+        "untuned": (f"{base}_ft", {"tuning_epochs": 0}),
+        "tuned": (f"{base}_ft", {"tuning_epochs": 3}),
+    }
+    curves = {
+        name: simulate(spec(method, hp=hp, options=options), dataset=user_dataset()).metrics
+        for name, (method, options) in given.items()
+    }
+    for name in ("test_accuracy", "test_loss", "train_loss", "update_norm"):
+        for other in ("untuned", "tuned"):
+            np.testing.assert_allclose(curves[other][name], curves["plain"][name], rtol=1e-6)
+    accuracies = {name: metrics["client_accuracy"] for name, metrics in curves.items()}
+    np.testing.assert_array_equal(accuracies["untuned"], accuracies["plain"])
+    assert not np.array_equal(accuracies["tuned"], accuracies["plain"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "message"),
+    [
+        ("fedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
+        ("heurfedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
+        ("fedamp", {"hp": {"sigma": 0.0}}, "hp sigma = 0.0"),
+        ("fedamp", {"hp": {"sigma": -1.0}}, "hp sigma = -1.0"),
+        ("heurfedamp", {"hp": {"sigma": 0.0}}, "hp sigma = 0.0"),
+        ("heurfedamp", {"hp": {"self_weight": 1.5}}, "self_weight = 1.5: expected a share"),
+        ("heurfedamp", {"hp": {"self_weight": -0.1}}, "self_weight = -0.1"),
+        ("fedamp", {"hp": {"self_weight": 0.5}}, "hp = 'self_weight' is unknown"),
+        ("fedamp", {"options": {"guard": "clip"}}, "guard = 'clip'"),
+        ("fedamp", {"options": {"preset": "papr"}}, "preset = 'papr'"),
+        ("fedamp", {"options": {"history": "yes"}}, "history = 'yes'"),
+        ("separate", {"options": {"initialisation": "same"}}, "initialisation = 'same'"),
+        ("fedavg_ft", {"options": {"tuning_epochs": -1}}, "tuning_epochs = -1"),
+        ("fedamp", {"scored": "global"}, "scored = 'global'"),
+        ("fedamp", {"local_tests": False, "test_per_client": None}, "local_tests = False"),
+        ("fedavg", {"local_tests": False}, "test_per_client = 12"),
+        ("fedavg", {"test_per_client": 0}, "test_per_client = 0"),
+    ],
+)
+def test_bad_settings(algorithm, given, message):
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        spec(algorithm, **given).resolved()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"groups": [[0, 1], []]}, "groups"),
+        ({"groups": [[0], [5]]}, "groups"),
+        ({"group_sizes": [10, 10, 1000]}, "group_sizes"),
+        ({"dominating_share": 1.2}, "dominating_share = 1.2"),
+        ({"shares": 1}, "shares"),
+    ],
+)
+def test_bad_partitions(given, message):
+    one = spec("fedamp", partition="grouped", alpha=None, partition_options=given)
+    with pytest.raises(ConfigError, match=message):
+        simulate(one, dataset=user_dataset())
+
+
+def test_more_test_images_than_a_class_has():
+    with pytest.raises(ConfigError, match="per_client"):
+        simulate(spec("fedamp", test_per_client=1000), dataset=user_dataset())
