@@ -18,8 +18,13 @@ from fedjax_het.spec import RunSpec
 
 _HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
 _OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
+_PARTITION_HELP = (
+    "What else the partition takes, e.g. --partition-option dominating_share=0.9 "
+    "groups=[[0,1],[2,3]]."
+)
+_AS_WORDS = ("hp", "options", "partition_options")
 # The settings that a sweep takes lists of under their own names.
-_LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options", "seed")]
+_LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in (*_AS_WORDS, "seed")]
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,10 @@ class Run(RunSpec):
     hp: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=_HP_HELP)] = ()
     options: Annotated[
         tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=_OPTION_HELP)
+    ] = ()
+    partition_options: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
     ] = ()
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
@@ -85,6 +94,10 @@ class Sweep(_as_lists()):
             help="Static choices, for the methods that have them, e.g. --option preset=paper,code.",
         ),
     ] = ()
+    partition_options: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
+    ] = ()
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
@@ -133,8 +146,8 @@ def spec_of(command: Run) -> RunSpec:
     """The settings that a command line names."""
     values = {field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
     values["hp"] = {name: _number("hp", name, text) for name, text in _pairs("hp", command.hp)}
-    words = _pairs("option", command.options)
-    values["options"] = {name: _literal(text) for name, text in words}
+    values["options"] = _literals("option", command.options)
+    values["partition_options"] = _literals("partition-option", command.partition_options)
     return RunSpec(**values)
 
 
@@ -151,7 +164,10 @@ def specs_of(command: Sweep) -> list[RunSpec]:
         name: [_literal(value) for value in text.split(",")]
         for name, text in _pairs("option", command.options)
     }
-    return grid(**settings, seed=command.seeds, hp=hp, options=options)
+    of_partition = _literals("partition-option", command.partition_options)
+    return grid(
+        **settings, seed=command.seeds, partition_options=of_partition, hp=hp, options=options
+    )
 
 
 def _sweep(command: Sweep) -> int:
@@ -247,6 +263,10 @@ def _pairs(argument: str, items: tuple[str, ...]) -> list[tuple[str, str]]:
             raise ConfigError(f"{argument} = {item!r}: expected NAME=VALUE, e.g. prox_mu=0.01")
         pairs.append((name, text))
     return pairs
+
+
+def _literals(argument: str, items: tuple[str, ...]) -> dict[str, Any]:
+    return {name: _literal(text) for name, text in _pairs(argument, items)}
 
 
 def _number(argument: str, name: str, text: str) -> float:

@@ -107,8 +107,7 @@ class RunSpec:
             spec = dataclasses.replace(spec, alpha=None)
         if spec.partition_seed is None:
             spec = dataclasses.replace(spec, partition_seed=spec.seed)
-        usual = settings.get("local_tests")
-        spec = _with_local_tests(self, spec, entry.scored, usual)
+        spec = _with_local_tests(self, spec, entry.scored, settings)
         clients = spec.num_clients
         require(is_whole(clients, 1), "num_clients", clients, "a whole number >= 1")
         least = entry.min_clients
@@ -169,9 +168,10 @@ class RunSpec:
 
 
 def _with_local_tests(
-    given: RunSpec, spec: RunSpec, models: tuple[str, ...], usual: bool | None
+    given: RunSpec, spec: RunSpec, models: tuple[str, ...], usual: dict[str, Any]
 ) -> RunSpec:
-    """Its local tests checked, and left unsaid where they are as without saying."""
+    """Its local tests checked, and left unsaid where they are as without saying; `usual` are the
+    protocol's settings."""
     own = models[0] != "global"
     tested = own if spec.local_tests is None else spec.local_tests
     scored, count = spec.scored, spec.test_per_client
@@ -184,11 +184,12 @@ def _with_local_tests(
     if scored is not None:
         require_name("scored", scored, models)
     require(count is None or is_whole(count, 1), "test_per_client", count, "a whole number >= 1")
-    said = None if own else True if tested else False if usual else None
+    said = None if own else True if tested else False if usual.get("local_tests") else None
+    unsaid = scored == models[0] and "scored" not in usual
     return dataclasses.replace(
         spec,
         local_tests=said,
-        scored=None if scored == models[0] else scored,
+        scored=None if unsaid else scored,
         test_per_client=count,
     )
 

@@ -83,6 +83,8 @@ def test_clients_models_after_local_training_can_be_scored(name):
 
 def test_scaffold_is_scored_on_clients_models_in_fedamps_protocol():
     assert spec("scaffold").resolved().scored_model == "client"
+    again = spec("scaffold", scored="global").resolved()
+    assert again.scored_model == again.resolved().scored_model == "global"
     assert RunSpec("scaffold").resolved().scored_model == "global"
     assert spec("fedavg").resolved().scored_model == "global"
 
