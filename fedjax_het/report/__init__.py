@@ -19,6 +19,7 @@ from fedjax_het.report.grouping import varying_settings
 from fedjax_het.report.heat_map import plot_heat_map
 from fedjax_het.report.learning_curves import plot_learning_curves
 from fedjax_het.report.overview import overview_table, pivot_table, summarise_runs
+from fedjax_het.report.ranks import RankCorrelation, add_ranks, rank_correlations
 from fedjax_het.report.render import TextTable, print_table, to_csv, to_latex, to_markdown
 from fedjax_het.report.style import COLOURS, method_colours
 from fedjax_het.report.write import write_report
@@ -27,7 +28,9 @@ __all__ = [
     "AVERAGE",
     "COLOURS",
     "Cell",
+    "RankCorrelation",
     "TextTable",
+    "add_ranks",
     "caption",
     "compare",
     "comparison_table",
@@ -41,6 +44,7 @@ __all__ = [
     "plot_heat_map",
     "plot_learning_curves",
     "print_table",
+    "rank_correlations",
     "summarise_runs",
     "to_csv",
     "to_latex",

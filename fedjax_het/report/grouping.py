@@ -25,8 +25,14 @@ def is_missing(value: Any) -> bool:
 
 
 def diverged(results: "pd.DataFrame") -> "pd.Series":
-    """Whether each run diverged, or has no final accuracy for another reason."""
-    return results["diverged"].astype(bool) | results["final_accuracy"].isna()
+    """Whether each run diverged, or has no final accuracy for another reason.
+
+    That of clients on their own tests will do: a method may have no global model.
+    """
+    missing = results["final_accuracy"].isna()
+    if "final_client_accuracy" in results:
+        missing &= results["final_client_accuracy"].isna()
+    return results["diverged"].astype(bool) | missing
 
 
 def is_shared(name: str) -> bool:

@@ -13,6 +13,11 @@ _LABELS = {
     "final_accuracy_std": "Deviation of the last five rounds (%)",
     "best_accuracy": "Best test accuracy (%)",
     "last_accuracy": "Test accuracy of the last round (%)",
+    "bmta": "Best mean accuracy of clients (%)",
+    "bmta_worst_decile": "Worst decile of clients (%)",
+    "bmta_round": "Round of the best mean",
+    "final_client_accuracy": "Mean accuracy of clients (%)",
+    "mean_client_accuracy": "Mean accuracy of clients (%)",
     "test_accuracy": "Test accuracy (%)",
     "test_loss": "Test loss (nats)",
     "train_loss": "Training loss (nats)",
@@ -21,11 +26,13 @@ _LABELS = {
     "bytes_up": "Bytes sent by clients",
     "bytes_down": "Bytes sent to clients",
 }
+# Accuracies by another name.
+_SHARES = ("bmta", "bmta_worst_decile")
 
 
 def scale_of(measure: str) -> float:
     """Accuracies are shown in percent, everything else as it is."""
-    return 100 if "accuracy" in measure else 1
+    return 100 if "accuracy" in measure or measure in _SHARES else 1
 
 
 def higher_is_better(measure: str) -> bool:
