@@ -314,10 +314,11 @@ def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
 
 def _notes(outcome: Outcome, table: "pd.DataFrame") -> list[str]:
     """What a reader must know to compare the measured values with the reported ones."""
-    cells, results = outcome.cells, outcome.results
+    experiment, cells, results = outcome.experiment, outcome.cells, outcome.results
     notes = []
-    if departures := _departures(outcome.experiment, cells):
-        notes.append(f"Settings that differ from the paper's: {'; '.join(departures)}.")
+    if departures := _departures(experiment, cells):
+        differ = f"Settings that differ from protocol {experiment.paper}"
+        notes.append(f"{differ}: {'; '.join(departures)}.")
     unreported = table.groupby("dataset", sort=False)["reported_mean"].count()
     if names := list(unreported.index[unreported == 0]):
         notes.append(f"The paper's table has no values for {', '.join(names)}.")

@@ -62,9 +62,9 @@ _CAPTIONS = {
     f"{_REST}",
     "bmta": "Best mean test accuracy (BMTA) in percent: the mean over clients, each on tests like "
     "its own data, in the round where it is highest, as the paper selects it (on those tests). "
-    f"{_SEEDS} Worst decile: mean over the worst tenth of clients in that round. Best round: the "
-    "first that reached the BMTA. Rank, Reported rank: of the BMTA among methods that have both "
-    "values, 1 is the highest (of a data set without reported values, among those measured). "
+    f"{_SEEDS} Worst decile: mean over the worst tenth of clients in that round. Round: the first "
+    "that reached the BMTA. Rank: by the BMTA measured / reported, 1 is the highest, among methods "
+    "that have both values; without reported values, among those measured. "
     f"{_REST}",
 }
 _DOMAINS_CAPTION = (
@@ -260,9 +260,9 @@ def _texts(row: Any, measure: str) -> dict[str, str]:
     besides, ranked = {}, {}
     if measure == "bmta":
         besides["Worst decile"] = number_text(row.worst_decile)
-        besides["Best round"] = number_text(row.best_round, "g")
-        ranked["Rank"] = number_text(row.rank, "g")
-        ranked["Reported rank"] = number_text(row.reported_rank, "g")
+        besides["Round"] = number_text(row.best_round, "g")
+        theirs = "" if math.isnan(row.reported_rank) else f" / {row.reported_rank:g}"
+        ranked["Rank"] = number_text(row.rank, "g") + theirs
     elif measure == "best_accuracy":
         besides["Last five"] = number_text(row.final_mean)
     else:
