@@ -23,8 +23,8 @@ NOTE = (
     "are in an appendix that was not available, and chosen here: compare ranks, not values."
 )
 PRESETS = {
-    # Ten clients have 140 of the 1,438 digits each, or less in groups; 25 tests each are 250 of
-    # the 359 test images, so that hardly any is in two clients' tests.
+    # Ten clients have 144 of the 1,438 digits each, or fewer in groups; 25 tests for each are 250
+    # of the 359 test images, so that none need be in two clients' tests.
     "quick": Preset(
         datasets=("digits",),
         models=("mlp",),

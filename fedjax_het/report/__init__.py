@@ -5,6 +5,8 @@ table of texts or a figure out. Accuracies are percentages from here on.
 """
 
 from fedjax_het.report.against_alpha import plot_against_alpha
+from fedjax_het.report.client_accuracies import paired_tests, plot_client_accuracies
+from fedjax_het.report.collaboration import plot_collaboration
 from fedjax_het.report.comparison import (
     AVERAGE,
     Cell,
@@ -37,9 +39,12 @@ __all__ = [
     "diverged_runs",
     "method_colours",
     "overview_table",
+    "paired_tests",
     "parse_row",
     "pivot_table",
     "plot_against_alpha",
+    "plot_client_accuracies",
+    "plot_collaboration",
     "plot_curves",
     "plot_heat_map",
     "plot_learning_curves",
