@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedjax_het.errors import require_name
-from fedjax_het.report.grouping import is_numeric, setting_columns
+from fedjax_het.report.grouping import diverged, is_numeric, setting_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +37,24 @@ def scale_of(measure: str) -> float:
 
 def higher_is_better(measure: str) -> bool:
     return scale_of(measure) == 100 and not measure.endswith("_std")
+
+
+def usual_measure(results: "pd.DataFrame") -> str:
+    """What a folder of runs is about: `final_accuracy`; `bmta` where at least as many runs have
+    that: personalised methods may have no global model."""
+    if "bmta" not in results:
+        return "final_accuracy"
+    good = results[~diverged(results)]
+    tested, final = (int(good[name].notna().sum()) for name in ("bmta", "final_accuracy"))
+    return "bmta" if tested and tested >= final else "final_accuracy"
+
+
+def beside_of(measure: str) -> tuple[str, str, str]:
+    """What stands beside a measure in an overview: a measure, its heading and what it is."""
+    if measure.startswith("bmta"):
+        about = "mean over the worst tenth of clients in the round of the best mean"
+        return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {about}"
+    return "best_accuracy", "Best (%)", "Best: mean over seeds of a run's best round"
 
 
 def measure_label(measure: str) -> str:
