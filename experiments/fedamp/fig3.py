@@ -36,8 +36,9 @@ FIG3 = replace(
     presets={name: replace(preset, rows=METHODS) for name, preset in TABLE3.presets.items()},
 )
 CAPTION = (
-    "Mean weights: inside, of other clients of a client's group; between, of clients of other "
-    "groups; own, of a client's own model. Weights of a client sum to 1."
+    "From the runs of Table 3. Mean weights: inside, of other clients of a client's group; "
+    "between, of clients of other groups; own, of a client's own model. Weights of a client sum "
+    "to 1."
 )
 
 

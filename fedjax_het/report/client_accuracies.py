@@ -7,7 +7,13 @@ import numpy as np
 
 from fedjax_het.errors import require, require_name
 from fedjax_het.personal import wilcoxon
-from fedjax_het.report.style import is_leftmost, make_panels, method_colours, plain_axes
+from fedjax_het.report.style import (
+    empty_panel,
+    is_leftmost,
+    make_panels,
+    method_colours,
+    plain_axes,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +45,8 @@ def plot_client_accuracies(panels: Mapping[str, Mapping[str, np.ndarray]]) -> "F
 
 def _draw(panel: "Axes", methods: Mapping[str, np.ndarray], colours: dict[str, str]) -> None:
     plain_axes(panel)
+    if not methods:
+        return empty_panel(panel, "not run")
     panel.grid(visible=False, axis="x")
     for place, (method, accuracies) in enumerate(methods.items()):
         values = 100 * np.asarray(accuracies, np.float64)

@@ -113,7 +113,7 @@ def _draw(
         panel.axvline(start - 0.5, color=_LINES, lw=0.8)
     for axis in (panel.xaxis, panel.yaxis):
         if 0 < len(starts) < _MOST_TICKS:
-            axis.set_ticks([0, *starts, len(matrix) - 1])
+            axis.set_ticks(sorted({0, *starts, len(matrix) - 1}))
         else:
             axis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True))
     panel.set_xlim(-0.5, len(matrix) - 0.5)
