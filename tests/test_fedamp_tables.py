@@ -67,7 +67,7 @@ def test_all_runs_of_a_table_test_clients_of_its_partition(number, preset):
     assert (
         clients
         == {
-            "quick": {("digits", 10)},
+            "quick": {("digits", 15)},
             "cpu": {("fashion_mnist", 25), ("mnist", 25)},
             "paper": {
                 *(("mnist", 50), ("fashion_mnist", 50)),
@@ -179,12 +179,12 @@ def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, no
     assert len(pairs) == 2 * 3
     for row in pairs.itertuples():
         difference = (clients(row.method) - clients(row.against)).round(6)
-        assert row.clients == 20 and row.ties == (difference == 0).sum()
-        p_value = 1.0 if row.ties == 20 else stats.wilcoxon(difference).pvalue
+        assert row.clients == 30 and row.ties == (difference == 0).sum()
+        p_value = 1.0 if row.ties == 30 else stats.wilcoxon(difference).pvalue
         assert row.p_value == pytest.approx(p_value)
         assert row.mean_difference == pytest.approx(100 * difference.mean(), abs=1e-3)
         assert (
-            f"| {row.method} | {row.against} | 20 | {row.ties} |"
+            f"| {row.method} | {row.against} | 30 | {row.ties} |"
             in (folder / "fig2.md").read_text()
         )
 
@@ -231,13 +231,13 @@ def test_figure_3_contrasts_the_weights_of_the_runs(folder, capsys, nothing_runs
         result = own[row.method, row.seed]
         split = split_clients(result.spec.resolved(), load_dataset("digits"))
         groups = client_groups(split)
-        assert groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        assert groups.tolist() == np.repeat(range(5), 3).tolist()
         weights = result.artifacts["collaboration"]
         np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
         expected = group_contrast(weights, groups)
         for name, value in expected._asdict().items():
             assert getattr(row, name) == pytest.approx(value)
-        assert row.inside + 8 * row.between + row.own == pytest.approx(1)
+        assert 2 * row.inside + 12 * row.between + row.own == pytest.approx(1)
 
 
 def test_figures_without_runs_say_so(tmp_path, capsys):
