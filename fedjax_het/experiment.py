@@ -346,6 +346,7 @@ def _departures(experiment: Experiment, cells: Sequence[Cell]) -> list[str]:
             ).resolved()
             used = run.resolved()
             for name, (here, there) in _differences(used.to_dict(), paper.to_dict()).items():
+                here, there = (f"{v:g}" if isinstance(v, float) else v for v in (here, there))
                 text = f"{name} {here}" + ("" if there is None else f" instead of {there}")
                 rows = found.setdefault(text, [])
                 if cell.method not in rows:

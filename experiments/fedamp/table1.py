@@ -23,8 +23,8 @@ NOTE = (
     "are in an appendix that was not available, and chosen here: compare ranks, not values."
 )
 PRESETS = {
-    # Fifteen clients have 96 of the 1,438 digits each, or fewer in groups; 20 tests for each are 300
-    # of the 359 test images, so that hardly any are in two clients' tests.
+    # Fifteen clients have 96 of the 1,438 digits each, or fewer in groups. 20 tests for each are
+    # 300 of the 359 test images, so that hardly any are in two clients' tests.
     "quick": Preset(
         datasets=("digits",),
         models=("mlp",),
