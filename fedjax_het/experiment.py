@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedjax_het import report, store
 from fedjax_het.errors import exit_status, require, require_name
 from fedjax_het.report import Cell
+from fedjax_het.report.render import number_text
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.reported import reported_values
 from fedjax_het.spec import RunSpec, of_use
@@ -37,7 +38,8 @@ class Preset:
     seeds: tuple[int, ...]
     alphas: tuple[float, ...] = ()
     domains: tuple[str, ...] = ()
-    """Instead of alphas, for a data set of several domains: a column for each and their mean."""
+    """For a data set of several domains: a column for each and their mean. Neither these nor
+    alphas: one cell for each data set, network and row."""
     rows: tuple[str, ...] = ()
     """Instead of the paper's."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -189,6 +191,7 @@ def write_table(outcome: Outcome) -> list[str]:
     table = report.compare(cells, results, outcome.reported)
     notes = [
         report.caption(table),
+        *_rank_note(table),
         *([experiment.note] if experiment.note else []),
         *_notes(outcome, table),
         *_divergence_note(report.diverged_runs(cells, results)),
@@ -237,8 +240,9 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     wide = {model for model in models if "width" in OPTIONS.get(model, ())}
     if arguments.width is not None:
         require(bool(wide), "width", arguments.width, "a ConvNet: add --models convnet")
-    if preset.domains:
-        require(arguments.alphas is None, "alphas", arguments.alphas, "none: columns are domains")
+    if not preset.alphas:
+        why = "columns are domains" if preset.domains else "the partition takes no alpha"
+        require(arguments.alphas is None, "alphas", arguments.alphas, f"none: {why}")
 
     def runs(dataset: str, model: str, alpha: float | None, row: str) -> tuple[RunSpec, ...]:
         method, variant = report.parse_row(row)
@@ -261,7 +265,7 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
         )
         return tuple(replace(first, seed=seed) for seed in arguments.seeds or preset.seeds)
 
-    levels = [(alpha, None) for alpha in arguments.alphas or preset.alphas]
+    levels = [(alpha, None) for alpha in arguments.alphas or preset.alphas or (None,)]
     if preset.domains:
         levels = [(None, domain) for domain in (*preset.domains, report.AVERAGE)]
     with_reported = set(reported_values(experiment.paper, experiment.item)["dataset"])
@@ -310,10 +314,11 @@ def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
 
 def _notes(outcome: Outcome, table: "pd.DataFrame") -> list[str]:
     """What a reader must know to compare the measured values with the reported ones."""
-    cells, results = outcome.cells, outcome.results
+    experiment, cells, results = outcome.experiment, outcome.cells, outcome.results
     notes = []
-    if departures := _departures(outcome.experiment, cells):
-        notes.append(f"Settings that differ from the paper's: {'; '.join(departures)}.")
+    if departures := _departures(experiment, cells):
+        differ = f"Settings that differ from protocol {experiment.paper}"
+        notes.append(f"{differ}: {'; '.join(departures)}.")
     unreported = table.groupby("dataset", sort=False)["reported_mean"].count()
     if names := list(unreported.index[unreported == 0]):
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
@@ -341,6 +346,7 @@ def _departures(experiment: Experiment, cells: Sequence[Cell]) -> list[str]:
             ).resolved()
             used = run.resolved()
             for name, (here, there) in _differences(used.to_dict(), paper.to_dict()).items():
+                here, there = (f"{v:g}" if isinstance(v, float) else v for v in (here, there))
                 text = f"{name} {here}" + ("" if there is None else f" instead of {there}")
                 rows = found.setdefault(text, [])
                 if cell.method not in rows:
@@ -357,10 +363,23 @@ def _differences(used: dict, paper: dict) -> dict[str, tuple[Any, Any]]:
     changed = {}
     for name, value in used.items():
         if isinstance(value, dict):
-            changed.update(_differences(value, paper[name]))
+            changed.update(_differences(value, paper.get(name, {})))
         elif name not in places and value != paper.get(name):
             changed[name] = (value, paper.get(name))
     return changed
+
+
+def _rank_note(table: "pd.DataFrame") -> list[str]:
+    """Whether the measured values rank the methods as the reported ones do, where ranks are
+    told."""
+    if "rank" not in table:
+        return []
+    found = [
+        f"{section} {number_text(rho)} ({count} methods)"
+        for section, rho, count in report.rank_correlations(table)
+    ]
+    told = "Spearman's rank correlation of measured and reported values"
+    return [f"{told}: {'; '.join(found)}."] if found else []
 
 
 def _divergence_note(runs: Sequence[str]) -> list[str]:

@@ -30,6 +30,43 @@ class PairedTest(NamedTuple):
     median_difference: float
 
 
+class GroupContrast(NamedTuple):
+    """Mean weights of a collaboration matrix.
+
+    inside: between different clients of a group. between: of clients of different groups. ratio:
+    of the two. own: of clients' own models. NaN where there is no such pair.
+    """
+
+    inside: float
+    between: float
+    ratio: float
+    own: float
+
+
+def group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupContrast:
+    """How much more clients take from their own group than from others.
+
+    weights: [K, K], row i what client i takes from each. groups: [K] names of groups, see
+    `client_groups`. `ratio` is inf where nothing passes between groups. ConfigError for shapes
+    that do not fit.
+    """
+    weights, groups = np.asarray(weights, np.float64), np.asarray(groups)
+    ok = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
+    require(ok, "shape of weights", weights.shape, "[K, K], a row for each client")
+    require(
+        groups.shape == weights.shape[:1], "shape of groups", groups.shape, f"({len(weights)},)"
+    )
+    same = groups[:, None] == groups
+    self_ = np.eye(len(weights), dtype=bool)
+    inside, between = (
+        float(weights[pairs].mean()) if pairs.any() else float("nan")
+        for pairs in (same & ~self_, ~same)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = float(np.divide(inside, between))
+    return GroupContrast(inside, between, ratio, float(weights[self_].mean()))
+
+
 def mean_accuracies(accuracies: np.ndarray) -> np.ndarray:
     """[R] the unweighted mean over clients in each round, of accuracies [R, K].
 

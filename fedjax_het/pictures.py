@@ -4,13 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_het.data import Dataset, Partition, plot_partition
+from fedjax_het.data import Dataset, Partition, client_groups, plot_partition
+from fedjax_het.personal import mean_accuracies
 from fedjax_het.result import Result
 
 
 def draw_run(result: Result, dataset: Dataset, partition: Partition, directory: str | Path) -> None:
     """Write `curve.png`, `partition.png` and, for a method that makes images, `synthesis.png` or
-    `condensed.png`."""
+    `condensed.png`, for one whose clients learn from each other `collaboration.png`."""
     directory = Path(directory)
     plot_curve(result, directory / "curve.png")
     plot_partition(
@@ -24,34 +25,74 @@ def draw_run(result: Result, dataset: Dataset, partition: Partition, directory: 
         _plot_snapshots(result.artifacts, dataset, directory / "synthesis.png")
     if len(result.artifacts.get("condensed_images", ())):
         _plot_condensed(result.artifacts, dataset, directory / "condensed.png")
+    if "collaboration" in result.artifacts:
+        _plot_collaboration(result, partition, directory / "collaboration.png")
 
 
 def plot_curve(result: Result, path: str | Path) -> None:
-    """Test accuracy and training loss against the round."""
+    """Test accuracy and training loss against the round.
+
+    Where clients have tests of their own: their mean accuracy, in a band from the 10th to the 90th
+    percentile of the clients; besides the global model's on all test images, if there is one.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     spec = result.spec
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     rounds = 1 + np.arange(spec.rounds)
+    handles = []
+    if "client_accuracy" in result.metrics:
+        handles += _draw_clients(axes, rounds, 100 * result.metrics["client_accuracy"])
     accuracy = 100 * result.metrics["test_accuracy"]
     known = np.isfinite(accuracy)
-    axes.plot(rounds[known], accuracy[known], color="#0072B2", label="test accuracy")
+    if known.any() or not handles:
+        look = {"ls": "--", "lw": 1.2, "color": "#555555"} if handles else {"color": "#0072B2"}
+        label = "global model on all tests" if handles else "test accuracy"
+        handles += axes.plot(rounds[known], accuracy[known], label=label, **look)
     axes.set(xlabel="round", ylabel="test accuracy (%)", xlim=(1, max(2, spec.rounds)))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     loss = axes.twinx()
-    loss.plot(rounds, result.metrics["train_loss"], color="#D55E00", lw=1, label="training loss")
+    handles += loss.plot(
+        rounds, result.metrics["train_loss"], color="#D55E00", lw=1, label="training loss"
+    )
     condensed = "condensed_images" in result.artifacts
     kind = "loss of condensation" if condensed else "local training loss (nats)"
     loss.set(ylabel=kind, ylim=(0, None))
-    lines = [*axes.lines, *loss.lines]
-    axes.legend(lines, [line.get_label() for line in lines], loc="center right", frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     split = spec.partition + (f", alpha {spec.alpha:g}" if spec.alpha is not None else "")
     axes.set_title(f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}", fontsize=10)
     figure.savefig(path, dpi=150)
+
+
+def _draw_clients(axes, rounds: np.ndarray, accuracies: np.ndarray) -> list:
+    """The mean over clients and its band, of percentages [rounds, K]; their handles."""
+    mean = mean_accuracies(accuracies)
+    known = np.isfinite(mean)
+    rounds, mean, accuracies = rounds[known], mean[known], accuracies[known]
+    line = axes.plot(rounds, mean, color="#0072B2", label="mean of clients' own tests")
+    tested = np.isfinite(accuracies).any(0)
+    low, high = np.percentile(accuracies[:, tested], (10, 90), axis=1) if len(mean) else ([], [])
+    label = "10th to 90th percentile of clients"
+    band = axes.fill_between(rounds, low, high, color="#0072B2", alpha=0.15, lw=0, label=label)
+    return [*line, band]
+
+
+def _plot_collaboration(result: Result, partition: Partition, path: Path) -> None:
+    from fedjax_het.report import plot_collaboration
+    from fedjax_het.report.write import write_figure
+
+    ours = partition.scheme == "grouped" and "clients_per_group" in partition.parameters
+    title = f"{result.spec.algorithm} on {result.spec.dataset}, round {result.summary['rounds']}"
+    figure = plot_collaboration(
+        result.artifacts["collaboration"],
+        client_groups(partition) if ours else None,
+        titles=[title],
+    )
+    write_figure(path, figure)
 
 
 def _plot_snapshots(artifacts: dict[str, np.ndarray], dataset: Dataset, path: Path) -> None:

@@ -45,6 +45,33 @@ def test_dynafed_leaves_its_pictures_and_images(tmp_path):
         assert data["artifacts/matching_loss"].shape == (3,)
 
 
+def test_clients_that_learn_from_each_other_leave_their_weights(tmp_path, capsys):
+    code = run(
+        *("--algorithm", "fedamp", "--num-clients", "6", "--rounds", "3", "--eval-every", "2"),
+        *("--output-dir", str(tmp_path)),
+    )
+    assert code == 0
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert last["final_accuracy"] is None and last["bmta"] > 0 and not last["diverged"]
+    for picture in ("curve.png", "collaboration.png"):
+        assert (tmp_path / picture).stat().st_size > 5000
+
+
+def test_a_curve_of_clients_is_their_mean_in_a_band():
+    from matplotlib.figure import Figure
+
+    from fedjax_het.pictures import _draw_clients
+
+    axes = Figure().add_subplot()
+    missing = np.full(11, np.nan)
+    measured = np.append(np.arange(0, 100, 10.0), np.nan)  # the last client has no test
+    line, band = _draw_clients(axes, np.array([1, 2, 3]), np.stack([missing, measured, measured]))
+    assert line.get_xdata().tolist() == [2, 3]
+    assert line.get_ydata().tolist() == pytest.approx([45, 45])
+    (outline,) = band.get_paths()
+    assert (outline.vertices[:, 1].min(), outline.vertices[:, 1].max()) == pytest.approx((9, 81))
+
+
 def test_list_names_everything(capsys):
     from fedjax_het.algorithms import ALGORITHMS
     from fedjax_het.data import DATASETS, PARTITIONS

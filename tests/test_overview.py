@@ -12,9 +12,11 @@ from fedjax_het import report
 from fedjax_het.cli import main
 from fedjax_het.errors import ConfigError
 from fedjax_het.report.grouping import following_settings
+from fedjax_het.report.measures import usual_measure
 from fedjax_het.report.write import write_report
 from fedjax_het.result import Result, summarise
 from fedjax_het.spec import RunSpec
+from fedjax_het.store import load_results
 
 ACCURACY = {  # by method, prox_mu and alpha: of each seed; None diverged
     ("fedavg", None, 0.1): [0.50, 0.56, 0.53],
@@ -439,3 +441,97 @@ def test_a_folder_without_results_is_refused(tmp_path, capsys):
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 2 and all("directory" in line for line in lines)
     assert not list(tmp_path.iterdir())
+
+
+# Personalised methods: accuracies of clients on their own tests, and maybe no global model
+
+
+def save_personal(directory, method, seed, clients, *, test=math.nan, loss=0.5, **settings):
+    """A run of three rounds; `clients` are their accuracies in the second, less in the others."""
+    spec = RunSpec(method, "digits", rounds=3, seed=seed, protocol="fedamp", **settings)
+    accuracies = np.stack([np.asarray(clients) - shift for shift in (0.3, 0.0, 0.1)])
+    metrics = {
+        "test_accuracy": np.full(3, test),
+        "train_loss": np.array([0.7, 0.6, loss]),
+        "client_accuracy": accuracies,
+        "mean_client_accuracy": accuracies.mean(1),
+    }
+    summary = {
+        **summarise(metrics),
+        **{"wall_seconds": 2.0, "client_samples_per_second": 1e4, "dataset_note": ""},
+        **{"finished": f"2026-01-01T00:00:{seed:02}+00:00", "fedjax_het": "0.1", "device": "cpu"},
+    }
+    return Result(spec.resolved(), metrics, summary).save(directory)
+
+
+@pytest.fixture
+def personal(tmp_path):
+    for seed in (0, 1):
+        up = 0.02 * seed
+        save_personal(tmp_path, "separate", seed, [0.6 + up, 0.8 + up])
+        save_personal(tmp_path, "fedavg", seed, [0.5 + up, 0.7 + up], test=0.65)
+        save_personal(tmp_path, "scaffold", seed, [0.7 + up, 0.9 + up], test=0.3)
+    save_personal(tmp_path, "fedamp", 0, [0.9, 0.9], loss=math.nan)
+    return tmp_path
+
+
+def test_without_a_global_model_the_clients_accuracy_counts(personal):
+    (table,) = write_report(personal).tables
+    (section,) = table.sections  # what a method says of itself by default divides nothing
+    heading = "Best mean accuracy of clients (%)"
+    rows = {row["Method"]: row for row in section.rows}
+    texts = {name: (row[heading], row["Worst decile (%)"]) for name, row in rows.items()}
+    assert texts == {
+        "fedavg": ("61.00 ± 1.41", "51.00"),
+        "scaffold": ("81.00 ± 1.41", "71.00"),
+        "separate": ("71.00 ± 1.41", "61.00"),
+        "fedamp": ("diverged †", "—"),
+    }
+    assert {name: row["Diverged"] for name, row in rows.items()} == {
+        **dict.fromkeys(("fedavg", "scaffold", "separate"), "0"),
+        "fedamp": "1",
+    }
+    notes = " ".join(table.notes)
+    assert "Diverged, and left out of the mean: fedamp (seed 0)." in notes
+    assert "in the round where it is highest: mean ±" in notes
+    assert "Worst decile: mean over the worst tenth of clients" in notes
+    assert "scored follows from the method: client (scaffold)." in notes
+    assert (personal / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_measure_can_be_asked_for(personal):
+    (table,) = write_report(personal, measure="final_accuracy").tables
+    texts = {row["Method"]: row["Test accuracy (%)"] for row in table.sections[0].rows}
+    assert texts["fedavg"] == "65.00 ± 0.00"
+    assert texts["separate"] == "—"  # it has none, and did not diverge
+
+
+@pytest.mark.parametrize(
+    ("global_models", "measure"), [(0, "bmta"), (2, "bmta"), (3, "final_accuracy")]
+)
+def test_the_usual_measure_is_what_most_runs_have(tmp_path, global_models, measure):
+    for seed in range(2):
+        save_personal(tmp_path, "separate", seed, [0.5, 0.6])
+    for seed in range(global_models):
+        save_run(tmp_path, "fedavg", 0.1, seed, 0.5)
+    assert usual_measure(load_results(tmp_path)) == measure
+
+
+def test_runs_that_differ_in_how_they_are_scored_or_split_are_told_apart(tmp_path):
+    for scored in ("client", "received"):
+        save_personal(tmp_path, "fedamp", 0, [0.5, 0.6], scored=scored)
+    for sizes in ([50] * 5, [60] * 5):
+        save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition_options={"group_sizes": sizes})
+    save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition="iid")
+    results = load_results(tmp_path)
+    assert report.varying_settings(results) == [
+        "partition",
+        "partition_options.group_sizes",
+        "algorithm",
+        "scored",
+    ]
+    assert (report.summarise_runs(results, measure="bmta")["seeds"] == 1).all()
+    split = results[results["partition_options.group_sizes"].astype(str) != str([60] * 5)]
+    again = split[split["partition_options.group_sizes"].notna() | (split["partition"] == "iid")]
+    # The sizes follow from the partition: only groups have them.
+    assert report.varying_settings(again) == ["partition", "algorithm"]

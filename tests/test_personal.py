@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from fedjax_het.errors import ConfigError
-from fedjax_het.personal import best_mean_accuracy, mean_accuracies, wilcoxon, worst_decile
+from fedjax_het.personal import (
+    best_mean_accuracy,
+    group_contrast,
+    mean_accuracies,
+    wilcoxon,
+    worst_decile,
+)
 
 NAN = float("nan")
 
@@ -99,9 +105,30 @@ def test_clients_without_tests_are_no_pairs():
         wilcoxon(a, np.array([0.4, 0.3, 0.5, 0.6]))
 
 
+def test_group_contrast_by_hand():
+    weights = np.array([[0.5, 0.3, 0.2], [0.4, 0.6, 0.0], [0.1, 0.1, 0.8]])
+    found = group_contrast(weights, np.array([7, 7, 2]))  # any names, not only 0, 1, 2
+    assert found.inside == pytest.approx((0.3 + 0.4) / 2)
+    assert found.between == pytest.approx((0.2 + 0.0 + 0.1 + 0.1) / 4)
+    assert found.ratio == pytest.approx(0.35 / 0.1)
+    assert found.own == pytest.approx((0.5 + 0.6 + 0.8) / 3)
+    assert group_contrast(weights[::-1, ::-1], np.array(["b", "a", "a"])) == pytest.approx(found)
+
+
+def test_group_contrast_without_such_pairs():
+    apart = group_contrast(np.array([[0.9, 0.1], [0.2, 0.8]]), [0, 1])
+    assert np.isnan(apart.inside) and apart.between == pytest.approx(0.15)
+    together = group_contrast(np.array([[0.9, 0.1], [0.2, 0.8]]), [1, 1])
+    assert together.inside == pytest.approx(0.15) and np.isnan(together.between)
+    blocks = np.kron(np.eye(2), np.full((2, 2), 0.5))
+    assert group_contrast(blocks, [0, 0, 1, 1]).ratio == np.inf
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: group_contrast(np.ones((2, 3)), [0, 1]), r"shape of weights = \(2, 3\)"),
+        (lambda: group_contrast(np.eye(3), [0, 1]), r"shape of groups = \(2,\): expected \(3,\)"),
         (lambda: best_mean_accuracy(np.zeros(3)), r"accuracies = \(3,\): expected \[rounds, K\]"),
         (lambda: worst_decile(np.zeros((2, 3))), r"accuracies = \(2, 3\): expected \[K\]"),
         (lambda: worst_decile([]), r"accuracies = \(0,\)"),

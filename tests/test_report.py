@@ -503,3 +503,251 @@ def test_a_row_names_a_method_and_its_settings(row, read):
 def test_a_row_that_cannot_be_read_is_refused(row):
     with pytest.raises(ConfigError, match="expected a method, or one with settings"):
         report.parse_row(row)
+
+
+# Tables of clients' accuracies (BMTA), which have neither alphas nor domains
+
+
+def of_clients(method, dataset="mnist", model="mlp", seeds=(0, 1)):
+    planned = tuple(
+        RunSpec(method, dataset, model=model, partition="iid", local_tests=True, seed=seed)
+        if method in ("fedavg", "fedprox", "scaffold")
+        else RunSpec(method, dataset, model=model, partition="iid", seed=seed)
+        for seed in seeds
+    )
+    return Cell(dataset, model, None, method, planned)
+
+
+BMTA = {  # of two seeds; None diverged
+    "separate": (0.80, 0.82),
+    "fedavg": (0.90, 0.92),
+    "fedprox": (0.9099, 0.91009),  # prints as 91.00: shares the rank of fedavg
+    "fedavg_ft": (0.95, 0.97),
+    "scaffold": (0.99, None),
+    "fedamp": (0.93, 0.95),
+    "ditto": (0.98, 0.98),
+}
+REPORTED = {
+    **{"fedamp": 97.0, "separate": 86.0, "fedavg": 81.0, "fedprox": 81.5, "fedavg_ft": 91.0},
+    "scaffold": 98.5,  # of which a seed diverged here: in no rank
+}
+
+
+def clients_results(cells):
+    rows = []
+    for a_cell in cells:
+        for run, value in zip(a_cell.runs, BMTA[a_cell.method], strict=False):
+            lost, alone = value is None, a_cell.method in ("separate", "fedamp")
+            rows.append(
+                {
+                    "digest": f"made-{run.digest()}",
+                    "settings": run.digest(),
+                    "final_accuracy": None if lost or alone else 0.5,
+                    "final_client_accuracy": None if lost else value - 0.01,
+                    "bmta": 0.99 if lost else value,  # of a round before it diverged
+                    "bmta_round": 10 + 5 * run.seed,
+                    "bmta_worst_decile": 0.2 if lost else value - 0.3,
+                    "diverged": lost,
+                    "wall_seconds": 4.0,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def clients_reported(dataset="mnist", values=REPORTED):
+    rows = [{"dataset": dataset, "method": name, "mean": mean} for name, mean in values.items()]
+    return pd.DataFrame(rows).assign(
+        std=np.nan, model=np.nan, level=np.nan, metric="bmta", partition="iid"
+    )
+
+
+def clients_cells():
+    cells = [of_clients(method) for method in BMTA if method != "ditto"]
+    return [*cells, Cell("mnist", "mlp", None, "ditto")]
+
+
+def test_bmta_is_shown_with_its_worst_decile_and_round():
+    cells = clients_cells()
+    table = report.compare(cells, clients_results(cells), clients_reported())
+    row = table.set_index("method").loc["fedamp"]  # it has no global model, and did not diverge
+    assert (row["mean"], row["worst_decile"]) == pytest.approx((94.0, 64.0))
+    assert (row["best_round"], row["diverged"], row["reported_mean"]) == (12.5, 0, 97.0)
+    text_table = report.comparison_table(table, title="T", notes=[report.caption(table)])
+    (section,) = text_table.sections
+    assert section.title == "mnist, mlp"
+    assert section.labels == {"Data": "mnist", "Network": "mlp"}
+    names = "Measured, Worst decile, Round, Reported, Difference, Rank, Seeds, Time"
+    assert text_table.values == tuple(names.split(", "))
+    assert [*section.rows[5].values()] == [
+        "fedamp", "94.00 ± 1.41", "64.00", "12.5", "97.00", "−3.00", "2 / 1", "2", "4.0 s"
+    ]  # fmt: skip
+    everything = report.to_markdown(text_table) + report.to_latex(text_table)
+    assert "nan" not in everything.lower() and "alpha" not in everything
+    assert "BMTA" in report.caption(table)
+
+
+def test_ranks_are_among_methods_that_have_both_values():
+    cells = clients_cells()
+    table = report.compare(cells, clients_results(cells), clients_reported()).set_index("method")
+    # 81 and 96, 91.00 twice, 94 of separate, fedavg_ft, fedavg and fedprox, fedamp.
+    measured = {"separate": 5, "fedavg": 3, "fedprox": 3, "fedavg_ft": 1, "fedamp": 2}
+    reported = {"separate": 3, "fedavg": 5, "fedprox": 4, "fedavg_ft": 2, "fedamp": 1}
+    assert table["rank"].dropna().to_dict() == measured
+    assert table["reported_rank"].dropna().to_dict() == reported
+    assert table.loc["scaffold", "mean"] == pytest.approx(99)  # but it lost a seed
+
+
+def test_the_rank_correlation_is_spearmans():
+    cells = clients_cells()
+    table = report.compare(cells, clients_results(cells), clients_reported())
+    (found,) = report.rank_correlations(table)
+    # Spearman's is Pearson's of the ranks, ties at their mean: 5, 3.5, 3.5, 1, 2.
+    expected = np.corrcoef([5, 3.5, 3.5, 1, 2], [3, 5, 4, 2, 1])[0, 1]
+    assert found.rho == pytest.approx(expected) and 0 < expected < 1
+    assert (found.section, found.num_methods) == ("mnist, mlp", 5)
+    few = clients_reported(values={"fedavg": 80.0, "fedamp": 90.0})
+    assert report.rank_correlations(report.compare(cells, clients_results(cells), few)) == []
+
+
+def test_without_reported_values_all_measured_methods_are_ranked():
+    cells = [*clients_cells(), of_clients("separate", "digits"), of_clients("fedamp", "digits")]
+    table = report.compare(cells, clients_results(cells), clients_reported("digits"))
+    here = table[table["dataset"] == "mnist"].set_index("method")
+    ranks = {"separate": 5, "fedavg": 3, "fedprox": 3, "fedavg_ft": 1, "fedamp": 2}
+    assert here["rank"].dropna().to_dict() == ranks
+    assert here["reported_rank"].isna().all()
+    text_table = report.comparison_table(table, title="T")
+    assert [section.rows[0]["Rank"] for section in text_table.sections] == ["5", "2 / 2"]
+
+
+def test_curves_of_clients_have_a_panel_per_data_set():
+    cells = [of_clients(m, d) for d in ("mnist", "digits") for m in ("separate", "scaffold")]
+    results = clients_results(cells)
+    curves = pd.concat(
+        pd.DataFrame(
+            {
+                "digest": digest,
+                "round": [1, 2, 3],
+                "test_accuracy": np.nan,
+                "mean_client_accuracy": [0.3, 0.8, 0.6],
+            }
+        )
+        for digest in results["digest"]
+    )
+    figure = report.plot_curves(cells, results, curves, clients_reported())
+    assert [panel.get_title() for panel in figure.axes] == ["mnist", "digits"]
+    first, second = figure.axes
+    assert first.get_subplotspec().rowspan == second.get_subplotspec().rowspan
+    assert first.lines[0].get_ydata().tolist() == pytest.approx([30, 80, 60])
+    assert first.get_ylabel() == "Mean accuracy of clients (%)"
+    ticks = [line.get_ydata()[0] for line in first.lines if line.get_xdata()[0] > 3]
+    assert ticks == [REPORTED["separate"], REPORTED["scaffold"]]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[:3] == ["separate", "scaffold †", "reported best value"]
+
+
+@pytest.mark.parametrize(
+    ("measure", "scale"),
+    [
+        ("bmta", 100),
+        ("bmta_worst_decile", 100),
+        ("final_client_accuracy", 100),
+        ("mean_client_accuracy", 100),
+        ("bmta_round", 1),
+        ("bytes_up", 1),
+    ],
+)
+def test_shares_are_shown_in_percent(measure, scale):
+    from fedjax_het.report.measures import higher_is_better, scale_of
+
+    assert scale_of(measure) == scale
+    assert higher_is_better(measure) == (scale == 100)
+
+
+# Clients: their accuracies, and who learns from whom
+
+
+def test_paired_tests_compare_the_same_clients():
+    base = np.array([0.80, 0.75, 0.90, 0.60, 0.85, 0.70])
+    better = base + np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
+    mixed = base + np.array([0.01, 0.02, 0.03, -0.04, 0.05, 0.06])
+    accuracies = {"fedavg": base, "fedamp": better, "heurfedamp": mixed}
+    pairs = report.paired_tests(accuracies, ["fedamp", "heurfedamp"])
+    found = pairs.set_index(["method", "against"])
+    assert list(found.index) == [
+        ("fedamp", "fedavg"),
+        ("fedamp", "heurfedamp"),
+        ("heurfedamp", "fedavg"),
+        ("heurfedamp", "fedamp"),
+    ]
+    assert found.loc[("fedamp", "fedavg"), "p_value"] == pytest.approx(2 / 64)
+    assert found.loc[("heurfedamp", "fedavg"), "p_value"] == pytest.approx(14 / 64)  # by all signs
+    assert found.loc[("fedamp", "fedavg"), "mean_difference"] == pytest.approx(3.5)
+    assert found.loc[("fedamp", "heurfedamp"), "ties"] == 5
+    assert (pairs["clients"] == 6).all()
+    with pytest.raises(ConfigError, match="methods = 'fedap' is unknown: did you mean 'fedamp'"):
+        report.paired_tests(accuracies, ["fedap"])
+
+
+def test_every_client_is_a_point_in_the_methods_colour():
+    accuracies = {"fedavg": np.array([0.5, np.nan, 0.7]), "fedamp": np.array([0.6, 0.8, 0.9])}
+    figure = report.plot_client_accuracies({"digits": accuracies, "mnist": {}})
+    digits, mnist = figure.axes
+    drawn = [points.get_offsets()[:, 1].tolist() for points in digits.collections]
+    assert drawn == [pytest.approx([50, 70]), pytest.approx([60, 80, 90])]
+    assert [text.get_text() for text in digits.get_xticklabels()] == ["fedavg", "fedamp"]
+    medians = [line.get_ydata()[0] for line in digits.lines if line.get_linewidth() == 1.6]
+    assert medians == pytest.approx([60, 80])
+    assert [text.get_text() for text in mnist.texts] == ["not run"]
+    saved(figure)
+
+
+def saved(figure):
+    """A layout that does not fit would warn."""
+    figure.savefig(io.BytesIO(), format="png")
+
+
+def test_collaboration_has_colours_for_others_alone():
+    weights = np.array([[0.9, 0.08, 0.02], [0.05, 0.94, 0.01], [0.0, 0.03, 0.97]])
+    figure = report.plot_collaboration(weights, np.array([0, 0, 1]), titles=["fedamp"])
+    panel = figure.axes[0]
+    (image,) = panel.images
+    values = image.get_array()
+    assert values.mask.diagonal().all() and values.mask.sum() == 3
+    assert image.get_clim() == (0, 0.08)
+    np.testing.assert_array_equal(values.filled(0), weights * (1 - np.eye(3)))
+    places = {(*line.get_xdata(), *line.get_ydata()) for line in panel.lines}
+    assert places == {(0, 1, 1.5, 1.5), (1.5, 1.5, 0, 1)}  # between the second and third client
+    assert panel.get_xticks().tolist() == panel.get_yticks().tolist() == [0, 2]
+    assert "own model: 0.900 to 0.970" in panel.get_xlabel()
+    assert panel.get_title() == "fedamp"
+    top, bottom = panel.get_ylim()[::-1]
+    assert top < bottom  # client 0 is the first row
+    saved(figure)
+
+
+def test_matrices_have_scales_of_their_own_or_one():
+    matrices = [np.full((4, 4), 0.1), np.full((4, 4), 0.2)]
+    own = report.plot_collaboration(matrices, titles=["a", "b"])
+    assert [panel.images[0].get_clim()[1] for panel in own.axes[:2]] == [0.1, 0.2]
+    assert len(own.axes) == 4  # two bars
+    shared = report.plot_collaboration(np.stack(matrices), titles=["a", "a"], scale="shared")
+    assert [panel.images[0].get_clim()[1] for panel in shared.axes[:2]] == [0.2, 0.2]
+    assert [panel.get_title() for panel in shared.axes] == ["a", "a", ""]
+    saved(shared)
+    saved(report.plot_collaboration(np.eye(3)))  # nobody hears anybody
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": np.ones((2, 3))}, r"shape of weights = \(2, 3\)"),
+        ({"weights": []}, "weights = 'none'"),
+        ({"weights": np.eye(3), "groups": [0, 1]}, r"shape of groups = \(2,\)"),
+        ({"weights": np.eye(3), "titles": ["a", "b"]}, "titles = .*expected 1 of them"),
+        ({"weights": np.eye(3), "scale": "log"}, "scale = 'log' is unknown"),
+    ],
+)
+def test_matrices_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        report.plot_collaboration(**arguments)

@@ -5,6 +5,8 @@ table of texts or a figure out. Accuracies are percentages from here on.
 """
 
 from fedjax_het.report.against_alpha import plot_against_alpha
+from fedjax_het.report.client_accuracies import paired_tests, plot_client_accuracies
+from fedjax_het.report.collaboration import plot_collaboration
 from fedjax_het.report.comparison import (
     AVERAGE,
     Cell,
@@ -19,6 +21,7 @@ from fedjax_het.report.grouping import varying_settings
 from fedjax_het.report.heat_map import plot_heat_map
 from fedjax_het.report.learning_curves import plot_learning_curves
 from fedjax_het.report.overview import overview_table, pivot_table, summarise_runs
+from fedjax_het.report.ranks import RankCorrelation, add_ranks, rank_correlations
 from fedjax_het.report.render import TextTable, print_table, to_csv, to_latex, to_markdown
 from fedjax_het.report.style import COLOURS, method_colours
 from fedjax_het.report.write import write_report
@@ -27,20 +30,26 @@ __all__ = [
     "AVERAGE",
     "COLOURS",
     "Cell",
+    "RankCorrelation",
     "TextTable",
+    "add_ranks",
     "caption",
     "compare",
     "comparison_table",
     "diverged_runs",
     "method_colours",
     "overview_table",
+    "paired_tests",
     "parse_row",
     "pivot_table",
     "plot_against_alpha",
+    "plot_client_accuracies",
+    "plot_collaboration",
     "plot_curves",
     "plot_heat_map",
     "plot_learning_curves",
     "print_table",
+    "rank_correlations",
     "summarise_runs",
     "to_csv",
     "to_latex",

@@ -18,8 +18,9 @@ class Report:
     by: tuple[str, ...] = ()
     """Settings that have rows of their own, e.g. --by algorithm alpha hp.prox_mu (default: those
     that vary, apart from the seeds)."""
-    measure: str = "final_accuracy"
-    """What is averaged over seeds: a number that every run leaves, e.g. best_accuracy, bytes_up."""
+    measure: str | None = None
+    """What is averaged over seeds: a number that runs leave, e.g. best_accuracy, bytes_up (default:
+    final_accuracy, or bmta where at least as many runs have that)."""
 
 
 def report_command(command: Report) -> int:

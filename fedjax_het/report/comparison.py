@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedjax_het.errors import ConfigError
-from fedjax_het.report.grouping import diverged
+from fedjax_het.report.grouping import describe_settings, diverged, is_missing, setting_text
 from fedjax_het.report.learning_curves import (
     SMOOTHED_ROUNDS,
     Curve,
@@ -16,6 +16,7 @@ from fedjax_het.report.learning_curves import (
     values_by_round,
 )
 from fedjax_het.report.measures import values_of
+from fedjax_het.report.ranks import add_ranks
 from fedjax_het.report.render import (
     MISSING,
     Section,
@@ -30,8 +31,25 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# What a table compares: the measure behind each metric of `reported`, and its caption.
-MEASURES = {"test_accuracy_last5_mean": "final_accuracy", "test_accuracy_best": "best_accuracy"}
+# What a table compares: the measure behind each metric of `reported`.
+MEASURES = {
+    "test_accuracy_last5_mean": "final_accuracy",
+    "test_accuracy_best": "best_accuracy",
+    "bmta": "bmta",
+}
+# What a comparison holds besides: its columns, and the measures in them.
+_BESIDES = {
+    "final_accuracy": {"within_std": "final_accuracy_std"},
+    "best_accuracy": {"final_mean": "final_accuracy"},
+    "bmta": {"worst_decile": "bmta_worst_decile", "best_round": "bmta_round"},
+}
+# Of the learning curves: the measure, over how many rounds it is smoothed, what the table's is.
+_CURVES = {
+    "final_accuracy": ("test_accuracy", SMOOTHED_ROUNDS, "final"),
+    "best_accuracy": ("test_accuracy", 1, "best"),
+    "bmta": ("mean_client_accuracy", 1, "best"),
+}
+_LABELS = {"dataset": "Data", "model": "Network", "alpha": "alpha"}
 _SEEDS = "Measured: mean ± standard deviation over seeds."
 _REST = (
     "Difference: measured − reported, in points. Time: wall-clock per run, compilation included."
@@ -41,6 +59,12 @@ _CAPTIONS = {
     f"run: standard deviation over the last five rounds, averaged over seeds. {_REST}",
     "best_accuracy": "Test accuracy in percent, of the round where it is highest, as the paper "
     f"selects it (on the test images). {_SEEDS} Last five: mean of the last five rounds instead. "
+    f"{_REST}",
+    "bmta": "Best mean test accuracy (BMTA) in percent: the mean over clients, each on tests like "
+    "its own data, in the round where it is highest, as the paper selects it (on those tests). "
+    f"{_SEEDS} Worst decile: mean over the worst tenth of clients in that round. Round: the first "
+    "that reached the BMTA. Rank: by the BMTA measured / reported, 1 is the highest, among methods "
+    "that have both values; without reported values, among those measured. "
     f"{_REST}",
 }
 _DOMAINS_CAPTION = (
@@ -68,13 +92,13 @@ class Cell:
 
     @property
     def level(self) -> float | str | None:
-        """The column: alpha, or the domain."""
+        """The column: alpha, or the domain; None of a table without either."""
         return self.alpha if self.domain is None else self.domain
 
     @property
     def group(self) -> str:
-        last = f"alpha {self.alpha:g}" if self.domain is None else self.domain
-        return f"{self.dataset}, {self.model}, {last}"
+        place = {"dataset": self.dataset, "model": self.model, "alpha": self.alpha}
+        return describe_settings(place) + (f", {self.domain}" if self.domain else "")
 
 
 def parse_row(row: str) -> tuple[str, dict[str, Any]]:
@@ -103,9 +127,12 @@ def measure_of(reported: "pd.DataFrame") -> str:
 
 def caption(table: "pd.DataFrame") -> str:
     """What the columns of a comparison are."""
-    if "domain" in table:
-        return _DOMAINS_CAPTION
-    return _CAPTIONS["best_accuracy" if "final_mean" in table else "final_accuracy"]
+    return _DOMAINS_CAPTION if "domain" in table else _CAPTIONS[_measure_in(table)]
+
+
+def _measure_in(table: "pd.DataFrame") -> str:
+    """Of a comparison that is not of domains, told by what it holds besides."""
+    return next(measure for measure, besides in _BESIDES.items() if {*besides} <= {*table})
 
 
 def compare(
@@ -121,9 +148,11 @@ def compare(
       `dataset`, `model`, `alpha`, `domain` (where the cells have one), `method`; `mean` and `std`
       over seeds (n − 1; NaN for one seed) of the measure; for the mean over the last five rounds
       `within_std`, the deviation over these of a run, averaged over seeds; for the best round
-      `final_mean`, the mean over the last five rounds instead; `reported_mean`, `reported_std`;
-      `difference` of the means; `seeds`, the number of runs in the mean; `diverged`, those left
-      out of it; `planned`; `seconds` of wall-clock per run. What is not there is NaN.
+      `final_mean`, the mean over the last five rounds instead; for BMTA `worst_decile` and
+      `best_round`, and `rank` and `reported_rank` as `add_ranks` has them; `reported_mean`,
+      `reported_std`; `difference` of the means; `seeds`, the number of runs in the mean;
+      `diverged`, those left out of it; `planned`; `seconds` of wall-clock per run. What is not
+      there is NaN.
     Errors:
       ValueError if `reported` has several values for one cell, or other than accuracies.
     """
@@ -148,7 +177,7 @@ def compare(
         )
     table = pd.DataFrame(rows)
     table["difference"] = table["mean"] - table["reported_mean"]
-    return table
+    return add_ranks(table) if measure == "bmta" else table
 
 
 def _made(cell: Cell, results: "pd.DataFrame") -> "pd.DataFrame":
@@ -158,13 +187,10 @@ def _made(cell: Cell, results: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _measured(made: "pd.DataFrame", cell: Cell, measure: str) -> dict[str, float]:
-    besides = {}
+    besides = _BESIDES[measure]
     if cell.domain is not None:
         measure = "best_domains_accuracy" if cell.domain == AVERAGE else f"accuracy_{cell.domain}"
-    elif measure == "best_accuracy":
-        besides = {"final_mean": "final_accuracy"}
-    else:
-        besides = {"within_std": "final_accuracy_std"}
+        besides = {}
     if not len(made):
         nothing = dict.fromkeys(("mean", "std", *besides, "seconds"), math.nan)
         return {**nothing, "seeds": 0, "diverged": 0}
@@ -182,11 +208,15 @@ def _measured(made: "pd.DataFrame", cell: Cell, measure: str) -> dict[str, float
 
 
 def _reported(cell: Cell, reported: "pd.DataFrame") -> dict[str, float]:
+    def is_of(name: str, value: float | str | None) -> "pd.Series":
+        """What the paper does not say (a network, a level) holds for any."""
+        return reported[name].isna() | (reported[name] == value)
+
     found = reported[
         (reported["dataset"] == cell.dataset)
-        & (reported["model"] == cell.model)
-        & (reported["level"] == cell.level)
         & (reported["method"] == cell.method)
+        & is_of("model", cell.model)
+        & is_of("level", cell.level)
     ]
     if len(found) > 1:
         raise ValueError(f"{len(found)} reported values for {cell.method}, {cell.group}")
@@ -202,31 +232,48 @@ def comparison_table(table: "pd.DataFrame", *, title: str, notes: Sequence[str] 
     rows = list(renamed.itertuples(index=False))
     if "domain" in table:
         return _domain_table(rows, title, notes)
-    besides = "Last five" if "final_mean" in table else "Within run"
+    measure = _measure_in(table)
     sections = []
-    for place, members in itertools.groupby(rows, lambda row: (row.dataset, row.model, row.alpha)):
+    for _, members in itertools.groupby(rows, lambda row: describe_settings(_place(row))):
         own = list(members)
-        dataset, model, alpha = place
+        place = _place(own[0])
         best = best_of([math.nan if row.diverged else row.mean_ for row in own])
         sections.append(
             Section(
-                rows=tuple(_texts(row, besides) for row in own),
-                title=f"{dataset}, {model}, alpha {alpha:g}",
-                labels={"Data": dataset, "Network": model, "alpha": f"{alpha:g}"},
+                rows=tuple(_texts(row, measure) for row in own),
+                title=describe_settings(place),
+                labels={_LABELS[name]: setting_text(value) for name, value in place.items()},
                 best=frozenset((place, "Measured") for place in best),
             )
         )
-    values = ("Measured", besides, "Reported", "Difference", "Seeds", "Time")
-    return TextTable(title, ("Method",), values, tuple(sections), tuple(notes))
+    _, *values = sections[0].rows[0]
+    return TextTable(title, ("Method",), tuple(values), tuple(sections), tuple(notes))
 
 
-def _texts(row: Any, besides: str) -> dict[str, str]:
+def _place(row: Any) -> dict[str, Any]:
+    """What the rows of a section share; nothing is said of alpha where there is none."""
+    place = {"dataset": row.dataset, "model": row.model}
+    return place if is_missing(row.alpha) else {**place, "alpha": row.alpha}
+
+
+def _texts(row: Any, measure: str) -> dict[str, str]:
+    besides, ranked = {}, {}
+    if measure == "bmta":
+        besides["Worst decile"] = number_text(row.worst_decile)
+        besides["Round"] = number_text(row.best_round, "g")
+        theirs = "" if math.isnan(row.reported_rank) else f" / {row.reported_rank:g}"
+        ranked["Rank"] = number_text(row.rank, "g") + theirs
+    elif measure == "best_accuracy":
+        besides["Last five"] = number_text(row.final_mean)
+    else:
+        besides["Within run"] = number_text(row.within_std)
     return {
         "Method": row.method,
         "Measured": plus_minus(row.mean_, row.std_, diverged=bool(row.diverged)),
-        besides: number_text(row.final_mean if besides == "Last five" else row.within_std),
+        **besides,
         "Reported": plus_minus(row.reported_mean, row.reported_std),
         "Difference": number_text(row.difference, "+.2f"),
+        **ranked,
         **_runs_texts(row),
     }
 
@@ -301,41 +348,48 @@ def plot_curves(
     curves: "pd.DataFrame",
     reported: "pd.DataFrame",
 ) -> "Figure":
-    """Test accuracy against round: a row of panels per data set and network, a column per alpha,
-    or a panel per domain.
+    """The measure against round: a row of panels per data set and network, a column per alpha, or
+    a panel per domain, or of a table without either a panel per data set and network.
 
     Lines are means over seeds, with a band of one standard deviation over seeds; where the table
     holds means of the last five rounds, of a running mean over five (so a line ends at the table's
     value). A dashed tick right of the last round is the reported value. Runs that diverged are
     left out; a panel without runs says so.
     """
-    best = measure_of(reported) == "best_accuracy"
+    measure, window, kind = _CURVES[measure_of(reported)]
     several_models = len({cell.model for cell in cells}) > 1
+    levels = {cell.level for cell in cells}
 
     def title(cell: Cell) -> str:
-        place = f"{cell.dataset}, {cell.model}" if several_models else cell.dataset
-        return f"{place}, " + (cell.domain or f"alpha = {cell.alpha:g}")
+        place = [cell.dataset, *([cell.model] if several_models else [])]
+        if cell.level is not None:
+            place.append(cell.domain or f"alpha = {cell.alpha:g}")
+        return ", ".join(place)
 
     lines = []
     for cell in cells:
         made = _made(cell, results)
-        measure = "test_accuracy"
+        own = measure
         if cell.domain is not None:
-            measure += "_domains" if cell.domain == AVERAGE else f"_{cell.domain}"
+            own += "_domains" if cell.domain == AVERAGE else f"_{cell.domain}"
         lines.append(
             Curve(
                 panel=title(cell),
                 method=parse_row(cell.method)[0],
                 label=cell.method,
-                runs=values_by_round(made, curves, measure, window=1 if best else SMOOTHED_ROUNDS),
+                runs=values_by_round(made, curves, own, window=window),
                 diverged=bool(len(made) and diverged(made).any()),
                 reported=_reported(cell, reported)["reported_mean"],
             )
         )
+    panels = list(dict.fromkeys(map(title, cells)))
+    divided = levels != {None}
     return draw_curves(
         lines,
-        list(dict.fromkeys(map(title, cells))),
-        columns=len({cell.level for cell in cells}),
-        window=1 if best else SMOOTHED_ROUNDS,
-        reported="best" if best else "final",
+        panels,
+        columns=len(levels) if divided else len(panels),
+        measure=measure,
+        sharey="row" if divided else "none",
+        window=window,
+        reported=kind,
     )

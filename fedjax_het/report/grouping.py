@@ -17,6 +17,9 @@ _FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "
 _SEEDS = ("seed", "partition_seed")
 # What decides the defaults of hyper-parameters and options.
 _CAUSES = ("algorithm", "local_optimizer", "options.preset")
+# What a method says of itself by default, so that its absence differs from no value.
+_OF_METHOD = ("protocol", "local_tests", "scored")
+_OF_PARTITION = "partition_options."
 _SAID_BY_VALUE = ("algorithm", "dataset", "partition", "model")
 
 
@@ -25,22 +28,32 @@ def is_missing(value: Any) -> bool:
 
 
 def diverged(results: "pd.DataFrame") -> "pd.Series":
-    """Whether each run diverged, or has no final accuracy for another reason."""
-    return results["diverged"].astype(bool) | results["final_accuracy"].isna()
+    """Whether each run diverged, or has no final accuracy for another reason.
+
+    That of clients on their own tests will do: a method may have no global model.
+    """
+    missing = results["final_accuracy"].isna()
+    if "final_client_accuracy" in results:
+        missing &= results["final_client_accuracy"].isna()
+    return results["diverged"].astype(bool) | missing
 
 
 def is_shared(name: str) -> bool:
     """Whether a setting is one that runs of every method have, so that methods compare at it."""
-    return "." not in name and name != "algorithm"
+    own = name.startswith(("options.", "hp.")) or name in _OF_METHOD
+    return not own and name != "algorithm"
 
 
 def setting_columns(results: "pd.DataFrame") -> list[str]:
-    """The settings among the columns: shared ones, `algorithm`, `options.*`, `hp.*`."""
+    """The settings among the columns: shared ones, `algorithm`, the method's own."""
     columns = list(results.columns)
+    fields = [name for name in _FIELDS if name in columns and name != "algorithm"]
     options = [name for name in columns if name.startswith("options.")]
     return [
-        *(name for name in _FIELDS if name in columns and name != "algorithm"),
+        *filter(is_shared, fields),
+        *sorted(name for name in columns if name.startswith(_OF_PARTITION)),
         *(["algorithm"] if "algorithm" in columns else []),
+        *(name for name in fields if name in _OF_METHOD),
         *sorted(options, key=lambda name: (name != "options.preset", name)),
         *sorted(name for name in columns if name.startswith("hp.")),
     ]
@@ -50,13 +63,18 @@ def varying_settings(results: "pd.DataFrame") -> list[str]:
     """`algorithm`, and the settings in which the runs differ apart from their seeds.
 
     A hyper-parameter or option counts if it differs between runs of the same method, local
-    optimiser and preset; else it follows from these, and is no column of its own.
+    optimiser and preset, an option of the partition between runs of the same partition; else it
+    follows from these, and is no column of its own.
     """
     names = setting_columns(results)
     varying = []
     for name in names:
         if name == "algorithm":
             varying.append(name)
+        elif name.startswith(_OF_PARTITION):
+            groups = group_runs(results, ["partition"])
+            if any(len(set(_values(runs[name]))) > 1 for _, runs in groups):
+                varying.append(name)
         elif is_shared(name):
             if name not in _SEEDS and len(set(_values(results[name]))) > 1:
                 varying.append(name)
@@ -66,21 +84,24 @@ def varying_settings(results: "pd.DataFrame") -> list[str]:
 
 
 def following_settings(results: "pd.DataFrame") -> dict[str, list[tuple[str, Any]]]:
-    """Hyper-parameters that differ, but follow from the method, its optimiser or its preset.
+    """Hyper-parameters that differ, but follow from the method, its optimiser or its preset; and
+    which model is scored, where not all methods leave that unsaid.
 
     Returns, for each: what they follow from in words, and the value.
     """
     varying = varying_settings(results)
     following = {}
     for name in setting_columns(results):
-        if not name.startswith("hp.") or name in varying:
+        if not name.startswith(("hp.", "scored")) or name in varying:
             continue
+        causes = _by_cause(results, name)
         found = [
             (describe_settings({n: v for n, v in cause.items() if n in varying}), value)
-            for cause, (value,) in _by_cause(results, name)
+            for cause, (value,) in causes
             if value is not None
         ]
-        if len({value for _, value in found}) > 1:
+        some = name == "scored" and 0 < len(found) < len(causes)
+        if some or len({value for _, value in found}) > 1:
             following[name] = found
     return following
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedjax_het.errors import require_name
-from fedjax_het.report.grouping import is_numeric, setting_columns
+from fedjax_het.report.grouping import diverged, is_numeric, setting_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -13,6 +13,11 @@ _LABELS = {
     "final_accuracy_std": "Deviation of the last five rounds (%)",
     "best_accuracy": "Best test accuracy (%)",
     "last_accuracy": "Test accuracy of the last round (%)",
+    "bmta": "Best mean accuracy of clients (%)",
+    "bmta_worst_decile": "Worst decile of clients (%)",
+    "bmta_round": "Round of the best mean",
+    "final_client_accuracy": "Mean accuracy of clients (%)",
+    "mean_client_accuracy": "Mean accuracy of clients (%)",
     "test_accuracy": "Test accuracy (%)",
     "test_loss": "Test loss (nats)",
     "train_loss": "Training loss (nats)",
@@ -21,15 +26,35 @@ _LABELS = {
     "bytes_up": "Bytes sent by clients",
     "bytes_down": "Bytes sent to clients",
 }
+# Accuracies by another name.
+_SHARES = ("bmta", "bmta_worst_decile")
 
 
 def scale_of(measure: str) -> float:
     """Accuracies are shown in percent, everything else as it is."""
-    return 100 if "accuracy" in measure else 1
+    return 100 if "accuracy" in measure or measure in _SHARES else 1
 
 
 def higher_is_better(measure: str) -> bool:
     return scale_of(measure) == 100 and not measure.endswith("_std")
+
+
+def usual_measure(results: "pd.DataFrame") -> str:
+    """What a folder of runs is about: `final_accuracy`; `bmta` where at least as many runs have
+    that: personalised methods may have no global model."""
+    if "bmta" not in results:
+        return "final_accuracy"
+    good = results[~diverged(results)]
+    tested, final = (int(good[name].notna().sum()) for name in ("bmta", "final_accuracy"))
+    return "bmta" if tested and tested >= final else "final_accuracy"
+
+
+def beside_of(measure: str) -> tuple[str, str, str]:
+    """What stands beside a measure in an overview: a measure, its heading and what it is."""
+    if measure.startswith("bmta"):
+        about = "mean over the worst tenth of clients in the round of the best mean"
+        return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {about}"
+    return "best_accuracy", "Best (%)", "Best: mean over seeds of a run's best round"
 
 
 def measure_label(measure: str) -> str:

@@ -19,6 +19,7 @@ from fedjax_het.report.grouping import (
     varying_settings,
 )
 from fedjax_het.report.measures import (
+    beside_of,
     higher_is_better,
     measure_label,
     require_measure,
@@ -58,9 +59,10 @@ def summarise_runs(
       measure: a column of `results` that holds numbers. Accuracies are in percent.
     Returns:
       The settings of `by`; `mean` and `std` of the measure (n − 1; NaN for one run);
-      `best_accuracy`, the mean of the runs' best rounds; `seeds`, the number of runs in the mean;
-      `diverged`, those left out of it; `wall_seconds` and `client_samples_per_second` of a run,
-      diverged or not. What is not there is NaN. Sorted by `by`.
+      `best_accuracy`, the mean of the runs' best rounds, or where the measure is BMTA
+      `bmta_worst_decile`; `seeds`, the number of runs in the mean; `diverged`, those left out of
+      it; `wall_seconds` and `client_samples_per_second` of a run, diverged or not. What is not
+      there is NaN. Sorted by `by`.
     Errors:
       ConfigError for a setting or measure that these runs do not have, and for no run at all.
     """
@@ -69,6 +71,7 @@ def summarise_runs(
     results = newest(results)
     by = chosen_settings(results, by)
     require_measure(results, measure)
+    beside, *_ = beside_of(measure)
     rows = []
     for settings, runs in group_runs(results, by):
         lost = diverged(runs)
@@ -78,7 +81,7 @@ def summarise_runs(
                 **settings,
                 "mean": values.mean(),
                 "std": values.std(),  # n - 1: NaN for one run
-                "best_accuracy": values_of(runs[~lost], "best_accuracy").mean(),
+                beside: values_of(runs[~lost], beside).mean(),
                 "seeds": int(values.count()),
                 "diverged": int(lost.sum()),
                 "wall_seconds": values_of(runs, "wall_seconds").mean(),
@@ -102,9 +105,10 @@ def overview_table(
     form = _form(summary, measure)
     seconds = number_form(summary["wall_seconds"])
     value = measure_label(measure)
+    beside, beside_heading, beside_note = beside_of(measure)
     values = {
         value: lambda row: plus_minus(row["mean"], row["std"], diverged=row["diverged"], form=form),
-        "Best (%)": lambda row: number_text(row["best_accuracy"]),
+        beside_heading: lambda row: number_text(row[beside]),
         "Seeds": lambda row: str(row["seeds"]),
         "Diverged": lambda row: str(row["diverged"]),
         "Time (s)": lambda row: number_text(row["wall_seconds"], seconds),
@@ -117,8 +121,8 @@ def overview_table(
     names, sections = _sections(rows, by, higher_is_better(measure))
     notes = [
         *_measure_notes(results, by, measure),
-        "Best: mean over seeds of a run's best round. Time: wall-clock per run. "
-        "Samples/s: client samples per second of training.",
+        f"{beside_note}. Time: wall-clock per run. Samples/s: client samples per second of "
+        "training.",
         *_notes(results, by),
     ]
     return TextTable(f"{title}.", names, tuple(values), sections, tuple(notes))
@@ -221,6 +225,8 @@ def _measure_notes(results: "pd.DataFrame", by: Sequence[str], measure: str) -> 
     what = measure_label(measure)
     if measure == "final_accuracy":
         what += ", mean of the last five rounds"
+    if measure == "bmta":
+        what += " on tests like their own data, in the round where it is highest"
     blended = [
         f"{setting_name(name)} ({', '.join(setting_text(s[name]) for s, _ in groups)})"
         for name in varying_settings(results)

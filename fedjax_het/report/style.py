@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours for the first methods, Tol's muted ones for the rest: both are told apart
-# by colour-blind readers. A method keeps its colour in every figure.
+# by colour-blind readers. Of the personalised methods those that tune another's model are lighter
+# than that one. A method keeps its colour in every figure.
 COLOURS = {
     "fedavg": "#0072B2",
     "fedprox": "#E69F00",
@@ -26,10 +27,25 @@ COLOURS = {
     "feddyn": "#117733",
     "feddm": "#000000",
     "fedaf": "#CC3311",
+    "separate": "#777777",
+    "fedavg_ft": "#6BAED6",
+    "fedprox_ft": "#F5C26B",
+    "apfl": "#7B3294",
+    "fedamp": "#B2182B",
+    "heurfedamp": "#E7298A",
+    "ditto": "#5B8C1A",
+    "pfedme": "#8C6D31",
+    "per_fedavg": "#17BECF",
 }
 _OTHER_COLOURS = ("#DDCC77", "#661100", "#6699CC", "#888888")
-# Methods whose curves often lie on FedAvg's: it shows through their gaps.
-_DASHES = {"fedprox": (0, (4, 1.5)), "feddf": (0, (6, 2)), "fedbe": (0, (2, 1.5))}
+# Methods whose curves often lie on another's: it shows through their gaps.
+_DASHES = {
+    "fedprox": (0, (4, 1.5)),
+    "feddf": (0, (6, 2)),
+    "fedbe": (0, (2, 1.5)),
+    "fedprox_ft": (0, (4, 1.5)),
+    "heurfedamp": (0, (4, 1.5)),
+}
 _MARKERS = "os^Dv<>pPX*h"
 _LIGHTEST = 0.65  # share of white
 _MOST_COLUMNS = 4
@@ -42,7 +58,7 @@ def method_rank(method: str) -> tuple[int, str]:
 
 
 def method_colours(methods: Iterable[str]) -> dict[str, str]:
-    """A colour per method, as hexadecimal digits. The first eighteen are told apart."""
+    """A colour per method, as hexadecimal digits. Those without one of their own share four."""
     names = list(dict.fromkeys(methods))
     others = iter(_OTHER_COLOURS * (1 + len(names) // len(_OTHER_COLOURS)))
     return {name: COLOURS.get(name) or next(others) for name in names}

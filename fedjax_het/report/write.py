@@ -11,6 +11,7 @@ from fedjax_het.report.against_alpha import plot_against_alpha
 from fedjax_het.report.grouping import chosen_settings
 from fedjax_het.report.heat_map import numeric_pair, plot_heat_map
 from fedjax_het.report.learning_curves import plot_learning_curves
+from fedjax_het.report.measures import usual_measure
 from fedjax_het.report.overview import overview_table, pivot_table, summarise_runs
 from fedjax_het.report.render import TextTable, to_csv, to_latex, to_markdown
 from fedjax_het.store import load_curves, load_results, newest
@@ -30,7 +31,7 @@ def write_report(
     directory: str | os.PathLike,
     *,
     by: Sequence[str] | None = None,
-    measure: str = "final_accuracy",
+    measure: str | None = None,
 ) -> WrittenReport:
     """Read a folder of results and write its tables and figures into it.
 
@@ -41,7 +42,8 @@ def write_report(
 
     Args:
       by: names of settings; default: those that vary, apart from the seeds.
-      measure: a column of `load_results` that holds numbers.
+      measure: a column of `load_results` that holds numbers; default: `final_accuracy`, or `bmta`
+        where at least as many runs have that, whose curves are then means over clients too.
     Errors:
       ConfigError where the folder holds no results, and for a setting or measure they do not have.
     """
@@ -49,6 +51,7 @@ def write_report(
     results = newest(load_results(directory))
     require(len(results) > 0, "directory", str(directory), "a folder with results of runs")
     by = chosen_settings(results, by)
+    measure = usual_measure(results) if measure is None else measure
     chosen = {"by": by, "measure": measure}
     title = f"{directory.resolve().name}: {len(results)} runs"
     alphas = results["alpha"].nunique() if "alpha" in by else 0
@@ -61,7 +64,9 @@ def write_report(
         "overview.tex": "\n".join(map(to_latex, tables)),
         "overview.csv": to_csv(summarise_runs(results, **chosen)),
     }
-    figures = {"learning_curves.png": plot_learning_curves(results, load_curves(directory), by=by)}
+    curve = "mean_client_accuracy" if measure.startswith("bmta") else "test_accuracy"
+    curves = plot_learning_curves(results, load_curves(directory), by=by, measure=curve)
+    figures = {"learning_curves.png": curves}
     if alphas > 1:
         name = "accuracy" if measure == "final_accuracy" else measure
         figures[f"{name}_against_alpha.png"] = plot_against_alpha(results, **chosen)

@@ -1,0 +1,145 @@
+"""FedAMP's Figure 3: who learns from whom, the collaboration weights of FedAMP and HeurFedAMP.
+
+python experiments/fedamp/fig3.py                  the embedded digits, seconds on 2 cores
+python experiments/fedamp/fig3.py --preset cpu     MNIST and Fashion-MNIST, smaller: an hour
+python experiments/fedamp/fig3.py --preset paper   the four data sets: a GPU's work
+
+Makes the runs of Table 3 that are missing, of these two methods alone; `--show` draws those that
+are there. The weights are those of the last round (the paper does not say of which round its are):
+`fig3_DATASET.png` draws the first seed's, `fig3.md` and `fig3.csv` compare weights inside a group
+with weights between groups.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedjax_het import report
+from fedjax_het.data import client_groups, load_dataset
+from fedjax_het.experiment import Outcome, main
+from fedjax_het.federation import split_clients
+from fedjax_het.personal import group_contrast
+from fedjax_het.report.render import Section, TextTable, number_text
+from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.spec import RunSpec
+from fedjax_het.store import load_result
+
+TABLE3 = run_path(str(Path(__file__).with_name("table3.py")))["TABLE3"]
+METHODS = ("fedamp", "heurfedamp")
+FIG3 = replace(
+    TABLE3,
+    title="FedAMP, Figure 3: collaboration weights in the last round, clients in groups.",
+    presets={name: replace(preset, rows=METHODS) for name, preset in TABLE3.presets.items()},
+)
+CAPTION = (
+    "From the runs of Table 3. Mean weights: inside, of other clients of a client's group; "
+    "between, of clients of other groups; own, of a client's own model. Weights of a client sum "
+    "to 1."
+)
+
+
+def groups_of(spec: RunSpec) -> np.ndarray:
+    """[K] the group of each client, from the partition that the settings make."""
+    spec = spec.resolved()
+    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    return client_groups(split_clients(spec, dataset))
+
+
+def collaborations(outcome: Outcome) -> list[dict[str, Any]]:
+    """A row per run that is there: dataset, model, method, seed, weights [K, K], groups [K]."""
+    digests = {}
+    if len(outcome.results):
+        digests = dict(zip(outcome.results["settings"], outcome.results["digest"], strict=True))
+    rows, groups = [], {}
+    for cell in outcome.cells:
+        for run in cell.runs:
+            result = load_result(outcome.directory, digests.get(run.digest(), ""))
+            if result is None or result.summary["diverged"]:
+                continue
+            partition = result.summary["partition_digest"]
+            if partition not in groups:
+                groups[partition] = groups_of(run)
+            rows.append(
+                {
+                    "dataset": cell.dataset,
+                    "model": cell.model,
+                    "method": cell.method,
+                    "seed": run.seed,
+                    "weights": result.artifacts["collaboration"],
+                    "groups": groups[partition],
+                }
+            )
+    return rows
+
+
+def contrasts(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """A row per run: what identifies it, and `group_contrast` of its weights."""
+    names = ("dataset", "model", "method", "seed")
+    return pd.DataFrame(
+        {
+            **{name: row[name] for name in names},
+            "clients": len(row["groups"]),
+            "groups": len(set(row["groups"])),
+            **group_contrast(row["weights"], row["groups"])._asdict(),
+        }
+        for row in rows
+    )
+
+
+def text_table(table: pd.DataFrame, title: str) -> TextTable:
+    sections = []
+    for (dataset, model), rows in table.groupby(["dataset", "model"], sort=False):
+        texts = [
+            {
+                "Method": row.method,
+                "Seed": str(row.seed),
+                "Clients": str(row.clients),
+                "Groups": str(row.groups),
+                "Inside": number_text(row.inside, ".4f"),
+                "Between": number_text(row.between, ".4f"),
+                "Inside / between": number_text(row.ratio, ".1f"),
+                "Own": number_text(row.own, ".4f"),
+            }
+            for row in rows.itertuples(index=False)
+        ]
+        labels = {"Data": dataset, "Network": model}
+        sections.append(Section(rows=tuple(texts), title=f"{dataset}, {model}", labels=labels))
+    names = ("Method", "Seed")
+    values = ("Clients", "Groups", "Inside", "Between", "Inside / between", "Own")
+    return TextTable(title, names, values, tuple(sections), (CAPTION, FIG3.note))
+
+
+def write_figures_and_contrasts(outcome: Outcome) -> list[str]:
+    rows = collaborations(outcome)
+    if not rows:
+        print("No run is there to be drawn.")
+        return []
+    table = contrasts(rows)
+    texts = text_table(table, f"{FIG3.title} Preset {outcome.preset}.")
+    report.print_table(texts)
+    write_text(outcome.directory / "fig3.md", report.to_markdown(texts))
+    write_text(outcome.directory / "fig3.csv", report.to_csv(table))
+    names = ["fig3.md", "fig3.csv"]
+    several = table["model"].nunique() > 1
+    for dataset, model in table[["dataset", "model"]].drop_duplicates().itertuples(index=False):
+        first: dict[str, dict] = {}
+        for row in rows:
+            if (row["dataset"], row["model"]) == (dataset, model):
+                first.setdefault(row["method"], row)
+        drawn = list(first.values())
+        figure = report.plot_collaboration(
+            [row["weights"] for row in drawn],
+            drawn[0]["groups"],
+            titles=[f"{row['method']}, {dataset}, seed {row['seed']}" for row in drawn],
+        )
+        names.append(f"fig3_{dataset}{'_' + model if several else ''}.png")
+        write_figure(outcome.directory / names[-1], figure)
+    return names
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(FIG3, write=write_figures_and_contrasts))

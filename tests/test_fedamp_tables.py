@@ -1,0 +1,252 @@
+"""FedAMP's tables and figures: they are the paper's, and the figures come from Table 3's runs."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedjax_het.data import client_groups, load_dataset
+from fedjax_het.experiment import Arguments, _departures, main, make_cells
+from fedjax_het.federation import split_clients
+from fedjax_het.personal import group_contrast
+from fedjax_het.reported import reported_values
+from fedjax_het.result import Result
+
+FOLDER = Path(__file__).parent.parent / "experiments" / "fedamp"
+PARTITIONS = {1: "iid", 2: "pathological", 3: "grouped"}
+ADDED = ("ditto", "pfedme", "per_fedavg")  # rows that the paper does not have
+
+
+def declared(name):
+    spec = importlib.util.spec_from_file_location(f"fedamp_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = {n: getattr(declared(f"table{n}"), f"TABLE{n}") for n in PARTITIONS}
+FIG2, FIG3 = declared("fig2"), declared("fig3")
+
+
+def runs(experiment, preset="paper", **filters):
+    cells = make_cells(experiment, Arguments(preset=preset, **filters))
+    return {run.digest() for cell in cells for run in cell.runs}
+
+
+@pytest.mark.parametrize("number", TABLES)
+def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(number):
+    cells = make_cells(TABLES[number], Arguments(preset="paper"))
+    reported = reported_values("fedamp", f"table{number}")
+    assert set(reported["partition"]) == {PARTITIONS[number]} and len(reported) == 36
+    ours = [(cell.dataset, cell.method) for cell in cells if cell.method not in ADDED]
+    assert ours[:9] == [("mnist", name) for name in reported["method"].unique()]
+    assert sorted(ours) == sorted(zip(reported["dataset"], reported["method"], strict=True))
+    assert all(cell.level is None for cell in cells)
+    assert _departures(TABLES[number], cells) == []
+
+
+@pytest.mark.parametrize("preset", ["quick", "cpu", "paper"])
+@pytest.mark.parametrize("number", TABLES)
+def test_all_runs_of_a_table_test_clients_of_its_partition(number, preset):
+    specs = [
+        run.resolved()
+        for cell in make_cells(TABLES[number], Arguments(preset=preset))
+        for run in cell.runs
+    ]
+    assert len(specs) >= 8
+    assert {spec.partition for spec in specs} == {PARTITIONS[number]}
+    assert all(spec.tests_clients and spec.participation == 1 for spec in specs)
+    assert {spec.scored_model for spec in specs if spec.algorithm == "scaffold"} == {"client"}
+    clients = {(spec.dataset, spec.num_clients) for spec in specs}
+    assert (
+        clients
+        == {
+            "quick": {("digits", 15)},
+            "cpu": {("fashion_mnist", 25), ("mnist", 25)},
+            "paper": {
+                *(("mnist", 50), ("fashion_mnist", 50)),
+                *(("emnist_byclass", 62), ("cifar100", 40)),
+            },
+        }[preset]
+    )
+
+
+def test_figures_are_drawn_from_the_runs_of_table_3():
+    for preset in ("quick", "cpu", "paper"):
+        assert runs(FIG2.FIG2, preset) == runs(TABLES[3], preset)
+        methods = ("fedamp", "heurfedamp")
+        assert runs(FIG3.FIG3, preset) == runs(TABLES[3], preset, methods=methods)
+    everything = [*TABLES.values(), FIG2.FIG2, FIG3.FIG3]
+    assert {experiment.folder for experiment in everything} == {"fedamp"}
+
+
+def test_a_table_without_alpha_takes_none(capsys, tmp_path):
+    assert main(TABLES[3], ["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
+    assert "alphas = (0.1,): expected none" in capsys.readouterr().err
+
+
+# The quick presets, for real: a few rows, as every method is compiled anew for each partition
+
+METHODS = {
+    1: ("separate",),
+    2: ("separate", "fedavg"),
+    3: ("separate", "fedavg", "fedamp", "heurfedamp"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of all three tables: two rounds of two seeds."""
+    folder = tmp_path_factory.mktemp("fedamp")
+    for number, table in TABLES.items():
+        assert main(table, command(folder, number)) == 0
+    return folder
+
+
+def command(folder, number=3):
+    return ["--methods", *METHODS[number], "--rounds", "2", "--output-dir", str(folder)]
+
+
+def results(folder, partition):
+    found = [Result.load(path) for path in folder.glob("*.json")]
+    return {
+        (result.spec.algorithm, result.spec.seed): result
+        for result in found
+        if result.spec.partition == partition
+    }
+
+
+@pytest.mark.parametrize("number", TABLES)
+def test_a_table_holds_the_best_means_of_its_runs(number, folder):
+    table = pd.read_csv(folder / f"table{number}.csv").set_index("method")
+    own = results(folder, PARTITIONS[number])
+    assert list(table.index) == list(METHODS[number])
+    for method in METHODS[number]:
+        best = []
+        for seed in (0, 1):
+            means = own[method, seed].metrics["client_accuracy"].mean(1)
+            assert len(means) == 2
+            best.append(100 * means.max())
+        assert table.loc[method, "mean"] == pytest.approx(np.mean(best), abs=1e-4)
+        assert table.loc[method, "std"] == pytest.approx(np.std(best, ddof=1), abs=1e-4)
+    ranks = stats.rankdata(-table["mean"].round(2), method="min")
+    assert table["rank"].tolist() == ranks.tolist()
+    assert not table["diverged"].any()
+
+
+def test_nothing_that_is_not_there_is_printed_as_a_number(folder, capsys):
+    for number, table in TABLES.items():
+        assert main(table, [*command(folder, number), "--show"]) == 0
+    out = capsys.readouterr().out
+    texts = [out, *(path.read_text() for path in folder.glob("table?.md"))]
+    texts += [path.read_text() for path in folder.glob("table?.tex")]
+    assert len(texts) == 7
+    for text in texts:
+        assert not re.search(r"\bnan\b|None\b|\balpha\b|diverged †", text)
+        assert "compare ranks, not values" in text.replace("\n", " ")
+    out = " ".join(out.split())
+    assert (
+        out.count("Settings that differ from protocol fedamp: num_clients 15 instead of 10;") == 3
+    )
+    assert out.count("rounds 2 instead of 100;") == 3
+    assert out.count("group_sizes [90, 63, 36, 90, 63];") == 1
+    assert out.count("self_weight 0.0666667 instead of 0.1 (heurfedamp).") == 1
+    for number in TABLES:
+        assert (folder / f"table{number}_curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    def no_more(*args, **keywords):
+        raise AssertionError("a run that is done was made again")
+
+    monkeypatch.setattr("fedjax_het.sweeps.prepare", no_more)
+
+
+def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, nothing_runs):
+    assert main(FIG2.FIG2, command(folder), write=FIG2.write_figure_and_tests) == 0
+    out = capsys.readouterr().out
+    assert "Left out" not in out and not re.search(r"\bnan\b", out)
+    assert (folder / "fig2.png").read_bytes().startswith(b"\x89PNG")
+    own = results(folder, "grouped")
+
+    def clients(method):
+        of_seeds = [own[method, seed].metrics["client_accuracy"] for seed in (0, 1)]
+        return np.concatenate([values[values.mean(1).argmax()] for values in of_seeds])
+
+    pairs = pd.read_csv(folder / "fig2.csv")
+    assert len(pairs) == 2 * 3
+    for row in pairs.itertuples():
+        difference = (clients(row.method) - clients(row.against)).round(6)
+        assert row.clients == 30 and row.ties == (difference == 0).sum()
+        p_value = 1.0 if row.ties == 30 else stats.wilcoxon(difference).pvalue
+        assert row.p_value == pytest.approx(p_value)
+        assert row.mean_difference == pytest.approx(100 * difference.mean(), abs=1e-3)
+        assert (
+            f"| {row.method} | {row.against} | 30 | {row.ties} |"
+            in (folder / "fig2.md").read_text()
+        )
+
+
+def test_figure_2_leaves_out_a_method_that_lacks_a_seed(folder, capsys):
+    more = [*command(folder), "--seeds", "0", "1", "7", "--show"]
+    assert main(FIG2.FIG2, more, write=FIG2.write_figure_and_tests) == 0
+    assert "Left out, as not all their runs are there: separate, fedavg," in (
+        capsys.readouterr().out.replace("\n", " ")
+    )
+
+
+def test_the_paper_reports_tests_of_three_data_sets_against_seven_methods():
+    assert {
+        *("separate", "fedavg", "fedprox", "fedavg_ft", "fedprox_ft", "scaffold", "apfl")
+    } == FIG2.THEIRS
+    rows = [
+        {"place": f"{dataset}, cnn", "method": "fedamp", "against": against}
+        for dataset in ("mnist", "fashion_mnist")
+        for against in ("separate", "heurfedamp", "ditto")
+    ]
+    numbers = {"clients": 50, "ties": 0, "mean_difference": 1, "median_difference": 1, "p_value": 1}
+    table = FIG2.text_table(pd.DataFrame(rows).assign(**numbers), "T", [])
+    told = [[row["Reported"] for row in section.rows] for section in table.sections]
+    assert told == [["—", "—", "—"], ["< 1e-4", "—", "—"]]
+
+
+def test_figure_3_contrasts_the_weights_of_the_runs(folder, capsys, nothing_runs):
+    assert (
+        main(
+            FIG3.FIG3,
+            ["--rounds", "2", "--output-dir", str(folder)],
+            write=FIG3.write_figures_and_contrasts,
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "Inside / between" in out and not re.search(r"\bnan\b", out)
+    assert (folder / "fig3_digits.png").read_bytes().startswith(b"\x89PNG")
+    own = results(folder, "grouped")
+    table = pd.read_csv(folder / "fig3.csv")
+    assert len(table) == 4
+    for row in table.itertuples():
+        result = own[row.method, row.seed]
+        split = split_clients(result.spec.resolved(), load_dataset("digits"))
+        groups = client_groups(split)
+        assert groups.tolist() == np.repeat(range(5), 3).tolist()
+        weights = result.artifacts["collaboration"]
+        np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+        expected = group_contrast(weights, groups)
+        for name, value in expected._asdict().items():
+            assert getattr(row, name) == pytest.approx(value)
+        assert 2 * row.inside + 12 * row.between + row.own == pytest.approx(1)
+
+
+def test_figures_without_runs_say_so(tmp_path, capsys):
+    arguments = ["--show", "--output-dir", str(tmp_path)]
+    assert main(FIG2.FIG2, arguments, write=FIG2.write_figure_and_tests) == 0
+    assert main(FIG3.FIG3, arguments, write=FIG3.write_figures_and_contrasts) == 0
+    assert "No run is there to be drawn." in capsys.readouterr().out
