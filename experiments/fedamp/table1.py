@@ -1,7 +1,7 @@
 """FedAMP's Table 1: personalised methods where clients' data are alike (IID).
 
 python experiments/fedamp/table1.py                  the embedded digits, a minute on 2 cores
-python experiments/fedamp/table1.py --preset cpu     MNIST and Fashion-MNIST, smaller: hours
+python experiments/fedamp/table1.py --preset cpu     MNIST and Fashion-MNIST, smaller: about 6 hours
 python experiments/fedamp/table1.py --preset paper   the four data sets: a GPU's work
 
 The score is BMTA: the mean over clients, each tested on data like its own, in the best round. Rows

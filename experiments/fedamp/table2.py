@@ -1,7 +1,7 @@
 """FedAMP's Table 2: personalised methods where every client has two classes (pathological).
 
 python experiments/fedamp/table2.py                  the embedded digits, a minute on 2 cores
-python experiments/fedamp/table2.py --preset cpu     MNIST and Fashion-MNIST, smaller: hours
+python experiments/fedamp/table2.py --preset cpu     MNIST and Fashion-MNIST, smaller: about 6 hours
 python experiments/fedamp/table2.py --preset paper   the four data sets: a GPU's work
 
 The settings, rows and score are those of `table1.py`.
