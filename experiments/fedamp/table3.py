@@ -1,7 +1,7 @@
 """FedAMP's Table 3: personalised methods where clients come in groups (practical non-IID data).
 
 python experiments/fedamp/table3.py                  the embedded digits, a minute on 2 cores
-python experiments/fedamp/table3.py --preset cpu     MNIST and Fashion-MNIST, smaller: hours
+python experiments/fedamp/table3.py --preset cpu     MNIST and Fashion-MNIST, smaller: about 2 hours
 python experiments/fedamp/table3.py --preset paper   the four data sets: a GPU's work
 
 A group's dominating classes make up 80 % of its clients' data. EMNIST's groups and sizes are the
