@@ -2,8 +2,8 @@
 
 Columns: `paper`, `item` (`table1`, ...), `dataset`, `model`, `partition`, `level` (the Dirichlet
 alpha, the labels per client, or a domain), `clients`, `participation`, `local_epochs`, `rounds`,
-`method`, `metric`, `mean`, `std`. Accuracies are percentages. Nothing measured is ever written
-here.
+`method`, `metric`, `mean`, `std`. Names are those of this package; what a paper does not say (its
+network, a level) is empty. Accuracies are percentages. Nothing measured is ever written here.
 """
 
 from functools import cache
