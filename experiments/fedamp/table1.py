@@ -52,7 +52,7 @@ PRESETS = {
         # With two classes a client, SCAFFOLD diverges at 0.1, and pFedMe's inner steps at 0.09.
         method_settings={
             **TUNING,
-            "scaffold": {"hp": {"local_lr": 0.02}},
+            "scaffold": {"hp": {"local_lr": 0.05}},
             "pfedme": {"hp": {"local_lr": 0.02, "personal_lr": 0.05}},
         },
     ),
