@@ -33,7 +33,7 @@ def build(name, **options):
 
 def numbers(name, options=(), **hp):
     entry = ALGORITHMS[name]
-    return {**entry.hyper_parameters(None, {**entry.options, **dict(options)}), **hp}
+    return {**entry.hyper_parameters(None, {**entry.options, **dict(options)}, len(SIZES)), **hp}
 
 
 def run(name, rounds=1, options=None, hp=None, **settings):
