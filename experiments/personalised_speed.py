@@ -12,6 +12,7 @@ weights and batches.
 import dataclasses
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -47,8 +48,8 @@ class Arguments:
     """In each turn."""
     turns: int = 3
     """How often each side is timed."""
-    threads: int = 0
-    """Of the PyTorch loop (default: the cores)."""
+    threads: tuple[int, ...] = ()
+    """Of the PyTorch loop, which is timed with each of these (default: 1, and the cores)."""
     check: bool = False
     """Compare the models of both sides after two rounds; time nothing."""
 
@@ -67,7 +68,7 @@ def measure(a: Arguments) -> int:
     require(a.clients >= 5, "clients", a.clients, "at least 5, one for each group")
     for name in ("rounds", "turns"):
         require(getattr(a, name) >= 1, name, getattr(a, name), "a whole number >= 1")
-    require(a.threads >= 0, "threads", a.threads, "a whole number >= 0")
+    require(all(n >= 1 for n in a.threads), "threads", a.threads, "whole numbers >= 1")
     dataset, source = images()
     spec = RunSpec(
         "fedamp",
@@ -81,7 +82,8 @@ def measure(a: Arguments) -> int:
     partition = split_clients(spec, dataset)
     print(
         f"{source}, {a.model}, {a.clients} clients of {partition.sizes.min()} to "
-        f"{partition.sizes.max()} images, batch {spec.batch_size}; {available_cores()} cores"
+        f"{partition.sizes.max()} images, batch {spec.batch_size}; {available_cores()} cores, "
+        f"load {os.getloadavg()[0]:.1f} before"
     )
     with tempfile.TemporaryDirectory() as folder:
         settings = write_regime(spec, dataset, partition, a, Path(folder))
@@ -126,7 +128,7 @@ def write_regime(spec: RunSpec, dataset, partition, a: Arguments, folder: Path) 
         "width": spec.width,
         "batch_size": spec.batch_size,
         "local_lr": spec.hp["local_lr"],
-        "threads": a.threads or available_cores(),
+        "threads": available_cores(),
         "images": str(folder / "images.npz"),
         "clients": str(folder / "clients.npz"),
     }
@@ -135,8 +137,10 @@ def write_regime(spec: RunSpec, dataset, partition, a: Arguments, folder: Path) 
 
 
 def run_peer(settings: list[dict]) -> str:
-    words = [json.dumps(one) for one in settings]
-    done = subprocess.run([sys.executable, PEER, *words], capture_output=True, text=True)
+    command = [sys.executable, PEER, *(json.dumps(one) for one in settings)]
+    # On a busy machine threads that spin while they wait for each other take minutes for a round.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(f"{PEER.name} failed:\n{done.stderr[-2000:]}")
     return done.stdout
@@ -145,30 +149,44 @@ def run_peer(settings: list[dict]) -> str:
 def time_both(spec: RunSpec, dataset, a: Arguments, settings: list[dict]) -> int:
     from fedjax_het.simulation import benchmark_rounds
 
-    ours, theirs, compiled, ratios = [], [], [], []
+    threads = a.threads or sorted({1, available_cores()})
+    ours, compiled = [], []
+    theirs: dict[int, list[float]] = {n: [] for n in threads}
+    shares: dict[int, list[float]] = {n: [] for n in threads}
     for _ in range(a.turns):
         times = benchmark_rounds(spec, a.rounds, dataset)
-        made = json.loads(run_peer(settings).splitlines()[-1])
-        assert times.samples == made["samples"]
         ours += times.seconds
-        theirs += made["seconds"]
         compiled.append(times.compile_seconds)
-        ratios.append(statistics.median(made["seconds"]) / statistics.median(times.seconds))
-    mine, other = statistics.median(ours), statistics.median(theirs)
-    messages = time_messages(spec, dataset)
-    print(f"compilation {compiled[0]:.1f} s; lanes: {times.lanes}")
-    for name, taken, share in (
-        ("fedjax_het", ours, messages / mine),
-        ("PyTorch loop", theirs, made["message_share"]),
-    ):
-        seconds = statistics.median(taken)
-        print(
-            f"{name:12}  {seconds:7.3f} s a round ({min(taken):.3f} to {max(taken):.3f})  "
-            f"{a.clients / seconds:7,.0f} client rounds/s  messages {share:.0%}"
-        )
-    turns = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-    print(f"ratio {other / mine:.2f} (turn by turn {turns}); {made['version']}")
+        for n in threads:
+            out = run_peer([{**settings[0], "threads": n}, settings[1]])
+            made = json.loads(out.splitlines()[-1])
+            assert made["samples"] == times.samples
+            theirs[n] += made["seconds"]
+            shares[n].append(made["message_share"])
+    mine = statistics.median(ours)
+    print(f"compilation {compiled[0]:.1f} s; lanes: {times.lanes}; {made['version']}")
+    print(row("fedjax_het", ours, a.clients, time_messages(spec, dataset) / mine))
+    for n in threads:
+        share = statistics.median(shares[n])
+        name = f"PyTorch, {n} thread{'s' if n > 1 else ''}"
+        print(f"{row(name, theirs[n], a.clients, share)}  ratio {ratio(theirs[n], ours)}")
+    best = min(theirs.values(), key=statistics.median)
+    print(f"client rounds per second, times those of the better loop: {ratio(best, ours)}")
     return 0
+
+
+def row(name: str, seconds: list[float], clients: int, share: float) -> str:
+    middle = statistics.median(seconds)
+    return (
+        f"{name:18} {middle:7.3f} s a round ({min(seconds):.3f} to {max(seconds):.3f})  "
+        f"{clients / middle:7,.0f} client rounds/s  messages {share:.0%}"
+    )
+
+
+def ratio(theirs: list[float], ours: list[float]) -> str:
+    """Of medians, and of the fastest rounds, which other programs disturbed least."""
+    medians, fastest = (f(theirs) / f(ours) for f in (statistics.median, min))
+    return f"{medians:.2f} (of the fastest rounds {fastest:.2f})"
 
 
 def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
