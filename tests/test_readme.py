@@ -19,7 +19,8 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 
 
-MEASUREMENTS = [f"experiments/{name}speed.py" for name in ("", "sweep_", "condensation_")]
+KINDS = ("", "sweep_", "condensation_", "personalised_")
+MEASUREMENTS = [f"experiments/{name}speed.py" for name in KINDS]
 COMMANDS = [
     command
     for block in blocks("bash")
