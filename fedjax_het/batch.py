@@ -88,8 +88,10 @@ class Batch:
         self.capacity = min(MAX_CHUNK, self.rounds, fitting)
         self.done = 0
         self.stopped: list[int | None] = [None] * len(self.federations)  # the round it diverged in
-        nothing = group.program.measuring.nothing(self.algorithm, self.rounds)
-        self.metrics = [self._curves(nothing) for _ in self.federations]
+        measuring = group.program.measuring
+        self.metrics = [
+            self._curves(measuring.nothing(self.algorithm, self.rounds)) for _ in self.federations
+        ]
         self.compile_seconds = self.round_seconds = self.host_seconds = self.earlier_seconds = 0.0
         self.timed_rounds, self.timed_samples = 0, 0
         self.saved_at = time.perf_counter()
@@ -279,17 +281,17 @@ class Batch:
     def _curves(self, metrics: RoundMetrics) -> dict[str, np.ndarray]:
         """Metrics by name, `[R]` each; a domain's apart, and their unweighted mean; of clients
         `[R, K]`, and theirs; what else the method records as it is."""
-        curves = {name: np.array(getattr(metrics, name)) for name in RoundMetrics._fields[:4]}
+        curves = {name: getattr(metrics, name) for name in RoundMetrics._fields[:4]}
         if metrics.domain_accuracy is not None:
             names = (*self.group.dataset.domain_names, "domains")
             domains = metrics.domain_accuracy
             of_domains = [*domains.T, domains.mean(1)]
             curves |= {f"test_accuracy_{n}": a for n, a in zip(names, of_domains, strict=True)}
         if metrics.client_accuracy is not None:
-            clients = np.array(metrics.client_accuracy)
+            clients = metrics.client_accuracy
             curves["client_accuracy"] = clients
             curves["mean_client_accuracy"] = mean_accuracies(clients).astype(np.float32)
-        return curves | {name: np.array(values) for name, values in metrics.records.items()}
+        return curves | metrics.records
 
     def _record(self, i: int, count: int, metrics: RoundMetrics) -> None:
         """Keep a chunk's metrics, up to the round in which the run diverged."""
