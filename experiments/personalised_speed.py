@@ -212,11 +212,12 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
 
     @jax.jit
     def messages(models, heard, hp):
-        distances = squared_distances(stacked(models["params"]))
+        vectors = stacked(models)
+        distances = squared_distances(vectors)
         sigma = hp["sigma"] * median_pair(distances, heard)
         alpha = hp["alpha"] * sigma / (len(distances) - 1)
         weights = attention(distances, alpha, sigma, heard, guard=spec.options["guard"])
-        return pass_messages(weights, models)
+        return pass_messages(weights, vectors)
 
     seconds = []
     for _ in range(repetitions + 1):

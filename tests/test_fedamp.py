@@ -18,6 +18,7 @@ from fedjax_het.algorithms.collaboration import (
     softmax_attention,
     squared_distances,
     stacked,
+    unstacked,
 )
 from fedjax_het.algorithms.fedamp import fedamp, heurfedamp
 from fedjax_het.algorithms.fedavg import fedavg
@@ -133,10 +134,12 @@ def test_messages_are_mixtures_of_every_array():
     models = {"a": RNG.normal(size=(5, 2, 3)), "b": {"c": RNG.normal(size=(5,))}}
     models = jax.tree.map(lambda a: a.astype(np.float32), models)
     weights = RNG.random((5, 5)).astype(np.float32)
-    mixed = pass_messages(weights, models)
+    mixed = pass_messages(weights, stacked(models))
+    assert mixed.shape == (5, 7)
     expected = jax.tree.map(lambda a: np.einsum("ij,j...->i...", weights, a), models)
-    assert_trees_all_close(mixed, expected, rtol=1e-5)
-    assert stacked(models).shape == (5, 7)
+    for k in range(5):
+        one, like = (jax.tree.map(lambda a, k=k: a[k], tree) for tree in (expected, models))
+        assert_trees_all_close(unstacked(mixed[k], like), one, rtol=1e-5)
 
 
 # --- rounds ----------------------------------------------------------------------------------
@@ -249,7 +252,8 @@ def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participatio
     for k in range(len(SIZES)):
         for name, expected in zip("wb", oracle.w[k], strict=True):
             np.testing.assert_allclose(found[name][k], expected, rtol=2e-4, atol=2e-5)
-        received = jax.tree.map(lambda a, k=k: a[k], state.server.received["params"])
+        own = jax.tree.map(lambda a, k=k: a[k], state.clients.variables)
+        received = unstacked(state.server.received[k], own)["params"]
         np.testing.assert_allclose(received["w"], oracle.u[k][0], rtol=2e-4, atol=2e-5)
         assert_trees_all_equal(federation.personal(state, k), {n: found[n][k] for n in ("b", "w")})
     np.testing.assert_allclose(state.server.weights, oracle.xi, rtol=1e-3, atol=2e-5)
@@ -261,9 +265,9 @@ def test_either_model_can_be_scored(scored):
     build = partial(fedamp, **settings(guard="rows"))
     federation = small(build, hp={**RELATIVE, "local_lr": 0.3}, scored=scored)
     state, _ = federation.run(2)
-    models = {"client": state.clients.variables, "received": state.server.received}
-    expected = jax.tree.map(lambda a: np.asarray(a[3]), models[scored]["params"])
-    assert_trees_all_equal(federation.personal(state, 3), expected)
+    own = jax.tree.map(lambda a: np.asarray(a[3]), state.clients.variables)
+    models = {"client": own, "received": unstacked(np.asarray(state.server.received[3]), own)}
+    assert_trees_all_equal(federation.personal(state, 3), models[scored]["params"])
     assert not np.allclose(models["client"]["params"]["w"], models["received"]["params"]["w"])
 
 
@@ -313,7 +317,7 @@ def test_a_strong_pull_stays_with_the_message():
     for strength in (0.0, 1.0, 9.0):
         hp = {**RELATIVE, "local_lr": 0.1, "prox_lambda": strength}
         state, _ = small(build, hp=hp, epochs=20, scored="client").run(1)
-        gap = state.clients.variables["params"]["w"] - state.server.received["params"]["w"]
+        gap = stacked(state.clients.variables) - state.server.received
         gaps.append(float(jnp.linalg.norm(gap)))
     assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
 

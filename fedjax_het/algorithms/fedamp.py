@@ -16,6 +16,7 @@ from fedjax_het.algorithms.collaboration import (
     softmax_attention,
     squared_distances,
     stacked,
+    unstacked,
 )
 from fedjax_het.algorithms.separate import (
     INITIALISATIONS,
@@ -61,10 +62,11 @@ _HEURISTIC_SIGMA = {"relative": 5.0, "flgo": 25.0}
 class Messages(NamedTuple):
     """What the server made of the clients' models for their round.
 
-    received [K, ...]: u_i. weights [K, K]: xi. pull: [] the coefficient of the proximal gradient.
+    received [K, P]: u_i, stacked. weights [K, K]: xi. pull: [] the coefficient of the proximal
+    gradient.
     """
 
-    received: Tree
+    received: jax.Array
     weights: jax.Array
     pull: jax.Array
 
@@ -115,9 +117,8 @@ def fedamp(
     of K x P with K.
     """
 
-    def numbers(hp, state: State):
+    def numbers(hp, state: State, vectors):
         alpha = _decayed(hp, state.round)
-        vectors = stacked(state.clients.variables["params"])
         distances = squared_distances(vectors)
         heard = _heard(state.clients)
         sigma = hp["sigma"]
@@ -156,8 +157,8 @@ def heurfedamp(
     alpha only serves the proximal term here, where that is coupled. All else as `fedamp`.
     """
 
-    def numbers(hp, state: State):
-        distances = cosine_distances(stacked(state.clients.variables["params"]))
+    def numbers(hp, state: State, vectors):
+        distances = cosine_distances(vectors)
         heard, sigma = _heard(state.clients), hp["sigma"]
         if scale == "relative":
             sigma = sigma / jnp.maximum(median_pair(distances, heard), 1e-12)
@@ -185,10 +186,11 @@ def _attentive(
     prox: str,
     history: bool,
 ) -> Algorithm:
-    """Algorithm 1 with weights and alpha_k by `numbers(hp, state)`."""
+    """Algorithm 1 with weights and alpha_k by `numbers(hp, state, vectors)`, of the weights of all
+    networks, [K, P]."""
 
     def begin(hp, messages, state, client):
-        received = client_row(messages.received, client.id)
+        received = unstacked(client_row(messages.received, client.id), state.variables)
         first = received if start == "received" else state.variables
         return begin_training(training, hp, first, state.optimizer, received["params"])
 
@@ -202,12 +204,15 @@ def _attentive(
 
     def init(hp, key, variables, num_clients):
         clients = own_models(training, client, hp, key, variables, num_clients, initialisation)
-        server = Messages(clients.variables, jnp.eye(num_clients), jnp.float32(0))
+        everything = stacked(clients.variables)
+        server = Messages(everything, jnp.eye(num_clients), jnp.float32(0))
         return State(server, clients, jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
-        weights, alpha = numbers(hp, state)
-        received = pass_messages(weights, state.clients.variables)
+        vectors = stacked(state.clients.variables)  # batch-norm statistics last, if there are any
+        size = sum(leaf[0].size for leaf in jax.tree.leaves(state.clients.variables["params"]))
+        weights, alpha = numbers(hp, state, vectors[:, :size])
+        received = pass_messages(weights, vectors)
         strength = hp["prox_lambda"] / (alpha if prox == "coupled" else 1.0)
         messages = Messages(received, weights, jnp.float32(strength))
         result = train_cohort(client, plan, hp, messages, state.clients, key, cohort)
@@ -216,7 +221,7 @@ def _attentive(
         return State(messages, result.states, state.round + 1), info
 
     def received(hp, state, k):
-        return client_row(state.server.received, k)
+        return unstacked(client_row(state.server.received, k), clients_own(hp, state, k))
 
     def traffic(hp, state):
         one = num_bytes(client_row(state.clients.variables, 0))
