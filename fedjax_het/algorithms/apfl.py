@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, State
+from fedjax_het.algorithms.base import Algorithm, State, written_out
 from fedjax_het.algorithms.beside import federated_beside
 from fedjax_het.engine.lanes import client_row
 from fedjax_het.engine.local import Local, LocalTraining, descend
@@ -140,8 +140,7 @@ def _ensemble(model: Model) -> Model:
 
 def fill_apfl(options: dict[str, Any]) -> dict[str, Any]:
     """The options with the preset's choices written out."""
-    chosen = _PRESETS[options["preset"]]
-    return {name: chosen.get(name) if value is None else value for name, value in options.items()}
+    return written_out(options, _PRESETS[options["preset"]])
 
 
 def check_apfl(options: dict[str, Any]) -> None:

@@ -220,6 +220,11 @@ def _upload(client: ClientMethod):
     return upload
 
 
+def written_out(options: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """Options with what a preset has chosen in place of every None."""
+    return {name: chosen.get(name) if value is None else value for name, value in options.items()}
+
+
 def num_bytes(tree) -> int:
     """What the arrays of a tree take."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic, num_bytes
+from fedjax_het.algorithms.base import (
+    Algorithm,
+    RoundInfo,
+    State,
+    Traffic,
+    num_bytes,
+    written_out,
+)
 from fedjax_het.algorithms.collaboration import (
     GUARDS,
     attention,
@@ -77,11 +84,8 @@ def fedamp(
     *,
     scale: str,
     guard: str,
-    initialisation: str,
-    start: str,
-    prox: str,
-    history: bool,
     preset: str = "",
+    **common,
 ) -> Algorithm:
     """Algorithm 1: the server sends client i its own mixture of all models,
 
@@ -127,15 +131,7 @@ def fedamp(
             alpha = alpha * sigma / (len(distances) - 1)
         return attention(distances, alpha, sigma, heard, guard=guard), alpha
 
-    return _attentive(
-        training,
-        plan,
-        numbers,
-        initialisation=initialisation,
-        start=start,
-        prox=prox,
-        history=history,
-    )
+    return _attentive(training, plan, numbers, **common)
 
 
 def heurfedamp(
@@ -143,11 +139,8 @@ def heurfedamp(
     plan: Plan,
     *,
     scale: str,
-    initialisation: str,
-    start: str,
-    prox: str,
-    history: bool,
     preset: str = "",
+    **common,
 ) -> Algorithm:
     """FedAMP with weights by Eq. 8: xi_ii = self_weight (default: 1 / K), the rest shared out among
     the others by a softmax of sigma * cos(w_i, w_j), over all weights of the networks.
@@ -165,15 +158,7 @@ def heurfedamp(
         weights = softmax_attention(distances, sigma, hp["self_weight"], heard)
         return weights, _decayed(hp, state.round)
 
-    return _attentive(
-        training,
-        plan,
-        numbers,
-        initialisation=initialisation,
-        start=start,
-        prox=prox,
-        history=history,
-    )
+    return _attentive(training, plan, numbers, **common)
 
 
 def _attentive(
@@ -217,7 +202,7 @@ def _attentive(
         messages = Messages(received, weights, jnp.float32(strength))
         result = train_cohort(client, plan, hp, messages, state.clients, key, cohort)
         records = {"collaboration": weights} if history else {}
-        info = RoundInfo(result.train_loss, rms_change(state.clients, result.states), records)
+        info = RoundInfo(result.train_loss, rms_change(result), records)
         return State(messages, result.states, state.round + 1), info
 
     def received(hp, state, k):
@@ -254,8 +239,7 @@ def _heard(clients: OwnModel) -> jax.Array:
 
 def fill_fedamp(options: dict[str, Any]) -> dict[str, Any]:
     """The options with the preset's choices written out."""
-    chosen = _PRESETS[options["preset"]][0]
-    return {name: chosen.get(name) if value is None else value for name, value in options.items()}
+    return written_out(options, _PRESETS[options["preset"]][0])
 
 
 def check_fedamp(options: dict[str, Any]) -> None:

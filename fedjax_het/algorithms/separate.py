@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.engine.lanes import ClientMethod, client_row, for_each_client, train_cohort
+from fedjax_het.engine.lanes import (
+    ClientMethod,
+    CohortResult,
+    client_row,
+    for_each_client,
+    train_cohort,
+)
 from fedjax_het.engine.local import (
     LocalTraining,
     begin_training,
@@ -50,7 +56,7 @@ def separate(training: LocalTraining, plan: Plan, *, initialisation: str = "shar
 
     def round_(hp, state, key, cohort):
         result = train_cohort(client, plan, hp, (), state.clients, key, cohort)
-        info = RoundInfo(result.train_loss, rms_change(state.clients, result.states))
+        info = RoundInfo(result.train_loss, rms_change(result))
         return State((), result.states, state.round + 1), info
 
     return Algorithm(
@@ -79,11 +85,13 @@ def own_model(training: LocalTraining):
 
 
 def keep_own(training: LocalTraining):
-    """`ClientMethod.end` of clients that keep their models and send nothing into a sum."""
+    """`ClientMethod.end` of clients that keep their models; summed is only how far they moved."""
 
     def end(hp, broadcast, local, state, client):
+        models = (local.variables["params"], state.variables["params"])
+        moved = optax.tree.norm(jax.tree.map(jnp.subtract, *models), squared=True)
         optimizer = kept_optimizer(training, local.optimizer)
-        return (), OwnModel(local.variables, optimizer, state.rounds + 1), ()
+        return moved, OwnModel(local.variables, optimizer, state.rounds + 1), ()
 
     return end
 
@@ -109,8 +117,6 @@ def clients_own(hp, state: State, k) -> Tree:
     return client_row(state.clients.variables, k)
 
 
-def rms_change(before: OwnModel, after: OwnModel) -> jax.Array:
-    """Root mean square over clients of the L2 norm of their weights' change."""
-    params = (states.variables["params"] for states in (after, before))
-    change = jax.tree.map(jnp.subtract, *params)
-    return optax.tree.norm(change) / jnp.sqrt(jax.tree.leaves(change)[0].shape[0])
+def rms_change(result: CohortResult) -> jax.Array:
+    """Root mean square over all clients of the L2 norm of their weights' change, by `keep_own`."""
+    return jnp.sqrt(result.upload / len(result.states.rounds))

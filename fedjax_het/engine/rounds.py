@@ -71,27 +71,6 @@ class RoundMetrics(NamedTuple):
     client_accuracy: jax.Array | None  # [R, K]; None where clients have no tests of their own
     records: dict[str, jax.Array]  # [R, ...] what else the method records
 
-    @classmethod
-    def missing(
-        cls,
-        rounds: int,
-        *,
-        num_domains: int,
-        num_clients: int | None,
-        records: dict[str, tuple[int, ...]],
-    ) -> "RoundMetrics":
-        """NaN everywhere; `num_clients` is None where they have no tests of their own."""
-
-        def nan(*shape):
-            return np.full((rounds, *shape), np.nan, np.float32)
-
-        return cls(
-            *(nan() for _ in range(4)),
-            domain_accuracy=nan(num_domains) if num_domains else None,
-            client_accuracy=None if num_clients is None else nan(num_clients),
-            records={name: nan(*shape) for name, shape in records.items()},
-        )
-
 
 class Measuring(NamedTuple):
     """What is measured besides the test set; static."""
@@ -102,11 +81,16 @@ class Measuring(NamedTuple):
 
     def nothing(self, algorithm, rounds: int) -> RoundMetrics:
         """NaN for every round."""
-        return RoundMetrics.missing(
-            rounds,
-            num_domains=self.num_domains if algorithm.global_model else 0,
-            num_clients=self.num_clients if self.tests_clients else None,
-            records=algorithm.records(self.num_clients),
+
+        def nan(*shape):
+            return np.full((rounds, *shape), np.nan, np.float32)
+
+        by_domain = self.num_domains and algorithm.global_model
+        return RoundMetrics(
+            *(nan() for _ in range(4)),
+            domain_accuracy=nan(self.num_domains) if by_domain else None,
+            client_accuracy=nan(self.num_clients) if self.tests_clients else None,
+            records={n: nan(*shape) for n, shape in algorithm.records(self.num_clients).items()},
         )
 
 
