@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import entry_of
 from fedjax_het.algorithms.base import Algorithm, Tuning
 from fedjax_het.data import (
     Dataset,
@@ -77,11 +77,16 @@ def _training(signature: "_Signature") -> LocalTraining:
     )
 
 
+def _algorithm(signature: "_Signature", plan: Plan) -> Algorithm:
+    options = dict(signature.options)
+    entry = entry_of(signature.algorithm, options)
+    return entry.build(_training(signature), plan, **options)
+
+
 @functools.lru_cache(maxsize=32)
 def _program(signature: "_Signature", plan: Plan) -> Program:
-    training = _training(signature)
-    build, task = ALGORITHMS[signature.algorithm].build, training.task
-    algorithm = build(training, plan, **dict(signature.options))
+    task = _training(signature).task
+    algorithm = _algorithm(signature, plan)
     kinds = chunk_kinds(
         tunes=algorithm.tuning is not None,
         tests_clients=signature.measuring.tests_clients,
@@ -240,9 +245,7 @@ def prepare(
     signature = _signature(spec, dataset)
     sampled = cohort_size(spec.num_clients, spec.participation)
     blocks = blocks or min(len(devices), sampled)
-    algorithm = ALGORITHMS[spec.algorithm].build(
-        _training(signature), make_plan(spread=None), **dict(signature.options)
-    )
+    algorithm = _algorithm(signature, make_plan(spread=None))
     splits = [
         split or split_clients(one, dataset)
         for one, split in zip(specs, partitions or [None] * len(specs), strict=True)

@@ -83,11 +83,11 @@ class RunSpec:
 
     def resolved(self) -> "RunSpec":
         """The same run with every default written out, and checked. Raises `ConfigError`."""
-        from fedjax_het.algorithms import ALGORITHMS
+        from fedjax_het.algorithms import ALGORITHMS, entry_of
         from fedjax_het.engine.local import OPTIMIZERS
 
         require_name("algorithm", self.algorithm, ALGORITHMS)
-        entry = ALGORITHMS[self.algorithm]
+        entry = entry_of(self.algorithm, self.options)
         protocol = entry.protocol if self.protocol is None else self.protocol
         require_name("protocol", protocol, PROTOCOLS)
         settings, protocol_options, protocol_hp = protocol_values(
@@ -115,11 +115,14 @@ class RunSpec:
         if entry.trains_locally:
             require_name("local_optimizer", spec.local_optimizer, OPTIMIZERS)
         for name in self.options:
-            require_name("option", name, entry.options)
+            require_name("option", name, entry.option_names)
         told = {name: value for name, value in protocol_options.items() if name in entry.options}
         options = {**entry.options, **told, **self.options}
+        base = options.pop("base", None)
         entry.check(options)
         options = entry.fill(options)
+        if base not in (None, *entry.bases[:1]):  # the usual one goes without saying
+            options["base"] = base
         hp = entry.hyper_parameters(spec.local_optimizer, options, clients)
         for name in self.hp:
             require_name("hp", name, hp)
