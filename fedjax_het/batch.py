@@ -102,7 +102,9 @@ class Batch:
             train_key=self._keys(Stream.TRAIN),
             client_tests=self._client_tests(),
             server=self._server(),
-            survey=self._survey(lambda scheduler, shape, cuts: [scheduler.round(0, shape, cuts(0))]),
+            survey=self._survey(
+                lambda scheduler, shape, cuts: [scheduler.round(0, shape, cuts(0))]
+            ),
         )
         self.state: Any = None  # until it starts: `memory` is asked before anything is allocated
 

@@ -177,7 +177,12 @@ def specs_of(command: Sweep) -> list[RunSpec]:
     of_partition = _literals("partition-option", command.partition_options)
     of_server = _literals("server-option", command.server_options)
     return grid(
-        **settings, seed=command.seeds, partition_options=of_partition, server_options=of_server, hp=hp, options=options
+        **settings,
+        seed=command.seeds,
+        partition_options=of_partition,
+        server_options=of_server,
+        hp=hp,
+        options=options,
     )
 
 

@@ -16,7 +16,6 @@ from fedjax_het.data import (
     Dataset,
     Partition,
     PartitionSummary,
-    Pool,
     ServerData,
     ServerSummary,
     load_dataset,
@@ -26,6 +25,7 @@ from fedjax_het.data import (
     server_examples,
     server_pool,
 )
+from fedjax_het.data.server_data import Pool
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
@@ -299,8 +299,7 @@ def prepare(
     trained_on = splits
     if algorithm.shares_server_data:
         trained_on = [
-            _shared_with_all(split, server)
-            for split, server in zip(splits, servers, strict=True)
+            _shared_with_all(split, server) for split, server in zip(splits, servers, strict=True)
         ]
     units = [
         _units(one, split, dataset, algorithm) for one, split in zip(specs, trained_on, strict=True)
@@ -319,9 +318,7 @@ def prepare(
             f"{dataset.num_classes}",
         )
     federations = []
-    for one, split, held, of, server in zip(
-        specs, splits, trained_on, units, servers, strict=True
-    ):
+    for one, split, held, of, server in zip(specs, splits, trained_on, units, servers, strict=True):
         scheduler = Scheduler(
             held,
             of,

@@ -134,9 +134,9 @@ def _root_of_cohort(settings: dict[str, Any]) -> float:
     return math.sqrt(sampled)
 
 
-# FSL: section IV, scenario 1. Its batch size is not stated there (50 is scenario 2's for EMNIST, and
-# makes K = K_0 on CIFAR-10, as a remark of the paper supposes); nor is eta_g of FL and DS, which the
-# sentence on the implementation gives as sqrt(S) for all. FedDyn's own server has no such step.
+# FSL: section IV, scenario 1. Its batch size is not stated there: 50 is scenario 2's for EMNIST,
+# and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. Nor is eta_g of FL and DS: the
+# sentence on the implementation gives sqrt(S) for all. FedDyn's own server has no such step.
 _FSL = (
     Rule(
         settings={

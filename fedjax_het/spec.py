@@ -214,7 +214,7 @@ class RunSpec:
 def _with_server_data(
     given: RunSpec, spec: RunSpec, entry: "Entry", usual: dict[str, Any]
 ) -> RunSpec:
-    """Its server's examples checked and, where they have a use, said; `usual` are the protocol's."""
+    """Its server's examples, where they have a use, checked; `usual` are the protocol's."""
     from fedjax_het.data import check_server_options
 
     for name in ("pretrain_epochs", "gradient_gaps"):

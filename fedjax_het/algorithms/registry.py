@@ -49,12 +49,12 @@ from fedjax_het.algorithms.feddm import (
     feddm_hyper_parameters,
 )
 from fedjax_het.algorithms.fedprox import fedprox
-from fedjax_het.algorithms.fsl import FSL_HP, FSL_OPTIONS, check_fsl, data_sharing, fsl
 from fedjax_het.algorithms.fine_tuning import (
     FINE_TUNING_OPTIONS,
     check_fine_tuning,
     fine_tuned,
 )
+from fedjax_het.algorithms.fsl import FSL_HP, FSL_OPTIONS, check_fsl, data_sharing, fsl
 from fedjax_het.algorithms.per_fedavg import (
     PER_FEDAVG_OPTIONS,
     check_per_fedavg,

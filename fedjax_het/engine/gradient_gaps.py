@@ -65,7 +65,9 @@ def _measuring(task: Task) -> ClientMethod:
     return ClientMethod(lambda hp, variables: (), begin, step, end)
 
 
-def _server_gradient(task: Task, variables: Tree, server: ServerTraining, batch_size: int = 64) -> Tree:
+def _server_gradient(
+    task: Task, variables: Tree, server: ServerTraining, batch_size: int = 64
+) -> Tree:
     count = len(server.examples.labels)
     batch_size = min(batch_size, count)
 
