@@ -203,6 +203,8 @@ def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatc
     pairs = as_pairs(dataset.test_images, dataset.test_labels)
     assert set(pairs) <= set(as_pairs(balanced.test_images, balanced.test_labels))
     assert len(set(pairs)) == 100
+    at = {image.tobytes(): position for position, image in enumerate(balanced.test_images)}
+    assert (np.diff([at[image.tobytes()] for image in dataset.test_images]) > 0).all()
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() == dataset.digest()
     monkeypatch.setattr("fedjax_het.data.emnist._TEST_SEED", 46)
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() != dataset.digest()

@@ -68,9 +68,9 @@ def glyph_images(
     """(images uint8 [n, height, width, 1], labels int32 [n]) of every class, size and rotation.
 
     Each character is drawn white on black in a square of 2 inches, the middle of its ink in the
-    middle of the square (EMNIST centres so too), at `sizes` in points of 1/72 inch, turned by
-    `rotations` in degrees against the clock, and made small by the mean over each new pixel's area.
-    What sticks out is cut, as a figure cuts it: ends of script H, K, M and W at 120 points.
+    middle of the square (EMNIST centres so too), at `sizes` in points of 1/72 inch (rounded to half
+    ones), turned by `rotations` in degrees against the clock, and made small by the mean over each
+    new pixel's area. What sticks out is cut, as a figure cuts it: ends of script H, K, M and W at 120 points.
     Class after class, and in it size after size. About 1 ms an image; the same each time.
 
     The sources' merged classes, such as EMNIST Balanced's C for C and c, are drawn as they are
@@ -94,7 +94,7 @@ def glyph_images(
         for size in sizes:
             # The plain layout, whether or not another one is installed.
             face = ImageFont.truetype(
-                font.path, size * _PIXELS_PER_POINT, layout_engine=ImageFont.Layout.BASIC
+                font.path, round(size * _PIXELS_PER_POINT), layout_engine=ImageFont.Layout.BASIC
             )
             # Room all around, since where the ink is shows only once it is drawn.
             drawn = Image.new("L", (2 * side, 2 * side))
