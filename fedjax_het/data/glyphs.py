@@ -70,8 +70,9 @@ def glyph_images(
     Each character is drawn white on black in a square of 2 inches, the middle of its ink in the
     middle of the square (EMNIST centres so too), at `sizes` in points of 1/72 inch (rounded to half
     ones), turned by `rotations` in degrees against the clock, and made small by the mean over each
-    new pixel's area. What sticks out is cut, as a figure cuts it: ends of script H, K, M and W at 120 points.
-    Class after class, and in it size after size. About 1 ms an image; the same each time.
+    new pixel's area. What sticks out is cut, as a figure cuts it: ends of wide script letters (K,
+    M, W) at the larger sizes. Class after class, and in it size after size. About 1 ms an image;
+    the same each time.
 
     The sources' merged classes, such as EMNIST Balanced's C for C and c, are drawn as they are
     named. Raises `ConfigError` for a class that is no single letter or digit, one that the font
