@@ -361,7 +361,7 @@ def _as_settings(method: str, variant: dict[str, Any]) -> dict[str, Any]:
         if name in _FIELDS:
             settings[name] = value
         else:
-            kind = "options" if name in ALGORITHMS[method].options else "hp"
+            kind = "options" if name in ALGORITHMS[method].option_names else "hp"
             settings.setdefault(kind, {})[name] = value
     return settings
 

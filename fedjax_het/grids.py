@@ -44,7 +44,7 @@ def grid(
         if some_train:
             spec = RunSpec(**of_use(spec.algorithm, values))
         entry = ALGORITHMS[spec.algorithm]
-        known = {name: v for name, v in choices.items() if name in entry.options}
+        known = {name: v for name, v in choices.items() if name in entry.option_names}
         unused -= {("option", name) for name in known}
         for chosen in _combinations(known):
             with_options = dataclasses.replace(spec, options=chosen)

@@ -10,7 +10,7 @@ import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from problems import BATCH, CLASSES, SIZES, blobs, consecutive, small, softmax_gradient
 
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import ALGORITHMS, entry_of
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
@@ -32,7 +32,7 @@ FAST = {"dynafed": FAST_SYNTHESIS, "feddm": FAST_CONDENSATION, "fedaf": FAST_CON
 
 def registered(name):
     """-> (build, settings of `small`) of a registered method, such that it is quick."""
-    entry = ALGORITHMS[name]
+    entry = entry_of(name, {})
     options = entry.fill({**entry.options, **FAST.get(name, {})})
     numbers = entry.hyper_parameters("sgd", options, len(SIZES))
     settings = {"hp": {**numbers, "local_lr": 0.1}, "scored": entry.scored[0]}

@@ -310,7 +310,7 @@ def test_dynafeds_trajectory_is_the_global_models():
     for rounds in (1, 4):
         model = run(spec("fedavg", rounds=rounds)).state.server.variables["params"]
         vector = ravel_pytree(model)[0]
-        np.testing.assert_array_equal(tuned.state.server.trajectory[rounds], vector)
+        np.testing.assert_array_equal(tuned.state.server.own.trajectory[rounds], vector)
 
 
 def test_the_users_own_partition():

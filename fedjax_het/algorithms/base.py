@@ -65,6 +65,7 @@ class Algorithm(NamedTuple):
     tuning: how every client tunes a copy of the global model that is scored in its place
     records(num_clients) -> {name: shape}        of what `RoundInfo.records` holds
     extra_passes: passes over a client's data before its local epochs
+    shares_server_data: whether clients train on the server's examples besides their own
     pairs: how clients condense their data, where they do so instead of training
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
     artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
@@ -81,6 +82,7 @@ class Algorithm(NamedTuple):
     tuning: "Tuning | None" = None
     records: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
     extra_passes: int = 0
+    shares_server_data: bool = False
     pairs: PairWork | None = None
     host_work: "tuple[HostWork, ...]" = ()
     artifacts: Callable[[State], dict] = lambda state: {}
@@ -105,7 +107,8 @@ class HostWork(NamedTuple):
     """Long server work between two rounds, done piece by piece so that it shows and resumes.
 
     done(state) -> int: iterations finished, of `total`.
-    advance(hp, state, key, count) -> state after `count` (traced) more iterations.
+    advance(hp, state, key, count, server) -> state after `count` (traced) more iterations;
+      `server` are the server's examples, a `ServerTraining` (None if it has none).
     """
 
     name: str

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.algorithms.base import Algorithm, HostWork, State
+from fedjax_het.algorithms.base import Algorithm, HostWork
+from fedjax_het.algorithms.refined import Round, refined
 from fedjax_het.condensation import (
     SynthesisConfig,
     SynthesisHyperParameters,
@@ -19,7 +20,6 @@ from fedjax_het.condensation import (
     j_by_start,
     make_synthesis,
 )
-from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import SERVER_FOLD
@@ -66,7 +66,7 @@ def fill_dynafed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class DynaFedServer(NamedTuple):
-    """What the server keeps besides the base method's state. The shapes never change.
+    """What the server keeps besides the refined method's state. The shapes never change.
 
     trajectory [L + 1, P]: the initial model and the averages of the first L rounds.
     synthesis: the synthetic data in the making; used once `iterations` has reached N.
@@ -74,7 +74,6 @@ class DynaFedServer(NamedTuple):
     snapshots [NUM_SNAPSHOTS, <= SNAPSHOT_IMAGES, H, W, C]: images over the iterations.
     """
 
-    base: Tree
     trajectory: jax.Array
     synthesis: SynthesisState
     iterations: jax.Array
@@ -98,7 +97,7 @@ def dynafed(
     no such network).
     Cost: N iterations, once, each differentiating s' training steps; then 20 steps a round.
     """
-    algorithm, model = base(training, plan), training.task.model
+    model = training.task.model
     epochs, optimizer = options["fine_tune_epochs"], options["fine_tune_optimizer"]
     config = _config(options)
     num_samples = config.total_samples(model.num_classes)
@@ -123,16 +122,12 @@ def dynafed(
     def numbers(hp) -> SynthesisHyperParameters:
         return SynthesisHyperParameters(*(hp[name] for name in _NUMERIC))
 
-    def init(hp, key, variables, num_clients):
-        inner = algorithm.init(hp, key, variables, num_clients)
+    def init(hp, key, variables):
         vector = ravel_pytree(variables["params"])[0]
-        trajectory = jnp.zeros((config.trajectory_rounds + 1, vector.size)).at[0].set(vector)
-        made = synthesis.init(numbers(hp), jax.random.fold_in(key, SERVER_FOLD))
         length = config.num_iterations
-        server = DynaFedServer(
-            inner.server,
-            trajectory,
-            made,
+        return DynaFedServer(
+            jnp.zeros((config.trajectory_rounds + 1, vector.size)).at[0].set(vector),
+            synthesis.init(numbers(hp), jax.random.fold_in(key, SERVER_FOLD)),
             jnp.int32(0),
             SynthesisInfo(
                 jnp.full(length, jnp.nan),
@@ -142,24 +137,19 @@ def dynafed(
             ),
             jnp.zeros((NUM_SNAPSHOTS, num_pictured, *model.input_shape)),
         )
-        return inner._replace(server=server)
 
-    def inner_state(state: State) -> State:
-        return state._replace(server=state.server.base)
-
-    def round_(hp, state, key, cohort: Cohort):
-        inner, info = algorithm.round(hp, inner_state(state), key, cohort)
-        variables = algorithm.global_model(inner)
+    def refine(hp, own: DynaFedServer, of: Round):
+        variables = of.after
         average = ravel_pytree(variables["params"])[0]
         # Rounds beyond L fall outside the array and are dropped.
-        trajectory = state.server.trajectory.at[state.round + 1].set(average, mode="drop")
+        own = own._replace(trajectory=own.trajectory.at[of.number + 1].set(average, mode="drop"))
 
-        def refine(params):
+        def tuned(params):
             return fine_tune(
                 lambda p, x: apply_params(p, x, variables["state"]),
                 params,
-                synthesis.result(state.server.synthesis),
-                jax.random.fold_in(key, SERVER_FOLD),
+                synthesis.result(own.synthesis),
+                jax.random.fold_in(of.key, SERVER_FOLD),
                 epochs=epochs,
                 lr=hp["fine_tune_lr"],
                 augment_strategy=config.augment_strategy,
@@ -167,13 +157,11 @@ def dynafed(
                 optimizer=optimizer,
             )
 
-        ready = state.server.iterations >= config.num_iterations
-        params = jax.lax.cond(ready, refine, lambda p: p, variables["params"])
-        inner = algorithm.with_global_model(inner, {**variables, "params": params})
-        server = state.server._replace(base=inner.server, trajectory=trajectory)
-        return inner._replace(server=server), info
+        ready = own.iterations >= config.num_iterations
+        params = jax.lax.cond(ready, tuned, lambda p: p, variables["params"])
+        return {**variables, "params": params}, own
 
-    def advance(hp, state, key, count):
+    def advance(hp, state, key, count, server=None):
         every = _snapshot_interval(config.num_iterations)
 
         def iteration(_, server: DynaFedServer):
@@ -193,11 +181,13 @@ def dynafed(
                 snapshots=snapshots.at[-1].set(made.data.images[pictured]),
             )
 
-        return state._replace(server=jax.lax.fori_loop(0, count, iteration, state.server))
+        own = jax.lax.fori_loop(0, count, iteration, state.server.own)
+        return state._replace(server=state.server._replace(own=own))
 
     def artifacts(state):
-        server, data = state.server, synthesis.result(state.server.synthesis)
+        server, data = state.server.own, synthesis.result(state.server.own.synthesis)
         return {
+            **whole.artifacts(state),
             "synthetic_images": data.images,
             "synthetic_label_logits": data.label_logits,
             "synthetic_step_size": data.step_size,
@@ -208,12 +198,13 @@ def dynafed(
         }
 
     def summary(hp, state):
-        done = int(state.server.iterations)
+        done = int(state.server.own.iterations)
         if not done:
-            return {"synthesis_iterations": 0}
-        log = jax.tree.map(lambda a: np.asarray(a)[:done], state.server.log)
+            return {**whole.summary(hp, state), "synthesis_iterations": 0}
+        log = jax.tree.map(lambda a: np.asarray(a)[:done], state.server.own.log)
         last = max(1, done // 5)
         return {
+            **whole.summary(hp, state),
             "synthesis_iterations": done,
             "synthesis_skipped": int(log.skipped.sum()),
             "synthesis_step_size": float(log.step_size[-1]),
@@ -221,27 +212,16 @@ def dynafed(
             "matching_loss_by_start": {str(t): j for t, j in j_by_start(log, last=last).items()},
         }
 
-    return algorithm._replace(
-        init=init,
-        round=round_,
-        global_model=lambda state: algorithm.global_model(inner_state(state)),
-        with_global_model=lambda state, variables: state._replace(
-            server=state.server._replace(
-                base=algorithm.with_global_model(inner_state(state), variables).server
-            )
-        ),
-        traffic=lambda hp, state: algorithm.traffic(hp, inner_state(state)),
-        host_work=(
-            HostWork(
-                "synthesis",
-                before_round=config.trajectory_rounds,
-                total=config.num_iterations,
-                done=lambda state: int(state.server.iterations),
-                advance=advance,
-            ),
-        ),
-        artifacts=artifacts,
-        summary=summary,
+    whole = refined(base(training, plan), refine, init=init)
+    synthesising = HostWork(
+        "synthesis",
+        before_round=config.trajectory_rounds,
+        total=config.num_iterations,
+        done=lambda state: int(state.server.own.iterations),
+        advance=advance,
+    )
+    return whole._replace(
+        host_work=(*whole.host_work, synthesising), artifacts=artifacts, summary=summary
     )
 
 

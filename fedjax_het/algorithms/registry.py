@@ -54,6 +54,7 @@ from fedjax_het.algorithms.fine_tuning import (
     check_fine_tuning,
     fine_tuned,
 )
+from fedjax_het.algorithms.fsl import FSL_HP, FSL_OPTIONS, check_fsl, data_sharing, fsl
 from fedjax_het.algorithms.per_fedavg import (
     PER_FEDAVG_OPTIONS,
     check_per_fedavg,
@@ -71,6 +72,7 @@ from fedjax_het.algorithms.pfedme import (
 from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.algorithms.separate import check_separate, separate
 from fedjax_het.engine.local import optimizer_defaults
+from fedjax_het.errors import require_name
 
 
 class Entry(NamedTuple):
@@ -80,6 +82,9 @@ class Entry(NamedTuple):
     the local optimiser's and `server_lr`, or a function of the options and the number of clients
     that gives them. `check(options)` and `check_hp(hp)` raise ConfigError; `fill(options)` writes
     out what a preset stands for. `protocol`, one of `PROTOCOLS`, says what is not said otherwise.
+    `bases` are the methods that this one can be put on, the usual one first: option "base". `build`
+    then takes `base`, called as `base(training, plan)`; see `entry_of`.
+    `server_data`: whether the server has examples of its own.
     `trains_locally` is false where clients condense their data instead. `scored` are the models
     that a client's own test may be for, the method's usual one first. `global_model`: whether the
     server has one model for all. `min_clients`: fewer are bad input.
@@ -97,16 +102,77 @@ class Entry(NamedTuple):
     scored: tuple[str, ...] = ("global",)
     global_model: bool = True
     min_clients: int = 1
+    bases: tuple[str, ...] = ()
+    server_data: bool = False
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        return (*self.options, *(("base",) if self.bases else ()))
+
+    def over(self, base: "Entry") -> "Entry":
+        """This method on another: with the options and hyper-parameters of both."""
+
+        def parts(options: dict) -> tuple[dict, dict]:
+            theirs = {name: value for name, value in options.items() if name in base.options}
+            own = {name: value for name, value in options.items() if name in self.options}
+            return theirs, own
+
+        def build(training, plan, **options) -> Algorithm:
+            theirs, own = parts(options)
+            return self.build(training, plan, base=partial(base.build, **theirs), **own)
+
+        def hp(options: dict, num_clients: int) -> dict[str, float]:
+            theirs, own = parts(options)
+            return base.own_hp(theirs, num_clients) | self.own_hp(own, num_clients)
+
+        def check(options: dict) -> None:
+            theirs, own = parts(options)
+            base.check(theirs)
+            self.check(own)
+
+        def fill(options: dict) -> dict:
+            theirs, own = parts(options)
+            return base.fill(theirs) | self.fill(own)
+
+        def check_hp(hp: dict) -> None:
+            base.check_hp(hp)
+            self.check_hp(hp)
+
+        return self._replace(
+            build=build,
+            hp=hp,
+            options={**base.options, **self.options},
+            check=check,
+            check_hp=check_hp,
+            fill=fill,
+            scored=base.scored,
+        )
+
+    def own_hp(self, options: dict, num_clients: int) -> dict[str, float]:
+        return self.hp(options, num_clients) if callable(self.hp) else self.hp
 
     def hyper_parameters(
         self, local_optimizer: str | None, options: dict, num_clients: int
     ) -> dict[str, float]:
         """Every numeric hyper-parameter with its default."""
-        own = self.hp(options, num_clients) if callable(self.hp) else self.hp
+        own = self.own_hp(options, num_clients)
         local = optimizer_defaults(local_optimizer) if self.trains_locally else {}
         server = {"server_lr": 1.0} if self.global_model else {}
         return {**server, **local, **own}
 
+
+def entry_of(algorithm: str, options: dict[str, Any]) -> Entry:
+    """A method as its option "base" has it. Raises ConfigError for a base that it cannot have."""
+    entry = ALGORITHMS[algorithm]
+    if not entry.bases:
+        return entry
+    base = options.get("base", entry.bases[0])
+    require_name("option base", base, entry.bases)
+    return entry.over(ALGORITHMS[base])
+
+
+# What a method that works on the server's model can be put on.
+LOCAL_METHODS = ("fedavg", "fedprox", "scaffold")
 
 ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(
@@ -128,12 +194,13 @@ ALGORITHMS: dict[str, Entry] = {
         scored=("global", "client"),
     ),
     "dynafed": Entry(
-        partial(dynafed, base=fedavg),
+        dynafed,
         "FedAvg, fine-tuned on data synthesised from the global trajectory (Pi et al., 2023)",
         hp=dynafed_hyper_parameters,
         options=DYNAFED_OPTIONS,
         check=check_dynafed,
         fill=fill_dynafed,
+        bases=LOCAL_METHODS,
     ),
     "feddm": Entry(
         feddm,
@@ -156,6 +223,33 @@ ALGORITHMS: dict[str, Entry] = {
         fill=fill_condensing,
         protocol="fedaf",
         trains_locally=False,
+    ),
+    "fsl": Entry(
+        fsl,
+        "after each round the server learns from examples of its own (Mai et al., 2022)",
+        hp=FSL_HP,
+        options=FSL_OPTIONS,
+        check=check_fsl,
+        protocol="fsl",
+        bases=LOCAL_METHODS,
+        server_data=True,
+    ),
+    "fsl_p": Entry(
+        partial(fsl, incremental=False),
+        "FSL whose server learns beside the clients instead of after them (Mai et al., 2022)",
+        hp=FSL_HP,
+        options=FSL_OPTIONS,
+        check=check_fsl,
+        protocol="fsl",
+        bases=LOCAL_METHODS,
+        server_data=True,
+    ),
+    "data_sharing": Entry(
+        data_sharing,
+        "clients train on the server's examples besides their own (Zhao et al., 2018)",
+        protocol="fsl",
+        bases=LOCAL_METHODS,
+        server_data=True,
     ),
     "separate": Entry(
         separate,

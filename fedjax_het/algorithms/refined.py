@@ -1,0 +1,89 @@
+"""Work that the server does on each round's model, over any method with one global model."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedjax_het.algorithms.base import Algorithm, HostWork, State
+from fedjax_het.engine.lanes import Cohort
+
+Tree = Any
+
+
+class RefinedServer(NamedTuple):
+    """The server's state of the method that is refined, and what refining keeps besides."""
+
+    base: Tree
+    own: Tree
+
+
+class Round(NamedTuple):
+    """What a refinement reads of a round."""
+
+    before: Tree  # the variables that the round started from
+    after: Tree  # those that the method made of its clients' work
+    number: Any  # [] int32, from 0
+    key: Any  # the round's
+    cohort: Cohort
+
+
+def refined(
+    algorithm: Algorithm,
+    refine: Callable[[Any, Tree, Round], tuple[Tree, Tree]],
+    *,
+    init: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
+) -> Algorithm:
+    """`algorithm`, whose global model the server works on after each round.
+
+    What comes out is what is evaluated and broadcast; clients, their state and the traffic are
+    those of `algorithm`.
+
+    Args:
+      refine(hp, own, round) -> (variables, own).
+      init(hp, key, variables) -> own, whatever is kept from round to round.
+    """
+
+    def init_state(hp, key, variables, num_clients):
+        inner = algorithm.init(hp, key, variables, num_clients)
+        return inner._replace(server=RefinedServer(inner.server, init(hp, key, variables)))
+
+    def round_(hp, state: State, key, cohort: Cohort):
+        inner, info = algorithm.round(hp, unrefined(state), key, cohort)
+        models = (algorithm.global_model(one) for one in (unrefined(state), inner))
+        of = Round(*models, state.round, key, cohort)
+        variables, own = refine(hp, state.server.own, of)
+        inner = algorithm.with_global_model(inner, variables)
+        return inner._replace(server=RefinedServer(inner.server, own)), info
+
+    def with_global_model(state, variables):
+        base = algorithm.with_global_model(unrefined(state), variables).server
+        return state._replace(server=state.server._replace(base=base))
+
+    personal = algorithm.personal
+    if personal is not None:
+        personal = lambda hp, state, k: algorithm.personal(hp, unrefined(state), k)  # noqa: E731
+    return algorithm._replace(
+        init=init_state,
+        round=round_,
+        global_model=lambda state: algorithm.global_model(unrefined(state)),
+        with_global_model=with_global_model,
+        traffic=lambda hp, state: algorithm.traffic(hp, unrefined(state)),
+        personal=personal,
+        host_work=tuple(_lifted(work) for work in algorithm.host_work),
+        artifacts=lambda state: algorithm.artifacts(unrefined(state)),
+        summary=lambda hp, state: algorithm.summary(hp, unrefined(state)),
+    )
+
+
+def _lifted(work: HostWork) -> HostWork:
+    """The refined method's work between rounds, on the state as it is kept."""
+
+    def advance(hp, state, key, count, server=None):
+        base = work.advance(hp, unrefined(state), key, count, server).server
+        return state._replace(server=state.server._replace(base=base))
+
+    return work._replace(done=lambda state: work.done(unrefined(state)), advance=advance)
+
+
+def unrefined(state: State) -> State:
+    """The state as the method that is refined has it."""
+    return state._replace(server=state.server.base)
