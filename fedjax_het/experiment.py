@@ -21,6 +21,7 @@ from fedjax_het.sweeps import describe, plan_sweep, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from fedjax_het.data import Dataset
 
@@ -34,12 +35,11 @@ def parse_row_of_any(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Own:
-    """What a preset has for one data set alone."""
+    """What a preset has for one data set instead of its own; what is empty is the preset's."""
 
     rows: tuple[str, ...] = ()
-    """Instead of the preset's."""
+    models: tuple[str, ...] = ()
     classes: tuple[int, ...] = ()
-    """Instead of the preset's."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -161,6 +161,14 @@ class Outcome(NamedTuple):
     not_run: dict[str, str]
     """Why, by `RunSpec.digest()`."""
 
+    @property
+    def own_results(self) -> "pd.DataFrame":
+        """Of the cells' runs alone: the folder may hold those of other tables."""
+        if not len(self.results):
+            return self.results
+        own = {run.digest() for run in _runs(self.cells)}
+        return self.results[self.results["settings"].isin(own)]
+
 
 def main(
     experiment: Experiment,
@@ -268,6 +276,43 @@ def write_curves(name: str) -> Callable[[Outcome], list[str]]:
     return write
 
 
+def write_drawing(
+    name: str,
+    draw: "Callable[[pd.DataFrame, pd.DataFrame], Figure]",
+    *,
+    by: Sequence[str],
+    measure: str = "final_accuracy",
+) -> Callable[[Outcome], list[str]]:
+    """For `main`, of a figure without reported numbers: print the means of its runs, and write them
+    and the figure, as `<name>.png`, `<name>.md` and `<name>.csv`.
+
+    draw: from results and curves, as `load_results` and `load_curves` give them, the figure.
+    by: settings that have rows of their own in the table, as far as the runs have them.
+    """
+
+    def write(outcome: Outcome) -> list[str]:
+        experiment, results = outcome.experiment, outcome.own_results
+        if not len(results):
+            print("No run is there to be drawn.")
+            return []
+        about = experiment.presets[outcome.preset].about
+        chosen = {"by": [each for each in by if each in results], "measure": measure}
+        title = f"{experiment.title} Preset {outcome.preset}{about and ': ' + about}"
+        table = report.overview_table(results, title=title, **chosen)
+        notes = (*table.notes, *([experiment.note] if experiment.note else []))
+        reasons = Counter(outcome.not_run.values()).items()
+        lost = [f"Not run ({count} runs): {reason}" for reason, count in reasons]
+        table = replace(table, notes=(*notes, *lost))
+        report.print_table(table)
+        write_text(outcome.directory / f"{name}.md", report.to_markdown(table))
+        summary = report.summarise_runs(results, **chosen)
+        write_text(outcome.directory / f"{name}.csv", report.to_csv(summary))
+        write_figure(outcome.directory / f"{name}.png", draw(results, outcome.curves))
+        return [f"{name}.png", f"{name}.md", f"{name}.csv"]
+
+    return write
+
+
 def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     """The table's cells after the filters, each with its runs.
 
@@ -280,7 +325,10 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     preset = experiment.presets[arguments.preset]
     rows = _chosen(experiment.rows(arguments.preset), arguments.methods)
     nothing = Own()
-    models = arguments.models or preset.models
+    models = arguments.models or (
+        *preset.models,
+        *(model for own in preset.of_dataset.values() for model in own.models),
+    )
     wide = {model for model in models if "width" in OPTIONS.get(model, ())}
     if arguments.width is not None:
         require(bool(wide), "width", arguments.width, "a ConvNet: add --models convnet")
@@ -319,6 +367,10 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
         )
         return tuple(replace(first, seed=seed) for seed in arguments.seeds or preset.seeds)
 
+    def models_of(dataset: str) -> tuple[str, ...]:
+        own = preset.of_dataset.get(dataset, nothing).models
+        return arguments.models or own or preset.models
+
     def levels(dataset: str) -> list[tuple[float | None, str | None, int | None]]:
         """Alpha, domain and number of classes: one of them at most."""
         if preset.domains:
@@ -334,7 +386,7 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     return [
         Cell(dataset, model, alpha, row, runs(dataset, model, alpha, classes, row), domain, classes)
         for dataset in arguments.datasets or preset.datasets
-        for model in models
+        for model in models_of(dataset)
         for alpha, domain, classes in levels(dataset)
         for row in rows
         if row in experiment.rows(arguments.preset, dataset)
@@ -414,7 +466,7 @@ def _departures(experiment: Experiment, cells: Sequence[Cell]) -> list[str]:
                 model=cell.model,
                 classes=cell.classes,
                 protocol=experiment.paper,
-                **settings,
+                **of_use(method, settings),
             ).resolved()
             used = run.resolved()
             for name, (here, there) in _differences(used.to_dict(), paper.to_dict()).items():

@@ -60,6 +60,9 @@ def beside_of(measure: str) -> tuple[str, str, str]:
     if measure.startswith("bmta"):
         about = "mean over the worst tenth of clients in the round of the best mean"
         return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {about}"
+    if measure == "window_accuracy":
+        about = "the first round at which the running mean over 20 reaches 90 % of its last value"
+        return "rise_time", "Rise time", f"Rise time: {about}, mean over seeds"
     return "best_accuracy", "Best (%)", "Best: mean over seeds of a run's best round"
 
 
