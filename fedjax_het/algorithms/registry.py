@@ -48,6 +48,7 @@ from fedjax_het.algorithms.feddm import (
     feddm,
     feddm_hyper_parameters,
 )
+from fedjax_het.algorithms.feddyn import FEDDYN_HP, check_feddyn_hp, feddyn
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import (
     FINE_TUNING_OPTIONS,
@@ -191,6 +192,13 @@ ALGORITHMS: dict[str, Entry] = {
         "control variates against client drift (Karimireddy et al., 2020)",
         options={"option": "II"},
         check=check_scaffold,
+        scored=("global", "client"),
+    ),
+    "feddyn": Entry(
+        feddyn,
+        "each client's loss shifted so that all have one optimum in common (Acar et al., 2021)",
+        hp=FEDDYN_HP,
+        check_hp=check_feddyn_hp,
         scored=("global", "client"),
     ),
     "dynafed": Entry(

@@ -21,7 +21,7 @@ DATASETS = {
     "cifar100": "CIFAR-100: 50,000 + 10,000 colour 32x32 images, 100 classes",
     "cinic10": "CINIC-10: 90,000 + 90,000 colour 32x32 images, 10 classes; an image folder",
     "emnist_balanced": "EMNIST Balanced: 112,800 + 18,800 grey 28x28 images, 47 classes",
-    "emnist_45": "EMNIST Balanced without its last two classes (FSL): 108,000 + 10,000 images",
+    "emnist_45": "EMNIST Balanced without r and t, for FSL: 108,000 + 10,000 images, 45 classes",
     "emnist_byclass": "EMNIST ByClass: 697,932 + 116,323 grey 28x28 images, 62 classes",
     "domainnet": "DomainNet, FedBN's ten classes: about 22,500 colour images at 64x64, 6 domains",
     "stl10": "STL-10, the labelled part: 5,000 + 8,000 colour 96x96 images, 10 classes",

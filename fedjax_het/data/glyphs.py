@@ -28,8 +28,8 @@ class Font(NamedTuple):
 
 
 def open_font(path: str | None = None) -> Font:
-    """The font file at `path`; by default matplotlib's STIX, a freely licensed face with script
-    letters (the STIX Fonts licence, which allows use and distribution; matplotlib has its text).
+    """The font file at `path`; by default the STIX that matplotlib brings, a face with script
+    letters under the SIL Open Font License 1.1.
 
     The default's version tells matplotlib's too. Raises `ConfigError` where there is no such file
     or it is no font (.ttf, .otf).
@@ -68,9 +68,11 @@ def glyph_images(
     """(images uint8 [n, height, width, 1], labels int32 [n]) of every class, size and rotation.
 
     Each character is drawn white on black in a square of 2 inches, the middle of its ink in the
-    middle of the square (EMNIST centres so too), at `sizes` in points of 1/72 inch, turned by
-    `rotations` in degrees against the clock, and made small by the mean over each new pixel's area.
-    Class after class, and in it size after size. About 1 ms an image; the same each time.
+    middle of the square (EMNIST centres so too), at `sizes` in points of 1/72 inch (rounded to half
+    ones), turned by `rotations` in degrees against the clock, and made small by the mean over each
+    new pixel's area. What sticks out is cut, as a figure cuts it: ends of wide script letters (K,
+    M, W) at the larger sizes. Class after class, and in it size after size. About 1 ms an image;
+    the same each time.
 
     The sources' merged classes, such as EMNIST Balanced's C for C and c, are drawn as they are
     named. Raises `ConfigError` for a class that is no single letter or digit, one that the font
@@ -93,12 +95,14 @@ def glyph_images(
         for size in sizes:
             # The plain layout, whether or not another one is installed.
             face = ImageFont.truetype(
-                font.path, size * _PIXELS_PER_POINT, layout_engine=ImageFont.Layout.BASIC
+                font.path, round(size * _PIXELS_PER_POINT), layout_engine=ImageFont.Layout.BASIC
             )
-            left, top, right, bottom = face.getbbox(character)
-            upright = Image.new("L", (side, side))
-            corner = ((side - left - right) / 2, (side - top - bottom) / 2)
-            ImageDraw.Draw(upright).text(corner, character, fill=255, font=face)
+            # Room all around, since where the ink is shows only once it is drawn.
+            drawn = Image.new("L", (2 * side, 2 * side))
+            ImageDraw.Draw(drawn).text((side, side), character, fill=255, font=face, anchor="mm")
+            left, top, right, bottom = drawn.getbbox() or (side, side, side, side)
+            corner = ((left + right - side) // 2, (top + bottom - side) // 2)
+            upright = drawn.crop((*corner, corner[0] + side, corner[1] + side))
             for rotation in rotations:
                 turned = upright.rotate(rotation, resample=Image.Resampling.BILINEAR)
                 small = np.asarray(turned.resize((width, height), Image.Resampling.BOX))

@@ -60,7 +60,7 @@ def plot_server_examples(
     height, width = dataset.input_shape[0] + 1, dataset.input_shape[1] + 1
     columns = max(len(row) for rows in panels.values() for row in rows)
     across = max(columns * _ROW * width / height, 2.2)
-    size = (2 * across + 0.5 + 0.08 * max(map(len, names)), len(classes) * _ROW + 0.4)
+    size = (2 * across + 0.5 + 0.08 * max(map(len, names)), len(classes) * _ROW + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     both = zip(figure.subplots(1, 2), panels.items(), strict=True)
     for at, (axes, (title, rows)) in enumerate(both):

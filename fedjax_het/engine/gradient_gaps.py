@@ -17,9 +17,7 @@ Tree = Any
 GAPS = ("client_gap", "server_gap")  # names of the curves
 
 
-def gradient_gaps(
-    task: Task, plan: Plan, variables: Tree, cohort: Cohort, num_clients: int
-) -> dict[str, jax.Array]:
+def gradient_gaps(task: Task, plan: Plan, variables: Tree, cohort: Cohort) -> dict[str, jax.Array]:
     """FSL's Fig. 9: xi^2 = ||grad f_0 - grad F||^2 and G^2 = mean_i ||grad f_i - grad F||^2.
 
     F weighs clients by their examples; f_0 is the server's loss. Gradients are over all data, of

@@ -173,7 +173,7 @@ def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring):
         cohort = Cohort(inputs.survey, inputs.examples, inputs.server)
         gaps = jax.lax.cond(
             due,
-            lambda variables: gradient_gaps(task, plan, variables, cohort, num_clients),
+            lambda variables: gradient_gaps(task, plan, variables, cohort),
             lambda variables: dict.fromkeys(GAPS, jnp.float32(jnp.nan)),
             algorithm.global_model(state),
         )
