@@ -232,7 +232,7 @@ def with_server(images, labels, data=None):
 
 def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples():
     shared = run(spec("data_sharing"))
-    images, labels = blobs()
+    images, _ = blobs()
     drawn = shared.summary["server"]
     assert drawn["num_examples"] == 6
     own = shared.partition
@@ -373,9 +373,7 @@ def test_gaps_are_those_of_full_gradients(lanes, spread):
     ).round(0)
     variables = federation.start().server.base.variables
     cohort = Cohort(survey, federation.examples, federation.server)
-    found = jax.jit(lambda v: gradient_gaps(federation.task, plan, v, cohort, len(SIZES)))(
-        variables
-    )
+    found = jax.jit(lambda v: gradient_gaps(federation.task, plan, v, cohort))(variables)
     x, y = flat(blobs()[0]), blobs()[1]
     clients = [(x[c], y[c]) for c in map(consecutive().client, range(len(SIZES))) if len(c)]
     (whole, server, *own) = softmax_gradients(
