@@ -60,9 +60,10 @@ def summarise_runs(
     Returns:
       The settings of `by`; `mean` and `std` of the measure (n − 1; NaN for one run);
       `best_accuracy`, the mean of the runs' best rounds, or where the measure is BMTA
-      `bmta_worst_decile`; `seeds`, the number of runs in the mean; `diverged`, those left out of
-      it; `wall_seconds` and `client_samples_per_second` of a run, diverged or not. What is not
-      there is NaN. Sorted by `by`.
+      `bmta_worst_decile`, where it is the mean over 20 rounds `rise_time`; `seeds`, the number of
+      runs in the mean; `diverged`, those left out of it; `wall_seconds` and
+      `client_samples_per_second` of a run, diverged or not. What is not there is NaN. Sorted by
+      `by`.
     Errors:
       ConfigError for a setting or measure that these runs do not have, and for no run at all.
     """
