@@ -39,7 +39,7 @@ log = logging.getLogger("fedjax_het")
 
 MAX_CHUNK = 16  # rounds per call of the compiled program, at most
 MAX_SCHEDULE_BYTES = 2**26  # of the rounds of a call, unless one alone takes more
-MAX_TABLE_BYTES = 2**29  # likewise of client states, where those of all clients are on the host
+MAX_TABLE_BYTES = 2**26  # likewise of client states where they are moved to the devices and back
 CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
 CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))  # 0: always
 CHECKPOINT_SHARE = 0.1  # of the time, at most, is spent on checkpoints
@@ -484,7 +484,9 @@ class Batch:
         count = self.group.program.measuring.num_clients if there is None else there
         like: tuple = (state._replace(clients=first), self.metrics[i])
         if there is not None:
-            rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), first)
+            rows = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), first
+            )
             like = (state._replace(clients=rows), self.metrics[i], np.arange(count))
         state, metrics, *ids = load_checkpoint(path, like)
         ids = ids[0] if ids else np.arange(count)
@@ -543,6 +545,7 @@ class Batch:
             "lane_probe_seconds_per_step": {
                 str(v): t for v, t in group.lane_choice.seconds.items()
             },
+            "client_state": group.client_state,
             "unfused": group.program.chunk.unfused,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "dataset_digest": group.dataset.digest(),

@@ -129,7 +129,9 @@ class Pager:
         for i, (state, ids) in enumerate(zip(self.states, self._ids(rounds), strict=True)):
             if id(state) not in seen:
                 seen.add(id(state))
-                state.scatter(ids, jax.tree.map(lambda a, i=i: a[i], table) if self._apart else table)
+                state.scatter(
+                    ids, jax.tree.map(lambda a, i=i: a[i], table) if self._apart else table
+                )
 
     def _ids(self, rounds: Sequence[int]) -> list[np.ndarray]:
         return [scheduler.trained(rounds) for scheduler in self._schedulers]
