@@ -484,10 +484,12 @@ class Batch:
         count = self.group.program.measuring.num_clients if there is None else there
         like: tuple = (state._replace(clients=first), self.metrics[i])
         if there is not None:
-            rows = jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), first
+            shape = lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype)  # noqa: E731
+            like = (
+                state._replace(clients=jax.tree.map(shape, first)),
+                self.metrics[i],
+                np.arange(count),
             )
-            like = (state._replace(clients=rows), self.metrics[i], np.arange(count))
         state, metrics, *ids = load_checkpoint(path, like)
         ids = ids[0] if ids else np.arange(count)
         if self.pager is not None:

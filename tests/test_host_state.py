@@ -61,7 +61,7 @@ def test_the_devices_hold_no_more_than_the_clients_of_a_chunk(short):
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(made.state.clients)}
     assert rows == {made.num_rows} == {6}
     device = federation.prepare([one], dataset=user_dataset(), client_state="device")
-    row = federation.client_state_bytes(group.program, one)
+    row = federation.client_state_bytes(group.program, group.federations[0].spec)
     assert batch.Batch(device, device.federations).memory() - made.memory() >= 6 * row
 
 
@@ -247,9 +247,8 @@ ALL_AT_ONCE = ("separate", "fedamp", "heurfedamp", "apfl", "ditto", "pfedme", "f
 
 @pytest.mark.parametrize("name", ALL_AT_ONCE)
 def test_methods_that_need_all_states_at_once_say_so(name):
-    with pytest.raises(
-        ConfigError, match=rf"client_state = 'host': expected 'device'.* {name} needs"
-    ):
+    told = rf"client_state = 'host': expected 'device'.*: {name} needs"
+    with pytest.raises(ConfigError, match=told):
         run(stateful(name), client_state="host")
 
 
@@ -263,7 +262,7 @@ def test_every_other_method_is_the_same_bits(name, short):
 
 def test_clients_whose_own_models_are_scored_stay_on_the_devices():
     own = stateful(local_tests=True, scored="client")
-    with pytest.raises(ConfigError, match="client_state.*to score their own models"):
+    with pytest.raises(ConfigError, match=r"client_state.*to score their own models"):
         run(own, client_state="host")
 
 

@@ -125,13 +125,13 @@ class Pager:
     def store(self, table: Tree, rounds: Sequence[int]) -> None:
         """Take the states back that these rounds have changed."""
         table = jax.tree.map(host_values, table)
-        seen = set()
+        if not self._apart:
+            table = jax.tree.map(lambda a: a[None], table)
+        done: list[HostState] = []
         for i, (state, ids) in enumerate(zip(self.states, self._ids(rounds), strict=True)):
-            if id(state) not in seen:
-                seen.add(id(state))
-                state.scatter(
-                    ids, jax.tree.map(lambda a, i=i: a[i], table) if self._apart else table
-                )
+            if state not in done:  # an idle place may have left its copy as it was
+                done.append(state)
+                state.scatter(ids, jax.tree.map(lambda a, i=i: a[i], table))
 
     def _ids(self, rounds: Sequence[int]) -> list[np.ndarray]:
         return [scheduler.trained(rounds) for scheduler in self._schedulers]

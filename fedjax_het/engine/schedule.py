@@ -135,7 +135,7 @@ class Scheduler:
         return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
 
     def trained(self, rounds: Iterable[int]) -> np.ndarray:
-        """Ids of the clients (or pairs) that the lanes run through in any of these rounds, sorted."""
+        """Ids of the clients, or pairs, that the lanes run through in these rounds, ascending."""
         lanes = (lane for r in rounds for lane in self._packed[r])
         return np.unique(np.fromiter(itertools.chain.from_iterable(lanes), np.int64))
 
@@ -300,7 +300,7 @@ def cohort_size(num_clients: int, participation: float) -> int:
 
 
 def with_rows(schedule: RoundSchedule, ids: np.ndarray, num_rows: int) -> RoundSchedule:
-    """The schedule where row i of the states is that of client `ids[i]`, ascending; of `num_rows`."""
+    """The schedule for states of which row i is that of client `ids[i]` (ascending)."""
     used = schedule.client_ids < schedule.num_clients.reshape(-1, 1, 1, 1)
     rows = np.where(used, np.searchsorted(ids, schedule.client_ids), num_rows)
     return schedule._replace(rows=rows.astype(np.int32))
