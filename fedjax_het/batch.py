@@ -15,8 +15,8 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, num_bytes
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
-from fedjax_het.engine.lanes import ServerTraining
 from fedjax_het.engine.host_state import Pager
+from fedjax_het.engine.lanes import ServerTraining
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, RUNS, host_values
 from fedjax_het.engine.randomness import Stream, device_key
 from fedjax_het.engine.rounds import SCHEDULE_KINDS, ChunkInputs, RoundMetrics

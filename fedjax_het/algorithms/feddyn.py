@@ -77,7 +77,7 @@ def feddyn(training: LocalTraining, plan: Plan) -> Algorithm:
     def init(hp, variables):
         return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
 
-    def update(hp, server, upload: FedDynUpload, num_clients: int):
+    def update(hp, server, upload: FedDynUpload, num_clients):
         shift = jax.tree.map(lambda h, d: h - d / num_clients, server.extra, upload.drift)
         anyone = upload.weight > 0
         params = jax.tree.map(
