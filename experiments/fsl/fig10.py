@@ -30,9 +30,8 @@ def curves_of(dataset: str, item: str) -> Experiment:
 
 
 def draw(results, curves):
-    by = [name for name in FIG5["BY"] if name in results]
-    panels = [name for name in ("dataset", *PANELS) if results[name].nunique() > 1]
-    return plot_learning_curves(results, curves, by=by, panels=panels, window=WINDOW)
+    by = [name for name in (*PANELS, "algorithm", "server_data") if name in results]
+    return plot_learning_curves(results, curves, by=by, panels=PANELS, window=WINDOW)
 
 
 FIG10 = curves_of("cifar10", "fig10")

@@ -91,7 +91,10 @@ def plot_against(
     argument = x.split(".", 1)[-1]
     require(x in results and results[x].notna().any(), argument, None, "runs with one")
     require_name("x", x, [n for n in setting_columns(results) if is_numeric(results[n])])
+    axis = _AXES.get(x, setting_name(x))
     if missing_at is not None:
+        without = results["algorithm"][results[x].isna()].unique()
+        axis += f" (at {missing_at:g}: {', '.join(without)})" if len(without) else ""
         results = results.fillna({x: missing_at})
     results = results[results[x].notna()]
 
@@ -124,7 +127,7 @@ def plot_against(
         if is_leftmost(panel):
             panel.set_ylabel(measure_label(measure), fontsize=10)
         if is_lowest(panel, axes.values()):
-            panel.set_xlabel(_AXES.get(x, setting_name(x)), fontsize=10)
+            panel.set_xlabel(axis, fontsize=10)
     handles = [
         Line2D([], [], lw=1.8, markersize=5, label=label, **style)
         for label, style in styles.items()

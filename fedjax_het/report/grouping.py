@@ -70,16 +70,17 @@ def varying_settings(results: "pd.DataFrame") -> list[str]:
     """`algorithm`, and the settings in which the runs differ apart from their seeds.
 
     A hyper-parameter or option counts if it differs between runs of the same method, local
-    optimiser and preset, an option of the partition between runs of the same partition; else it
-    follows from these, and is no column of its own.
+    optimiser and preset, an option of the partition or of the server's data between runs of the
+    same kind of them; else it follows from these, and is no column of its own.
     """
     names = setting_columns(results)
     varying = []
     for name in names:
         if name == "algorithm":
             varying.append(name)
-        elif name.startswith(_OF_PARTITION):
-            groups = group_runs(results, ["partition"])
+        elif name.startswith((_OF_PARTITION, _OF_SERVER)):
+            of_partition = name.startswith(_OF_PARTITION)
+            groups = group_runs(results, ["partition" if of_partition else "server_data"])
             if any(len(set(_values(runs[name]))) > 1 for _, runs in groups):
                 varying.append(name)
         elif is_shared(name):

@@ -119,7 +119,8 @@ def plot_gradient_gaps(
     """How far the server's gradient, and the clients', are from that of all clients' data (FSL's
     Figure 9): `server_gap` and `client_gap` against the round, on one logarithmic axis.
 
-    Both are squared Euclidean distances, means over seeds of the rounds that were measured.
+    Both are squared Euclidean distances of the rounds that were measured; means over seeds, and
+    their bands, are those of the logarithms.
     Arguments and errors are those of `plot_learning_curves`; `by`: what tells lines of a panel
     apart.
     """
@@ -177,7 +178,8 @@ def draw_curves(
     reported: str = "final",
     log: bool = False,
 ) -> "Figure":
-    """The figure of these lines, on a logarithmic axis if `log`. A panel without any run says so.
+    """The figure of these lines. A panel without any run says so. On a logarithmic axis, means and
+    deviations over seeds are those of the logarithms.
 
     A dashed tick right of the last round is the reported value, of the kind that `reported` names;
     `window` is how many rounds the lines are means of.
@@ -190,7 +192,7 @@ def draw_curves(
     for line in lines:
         if len(line.runs):
             look = {name: styles[line.label][name] for name in ("color", "linestyle")}
-            _draw(line, axes[line.panel], look, opacity)
+            _draw(line, axes[line.panel], look, opacity, log)
     for panel in axes.values():
         plain_axes(panel)
         if panel.lines:
@@ -213,16 +215,22 @@ def draw_curves(
     return figure
 
 
-def _draw(line: Curve, panel: "Axes", look: dict, opacity: float) -> None:
-    mean, spread = line.runs.mean(axis=1), line.runs.std(axis=1).fillna(0)
+def _draw(line: Curve, panel: "Axes", look: dict, opacity: float, log: bool) -> None:
+    import numpy as np
+
+    values = np.log10(line.runs) if log else line.runs
+    mean, spread = values.mean(axis=1), values.std(axis=1).fillna(0)
+    low, high = mean - spread, mean + spread
+    if log:
+        mean, low, high = 10**mean, 10**low, 10**high
     # A single round is a point: a line would not be seen.
     marker = {"marker": "o", "markersize": 4} if len(mean) == 1 else {}
     panel.plot(mean.index, mean, lw=1.6, label=line.label, **look, **marker)
     if line.runs.shape[1] > 1:
         panel.fill_between(
             mean.index,
-            mean - spread,
-            mean + spread,
+            low,
+            high,
             color=look["color"],
             alpha=opacity,
             linewidth=0,

@@ -233,6 +233,7 @@ def _measure_notes(results: "pd.DataFrame", by: Sequence[str], measure: str) -> 
         for name in varying_settings(results)
         if name not in by
         for groups in [group_runs(results, [name])]
+        if any(len(group_runs(runs, [name])) > 1 for _, runs in group_runs(results, by))
     ]
     over = f"runs that differ in {', '.join(blended)}, and seeds" if blended else "seeds"
     return [f"{what}: mean ± standard deviation over {over}.", *_diverged_notes(results, by)]
