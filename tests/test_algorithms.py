@@ -310,7 +310,8 @@ def test_clients_outside_the_cohort_keep_their_state(name):
     federation = small(build, participation=0.5, epochs=2, optimizer="adam", keep=True, **settings)
     start = federation.start()
     state, _ = federation.run(1, start)
-    drawn = {int(k) for k in federation.scheduler.participants(0) if SIZES[k]}
+    sizes = federation.scheduler.partition.sizes
+    drawn = {int(k) for k in federation.scheduler.participants(0) if sizes[k]}
     leaves = jax.tree.leaves(state.clients)
 
     def rows(leaf):
@@ -372,7 +373,7 @@ def test_a_round_on_several_devices_has_one_collective(name):
     # Two that are ready at once can be entered in different orders, which hangs XLA's CPU devices.
     build, settings = registered(name)
     federation = small(build, plan=make_plan(1, 2), optimizer="adam", keep=True, **settings)
-    cohort = Cohort(federation.scheduler.round(0), federation.examples)
+    cohort = Cohort(federation.scheduler.round(0), federation.examples, federation.server)
     lowered = jax.jit(federation.algorithm.round).lower(
         federation.hp, federation.start(), jax.random.key(0), cohort
     )
