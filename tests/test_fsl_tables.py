@@ -376,6 +376,23 @@ def test_what_follows_from_the_source_of_the_servers_data_is_no_setting_of_its_o
     assert report.varying_settings(results) == ["algorithm", "server_data", "server_options.size"]
 
 
+def test_the_rate_of_pretraining_follows_from_whether_there_is_any():
+    results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
+    results["pretrain_epochs"] = [0, 0, 50, 50]
+    results["hp.pretrain_lr"] = [None, None, 0.01, 0.01]
+    assert report.varying_settings(results) == ["algorithm", "pretrain_epochs"]
+    results["hp.pretrain_lr"] = [None, None, 0.01, 0.1]
+    assert report.varying_settings(results)[-1] == "hp.pretrain_lr"
+
+
+def test_rounds_to_a_value_say_whose_mean_they_are():
+    results = gamma_runs().assign(rounds_to_half=[10, None, *[20] * 8])
+    table = report.overview_table(results, by=["algorithm"], measure="rounds_to_half")
+    first = next(row for row in table.sections[0].rows if row["Method"] == "data_sharing")
+    assert (first["Rounds to 50 %"], first["Seeds"]) == ("10", "1")
+    assert "of the runs that reach it" in table.notes[0]
+
+
 # The quick presets, for real
 
 
