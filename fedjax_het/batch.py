@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, num_bytes
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
+from fedjax_het.engine.host_state import Pager
 from fedjax_het.engine.lanes import ServerTraining
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, RUNS, host_values
 from fedjax_het.engine.randomness import Stream, device_key
@@ -25,11 +26,12 @@ from fedjax_het.engine.schedule import (
     Shape,
     merged_cuts,
     stack_rounds,
+    with_rows,
 )
 from fedjax_het.environment import environment
 from fedjax_het.errors import ConfigError
 from fedjax_het.evaluation import client_tests
-from fedjax_het.federation import Federation, Group
+from fedjax_het.federation import HOST_STATE, Federation, Group, client_state_bytes
 from fedjax_het.personal import mean_accuracies
 from fedjax_het.result import Result, summarise
 from fedjax_het.spec import RunSpec
@@ -38,8 +40,10 @@ log = logging.getLogger("fedjax_het")
 
 MAX_CHUNK = 16  # rounds per call of the compiled program, at most
 MAX_SCHEDULE_BYTES = 2**26  # of the rounds of a call, unless one alone takes more
+MAX_TABLE_BYTES = 2**26  # likewise of client states where they are moved to the devices and back
 CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
-CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))
+CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))  # 0: always
+CHECKPOINT_SHARE = 0.1  # of the time, at most, is spent on checkpoints
 CHECKPOINT = "checkpoint.npz"
 
 
@@ -85,8 +89,17 @@ class Batch:
         shapes = [shape for shape in (group.shape, group.tuning_shape) if shape is not None]
         batch_size = self.federations[0].spec.batch_size
         bytes_a_round = sum(shape.num_bytes(batch_size) for shape in shapes)
-        fitting = max(1, MAX_SCHEDULE_BYTES // (bytes_a_round * self.plan.capacity))
-        self.capacity = min(MAX_CHUNK, self.rounds, fitting)
+        fitting = MAX_SCHEDULE_BYTES // (bytes_a_round * self.plan.capacity)
+        self.num_rows = group.program.measuring.num_clients  # client states on the devices
+        self.pager: Pager | None = None
+        self.paged = group.client_state == HOST_STATE
+        if self.paged:
+            cohort = max(f.scheduler.cohort_size for f in self.federations)
+            row = client_state_bytes(group.program, self.federations[0].spec)
+            fitting = min(fitting, MAX_TABLE_BYTES // (row * cohort * self.plan.width))
+        self.capacity = max(1, min(MAX_CHUNK, self.rounds, fitting))
+        if self.paged:
+            self.num_rows = min(self.num_rows, self.capacity * cohort)
         self.done = 0
         self.stopped: list[int | None] = [None] * len(self.federations)  # the round it diverged in
         measuring = group.program.measuring
@@ -95,7 +108,7 @@ class Batch:
         ]
         self.compile_seconds = self.round_seconds = self.host_seconds = self.earlier_seconds = 0.0
         self.timed_rounds, self.timed_samples = 0, 0
-        self.saved_at = time.perf_counter()
+        self.saved_at, self.save_seconds = time.perf_counter(), 0.0
         hp = self._stacked([{k: np.float32(v) for k, v in f.spec.hp.items()} for f in self.places])
         self.inputs = group.shared._replace(
             hp=hp,
@@ -128,6 +141,12 @@ class Batch:
             self.plan.describe(),
             100 * self.group.useful_fraction(self.federations),
         )
+        if self.paged:
+            log.info(
+                "client states: on the host; on the devices those of %d clients, for %d rounds",
+                self.num_rows,
+                self.capacity,
+            )
         if self.group.dataset.note:
             log.info("note: %s", self.group.dataset.note)
 
@@ -136,15 +155,16 @@ class Batch:
 
         Raises ConfigError if a checkpoint is of other data.
         """
-        state = self._init(self.inputs.hp, self._keys(Stream.INIT))
+        given = (self.inputs.hp, self._keys(Stream.INIT))
+        state = self.group.program.init(1 if self.paged else self.num_rows)(*given)
+        if self.paged:
+            schedulers = [f.scheduler for f in self.places]
+            self.pager = Pager(self.plan, schedulers, state.clients, self.num_rows)
+            state = state._replace(clients=())
         self.state = state if self._apart else self.plan.put(state)
         if metas is not None:
             self._restore(metas)
         self._compile()
-
-    @property
-    def _init(self) -> Callable:
-        return self.group.program.init
 
     def memory(self) -> int:
         """Bytes that the compiled programs need on each device. Nothing is allocated for it."""
@@ -152,7 +172,7 @@ class Batch:
         sharding = self.plan.sharding(RUN)
         state = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-            jax.eval_shape(self._init, hp, key),
+            jax.eval_shape(self.group.program.init(self.num_rows), hp, key),
         )
         programs = self.group.program
         lowered = [programs.chunk.program.lower(state, self.first_step())]
@@ -239,7 +259,7 @@ class Batch:
         """Inputs with what `rounds_of(scheduler, shape, cuts)` gives for all places, stacked."""
         inputs = self.inputs._replace(
             schedule=self._schedules(
-                rounds_of, [f.scheduler for f in self.places], self.group.shape
+                rounds_of, [f.scheduler for f in self.places], self.group.shape, paged=self.paged
             ),
             num_rounds=self._num_rounds(count),
         )
@@ -253,7 +273,9 @@ class Batch:
         rounds_of: Callable,
         schedulers: Sequence[Scheduler],
         shape: Shape,
+        *,
         capacity: int | None = None,
+        paged: bool = False,
     ) -> RoundSchedule:
         capacity = capacity or self.capacity
         width, schedules = self.plan.width, []
@@ -261,6 +283,11 @@ class Batch:
             mine = schedulers[start : start + width]
             cuts = (lambda r: None) if width == 1 else lambda r, s=mine: merged_cuts(s, r)
             schedules += [stack_rounds(rounds_of(s, shape, cuts), capacity) for s in mine]
+        if paged:
+            schedules = [
+                with_rows(one, s.trained(np.unique(one.round)), self.num_rows)
+                for one, s in zip(schedules, schedulers, strict=True)
+            ]
         if not self._apart:
             return self.plan.put(schedules[0])
         columns = zip(SCHEDULE_KINDS, zip(*schedules, strict=True), strict=True)
@@ -288,6 +315,7 @@ class Batch:
     def _verify(self, part: str) -> ChunkInputs:
         """Verify the rounds' program in its present state; -> what its first step reads."""
         one_step = self.first_step()
+        self.load_states([min(self.done, self.rounds - 1)])
         self.group.program.chunk.verify((self.state, one_step), part)
         return one_step
 
@@ -301,11 +329,14 @@ class Batch:
             if inputs is None:
                 inputs = self.chunk_inputs(self.done, count)
             start = time.perf_counter()
+            rounds = range(self.done, self.done + count)
+            self.load_states(rounds)
             self.state, metrics = self.group.program.chunk(self.state, inputs)
             following = (self.done + count, min(count, self.rounds - self.done - count))
             if following[1] > 0:  # prepared on the host while the device works
                 upcoming = {following: self.chunk_inputs(*following)}
             metrics = jax.tree.map(host_values, metrics)
+            self.store_states(rounds)
             self.round_seconds += time.perf_counter() - start
             self.timed_rounds += count
             for i, federation in enumerate(self.federations):
@@ -316,6 +347,17 @@ class Batch:
             self.done += count
             self._report()
             self._save()
+
+    def load_states(self, rounds: Sequence[int]) -> None:
+        """Put the states of these rounds' clients on the devices, if they are on the host."""
+        if self.pager is not None:
+            self.state = self.state._replace(clients=())  # makes room
+            self.state = self.state._replace(clients=self.pager.load(rounds))
+
+    def store_states(self, rounds: Sequence[int]) -> None:
+        """Take them back when these rounds are done."""
+        if self.pager is not None:
+            self.pager.store(self.state.clients, rounds)
 
     def _curves(self, metrics: RoundMetrics) -> dict[str, np.ndarray]:
         """Metrics by name, `[R]` each; a domain's apart, and their unweighted mean; of clients
@@ -352,15 +394,7 @@ class Batch:
         if not self.timed_rounds:
             return 1
         pace = self.round_seconds / self.timed_rounds
-        return self._agreed(max(1, min(most, int(CHUNK_SECONDS / pace))))
-
-    def _agreed(self, count: int) -> int:
-        """The first process's count, for programs that all of them enter."""
-        if self._apart or not self.plan.mesh.is_multi_process:
-            return count
-        from jax.experimental import multihost_utils
-
-        return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
+        return self.plan.agreed(max(1, min(most, int(CHUNK_SECONDS / pace))))
 
     def _host_work(self) -> None:
         """Work that is due before the next round: on one device, or for every run on its own."""
@@ -379,7 +413,7 @@ class Batch:
             done = first = self._work_done(work)
             start, count = time.perf_counter(), 1
             while done < work.total:
-                count = self._agreed(min(count, work.total - done))
+                count = self.plan.agreed(min(count, work.total - done))
                 state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
                 done += count
                 rate = (done - first) / (time.perf_counter() - start)
@@ -427,10 +461,14 @@ class Batch:
 
     def _save(self) -> None:
         """Write checkpoints, if they are wanted and the last are old enough."""
-        now = time.perf_counter()
+        start = time.perf_counter()
         mine = self._apart or jax.process_index() == 0
-        if self.folders is None or not mine or now - self.saved_at < CHECKPOINT_SECONDS:
+        if self.folders is None or not mine:
             return
+        if CHECKPOINT_SECONDS:
+            wait = max(CHECKPOINT_SECONDS, self.save_seconds / CHECKPOINT_SHARE)
+            if start - self.saved_at < wait:
+                return
         runs = zip(self.federations, self.folders, self._states(), self.metrics, strict=True)
         for i, (federation, folder, state, metrics) in enumerate(runs):
             meta = {
@@ -443,14 +481,22 @@ class Batch:
                 "stopped": self.stopped[i],
                 "blocks": self.plan.blocks,
                 "lanes": self.plan.lanes,
+                "touched": None,  # how many clients' states there are, if not all
                 "seconds": self._wall(),
                 **environment(),
             }
-            save_checkpoint(folder / CHECKPOINT, (state, metrics), meta)
+            saved: tuple = (state, metrics)
+            if self.pager is not None:
+                clients = self.pager.states[i]
+                meta["touched"] = len(clients.touched)
+                state = state._replace(clients=clients.selected())
+                saved = (state, metrics, clients.touched)
+            save_checkpoint(folder / CHECKPOINT, saved, meta)
         self.saved_at = time.perf_counter()
+        self.save_seconds = self.saved_at - start
 
     def _restore(self, metas: Sequence[dict]) -> None:
-        states, fresh = [], self._states()
+        states = []
         for i, (meta, federation) in enumerate(zip(metas, self.federations, strict=True)):
             path = self.folders[i] / CHECKPOINT
             found = {"dataset": self.group.dataset, "partition": federation.partition}
@@ -460,12 +506,37 @@ class Batch:
                         f"checkpoint = {str(path)!r}: expected this {name}'s, but it is "
                         f"another one's; pass the same {name} or another output_dir"
                     )
-            like = (fresh[i], self.metrics[i])
-            state, self.metrics[i] = load_checkpoint(path, like)
+            state, self.metrics[i] = self._load(path, meta, i)
             self.stopped[i] = meta["stopped"]
             states.append(state)
         self.state = self._stacked(states + states[-1:] * (len(self.places) - len(states)))
         self.done, self.earlier_seconds = metas[0]["round"], metas[0]["seconds"]
+
+    def _load(self, path: Path, meta: dict, i: int) -> tuple[Any, dict]:
+        """A run's state and curves of a checkpoint, wherever it and this run have clients' states:
+        of the clients that it names, and of all."""
+        state, there = self._states()[i], meta.get("touched")
+        first = state.clients if self.pager is None else self.pager.states[i].rows
+        count = self.group.program.measuring.num_clients if there is None else there
+        like: tuple = (state._replace(clients=first), self.metrics[i])
+        if there is not None:
+            shape = lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype)  # noqa: E731
+            like = (
+                state._replace(clients=jax.tree.map(shape, first)),
+                self.metrics[i],
+                np.arange(count),
+            )
+        state, metrics, *ids = load_checkpoint(path, like)
+        ids = ids[0] if ids else np.arange(count)
+        if self.pager is not None:
+            self.pager.states[i].scatter(ids, state.clients)
+            state = state._replace(clients=())
+        elif there is not None:
+            clients = jax.tree.map(np.array, first)
+            for all_, rows in zip(*map(jax.tree.leaves, (clients, state.clients)), strict=True):
+                all_[ids] = rows
+            state = state._replace(clients=clients)
+        return state, metrics
 
     def _wall(self) -> float:
         """Wall-clock of one run: those made together share it."""
@@ -516,6 +587,7 @@ class Batch:
             "lane_probe_seconds_per_step": {
                 str(v): t for v, t in group.lane_choice.seconds.items()
             },
+            "client_state": group.client_state,
             "unfused": group.program.chunk.unfused,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "dataset_digest": group.dataset.digest(),
@@ -526,6 +598,8 @@ class Batch:
             **environment(),
         }
         artifacts = {name: np.asarray(a) for name, a in self.algorithm.artifacts(state).items()}
+        if self.pager is not None:
+            state = state._replace(clients=self.pager.states[i])
         return Result(
             spec, metrics, summary, artifacts, state, federation.partition, federation.tests
         )

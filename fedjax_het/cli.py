@@ -56,6 +56,9 @@ class Run(RunSpec):
     """Continue from the checkpoint in the output folder, if there is one."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only."""
+    client_state: str = "auto"
+    """Where clients' states are: device, host (those of the next rounds' clients are put on the
+    devices) or auto, the host if they would not fit; a matter of memory only."""
     quiet: bool = False
     """No progress on stderr."""
     distributed: bool = False
@@ -114,11 +117,14 @@ class Sweep(_as_lists()):
     shard: str | None = None
     """I/N: part I (from 0) of N, e.g. for a scheduler's array jobs. Folders merge by copying."""
     lanes: str = "auto"
-    """Vmapped lanes per device; a matter of speed only, as are the next three."""
+    """Vmapped lanes per device; a matter of speed only, as are the next four."""
     spread: str = "auto"
     """What the devices share out: the lanes of one federation, or the runs."""
     vmapped: str = "auto"
     """Federations that are vmapped on each device."""
+    client_state: str = "auto"
+    """Where clients' states are: device, host (those of the next rounds' clients are put on the
+    devices) or auto, the host if they would not fit."""
     memory: float | None = None
     """GB on each device that federations may take (default: what is free)."""
     distributed: bool = False
@@ -208,6 +214,7 @@ def _sweep(command: Sweep) -> int:
         lanes=_count("lanes", command.lanes),
         spread=command.spread,
         width=_count("vmapped", command.vmapped),
+        client_state=command.client_state,
         memory=None if command.memory is None else int(command.memory * 1e9),
     )
     if jax.process_index() == 0 and any(made.results):
@@ -237,6 +244,7 @@ def _run(command: Run) -> int:
             resume=command.resume,
             progress=show,
             lanes=_count("lanes", command.lanes),
+            client_state=command.client_state,
         )
     if not first:
         return 0

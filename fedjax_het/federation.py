@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms import entry_of
-from fedjax_het.algorithms.base import Algorithm, Tuning
+from fedjax_het.algorithms.base import Algorithm, Tuning, num_bytes
 from fedjax_het.algorithms.pretraining import pretrained
 from fedjax_het.data import (
     Dataset,
@@ -29,6 +29,7 @@ from fedjax_het.data.server_data import Pool
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import AXIS, RUN, RUNS, SHARED, Plan, make_plan
 from fedjax_het.engine.probe import LaneChoice, choose_lanes
 from fedjax_het.engine.randomness import Stream
@@ -36,7 +37,7 @@ from fedjax_het.engine.rounds import ChunkInputs, Measuring, chunk_kinds, make_c
 from fedjax_het.engine.schedule import Scheduler, Shape, cohort_size, common_shape, useful_fraction
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import ClientUnits, PairUnits
-from fedjax_het.errors import require
+from fedjax_het.errors import require, require_name
 from fedjax_het.evaluation import TestsShape, evaluation_set, tests_shape
 from fedjax_het.nn import make_model
 from fedjax_het.spec import RunSpec
@@ -53,6 +54,8 @@ MAPPED = (
     "averaging",
     "hp",
 )
+DEVICE_STATE, HOST_STATE = "device", "host"  # where the states of all clients are
+STATE_SHARE = 0.25  # of a device's memory: more of client states, and they are on the host
 PAIR_LANES = 16  # of condensation on an accelerator's device, unless told otherwise
 BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
 
@@ -65,7 +68,7 @@ class Program(NamedTuple):
     algorithm: Algorithm
     measuring: Measuring
     kinds: ChunkInputs  # what each of a chunk's inputs is to the federations
-    init: Callable  # jitted (hp, key) -> State
+    init: Callable  # (number of client states) -> jitted (hp, key) -> State
     chunk: CheckedProgram
     host_work: dict[str, CheckedProgram]
 
@@ -125,14 +128,16 @@ def _program(signature: "_Signature", plan: Plan) -> Program:
         for work in algorithm.host_work
     }
 
-    def init(hp, key):
-        num_clients = measuring.num_clients
+    def init(num_clients, hp, key):
         state = algorithm.init(hp, key, task.model.init(key), num_clients)
         # A weakly typed leaf would come back strong, and the next call would compile again.
         return jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), state)
 
-    init = jax.jit(plan.over_runs(init, (RUN, RUN)))
-    return Program(task, plan, algorithm, measuring, kinds, init, chunk, works)
+    @functools.lru_cache
+    def init_of(num_clients):
+        return jax.jit(plan.over_runs(functools.partial(init, num_clients), (RUN, RUN)))
+
+    return Program(task, plan, algorithm, measuring, kinds, init_of, chunk, works)
 
 
 class _Signature(NamedTuple):
@@ -217,7 +222,8 @@ class Group:
     survey_shape: Shape | None
     shared: ChunkInputs  # what is the same for all
     lane_choice: LaneChoice
-    pool: Pool | None  # what the server's examples are from besides those of training
+    client_state: str = DEVICE_STATE
+    pool: Pool | None = None  # what the server's examples are from besides those of training
 
     @property
     def plan(self) -> Plan:
@@ -253,6 +259,8 @@ def prepare(
     blocks: int | None = None,
     spread: str = "auto",
     width: int | str = "auto",
+    client_state: str = "auto",
+    memory: int | None = None,
 ) -> Group:
     """Check the settings, make the partitions, place the data. Nothing is compiled yet.
 
@@ -262,6 +270,10 @@ def prepare(
       lanes: per block, or "auto"; devices: which, or how many of the first (default: all).
       blocks: of lanes (default: as many as devices); for what was begun on another number.
       spread, width: see `Plan`; "auto" for what should be fastest for so many runs.
+      client_state: where the states of all clients are: "device"; "host", from where those of the
+        next rounds' clients alone are put on the devices; or "auto", the host if all would take
+        more than a quarter of a device's memory.
+      memory: bytes on each device that may be taken (default: what is free).
     Raises: ConfigError.
     """
     specs = [spec.resolved() for spec in specs]
@@ -270,6 +282,7 @@ def prepare(
     if dataset is None:
         require(spec.dataset != "user", "dataset", "user", "a Dataset passed to simulate()")
         dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    require_name("client_state", client_state, ("auto", DEVICE_STATE, HOST_STATE))
     for name, value in (("lanes", lanes), ("width", width)):
         ok = value == "auto" or (isinstance(value, int) and value >= 1)
         require(ok, name, value, "'auto' or a whole number >= 1")
@@ -346,7 +359,9 @@ def prepare(
         plan = make_plan(choice.lanes, devices[:blocks], blocks=blocks)
     else:
         plan = make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
-    return place(_program(signature, plan), dataset, federations, choice, pool)
+    program = _program(signature, plan)
+    where = _client_state(client_state, program, spec, sampled, memory)
+    return place(program, dataset, federations, choice, where, pool)
 
 
 def _shared_with_all(split: Partition, server: ServerData) -> Partition:
@@ -354,6 +369,40 @@ def _shared_with_all(split: Partition, server: ServerData) -> Partition:
     return partition_from_clients(
         [np.concatenate([split.client(k), server.indices]) for k in range(split.num_clients)]
     )
+
+
+def _client_state(
+    choice: str, program: Program, spec: RunSpec, sampled: int, memory: int | None
+) -> str:
+    """Where clients' states are to be: on the devices or on the host."""
+    size = client_state_bytes(program, spec)
+    if not size or choice == DEVICE_STATE:
+        return DEVICE_STATE
+    pageable, plan = program.algorithm.pageable, program.plan
+    if choice == HOST_STATE:
+        require(
+            pageable,
+            "client_state",
+            choice,
+            f"'device' or 'auto': {spec.algorithm} needs the states of all clients at once"
+            + (", to score their own models" if spec.tests_clients else ""),
+        )
+        return HOST_STATE
+    if not pageable or sampled == spec.num_clients:
+        return DEVICE_STATE
+    allowed = memory or free_bytes(list(plan.mesh.devices.flat))
+    needed = size * spec.num_clients * plan.width
+    too_much = plan.agreed(int(allowed is not None and needed > STATE_SHARE * allowed))
+    return HOST_STATE if too_much else DEVICE_STATE
+
+
+def client_state_bytes(program: Program, spec: RunSpec) -> int:
+    """What a client of one federation keeps between rounds."""
+    hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model = program.task.model
+    init = lambda hp, key: program.algorithm.init(hp, key, model.init(key), 1)  # noqa: E731
+    return num_bytes(jax.eval_shape(init, hp, key).clients)
 
 
 def _units(spec: RunSpec, split: Partition, dataset: Dataset, algorithm: Algorithm):
@@ -415,6 +464,7 @@ def place(
     dataset: Dataset,
     federations: list[Federation],
     choice: LaneChoice,
+    client_state: str = DEVICE_STATE,
     pool: Pool | None = None,
 ) -> Group:
     """A group with its data on the devices."""
@@ -456,18 +506,8 @@ def place(
     if kinds.client_tests is not None:
         shapes = (tests_shape(plan, f.tests) for f in federations)
         largest = TestsShape(*map(max, zip(*shapes, strict=True)))
-    return Group(
-        dataset,
-        program,
-        federations,
-        shape,
-        tuning_shape,
-        largest,
-        survey_shape,
-        shared,
-        choice,
-        pool,
-    )
+    shapes = (shape, tuning_shape, largest, survey_shape)
+    return Group(dataset, program, federations, *shapes, shared, choice, client_state, pool)
 
 
 def narrower(group: Group, width: int) -> Group:
@@ -478,8 +518,8 @@ def narrower(group: Group, width: int) -> Group:
         plan = plan._replace(width=width)
     else:
         plan = make_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
-    program = _program(signature, plan)
-    return place(program, group.dataset, group.federations, group.lane_choice, group.pool)
+    more = (group.federations, group.lane_choice, group.client_state, group.pool)
+    return place(_program(signature, plan), group.dataset, *more)
 
 
 def _fastest_spread(federations: Sequence[Federation], devices: int, width: int) -> str:

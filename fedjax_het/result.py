@@ -26,7 +26,8 @@ class Result:
     data set with domains also test_accuracy_<domain>, and test_accuracy_domains, their mean; where
     clients have tests of their own also client_accuracy `[rounds, K]` and mean_client_accuracy;
     and what a method records besides.
-    `artifacts` holds what a method leaves besides (arrays). `state` is the final federation,
+    `artifacts` holds what a method leaves besides (arrays). `state` is the final federation
+    (its `clients` a `HostState` where they are on the host: ask it for `client(k)`),
     `partition` how the data were split and `tests` which test images each client has, if any; none
     of them is saved here.
     """

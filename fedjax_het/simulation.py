@@ -28,6 +28,7 @@ def simulate(
     progress: Callable[[Progress], None] | None = None,
     lanes: int | str = "auto",
     devices: int | None = None,
+    client_state: str = "auto",
 ) -> Result:
     """Run one federation.
 
@@ -40,6 +41,9 @@ def simulate(
       progress: called between chunks of rounds.
       lanes: vmapped lanes per device, or "auto"; `devices`: how many to use (default: all).
         Both are a matter of speed: results do not depend on them beyond rounding.
+      client_state: where clients' states are, "device", "host" or "auto", see `prepare`: a matter
+        of memory, and results are the same bits. The host needs a method whose server does not
+        read them.
     Raises: ConfigError, before anything compiles, if a setting cannot be used.
 
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
@@ -62,6 +66,7 @@ def simulate(
         lanes=lanes,
         devices=devices,
         blocks=blocks,
+        client_state=client_state,
     )
     batch = Batch(
         group,
@@ -107,7 +112,9 @@ def benchmark_rounds(
     for r in range(rounds):
         inputs = jax.block_until_ready(batch.chunk_inputs(r, 1))
         start = time.perf_counter()
+        batch.load_states([r])
         batch.state, _ = jax.block_until_ready(group.program.chunk(batch.state, inputs))
+        batch.store_states([r])
         seconds.append(time.perf_counter() - start)
     scheduler = group.federations[0].scheduler
     return RoundTimes(

@@ -83,6 +83,7 @@ def sweep(
     devices: Sequence[jax.Device] | int | None = None,
     spread: str = "auto",
     width: int | str = "auto",
+    client_state: str = "auto",
     memory: int | None = None,
 ) -> Sweep:
     """Make every run of `specs` that `directory` does not hold yet.
@@ -101,6 +102,7 @@ def sweep(
         `jax.distributed`, every process takes a part, on its own devices.
       progress: gets a line per run. What is running is shown besides, on standard error.
       lanes, spread, width: see `engine.plan.Plan`; "auto" takes what should be fastest.
+      client_state: where clients' states are, "device", "host" or "auto", see `prepare`.
       memory: bytes on each device that federations may take (default: what is free).
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
       optional package is missing does not stop the others: see `Sweep.not_run`.
@@ -119,6 +121,7 @@ def sweep(
     reasons: dict[str, str] = {}
     ledger = _Ledger(len(missing), progress)
     settings = {"lanes": lanes, "devices": devices, "spread": spread, "width": width}
+    settings |= {"client_state": client_state, "memory": memory}
     for jobs in _groups(missing, directory):
         jobs, group = _prepared(jobs, dataset, data_dir, settings, ledger, reasons)
         if group is None:

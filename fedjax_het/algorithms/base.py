@@ -31,7 +31,7 @@ class State(NamedTuple):
     """Everything that a federation carries from round to round."""
 
     server: Tree
-    clients: Tree  # leading axis K; () for stateless methods
+    clients: Tree  # leading axis K, or of a table, see `Algorithm.pageable`; () if stateless
     round: jax.Array  # [] int32, rounds done
 
 
@@ -66,6 +66,8 @@ class Algorithm(NamedTuple):
     records(num_clients) -> {name: shape}        of what `RoundInfo.records` holds
     extra_passes: passes over a client's data before its local epochs
     shares_server_data: whether clients train on the server's examples besides their own
+    pageable: whether a round reads the states of its own clients alone, by row, so that the others'
+      can be elsewhere; `init` then makes as many equal ones as it is asked for
     pairs: how clients condense their data, where they do so instead of training
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
     artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
@@ -83,6 +85,7 @@ class Algorithm(NamedTuple):
     records: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
     extra_passes: int = 0
     shares_server_data: bool = False
+    pageable: bool = False
     pairs: PairWork | None = None
     host_work: "tuple[HostWork, ...]" = ()
     artifacts: Callable[[State], dict] = lambda state: {}
@@ -131,7 +134,7 @@ def federated(
     client: ClientMethod,
     *,
     init: Callable[[Tree, Tree], Tree] = lambda hp, variables: Broadcast(variables),
-    update: Callable[[Tree, Tree, Tree, Tree], Tree] | None = None,
+    update: Callable[[Tree, Tree, Tree, jax.Array], Tree] | None = None,
 ) -> Algorithm:
     """A method whose clients train locally and whose server folds the sum of their uploads in.
 
@@ -140,8 +143,8 @@ def federated(
 
     Args:
       init(hp, variables) -> server state, which is a `Broadcast`: what is sent is what is kept.
-      update(hp, server, upload, states) -> server state; default: add
-        server_lr times the weighted mean change (FedAvg).
+      update(hp, server, upload, num_clients) -> server state, where num_clients is K, an int32
+        scalar; default: add server_lr times the weighted mean change (FedAvg).
     """
     update = update or add_mean_change
     keeps = training.scored == "client"
@@ -154,8 +157,8 @@ def federated(
 
     def round_(hp, state, key, cohort: Cohort):
         result = train_cohort(client, plan, hp, state.server, state.clients, key, cohort)
-        own = result.states.own if keeps else result.states
-        server = update(hp, state.server, result.upload, own)
+        num_clients = cohort.schedule.num_clients
+        server = update(hp, state.server, result.upload, num_clients)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
@@ -175,6 +178,7 @@ def federated(
         traffic=traffic,
         personal=(lambda hp, state, k: client_row(state.clients.variables, k)) if keeps else None,
         extra_passes=client.extra_passes,
+        pageable=not keeps,
     )
 
 
@@ -201,7 +205,7 @@ def with_sent_model(state: State, variables: Tree) -> State:
     return state._replace(server=state.server._replace(variables=variables))
 
 
-def add_mean_change(hp, server: Broadcast, upload, states) -> Broadcast:
+def add_mean_change(hp, server: Broadcast, upload, num_clients) -> Broadcast:
     """server + server_lr * sum of weighted changes; batch-norm statistics with rate 1."""
     variables = {
         name: jax.tree.map(

@@ -68,5 +68,5 @@ def federated_beside(
         return upload, Beside(own, optimizer), output
 
     return federated(training, plan, ClientMethod(init, begin, step, end))._replace(
-        personal=lambda hp, state, k: client_row(state.clients.own.variables, k)
+        personal=lambda hp, state, k: client_row(state.clients.own.variables, k), pageable=False
     )

@@ -77,14 +77,13 @@ def feddyn(training: LocalTraining, plan: Plan) -> Algorithm:
     def init(hp, variables):
         return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
 
-    def update(hp, server, upload: FedDynUpload, states: FedDynClient):
-        num_clients = jax.tree.leaves(states.shift)[0].shape[0]
+    def update(hp, server, upload: FedDynUpload, num_clients):
         shift = jax.tree.map(lambda h, d: h - d / num_clients, server.extra, upload.drift)
         anyone = upload.weight > 0
         params = jax.tree.map(
             lambda mean, h: mean - jnp.where(anyone, h, 0), upload.change["params"], shift
         )
-        server = add_mean_change(hp, server, {**upload.change, "params": params}, states)
+        server = add_mean_change(hp, server, {**upload.change, "params": params}, num_clients)
         return server._replace(extra=shift)
 
     def traffic(hp, state):

@@ -75,7 +75,7 @@ def pfedme(training: LocalTraining, plan: Plan, *, inner_steps: int) -> Algorith
         return upload, PFedMeClient(local.memory, optimizer), output
 
     return federated(training, plan, ClientMethod(init, begin, step, end))._replace(
-        personal=lambda hp, state, k: client_row(state.clients.personal, k)
+        personal=lambda hp, state, k: client_row(state.clients.personal, k), pageable=False
     )
 
 

@@ -35,7 +35,9 @@ def pretrained(
             epochs=count,
             first_epoch=done,
         )
-        begun = algorithm.init(hp, key, variables, num_clients)
+        states = jax.tree.leaves(state.clients)  # of all clients, or of those that are here
+        count_here = states[0].shape[0] if states else num_clients
+        begun = algorithm.init(hp, key, variables, count_here)
         moved = algorithm.with_global_model(unrefined(state), variables)
         inner = jax.tree.map(
             lambda a, b: jnp.where(done + count == epochs, a, b).astype(b.dtype), begun, moved

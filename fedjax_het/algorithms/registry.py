@@ -173,7 +173,7 @@ def entry_of(algorithm: str, options: dict[str, Any]) -> Entry:
 
 
 # What a method that works on the server's model can be put on.
-LOCAL_METHODS = ("fedavg", "fedprox", "scaffold")
+LOCAL_METHODS = ("fedavg", "fedprox", "scaffold", "feddyn")
 
 ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(

@@ -39,10 +39,9 @@ def scaffold(training: LocalTraining, plan: Plan, *, option: str = "II") -> Algo
     def init(hp, variables):
         return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
 
-    def update(hp, server, upload, states: ScaffoldClient):
+    def update(hp, server, upload, num_clients):
         change, control_change = upload
-        num_clients = jax.tree.leaves(states.control)[0].shape[0]
-        server = add_mean_change(hp, server, change, states)
+        server = add_mean_change(hp, server, change, num_clients)
         control = jax.tree.map(lambda c, d: c + d / num_clients, server.extra, control_change)
         return server._replace(extra=control)
 

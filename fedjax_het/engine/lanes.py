@@ -84,7 +84,7 @@ class Cohort(NamedTuple):
 
 class CohortResult(NamedTuple):
     upload: Tree  # summed over the round's clients
-    states: Tree  # leading axis K; clients that took no part are unchanged
+    states: Tree  # as they were given; clients that took no part are unchanged
     outputs: Tree  # [D, V, J, ...] per client slot
     train_loss: jax.Array  # [] mean over samples of the loss met during local training
 
@@ -96,7 +96,8 @@ def train_cohort(
 
     Args:
       broadcast: what the server sends; the same for all.
-      states: client states with leading axis K.
+      states: client states; a client's is the row that the schedule names: of all K clients, or
+        of a table that holds at least those of the round.
       key: the round's key; a step's key is fold_in(fold_in(key, client id), step).
     Cost: the longest lane's steps; memory is one local state per lane, plus one client state
       and one output per slot.
@@ -104,17 +105,19 @@ def train_cohort(
     schedule = cohort.schedule
     block = partial(_block, method, plan)
     shared = (hp, broadcast, states, key, cohort.examples)
-    lanes = schedule._replace(round=None, evaluate=None, trial=None, census=None, census_pairs=None)
+    lanes = schedule._replace(
+        round=None, num_clients=None, evaluate=None, trial=None, census=None, census_pairs=None
+    )
     if plan.spreads != AXIS:
         sums, new, outputs = jax.lax.map(lambda one: block(*shared, one), lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
-        states = _put_back(states, new, schedule.client_ids)
+        states = _put_back(states, new, schedule.rows)
     else:
 
         def sharded(hp, broadcast, states, key, examples, lanes):
             one = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(hp, broadcast, states, key, examples, one)
-            sums, new = _exchange(sums, (new, one.client_ids) if jax.tree.leaves(new) else ())
+            sums, new = _exchange(sums, (new, one.rows) if jax.tree.leaves(new) else ())
             states = _put_back(states, *new) if new else states
             return sums, states, jax.tree.map(lambda a: a[None], outputs)
 
@@ -135,7 +138,8 @@ def for_each_client(tree: Tree, num_clients: int) -> Tree:
 
 
 def client_row(states: Tree, client: jax.Array | int) -> Tree:
-    """A client's state of all clients' `[K, ...]`. A number beyond the last gives the last's."""
+    """A client's state of all clients' `[K, ...]`, or of a table, by row. A number beyond the last
+    gives the last's."""
     return jax.tree.map(lambda s: s[jnp.minimum(client, s.shape[0] - 1)], states)
 
 
@@ -162,25 +166,25 @@ def _exchange(sums, rows):
     return unravel_sums(total), jax.tree.unflatten(structure, gathered)
 
 
-def _put_back(states, new, ids):
-    """Write the states of a round's clients, `[D, V, J, ...]`, to their rows of `[K, ...]`.
+def _put_back(states, new, rows):
+    """Write the states of a round's clients, `[D, V, J, ...]`, to their rows `[D, V, J]`.
 
     Row by row, which happens in place; XLA's scatter copies the states of all K clients.
     """
     if not jax.tree.leaves(states):
         return states
-    ids = ids.reshape(-1)
-    flat = jax.tree.map(lambda n: n.reshape(ids.shape + n.shape[3:]), new)
+    rows = rows.reshape(-1)
+    flat = jax.tree.map(lambda n: n.reshape(rows.shape + n.shape[3:]), new)
 
     def put(i, states):
-        def one(all_, rows):
-            keep = ids[i] >= all_.shape[0]  # an unused slot
-            row = jnp.where(keep, all_[jnp.minimum(ids[i], all_.shape[0] - 1)], rows[i])
-            return jax.lax.dynamic_update_index_in_dim(all_, row, ids[i], 0)
+        def one(all_, new):
+            keep = rows[i] >= all_.shape[0]  # an unused slot
+            row = jnp.where(keep, all_[jnp.minimum(rows[i], all_.shape[0] - 1)], new[i])
+            return jax.lax.dynamic_update_index_in_dim(all_, row, rows[i], 0)
 
         return jax.tree.map(one, states, flat)
 
-    return jax.lax.fori_loop(0, ids.shape[0], put, states)
+    return jax.lax.fori_loop(0, rows.shape[0], put, states)
 
 
 class _Running(NamedTuple):
@@ -195,20 +199,23 @@ class _Running(NamedTuple):
 def _block(method, plan, hp, broadcast, states, key, examples, schedule):
     """One block of lanes: -> ((summed upload, loss sum, sample count), states, outputs).
 
-    `states` is everyone's, `[K, ...]`; returned are those of this block's slots, `[V, J, ...]`.
+    `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`.
     """
     num_lanes = plan.lanes
     over_lanes = partial(_over_lanes, num_lanes)
 
     def client_of(clients, slot):
-        id_, weight, num_samples, num_steps, seeds = (field[slot] for field in clients)
+        id_, weight, num_samples, num_steps, seeds, _ = (field[slot] for field in clients)
         client_key = jax.random.fold_in(key, id_)
         start = examples.images[seeds]
         return Client(id_, weight, num_samples, num_steps, client_key, start)
 
+    def state_of(clients, slot):
+        return client_row(states, clients[-1][slot])
+
     def begin(clients, slot):
         client = client_of(clients, slot)
-        local = method.begin(hp, broadcast, client_row(states, client.id), client)
+        local = method.begin(hp, broadcast, state_of(clients, slot), client)
         zero = jnp.zeros((), jnp.float32)
         return _Running(local, jnp.int32(0), zero, zero)
 
@@ -228,7 +235,7 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
 
     def end(clients, slot, running):
         client = client_of(clients, slot)
-        return method.end(hp, broadcast, running.local, client_row(states, client.id), client)
+        return method.end(hp, broadcast, running.local, state_of(clients, slot), client)
 
     clients = (
         schedule.client_ids,
@@ -236,6 +243,7 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
         schedule.num_samples,
         schedule.num_steps,
         schedule.seeds,
+        schedule.rows,
     )
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     first_slots = jnp.zeros(num_lanes, jnp.int32)

@@ -125,6 +125,14 @@ class Plan(NamedTuple):
             check_vma=False,
         )(shared, parts)
 
+    def agreed(self, count: int) -> int:
+        """The first process's number, where all processes enter the same programs."""
+        if self.spreads == RUNS or self.mesh is None or not self.mesh.is_multi_process:
+            return count
+        from jax.experimental import multihost_utils
+
+        return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
+
     def once_known(self, signal: jax.Array, number: jax.Array | int) -> jax.Array | int:
         """`number`, which is not known before `signal`, a float that is never -inf.
 

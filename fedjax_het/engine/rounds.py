@@ -46,7 +46,7 @@ class ChunkInputs(NamedTuple):
     survey: RoundSchedule | None  # of all clients, where their gradients are measured
 
 
-_ONCE_PER_DEVICE = ("round", "evaluate", "trial", "num_segments", "segment_ends")
+_ONCE_PER_DEVICE = ("round", "num_clients", "evaluate", "trial", "num_segments", "segment_ends")
 # What of a chunk's inputs belongs to a federation, see `Plan.over_runs`. Federations that are
 # vmapped go through the same rounds and segments, so that every loop has one bound.
 SCHEDULE_KINDS = RoundSchedule(

@@ -12,6 +12,7 @@ starts or ends; with one lane per block every client is one segment.
 """
 
 import heapq
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -26,9 +27,11 @@ class RoundSchedule(NamedTuple):
     """One round's work, padded to the run's largest round (or `[R, ...]` for a chunk)."""
 
     round: np.ndarray  # [] int32, from 0
+    num_clients: np.ndarray  # [] int32: K
     evaluate: np.ndarray  # [] bool
     trial: np.ndarray  # [] bool: the first step of everything, to check a program's numbers
     client_ids: np.ndarray  # [D, V, J] int32; num_clients where the slot is unused
+    rows: np.ndarray  # [D, V, J] int32: where their state is; the ids where all states are there
     weights: np.ndarray  # [D, V, J] float32, sum to 1 over the round's clients
     num_samples: np.ndarray  # [D, V, J] int32
     num_steps: np.ndarray  # [D, V, J] int32
@@ -111,10 +114,10 @@ class Scheduler:
         self.shape = self.shape._replace(segments=_most(cuts))
         if self.units.takes_census:
             self.shape = self.shape._replace(census=self.units.census_batches(blocks))
-        starts = range(0, blocks * lanes, lanes)
+        starts, sizes = range(0, blocks * lanes, lanes), partition.sizes
         self.work = Work(
             participants=np.array(
-                [int((partition.sizes[self.participants(r)] > 0).sum()) for r in range(rounds)]
+                [int((sizes[self.participants(r)] > 0).sum()) for r in range(rounds)]
             ),
             pairs=self._totals(self.units.pairs),
             samples=self._totals(self.units.samples),
@@ -130,6 +133,11 @@ class Scheduler:
         """Ids of the clients sampled in a round, in the order they were drawn."""
         rng = host_rng(self.seed, Stream.PARTICIPATION, round_index)
         return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
+
+    def trained(self, rounds: Iterable[int]) -> np.ndarray:
+        """Ids of the clients, or pairs, that the lanes run through in these rounds, ascending."""
+        lanes = (lane for r in rounds for lane in self._packed[r])
+        return np.unique(np.fromiter(itertools.chain.from_iterable(lanes), np.int64))
 
     def client_batches(self, round_index: int, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's minibatches of a round: indices `[steps, B]` and sizes `[steps]`."""
@@ -154,11 +162,13 @@ class Scheduler:
         lanes = self._packed[round_index]
         out = RoundSchedule(
             round=np.int32(round_index),
+            num_clients=np.int32(self.partition.num_clients),
             evaluate=np.bool_(
                 (round_index + 1) % self.eval_every == 0 or round_index >= self.rounds - 5
             ),
             trial=np.bool_(False),
             client_ids=np.full((d_, v_, j_), none, np.int32),
+            rows=np.full((d_, v_, j_), none, np.int32),
             weights=np.zeros((d_, v_, j_), np.float32),
             num_samples=np.zeros((d_, v_, j_), np.int32),
             num_steps=np.zeros((d_, v_, j_), np.int32),
@@ -181,7 +191,7 @@ class Scheduler:
             step = 0
             for j, client in enumerate(lane):
                 share = sizes[client] if self.averaging == "weighted" else 1
-                out.client_ids[d, v, j] = client
+                out.client_ids[d, v, j] = out.rows[d, v, j] = client
                 out.weights[d, v, j] = share / total
                 out.num_samples[d, v, j] = sizes[client]
                 out.num_steps[d, v, j] = self._steps[client]
@@ -287,6 +297,13 @@ def stack_rounds(rounds: Sequence[RoundSchedule], capacity: int) -> RoundSchedul
 def cohort_size(num_clients: int, participation: float) -> int:
     """Clients sampled each round: the share rounded down, but never none."""
     return max(1, int(num_clients * participation + 1e-9))
+
+
+def with_rows(schedule: RoundSchedule, ids: np.ndarray, num_rows: int) -> RoundSchedule:
+    """The schedule for states of which row i is that of client `ids[i]` (ascending)."""
+    used = schedule.client_ids < schedule.num_clients.reshape(-1, 1, 1, 1)
+    rows = np.where(used, np.searchsorted(ids, schedule.client_ids), num_rows)
+    return schedule._replace(rows=rows.astype(np.int32))
 
 
 def _rounded_up(size: int) -> int:

@@ -1,0 +1,294 @@
+"""Client states on the host: the same bits as on the devices, in less memory."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+from problems import user_dataset
+from test_federation import KilledError, assert_same, kill_after, run, spec
+
+from fedjax_het import ConfigError, batch, cli, federation, sweep, sweeps
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine import host_state
+from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
+from fedjax_het.engine.host_state import HostState
+
+CLIENTS = 12
+
+
+def stateful(algorithm="scaffold", **settings):
+    """Three of twelve clients a round; Adam's moments are kept."""
+    return spec(algorithm, **{"num_clients": CLIENTS, "participation": 0.25, **settings})
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Chunks of two rounds: so few clients have rows."""
+    monkeypatch.setattr(batch, "MAX_CHUNK", 2)
+
+
+def all_clients(made):
+    """Every client's state, wherever it is: `[K, ...]`."""
+    clients = made.state.clients
+    if not isinstance(clients, HostState):
+        return jax.tree.map(np.asarray, clients)
+    return jax.tree.map(lambda *rows: np.stack(rows), *map(clients.client, range(CLIENTS)))
+
+
+def assert_same_run(host, device):
+    assert_same(host, device)
+    assert isinstance(host.state.clients, HostState)
+    assert not isinstance(device.state.clients, HostState)
+    jax.tree.map(np.testing.assert_array_equal, host.state.server, device.state.server)
+    jax.tree.map(np.testing.assert_array_equal, all_clients(host), all_clients(device))
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("scaffold", 1), ("scaffold", 2), ("fedavg", 1)])
+def test_a_run_is_the_same_bits(name, lanes, short):
+    one = stateful(name)
+    host, device = (run(one, client_state=where, lanes=lanes) for where in ("host", "device"))
+    assert_same_run(host, device)
+    moved = [len(np.unique(leaf, axis=0)) for leaf in jax.tree.leaves(all_clients(host))]
+    assert max(moved) > 6, "clients of several chunks must have states of their own"
+
+
+def test_the_devices_hold_no_more_than_the_clients_of_a_chunk(short):
+    one = stateful("fedavg")
+    group = federation.prepare([one], dataset=user_dataset(), client_state="host")
+    made = batch.Batch(group, group.federations)
+    made.start()
+    rows = {leaf.shape[0] for leaf in jax.tree.leaves(made.state.clients)}
+    assert rows == {made.num_rows} == {6}
+    device = federation.prepare([one], dataset=user_dataset(), client_state="device")
+    row = federation.client_state_bytes(group.program, group.federations[0].spec)
+    assert batch.Batch(device, device.federations).memory() - made.memory() >= 6 * row
+
+
+def test_a_table_too_large_makes_chunks_shorter(monkeypatch):
+    group = federation.prepare([stateful()], dataset=user_dataset(), client_state="host")
+    row = federation.client_state_bytes(group.program, group.federations[0].spec)
+    model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
+    assert row == 3 * model + 4, "a control, Adam's two moments, and its count"
+    for rounds, limit in ((1, 0), (1, 6 * row - 1), (2, 6 * row), (3, 9 * row)):
+        monkeypatch.setattr(batch, "MAX_TABLE_BYTES", limit)
+        made = batch.Batch(group, group.federations)
+        assert (made.capacity, made.num_rows) == (rounds, 3 * rounds)
+
+
+def test_the_programs_of_a_run_on_the_host_compile_once(short):
+    one = stateful(local_epochs=3, rounds=5)  # no other test's program
+    group = federation.prepare([one], dataset=user_dataset(), client_state="host")
+    made = batch.Batch(group, group.federations)
+    made.start()
+    made.finish()
+    assert group.program.chunk.program._cache_size() == 1
+
+
+def test_vmapped_federations_are_the_same_bits(short):
+    more = {"partition": "dirichlet", "alpha": 0.7, "rounds": 5}
+    specs = [stateful("fedavg", seed=s, **more) for s in range(2 * len(jax.devices()) + 1)]
+    settings = {"dataset": user_dataset(), "progress": lambda line: None}
+    settings |= {"spread": "runs", "width": 2}
+    host, device = (
+        sweep(specs, client_state=where, **settings).results for where in ("host", "device")
+    )
+    for one, other in zip(host, device, strict=True):
+        assert_same(one, other)
+
+
+RESUMED = [
+    ("scaffold", "host", "host"),
+    ("scaffold", "host", "device"),
+    ("scaffold", "device", "host"),
+    pytest.param("dynafed", "host", "host", marks=pytest.mark.slow),  # killed in its synthesis
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after"), RESUMED)
+def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, short, monkeypatch):
+    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    whole = run(stateful(name), client_state="device")
+    with pytest.raises(KilledError):
+        run(stateful(name), output_dir=tmp_path, client_state=before, progress=kill_after(5))
+    resumed = run(stateful(name), output_dir=tmp_path, resume=True, client_state=after)
+    assert_same(resumed, whole)
+    jax.tree.map(np.testing.assert_array_equal, all_clients(resumed), all_clients(whole))
+
+
+def test_a_killed_sweep_goes_on_to_the_bits_of_states_on_the_devices(tmp_path, short, monkeypatch):
+    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
+    specs = [stateful(seed=s) for s in range(len(jax.devices()))]
+    settings = {"dataset": user_dataset(), "progress": lambda line: None}
+    settings |= {"spread": "runs"}
+    whole = sweep(specs, client_state="device", **settings).results
+    show = kill_after(3)
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(sweeps, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
+        sweep(specs, tmp_path, client_state="host", **settings)
+    assert len(list((tmp_path / "unfinished").iterdir())) == len(specs)
+    made = sweep(specs, tmp_path, client_state="host", **settings).results
+    for one, other in zip(made, whole, strict=True):
+        assert one.summary["client_state"] == "host"
+        assert_same(one, other)
+
+
+def test_a_checkpoint_holds_the_clients_that_trained_and_no_other(tmp_path, short, monkeypatch):
+    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)
+    with pytest.raises(KilledError):
+        run(stateful(), output_dir=tmp_path, client_state="host", progress=kill_after(2))
+    path = tmp_path / "checkpoint.npz"
+    rounds = read_meta(path)["round"]
+    group = federation.prepare([stateful()], dataset=user_dataset())
+    scheduler = group.federations[0].scheduler
+    trained = np.unique(np.concatenate([scheduler.participants(r) for r in range(rounds)]))
+    assert 0 < len(trained) < CLIENTS
+    with np.load(path) as data:
+        assert any(
+            data[name].dtype == np.int64 and np.array_equal(data[name], trained)
+            for name in data.files
+        )
+        lengths = {data[name].shape[0] for name in data.files if ".clients" in name}
+        assert lengths == {len(trained)}
+
+
+def test_large_leaves_are_written_piece_by_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_state, "SLAB_BYTES", 100)  # two rows at a time
+    state = HostState({"w": np.zeros((3, 4), np.float32), "n": np.int32(7)}, 9)
+    ids = np.array([0, 3, 4, 7, 8])
+    new = {
+        "w": np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32),
+        "n": np.arange(5, dtype=np.int32),
+    }
+    state.scatter(ids, new)
+    assert len(list(state.selected()["w"].pieces())) == 3
+    path = tmp_path / "checkpoint.npz"
+    save_checkpoint(path, state.selected(), {"round": 3})
+    assert read_meta(path) == {"round": 3}
+    jax.tree.map(np.testing.assert_array_equal, load_checkpoint(path, new), new)
+
+
+def test_rows_that_were_never_written_are_the_first_row():
+    state = HostState({"w": np.full(2, 5.0)}, 6)
+    state.scatter(np.array([4, 1]), {"w": np.array([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]])})
+    out = {"w": np.empty((4, 2))}
+    state.gather(np.array([1, 2, 4]), out)
+    np.testing.assert_array_equal(out["w"], [[3, 4], [5, 5], [1, 2], [5, 5]])
+    state.gather(np.array([4, 1]), out)
+    np.testing.assert_array_equal(out["w"], [[1, 2], [3, 4], [5, 5], [5, 5]])
+    np.testing.assert_array_equal(state.touched, [1, 4])
+    np.testing.assert_array_equal(state.client(0)["w"], [5, 5])
+    np.testing.assert_array_equal(state.client(4)["w"], [1, 2])
+
+
+def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
+    group = federation.prepare([stateful()], dataset=user_dataset())
+    made = batch.Batch(group, group.federations, folders=[tmp_path])
+    made.start()
+    now, saved = [made.saved_at], []
+
+    def slow(path, tree, meta):
+        saved.append(now[0])
+        now[0] += 30.0
+
+    monkeypatch.setattr(batch.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(batch, "save_checkpoint", slow)
+    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 20.0)
+    begin = now[0]
+    for _ in range(400):
+        now[0] += 1.0
+        made._save()
+    assert [t - begin for t in saved] == [20.0, 350.0]  # 300 s after the first was written
+
+
+# --- where they are --------------------------------------------------------------------------
+
+
+def where(one, **settings):
+    return federation.prepare([one], dataset=user_dataset(), **settings).client_state
+
+
+def test_auto_asks_how_much_memory_there_is(monkeypatch):
+    model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
+    needed = CLIENTS * (3 * model + 4)
+    assert where(stateful(), memory=4 * needed) == "device"
+    assert where(stateful(), memory=4 * needed - 1) == "host"
+    assert where(stateful()) == "device"
+    monkeypatch.setattr(federation, "free_bytes", lambda devices: 4 * needed - 1)
+    assert where(stateful()) == "host"
+    assert where(stateful(), client_state="device") == "device"
+    monkeypatch.setattr(federation, "free_bytes", lambda devices: None)
+    assert where(stateful()) == "device"
+
+
+def test_auto_counts_the_federations_of_a_device():
+    devices = len(jax.devices())
+    specs = [stateful(seed=s) for s in range(2 * devices)]
+    plan = {"dataset": user_dataset(), "spread": "runs", "memory": 6 * CLIENTS * 3 * 70_000}
+    found = {w: federation.prepare(specs, width=w, **plan).client_state for w in (1, 2)}
+    assert found == {1: "device", 2: "host"}
+
+
+def test_auto_leaves_on_the_devices_what_would_not_gain():
+    assert where(stateful(participation=1.0), memory=1) == "device"
+    assert where(stateful(local_optimizer="sgd", algorithm="fedprox"), memory=1) == "device"
+    assert where(stateful("fedamp"), memory=1) == "device"
+
+
+def test_a_method_without_state_has_nothing_to_put_anywhere():
+    plain = stateful("fedavg", local_optimizer="sgd")
+    assert where(plain, client_state="host") == "device"
+
+
+ALL_AT_ONCE = ("separate", "fedamp", "heurfedamp", "apfl", "ditto", "pfedme", "feddm", "fedaf")
+
+
+@pytest.mark.parametrize("name", ALL_AT_ONCE)
+def test_methods_that_need_all_states_at_once_say_so(name):
+    told = rf"client_state = 'host': expected 'device'.*: {name} needs"
+    with pytest.raises(ConfigError, match=told):
+        run(stateful(name), client_state="host")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {*ALL_AT_ONCE, "scaffold", "fedavg"}))
+def test_every_other_method_is_the_same_bits(name, short):
+    kept = stateful(name, optimizer_state="keep", rounds=5)
+    host, device = (run(kept, client_state=where) for where in ("host", "device"))
+    assert_same_run(host, device)
+
+
+def test_clients_whose_own_models_are_scored_stay_on_the_devices():
+    own = stateful(local_tests=True, scored="client")
+    with pytest.raises(ConfigError, match=r"client_state.*to score their own models"):
+        run(own, client_state="host")
+
+
+@pytest.mark.parametrize("bad", ["gpu", "", None])
+def test_a_place_that_does_not_exist(bad):
+    with pytest.raises(ConfigError, match="client_state"):
+        run(stateful(), client_state=bad)
+    with pytest.raises(ConfigError, match="client_state"):
+        sweep([stateful()], dataset=user_dataset(), client_state=bad)
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_the_command_line_says_where(command, tmp_path, capsys, monkeypatch):
+    given = []
+    monkeypatch.setattr(batch.Batch, "__init__", lambda self, group, *a, **k: given.append(group))
+    monkeypatch.setattr(batch.Batch, "announce", _interrupt)
+    monkeypatch.setattr(batch.Batch, "start", _interrupt)
+    words = f"{command} --algorithm scaffold --dataset digits --model mlp --rounds 2 --lanes 1"
+    words = [*words.split(), "--num-clients", "20", "--participation", "0.1"]
+    words += ["--output-dir", str(tmp_path)]
+    assert cli.main([*words, "--client-state", "host"]) == 130
+    assert cli.main(words) == 130
+    assert [group.client_state for group in given] == ["host", "device"]
+    assert cli.main([*words, "--client-state", "disk"]) == 2
+    assert "client_state = 'disk'" in capsys.readouterr().err
+
+
+def _interrupt(self, *args):
+    raise KeyboardInterrupt
