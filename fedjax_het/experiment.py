@@ -388,8 +388,8 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
         for dataset in arguments.datasets or preset.datasets
         for model in models_of(dataset)
         for alpha, domain, classes in levels(dataset)
-        for row in rows
-        if row in experiment.rows(arguments.preset, dataset)
+        for row in experiment.rows(arguments.preset, dataset)
+        if row in rows
         and (experiment.read_row(row, dataset)[0] in ALGORITHMS or dataset in with_reported)
     ]
 

@@ -60,9 +60,7 @@ def test_scenario_1_is_the_papers(dataset, clients, share, size, classes):
     own = specs("fig1", datasets=(dataset,))
     smallest = clients * size / {"cifar10": 50_000, "emnist_45": 108_000}[dataset]
     gammas = (smallest, 0.5, 1.0, 1.5, 2.0)
-    assert [*own] == ["fedavg", "data_sharing", *(f"fsl(gamma={g:g})" for g in (smallest, 0.5))] + [
-        f"fsl(gamma={g})" for g in gammas[2:]
-    ]
+    assert [*own] == ["fedavg", "data_sharing", *(f"fsl(gamma={gamma})" for gamma in gammas)]
     for row, found in own.items():
         assert tuple(spec.classes for spec in found) == classes
         for spec in found:
@@ -378,32 +376,55 @@ def test_what_follows_from_the_source_of_the_servers_data_is_no_setting_of_its_o
     assert report.varying_settings(results) == ["algorithm", "server_data", "server_options.size"]
 
 
+def test_the_rate_of_pretraining_follows_from_whether_there_is_any():
+    results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
+    results["pretrain_epochs"] = [0, 0, 50, 50]
+    results["hp.pretrain_lr"] = [None, None, 0.01, 0.01]
+    assert report.varying_settings(results) == ["algorithm", "pretrain_epochs"]
+    results["hp.pretrain_lr"] = [None, None, 0.01, 0.1]
+    assert report.varying_settings(results)[-1] == "hp.pretrain_lr"
+
+
+def test_rounds_to_a_value_say_whose_mean_they_are():
+    results = gamma_runs().assign(rounds_to_half=[10, None, *[20] * 8])
+    table = report.overview_table(results, by=["algorithm"], measure="rounds_to_half")
+    first = next(row for row in table.sections[0].rows if row["Method"] == "data_sharing")
+    assert (first["Rounds to 50 %"], first["Seeds"]) == ("10", "1")
+    assert "of the runs that reach it" in table.notes[0]
+
+
 # The quick presets, for real
 
 
-def test_the_figures_run(tmp_path, capsys):
-    few = ["--rounds", "3", "--seeds", "0", "--output-dir", str(tmp_path)]
-    commands = {
-        "fig1": ["--classes", "2", "--methods", "fedavg", "fsl(gamma=0.5)"],
-        "fig8": ["--methods", "data_sharing", "fsl(gamma=0.5)", "fsl(gamma=1.0)"],
-        "fig9": ["--classes", "2", "--methods", "fsl(n0=20)"],
-    }
-    for name, command in commands.items():
-        module = MODULES[name]
-        write = write_drawing(name, module.draw, by=module.BY, measure="window_accuracy")
-        assert main(ALL[name], [*command, *few], write=write) == 0
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert "Rise time" in (tmp_path / f"{name}.md").read_text()
+def figure(name, folder, *command):
+    few = ["--rounds", "3", "--seeds", "0", "--output-dir", str(folder)]
+    module = MODULES[name]
+    write = write_drawing(name, module.draw, by=module.BY, measure="window_accuracy")
+    assert main(ALL[name], [*command, *few], write=write) == 0
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "Rise time" in (folder / f"{name}.md").read_text()
+    return [Result.load(path) for path in folder.glob("*.json")]
+
+
+def test_figure_8_holds_the_means_of_its_runs(tmp_path, capsys):
+    found = figure("fig8", tmp_path, "--methods", "data_sharing", "fsl(gamma=0.5)")
     out = capsys.readouterr().out
-    assert "runs that differ in" not in out
-    found = [Result.load(path) for path in tmp_path.glob("*.json")]
-    numbers = {r.spec.hp.get("gamma"): r.summary for r in found if r.spec.algorithm == "fsl"}
-    table = pd.read_csv(tmp_path / "fig8.csv").set_index("hp.gamma")
-    for gamma in (0.5, 1.0):
-        expected = 100 * numbers[gamma]["window_accuracy"]
-        if gamma == 0.5:
-            assert table.loc[gamma, "mean"] == pytest.approx(expected)
-        assert table.loc[gamma, "seeds"] == 1
+    assert "runs that differ in" not in out and "nan" not in out
+    table = pd.read_csv(tmp_path / "fig8.csv").set_index("algorithm")
+    assert sorted(table.index) == sorted(result.spec.algorithm for result in found)
+    for result in found:
+        accuracy = result.metrics["test_accuracy"]
+        row = table.loc[result.spec.algorithm]
+        assert row["mean"] == pytest.approx(100 * accuracy.mean(), abs=1e-4)
+        means = np.cumsum(accuracy) / np.arange(1, 4)
+        assert row["rise_time"] == 1 + np.argmax(means >= 0.9 * means[-1])
+
+
+@pytest.mark.slow
+def test_figure_9_measures_gradients(tmp_path):
+    (result,) = figure("fig9", tmp_path, "--classes", "2", "--methods", "fsl(n0=20)")
+    for name in ("server_gap", "client_gap"):
+        assert np.isfinite(result.metrics[name]).tolist() == [True, False, False]
 
 
 def test_a_figure_without_runs_says_so(tmp_path, capsys):

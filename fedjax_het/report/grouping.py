@@ -115,7 +115,8 @@ def following_settings(results: "pd.DataFrame") -> dict[str, list[tuple[str, Any
 
 
 def _by_cause(results: "pd.DataFrame", name: str) -> list[tuple[dict[str, Any], set]]:
-    causes = [cause for cause in _CAUSES if cause in results and cause != name]
+    own = ("pretrain_epochs",) if name == "hp.pretrain_lr" else ()
+    causes = [cause for cause in (*_CAUSES, *own) if cause in results and cause != name]
     return [(keys, set(_values(runs[name]))) for keys, runs in group_runs(results, causes)]
 
 

@@ -32,6 +32,8 @@ _LABELS = {
     "bytes_up": "Bytes sent by clients",
     "bytes_down": "Bytes sent to clients",
 }
+# Those of a running mean over 20 rounds.
+OF_WINDOW = ("window_accuracy", "rise_time", "rounds_to_half")
 # Accuracies by another name.
 _SHARES = ("bmta", "bmta_worst_decile")
 

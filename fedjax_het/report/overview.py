@@ -226,6 +226,8 @@ def _measure_notes(results: "pd.DataFrame", by: Sequence[str], measure: str) -> 
     what = measure_label(measure)
     if measure == "final_accuracy":
         what += ", mean of the last five rounds"
+    if measure == "rounds_to_half":
+        what += ", of the runs that reach it (Seeds: their number)"
     if measure == "bmta":
         what += " on tests like their own data, in the round where it is highest"
     blended = [

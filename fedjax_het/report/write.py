@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedjax_het.convergence import WINDOW
 from fedjax_het.errors import require
 from fedjax_het.files import write_atomically
 from fedjax_het.report.against import plot_against_alpha
 from fedjax_het.report.grouping import chosen_settings
 from fedjax_het.report.heat_map import numeric_pair, plot_heat_map
-from fedjax_het.report.learning_curves import plot_learning_curves
-from fedjax_het.report.measures import usual_measure
+from fedjax_het.report.learning_curves import SMOOTHED_ROUNDS, plot_learning_curves
+from fedjax_het.report.measures import OF_WINDOW, usual_measure
 from fedjax_het.report.overview import overview_table, pivot_table, summarise_runs
 from fedjax_het.report.render import TextTable, to_csv, to_latex, to_markdown
 from fedjax_het.store import load_curves, load_results, newest
@@ -43,7 +44,8 @@ def write_report(
     Args:
       by: names of settings; default: those that vary, apart from the seeds.
       measure: a column of `load_results` that holds numbers; default: `final_accuracy`, or `bmta`
-        where at least as many runs have that, whose curves are then means over clients too.
+        where at least as many runs have that, whose curves are then means over clients too. Curves
+        are running means over five rounds, over 20 where the measure is of those.
     Errors:
       ConfigError where the folder holds no results, and for a setting or measure they do not have.
     """
@@ -65,7 +67,9 @@ def write_report(
         "overview.csv": to_csv(summarise_runs(results, **chosen)),
     }
     curve = "mean_client_accuracy" if measure.startswith("bmta") else "test_accuracy"
-    curves = plot_learning_curves(results, load_curves(directory), by=by, measure=curve)
+    window = WINDOW if measure in OF_WINDOW else SMOOTHED_ROUNDS
+    curves = load_curves(directory)
+    curves = plot_learning_curves(results, curves, by=by, measure=curve, window=window)
     figures = {"learning_curves.png": curves}
     if alphas > 1:
         name = "accuracy" if measure == "final_accuracy" else measure
