@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.base import Algorithm, num_bytes
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
 from fedjax_het.engine.host_state import Pager
+from fedjax_het.engine.lanes import ServerTraining
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, RUNS, host_values
 from fedjax_het.engine.randomness import Stream, device_key
 from fedjax_het.engine.rounds import SCHEDULE_KINDS, ChunkInputs, RoundMetrics
@@ -110,7 +111,13 @@ class Batch:
         self.saved_at, self.save_seconds = time.perf_counter(), 0.0
         hp = self._stacked([{k: np.float32(v) for k, v in f.spec.hp.items()} for f in self.places])
         self.inputs = group.shared._replace(
-            hp=hp, train_key=self._keys(Stream.TRAIN), client_tests=self._client_tests()
+            hp=hp,
+            train_key=self._keys(Stream.TRAIN),
+            client_tests=self._client_tests(),
+            server=self._server(),
+            survey=self._survey(
+                lambda scheduler, shape, cuts: [scheduler.round(0, shape, cuts(0))]
+            ),
         )
         self.state: Any = None  # until it starts: `memory` is asked before anything is allocated
 
@@ -127,6 +134,8 @@ class Batch:
         name = self.group.dataset.name
         for federation in self.federations:
             log.info("data: %s. %s", name, self.group.split(federation))
+            if federation.server is not None:
+                log.info("server: %s", self.group.server_summary(federation))
         log.info(
             "lanes: %s; %.1f %% of the samples that they run through are the clients'",
             self.plan.describe(),
@@ -168,7 +177,8 @@ class Batch:
         programs = self.group.program
         lowered = [programs.chunk.program.lower(state, self.first_step())]
         lowered += [
-            work.program.lower(hp, state, key, jnp.int32(1)) for work in programs.host_work.values()
+            work.program.lower(hp, state, key, jnp.int32(1), self.inputs.server)
+            for work in programs.host_work.values()
         ]
         needs = (one.compile().memory_analysis() for one in lowered)
         return max(
@@ -200,6 +210,27 @@ class Batch:
             return self.plan.put(tests[0], BLOCK)
         return self._stacked(tests)
 
+    def _server(self) -> ServerTraining | None:
+        if self.group.program.kinds.server is None:
+            return None
+
+        def of(federation: Federation) -> ServerTraining:
+            examples = self.group.server_examples(federation)
+            spec, count = federation.spec, len(examples.labels)
+            # FSL, section IV-A: E_s = ceil(n E_c / (N n_0)).
+            held = len(federation.partition.indices) * (spec.local_epochs or 1)
+            return ServerTraining(examples, np.int32(-(-held // (spec.num_clients * count))))
+
+        return self._stacked([of(federation) for federation in self.places])
+
+    def _survey(self, rounds_of: Callable) -> RoundSchedule | None:
+        """The one round in which all clients' gradients are measured."""
+        if self.group.survey_shape is None:
+            return None
+        survey = [f.survey for f in self.places]
+        stacked = self._schedules(rounds_of, survey, self.group.survey_shape, capacity=1)
+        return jax.tree.map(lambda a: a[:, 0] if self._apart else a[0], stacked)
+
     def chunk_inputs(self, first: int, count: int) -> ChunkInputs:
         """What the program reads for rounds `first .. first+count-1`."""
         rounds = range(first, first + count)
@@ -219,7 +250,10 @@ class Batch:
                 step = step._replace(num_segments=np.ones_like(step.num_segments))
             return [step]
 
-        return self._scheduled(rounds_of, 1)._replace(num_eval_batches=self.plan.put(jnp.int32(1)))
+        return self._scheduled(rounds_of, 1)._replace(
+            num_eval_batches=self.plan.put(jnp.int32(1)),
+            survey=self._survey(lambda scheduler, shape, _: [scheduler.first_step(0, shape)]),
+        )
 
     def _scheduled(self, rounds_of: Callable, count: int) -> ChunkInputs:
         """Inputs with what `rounds_of(scheduler, shape, cuts)` gives for all places, stacked."""
@@ -240,13 +274,15 @@ class Batch:
         schedulers: Sequence[Scheduler],
         shape: Shape,
         *,
+        capacity: int | None = None,
         paged: bool = False,
     ) -> RoundSchedule:
+        capacity = capacity or self.capacity
         width, schedules = self.plan.width, []
         for start in range(0, len(schedulers), width):
             mine = schedulers[start : start + width]
             cuts = (lambda r: None) if width == 1 else lambda r, s=mine: merged_cuts(s, r)
-            schedules += [stack_rounds(rounds_of(s, shape, cuts), self.capacity) for s in mine]
+            schedules += [stack_rounds(rounds_of(s, shape, cuts), capacity) for s in mine]
         if paged:
             schedules = [
                 with_rows(one, s.trained(np.unique(one.round)), self.num_rows)
@@ -368,17 +404,17 @@ class Batch:
             program = self.group.program.host_work[work.name]
             local = (lambda tree: tree) if self._apart else _on_one_device
             state, hp = local(self.state), local(self.inputs.hp)
-            key = local(self._keys(Stream.SERVER))
+            key, server = local(self._keys(Stream.SERVER)), local(self.inputs.server)
             start = time.perf_counter()
-            program.verify((hp, state, key, jnp.int32(1)))
-            state = jax.block_until_ready(program(hp, state, key, jnp.int32(0)))
+            program.verify((hp, state, key, jnp.int32(1), server))
+            state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
             self.compile_seconds += time.perf_counter() - start
             self.state = state
             done = first = self._work_done(work)
             start, count = time.perf_counter(), 1
             while done < work.total:
                 count = self.plan.agreed(min(count, work.total - done))
-                state = jax.block_until_ready(program(hp, state, key, jnp.int32(count)))
+                state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
                 done += count
                 rate = (done - first) / (time.perf_counter() - start)
                 count = max(1, int(CHUNK_SECONDS * rate))
@@ -515,13 +551,17 @@ class Batch:
         traffic = self.algorithm.traffic(hp, state)
         rounds = self.stopped[i] or self.done
         ran = np.arange(self.rounds) < rounds
+        shared = np.zeros(self.rounds)  # what every client is sent once, with the first model
+        if self.algorithm.shares_server_data:
+            shared[0] = spec.num_clients * num_bytes(group.server_examples(federation))
         metrics = {
             **self.metrics[i],
-            "bytes_down": work.participants * traffic.down * ran,
+            "bytes_down": work.participants * traffic.down * ran + shared,
             "bytes_up": (work.participants * traffic.up + work.pairs * traffic.up_per_pair) * ran,
             "client_samples": work.samples * ran,
         }
         device = i // plan.width * plan.width
+        held = group.server_summary(federation)
         summary = {
             "algorithm": spec.algorithm,
             "dataset": group.dataset.name,
@@ -550,6 +590,7 @@ class Batch:
             "dataset_digest": group.dataset.digest(),
             "partition_digest": federation.partition.digest(),
             "split": dataclasses.asdict(group.split(federation)),
+            "server": None if held is None else dataclasses.asdict(held),
             "dataset_note": group.dataset.note,
             **environment(),
         }

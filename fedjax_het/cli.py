@@ -22,7 +22,8 @@ _PARTITION_HELP = (
     "What else the partition takes, e.g. --partition-option dominating_share=0.9 "
     "groups=[[0,1],[2,3]]."
 )
-_AS_WORDS = ("hp", "options", "partition_options")
+_SERVER_HELP = "What the source of the server's examples takes, e.g. --server-option size=500."
+_AS_WORDS = ("hp", "options", "partition_options", "server_options")
 # The settings that a sweep takes lists of under their own names.
 _LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in (*_AS_WORDS, "seed")]
 
@@ -42,6 +43,10 @@ class Run(RunSpec):
     partition_options: Annotated[
         tuple[str, ...],
         tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
+    ] = ()
+    server_options: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(name="server-option", metavar="NAME=VALUE", help=_SERVER_HELP),
     ] = ()
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
@@ -101,6 +106,10 @@ class Sweep(_as_lists()):
         tuple[str, ...],
         tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
     ] = ()
+    server_options: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(name="server-option", metavar="NAME=VALUE", help=_SERVER_HELP),
+    ] = ()
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
@@ -154,6 +163,7 @@ def spec_of(command: Run) -> RunSpec:
     values["hp"] = {name: _number("hp", name, text) for name, text in _pairs("hp", command.hp)}
     values["options"] = _literals("option", command.options)
     values["partition_options"] = _literals("partition-option", command.partition_options)
+    values["server_options"] = _literals("server-option", command.server_options)
     return RunSpec(**values)
 
 
@@ -171,8 +181,14 @@ def specs_of(command: Sweep) -> list[RunSpec]:
         for name, text in _pairs("option", command.options)
     }
     of_partition = _literals("partition-option", command.partition_options)
+    of_server = _literals("server-option", command.server_options)
     return grid(
-        **settings, seed=command.seeds, partition_options=of_partition, hp=hp, options=options
+        **settings,
+        seed=command.seeds,
+        partition_options=of_partition,
+        server_options=of_server,
+        hp=hp,
+        options=options,
     )
 
 

@@ -21,16 +21,33 @@ from fedjax_het.sweeps import describe, plan_sweep, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from fedjax_het.data import Dataset
 
 _FIELDS = {f.name for f in fields(RunSpec)}
 
 
+def parse_row_of_any(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
+    """`report.parse_row`, whatever the data set."""
+    return report.parse_row(row)
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a preset has for one data set instead of its own; what is empty is the preset's."""
+
+    rows: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    classes: tuple[int, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Preset:
     """What is run: the grid of a table, and the settings of its runs where they are not the
-    paper's own (fields of `RunSpec`; for all runs, for those of one network, of one method).
+    paper's own (fields of `RunSpec`; for all runs, for those of one data set, of one network, of
+    one method).
     What belongs to local training is left out for methods whose clients do not train."""
 
     datasets: tuple[str, ...]
@@ -38,11 +55,14 @@ class Preset:
     seeds: tuple[int, ...]
     alphas: tuple[float, ...] = ()
     domains: tuple[str, ...] = ()
-    """For a data set of several domains: a column for each and their mean. Neither these nor
-    alphas: one cell for each data set, network and row."""
+    """For a data set of several domains: a column for each and their mean."""
+    classes: tuple[int, ...] = ()
+    """Labels per client. Neither these nor alphas nor domains: one cell for each data set, network
+    and row."""
     rows: tuple[str, ...] = ()
     """Instead of the paper's."""
     settings: dict[str, Any] = field(default_factory=dict)
+    of_dataset: dict[str, Own] = field(default_factory=dict)
     model_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     method_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     about: str = ""
@@ -64,17 +84,38 @@ class Experiment:
     presets: dict[str, Preset]
     settings: dict[str, Any] = field(default_factory=dict)
     """Where this table of the paper departs from the paper's protocol."""
+    dataset_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The same of one data set."""
+    reported: bool = True
+    """Whether the paper gives its values as numbers; if not, a preset has rows."""
+    read_row: Callable[[str, str], tuple[str, dict[str, Any]]] = parse_row_of_any
+    """A row's method and its variant's settings (fields of `RunSpec`; options and hyper-parameters
+    by name), from the row and the data set."""
     note: str = ""
     """Printed under the table: what to know about the paper's values."""
     folder: str = ""
     """Names the folder instead, where several tables share one, so that no run of theirs is made
     twice; files are then named after the table (`table1.md`, `table1_curves.png`)."""
 
-    def rows(self, preset: str) -> tuple[str, ...]:
+    def values(self) -> "pd.DataFrame":
+        """The paper's, as `reported_values` has them; no row where it gives none."""
+        if self.reported:
+            return reported_values(self.paper, self.item)
+        return reported_values(self.paper).head(0)
+
+    def rows(self, preset: str, dataset: str | None = None) -> tuple[str, ...]:
         """The rows in order, the paper's unless the preset has its own: methods, and variants as
-        `report.parse_row` reads them. A method without an implementation stays a row."""
-        theirs = reported_values(self.paper, self.item)["method"]
-        return self.presets[preset].rows or tuple(dict.fromkeys(theirs))
+        `read_row` reads them. A method without an implementation stays a row.
+
+        dataset None: those of all its data sets."""
+        own = self.presets[preset].of_dataset
+        if dataset is None:
+            datasets = [*self.presets[preset].datasets, *own]
+            rows = [row for each in datasets for row in self.rows(preset, each)]
+            return tuple(dict.fromkeys(rows))
+        theirs = self.values()["method"]
+        chosen = own[dataset].rows if dataset in own else ()
+        return chosen or self.presets[preset].rows or tuple(dict.fromkeys(theirs))
 
 
 @dataclass
@@ -89,6 +130,8 @@ class Arguments:
     """Networks instead of the preset's."""
     alphas: tuple[float, ...] | None = None
     """Dirichlet concentrations instead of the preset's."""
+    classes: tuple[int, ...] | None = None
+    """Labels per client instead of the preset's."""
     methods: tuple[str, ...] | None = None
     """Only these rows of the table; a method's name stands for all its variants."""
     seeds: tuple[int, ...] | None = None
@@ -117,6 +160,14 @@ class Outcome(NamedTuple):
     directory: Path
     not_run: dict[str, str]
     """Why, by `RunSpec.digest()`."""
+
+    @property
+    def own_results(self) -> "pd.DataFrame":
+        """Of the cells' runs alone: the folder may hold those of other tables."""
+        if not len(self.results):
+            return self.results
+        own = {run.digest() for run in _runs(self.cells)}
+        return self.results[self.results["settings"].isin(own)]
 
 
 def main(
@@ -171,7 +222,7 @@ def _run(
         table_cells,
         store.newest(store.load_results(directory)),
         store.load_curves(directory),
-        reported_values(experiment.paper, experiment.item),
+        experiment.values(),
         directory,
         reasons,
     )
@@ -225,6 +276,43 @@ def write_curves(name: str) -> Callable[[Outcome], list[str]]:
     return write
 
 
+def write_drawing(
+    name: str,
+    draw: "Callable[[pd.DataFrame, pd.DataFrame], Figure]",
+    *,
+    by: Sequence[str],
+    measure: str = "final_accuracy",
+) -> Callable[[Outcome], list[str]]:
+    """For `main`, of a figure without reported numbers: print the means of its runs, and write them
+    and the figure, as `<name>.png`, `<name>.md` and `<name>.csv`.
+
+    draw: from results and curves, as `load_results` and `load_curves` give them, the figure.
+    by: settings that have rows of their own in the table, as far as the runs have them.
+    """
+
+    def write(outcome: Outcome) -> list[str]:
+        experiment, results = outcome.experiment, outcome.own_results
+        if not len(results):
+            print("No run is there to be drawn.")
+            return []
+        about = experiment.presets[outcome.preset].about
+        chosen = {"by": [each for each in by if each in results], "measure": measure}
+        title = f"{experiment.title} Preset {outcome.preset}{about and ': ' + about}"
+        table = report.overview_table(results, title=title, **chosen)
+        notes = (*table.notes, *([experiment.note] if experiment.note else []))
+        reasons = Counter(outcome.not_run.values()).items()
+        lost = [f"Not run ({count} runs): {reason}" for reason, count in reasons]
+        table = replace(table, notes=(*notes, *lost))
+        report.print_table(table)
+        write_text(outcome.directory / f"{name}.md", report.to_markdown(table))
+        summary = report.summarise_runs(results, **chosen)
+        write_text(outcome.directory / f"{name}.csv", report.to_csv(summary))
+        write_figure(outcome.directory / f"{name}.png", draw(results, outcome.curves))
+        return [f"{name}.png", f"{name}.md", f"{name}.csv"]
+
+    return write
+
+
 def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     """The table's cells after the filters, each with its runs.
 
@@ -236,21 +324,33 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     require_name("preset", arguments.preset, experiment.presets)
     preset = experiment.presets[arguments.preset]
     rows = _chosen(experiment.rows(arguments.preset), arguments.methods)
-    models = arguments.models or preset.models
+    nothing = Own()
+    models = arguments.models or (
+        *preset.models,
+        *(model for own in preset.of_dataset.values() for model in own.models),
+    )
     wide = {model for model in models if "width" in OPTIONS.get(model, ())}
     if arguments.width is not None:
         require(bool(wide), "width", arguments.width, "a ConvNet: add --models convnet")
     if not preset.alphas:
         why = "columns are domains" if preset.domains else "the partition takes no alpha"
         require(arguments.alphas is None, "alphas", arguments.alphas, f"none: {why}")
+    with_classes = preset.classes or any(own.classes for own in preset.of_dataset.values())
+    if not with_classes:
+        why = "the table has no number of labels per client"
+        require(arguments.classes is None, "classes", arguments.classes, f"none: {why}")
 
-    def runs(dataset: str, model: str, alpha: float | None, row: str) -> tuple[RunSpec, ...]:
-        method, variant = report.parse_row(row)
+    def runs(
+        dataset: str, model: str, alpha: float | None, classes: int | None, row: str
+    ) -> tuple[RunSpec, ...]:
+        method, variant = experiment.read_row(row, dataset)
         if method not in ALGORITHMS:
             return ()
         settings = _merged(
             experiment.settings,
+            experiment.dataset_settings.get(dataset, {}),
             preset.settings,
+            preset.of_dataset.get(dataset, nothing).settings,
             preset.model_settings.get(model, {}),
             preset.method_settings.get(method, {}),
             _as_settings(method, variant),
@@ -260,22 +360,37 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
             settings["rounds"] = arguments.rounds
         if arguments.width is not None and model in wide:
             settings["width"] = arguments.width
+        if classes is not None:
+            settings["classes"] = classes
         first = RunSpec(
             method, dataset, model=model, alpha=alpha, protocol=experiment.paper, **settings
         )
         return tuple(replace(first, seed=seed) for seed in arguments.seeds or preset.seeds)
 
-    levels = [(alpha, None) for alpha in arguments.alphas or preset.alphas or (None,)]
-    if preset.domains:
-        levels = [(None, domain) for domain in (*preset.domains, report.AVERAGE)]
-    with_reported = set(reported_values(experiment.paper, experiment.item)["dataset"])
+    def models_of(dataset: str) -> tuple[str, ...]:
+        own = preset.of_dataset.get(dataset, nothing).models
+        return arguments.models or own or preset.models
+
+    def levels(dataset: str) -> list[tuple[float | None, str | None, int | None]]:
+        """Alpha, domain and number of classes: one of them at most."""
+        if preset.domains:
+            return [(None, domain, None) for domain in (*preset.domains, report.AVERAGE)]
+        own = preset.of_dataset.get(dataset, nothing).classes or preset.classes
+        if own and arguments.classes:
+            own = arguments.classes
+        if own:
+            return [(None, None, number) for number in own]
+        return [(alpha, None, None) for alpha in arguments.alphas or preset.alphas or (None,)]
+
+    with_reported = set(experiment.values()["dataset"])
     return [
-        Cell(dataset, model, alpha, row, runs(dataset, model, alpha, row), domain)
+        Cell(dataset, model, alpha, row, runs(dataset, model, alpha, classes, row), domain, classes)
         for dataset in arguments.datasets or preset.datasets
-        for model in models
-        for alpha, domain in levels
+        for model in models_of(dataset)
+        for alpha, domain, classes in levels(dataset)
         for row in rows
-        if report.parse_row(row)[0] in ALGORITHMS or dataset in with_reported
+        if row in experiment.rows(arguments.preset, dataset)
+        and (experiment.read_row(row, dataset)[0] in ALGORITHMS or dataset in with_reported)
     ]
 
 
@@ -339,10 +454,19 @@ def _departures(experiment: Experiment, cells: Sequence[Cell]) -> list[str]:
     found: dict[str, list[str]] = {}
     for cell in cells:
         for run in cell.runs[:1]:
-            method, variant = report.parse_row(cell.method)
-            settings = _merged(experiment.settings, _as_settings(method, variant))
+            method, variant = experiment.read_row(cell.method, cell.dataset)
+            settings = _merged(
+                experiment.settings,
+                experiment.dataset_settings.get(cell.dataset, {}),
+                _as_settings(method, variant),
+            )
             paper = RunSpec(
-                method, cell.dataset, model=cell.model, protocol=experiment.paper, **settings
+                method,
+                cell.dataset,
+                model=cell.model,
+                classes=cell.classes,
+                protocol=experiment.paper,
+                **of_use(method, settings),
             ).resolved()
             used = run.resolved()
             for name, (here, there) in _differences(used.to_dict(), paper.to_dict()).items():
@@ -359,7 +483,7 @@ def _departures(experiment: Experiment, cells: Sequence[Cell]) -> list[str]:
 
 
 def _differences(used: dict, paper: dict) -> dict[str, tuple[Any, Any]]:
-    places = {"algorithm", "dataset", "model", "alpha", "seed", "partition_seed"}
+    places = {"algorithm", "dataset", "model", "alpha", "classes", "seed", "partition_seed"}
     changed = {}
     for name, value in used.items():
         if isinstance(value, dict):

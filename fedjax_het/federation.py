@@ -11,14 +11,21 @@ import numpy as np
 
 from fedjax_het.algorithms import entry_of
 from fedjax_het.algorithms.base import Algorithm, Tuning, num_bytes
+from fedjax_het.algorithms.pretraining import pretrained
 from fedjax_het.data import (
     Dataset,
     Partition,
     PartitionSummary,
+    ServerData,
+    ServerSummary,
     load_dataset,
     local_tests,
     make_partition,
+    partition_from_clients,
+    server_examples,
+    server_pool,
 )
+from fedjax_het.data.server_data import Pool
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
@@ -84,8 +91,12 @@ def _training(signature: "_Signature") -> LocalTraining:
 
 def _algorithm(signature: "_Signature", plan: Plan) -> Algorithm:
     options = dict(signature.options)
-    entry = entry_of(signature.algorithm, options)
-    return entry.build(_training(signature), plan, **options)
+    training = _training(signature)
+    algorithm = entry_of(signature.algorithm, options).build(training, plan, **options)
+    if signature.pretrain_epochs:
+        clients = signature.measuring.num_clients
+        algorithm = pretrained(algorithm, training, signature.pretrain_epochs, clients)
+    return algorithm
 
 
 @functools.lru_cache(maxsize=32)
@@ -96,6 +107,8 @@ def _program(signature: "_Signature", plan: Plan) -> Program:
         tunes=algorithm.tuning is not None,
         tests_clients=signature.measuring.tests_clients,
         global_model=algorithm.global_model is not None,
+        server=signature.server,
+        surveys=signature.measuring.gaps_every > 0,
     )
     measuring = signature.measuring
     chunk = CheckedProgram(
@@ -109,7 +122,7 @@ def _program(signature: "_Signature", plan: Plan) -> Program:
     )
     works = {
         work.name: CheckedProgram(
-            plan.over_runs(work.advance, (RUN, RUN, RUN, SHARED)),
+            plan.over_runs(work.advance, (RUN, RUN, RUN, SHARED, kinds.server)),
             baseline=lambda args: args[1],
             name=work.name,
             donate_argnums=1,
@@ -146,6 +159,8 @@ class _Signature(NamedTuple):
     local_epochs: int | None
     batch_size: int
     scored: str
+    server: bool
+    pretrain_epochs: int
 
 
 def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
@@ -156,7 +171,12 @@ def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
         model_options=tuple(sorted(spec.model_options.items())),
         input_shape=tuple(dataset.input_shape),
         num_classes=dataset.num_classes,
-        measuring=Measuring(spec.num_clients, len(dataset.domain_names), spec.tests_clients),
+        measuring=Measuring(
+            spec.num_clients,
+            len(dataset.domain_names),
+            spec.tests_clients,
+            spec.gradient_gaps or 0,
+        ),
         mean=tuple(dataset.mean),
         std=tuple(dataset.std),
         optimizer=spec.local_optimizer,
@@ -164,6 +184,8 @@ def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
         local_epochs=spec.local_epochs,
         batch_size=spec.batch_size,
         scored=spec.scored_model if spec.tests_clients else "global",
+        server=spec.server_data is not None,
+        pretrain_epochs=spec.pretrain_epochs or 0,
     )
 
 
@@ -185,6 +207,8 @@ class Federation:
     scheduler: Scheduler
     tuning: Scheduler | None = None  # of all clients, where copies are tuned to be scored
     tests: Partition | None = None  # of every client, where they are tested on their own
+    server: ServerData | None = None  # its examples, if it has any
+    survey: Scheduler | None = None  # of all clients, where their gradients are measured
 
 
 @dataclass
@@ -197,9 +221,11 @@ class Group:
     shape: Shape  # holds for every round of all of them
     tuning_shape: Shape | None
     tests_shape: TestsShape | None
+    survey_shape: Shape | None
     shared: ChunkInputs  # what is the same for all
     lane_choice: LaneChoice
     client_state: str = DEVICE_STATE
+    pool: Pool | None = None  # what the server's examples are from besides those of training
 
     @property
     def plan(self) -> Plan:
@@ -208,6 +234,16 @@ class Group:
     def split(self, federation: Federation) -> PartitionSummary:
         """A federation's partition in numbers."""
         return federation.partition.summary(self.dataset.train_labels, self.dataset.num_classes)
+
+    def server_examples(self, federation: Federation) -> Examples:
+        """What a federation's server learns from."""
+        return Examples(*federation.server.examples(self.dataset, self.pool))
+
+    def server_summary(self, federation: Federation) -> ServerSummary | None:
+        """The same in numbers; None where the server has nothing."""
+        if federation.server is None:
+            return None
+        return federation.server.summary(self.dataset, federation.partition, self.pool)
 
     def useful_fraction(self, federations: Sequence[Federation]) -> float:
         """Share of the samples that the lanes of these, in step, run through which are clients'."""
@@ -261,12 +297,27 @@ def prepare(
     sampled = cohort_size(spec.num_clients, spec.participation)
     blocks = blocks or min(len(devices), sampled)
     algorithm = _algorithm(signature, make_plan(spread=None))
+    servers = [None] * len(specs)
     splits = [
         split or split_clients(one, dataset)
         for one, split in zip(specs, partitions or [None] * len(specs), strict=True)
     ]
+    pool = None
+    if spec.server_data is not None:
+        pool = server_pool(spec.server_data, dataset, spec.server_options)
+        servers = [
+            server_examples(
+                one.server_data, dataset, split, one.partition_seed, one.server_options, pool
+            )
+            for one, split in zip(specs, splits, strict=True)
+        ]
+    trained_on = splits
+    if algorithm.shares_server_data:
+        trained_on = [
+            _shared_with_all(split, server) for split, server in zip(splits, servers, strict=True)
+        ]
     units = [
-        _units(one, split, dataset, algorithm) for one, split in zip(specs, splits, strict=True)
+        _units(one, split, dataset, algorithm) for one, split in zip(specs, trained_on, strict=True)
     ]
     choice = LaneChoice(lanes, 1, {})
     if lanes == "auto" and algorithm.pairs is not None:
@@ -282,9 +333,9 @@ def prepare(
             f"{dataset.num_classes}",
         )
     federations = []
-    for one, split, of in zip(specs, splits, units, strict=True):
+    for one, split, held, of, server in zip(specs, splits, trained_on, units, servers, strict=True):
         scheduler = Scheduler(
-            split,
+            held,
             of,
             seed=one.seed,
             rounds=one.rounds,
@@ -298,7 +349,8 @@ def prepare(
         if algorithm.tuning is not None:
             tuning = _tuning_scheduler(one, split, algorithm.tuning, blocks, choice.lanes)
         tests = test_clients(one, split, dataset) if one.tests_clients else None
-        federations.append(Federation(one, split, scheduler, tuning, tests))
+        survey = _survey_scheduler(one, split, blocks, choice.lanes) if one.gradient_gaps else None
+        federations.append(Federation(one, split, scheduler, tuning, tests, server, survey))
     width = choice.width if width == "auto" else width
     width = min(width, -(-len(specs) // len(devices)))
     if len(devices) < blocks:
@@ -311,7 +363,14 @@ def prepare(
         plan = make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
     program = _program(signature, plan)
     where = _client_state(client_state, program, spec, sampled, memory)
-    return place(program, dataset, federations, choice, where)
+    return place(program, dataset, federations, choice, where, pool)
+
+
+def _shared_with_all(split: Partition, server: ServerData) -> Partition:
+    """Every client's examples, and the server's besides."""
+    return partition_from_clients(
+        [np.concatenate([split.client(k), server.indices]) for k in range(split.num_clients)]
+    )
 
 
 def _client_state(
@@ -376,6 +435,21 @@ def _tuning_scheduler(
     )
 
 
+def _survey_scheduler(spec: RunSpec, split: Partition, blocks: int, lanes: int) -> Scheduler:
+    """Every client once through its data: one round, which serves whenever gradients are due."""
+    return Scheduler(
+        split,
+        ClientUnits(split, 1, spec.batch_size),
+        seed=spec.seed,
+        rounds=1,
+        participation=1.0,
+        averaging="weighted",
+        eval_every=1,
+        blocks=blocks,
+        lanes=lanes,
+    )
+
+
 def _lanes_of_pairs(units: Sequence[PairUnits], blocks: int) -> int:
     """Pairs side by side on a device: in turn on a CPU, else as many as there are, up to a bound.
 
@@ -393,6 +467,7 @@ def place(
     federations: list[Federation],
     choice: LaneChoice,
     client_state: str = DEVICE_STATE,
+    pool: Pool | None = None,
 ) -> Group:
     """A group with its data on the devices."""
     plan, kinds = program.plan, program.kinds
@@ -404,7 +479,10 @@ def place(
     if kinds.client_tests is not None:
         test_labels = np.asarray(dataset.test_labels, np.int32)
         test_examples = plan.put(Examples(dataset.test_images, test_labels))
-    examples = Examples(dataset.train_images, np.asarray(dataset.train_labels, np.int32))
+    images, labels = dataset.train_images, dataset.train_labels
+    if program.algorithm.shares_server_data and pool is not None:
+        images, labels = np.concatenate([images, pool[0]]), np.concatenate([labels, pool[1]])
+    examples = Examples(images, np.asarray(labels, np.int32))
     shared = ChunkInputs(
         hp=None,
         train_key=None,
@@ -416,17 +494,22 @@ def place(
         test=test,
         client_tests=None,
         test_examples=test_examples,
+        server=None,
+        survey=None,
     )
     shape = common_shape([f.scheduler for f in federations], plan.width)
     tuning_shape = None
     if kinds.tuning is not None:
         tuning_shape = common_shape([f.tuning for f in federations], plan.width)
+    survey_shape = None
+    if kinds.survey is not None:
+        survey_shape = common_shape([f.survey for f in federations], plan.width)
     largest = None
     if kinds.client_tests is not None:
         shapes = (tests_shape(plan, f.tests) for f in federations)
         largest = TestsShape(*map(max, zip(*shapes, strict=True)))
-    shapes = (shape, tuning_shape, largest)
-    return Group(dataset, program, federations, *shapes, shared, choice, client_state)
+    shapes = (shape, tuning_shape, largest, survey_shape)
+    return Group(dataset, program, federations, *shapes, shared, choice, client_state, pool)
 
 
 def narrower(group: Group, width: int) -> Group:
@@ -437,7 +520,7 @@ def narrower(group: Group, width: int) -> Group:
         plan = plan._replace(width=width)
     else:
         plan = make_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
-    more = (group.federations, group.lane_choice, group.client_state)
+    more = (group.federations, group.lane_choice, group.client_state, group.pool)
     return place(_program(signature, plan), group.dataset, *more)
 
 

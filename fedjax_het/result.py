@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_het.convergence import rise_time, rolling_mean, rounds_to
 from fedjax_het.data import Partition
 from fedjax_het.environment import run_digest
 from fedjax_het.files import write_atomically
@@ -86,6 +87,10 @@ def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) 
     final_accuracy is the mean of the last five rounds (DynaFed's metric), None if the run
     diverged: it is never averaged in silently. final_accuracy_std is over those rounds.
 
+    Of the running mean over 20 measured rounds (FSL's metrics, section IV-A; None if the run
+    diverged): window_accuracy, its last value; rise_time, the first round (from 1) at which it
+    reaches 90 % of that; rounds_to_half, the first at which it reaches 0.5, None if it never does.
+
     Of a data set with domains also best_domains_accuracy, the highest unweighted mean over domains
     (FedAF's metric, Table 2), best_domain_round, the first round (from 1) that reached it, and
     accuracy_<domain> in that round.
@@ -110,9 +115,21 @@ def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) 
         "final_accuracy_std": None if gone else float(last.std()),
         "best_accuracy": float(seen.max()) if len(seen) else None,
         "last_accuracy": None if gone else float(accuracy[-1]),
+        **_summarise_rise(accuracy, gone),
         "diverged": bool(diverged),
         **_summarise_domains(metrics, domain_names),
         **_summarise_clients(metrics, diverged),
+    }
+
+
+def _summarise_rise(accuracy: np.ndarray, gone: bool) -> dict[str, Any]:
+    if gone:
+        return dict.fromkeys(("window_accuracy", "rise_time", "rounds_to_half"))
+    means = rolling_mean(accuracy)
+    return {
+        "window_accuracy": float(means[np.isfinite(means)][-1]),
+        "rise_time": rise_time(accuracy),
+        "rounds_to_half": rounds_to(accuracy, 0.5),
     }
 
 

@@ -5,24 +5,42 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_het.errors import is_whole, require, require_name
 from fedjax_het.protocols import PROTOCOLS, protocol_values
 
+if TYPE_CHECKING:
+    from fedjax_het.algorithms import Entry
+
 # Settings younger than the first kept results, whose names must not change.
-_ADDED = ("protocol", "stem", "local_tests", "test_per_client", "scored", "partition_options")
+_ADDED = (
+    "protocol",
+    "stem",
+    "local_tests",
+    "test_per_client",
+    "scored",
+    "partition_options",
+    "server_data",
+    "server_options",
+    "pretrain_epochs",
+    "gradient_gaps",
+)
 # What clients that condense their data instead of training on them have no use for.
 LOCAL_TRAINING = ("local_epochs", "local_optimizer", "optimizer_state", "averaging")
+SERVER_DATA = ("server_data", "server_options")
 
 
 def of_use(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Of settings that several methods are compared at, those that this one has a use for."""
     from fedjax_het.algorithms import ALGORITHMS
 
-    if ALGORITHMS[algorithm].trains_locally:
-        return settings
-    return {name: value for name, value in settings.items() if name not in LOCAL_TRAINING}
+    entry = ALGORITHMS[algorithm]
+    unused = () if entry.trains_locally else LOCAL_TRAINING
+    asked = any(settings.get(name) for name in ("pretrain_epochs", "gradient_gaps"))
+    if not (entry.server_data or asked):
+        unused = (*unused, *SERVER_DATA)
+    return {name: value for name, value in settings.items() if name not in unused}
 
 
 @dataclass(frozen=True)
@@ -78,12 +96,23 @@ class RunSpec:
     """Which model a client's own test is for: global, client, received (default: the method's)."""
     partition_options: dict[str, Any] = field(default_factory=dict)
     """What else the partition takes, e.g. dominating_share; see `fedjax_het.data.schemes`."""
+    server_data: str | None = None
+    """Where the server's own examples are from: iid, clients, glyphs, stl10 or user (default: iid,
+    for methods whose server has some)."""
+    server_options: dict[str, Any] = field(default_factory=dict)
+    """What that takes, e.g. size; see `fedjax_het.data.SERVER_SOURCES`."""
+    pretrain_epochs: int | None = None
+    """Epochs over the server's examples before the first round."""
+    gradient_gaps: int | None = None
+    """Rounds between measurements of how far the gradients of the server's and the clients' losses
+    are from that of all data (default: never)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
     def resolved(self) -> "RunSpec":
         """The same run with every default written out, and checked. Raises `ConfigError`."""
         from fedjax_het.algorithms import ALGORITHMS, entry_of
+        from fedjax_het.algorithms.pretraining import PRETRAINING_HP
         from fedjax_het.engine.local import OPTIMIZERS
 
         require_name("algorithm", self.algorithm, ALGORITHMS)
@@ -98,6 +127,8 @@ class RunSpec:
             for name in LOCAL_TRAINING:
                 require(getattr(self, name) is None, name, getattr(self, name), nothing)
         settings = of_use(self.algorithm, settings)
+        usual = {name: settings.pop(name, None) for name in SERVER_DATA}
+        usual["pretrain_epochs"] = settings.get("pretrain_epochs")
         filled = {name: value for name, value in settings.items() if getattr(self, name) is None}
         # A protocol that is the method's own goes without saying.
         named = None if protocol == entry.protocol else protocol
@@ -105,6 +136,11 @@ class RunSpec:
         if not str(spec.partition).startswith("dirichlet"):
             require(self.alpha is None, "alpha", self.alpha, "no alpha: the partition takes none")
             spec = dataclasses.replace(spec, alpha=None)
+        if spec.partition != "classes_per_client":
+            none = "none: only the partition classes_per_client takes classes"
+            require(self.classes is None, "classes", self.classes, none)
+            spec = dataclasses.replace(spec, classes=None)
+        spec = _with_server_data(self, spec, entry, usual)
         if spec.partition_seed is None:
             spec = dataclasses.replace(spec, partition_seed=spec.seed)
         spec = _with_local_tests(self, spec, entry.scored, settings)
@@ -124,9 +160,14 @@ class RunSpec:
         if base not in (None, *entry.bases[:1]):  # the usual one goes without saying
             options["base"] = base
         hp = entry.hyper_parameters(spec.local_optimizer, options, clients)
+        if spec.pretrain_epochs:
+            hp = hp | PRETRAINING_HP
         for name in self.hp:
             require_name("hp", name, hp)
         told = {name: value for name, value in protocol_hp.items() if name in hp}
+        share = spec.participation
+        require(0 < share <= 1, "participation", share, "a share in (0, 1]")
+        told = {n: value(spec.__dict__) if callable(value) else value for n, value in told.items()}
         hp = {name: float(value) for name, value in {**hp, **told, **self.hp}.items()}
         for name, value in hp.items():
             require(0 <= value < math.inf, f"hp {name}", value, "a finite number >= 0")
@@ -170,6 +211,40 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _with_server_data(
+    given: RunSpec, spec: RunSpec, entry: "Entry", usual: dict[str, Any]
+) -> RunSpec:
+    """Its server's examples, where they have a use, checked; `usual` are the protocol's."""
+    from fedjax_het.data import check_server_options
+
+    for name in ("pretrain_epochs", "gradient_gaps"):
+        value = getattr(spec, name)
+        require(value is None or is_whole(value, 0), name, value, "a whole number >= 0")
+    epochs, gaps = spec.pretrain_epochs, spec.gradient_gaps or None
+    if epochs:
+        needs = "none: the method has no global model to pretrain"
+        require(entry.global_model, "pretrain_epochs", epochs, needs)
+    elif not usual["pretrain_epochs"]:
+        epochs = None  # none, where none is usual, goes without saying
+    if entry.server_data or epochs or (gaps and given.server_data):
+        source = given.server_data or usual["server_data"] or "iid"
+        told = usual["server_options"] or {}
+        told = told if source == (usual["server_data"] or "iid") else {}
+        options = check_server_options(source, {**told, **given.server_options})
+    else:
+        source, options = None, {}
+        nothing = f"nothing: the server of {spec.algorithm} has no examples, unless it pretrains"
+        for name in SERVER_DATA:
+            require(getattr(given, name) in (None, {}), name, getattr(given, name), nothing)
+    return dataclasses.replace(
+        spec,
+        server_data=source,
+        server_options=options,
+        pretrain_epochs=epochs,
+        gradient_gaps=gaps,
+    )
+
+
 def _with_local_tests(
     given: RunSpec, spec: RunSpec, models: tuple[str, ...], usual: dict[str, Any]
 ) -> RunSpec:
@@ -210,7 +285,6 @@ def _check(spec: RunSpec) -> None:
         if value is None and name in LOCAL_TRAINING:
             continue
         require(isinstance(value, int) and value >= 1, name, value, "a whole number >= 1")
-    require(0 < spec.participation <= 1, "participation", spec.participation, "a share in (0, 1]")
     if spec.alpha is not None:
         require(spec.alpha > 0, "alpha", spec.alpha, "a concentration > 0")
     for name, valid in (

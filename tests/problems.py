@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.data import dataset_from_arrays, partition_from_clients
-from fedjax_het.engine.lanes import Cohort, Examples
+from fedjax_het.engine.lanes import Cohort, Examples, ServerTraining
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan, make_plan
 from fedjax_het.engine.schedule import Scheduler
@@ -91,6 +91,7 @@ class Small(NamedTuple):
     task: Task
     hp: dict
     num_clients: int
+    server: ServerTraining
 
     def start(self, seed=0):
         variables = self.task.model.init(jax.random.key(seed))
@@ -101,7 +102,7 @@ class Small(NamedTuple):
         one = jax.jit(self.algorithm.round)
         key = jax.random.key(7)
         for r in range(rounds):
-            cohort = Cohort(self.scheduler.round(r), self.examples)
+            cohort = Cohort(self.scheduler.round(r), self.examples, self.server)
             state, info = one(self.hp, state, jax.random.fold_in(key, r), cohort)
         return state, info
 
@@ -135,13 +136,23 @@ def small(
     seed=0,
     data=None,
     scored="global",
+    server=None,
 ) -> Small:
-    """`build(training, plan) -> Algorithm` on the blobs."""
+    """`build(training, plan) -> Algorithm` on the blobs; `server`: its examples, and epochs."""
     plan = plan or make_plan(1, 1, spread=None)
+    server = (blobs((7,), seed=3), 2) if server is None else server
     task = Task(model or linear_model(), (0.0,), (1.0,))
     algorithm = build(LocalTraining(task, optimizer, epochs, keep, batch_size, scored), plan)
     images, labels = blobs(sizes) if data is None else data
     partition = consecutive(sizes)
+    if algorithm.shares_server_data:
+        added = len(labels) + np.arange(len(server[0][1]))
+        partition = partition_from_clients(
+            [np.concatenate([partition.client(k), added]) for k in range(len(sizes))]
+        )
+        images, labels = (
+            np.concatenate(two) for two in zip((images, labels), server[0], strict=True)
+        )
     if algorithm.pairs is None:
         units = ClientUnits(partition, epochs + algorithm.extra_passes, batch_size)
     else:
@@ -159,4 +170,5 @@ def small(
     )
     examples = plan.put(Examples(jnp.asarray(images), jnp.asarray(labels)))
     hp = {name: jnp.float32(value) for name, value in {"server_lr": 1.0, **hp}.items()}
-    return Small(algorithm, scheduler, examples, task, hp, len(sizes))
+    own = ServerTraining(Examples(*map(jnp.asarray, server[0])), jnp.int32(server[1]))
+    return Small(algorithm, scheduler, examples, task, hp, len(sizes), plan.put(own))

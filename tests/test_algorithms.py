@@ -14,7 +14,8 @@ from fedjax_het.algorithms import ALGORITHMS, entry_of
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
-from fedjax_het.engine.lanes import Cohort
+from fedjax_het.data import load_dataset
+from fedjax_het.engine.lanes import Batch, Cohort
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.nn import make_model
 
@@ -278,7 +279,8 @@ def test_a_round_keeps_structure_shapes_and_types(name):
     assert int(state.round) == 1
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+# Clients of data_sharing always have data: the server's.
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "data_sharing"])
 def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_state(name):
     build, settings = registered(name)
     federation = small(
@@ -293,7 +295,7 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
     r = int(np.flatnonzero(federation.scheduler.work.participants == 0)[0])
     start = federation.start()
 
-    cohort = Cohort(federation.scheduler.round(r), federation.examples)
+    cohort = Cohort(federation.scheduler.round(r), federation.examples, federation.server)
     state, info = jax.jit(federation.algorithm.round)(
         federation.hp, start, jax.random.key(0), cohort
     )
@@ -380,3 +382,40 @@ def test_a_round_on_several_devices_has_one_collective(name):
     )
     # FedAF's clients need what all of them told, so that their second one waits for the first.
     assert len(collectives) == (2 if name == "fedaf" else 1), collectives
+
+
+# --- dropout -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dropping_on_digits():
+    """-> a federation of the embedded digits whose network drops, for any plan."""
+    digits = load_dataset("digits")
+    images = digits.train_images[: sum(SIZES)].astype(np.float32) / 255
+
+    def federation(plan=None):
+        data = images, digits.train_labels[: sum(SIZES)]
+        model = make_model("fsl_cnn", (8, 8, 1), 10)
+        return small(fedavg, hp={"local_lr": 0.05}, plan=plan, epochs=2, model=model, data=data)
+
+    return federation
+
+
+def test_dropout_does_not_depend_on_lanes_and_devices(dropping_on_digits):
+    """Masks follow seed, round, client and step: where a client is trained leaves no trace."""
+    reference, info = dropping_on_digits().run(2)
+    plan = make_plan(2, 2)
+    federation = dropping_on_digits(plan)
+    state, other_info = federation.run(2, plan.put(federation.start()))
+    assert_trees_all_close(state, reference, rtol=2e-5, atol=1e-5)
+    assert_trees_all_close(other_info, info, rtol=2e-5, atol=1e-5)
+
+
+def test_dropout_acts_in_local_training_by_the_steps_key(dropping_on_digits):
+    federation = dropping_on_digits()
+    images, labels = federation.examples
+    batch = Batch(images[:8], labels[:8], jnp.ones(8), jnp.int32(0))
+    variables = federation.task.model.init(jax.random.key(0))
+    step = jax.jit(federation.task.loss_and_gradient)
+    losses = [float(step(variables, batch, jax.random.key(seed))[0]) for seed in (0, 0, 1)]
+    assert losses[0] == losses[1] and abs(losses[0] - losses[2]) > 1e-3

@@ -171,6 +171,70 @@ def test_emnist_class_names_follow_its_labels(tmp_path):
     assert byclass[36] == "a" and byclass[61] == "z"
 
 
+def emnist_content(root, per_class, tests_per_class):
+    """EMNIST Balanced with so many of each class, shuffled, each image different."""
+
+    def split(counts):
+        labels = np.random.default_rng(0).permutation(np.repeat(np.arange(47), counts))
+        images = np.random.default_rng(1).integers(0, 256, (len(labels), 28, 28, 1), np.uint8)
+        return images, labels
+
+    content = {"train": split(per_class), "test": split(tests_per_class)}
+    return prepare(root, "emnist", (28, 28, 1), 47, config="balanced", content=content)
+
+
+def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_het.data.emnist._TESTS", 100)
+    emnist_content(tmp_path, 2, [1] + [4] * 46)
+    balanced = load_dataset("emnist_balanced", data_dir=tmp_path)
+
+    def no_decoding(name, folder):
+        raise AssertionError("decoded although the cache has EMNIST Balanced")
+
+    monkeypatch.setattr("fedjax_het.data.datasets.read_prepared", no_decoding)
+    dataset = load_dataset("emnist_45", data_dir=tmp_path)
+    assert dataset.num_classes == 45 and dataset.class_names == balanced.class_names[:45]
+    assert balanced.class_names[45:] == ("r", "t")
+    kept = balanced.train_labels < 45
+    np.testing.assert_array_equal(dataset.train_images, balanced.train_images[kept])
+    np.testing.assert_array_equal(dataset.train_labels, balanced.train_labels[kept])
+    # 100 tests: the one of class 0, and of the others two or three.
+    assert sorted(np.bincount(dataset.test_labels)) == [1] + [2] * 33 + [3] * 11
+    pairs = as_pairs(dataset.test_images, dataset.test_labels)
+    assert set(pairs) <= set(as_pairs(balanced.test_images, balanced.test_labels))
+    assert len(set(pairs)) == 100
+    at = {image.tobytes(): position for position, image in enumerate(balanced.test_images)}
+    assert (np.diff([at[image.tobytes()] for image in dataset.test_images]) > 0).all()
+    assert load_dataset("emnist_45", data_dir=tmp_path).digest() == dataset.digest()
+    monkeypatch.setattr("fedjax_het.data.emnist._TEST_SEED", 46)
+    assert load_dataset("emnist_45", data_dir=tmp_path).digest() != dataset.digest()
+    unit = load_dataset("emnist_45", data_dir=tmp_path, normalisation="fsl")
+    assert (unit.mean, unit.std) == ((0.0,), (1.0,))
+    pixels = dataset.train_images / np.float64(255)
+    np.testing.assert_allclose((*dataset.mean, *dataset.std), (pixels.mean(), pixels.std()))
+
+
+def test_emnist_45_has_the_papers_numbers():
+    """108,000 and 10,000 of EMNIST Balanced's 2,400 and 400 for each class."""
+    from fedjax_het.data.emnist import first_45_classes
+
+    arrays = {
+        f"{split}_{part}": np.repeat(np.arange(47, dtype=np.int32), count)
+        for split, count in (("train", 2400), ("test", 400))
+        for part in ("images", "labels")
+    }
+    arrays, _ = first_45_classes(arrays, {"class_names": ["x"] * 47})
+    np.testing.assert_array_equal(np.bincount(arrays["train_labels"]), [2400] * 45)
+    counts = np.bincount(arrays["test_labels"])
+    assert len(counts) == 45 and counts.sum() == 10_000 and set(counts) == {222, 223}
+    np.testing.assert_array_equal(arrays["test_images"], arrays["test_labels"])
+
+
+def test_missing_emnist_says_which_set_to_prepare(tmp_path):
+    with pytest.raises(ConfigError, match="prepare emnist_balanced"):
+        load_dataset("emnist_45", data_dir=tmp_path)
+
+
 def test_lossy_images_are_noted(tmp_path):
     prepare(tmp_path, "cifar10", (32, 32, 3), 10, jpeg=True)
     assert "JPEG" in load_dataset("cifar10", data_dir=tmp_path).note

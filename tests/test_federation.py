@@ -40,6 +40,8 @@ def spec(algorithm="fedavg", **settings):
         "batch_size": 4,
         "rounds": 9,
         "options": OPTIONS.get(algorithm, {}),
+        **({"pretrain_epochs": 4} if ALGORITHMS[algorithm].server_data else {}),
+        **({"gradient_gaps": 2} if algorithm == "fsl" else {}),
     }
     return RunSpec(algorithm=algorithm, **{**defaults, **settings})
 

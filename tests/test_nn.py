@@ -16,7 +16,7 @@ from fedjax_het.nn import (
     micro_batched_value_and_grad,
     training_flops,
 )
-from fedjax_het.nn.modules import max_pool, max_pool_overlapping
+from fedjax_het.nn.modules import Dropout, max_pool, max_pool_overlapping
 
 KEY = jax.random.key(0)
 
@@ -58,6 +58,9 @@ def assert_trees_close(actual, expected, tolerance):
         ("mlp", (8, 8, 1), 3, {"hidden": (5,)}, 64 * 5 + 5 + 5 * 3 + 3),
         ("cnn", (28, 28, 1), 10, {}, 582_026),
         ("cnn", (32, 32, 3), 10, {}, 878_538),
+        ("fsl_cnn", (28, 28, 1), 45, {}, 1_409_197),
+        ("fsl_cnn", (32, 32, 3), 10, {}, 545_098),
+        ("fsl_cnn", (8, 8, 1), 10, {}, 320 + 18_496 + (9 * 64 + 1) * 128 + 1290),
         ("convnet", (28, 28, 1), 10, {"norm": "batch"}, 317_706),
         ("convnet", (32, 32, 3), 10, {"norm": "batch"}, 320_010),
         ("convnet", (32, 32, 3), 100, {"norm": "batch"}, 504_420),
@@ -136,6 +139,21 @@ def test_initialisation_of_resnet18_is_torchvisions():
     assert np.abs(params["head"]["bias"]).max() <= bound
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 1), (8, 8, 3)])
+def test_initialisation_of_fsl_cnn_is_glorots(shape):
+    """Weights uniform on ±sqrt(6 / (fan_in + fan_out)), which the largest come near; no biases."""
+    params = jax.jit(make_model("fsl_cnn", shape, 30).init)(KEY)["params"]
+    assert set(params) == {"conv1", "conv2", "hidden", "head"}
+    for leaves in params.values():
+        np.testing.assert_array_equal(leaves["bias"], 0)
+        kernel = np.asarray(leaves["kernel"], np.float64)
+        *field, fan_in, fan_out = kernel.shape
+        values = kernel.ravel() / np.sqrt(6 / (np.prod(field) * (fan_in + fan_out)))
+        assert 1 - 10 / values.size < np.abs(values).max() <= 1 + 1e-6
+        assert abs(values.mean()) < 5 * np.sqrt(1 / 3 / values.size)
+        assert abs((values**2).mean() - 1 / 3) < 5 * np.sqrt((1 / 5 - 1 / 9) / values.size)
+
+
 def test_init_depends_on_the_key_alone():
     model = make_model("mlp", (8, 8, 1), 10)
     init = jax.jit(model.init)
@@ -165,6 +183,8 @@ def test_init_depends_on_the_key_alone():
         (("resnet18", (8, 8, 1), 10, {"norm": "group"}), "norm"),
         (("resnet18", (8, 8, 1), 10, {"width": -1}), "width"),
         (("cnn", (8, 8, 1), 10), "16x16"),
+        (("fsl_cnn", (8, 3, 1), 10), "4x4"),
+        (("fsl_cnn", (8, 8, 1), 10, {"width": 8}), "width"),
     ],
 )
 def test_bad_options_name_what_would_be_right(arguments, word):
@@ -312,10 +332,117 @@ def test_cnn_against_numpy():
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("shape", [(9, 8, 1), (9, 8, 3)])
+def test_fsl_cnn_against_numpy(shape):
+    """Grey images meet one pool and a second convolution without padding, coloured ones two."""
+    model = make_model("fsl_cnn", shape, 3)
+    variables = perturbed(model)
+    x = jax.random.normal(KEY, (2, *shape))
+    params = jax.tree.map(lambda p: np.asarray(p, np.float64), variables["params"])
+    grey = shape[-1] == 1
+    expected = np.asarray(x, np.float64)
+    for layer, padding, pooled in (("conv1", 1, not grey), ("conv2", 0 if grey else 1, True)):
+        expected = convolve_in_float64(expected, params[layer]["kernel"], padding)
+        expected = np.maximum(expected + params[layer]["bias"], 0)
+        expected = max_pool_in_float64(expected) if pooled else expected
+    expected = expected.reshape(2, -1) @ params["hidden"]["kernel"] + params["hidden"]["bias"]
+    expected = np.maximum(expected, 0) @ params["head"]["kernel"] + params["head"]["bias"]
+    logits, _ = train_apply(model)(variables, x)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.5])
+def test_dropout_keeps_the_mean(rate):
+    """A share `rate` is zero, in every column and row; the others are 1 / (1 - rate)."""
+    x = jnp.ones((200, 13, 11))
+    y = np.asarray(Dropout(rate).apply({}, x, True, rngs={"dropout": KEY}))
+    assert y.shape == x.shape
+    np.testing.assert_allclose(np.unique(y), [0, 1 / (1 - rate)], rtol=1e-6)
+    dropped = (y == 0).reshape(200, -1)
+    error = np.sqrt(rate * (1 - rate))
+    assert abs(dropped.mean() - rate) < 5 * error / np.sqrt(dropped.size)
+    for axis in (0, 1):  # no column or row has a rate of its own
+        spread = 5 * error / np.sqrt(dropped.shape[axis])
+        assert np.abs(dropped.mean(axis) - rate).max() < spread
+    related = np.corrcoef(dropped.T.astype(float)) - np.eye(13 * 11)
+    assert np.abs(related).max() < 6 / np.sqrt(200)  # quarters of a word are independent too
+
+
+def test_dropout_of_a_training_step():
+    """A quarter of the hidden layer's inputs and half of its outputs are dropped in training."""
+    model = make_model("fsl_cnn", (28, 28, 1), 5)
+    variables = model.init(KEY)
+    params = variables["params"]
+    for layer, bias in (("conv2", 3.0), ("hidden", 300.0)):  # all that is dropped was positive
+        params[layer]["bias"] += bias
+    x = jax.random.uniform(KEY, (1, 28, 28, 1))
+
+    def gradient(key):
+        def first_logit(params):
+            return model.apply({**variables, "params": params}, x, train=True, key=key)[0][0, 0]
+
+        return np.asarray(jax.grad(first_logit)(params)["hidden"]["kernel"])
+
+    masked = gradient(jax.random.key(1)) == 0
+    inputs, outputs = masked.all(1), masked.all(0)
+    np.testing.assert_array_equal(masked, inputs[:, None] | outputs)
+    assert abs(inputs.mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / inputs.size)
+    assert abs(outputs.mean() - 0.5) < 5 * np.sqrt(0.25 / outputs.size)
+    assert (gradient(None) != 0).all()
+
+
+def test_masks_follow_the_key():
+    model = make_model("fsl_cnn", (8, 8, 3), 5)
+    variables = perturbed(model)
+    x = jnp.broadcast_to(jax.random.normal(KEY, (8, 8, 3)), (4, 8, 8, 3))
+
+    def logits(train, key):
+        return np.asarray(model.apply(variables, x, train=train, key=key)[0])
+
+    first, other = jax.random.key(1), jax.random.key(2)
+    np.testing.assert_array_equal(logits(True, first), logits(True, first))
+    assert not np.isclose(logits(True, first), logits(True, other)).all(1).any()
+    assert not np.isclose(logits(True, first)[1:], logits(True, first)[0]).all(1).any()
+    for plain in (logits(False, first), logits(False, None), logits(True, None)):
+        np.testing.assert_array_equal(plain, logits(False, other))
+        np.testing.assert_allclose(plain, plain[:1].repeat(4, 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(10, 9, 1), (24, 20, 3)])
+def test_dropouts_gradients_agree_between_convolutions(shape, monkeypatch):
+    """Also where the convolution takes the batch in pieces, and clients have their own keys."""
+    monkeypatch.setattr(conv, "CACHED_PATCHES", 2**15)
+    keys = jax.random.split(KEY, 2)
+
+    def value_and_gradient(impl):
+        model = make_model("fsl_cnn", shape, 4, conv_impl=impl)
+        clients = [perturbed(model, seed)["params"] for seed in range(2)]
+        batch = random_batch(model, 6)
+
+        def loss(params, key):
+            variables = {"params": params, "state": {}}
+            return (model.apply(variables, batch["x"], train=True, key=key)[0] ** 2).sum()
+
+        program = jax.jit(jax.vmap(jax.value_and_grad(loss)))
+        return program(jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients), keys)
+
+    (value, gradient), (expected, other) = map(value_and_gradient, ("im2col", "native"))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert_trees_close(gradient, other, 1e-5)
+    if jax.default_backend() == "cpu":
+        model = make_model("fsl_cnn", shape, 4, conv_impl="im2col")
+        apply = partial(model.apply, perturbed(model), train=True)
+        assert "scan" in str(jax.make_jaxpr(apply)(jnp.ones((6, *shape))))
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "options"),
     [
         ("mlp", (4, 5, 2), {"hidden": (7, 6)}),
+        ("fsl_cnn", (8, 8, 1), {}),
         ("convnet", (8, 8, 1), {"width": 3, "depth": 1}),
         ("convnet", (8, 8, 1), {"width": 3, "depth": 1, "norm": "batch"}),
         ("cnn", (16, 16, 1), {}),
@@ -612,6 +739,8 @@ def test_micro_batch_hint():
     mixing = make_model("convnet", (32, 32, 3), 10, width=32, norm="batch")
     assert mixing.micro_batch is None and mixing.cached_samples == 4
     assert make_model("convnet", (32, 32, 3), 10, width=32).cached_samples == 4
+    dropping = make_model("fsl_cnn", (32, 32, 3), 10)  # a mask is of the whole batch
+    assert dropping.micro_batch is None and dropping.cached_samples == 4
     for stem, samples in (("imagenet", 32), ("cifar", 2)):  # 8x8 and 32x32 pixels of 64 channels
         resnet = make_model("resnet18", (32, 32, 3), 10, stem=stem)
         assert resnet.micro_batch is None and resnet.cached_samples == samples

@@ -19,6 +19,7 @@ from fedjax_het.data import (
     plot_partition,
 )
 from fedjax_het.data import schemes as schemes_module
+from fedjax_het.data.dealing import equal_counts
 from fedjax_het.data.npz import write_npz
 from fedjax_het.errors import ConfigError
 
@@ -417,12 +418,12 @@ def test_shard_size_is_the_largest_that_suffices():
             assert found == max(fitting, default=0)
 
 
-def test_level_is_as_equal_as_its_limits_allow():
+def test_counts_are_as_equal_as_their_limits_allow():
     rng = np.random.default_rng(0)
     for _ in range(300):
         limits = rng.integers(0, 9, 6)
         total = int(rng.integers(0, limits.sum() + 1))
-        values = schemes_module._level(rng, limits, total)
+        values = equal_counts(rng, limits, total)
         assert values.sum() == total and (values >= 0).all() and (values <= limits).all()
         room = values < limits
         if room.any():  # nobody stands more than one above someone who could still take more

@@ -23,7 +23,7 @@ from fedjax_het.condensation import (
     unroll,
 )
 from fedjax_het.condensation.pictures import plot_synthesis
-from fedjax_het.condensation.synthetic import _minibatch
+from fedjax_het.engine.server import epoch_batch
 from fedjax_het.errors import ConfigError
 
 CLASSES = 3
@@ -192,7 +192,7 @@ def test_rematerialisation_changes_nothing():
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(12, 4), (10, 4), (5, 1)])
 def test_minibatches_cover_the_data_once_per_epoch_in_new_orders(num_samples, batch_size):
     per_epoch = -(-num_samples // batch_size)
-    draw = jax.jit(lambda step: _minibatch(jax.random.key(0), step, num_samples, batch_size))
+    draw = jax.jit(lambda step: epoch_batch(jax.random.key(0), step, num_samples, batch_size))
     orders = []
     for epoch in range(3):
         batches = [draw(epoch * per_epoch + step) for step in range(per_epoch)]

@@ -65,6 +65,7 @@ class Algorithm(NamedTuple):
     tuning: how every client tunes a copy of the global model that is scored in its place
     records(num_clients) -> {name: shape}        of what `RoundInfo.records` holds
     extra_passes: passes over a client's data before its local epochs
+    shares_server_data: whether clients train on the server's examples besides their own
     pageable: whether a round reads the states of its own clients alone, by row, so that the others'
       can be elsewhere; `init` then makes as many equal ones as it is asked for
     pairs: how clients condense their data, where they do so instead of training
@@ -83,6 +84,7 @@ class Algorithm(NamedTuple):
     tuning: "Tuning | None" = None
     records: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
     extra_passes: int = 0
+    shares_server_data: bool = False
     pageable: bool = False
     pairs: PairWork | None = None
     host_work: "tuple[HostWork, ...]" = ()
@@ -108,7 +110,8 @@ class HostWork(NamedTuple):
     """Long server work between two rounds, done piece by piece so that it shows and resumes.
 
     done(state) -> int: iterations finished, of `total`.
-    advance(hp, state, key, count) -> state after `count` (traced) more iterations.
+    advance(hp, state, key, count, server) -> state after `count` (traced) more iterations;
+      `server` are the server's examples, a `ServerTraining` (None if it has none).
     """
 
     name: str

@@ -161,7 +161,7 @@ def dynafed(
         params = jax.lax.cond(ready, tuned, lambda p: p, variables["params"])
         return {**variables, "params": params}, own
 
-    def advance(hp, state, key, count):
+    def advance(hp, state, key, count, server=None):
         every = _snapshot_interval(config.num_iterations)
 
         def iteration(_, server: DynaFedServer):

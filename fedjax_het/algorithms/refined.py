@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_het.algorithms.base import Algorithm, State
+from fedjax_het.algorithms.base import Algorithm, HostWork, State
 from fedjax_het.engine.lanes import Cohort
 
 Tree = Any
@@ -68,9 +68,20 @@ def refined(
         with_global_model=with_global_model,
         traffic=lambda hp, state: algorithm.traffic(hp, unrefined(state)),
         personal=personal,
+        host_work=tuple(_lifted(work) for work in algorithm.host_work),
         artifacts=lambda state: algorithm.artifacts(unrefined(state)),
         summary=lambda hp, state: algorithm.summary(hp, unrefined(state)),
     )
+
+
+def _lifted(work: HostWork) -> HostWork:
+    """The refined method's work between rounds, on the state as it is kept."""
+
+    def advance(hp, state, key, count, server=None):
+        base = work.advance(hp, unrefined(state), key, count, server).server
+        return state._replace(server=state.server._replace(base=base))
+
+    return work._replace(done=lambda state: work.done(unrefined(state)), advance=advance)
 
 
 def unrefined(state: State) -> State:

@@ -48,12 +48,14 @@ from fedjax_het.algorithms.feddm import (
     feddm,
     feddm_hyper_parameters,
 )
+from fedjax_het.algorithms.feddyn import FEDDYN_HP, check_feddyn_hp, feddyn
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import (
     FINE_TUNING_OPTIONS,
     check_fine_tuning,
     fine_tuned,
 )
+from fedjax_het.algorithms.fsl import FSL_HP, FSL_OPTIONS, check_fsl, data_sharing, fsl
 from fedjax_het.algorithms.per_fedavg import (
     PER_FEDAVG_OPTIONS,
     check_per_fedavg,
@@ -83,6 +85,7 @@ class Entry(NamedTuple):
     out what a preset stands for. `protocol`, one of `PROTOCOLS`, says what is not said otherwise.
     `bases` are the methods that this one can be put on, the usual one first: option "base". `build`
     then takes `base`, called as `base(training, plan)`; see `entry_of`.
+    `server_data`: whether the server has examples of its own.
     `trains_locally` is false where clients condense their data instead. `scored` are the models
     that a client's own test may be for, the method's usual one first. `global_model`: whether the
     server has one model for all. `min_clients`: fewer are bad input.
@@ -101,6 +104,7 @@ class Entry(NamedTuple):
     global_model: bool = True
     min_clients: int = 1
     bases: tuple[str, ...] = ()
+    server_data: bool = False
 
     @property
     def option_names(self) -> tuple[str, ...]:
@@ -169,7 +173,7 @@ def entry_of(algorithm: str, options: dict[str, Any]) -> Entry:
 
 
 # What a method that works on the server's model can be put on.
-LOCAL_METHODS = ("fedavg", "fedprox", "scaffold")
+LOCAL_METHODS = ("fedavg", "fedprox", "scaffold", "feddyn")
 
 ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(
@@ -188,6 +192,13 @@ ALGORITHMS: dict[str, Entry] = {
         "control variates against client drift (Karimireddy et al., 2020)",
         options={"option": "II"},
         check=check_scaffold,
+        scored=("global", "client"),
+    ),
+    "feddyn": Entry(
+        feddyn,
+        "each client's loss shifted so that all have one optimum in common (Acar et al., 2021)",
+        hp=FEDDYN_HP,
+        check_hp=check_feddyn_hp,
         scored=("global", "client"),
     ),
     "dynafed": Entry(
@@ -220,6 +231,33 @@ ALGORITHMS: dict[str, Entry] = {
         fill=fill_condensing,
         protocol="fedaf",
         trains_locally=False,
+    ),
+    "fsl": Entry(
+        fsl,
+        "after each round the server learns from examples of its own (Mai et al., 2022)",
+        hp=FSL_HP,
+        options=FSL_OPTIONS,
+        check=check_fsl,
+        protocol="fsl",
+        bases=LOCAL_METHODS,
+        server_data=True,
+    ),
+    "fsl_p": Entry(
+        partial(fsl, incremental=False),
+        "FSL whose server learns beside the clients instead of after them (Mai et al., 2022)",
+        hp=FSL_HP,
+        options=FSL_OPTIONS,
+        check=check_fsl,
+        protocol="fsl",
+        bases=LOCAL_METHODS,
+        server_data=True,
+    ),
+    "data_sharing": Entry(
+        data_sharing,
+        "clients train on the server's examples besides their own (Zhao et al., 2018)",
+        protocol="fsl",
+        bases=LOCAL_METHODS,
+        server_data=True,
     ),
     "separate": Entry(
         separate,

@@ -9,6 +9,7 @@ import optax
 from jax import Array, lax
 
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
+from fedjax_het.engine.server import epoch_batch, steps_per_epoch
 from fedjax_het.errors import require_name
 
 ApplyParams = Callable[[Any, Array], Array]
@@ -76,7 +77,7 @@ def fine_tune(
     """
     require_name("optimizer", optimizer, ("adam", "sgd"))
     tx = optax.adam(lr) if optimizer == "adam" else _sgd(lr, momentum)
-    steps = epochs * _steps_per_epoch(len(synthetic.images), batch_size)
+    steps = epochs * steps_per_epoch(len(synthetic.images), batch_size)
     return _train(
         apply_params,
         tx,
@@ -115,7 +116,7 @@ def train_from_scratch(
     Returns: params of the same structure.
     """
     lr = synthetic.step_size if lr is None else lr
-    per_epoch = _steps_per_epoch(len(synthetic.images), batch_size)
+    per_epoch = steps_per_epoch(len(synthetic.images), batch_size)
     decay_from, total = min(epochs // 2 + 2, epochs) * per_epoch, epochs * per_epoch
     for rate, steps in ((lr, range(decay_from)), (lr * 0.1, range(decay_from, total))):
         tx = optax.chain(optax.add_decayed_weights(weight_decay), _sgd(rate, momentum))
@@ -167,25 +168,10 @@ def synthetic_batch(
     order_key, augment_key = jax.random.split(key)
     images, labels, weights = synthetic.images, synthetic.label_logits, None
     if batch_size is not None and batch_size < len(images):
-        index, weights = _minibatch(order_key, step, len(images), batch_size)
+        index, weights = epoch_batch(order_key, step, len(images), batch_size)
         images, labels = images[index], labels[index]
     images = augment(jax.random.fold_in(augment_key, step), images, strategy=strategy)
     return images, labels, weights
-
-
-def _minibatch(key: Array, step: Array, num_samples: int, batch_size: int) -> tuple[Array, Array]:
-    """Which samples step `step` uses: indices and weights `[batch_size]`.
-
-    Each epoch is a permutation of its own. Its last batch is filled up with samples of weight 0.
-    """
-    per_epoch = _steps_per_epoch(num_samples, batch_size)
-    order = jax.random.permutation(jax.random.fold_in(key, step // per_epoch), num_samples)
-    place = (step % per_epoch) * batch_size + jnp.arange(batch_size)
-    return order[place % num_samples], (place < num_samples).astype(jnp.float32)
-
-
-def _steps_per_epoch(num_samples: int, batch_size: int) -> int:
-    return -(-num_samples // batch_size)
 
 
 def _sgd(lr: Array | float, momentum: Array | float) -> optax.GradientTransformation:

@@ -13,14 +13,29 @@ from fedjax_het.data.partition import (
     make_partition,
     partition_from_clients,
 )
+from fedjax_het.data.server_data import (
+    SERVER_SOURCES,
+    ServerData,
+    ServerSource,
+    ServerSummary,
+    check_server_options,
+    server_examples,
+    server_pool,
+)
+from fedjax_het.data.server_picture import plot_server_examples
 
 __all__ = [
     "DATASETS",
     "NORMALISATIONS",
     "PARTITIONS",
+    "SERVER_SOURCES",
     "Dataset",
     "Partition",
     "PartitionSummary",
+    "ServerData",
+    "ServerSource",
+    "ServerSummary",
+    "check_server_options",
     "client_groups",
     "client_mixtures",
     "dataset_from_arrays",
@@ -30,4 +45,7 @@ __all__ = [
     "make_partition",
     "partition_from_clients",
     "plot_partition",
+    "plot_server_examples",
+    "server_examples",
+    "server_pool",
 ]

@@ -26,6 +26,8 @@ class Dataset:
     note: what a reader of results must know, e.g. that the images were re-encoded with loss.
     train_domains, test_domains: [N] int32, positions in `domain_names`: where an image is from, in
         sets of several domains (clipart, photographs, ...); None in others.
+    server_images, server_labels: examples of the server's own, for `server_data="user"`; like those
+        of training. None where the user gave none.
 
     The arrays are read-only. Build one with `load_dataset`, `load_image_folder` or
     `dataset_from_arrays`, which check them.
@@ -44,6 +46,8 @@ class Dataset:
     train_domains: np.ndarray | None = None
     test_domains: np.ndarray | None = None
     domain_names: tuple[str, ...] = ()
+    server_images: np.ndarray | None = None
+    server_labels: np.ndarray | None = None
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -51,7 +55,8 @@ class Dataset:
         return tuple(self.train_images.shape[1:])
 
     def digest(self) -> str:
-        """SHA-256 (hex) of images, labels, class count, mean and std, domains; computed once.
+        """SHA-256 (hex) of images, labels, class count, mean and std, domains, the server's own
+        examples; computed once.
 
         About 1 s per GB of images on first use. Names and note do not enter.
         """
@@ -69,6 +74,8 @@ class Dataset:
         if self.domain_names:  # else the digest is what it was before there were domains
             arrays |= {"train_domains": self.train_domains, "test_domains": self.test_domains}
             constants["num_domains"] = len(self.domain_names)
+        if self.server_images is not None:
+            arrays |= {"server_images": self.server_images, "server_labels": self.server_labels}
         return digest_arrays(arrays, constants)
 
     def __repr__(self) -> str:
@@ -94,6 +101,8 @@ def dataset_from_arrays(
     train_domains=None,
     test_domains=None,
     domain_names: Sequence[str] = (),
+    server_images=None,
+    server_labels=None,
 ) -> Dataset:
     """Make a `Dataset` of the user's own arrays.
 
@@ -104,16 +113,15 @@ def dataset_from_arrays(
     give each one's, integers in [0, number of domains); `domain_names` default to these numbers.
     Every domain needs test images, so that its accuracy is a number.
 
+    `server_images` and `server_labels` are what a server learns from under `server_data="user"`:
+    at least one image, of the type and shape of the training images.
+
     Arrays of the final type are not copied: do not change them afterwards.
     Raises `ConfigError` naming the argument, its value and what is expected.
     """
     train_images = _checked_images("train_images", train_images)
     test_images = _checked_images("test_images", test_images)
-    for what in ("shape", "dtype"):
-        ours, theirs = getattr(test_images, what), getattr(train_images, what)
-        if what == "shape":
-            ours, theirs = ours[1:], theirs[1:]
-        require(ours == theirs, f"{what} of test_images", str(ours), f"that of training, {theirs}")
+    _require_alike("test_images", test_images, train_images)
     train_labels = _checked_labels("train_labels", train_labels, "train_images", train_images)
     test_labels = _checked_labels("test_labels", test_labels, "test_images", test_images)
 
@@ -123,10 +131,7 @@ def dataset_from_arrays(
     require(is_whole(num_classes, 2), "num_classes", num_classes, "an integer >= 2")
     for argument, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
         if labels.max() >= num_classes:
-            raise ConfigError(
-                f"{argument}[{int(labels.argmax())}] = {int(labels.max())}: "
-                f"expected a label in [0, {num_classes})"
-            )
+            raise _label_beyond(argument, labels, num_classes)
     class_names = tuple(str(class_name) for class_name in class_names)
     require(
         len(class_names) in (0, num_classes),
@@ -148,8 +153,12 @@ def dataset_from_arrays(
         train_domains, test_domains, domain_names, train_images, test_images
     )
 
+    server_images, server_labels = checked_server_examples(
+        server_images, server_labels, train_images, num_classes
+    )
+
     arrays = (train_images, train_labels, test_images, test_labels, train_domains, test_domains)
-    for array in arrays:
+    for array in (*arrays, server_images, server_labels):
         if array is not None:
             array.setflags(write=False)
     return Dataset(
@@ -166,7 +175,23 @@ def dataset_from_arrays(
         train_domains=train_domains,
         test_domains=test_domains,
         domain_names=domain_names,
+        server_images=server_images,
+        server_labels=server_labels,
     )
+
+
+def checked_server_examples(server_images, server_labels, train_images, num_classes):
+    """-> (server_images, server_labels), both None where neither is given."""
+    if server_images is None and server_labels is None:
+        return None, None
+    for argument, given in (("server_images", server_images), ("server_labels", server_labels)):
+        require(given is not None, argument, given, "an array, as the other of the two is given")
+    server_images = _checked_images("server_images", server_images)
+    _require_alike("server_images", server_images, train_images)
+    server_labels = _checked_labels("server_labels", server_labels, "server_images", server_images)
+    if server_labels.max() >= num_classes:
+        raise _label_beyond("server_labels", server_labels, num_classes)
+    return server_images, server_labels
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -222,6 +247,22 @@ def _checked_images(argument: str, images) -> np.ndarray:
         "floats in [0, 1] or standardised ones (pass images in 0..255 as uint8)",
     )
     return np.ascontiguousarray(images, dtype=np.float32).view()
+
+
+def _require_alike(argument: str, images: np.ndarray, train_images: np.ndarray) -> None:
+    pairs = {
+        "shape": (images.shape[1:], train_images.shape[1:]),
+        "dtype": (images.dtype, train_images.dtype),
+    }
+    for what, (ours, theirs) in pairs.items():
+        require(ours == theirs, f"{what} of {argument}", str(ours), f"that of training, {theirs}")
+
+
+def _label_beyond(argument: str, labels: np.ndarray, num_classes: int) -> ConfigError:
+    return ConfigError(
+        f"{argument}[{int(labels.argmax())}] = {int(labels.max())}: "
+        f"expected a label in [0, {num_classes})"
+    )
 
 
 def _checked_domains(train_domains, test_domains, domain_names, train_images, test_images):

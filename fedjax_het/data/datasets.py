@@ -7,6 +7,7 @@ from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.digits import read_digits
 from fedjax_het.data.domainnet import read_domainnet
+from fedjax_het.data.emnist import first_45_classes
 from fedjax_het.data.folder import read_image_folder
 from fedjax_het.data.normalisation import normalisation_constants
 from fedjax_het.data.tfds import fingerprint, prepared_folder, read_prepared
@@ -20,6 +21,7 @@ DATASETS = {
     "cifar100": "CIFAR-100: 50,000 + 10,000 colour 32x32 images, 100 classes",
     "cinic10": "CINIC-10: 90,000 + 90,000 colour 32x32 images, 10 classes; an image folder",
     "emnist_balanced": "EMNIST Balanced: 112,800 + 18,800 grey 28x28 images, 47 classes",
+    "emnist_45": "EMNIST Balanced without r and t, for FSL: 108,000 + 10,000 images, 45 classes",
     "emnist_byclass": "EMNIST ByClass: 697,932 + 116,323 grey 28x28 images, 62 classes",
     "domainnet": "DomainNet, FedBN's ten classes: about 22,500 colour images at 64x64, 6 domains",
     "stl10": "STL-10, the labelled part: 5,000 + 8,000 colour 96x96 images, 10 classes",
@@ -53,10 +55,13 @@ def load_dataset(
     elif name == "domainnet":
         arrays, meta = read_domainnet(data_dir, cache_dir)
     else:
-        folder = prepared_folder(name, data_dir)
+        source = "emnist_balanced" if name == "emnist_45" else name
+        folder = prepared_folder(source, data_dir)
         arrays, meta = cached_arrays(
-            name, fingerprint(folder), lambda: read_prepared(name, folder), cache_dir
+            source, fingerprint(folder), lambda: read_prepared(source, folder), cache_dir
         )
+        if name == "emnist_45":
+            arrays, meta = first_45_classes(arrays, meta)
     mean, std = normalisation_constants(name, normalisation, arrays["train_images"])
     return dataset_from_arrays(
         **arrays,

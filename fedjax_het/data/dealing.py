@@ -30,3 +30,19 @@ def whole_counts(rng, proportions: np.ndarray, total: int) -> np.ndarray:
     counts = np.empty(len(proportions), np.int64)
     counts[order] = np.diff(np.floor(ends + rng.random()).astype(np.int64), prepend=0)
     return counts
+
+
+def equal_counts(rng, limits: np.ndarray, total: int) -> np.ndarray:
+    """Integers that sum to `total`, as equal as `limits` (their upper bounds) allow.
+
+    Those that are one larger than others with room are drawn at random.
+    """
+    low, high = 0, int(limits.max())
+    while low < high:  # the largest level whose sum does not exceed the total
+        middle = (low + high + 1) // 2
+        fits = np.minimum(limits, middle).sum() <= total
+        low, high = (middle, high) if fits else (low, middle - 1)
+    values = np.minimum(limits, low)
+    room = np.flatnonzero(limits > low)
+    values[rng.permutation(room)[: total - values.sum()]] += 1
+    return values

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.data.dealing import deal, shuffled_classes
+from fedjax_het.data.dealing import deal, equal_counts, shuffled_classes
 from fedjax_het.data.grouped import grouped, grouped_mixtures, grouped_setting
 from fedjax_het.errors import ConfigError, is_whole, require
 
@@ -133,7 +133,7 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
             f"least one example, which {len(labels)} examples in {present} classes do not give; "
             "use fewer clients or fewer classes for each"
         )
-    left = _level(rng, np.minimum(class_sizes // shard_size, num_clients), needed)
+    left = equal_counts(rng, np.minimum(class_sizes // shard_size, num_clients), needed)
     unused = len(labels) - needed * shard_size
     if unused > len(labels) // 10:
         _log.warning(
@@ -299,19 +299,3 @@ def _largest_shard(class_sizes: np.ndarray, num_clients: int, needed: int) -> in
         middle = (low + high + 1) // 2
         low, high = (middle, high) if enough(middle) else (low, middle - 1)
     return low
-
-
-def _level(rng, limits: np.ndarray, total: int) -> np.ndarray:
-    """Integers that sum to `total`, as equal as `limits` (their upper bounds) allow.
-
-    Those that are one larger than others with room are drawn at random.
-    """
-    low, high = 0, int(limits.max())
-    while low < high:  # the largest level whose sum does not exceed the total
-        middle = (low + high + 1) // 2
-        fits = np.minimum(limits, middle).sum() <= total
-        low, high = (middle, high) if fits else (low, middle - 1)
-    values = np.minimum(limits, low)
-    room = np.flatnonzero(limits > low)
-    values[rng.permutation(room)[: total - values.sum()]] += 1
-    return values

@@ -67,11 +67,19 @@ class Examples(NamedTuple):
     labels: jax.Array  # [N] int32
 
 
+class ServerTraining(NamedTuple):
+    """What the server has to learn from besides what clients send."""
+
+    examples: Examples  # [n_0, ...]
+    epochs: jax.Array  # [] int32: over them, to see about as many examples as a client in a round
+
+
 class Cohort(NamedTuple):
     """A round's schedule and the examples that it indexes."""
 
     schedule: RoundSchedule
     examples: Examples
+    server: ServerTraining | None = None  # None where the server has no examples
 
 
 class CohortResult(NamedTuple):

@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.engine.lanes import Cohort, Examples, client_row, for_each_client, train_cohort
+from fedjax_het.engine.gradient_gaps import GAPS, gradient_gaps
+from fedjax_het.engine.lanes import (
+    Cohort,
+    Examples,
+    ServerTraining,
+    client_row,
+    for_each_client,
+    train_cohort,
+)
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import DEVICE, RUN, SHARED, Plan
 from fedjax_het.engine.randomness import TUNING_FOLD
@@ -34,6 +42,8 @@ class ChunkInputs(NamedTuple):
     test: EvaluationSet | None  # None where there is no global model to test
     client_tests: ClientTests | None  # None where clients have no tests of their own
     test_examples: Examples | None  # that these index
+    server: ServerTraining | None  # None where the server has no examples
+    survey: RoundSchedule | None  # of all clients, where their gradients are measured
 
 
 _ONCE_PER_DEVICE = ("round", "num_clients", "evaluate", "trial", "num_segments", "segment_ends")
@@ -43,8 +53,12 @@ SCHEDULE_KINDS = RoundSchedule(
     *(DEVICE if name in _ONCE_PER_DEVICE else RUN for name in RoundSchedule._fields)
 )
 
+SERVER_KINDS = ServerTraining(Examples(RUN, RUN), RUN)
 
-def chunk_kinds(*, tunes: bool, tests_clients: bool, global_model: bool) -> ChunkInputs:
+
+def chunk_kinds(
+    *, tunes: bool, tests_clients: bool, global_model: bool, server: bool, surveys: bool
+) -> ChunkInputs:
     """What each of the inputs is to the federations."""
     return ChunkInputs(
         hp=RUN,
@@ -57,6 +71,8 @@ def chunk_kinds(*, tunes: bool, tests_clients: bool, global_model: bool) -> Chun
         test=SHARED if global_model else None,
         client_tests=ClientTests(RUN, RUN) if tests_clients else None,
         test_examples=SHARED if tests_clients else None,
+        server=SERVER_KINDS if server else None,
+        survey=SCHEDULE_KINDS if surveys else None,
     )
 
 
@@ -78,6 +94,7 @@ class Measuring(NamedTuple):
     num_clients: int
     num_domains: int = 0  # the data set's
     tests_clients: bool = False
+    gaps_every: int = 0  # rounds between measurements of gradients; 0: never
 
     def nothing(self, algorithm, rounds: int) -> RoundMetrics:
         """NaN for every round."""
@@ -85,12 +102,15 @@ class Measuring(NamedTuple):
         def nan(*shape):
             return np.full((rounds, *shape), np.nan, np.float32)
 
+        records = algorithm.records(self.num_clients)
+        if self.gaps_every:
+            records = records | dict.fromkeys(GAPS, ())
         by_domain = self.num_domains and algorithm.global_model
         return RoundMetrics(
             *(nan() for _ in range(4)),
             domain_accuracy=nan(self.num_domains) if by_domain else None,
             client_accuracy=nan(self.num_clients) if self.tests_clients else None,
-            records={n: nan(*shape) for n, shape in algorithm.records(self.num_clients).items()},
+            records={name: nan(*shape) for name, shape in records.items()},
         )
 
 
@@ -147,6 +167,18 @@ def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring):
         sent, client = Broadcast(variables), algorithm.tuning.client
         return train_cohort(client, plan, inputs.hp, sent, copies, key, cohort).states
 
+    def surveyed(inputs: ChunkInputs, state, schedule: RoundSchedule):
+        """-> (gaps by name, what is known when they are); NaN in rounds without a measurement."""
+        due = schedule.trial | (schedule.round % measuring.gaps_every == 0)
+        cohort = Cohort(inputs.survey, inputs.examples, inputs.server)
+        gaps = jax.lax.cond(
+            due,
+            lambda variables: gradient_gaps(task, plan, variables, cohort),
+            lambda variables: dict.fromkeys(GAPS, jnp.float32(jnp.nan)),
+            algorithm.global_model(state),
+        )
+        return gaps, gaps[GAPS[0]]
+
     def chunk(state, inputs: ChunkInputs):
         empty = measuring.nothing(algorithm, inputs.schedule.round.shape[0])
         nothing = jax.tree.map(lambda a: jnp.full(a.shape[1:], jnp.nan, jnp.float32), empty)
@@ -155,7 +187,13 @@ def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring):
             state, metrics = carry
             schedule = jax.tree.map(lambda a: a[r], inputs.schedule)
             key = jax.random.fold_in(inputs.train_key, schedule.round)
-            state, info = algorithm.round(inputs.hp, state, key, Cohort(schedule, inputs.examples))
+            gaps = {}
+            if measuring.gaps_every:
+                gaps, signal = surveyed(inputs, state, schedule)
+                segments = plan.once_known(signal, schedule.num_segments)
+                schedule = schedule._replace(num_segments=segments)
+            cohort = Cohort(schedule, inputs.examples, inputs.server)
+            state, info = algorithm.round(inputs.hp, state, key, cohort)
 
             def measured(state):
                 tested = test(inputs, state)
@@ -176,7 +214,7 @@ def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring):
                 info.update_norm,
                 tested.domain_accuracy,
                 of_clients,
-                info.records,
+                info.records | gaps,
             )
             metrics = jax.tree.map(lambda all_, one: all_.at[r].set(one), metrics, now)
             return state, metrics

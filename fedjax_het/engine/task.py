@@ -28,18 +28,18 @@ class Task(NamedTuple):
         shift = (-np.asarray(self.mean) / np.asarray(self.std)).astype(np.float32)
         return images.astype(jnp.float32) * scale + shift
 
-    def loss_and_gradient(self, variables, batch: Batch, key):
+    def loss_and_gradient(self, variables, batch: Batch, key, *, train: bool = True):
         """Mean cross-entropy in nats over the batch's samples -> (loss, gradient, variables).
 
         The gradient is of `variables["params"]`; the variables returned hold the new batch-norm
-        statistics, if the network has any.
+        statistics, if the network has any. `train` False: of the network as it is evaluated.
         """
 
         def loss_sum(params, batch):
             logits, state = self.model.apply(
                 {**variables, "params": params},
                 self.normalise(batch["images"]),
-                train=True,
+                train=train,
                 key=key,
             )
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])

@@ -15,15 +15,18 @@ MODELS = {
     "mlp": "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise",
     "convnet": "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
     "cnn": "FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512",
+    "fsl_cnn": "FSL's CNNs with dropout: two 3x3 convolutions, pooling as the image's colours ask",
     "resnet18": "ResNet-18 with batch norm; `stem` for large images (imagenet) or small (cifar)",
 }
 OPTIONS = {
     "mlp": ("hidden",),
     "convnet": ("width", "depth", "norm"),
     "cnn": (),
+    "fsl_cnn": (),
     "resnet18": ("width", "stem"),
 }
 CNN_FILTERS, CNN_HIDDEN = (32, 64), 512
+FSL_FILTERS, FSL_HIDDEN = (32, 64), 128
 CACHED_ACTIVATIONS = 2**17  # of the first layer, 0.5 MB: a step holds several such arrays in L2
 NORM_NAMES = ("group", "instance", "batch", "none")
 STEMS = ("imagenet", "cifar")
@@ -35,7 +38,8 @@ class Model(NamedTuple):
     `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)` for
     `x` [B, H, W, C] float32, normalised. `new_state` is `variables["state"]` after the batch where
     the network keeps running statistics and `train` is true, else unchanged. `key` is for networks
-    that draw random numbers; none of these does.
+    that draw random numbers, as dropout does in training: one key, one mask for the whole batch.
+    Without a key nothing is dropped.
 
     `embed(variables, x, *, train, key=None) -> (features [B, F], logits, new_state)` gives besides
     what the last fully connected layer reads. A model of the user's own may do without (None) where
@@ -79,6 +83,12 @@ def make_model(
     filters of 5x5, each with ReLU and a 2x2 max pool, a hidden layer of 512; 582,026 parameters for
     28x28x1.
 
+    `fsl_cnn` has two forms (Mai, La and Zhang, arXiv 2210.02614). For images of one channel, Table
+    II's: 32 and 64 filters of 3x3, each with ReLU, the first with padding, the second without, a
+    2x2 max pool, dropout of 1/4, a hidden layer of 128 with ReLU, dropout of 1/2; 1,409,197
+    parameters for 28x28x1 and 45 classes. For others, Table III's: both with padding, and each with
+    a 2x2 max pool; 545,098 for 32x32x3 and 10 classes.
+
     `resnet18` (He et al., CVPR 2016, as torchvision has it) takes `stem`: `imagenet` (default), a
     7x7 convolution of stride 2 and a 3x3 max pool of stride 2, as FedAF's Table 6 must have used on
     32x32 images (its count of 11,181,642 parameters says so); or `cifar`, a 3x3 convolution and no
@@ -89,7 +99,8 @@ def make_model(
     `ConfigError`.
 
     Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in); the convolutions of
-    `resnet18` as torchvision does, N(0, 2/fan_out).
+    `resnet18` as torchvision does, N(0, 2/fan_out); those of `fsl_cnn` as Keras does, weights
+    U(±√(6 / (fan_in + fan_out))) and biases zero: the paper does not say.
     """
     require_name("model", name, MODELS)
     require(
@@ -120,6 +131,11 @@ def make_model(
     elif name == "cnn":
         require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
         module = modules.Cnn(num_classes, CNN_FILTERS, CNN_HIDDEN, conv_impl)
+    elif name == "fsl_cnn":
+        require(min(input_shape[:2]) >= 4, "input_shape", input_shape, "at least 4x4 for fsl_cnn")
+        module = modules.FslCnn(num_classes, FSL_FILTERS, FSL_HIDDEN, conv_impl)
+        height, length = input_shape[:2]
+        cached_samples = max(2, CACHED_ACTIVATIONS // (height * length * FSL_FILTERS[0]))
     elif name == "resnet18":
         stem = "imagenet" if stem is None else stem
         require_name("stem", stem, STEMS)
@@ -151,9 +167,10 @@ def _wrap(name, module, input_shape, num_classes, micro_batch, cached_samples) -
         return {"params": variables["params"], "state": variables.get("state", {})}
 
     def embed(variables, x, *, train, key=None):
+        how = {"train": train, "rngs": None if key is None else {"dropout": key}}
         if not (train and variables["state"]):
-            return *module.apply(variables, x, train=train), variables["state"]
-        (features, logits), updated = module.apply(variables, x, train=True, mutable=["state"])
+            return *module.apply(variables, x, **how), variables["state"]
+        (features, logits), updated = module.apply(variables, x, **how, mutable=["state"])
         return features, logits, updated["state"]
 
     def apply(variables, x, *, train, key=None):

@@ -3,6 +3,8 @@
 Each returns `(features, logits)`: what the last fully connected layer reads, and what it says.
 """
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,14 +21,26 @@ def uniform_fan_in(fan_in: int):
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
+def weights_and_bias(module: nn.Module, kernel_shape: tuple[int, ...], glorot: bool):
+    """The parameters of a linear or convolution layer, drawn as PyTorch or (glorot) Keras does.
+
+    Glorot's are U(±√(6 / (fan_in + fan_out))), with biases of zero.
+    """
+    if glorot:
+        kernel_init, bias_init = nn.initializers.glorot_uniform(), nn.initializers.zeros
+    else:
+        kernel_init = bias_init = uniform_fan_in(math.prod(kernel_shape[:-1]))
+    kernel = module.param("kernel", kernel_init, kernel_shape)
+    return kernel, module.param("bias", bias_init, kernel_shape[-1:])
+
+
 class Linear(nn.Module):
     features: int
+    glorot: bool = False
 
     @nn.compact
     def __call__(self, x):
-        init = uniform_fan_in(x.shape[-1])
-        kernel = self.param("kernel", init, (x.shape[-1], self.features))
-        bias = self.param("bias", init, (self.features,))
+        kernel, bias = weights_and_bias(self, (x.shape[-1], self.features), self.glorot)
         return x @ kernel + bias
 
 
@@ -36,13 +50,12 @@ class Conv(nn.Module):
     padding: int
     impl: str
     add_bias: bool
+    glorot: bool = False
 
     @nn.compact
     def __call__(self, x, in_pieces=False):
-        init = uniform_fan_in(self.kernel_size**2 * x.shape[-1])
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
-        kernel = self.param("kernel", init, kernel_shape)
-        bias = self.param("bias", init, (self.features,))
+        kernel, bias = weights_and_bias(self, kernel_shape, self.glorot)
         x = conv2d(x, kernel, self.padding, self.impl, in_pieces=in_pieces)
         return x + bias if self.add_bias else x
 
@@ -175,6 +188,57 @@ class Cnn(nn.Module):
             x = jax.nn.relu(max_pool(x))  # as the maximum of ReLUs, on a quarter of the numbers
         x = jax.nn.relu(Linear(self.hidden, name="hidden")(x.reshape(x.shape[0], -1)))
         return x, Linear(self.num_classes, name="head")(x)
+
+
+class Dropout(nn.Module):
+    """Numbers are zero with probability `rate`, the others grow so that the mean is kept.
+
+    The mask is drawn for the whole batch, a byte a number: `rate` is rounded to 1/256. Drawn and
+    used as four quarters it costs 0 to 2 % of a training step of `FslCnn`, where 32 bits a number,
+    as flax has it, cost 2 to 10 %. Without a key, or in evaluation, nothing is dropped.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x, train):
+        if not (train and self.has_rng("dropout")):
+            return x
+        flat = x.reshape(x.shape[0], -1)
+        bits = jax.random.bits(self.make_rng("dropout"), (x.shape[0], -(-flat.shape[1] // 4)))
+        bits = jax.lax.optimization_barrier(bits)  # or they are drawn again in the backward pass
+        draws = jnp.concatenate([(bits >> shift) & 255 for shift in (0, 8, 16, 24)], axis=1)
+        keep = draws[:, : flat.shape[1]] >= round(256 * self.rate)
+        return jnp.where(keep, flat / (1 - self.rate), 0).reshape(x.shape)
+
+
+class FslCnn(nn.Module):
+    """FSL's networks: Table II's for images of one channel, Table III's for others.
+
+    The convolutions go in pieces of the batch, as dropout masks could not without being drawn for
+    every piece: as fast as micro-batches.
+    """
+
+    num_classes: int
+    filters: tuple[int, int]
+    hidden: int
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        grey = x.shape[-1] == 1
+        for block, features in enumerate(self.filters):
+            last = block + 1 == len(self.filters)
+            padding = 0 if grey and last else 1
+            conv = Conv(features, 3, padding, self.conv_impl, True, True, name=f"conv{block + 1}")
+            x = conv(x, in_pieces=True)
+            if last or not grey:
+                x = max_pool(x)
+            x = jax.nn.relu(x)  # after the pool, as the maximum of ReLUs
+        x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train)
+        x = jax.nn.relu(Linear(self.hidden, True, name="hidden")(x))
+        x = Dropout(0.5, name="dropout2")(x, train)
+        return x, Linear(self.num_classes, True, name="head")(x)
 
 
 class Mlp(nn.Module):

@@ -3,10 +3,11 @@
 import itertools
 import math
 from ast import literal_eval
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedjax_het.convergence import WINDOW
 from fedjax_het.errors import ConfigError
 from fedjax_het.report.grouping import describe_settings, diverged, is_missing, setting_text
 from fedjax_het.report.learning_curves import (
@@ -35,21 +36,26 @@ if TYPE_CHECKING:
 MEASURES = {
     "test_accuracy_last5_mean": "final_accuracy",
     "test_accuracy_best": "best_accuracy",
+    "test_accuracy_final_window20": "window_accuracy",
     "bmta": "bmta",
 }
+# Metrics that a table may have besides: how many rounds it takes.
+ROUNDS = {"rounds_to_accuracy_0.5": "rounds_to_half"}
 # What a comparison holds besides: its columns, and the measures in them.
 _BESIDES = {
     "final_accuracy": {"within_std": "final_accuracy_std"},
     "best_accuracy": {"final_mean": "final_accuracy"},
+    "window_accuracy": {"rise_time": "rise_time"},
     "bmta": {"worst_decile": "bmta_worst_decile", "best_round": "bmta_round"},
 }
 # Of the learning curves: the measure, over how many rounds it is smoothed, what the table's is.
 _CURVES = {
     "final_accuracy": ("test_accuracy", SMOOTHED_ROUNDS, "final"),
     "best_accuracy": ("test_accuracy", 1, "best"),
+    "window_accuracy": ("test_accuracy", WINDOW, "final"),
     "bmta": ("mean_client_accuracy", 1, "best"),
 }
-_LABELS = {"dataset": "Data", "model": "Network", "alpha": "alpha"}
+_LABELS = {"dataset": "Data", "model": "Network", "alpha": "alpha", "classes": "Classes"}
 _SEEDS = "Measured: mean ± standard deviation over seeds."
 _REST = (
     "Difference: measured − reported, in points. Time: wall-clock per run, compilation included."
@@ -59,6 +65,9 @@ _CAPTIONS = {
     f"run: standard deviation over the last five rounds, averaged over seeds. {_REST}",
     "best_accuracy": "Test accuracy in percent, of the round where it is highest, as the paper "
     f"selects it (on the test images). {_SEEDS} Last five: mean of the last five rounds instead. "
+    f"{_REST}",
+    "window_accuracy": "Test accuracy in percent, mean of the last 20 measured rounds. "
+    f"{_SEEDS} Rise time: the first round at which the running mean over 20 reaches 90 % of that. "
     f"{_REST}",
     "bmta": "Best mean test accuracy (BMTA) in percent: the mean over clients, each on tests like "
     "its own data, in the round where it is highest, as the paper selects it (on those tests). "
@@ -72,6 +81,10 @@ _DOMAINS_CAPTION = (
     "unweighted mean is highest, as the paper selects it (on the test images); average: that "
     "mean. Measured: mean ± standard deviation over seeds. Difference: measured − reported, in "
     "points. Time: wall-clock per run, compilation included."
+)
+_ROUNDS_CAPTION = (
+    "Rounds to 50 %: the first round at which the running mean over 20 reaches it, mean over seeds "
+    "where all of them do, with the reported one and the difference in rounds."
 )
 AVERAGE = "average"
 
@@ -89,15 +102,18 @@ class Cell:
     """Empty where the method has no implementation."""
     domain: str | None = None
     """In a table of domains: whose test images count; `AVERAGE`: the mean over domains."""
+    classes: int | None = None
+    """In a table of clients with few labels each: how many."""
 
     @property
     def level(self) -> float | str | None:
-        """The column: alpha, or the domain; None of a table without either."""
-        return self.alpha if self.domain is None else self.domain
+        """The column: alpha, labels per client or the domain; None of a table without any."""
+        found = (self.domain, self.classes, self.alpha)
+        return next((level for level in found if level is not None), None)
 
     @property
     def group(self) -> str:
-        place = {"dataset": self.dataset, "model": self.model, "alpha": self.alpha}
+        place = {name: getattr(self, name) for name in _LABELS}
         return describe_settings(place) + (f", {self.domain}" if self.domain else "")
 
 
@@ -118,8 +134,11 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
 
 
 def measure_of(reported: "pd.DataFrame") -> str:
-    """The summary's key that stands beside these reported values. ValueError if none does."""
-    (metric,) = set(reported["metric"])
+    """The summary's key that stands beside these reported values, `ROUNDS` apart.
+
+    ValueError if none does.
+    """
+    (metric,) = set(reported["metric"]) - {*ROUNDS}
     if metric not in MEASURES:
         raise ValueError(f"no measure of a run is the paper's {metric}")
     return MEASURES[metric]
@@ -127,7 +146,10 @@ def measure_of(reported: "pd.DataFrame") -> str:
 
 def caption(table: "pd.DataFrame") -> str:
     """What the columns of a comparison are."""
-    return _DOMAINS_CAPTION if "domain" in table else _CAPTIONS[_measure_in(table)]
+    if "domain" in table:
+        return _DOMAINS_CAPTION
+    own = _CAPTIONS[_measure_in(table)]
+    return f"{own} {_ROUNDS_CAPTION}" if "rounds" in table else own
 
 
 def _measure_in(table: "pd.DataFrame") -> str:
@@ -142,14 +164,19 @@ def compare(
 
     Args:
       results: as `load_results` gives it. Only the cells' own runs count, found by their digests.
-      reported: as `reported_values` gives it, at most one row per cell, in percent. Its metric
-        says which measure of a run counts, see `MEASURES`.
+      reported: as `reported_values` gives it, at most one row per cell and metric, accuracies in
+        percent. Its metric says which measure of a run counts, see `MEASURES`; one of `ROUNDS` may
+        be there besides.
     Returns:
-      `dataset`, `model`, `alpha`, `domain` (where the cells have one), `method`; `mean` and `std`
+      `dataset`, `model`, `alpha`, `domain` and `classes` (where the cells have one), `method`;
+      `mean` and `std`
       over seeds (n − 1; NaN for one seed) of the measure; for the mean over the last five rounds
       `within_std`, the deviation over these of a run, averaged over seeds; for the best round
       `final_mean`, the mean over the last five rounds instead; for BMTA `worst_decile` and
-      `best_round`, and `rank` and `reported_rank` as `add_ranks` has them; `reported_mean`,
+      `best_round`, and `rank` and `reported_rank` as `add_ranks` has them; for the mean over 20
+      rounds `rise_time`; for a metric of `ROUNDS` `rounds` and `rounds_std` (NaN unless every run
+      reached it), `reached`, the number of runs that did, `reported_rounds` and
+      `rounds_difference`; `reported_mean`,
       `reported_std`; `difference` of the means; `seeds`, the number of runs in the mean;
       `diverged`, those left out of it; `planned`; `seconds` of wall-clock per run. What is not
       there is NaN.
@@ -160,6 +187,8 @@ def compare(
 
     measure = measure_of(reported)
     by_domain = any(cell.domain is not None for cell in cells)
+    by_classes = any(cell.classes is not None for cell in cells)
+    in_rounds = [name for name in ROUNDS if name in set(reported["metric"])]
     rows = []
     for cell in cells:
         made = _made(cell, results)
@@ -169,14 +198,18 @@ def compare(
                 "model": cell.model,
                 "alpha": cell.alpha,
                 **({"domain": cell.domain} if by_domain else {}),
+                **({"classes": cell.classes} if by_classes else {}),
                 "method": cell.method,
                 **_measured(made, cell, measure),
                 "planned": len(cell.runs),
                 **_reported(cell, reported),
+                **(_in_rounds(made, cell, reported, *in_rounds) if in_rounds else {}),
             }
         )
     table = pd.DataFrame(rows)
     table["difference"] = table["mean"] - table["reported_mean"]
+    if in_rounds:
+        table["rounds_difference"] = table["rounds"] - table["reported_rounds"]
     return add_ranks(table) if measure == "bmta" else table
 
 
@@ -207,13 +240,31 @@ def _measured(made: "pd.DataFrame", cell: Cell, measure: str) -> dict[str, float
     }
 
 
-def _reported(cell: Cell, reported: "pd.DataFrame") -> dict[str, float]:
+def _in_rounds(
+    made: "pd.DataFrame", cell: Cell, reported: "pd.DataFrame", metric: str
+) -> dict[str, float]:
+    """A mean of those runs alone that are fast enough would flatter a method."""
+    good = made[~diverged(made)] if len(made) else made
+    rounds = values_of(good, ROUNDS[metric])
+    all_reached = len(good) and rounds.notna().all()
+    return {
+        "rounds": rounds.mean() if all_reached else math.nan,
+        "rounds_std": rounds.std() if all_reached else math.nan,
+        "reached": int(rounds.notna().sum()),
+        "reported_rounds": _reported(cell, reported, [metric])["reported_mean"],
+    }
+
+
+def _reported(
+    cell: Cell, reported: "pd.DataFrame", metrics: Iterable[str] = MEASURES
+) -> dict[str, float]:
     def is_of(name: str, value: float | str | None) -> "pd.Series":
         """What the paper does not say (a network, a level) holds for any."""
         return reported[name].isna() | (reported[name] == value)
 
     found = reported[
-        (reported["dataset"] == cell.dataset)
+        reported["metric"].isin(metrics)
+        & (reported["dataset"] == cell.dataset)
         & (reported["method"] == cell.method)
         & is_of("model", cell.model)
         & is_of("level", cell.level)
@@ -226,7 +277,7 @@ def _reported(cell: Cell, reported: "pd.DataFrame") -> dict[str, float]:
 
 
 def comparison_table(table: "pd.DataFrame", *, title: str, notes: Sequence[str] = ()) -> TextTable:
-    """A comparison as people read it: a section per data set, network and alpha with a row per
+    """A comparison as people read it: a section per data set, network and level with a row per
     method; or, of domains, a section per data set and network with a column per domain."""
     renamed = table.rename(columns={"mean": "mean_", "std": "std_"})  # tuples have methods too
     rows = list(renamed.itertuples(index=False))
@@ -251,9 +302,9 @@ def comparison_table(table: "pd.DataFrame", *, title: str, notes: Sequence[str] 
 
 
 def _place(row: Any) -> dict[str, Any]:
-    """What the rows of a section share; nothing is said of alpha where there is none."""
-    place = {"dataset": row.dataset, "model": row.model}
-    return place if is_missing(row.alpha) else {**place, "alpha": row.alpha}
+    """What the rows of a section share; nothing is said of a level where there is none."""
+    place = {name: getattr(row, name, None) for name in _LABELS}
+    return {name: value for name, value in place.items() if not is_missing(value)}
 
 
 def _texts(row: Any, measure: str) -> dict[str, str]:
@@ -263,6 +314,8 @@ def _texts(row: Any, measure: str) -> dict[str, str]:
         besides["Round"] = number_text(row.best_round, "g")
         theirs = "" if math.isnan(row.reported_rank) else f" / {row.reported_rank:g}"
         ranked["Rank"] = number_text(row.rank, "g") + theirs
+    elif measure == "window_accuracy":
+        besides["Rise time"] = number_text(row.rise_time, ".0f")
     elif measure == "best_accuracy":
         besides["Last five"] = number_text(row.final_mean)
     else:
@@ -274,7 +327,19 @@ def _texts(row: Any, measure: str) -> dict[str, str]:
         "Reported": plus_minus(row.reported_mean, row.reported_std),
         "Difference": number_text(row.difference, "+.2f"),
         **ranked,
+        **(_rounds_texts(row) if hasattr(row, "rounds") else {}),
         **_runs_texts(row),
+    }
+
+
+def _rounds_texts(row: Any) -> dict[str, str]:
+    measured = plus_minus(row.rounds, row.rounds_std, form=".0f")
+    if row.seeds and row.reached < row.seeds:
+        measured = f"{row.reached} of {row.seeds} runs reach it" if row.reached else "not reached"
+    return {
+        "Rounds to 50 %": measured,
+        "Reported rounds": number_text(row.reported_rounds, ".0f"),
+        "Difference in rounds": number_text(row.rounds_difference, "+.0f"),
     }
 
 
@@ -348,11 +413,12 @@ def plot_curves(
     curves: "pd.DataFrame",
     reported: "pd.DataFrame",
 ) -> "Figure":
-    """The measure against round: a row of panels per data set and network, a column per alpha, or
-    a panel per domain, or of a table without either a panel per data set and network.
+    """The measure against round: a row of panels per data set and network, a column per alpha or
+    number of labels, or a panel per domain, or of a table without any a panel per data set and
+    network.
 
     Lines are means over seeds, with a band of one standard deviation over seeds; where the table
-    holds means of the last five rounds, of a running mean over five (so a line ends at the table's
+    holds means of the last rounds, of a running mean over as many (so a line ends at the table's
     value). A dashed tick right of the last round is the reported value. Runs that diverged are
     left out; a panel without runs says so.
     """
@@ -363,7 +429,7 @@ def plot_curves(
     def title(cell: Cell) -> str:
         place = [cell.dataset, *([cell.model] if several_models else [])]
         if cell.level is not None:
-            place.append(cell.domain or f"alpha = {cell.alpha:g}")
+            place.append(cell.domain or _level_text(cell))
         return ", ".join(place)
 
     lines = []
@@ -393,3 +459,7 @@ def plot_curves(
         window=window,
         reported=kind,
     )
+
+
+def _level_text(cell: Cell) -> str:
+    return f"alpha = {cell.alpha:g}" if cell.classes is None else f"{cell.classes} classes"

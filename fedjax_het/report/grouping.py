@@ -18,7 +18,13 @@ _SEEDS = ("seed", "partition_seed")
 # What decides the defaults of hyper-parameters and options.
 _CAUSES = ("algorithm", "local_optimizer", "options.preset")
 # What a method says of itself by default, so that its absence differs from no value.
-_OF_METHOD = ("protocol", "local_tests", "scored")
+_OF_METHOD = (
+    *("protocol", "local_tests", "scored"),
+    *("server_data", "pretrain_epochs", "gradient_gaps"),
+)
+_OF_SERVER = "server_options."
+# Where the name of a setting would not say what it is.
+_SHOWN = {"algorithm": "Method", f"{_OF_SERVER}size": "n_0"}
 _OF_PARTITION = "partition_options."
 _SAID_BY_VALUE = ("algorithm", "dataset", "partition", "model")
 
@@ -40,7 +46,7 @@ def diverged(results: "pd.DataFrame") -> "pd.Series":
 
 def is_shared(name: str) -> bool:
     """Whether a setting is one that runs of every method have, so that methods compare at it."""
-    own = name.startswith(("options.", "hp.")) or name in _OF_METHOD
+    own = name.startswith(("options.", "hp.", _OF_SERVER)) or name in _OF_METHOD
     return not own and name != "algorithm"
 
 
@@ -54,6 +60,7 @@ def setting_columns(results: "pd.DataFrame") -> list[str]:
         *sorted(name for name in columns if name.startswith(_OF_PARTITION)),
         *(["algorithm"] if "algorithm" in columns else []),
         *(name for name in fields if name in _OF_METHOD),
+        *sorted(name for name in columns if name.startswith(_OF_SERVER)),
         *sorted(options, key=lambda name: (name != "options.preset", name)),
         *sorted(name for name in columns if name.startswith("hp.")),
     ]
@@ -63,16 +70,17 @@ def varying_settings(results: "pd.DataFrame") -> list[str]:
     """`algorithm`, and the settings in which the runs differ apart from their seeds.
 
     A hyper-parameter or option counts if it differs between runs of the same method, local
-    optimiser and preset, an option of the partition between runs of the same partition; else it
-    follows from these, and is no column of its own.
+    optimiser and preset, an option of the partition or of the server's data between runs of the
+    same kind of them; else it follows from these, and is no column of its own.
     """
     names = setting_columns(results)
     varying = []
     for name in names:
         if name == "algorithm":
             varying.append(name)
-        elif name.startswith(_OF_PARTITION):
-            groups = group_runs(results, ["partition"])
+        elif name.startswith((_OF_PARTITION, _OF_SERVER)):
+            of_partition = name.startswith(_OF_PARTITION)
+            groups = group_runs(results, ["partition" if of_partition else "server_data"])
             if any(len(set(_values(runs[name]))) > 1 for _, runs in groups):
                 varying.append(name)
         elif is_shared(name):
@@ -160,12 +168,17 @@ class Line(NamedTuple):
     runs: "pd.DataFrame"
 
 
-def figure_lines(results: "pd.DataFrame", by: Sequence[str]) -> list[Line]:
-    """The runs as lines, in panels by the settings that methods compare at."""
+def figure_lines(
+    results: "pd.DataFrame", by: Sequence[str], panels: Sequence[str] | None = None
+) -> list[Line]:
+    """The runs as lines, in panels by `panels`: those of `by`, or the settings of it that methods
+    compare at."""
+    named = list(filter(is_shared, by)) if panels is None else list(panels)
+    inside = [name for name in by if name not in named]
     lines = []
-    for settings, runs in group_runs(results, by):
-        shared = {name: value for name, value in settings.items() if is_shared(name)}
-        own = {name: value for name, value in settings.items() if not is_shared(name)}
+    for settings, runs in group_runs(results, [*named, *inside]):
+        shared = {name: settings[name] for name in named}
+        own = {name: settings[name] for name in inside}
         label = describe_settings(own) or "all runs"
         method = str(own.get("algorithm", label))
         lines.append(Line(describe_settings(shared), method, label, runs))
@@ -204,7 +217,7 @@ def setting_text(value: Any) -> str:
 
 def setting_name(name: str) -> str:
     """As it is shown: `hp.prox_mu` is `prox_mu`."""
-    return "Method" if name == "algorithm" else name.split(".", 1)[-1]
+    return _SHOWN.get(name) or name.split(".", 1)[-1]
 
 
 def describe_settings(settings: dict[str, Any]) -> str:

@@ -75,17 +75,19 @@ def plot_heat_map(
     size = (1.0 + max(0.085 * longest * len(xs), 1.6), 0.8 + max(0.34 * len(ys), 1.1))
     fit = max(1, int(14 / size[0]))
     innermost = len(group_runs(summary, others[-1:]))
-    columns = innermost if 1 < innermost <= fit else fit
+    whole_rows = 1 < innermost <= fit and len(groups) % innermost == 0
+    columns = innermost if whole_rows else -(-len(groups) // -(-len(groups) // fit))
     figure, panels = make_panels(list(groups), columns=columns, size=size, sharey="none")
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width + 1.0, height)
+    label = measure_label(measure)
+    figure.set_size_inches(width + 1.0, max(height, 0.6 + 0.085 * len(label)))
     for title, panel in panels.items():
         image = _draw(panel, groups[title], (x, xs), (y, ys), limits, form)
         if is_leftmost(panel):
             panel.set_ylabel(setting_name(y), fontsize=10)
         if is_lowest(panel, panels.values()):
             panel.set_xlabel(setting_name(x), fontsize=10)
-    bar = figure.colorbar(image, ax=list(panels.values()), label=measure_label(measure))
+    bar = figure.colorbar(image, ax=list(panels.values()), label=label)
     bar.outline.set_visible(False)
     return figure
 

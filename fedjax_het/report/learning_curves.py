@@ -55,23 +55,28 @@ def plot_learning_curves(
     curves: "pd.DataFrame",
     *,
     by: Sequence[str] | None = None,
+    panels: Sequence[str] | None = None,
     measure: str = "test_accuracy",
+    window: int = SMOOTHED_ROUNDS,
 ) -> "Figure":
     """A line per method and hyper-parameters, a panel for each of the other settings.
 
-    Lines are means over seeds of a running mean over five rounds (so an accuracy's line ends at
-    the table's value), with a band of one standard deviation over seeds. Runs that diverged are
-    left out, and their lines marked in the legend.
+    Lines are means over seeds of a running mean over `window` measured rounds (five: an accuracy's
+    line ends at the value of the overview), with a band of one standard deviation over seeds. Runs
+    that diverged are left out, and their lines marked in the legend.
 
     Args:
       results, curves: as `load_results` and `load_curves` give them.
       by: names of settings; default: those that vary, apart from the seeds.
+      panels: those that have panels, the last a column per value; default: those of `by` that runs
+        of every method have.
       measure: a column of `curves`.
     Errors:
       ConfigError for a setting or measure that these runs do not have.
     """
     results = newest(results)
     by = chosen_settings(results, by)
+    panels = chosen_settings(results, panels) if panels else list(filter(is_shared, by))
     if not len(curves):
         raise ConfigError("curves = none: expected those of `load_curves`")
     require_name("measure", measure, [n for n in curves.columns if n not in ("digest", "round")])
@@ -80,16 +85,64 @@ def plot_learning_curves(
             line.panel,
             line.method,
             line.label,
-            runs=values_by_round(line.runs, curves, measure),
+            runs=values_by_round(line.runs, curves, measure, window=window),
             diverged=bool(diverged(line.runs).any()),
         )
-        for line in figure_lines(results, by)
+        for line in figure_lines(results, by, panels)
     ]
-    panels = list(dict.fromkeys(line.panel for line in lines))
-    innermost = [name for name in by if is_shared(name)][-1:]
-    columns = len(group_runs(results, innermost))
-    sharey = "row" if "dataset" in by else "all"
-    return draw_curves(lines, panels, columns=columns, measure=measure, sharey=sharey)
+    titles = list(dict.fromkeys(line.panel for line in lines))
+    sharey = "row" if "dataset" in panels else "all"
+    return draw_curves(
+        lines,
+        titles,
+        columns=columns_of(results, panels),
+        measure=measure,
+        sharey=sharey,
+        window=window,
+    )
+
+
+def columns_of(results: "pd.DataFrame", panels: Sequence[str]) -> int:
+    """As many panels beside each other as the last of these settings has values; where their
+    number differs between data sets, the most of one."""
+    groups = group_runs(results, [name for name in panels if name == "dataset"])
+    return max(len(group_runs(runs, panels[-1:])) for _, runs in groups)
+
+
+def plot_gradient_gaps(
+    results: "pd.DataFrame",
+    curves: "pd.DataFrame",
+    *,
+    by: Sequence[str] = (),
+    panels: Sequence[str] = ("dataset", "classes"),
+) -> "Figure":
+    """How far the server's gradient, and the clients', are from that of all clients' data (FSL's
+    Figure 9): `server_gap` and `client_gap` against the round, on one logarithmic axis.
+
+    Both are squared Euclidean distances of the rounds that were measured; means over seeds, and
+    their bands, are those of the logarithms.
+    Arguments and errors are those of `plot_learning_curves`; `by`: what tells lines of a panel
+    apart.
+    """
+    results = newest(results)
+    names = [*chosen_settings(results, panels), *(chosen_settings(results, by) if by else ())]
+    lines = []
+    for method, measure in (("fsl", "server_gap"), ("fedavg", "client_gap")):
+        require_name("measure", measure, list(curves.columns))
+        for line in figure_lines(results, names, panels):
+            told = f", {line.label}" if by else ""
+            values = values_by_round(line.runs, curves, measure, window=1)
+            label = f"{measure_label(measure)}{told}"
+            lines.append(Curve(line.panel, method, label, values, bool(diverged(line.runs).any())))
+    return draw_curves(
+        lines,
+        list(dict.fromkeys(line.panel for line in lines)),
+        columns=columns_of(results, panels),
+        measure="gradient_gap",
+        sharey="row" if "dataset" in panels else "all",
+        window=1,
+        log=True,
+    )
 
 
 def values_by_round(
@@ -123,8 +176,10 @@ def draw_curves(
     sharey: str = "row",
     window: int = SMOOTHED_ROUNDS,
     reported: str = "final",
+    log: bool = False,
 ) -> "Figure":
-    """The figure of these lines. A panel without any run says so.
+    """The figure of these lines. A panel without any run says so. On a logarithmic axis, means and
+    deviations over seeds are those of the logarithms.
 
     A dashed tick right of the last round is the reported value, of the kind that `reported` names;
     `window` is how many rounds the lines are means of.
@@ -137,7 +192,7 @@ def draw_curves(
     for line in lines:
         if len(line.runs):
             look = {name: styles[line.label][name] for name in ("color", "linestyle")}
-            _draw(line, axes[line.panel], look, opacity)
+            _draw(line, axes[line.panel], look, opacity, log)
     for panel in axes.values():
         plain_axes(panel)
         if panel.lines:
@@ -147,6 +202,8 @@ def draw_curves(
                 panel.set_xlim(first - 1, last + 1)
             if scale_of(measure) == 100:
                 within_percent(panel)
+            if log:
+                panel.set_yscale("log")
         else:
             empty_panel(panel, "not run" if not _only_diverged(panel, axes, lines) else "diverged")
         if is_leftmost(panel):
@@ -158,16 +215,22 @@ def draw_curves(
     return figure
 
 
-def _draw(line: Curve, panel: "Axes", look: dict, opacity: float) -> None:
-    mean, spread = line.runs.mean(axis=1), line.runs.std(axis=1).fillna(0)
+def _draw(line: Curve, panel: "Axes", look: dict, opacity: float, log: bool) -> None:
+    import numpy as np
+
+    values = np.log10(line.runs) if log else line.runs
+    mean, spread = values.mean(axis=1), values.std(axis=1).fillna(0)
+    low, high = mean - spread, mean + spread
+    if log:
+        mean, low, high = 10**mean, 10**low, 10**high
     # A single round is a point: a line would not be seen.
     marker = {"marker": "o", "markersize": 4} if len(mean) == 1 else {}
     panel.plot(mean.index, mean, lw=1.6, label=line.label, **look, **marker)
     if line.runs.shape[1] > 1:
         panel.fill_between(
             mean.index,
-            mean - spread,
-            mean + spread,
+            low,
+            high,
             color=look["color"],
             alpha=opacity,
             linewidth=0,

@@ -13,6 +13,9 @@ _LABELS = {
     "final_accuracy_std": "Deviation of the last five rounds (%)",
     "best_accuracy": "Best test accuracy (%)",
     "last_accuracy": "Test accuracy of the last round (%)",
+    "window_accuracy": "Accuracy, mean of 20 rounds (%)",
+    "rise_time": "Rise time (rounds)",
+    "rounds_to_half": "Rounds to 50 %",
     "bmta": "Best mean accuracy of clients (%)",
     "bmta_worst_decile": "Worst decile of clients (%)",
     "bmta_round": "Round of the best mean",
@@ -21,6 +24,9 @@ _LABELS = {
     "test_accuracy": "Test accuracy (%)",
     "test_loss": "Test loss (nats)",
     "train_loss": "Training loss (nats)",
+    "gradient_gap": "Squared distance of gradients",
+    "server_gap": "Server's gradient gap",
+    "client_gap": "Clients' gradient gap",
     "wall_seconds": "Wall-clock (s)",
     "client_samples_per_second": "Client samples per second",
     "bytes_up": "Bytes sent by clients",
@@ -54,6 +60,9 @@ def beside_of(measure: str) -> tuple[str, str, str]:
     if measure.startswith("bmta"):
         about = "mean over the worst tenth of clients in the round of the best mean"
         return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {about}"
+    if measure == "window_accuracy":
+        about = "the first round at which the running mean over 20 reaches 90 % of its last value"
+        return "rise_time", "Rise time", f"Rise time: {about}, mean over seeds"
     return "best_accuracy", "Best (%)", "Best: mean over seeds of a run's best round"
 
 

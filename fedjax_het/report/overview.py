@@ -60,9 +60,10 @@ def summarise_runs(
     Returns:
       The settings of `by`; `mean` and `std` of the measure (n − 1; NaN for one run);
       `best_accuracy`, the mean of the runs' best rounds, or where the measure is BMTA
-      `bmta_worst_decile`; `seeds`, the number of runs in the mean; `diverged`, those left out of
-      it; `wall_seconds` and `client_samples_per_second` of a run, diverged or not. What is not
-      there is NaN. Sorted by `by`.
+      `bmta_worst_decile`, where it is the mean over 20 rounds `rise_time`; `seeds`, the number of
+      runs in the mean; `diverged`, those left out of it; `wall_seconds` and
+      `client_samples_per_second` of a run, diverged or not. What is not there is NaN. Sorted by
+      `by`.
     Errors:
       ConfigError for a setting or measure that these runs do not have, and for no run at all.
     """
@@ -232,6 +233,7 @@ def _measure_notes(results: "pd.DataFrame", by: Sequence[str], measure: str) -> 
         for name in varying_settings(results)
         if name not in by
         for groups in [group_runs(results, [name])]
+        if any(len(group_runs(runs, [name])) > 1 for _, runs in group_runs(results, by))
     ]
     over = f"runs that differ in {', '.join(blended)}, and seeds" if blended else "seeds"
     return [f"{what}: mean ± standard deviation over {over}.", *_diverged_notes(results, by)]

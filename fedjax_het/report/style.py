@@ -36,6 +36,10 @@ COLOURS = {
     "ditto": "#5B8C1A",
     "pfedme": "#8C6D31",
     "per_fedavg": "#17BECF",
+    "data_sharing": "#E6AB02",
+    "fsl": "#C51B7D",
+    "fsl_p": "#762A83",
+    "fslsyn": "#E08214",
 }
 _OTHER_COLOURS = ("#DDCC77", "#661100", "#6699CC", "#888888")
 # Methods whose curves often lie on another's: it shows through their gaps.
@@ -48,7 +52,7 @@ _DASHES = {
 }
 _MARKERS = "os^Dv<>pPX*h"
 _LIGHTEST = 0.65  # share of white
-_MOST_COLUMNS = 4
+MOST_COLUMNS = 4
 
 
 def method_rank(method: str) -> tuple[int, str]:
@@ -98,7 +102,7 @@ def make_panels(
     """
     from matplotlib.figure import Figure
 
-    columns = max(1, min(columns, len(titles), _MOST_COLUMNS))
+    columns = max(1, min(columns, len(titles), MOST_COLUMNS))
     rows = -(-len(titles) // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey)

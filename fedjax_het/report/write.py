@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedjax_het.errors import require
 from fedjax_het.files import write_atomically
-from fedjax_het.report.against_alpha import plot_against_alpha
+from fedjax_het.report.against import plot_against_alpha
 from fedjax_het.report.grouping import chosen_settings
 from fedjax_het.report.heat_map import numeric_pair, plot_heat_map
 from fedjax_het.report.learning_curves import plot_learning_curves

@@ -25,13 +25,16 @@ def _read(paper: str) -> "pd.DataFrame":
     return pd.read_csv(_FOLDER / f"{paper}.csv")
 
 
-def reported_values(paper: str, item: str) -> "pd.DataFrame":
+def reported_values(paper: str, item: str | None = None) -> "pd.DataFrame":
     """The values of one table or figure, in the paper's order: `reported_values("dynafed",
-    "table1")`. An unknown paper or item is a `ConfigError` that lists the valid ones."""
+    "table1")`; without an item all of them. An unknown paper or item is a `ConfigError` that lists
+    the valid ones."""
     import pandas as pd
 
     require_name("paper", paper, sorted(path.stem for path in _FOLDER.glob("*.csv")))
     values = _read(paper)
+    if item is None:
+        return values
     require_name("item", item, list(dict.fromkeys(values["item"])))
     own = values[values["item"] == item].reset_index(drop=True)
     numbers = pd.to_numeric(own["level"], errors="coerce")  # of another item they may be names

@@ -1,0 +1,49 @@
+"""FSL's Figure 1: accuracy by labels per client, of FL, data sharing and FSL at several gamma.
+
+python experiments/fsl/fig1.py                  the embedded digits, a minute on 2 cores
+python experiments/fsl/fig1.py --preset cpu     Fashion-MNIST and CIFAR-10, fewer rounds: hours
+python experiments/fsl/fig1.py --preset paper   EMNIST and CIFAR-10: a GPU's work
+
+FSL and data sharing start from a model that the server has pretrained, FL from a random one (in
+preset cpu all do). The smallest gamma is N n_0 / n, at which FSL has the objective of data sharing.
+Figure 6 is the same without pretraining.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
+
+from fedjax_het.convergence import WINDOW
+from fedjax_het.experiment import main, write_drawing
+from fedjax_het.report import plot_learning_curves
+
+SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
+with_rows = SHARED["with_rows"]
+BY = ("dataset", "classes", "algorithm", "hp.gamma")
+
+
+def rows(smallest: float) -> tuple[str, ...]:
+    gammas = (smallest, 0.5, 1.0, 1.5, 2.0)
+    return ("fedavg", "data_sharing", *(f"fsl(gamma={gamma})" for gamma in gammas))
+
+
+FIG1 = replace(
+    SHARED["SCENARIO1"],
+    title="FSL, Figure 1: test accuracy by labels per client.",
+    presets={
+        "quick": with_rows(SHARED["QUICK"], rows(0.35)),
+        "cpu": SHARED["CPU"],
+        "paper": with_rows(SHARED["PAPER"], {"emnist_45": rows(0.09375), "cifar10": rows(0.1)}),
+    },
+)
+
+
+def draw(results, curves):
+    panels = ["dataset", "classes"]
+    by = [name for name in BY if name in results]
+    return plot_learning_curves(results, curves, by=by, panels=panels, window=WINDOW)
+
+
+if __name__ == "__main__":
+    write = write_drawing("fig1", draw, by=BY, measure="window_accuracy")
+    raise SystemExit(main(FIG1, write=write))

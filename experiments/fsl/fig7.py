@@ -1,0 +1,54 @@
+"""FSL's Figure 7: FSL, its non-incremental form and data sharing, by labels and clients a round.
+
+python experiments/fsl/fig7.py                  the embedded digits, a minute on 2 cores
+python experiments/fsl/fig7.py --preset cpu     Fashion-MNIST and CIFAR-10, fewer rounds: hours
+python experiments/fsl/fig7.py --preset paper   EMNIST and CIFAR-10: a GPU's work
+
+gamma is 1. On CIFAR-10 the server has 200 images, fewer than elsewhere in the paper.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
+
+from fedjax_het.convergence import WINDOW
+from fedjax_het.experiment import Own, main, write_drawing
+from fedjax_het.report import plot_learning_curves
+
+SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
+PANELS = ("dataset", "participation", "classes")
+BY = (*PANELS, "algorithm")
+
+
+def rows(*sampled: int, more: str = "") -> tuple[str, ...]:
+    methods = ("data_sharing", "fsl", "fsl_p")
+    return tuple(f"{method}(S={S}{more})" for S in sampled for method in methods)
+
+
+# The numbers of clients a round are chosen here: the figure's are not known.
+FIG7 = replace(
+    SHARED["SCENARIO1"],
+    name="fsl-fig7",
+    item="fig7",
+    title="FSL, Figure 7: FSL, FSL-p and data sharing.",
+    presets={
+        "quick": replace(SHARED["QUICK"], rows=rows(2, 4)),
+        "cpu": replace(SHARED["CPU"], rows=rows(4)),
+        "paper": replace(
+            SHARED["PAPER"],
+            of_dataset={
+                "emnist_45": Own(classes=(1, 5, 45), rows=rows(5, 10)),
+                "cifar10": Own(classes=(2, 5, 10), rows=rows(2, 4, more=", n0=200")),
+            },
+        ),
+    },
+)
+
+
+def draw(results, curves):
+    return plot_learning_curves(results, curves, by=BY, panels=PANELS, window=WINDOW)
+
+
+if __name__ == "__main__":
+    write = write_drawing("fig7", draw, by=BY, measure="window_accuracy")
+    raise SystemExit(main(FIG7, write=write))

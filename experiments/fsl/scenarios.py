@@ -1,0 +1,121 @@
+"""FSL's two scenarios, and what the table and the figures of each share.
+
+Scenario 1 has few clients and a server with examples drawn from all training data; its settings are
+those of the protocol. Scenario 2 has many clients, and a server with the data of a few of them, or
+with images from elsewhere. All results go to one folder, so that no run is made twice.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from fedjax_het.experiment import Experiment, Own, Preset
+from fedjax_het.report import parse_row
+
+LEARNERS = ("fsl", "fsl_p", "data_sharing")  # methods that use the server's examples
+CLIENTS = {"emnist_45": 45}  # of scenario 1; 10 of other data
+# Scenario 2: the clients that give the server data, and how much each; where else it has images of.
+GIVERS = {"cifar10": (10, 50), "emnist_45": (9, 50), "digits": (5, 10)}
+ELSEWHERE = {"cifar10": "stl10"}  # glyphs for other data
+SHARED_CLASSES = 9  # of STL-10 with CIFAR-10
+
+
+def row_of_scenario1(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
+    """`n0`: how many examples the server has; `S`: how many clients take part in a round."""
+    method, variant = parse_row(row)
+    if "n0" in variant:
+        variant["server_options"] = {"size": variant.pop("n0")}
+    if "S" in variant:
+        variant["participation"] = variant.pop("S") / CLIENTS.get(dataset, 10)
+    return method, variant
+
+
+def row_of_scenario2(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
+    """`fsl`: its server has data of a few clients; `fslsyn`: images from elsewhere. `n0`: how many
+    (of STL-10, as many as the classes share equally)."""
+    method, variant = parse_row(row)
+    n0 = variant.pop("n0", None)
+    if method == "fslsyn":
+        source = ELSEWHERE.get(dataset, "glyphs")
+        options = {} if n0 is None else {"per_class": n0 // SHARED_CLASSES}
+        return "fsl", {"server_data": source, "server_options": options, **variant}
+    if method in LEARNERS:
+        clients, each = GIVERS.get(dataset, (10, 50))
+        options = {"clients": clients, "per_client": each if n0 is None else n0 // clients}
+        variant = {"server_data": "clients", "server_options": options, **variant}
+    return method, variant
+
+
+def pretrained(epochs: int) -> dict[str, dict[str, Any]]:
+    """Settings by method: FL starts from a random model all the same."""
+    return {method: {"pretrain_epochs": epochs} for method in LEARNERS}
+
+
+# The digits: ten clients have 144 each, or fewer.
+QUICK = Preset(
+    datasets=("digits",),
+    models=("mlp",),
+    classes=(1, 2, 10),
+    seeds=(0, 1, 2),
+    settings={
+        "batch_size": 10,
+        "rounds": 60,
+        "server_options": {"size": 50},
+        "hp": {"local_lr": 0.05},
+    },
+    method_settings=pretrained(50),
+)
+# The networks of the paper take 10 to 30 seconds a round of scenario 1.
+CPU = Preset(
+    datasets=("fashion_mnist", "cifar10"),
+    models=("fsl_cnn",),
+    seeds=(0,),
+    of_dataset={
+        "fashion_mnist": Own(models=("mlp",), classes=(1, 2), settings={"rounds": 200}),
+        "cifar10": Own(classes=(2,), settings={"rounds": 40}),
+    },
+    rows=("fedavg", "data_sharing", *(f"fsl(gamma={g})" for g in (0.5, 1.0, 1.5))),
+    settings={"server_options": {"size": 500}},
+    method_settings=pretrained(0),
+    about="200 and 40 rounds, without pretraining",
+)
+PAPER = Preset(
+    datasets=("emnist_45", "cifar10"),
+    models=("fsl_cnn",),
+    seeds=(0, 1, 2),
+    of_dataset={
+        "emnist_45": Own(classes=(1, 5, 45)),
+        "cifar10": Own(classes=(2, 5, 10)),
+    },
+)
+
+
+def with_rows(preset: Preset, rows: tuple[str, ...] | dict[str, tuple[str, ...]]) -> Preset:
+    """The same with these rows, or those of each data set."""
+    if not isinstance(rows, dict):
+        return replace(preset, rows=rows)
+    own = preset.of_dataset
+    changed = {name: replace(own.get(name, Own()), rows=theirs) for name, theirs in rows.items()}
+    return replace(preset, of_dataset={**own, **changed})
+
+
+SCENARIO1 = Experiment(
+    name="fsl-fig1",
+    folder="fsl",
+    paper="fsl",
+    item="fig1",
+    title="FSL",
+    presets={"quick": QUICK, "cpu": CPU, "paper": PAPER},
+    reported=False,
+    read_row=row_of_scenario1,
+)
+SCENARIO2 = replace(
+    SCENARIO1,
+    settings={"pretrain_epochs": 0},
+    dataset_settings={
+        "cifar10": {"num_clients": 1000, "participation": 10 / 1000, "batch_size": 10},
+        "emnist_45": {"num_clients": 450, "participation": 5 / 450, "batch_size": 50},
+    },
+    read_row=row_of_scenario2,
+)
+RATES = (0.01, 0.02, 0.05, 0.1)  # only .01 and .05 are named in the paper
+RIVALS = ("fsl", "fslsyn", "feddyn", "scaffold")

@@ -1,0 +1,59 @@
+"""Pretraining: the server's model learns from the server's own examples before the first round."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm, HostWork
+from fedjax_het.algorithms.refined import RefinedServer, refined, unrefined
+from fedjax_het.engine.lanes import ServerTraining
+from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.server import train_on_server
+
+PRETRAINING_HP = {"pretrain_lr": 0.01}
+
+
+def pretrained(
+    algorithm: Algorithm, training: LocalTraining, epochs: int, num_clients: int
+) -> Algorithm:
+    """`algorithm`, whose first model has seen the server's examples for `epochs` epochs.
+
+    SGD at `pretrain_lr` in batches of local training's size (FSL, section IV-B: 500 epochs at
+    0.01). The method then begins as if that were the first draw of its network: what clients or the
+    server derive from the first model is derived from it.
+    Cost: epochs * ceil(n_0 / batch_size) steps, once; shown and resumed like rounds.
+    """
+
+    def advance(hp, state, key, count, server: ServerTraining):
+        done = state.server.own
+        variables = train_on_server(
+            training.task,
+            algorithm.global_model(unrefined(state)),
+            server.examples,
+            key,
+            batch_size=training.batch_size,
+            lr=hp["pretrain_lr"],
+            epochs=count,
+            first_epoch=done,
+        )
+        states = jax.tree.leaves(state.clients)  # of all clients, or of those that are here
+        count_here = states[0].shape[0] if states else num_clients
+        begun = algorithm.init(hp, key, variables, count_here)
+        moved = algorithm.with_global_model(unrefined(state), variables)
+        inner = jax.tree.map(
+            lambda a, b: jnp.where(done + count == epochs, a, b).astype(b.dtype), begun, moved
+        )
+        return inner._replace(server=RefinedServer(inner.server, done + count))
+
+    whole = refined(
+        algorithm,
+        lambda hp, own, of: (of.after, own),
+        init=lambda hp, key, variables: jnp.int32(0),
+    )
+    work = HostWork(
+        "pretraining",
+        before_round=0,
+        total=epochs,
+        done=lambda state: int(state.server.own),
+        advance=advance,
+    )
+    return whole._replace(host_work=(work, *whole.host_work))

@@ -1,0 +1,37 @@
+"""How soon a curve rises: its running mean, its rise time, and when it reaches a value (FSL,
+section IV-A)."""
+
+import numpy as np
+
+WINDOW = 20
+
+
+def rolling_mean(curve: np.ndarray, window: int = WINDOW) -> np.ndarray:
+    """[rounds] the mean of the last `window` measured rounds, or of as many as there are so far.
+
+    NaN where nothing was measured. A run evaluated every n rounds is smoothed over the `window`
+    rounds that were measured, which is n times as long.
+    """
+    curve = np.asarray(curve, np.float64)
+    measured = np.flatnonzero(np.isfinite(curve))
+    values = curve[measured]
+    means = np.full(curve.shape, np.nan)
+    means[measured] = [values[max(0, n - window) : n].mean() for n in range(1, len(values) + 1)]
+    return means
+
+
+def rise_time(curve: np.ndarray, window: int = WINDOW, share: float = 0.9) -> int | None:
+    """The first round, from 1, at which the running mean reaches `share` of its last value.
+
+    None of a curve that was never measured. A run that learns nothing rises in its first round:
+    read a rise time beside its accuracy.
+    """
+    means = rolling_mean(curve, window)
+    known = means[np.isfinite(means)]
+    return rounds_to(curve, share * known[-1], window) if len(known) else None
+
+
+def rounds_to(curve: np.ndarray, value: float, window: int = WINDOW) -> int | None:
+    """The first round, from 1, at which the running mean reaches `value`; None if it never does."""
+    reached = rolling_mean(curve, window) >= value
+    return int(np.argmax(reached)) + 1 if reached.any() else None

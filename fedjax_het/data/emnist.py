@@ -1,0 +1,36 @@
+"""EMNIST as FSL's experiments have it: 45 classes of its Balanced split."""
+
+import numpy as np
+
+from fedjax_het.data.dealing import equal_counts, shuffled_classes
+
+_CLASSES, _TESTS = 45, 10_000
+_TEST_SEED = 45  # one test set for all runs
+
+
+def first_45_classes(
+    arrays: dict[str, np.ndarray], meta: dict
+) -> tuple[dict[str, np.ndarray], dict]:
+    """Those of EMNIST Balanced without its last two classes, r and t; 10,000 of its tests.
+
+    FSL (arXiv 2210.02614) says 45 classes of 2,400 training images each, but not which two of the
+    47 it leaves out, and 10,000 test images of the 18,000 that 45 classes have, but not which: a
+    subset with 222 or 223 of each class is drawn once, with a fixed seed (with fewer tests than
+    that, all are kept). Images keep their order.
+    """
+    rng = np.random.default_rng(_TEST_SEED)
+    kept = {split: arrays[f"{split}_labels"] < _CLASSES for split in ("train", "test")}
+    labels = np.where(kept["test"], arrays["test_labels"], -1)  # no class's
+    pools = shuffled_classes(rng, labels, _CLASSES)
+    sizes = np.array([len(pool) for pool in pools])
+    counts = equal_counts(rng, sizes, min(_TESTS, int(sizes.sum())))
+    chosen = np.concatenate([pool[:count] for pool, count in zip(pools, counts, strict=True)])
+    positions = {"train": np.flatnonzero(kept["train"]), "test": np.sort(chosen)}
+    return (
+        {
+            f"{split}_{part}": arrays[f"{split}_{part}"][positions[split]]
+            for split in ("train", "test")
+            for part in ("images", "labels")
+        },
+        {**meta, "class_names": meta["class_names"][:_CLASSES]},
+    )

@@ -1,0 +1,96 @@
+"""The server's examples beside the clients' (FSL's Figures 3 and 4)."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedjax_het.data.dataset import Dataset
+from fedjax_het.errors import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROW = 0.34  # inches
+
+
+def plot_server_examples(
+    dataset: Dataset,
+    server_images: np.ndarray,
+    server_labels: np.ndarray,
+    *,
+    num_classes: int = 10,
+    num_images: int = 10,
+) -> "Figure":
+    """Training examples that clients learn from (left), the server's (right); a row for a class.
+
+    Args:
+      server_images, server_labels: D_0, as `ServerData.examples` gives it.
+      num_classes: rows at most; classes are taken at equal distances from those that D_0 has.
+      num_images: columns of each panel at most. The training examples are the first of a class;
+        the server's are taken at equal distances, so that all sizes and rotations show.
+    Errors: ConfigError: an empty D_0, labels that do not fit, or a number below 1.
+    """
+    from matplotlib.figure import Figure
+
+    server_images, server_labels = np.asarray(server_images), np.asarray(server_labels)
+    fits = server_images.shape[1:] == dataset.input_shape and len(server_images) > 0
+    require(
+        fits, "shape of server_images", server_images.shape, f"[n, *{dataset.input_shape}], n >= 1"
+    )
+    require(
+        server_labels.shape == server_images.shape[:1]
+        and server_labels.min() >= 0
+        and server_labels.max() < dataset.num_classes,
+        "server_labels",
+        server_labels.tolist() if len(server_labels) < 10 else f"{len(server_labels)} labels",
+        f"a label in [0, {dataset.num_classes}) for each image",
+    )
+    require(num_classes >= 1, "num_classes", num_classes, "a number >= 1")
+    require(num_images >= 1, "num_images", num_images, "a number >= 1")
+
+    classes = _spread(np.unique(server_labels), num_classes)
+    names = [dataset.class_names[c] if dataset.class_names else str(c) for c in classes]
+    training = [np.flatnonzero(dataset.train_labels == c)[:num_images] for c in classes]
+    server = [_spread(np.flatnonzero(server_labels == c), num_images) for c in classes]
+    panels = {
+        "training examples of clients": [dataset.train_images[rows] for rows in training],
+        "the server's examples": [server_images[rows] for rows in server],
+    }
+
+    height, width = dataset.input_shape[0] + 1, dataset.input_shape[1] + 1
+    columns = max(len(row) for rows in panels.values() for row in rows)
+    across = max(columns * _ROW * width / height, 2.2)
+    size = (2 * across + 0.5 + 0.08 * max(map(len, names)), len(classes) * _ROW + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    both = zip(figure.subplots(1, 2), panels.items(), strict=True)
+    for at, (axes, (title, rows)) in enumerate(both):
+        axes.imshow(_mosaic(rows, dataset.input_shape, columns), interpolation="nearest")
+        axes.set_title(title, fontsize=9)
+        ticks = np.arange(len(classes)) * height + (height - 2) / 2
+        axes.set_yticks(ticks, names if at == 0 else [""] * len(names), fontsize=8)
+        axes.set_xticks([])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+def _spread(values: np.ndarray, most: int) -> np.ndarray:
+    """`values`, or `most` of them at equal distances, the first and the last among them."""
+    count = min(len(values), most)
+    return values[np.linspace(0, len(values) - 1, count).round().astype(int)]
+
+
+def _mosaic(rows: list[np.ndarray], shape: tuple[int, int, int], columns: int) -> np.ndarray:
+    """[H', W', 3] in [0, 1], white between images; floats are stretched to the panel's range."""
+    height, width, _ = shape
+    low, high = 0, 255
+    if rows[0].dtype != np.uint8:
+        low = min(row.min() for row in rows if len(row))
+        high = max(row.max() for row in rows if len(row))
+    mosaic = np.ones((len(rows) * (height + 1) - 1, columns * (width + 1) - 1, 3))
+    for i, row in enumerate(rows):
+        for j, image in enumerate(row):
+            top, left = i * (height + 1), j * (width + 1)
+            pixels = (image.astype(np.float64) - low) / max(high - low, 1e-12)
+            mosaic[top : top + height, left : left + width] = pixels
+    return mosaic

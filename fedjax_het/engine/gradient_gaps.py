@@ -1,0 +1,79 @@
+"""How far the gradients of the server's and of the clients' losses are from that of all data."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedjax_het.engine.lanes import Batch, ClientMethod, Cohort, ServerTraining, train_cohort
+from fedjax_het.engine.local import Broadcast
+from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.server import epoch_batch, steps_per_epoch
+from fedjax_het.engine.task import Task
+
+Tree = Any
+
+GAPS = ("client_gap", "server_gap")  # names of the curves
+
+
+def gradient_gaps(task: Task, plan: Plan, variables: Tree, cohort: Cohort) -> dict[str, jax.Array]:
+    """FSL's Fig. 9: xi^2 = ||grad f_0 - grad F||^2 and G^2 = mean_i ||grad f_i - grad F||^2.
+
+    F weighs clients by their examples; f_0 is the server's loss. Gradients are over all data, of
+    the network as it is evaluated (no dropout, kept batch-norm statistics). G^2 is the mean over
+    clients that hold examples; xi^2 is NaN where the server has none.
+
+    Args:
+      cohort: of all clients, weighted by their examples, each going through its data once.
+    Cost: one pass over all clients' data; memory of two gradients per lane.
+    """
+    broadcast = Broadcast(variables)
+    key = jax.random.key(0)  # nothing is drawn
+    upload = train_cohort(_measuring(task), plan, {}, broadcast, (), key, cohort).upload
+    whole, mean, square = upload["whole"], upload["sum"], upload["square"]
+    present = jnp.maximum((cohort.schedule.num_steps > 0).sum(), 1)
+    mean, square = mean / present, square / present
+    to_server = jnp.float32(jnp.nan)
+    if cohort.server is not None:
+        own = ravel_pytree(_server_gradient(task, variables, cohort.server))[0]
+        to_server = jnp.square(own - whole).sum()
+    return {
+        "client_gap": square - 2 * mean @ whole + whole @ whole,
+        "server_gap": to_server,
+    }
+
+
+def _measuring(task: Task) -> ClientMethod:
+    """A client that moves nothing and sends its gradient: weighted, as it is, and its square."""
+
+    def begin(hp, broadcast, state, client):
+        return jax.tree.map(jnp.zeros_like, broadcast.variables["params"])
+
+    def step(hp, broadcast, local, batch, client, key):
+        share = batch.mask.sum() / client.num_samples
+        loss, gradient, _ = task.loss_and_gradient(broadcast.variables, batch, None, train=False)
+        return jax.tree.map(lambda total, g: total + share * g, local, gradient), loss
+
+    def end(hp, broadcast, local, state, client):
+        gradient = ravel_pytree(local)[0]
+        square = jnp.square(gradient).sum()
+        return {"whole": client.weight * gradient, "sum": gradient, "square": square}, (), ()
+
+    return ClientMethod(lambda hp, variables: (), begin, step, end)
+
+
+def _server_gradient(
+    task: Task, variables: Tree, server: ServerTraining, batch_size: int = 64
+) -> Tree:
+    count = len(server.examples.labels)
+    batch_size = min(batch_size, count)
+
+    def add(step, total):
+        index, mask = epoch_batch(jax.random.key(0), step, count, batch_size)
+        batch = Batch(server.examples.images[index], server.examples.labels[index], mask, step)
+        _, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
+        return jax.tree.map(lambda t, g: t + mask.sum() / count * g, total, gradient)
+
+    zeros = jax.tree.map(jnp.zeros_like, variables["params"])
+    return jax.lax.fori_loop(0, steps_per_epoch(count, batch_size), add, zeros)

@@ -1,0 +1,79 @@
+"""Rise times and running means, by hand."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_het.convergence import rise_time, rolling_mean, rounds_to
+from fedjax_het.report.measures import higher_is_better, measure_label, scale_of
+from fedjax_het.result import summarise
+
+NAN = math.nan
+
+
+def test_a_running_mean_by_hand():
+    found = rolling_mean(np.array([1.0, 2.0, 6.0, 4.0]), 2)
+    np.testing.assert_array_equal(found, [1.0, 1.5, 4.0, 5.0])
+
+
+def test_rounds_without_a_measurement_are_passed_over():
+    found = rolling_mean(np.array([NAN, 1.0, NAN, NAN, 3.0, 8.0]), 2)
+    np.testing.assert_array_equal(found, [NAN, 1.0, NAN, NAN, 2.0, 5.5])
+
+
+def test_it_is_the_running_mean_of_the_figures():
+    curve = np.random.default_rng(0).random(90)
+    curve[5:9] = NAN
+    drawn = pd.Series(curve[np.isfinite(curve)]).rolling(20, min_periods=1).mean()
+    np.testing.assert_allclose(rolling_mean(curve)[np.isfinite(curve)], drawn)
+
+
+def test_rise_times_by_hand():
+    # Running means over 2: .1 .2 .4 .55 .6; 90 % of the last is .54, half of it .3.
+    curve = np.array([0.1, 0.3, 0.5, 0.6, 0.6])
+    assert rise_time(curve, 2) == 4
+    assert rise_time(curve, 2, share=0.5) == 3
+    assert rise_time(curve, 1) == 4
+    assert rise_time(np.full(3, 0.25)) == 1
+    assert rise_time(np.full(3, NAN)) is None
+    assert rise_time(np.array([NAN, 0.1, NAN, 0.5]), 1) == 4
+
+
+def test_rounds_to_a_value_by_hand():
+    curve = np.array([0.1, 0.9, 0.1, 0.6, 0.9])
+    assert rounds_to(curve, 0.5, 1) == 2
+    assert rounds_to(curve, 0.5, 2) == 2  # (.1 + .9) / 2: reached is at least
+    assert rounds_to(curve, 0.52, 2) == 5
+    assert rounds_to(curve, 0.91, 1) is None
+    assert rounds_to(np.full(4, NAN), 0.5) is None
+
+
+def metrics(accuracy):
+    return {"test_accuracy": np.array(accuracy), "train_loss": np.ones(len(accuracy))}
+
+
+def test_the_summary_has_them():
+    accuracy = [0.2] * 20 + [0.8] * 20
+    summary = summarise(metrics(accuracy))
+    assert summary["window_accuracy"] == pytest.approx(0.8)
+    assert summary["rise_time"] == 38  # .2 + .03 n reaches .72 at n = 18, after rounding
+    assert summary["rounds_to_half"] == 30
+    assert summarise(metrics([0.1] * 30))["rounds_to_half"] is None
+    assert all(type(summary[name]) is int for name in ("rise_time", "rounds_to_half"))
+
+
+@pytest.mark.parametrize("last", [NAN, math.inf])
+def test_a_run_that_diverged_has_none_of_them(last):
+    summary = summarise(metrics([0.6, 0.7, last]))
+    assert summary["diverged"]
+    for name in ("window_accuracy", "rise_time", "rounds_to_half"):
+        assert summary[name] is None
+
+
+def test_rounds_are_no_accuracies():
+    assert scale_of("window_accuracy") == 100 and higher_is_better("window_accuracy")
+    for name in ("rise_time", "rounds_to_half"):
+        assert scale_of(name) == 1 and not higher_is_better(name)
+        assert "ounds" in measure_label(name)

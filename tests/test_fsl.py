@@ -1,0 +1,458 @@
+"""Server learning: FSL against loops in float64, its limits, pretraining, data sharing, gaps."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close, assert_trees_all_equal
+from problems import (
+    BATCH,
+    CLASSES,
+    SIZES,
+    blobs,
+    consecutive,
+    small,
+    softmax_gradient,
+    user_dataset,
+)
+from test_federation import KilledError, assert_same, kill_after
+
+from fedjax_het import ConfigError, RunSpec, simulate, sweep
+from fedjax_het.algorithms import ALGORITHMS, entry_of
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.pretraining import pretrained
+from fedjax_het.data import dataset_from_arrays, make_partition, partition_from_clients
+from fedjax_het.engine.gradient_gaps import gradient_gaps
+from fedjax_het.engine.lanes import Cohort
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.engine.schedule import Scheduler
+from fedjax_het.engine.server import epoch_batch
+from fedjax_het.engine.units import ClientUnits
+
+HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
+SERVER = blobs((7,), seed=3)
+
+
+def method(name, **options):
+    entry = entry_of(name, options)
+    return partial(entry.build, **{**entry.options, **options})
+
+
+def numbers(name, **hp):
+    entry = entry_of(name, {})
+    return {**entry.hyper_parameters("sgd", entry.options, len(SIZES)), **HP, **hp}
+
+
+def flat(images):
+    return images.reshape(len(images), -1).astype(np.float64)
+
+
+def descended(params, x, y, batches, lr):
+    """SGD in float64 over lists of positions."""
+    w, b = params
+    for index in batches:
+        dw, db = softmax_gradient(w, b, x[index], y[index])
+        w, b = w - lr * dw, b - lr * db
+    return w, b
+
+
+def server_batches(key, epochs, count, batch_size, first=0):
+    order, _ = jax.random.split(key)
+    size = min(batch_size, count)
+    per_epoch = -(-count // size)
+    for step in range(first * per_epoch, (first + epochs) * per_epoch):
+        index, mask = epoch_batch(order, step, count, size)
+        yield np.asarray(index)[np.asarray(mask) > 0]
+
+
+def fsl_loop(federation, start, rounds, *, epochs, incremental, batch_size=BATCH):
+    """Algorithm 1, client by client, batch by batch."""
+    x, y = flat(blobs()[0]), blobs()[1]
+    x0, y0 = flat(SERVER[0]), SERVER[1]
+    params = federation.model(start)
+    model = [params["w"].astype(np.float64), params["b"].astype(np.float64)]
+    hp = {name: float(value) for name, value in federation.hp.items()}
+    for r in range(rounds):
+        ids = [k for k in federation.scheduler.participants(r) if SIZES[k]]
+        change, steps = [0, 0], 0
+        for k in ids:
+            batches, sizes = federation.scheduler.client_batches(r, k)
+            mine = [b[:n] for b, n in zip(batches, sizes, strict=True)]
+            moved = descended(model, x, y, mine, hp["local_lr"])
+            change = [c + (m - w) / len(ids) for c, m, w in zip(change, moved, model, strict=True)]
+            steps += len(mine)
+        average = [w + hp["server_lr"] * c for w, c in zip(model, change, strict=True)]
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), SERVER_FOLD)
+        mine = list(server_batches(key, epochs, len(y0), batch_size))
+        lr = hp["gamma"] * hp["server_lr"] * hp["local_lr"] * steps / len(ids) / len(mine)
+        begun = average if incremental else model
+        learnt = descended(begun, x0, y0, mine, lr)
+        model = [a + (n - o) for a, n, o in zip(average, learnt, begun, strict=True)]
+    return model
+
+
+@pytest.mark.parametrize("name", ["fsl", "fsl_p"])
+@pytest.mark.parametrize("server_epochs", [None, 3])
+def test_three_rounds_are_algorithm_1(name, server_epochs):
+    build = method(name, server_epochs=server_epochs)
+    federation = small(build, hp=numbers(name), participation=0.7)
+    state, _ = federation.run(3)
+    expected = fsl_loop(
+        federation, federation.start(), 3, epochs=server_epochs or 2, incremental=name == "fsl"
+    )
+    found = federation.model(state)
+    np.testing.assert_allclose(found["w"], expected[0], atol=3e-6)
+    np.testing.assert_allclose(found["b"], expected[1], atol=3e-6)
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedprox", "scaffold"])
+@pytest.mark.parametrize("name", ["fsl", "fsl_p"])
+def test_gamma_0_is_the_method_that_it_is_on(name, base):
+    hp = {**numbers(base), **numbers(name, gamma=0.0)}
+    alone = small(method(base), hp=hp, participation=0.7)
+    over = small(method(name, base=base), hp=hp, participation=0.7)
+    assert_trees_all_equal(alone.model(alone.run(3)[0]), over.model(over.run(3)[0]))
+    hp["gamma"] = 1.0
+    moved = small(method(name, base=base), hp=hp, participation=0.7)
+    assert (
+        np.abs(moved.model(moved.run(3)[0])["w"] - alone.model(alone.run(3)[0])["w"]).max() > 1e-3
+    )
+
+
+def test_with_all_data_and_clients_that_stand_still_fsl_is_sgd():
+    rate = 0.05
+    hp = {**numbers("fsl"), "server_lr": 1.0, "local_lr": 1e-7}
+    federation = small(method("fsl"), hp=hp, server=(blobs(), 1))
+    per_client = np.mean([-(-n // BATCH) for n in SIZES if n])
+    steps = -(-sum(SIZES) // BATCH)
+    federation.hp["gamma"] = jnp.float32(rate * steps / (1e-7 * per_client))
+    x, y = flat(blobs()[0]), blobs()[1]
+    start = federation.model(federation.start())
+    model = [start["w"].astype(np.float64), start["b"].astype(np.float64)]
+    for r in range(3):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), SERVER_FOLD)
+        model = descended(model, x, y, server_batches(key, 1, len(y), BATCH), rate)
+    found = federation.model(federation.run(3)[0])
+    np.testing.assert_allclose(found["w"], model[0], atol=3e-6)
+    assert np.abs(model[0] - start["w"]).max() > 0.05
+
+
+def test_options_one_step_of_scaffold_counts_local_steps_only():
+    """Option I passes over the data once more to measure: K is without that."""
+    hp = {**numbers("fsl"), "local_lr": 0.0}  # clients and controls aside, only the rate is left
+    rates = []
+    for option in ("I", "II"):
+        federation = small(method("fsl", base="scaffold", option=option), hp=hp)
+        hp_now = {**federation.hp, "local_lr": jnp.float32(1e-6), "gamma": jnp.float32(1e5)}
+        state, _ = federation._replace(hp=hp_now).run(1)
+        rates.append(federation.model(state))
+    assert_trees_all_close(rates[0], rates[1], atol=2e-4)
+    start = federation.model(federation.start())
+    assert np.abs(rates[0]["w"] - start["w"]).max() > 1e-2
+
+
+# --- pretraining -----------------------------------------------------------------------------
+
+
+def pretrained_fedavg(epochs, **settings):
+    def build(training, plan):
+        return pretrained(fedavg(training, plan), training, epochs, len(SIZES))
+
+    hp = {**numbers("fsl"), "pretrain_lr": 0.2}
+    return small(build, hp=hp, **settings)
+
+
+@pytest.mark.parametrize("pieces", [(5,), (2, 3), (1, 1, 1, 1, 1)])
+def test_pretraining_is_sgd_on_the_servers_examples_in_any_pieces(pieces):
+    federation = pretrained_fedavg(5)
+    (work,) = federation.algorithm.host_work
+    state, key = federation.start(), jax.random.key(11)
+    start = federation.model(state)
+    for count in pieces:
+        state = work.advance(federation.hp, state, key, jnp.int32(count), federation.server)
+    assert work.done(state) == work.total == 5
+    batches = server_batches(key, 5, len(SERVER[1]), BATCH)
+    w, b = descended((start["w"], start["b"]), flat(SERVER[0]), SERVER[1], batches, 0.2)
+    np.testing.assert_allclose(federation.model(state)["w"], w, atol=3e-6)
+    np.testing.assert_allclose(federation.model(state)["b"], b, atol=3e-6)
+
+
+def test_what_is_derived_from_the_first_model_is_derived_from_the_pretrained_one():
+    entry = entry_of("ditto", {})  # clients' own models begin as the global one
+
+    def build(training, plan):
+        inner = entry.build(training, plan, **entry.options)
+        return pretrained(inner, training, 2, len(SIZES))
+
+    hp = {**numbers("ditto"), "pretrain_lr": 0.2}
+    federation = small(build, hp=hp, scored="personal")
+    state = federation.start()
+    untrained = federation.model(state)
+    state = federation.algorithm.host_work[0].advance(
+        federation.hp, state, jax.random.key(0), jnp.int32(2), federation.server
+    )
+    for k in range(len(SIZES)):
+        assert_trees_all_equal(federation.personal(state, k), federation.model(state))
+    assert np.abs(federation.model(state)["w"] - untrained["w"]).max() > 1e-2
+
+
+# --- whole runs ------------------------------------------------------------------------------
+
+
+def spec(algorithm="fsl", **more):
+    common = {
+        "dataset": "user",
+        "partition": "classes_per_client",
+        "classes": 2,
+        "model": "mlp",
+        "num_clients": 6,
+        "participation": 0.5,
+        "batch_size": 4,
+        "rounds": 4,
+        "protocol": "fsl",
+        "hp": {"local_lr": 0.05},
+    }
+    if ALGORITHMS[algorithm].server_data:
+        common |= {"server_options": {"size": 6}, "pretrain_epochs": 0}
+    return RunSpec(algorithm, **{**common, **more})
+
+
+def run(spec_, dataset=None, **settings):
+    return simulate(spec_, dataset=dataset or user_dataset(), **settings)
+
+
+def with_server(images, labels, data=None):
+    data = data or user_dataset()
+    return dataclasses.replace(data, server_images=images, server_labels=labels)
+
+
+def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples():
+    shared = run(spec("data_sharing"))
+    images, _ = blobs()
+    drawn = shared.summary["server"]
+    assert drawn["num_examples"] == 6
+    own = shared.partition
+    group = prepared(spec("data_sharing"))
+    added = group.federations[0].server.indices
+    both = partition_from_clients(
+        [np.concatenate([own.client(k), added]) for k in range(own.num_clients)]
+    )
+    plain = run(spec("fedavg", partition="iid", classes=None), partition=both)
+    for name in ("test_accuracy", "test_loss", "train_loss", "client_samples"):
+        np.testing.assert_array_equal(shared.metrics[name], plain.metrics[name], err_msg=name)
+    once = 6 * 6 * (images[0].nbytes + 4)
+    np.testing.assert_array_equal(
+        shared.metrics["bytes_down"] - plain.metrics["bytes_down"], [once, 0, 0, 0]
+    )
+
+
+def prepared(spec_, dataset=None):
+    from fedjax_het.federation import prepare
+
+    return prepare([spec_], dataset=dataset or user_dataset())
+
+
+def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
+    data, (images, labels) = user_dataset(), SERVER
+    named = {"server_data": "user", "server_options": {}}
+    shared = run(spec("data_sharing", **named), with_server(images, labels))
+    larger = dataset_from_arrays(
+        np.concatenate([data.train_images, images]),
+        np.concatenate([data.train_labels, labels]),
+        data.test_images,
+        data.test_labels,
+        num_classes=CLASSES,
+        mean=data.mean,
+        std=data.std,
+    )
+    pool = len(data.train_labels) + np.arange(len(labels))
+    own = shared.partition
+    both = [np.concatenate([own.client(k), pool]) for k in range(own.num_clients)]
+    plain = run(
+        spec("fedavg", partition="iid", classes=None),
+        larger,
+        partition=partition_from_clients(both),
+    )
+    np.testing.assert_array_equal(shared.metrics["train_loss"], plain.metrics["train_loss"])
+    np.testing.assert_array_equal(shared.metrics["test_loss"], plain.metrics["test_loss"])
+
+
+def test_the_epochs_of_the_server_follow_the_papers_rule():
+    from fedjax_het.batch import Batch
+
+    group = prepared(spec(local_epochs=2))
+    (federation,) = group.federations
+    held = len(federation.partition.indices)
+    server = Batch(group, group.federations).inputs.server
+    assert int(server.epochs) == -(-2 * held // (6 * 6))
+    assert len(server.examples.labels) == 6
+
+
+def test_pretraining_shows_resumes_and_starts_all_methods_alike(tmp_path):
+    seen = []
+    longer = spec(pretrain_epochs=40)
+    whole = run(longer, progress=seen.append)
+    assert seen[0].phase == "pretraining" and seen[-1].phase == "rounds"
+    with pytest.raises(KilledError):
+        run(longer, output_dir=tmp_path, progress=kill_after(2))
+    assert_same(run(longer, output_dir=tmp_path, resume=True), whole)
+    # A round later, methods that do the same are the same: gamma 0 is FedAvg.
+    plain = run(
+        spec("fedavg", pretrain_epochs=40, server_options={"size": 6}, hp={"local_lr": 0.05})
+    )
+    frozen = run(spec(pretrain_epochs=40, hp={"local_lr": 0.05, "gamma": 0.0}))
+    np.testing.assert_array_equal(plain.metrics["test_loss"], frozen.metrics["test_loss"])
+    assert plain.metrics["test_loss"][0] != run(spec("fedavg")).metrics["test_loss"][0]
+
+
+def test_every_seed_has_examples_of_its_own_for_the_server():
+    specs = [spec(seed=s) for s in range(3)]
+    together = sweep(specs, dataset=user_dataset(), progress=lambda line: None, spread="runs")
+    for one, made in zip(specs, together.results, strict=True):
+        alone = run(one)
+        np.testing.assert_allclose(alone.metrics["test_loss"], made.metrics["test_loss"], rtol=2e-4)
+    drawn = {tuple(prepared(one).federations[0].server.indices) for one in specs}
+    assert len(drawn) == 3
+
+
+def test_dynafed_over_another_method_tunes_that_one():
+    options = {
+        "num_iterations": 2,
+        "inner_steps": 2,
+        "trajectory_rounds": 2,
+        "segment_length": 2,
+        "num_samples": 6,
+        "fine_tune_epochs": 2,
+    }
+    common = {"protocol": "dynafed", "partition": "iid", "classes": None, "hp": {}}
+    plain = run(spec("dynafed", options=options, **common))
+    common["hp"] = {"prox_mu": 0.0}
+    same = run(spec("dynafed", options={**options, "base": "fedprox"}, **common))
+    np.testing.assert_array_equal(plain.metrics["test_loss"], same.metrics["test_loss"])
+    common["hp"] = {}
+    over = run(spec("dynafed", options={**options, "base": "scaffold"}, **common))
+    alone = run(spec("scaffold", **common))
+    np.testing.assert_array_equal(over.metrics["test_loss"][:2], alone.metrics["test_loss"][:2])
+    assert (over.metrics["test_loss"][2:] != alone.metrics["test_loss"][2:]).all()
+
+
+def test_the_usual_base_goes_without_saying():
+    named = spec(options={"base": "fedavg"})
+    assert named.digest() == spec().digest()
+    over = spec(options={"base": "fedprox"}).resolved()
+    assert over.options["base"] == "fedprox" and "prox_mu" in over.hp
+    assert over.resolved() == over
+
+
+# --- gradients -------------------------------------------------------------------------------
+
+
+def softmax_gradients(params, groups):
+    w, b = (np.asarray(params[name], np.float64) for name in ("w", "b"))
+    return [np.concatenate([g.ravel() for g in softmax_gradient(w, b, x, y)]) for x, y in groups]
+
+
+@pytest.mark.parametrize(("lanes", "spread"), [(1, None), (1, "lanes"), (2, "lanes")])
+def test_gaps_are_those_of_full_gradients(lanes, spread):
+    plan = make_plan(lanes, None if spread else 1, spread=spread)
+    federation = small(method("fsl"), hp=numbers("fsl"), plan=plan)
+    survey = Scheduler(
+        consecutive(),
+        ClientUnits(consecutive(), 1, BATCH),
+        seed=0,
+        rounds=1,
+        participation=1.0,
+        averaging="weighted",
+        eval_every=1,
+        blocks=plan.blocks,
+        lanes=plan.lanes,
+    ).round(0)
+    variables = federation.start().server.base.variables
+    cohort = Cohort(survey, federation.examples, federation.server)
+    found = jax.jit(lambda v: gradient_gaps(federation.task, plan, v, cohort))(variables)
+    x, y = flat(blobs()[0]), blobs()[1]
+    clients = [(x[c], y[c]) for c in map(consecutive().client, range(len(SIZES))) if len(c)]
+    (whole, server, *own) = softmax_gradients(
+        variables["params"], [(x, y), (flat(SERVER[0]), SERVER[1]), *clients]
+    )
+    np.testing.assert_allclose(found["server_gap"], ((server - whole) ** 2).sum(), rtol=1e-4)
+    expected = np.mean([((g - whole) ** 2).sum() for g in own])
+    np.testing.assert_allclose(found["client_gap"], expected, rtol=1e-4)
+
+
+def test_a_server_with_all_data_and_alike_clients_have_no_gap():
+    images, labels = blobs((12,))
+    data = dataset_from_arrays(images, labels, images, labels, num_classes=CLASSES)
+    alike = partition_from_clients([np.arange(12)] * 6)
+    settings = {"server_data": "user", "server_options": {}, "gradient_gaps": 2}
+    made = run(
+        spec(partition="iid", classes=None, **settings),
+        with_server(images, labels, data),
+        partition=alike,
+    )
+    measured = np.arange(4) % 2 == 0
+    for name in ("client_gap", "server_gap"):
+        np.testing.assert_array_equal(np.isfinite(made.metrics[name]), measured)
+        np.testing.assert_allclose(made.metrics[name][measured], 0, atol=1e-6)
+    skewed = run(spec(gradient_gaps=2))
+    assert (skewed.metrics["client_gap"][measured] > 1e-3).all()
+
+
+def test_measuring_gaps_changes_nothing_else():
+    plain, measured = run(spec()), run(spec(gradient_gaps=1))
+    for name in ("test_accuracy", "test_loss", "train_loss"):
+        np.testing.assert_allclose(plain.metrics[name], measured.metrics[name], rtol=1e-5)
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    {
+        "examples without a use": ({"algorithm": "fedavg", "server_data": "iid"}, "server_data"),
+        "unknown source": ({"server_data": "cloud"}, "cloud"),
+        "no epochs": ({"options": {"server_epochs": 0}}, "server_epochs = 0"),
+        "negative pretraining": ({"pretrain_epochs": -1}, "pretrain_epochs = -1"),
+        "unknown base": ({"options": {"base": "fedamp"}}, "'fedamp'"),
+        "a base's option without it": ({"options": {"option": "I"}}, "'option'"),
+        "no model to pretrain": (
+            {"algorithm": "fedamp", "pretrain_epochs": 2, "protocol": "fedamp", "classes": None}
+            | {"partition": "iid"},
+            "pretrain_epochs = 2",
+        ),
+        "empty D_0": ({"server_options": {"size": 0}}, "size = 0"),
+        "more classes than there are": ({"classes": 4}, "classes_per_client = 4"),
+        "classes of another partition": ({"partition": "iid"}, "classes = 2"),
+        "negative gamma": ({"hp": {"gamma": -1.0}}, "gamma"),
+    }.values(),
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_input_is_told_before_anything_compiles(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        run(spec(**settings))
+
+
+def test_classes_that_the_model_does_not_know_are_told():
+    images, labels = SERVER
+    with pytest.raises(ConfigError, match="label"):
+        run(
+            spec(server_data="user", server_options={}),
+            with_server(images, np.full_like(labels, CLASSES)),
+        )
+
+
+@pytest.mark.parametrize(("clients", "owners"), [(5, [3, 3, 4]), (6, [4, 4, 4])])
+def test_shards_that_do_not_come_out_even_are_still_of_one_size(clients, owners):
+    """Every client has its two labels; which label goes to one client more is drawn."""
+    labels = np.repeat(np.arange(3), 40)
+    made = make_partition(
+        "classes_per_client", labels, 3, num_clients=clients, seed=0, classes_per_client=2
+    )
+    counts = made.label_counts(labels, 3)
+    assert ((counts > 0).sum(1) == 2).all() and len(set(counts[counts > 0])) == 1
+    assert sorted((counts > 0).sum(0)) == owners

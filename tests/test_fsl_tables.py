@@ -1,0 +1,426 @@
+"""FSL's table and figures: they are the paper's, and no run of theirs is made twice."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_het import RunSpec, report
+from fedjax_het.errors import ConfigError
+from fedjax_het.experiment import Arguments, Outcome, _departures, main, make_cells, write_drawing
+from fedjax_het.report import Cell, compare, comparison_table
+from fedjax_het.reported import reported_values
+from fedjax_het.result import Result
+
+FOLDER = Path(__file__).parent.parent / "experiments" / "fsl"
+
+
+def declared(name):
+    spec = importlib.util.spec_from_file_location(f"fsl_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+NAMES = ("table1", "fig1", "fig2", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig11")
+MODULES = {name: declared(name) for name in NAMES}
+ALL = {name: getattr(module, name.upper()) for name, module in MODULES.items()}
+PRESETS = ("quick", "cpu", "paper")
+
+
+def cells(name, preset="paper", **filters):
+    return make_cells(ALL[name], Arguments(preset=preset, **filters))
+
+
+def specs(name, preset="paper", **filters):
+    """By row, the first seed's runs."""
+    found = {}
+    for cell in cells(name, preset, **filters):
+        found.setdefault(cell.method, []).append(cell.runs[0].resolved())
+    return found
+
+
+def runs(name, preset="paper", **filters):
+    return {run.digest() for cell in cells(name, preset, **filters) for run in cell.runs}
+
+
+# The settings
+
+
+@pytest.mark.parametrize(
+    ("dataset", "clients", "share", "size", "classes"),
+    [("cifar10", 10, 4 / 10, 500, (2, 5, 10)), ("emnist_45", 45, 5 / 45, 225, (1, 5, 45))],
+)
+def test_scenario_1_is_the_papers(dataset, clients, share, size, classes):
+    own = specs("fig1", datasets=(dataset,))
+    smallest = clients * size / {"cifar10": 50_000, "emnist_45": 108_000}[dataset]
+    gammas = (smallest, 0.5, 1.0, 1.5, 2.0)
+    assert [*own] == ["fedavg", "data_sharing", *(f"fsl(gamma={g:g})" for g in (smallest, 0.5))] + [
+        f"fsl(gamma={g})" for g in gammas[2:]
+    ]
+    for row, found in own.items():
+        assert tuple(spec.classes for spec in found) == classes
+        for spec in found:
+            assert (spec.num_clients, spec.participation) == (clients, share)
+            assert (spec.rounds, spec.local_epochs, spec.batch_size) == (1000, 1, 50)
+            assert (spec.partition, spec.model) == ("classes_per_client", "fsl_cnn")
+            assert spec.hp["local_lr"] == 0.01 and spec.averaging == "uniform"
+            assert spec.hp["server_lr"] == pytest.approx(math.sqrt(round(clients * share)))
+            learns = row != "fedavg"
+            assert spec.pretrain_epochs == (500 if learns else None)
+            assert spec.server_data == ("iid" if learns else None)
+            assert spec.server_options == ({"size": size} if learns else {})
+    assert all(len(cell.runs) == 3 for cell in cells("fig1"))
+    assert _departures(ALL["fig1"], cells("fig1")) == []
+
+
+def test_figure_6_is_figure_1_without_pretraining():
+    assert not any(s.pretrain_epochs for found in specs("fig6").values() for s in found)
+    for preset in PRESETS:
+        assert runs("fig1", preset, methods=("fedavg",)) <= runs("fig6", preset)
+    assert runs("fig1", "cpu") == runs("fig6", "cpu")
+    assert not runs("fig1", methods=("fsl",)) & runs("fig6")
+
+
+def test_scenario_2_is_the_papers():
+    for dataset, (clients, sampled, batch, givers, elsewhere) in {
+        "cifar10": (1000, 10, 10, 10, "stl10"),
+        "emnist_45": (450, 5, 50, 9, "glyphs"),
+    }.items():
+        own = specs("fig5", datasets=(dataset,), methods=("fsl", "fslsyn", "feddyn", "scaffold"))
+        assert len(own) == 16
+        for row, found in own.items():
+            for spec in found:
+                assert (spec.num_clients, spec.batch_size, spec.rounds) == (clients, batch, 1000)
+                assert round(spec.num_clients * spec.participation) == sampled
+                assert not spec.pretrain_epochs
+                if spec.algorithm != "feddyn":
+                    assert spec.hp["server_lr"] == pytest.approx(math.sqrt(sampled))
+                if row.startswith("fslsyn"):
+                    assert (spec.algorithm, spec.server_data) == ("fsl", elsewhere)
+                elif row.startswith("fsl"):
+                    assert spec.server_options == {"clients": givers, "per_client": 50}
+                    assert (spec.server_data, spec.hp["gamma"]) == ("clients", 1.0)
+                else:
+                    assert spec.server_data is None
+                if row.startswith("feddyn"):
+                    assert spec.hp["feddyn_alpha"] == 0.01
+
+
+def test_table_1_tries_the_papers_settings_of_each_of_its_rows():
+    table, own = MODULES["table1"], specs("table1")
+    reported = reported_values("fsl", "table1")
+    assert tuple(dict.fromkeys(reported["method"])) == table.ROWS
+    assert [*own] == [variant for row in table.ROWS for variant in table.VARIANTS[row]]
+    assert len(own) == 5 * 4
+    expected = {
+        "fslsyn(n0=504": {"per_class": 56},
+        "fslsyn(n0=720": {"per_class": 80},
+        "fsl(n0=250": {"clients": 10, "per_client": 25},
+        "fsl(n0=500": {"clients": 10, "per_client": 50},
+    }
+    for row, (spec,) in own.items():
+        assert (spec.dataset, spec.classes, spec.hp["local_lr"]) == ("cifar10", 2, 0.05)
+        if row.startswith("feddyn"):
+            continue
+        (start,) = [start for start in expected if row.startswith(start)]
+        assert spec.server_options == expected[start]
+        assert spec.hp["gamma"] in (0.6, 0.8, 1.0, 1.2)
+    alphas = [spec.hp["feddyn_alpha"] for row, (spec,) in own.items() if row[:6] == "feddyn"]
+    assert alphas == [0.01, 0.05, 0.1, 0.5]
+
+
+def test_figures_share_the_runs_that_they_have_in_common():
+    assert {experiment.folder for experiment in ALL.values()} == {"fsl"}
+    assert runs("fig10") == runs("fig5", datasets=("cifar10",))
+    assert runs("fig11") == runs("fig5", datasets=("emnist_45",))
+    assert runs("fig2", "cpu") < runs("fig1", "cpu")
+    sizes = {("cifar10", 500), ("emnist_45", 225)}
+    for cell in cells("fig2"):
+        spec = cell.runs[0].resolved()
+        if spec.hp["local_lr"] == 0.01 and ((cell.dataset, spec.server_options["size"]) in sizes):
+            assert {run.digest() for run in cell.runs} <= runs("fig1")
+    both = runs("fig8", datasets=("cifar10",)) & runs("fig1", datasets=("cifar10",))
+    assert len(both) == 3 * (1 + 5)  # data sharing and FSL, at C = 2
+
+
+def test_figures_7_8_and_9_are_the_papers():
+    for spec in (s for found in specs("fig7", datasets=("cifar10",)).values() for s in found):
+        assert spec.server_options == {"size": 200}
+        assert spec.hp.get("gamma", 1.0) == 1.0
+    sampled = {round(s.num_clients * s.participation) for f in specs("fig7").values() for s in f}
+    assert sampled == {2, 4, 5, 10}
+    own = [(s.dataset, s.classes) for found in specs("fig8").values() for s in found]
+    assert set(own) == {("emnist_45", 5), ("cifar10", 2)}
+    gaps = [s for found in specs("fig9").values() for s in found]
+    assert {spec.gradient_gaps for spec in gaps} == {50}
+    assert {(s.dataset, s.server_options["size"]) for s in gaps} == {
+        *(("emnist_45", 90), ("emnist_45", 225)),
+        *(("cifar10", 200), ("cifar10", 500)),
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
+    command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
+    assert main(ALL[name], command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(runs(name, preset)) > 0
+    datasets = {cell.dataset for cell in cells(name, preset)}
+    if preset == "quick":
+        assert datasets == {"digits"}
+    elif preset == "cpu":
+        assert datasets <= {"fashion_mnist", "cifar10"}
+    assert all(s.resolved() for found in specs(name, preset).values() for s in found)
+
+
+def test_classes_can_be_chosen_where_a_table_has_them(tmp_path, capsys):
+    (cell,) = cells("fig1", "quick", classes=(3,), methods=("fedavg",))
+    assert cell.level == 3 and cell.runs[0].resolved().classes == 3
+    fedaf = FOLDER.parent / "fedamp" / "table1.py"
+    spec = importlib.util.spec_from_file_location("fedamp_without_classes", fedaf)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(ConfigError, match=r"classes = \(2,\): expected none"):
+        make_cells(module.TABLE1, Arguments(preset="quick", classes=(2,)))
+
+
+# A table with rounds beside accuracies
+
+
+def made(cell, accuracies, rounds, **more):
+    rows = []
+    for run, accuracy, number in zip(cell.runs, accuracies, rounds, strict=True):
+        rows.append(
+            {
+                "digest": f"made-{run.digest()}",
+                "settings": run.digest(),
+                "final_accuracy": accuracy,
+                "window_accuracy": accuracy,
+                "rise_time": 100,
+                "rounds_to_half": number,
+                "diverged": accuracy is None,
+                "wall_seconds": 1.0,
+                **more,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def a_cell(method, row=None, classes=2):
+    first = RunSpec(method, "cifar10", protocol="fsl", classes=classes)
+    many = [RunSpec(**{**first.to_dict(), "seed": seed}) for seed in (0, 1)]
+    return Cell("cifar10", "fsl_cnn", None, row or method, tuple(many), classes=classes)
+
+
+def test_rounds_stand_beside_accuracies_with_their_reported_values():
+    reported = reported_values("fsl", "table1")
+    feddyn, fsl = a_cell("feddyn"), a_cell("fsl", "fsl(n0=500)")
+    other = a_cell("scaffold")
+    results = pd.concat(
+        [
+            made(feddyn, (0.56, 0.58), (500, 520)),
+            made(fsl, (0.60, 0.61), (210, None)),
+            made(other, (0.40, None), (None, None)),
+        ]
+    )
+    table = compare([feddyn, fsl, other], results, reported).set_index("method")
+    row = table.loc["feddyn"]
+    assert row["mean"] == pytest.approx(57.0) and row["reported_mean"] == 57.79
+    assert row["difference"] == pytest.approx(-0.79)
+    assert (row["rounds"], row["reported_rounds"], row["rounds_difference"]) == (510, 502, 8)
+    assert row["rounds_std"] == pytest.approx(np.std([500, 520], ddof=1))
+    row = table.loc["fsl(n0=500)"]
+    assert math.isnan(row["rounds"]) and row["reached"] == 1 and row["reported_rounds"] == 203
+    text = comparison_table(table.reset_index(), title="T", notes=[report.caption(table)])
+    (section,) = text.sections
+    assert section.labels["Classes"] == "2" and "alpha" not in section.labels
+    first, second, third = section.rows
+    assert (first["Rounds to 50 %"], first["Reported rounds"]) == ("510 ± 14", "502")
+    assert first["Difference in rounds"] == "+8" and first["Difference"] == "−0.79"
+    assert second["Rounds to 50 %"] == "1 of 2 runs reach it"
+    assert third["Rounds to 50 %"] == "not reached" and third["Reported rounds"] == "—"
+    assert "%" not in first["Rounds to 50 %"] and "difference in rounds" in text.notes[0]
+
+
+def test_a_row_of_table_1_is_the_best_of_its_variants():
+    table1 = MODULES["table1"]
+    planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
+    frames = []
+    for place, cell in enumerate(planned):
+        low = (0.5, 0.5) if place % 4 else (0.4, 0.4)
+        if cell.method == "fsl(n0=500, gamma=0.8)":
+            low = (0.61, 0.62)
+        if cell.method == "fsl(n0=500, gamma=1.0)":
+            low = (0.9, None)  # higher, but one of its runs diverged
+        frames.append(made(cell, low, (100, 100)))
+    results = pd.concat(frames)
+    reported = reported_values("fsl", "table1")
+    outcome = Outcome(ALL["table1"], "paper", planned, results, None, reported, None, {})
+    best, note = table1.best_cells(outcome)
+    assert [cell.method for cell in best] == ["feddyn", "fsl(n0=250)", "fsl(n0=500)"]
+    assert best[2].runs[0].hp["gamma"] == 0.8
+    assert best[0].runs[0].hp["feddyn_alpha"] == 0.05  # of equal ones the first
+    assert "fsl(n0=500, gamma=0.8)" in note and "1 diverged" in note
+    table = compare(best, results, reported)
+    assert table["reported_mean"].tolist() == [57.79, 58.45, 61.44]
+
+
+# Figures
+
+
+def gamma_runs():
+    rows = []
+    for method, gammas in (("data_sharing", (None,)), ("fsl", (0.5, 2.0)), ("fsl_p", (0.5, 2.0))):
+        for gamma in gammas:
+            for seed in (0, 1):
+                place = len(rows)
+                rows.append(
+                    {
+                        "digest": f"d{place}",
+                        "settings": f"s{place}",
+                        "algorithm": method,
+                        "dataset": "digits",
+                        "classes": 2,
+                        "seed": seed,
+                        "hp.gamma": gamma,
+                        "final_accuracy": 0.5,
+                        "window_accuracy": 0.5 + 0.01 * place,
+                        "rise_time": 10.0 + place,
+                        "diverged": False,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def test_two_measures_against_gamma_with_data_sharing_at_zero():
+    results = gamma_runs()
+    figure = report.plot_against(
+        results,
+        x="hp.gamma",
+        by=["algorithm"],
+        panels=["dataset"],
+        measures=("window_accuracy", "rise_time"),
+        missing_at=0.0,
+    )
+    top, bottom = figure.axes
+    assert top.get_xscale() == "linear" and tuple(top.get_xticks()) == (0.0, 0.5, 2.0)
+    assert top.get_ylabel().endswith("(%)") and bottom.get_ylabel() == "Rise time (rounds)"
+    assert bottom.get_xlabel() == "gamma (at 0: data_sharing)"
+    lines = {line.get_label(): line for line in top.lines}
+    assert lines["fsl"].get_xdata().tolist() == [0.5, 2.0]
+    assert lines["fsl"].get_ydata() == pytest.approx([52.5, 54.5])
+    assert lines["data_sharing"].get_xdata().tolist() == [0.0]
+    rise = {line.get_label(): line.get_ydata() for line in bottom.lines}
+    assert rise["fsl_p"] == pytest.approx([16.5, 18.5])
+    assert max(rise["fsl_p"]) < bottom.get_ylim()[1]
+    without = report.plot_against(results, x="hp.gamma", by=["algorithm"])
+    assert "data_sharing" not in {line.get_label() for line in without.axes[0].lines}
+    with pytest.raises(ConfigError, match=r"x = 'dataset'"):
+        report.plot_against(results, x="dataset")
+
+
+def test_positive_values_that_span_a_factor_of_ten_are_on_a_logarithmic_axis():
+    results = gamma_runs().dropna(subset="hp.gamma").drop(columns="classes")
+    wide = results.assign(**{"hp.gamma": results["hp.gamma"].replace(2.0, 5.0)})
+    for table, scale in ((results, "linear"), (wide, "log")):
+        (panel,) = report.plot_against(table, x="hp.gamma", by=["algorithm"]).axes
+        assert panel.get_xscale() == scale
+
+
+def test_gradient_gaps_are_means_of_logarithms_of_the_measured_rounds():
+    results = gamma_runs().query("algorithm == 'fsl' and `hp.gamma` == 0.5")
+    frames = []
+    for digest, factor in zip(results["digest"], (1.0, 100.0), strict=True):
+        server = np.full(7, np.nan)
+        server[::3] = factor * np.array([1e-3, 1e-2, 1e-1])
+        columns = {"server_gap": server, "client_gap": 10 * server}
+        frames.append(pd.DataFrame({"digest": digest, "round": range(1, 8), **columns}))
+    figure = report.plot_gradient_gaps(results, pd.concat(frames), panels=["dataset", "classes"])
+    (panel,) = figure.axes
+    assert panel.get_yscale() == "log"
+    server, client = panel.lines
+    assert server.get_xdata().tolist() == [1, 4, 7]
+    assert server.get_ydata() == pytest.approx([1e-2, 1e-1, 1.0])
+    assert client.get_ydata() == pytest.approx([1e-1, 1.0, 10.0])
+
+
+def test_a_learning_curve_ends_at_the_mean_of_twenty_rounds():
+    results = gamma_runs().query("algorithm != 'data_sharing'")
+    rng = np.random.default_rng(0)
+    accuracy = {digest: rng.random(50) for digest in results["digest"]}
+    curves = pd.concat(
+        pd.DataFrame({"digest": digest, "round": range(1, 51), "test_accuracy": values})
+        for digest, values in accuracy.items()
+    )
+    figure = report.plot_learning_curves(
+        results, curves, by=["algorithm"], panels=["hp.gamma"], window=20
+    )
+    assert [panel.get_title() for panel in figure.axes] == ["gamma 0.5", "gamma 2"]
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    ends = [100 * accuracy[digest][-20:].mean() for digest in ("d2", "d3")]
+    assert lines["fsl"].get_ydata()[-1] == pytest.approx(np.mean(ends))
+    assert "20" in figure.axes[0].get_xlabel()
+
+
+def test_what_follows_from_the_source_of_the_servers_data_is_no_setting_of_its_own():
+    results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
+    results["server_data"] = ["iid", "iid", "glyphs", "glyphs"]
+    results["server_options.size"] = [50.0, 50.0, None, None]
+    assert report.varying_settings(results) == ["algorithm", "server_data"]
+    results["server_options.size"] = [50.0, 20.0, None, None]
+    assert report.varying_settings(results) == ["algorithm", "server_data", "server_options.size"]
+
+
+# The quick presets, for real
+
+
+def test_the_figures_run(tmp_path, capsys):
+    few = ["--rounds", "3", "--seeds", "0", "--output-dir", str(tmp_path)]
+    commands = {
+        "fig1": ["--classes", "2", "--methods", "fedavg", "fsl(gamma=0.5)"],
+        "fig8": ["--methods", "data_sharing", "fsl(gamma=0.5)", "fsl(gamma=1.0)"],
+        "fig9": ["--classes", "2", "--methods", "fsl(n0=20)"],
+    }
+    for name, command in commands.items():
+        module = MODULES[name]
+        write = write_drawing(name, module.draw, by=module.BY, measure="window_accuracy")
+        assert main(ALL[name], [*command, *few], write=write) == 0
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "Rise time" in (tmp_path / f"{name}.md").read_text()
+    out = capsys.readouterr().out
+    assert "runs that differ in" not in out
+    found = [Result.load(path) for path in tmp_path.glob("*.json")]
+    numbers = {r.spec.hp.get("gamma"): r.summary for r in found if r.spec.algorithm == "fsl"}
+    table = pd.read_csv(tmp_path / "fig8.csv").set_index("hp.gamma")
+    for gamma in (0.5, 1.0):
+        expected = 100 * numbers[gamma]["window_accuracy"]
+        if gamma == 0.5:
+            assert table.loc[gamma, "mean"] == pytest.approx(expected)
+        assert table.loc[gamma, "seeds"] == 1
+
+
+def test_a_figure_without_runs_says_so(tmp_path, capsys):
+    write = write_drawing("fig1", MODULES["fig1"].draw, by=MODULES["fig1"].BY)
+    assert main(ALL["fig1"], ["--show", "--output-dir", str(tmp_path)], write=write) == 0
+    assert "No run is there to be drawn." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4"])
+def test_examples_are_drawn(name, tmp_path, capsys):
+    draw = declared(name)
+    for preset in draw.PRESETS:
+        listed = ["--preset", preset, "--list", "--output-dir", str(tmp_path / "x")]
+        assert draw.main(listed) == 0
+    assert not (tmp_path / "x").exists()
+    assert draw.main(["--output-dir", str(tmp_path / "x")]) == 0
+    assert (tmp_path / "x" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "the server holds" in capsys.readouterr().out
+    assert draw.main(["--preset", "papr"]) == 2
+    assert "did you mean 'paper'" in capsys.readouterr().err

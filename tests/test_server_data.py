@@ -1,0 +1,455 @@
+"""The server's examples: where each one is from, what glyphs and shrunk images look like, and what
+is refused."""
+
+import dataclasses
+import json
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+from test_datasets import prepare
+
+from fedjax_het.data import (
+    SERVER_SOURCES,
+    check_server_options,
+    dataset_from_arrays,
+    load_dataset,
+    make_partition,
+    partition_from_clients,
+    plot_server_examples,
+    server_examples,
+    server_pool,
+)
+from fedjax_het.data.server_data import total_variation
+from fedjax_het.data.stl10 import block_mean
+from fedjax_het.errors import ConfigError
+
+BALANCED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+STL10 = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
+
+
+def made(labels, *, side=28, channels=1, num_classes=10, class_names=(), **more):
+    """A data set of these training labels, each image all of its position's last byte."""
+    images = (np.arange(len(labels)) % 256).astype(np.uint8)[:, None, None, None]
+    images = np.tile(images, (1, side, side, channels))
+    tests = np.arange(num_classes)
+    return dataset_from_arrays(
+        *(images, np.asarray(labels), np.zeros((num_classes, side, side, channels), np.uint8)),
+        tests,
+        num_classes=num_classes,
+        class_names=class_names,
+        **more,
+    )
+
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 200))
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return made(LABELS, class_names=list("0123456789"))
+
+
+@pytest.fixture(scope="module")
+def partition():
+    """40 clients of 50 examples, each of two classes."""
+    return make_partition(
+        "classes_per_client", LABELS, 10, num_clients=40, seed=0, classes_per_client=2
+    )
+
+
+# --- of all clients
+
+
+def test_iid_has_equally_many_of_each_class_and_none_twice(dataset, partition):
+    remainders = set()
+    for seed in range(20):
+        found = server_examples("iid", dataset, partition, seed, {"size": 57})
+        assert found.indices.dtype == np.int32 and len(np.unique(found.indices)) == 57
+        counts = np.bincount(LABELS[found.indices], minlength=10)
+        assert sorted(counts) == [5] * 3 + [6] * 7
+        remainders.add(tuple(np.flatnonzero(counts == 6)))
+    assert len(remainders) > 5  # which classes have one more is drawn
+
+
+def test_iid_draws_every_example_equally_often(dataset, partition):
+    """Of 10 classes of 200, 20 each: every example is in a tenth of the draws."""
+    times = np.zeros(len(LABELS))
+    for seed in range(300):
+        times[server_examples("iid", dataset, partition, seed, {"size": 200}).indices] += 1
+    assert times.sum() == 300 * 200
+    deviations = (times - 30) / np.sqrt(300 * 0.1 * 0.9)
+    assert np.abs(deviations).max() < 5 and 0.9 < deviations.std() < 1.1
+
+
+def test_iid_takes_what_clients_hold_and_one_percent_by_default(dataset):
+    held = np.flatnonzero((LABELS != 3) & (np.arange(2000) % 2 == 0))
+    partition = partition_from_clients(np.array_split(held, 7))
+    found = server_examples("iid", dataset, partition, 0)
+    assert set(found.indices) <= set(held) and len(found.indices) == max(len(held) // 100, 9)
+    assert set(LABELS[found.indices]) == set(range(10)) - {3}
+    all_held = partition_from_clients(np.array_split(np.arange(2000), 7))
+    assert len(server_examples("iid", dataset, all_held, 0).indices) == 20
+    whole = server_examples("iid", dataset, partition, 0, {"size": len(held)})
+    np.testing.assert_array_equal(whole.indices, held)
+    for size in (len(held) + 1, 2000):
+        with pytest.raises(ConfigError, match=rf"size = {size}: .* from 1 to {len(held)}"):
+            server_examples("iid", dataset, partition, 0, {"size": size})
+
+
+# --- of a few clients
+
+
+def test_a_few_clients_give_so_many_of_their_examples(dataset, partition):
+    owner = np.empty(len(LABELS), int)
+    owner[partition.indices] = np.repeat(np.arange(40), partition.sizes)
+    chosen = set()
+    for seed in range(30):
+        found = server_examples(
+            "clients", dataset, partition, seed, {"clients": 3, "per_client": 20}
+        )
+        assert len(np.unique(found.indices)) == 60
+        counts = np.bincount(owner[found.indices], minlength=40)
+        assert sorted(counts[counts > 0]) == [20, 20, 20]
+        chosen |= set(np.flatnonzero(counts))
+    assert len(chosen) > 30  # of 40: 36 are expected
+
+
+def test_a_client_of_just_enough_gives_all(dataset, partition):
+    found = server_examples("clients", dataset, partition, 1, {"clients": 40, "per_client": 50})
+    np.testing.assert_array_equal(found.indices, np.sort(partition.indices))
+
+
+def test_only_clients_that_have_enough_are_drawn(dataset):
+    clients = [np.arange(5), np.arange(5, 15), np.arange(15, 18), np.arange(18, 40)]
+    partition = partition_from_clients(clients)
+    for seed in range(10):
+        found = server_examples(
+            "clients", dataset, partition, seed, {"clients": 2, "per_client": 6}
+        )
+        assert set(found.indices) <= {*clients[1], *clients[3]} and len(found.indices) == 12
+    with pytest.raises(ConfigError, match=r"clients = 3: expected at most 2: .* per_client = 6"):
+        server_examples("clients", dataset, partition, 0, {"clients": 3, "per_client": 6})
+
+
+@pytest.mark.parametrize("source", ["iid", "clients"])
+def test_draws_follow_the_seed_alone(source, dataset, partition):
+    options = {"size": 50} if source == "iid" else {"clients": 2, "per_client": 25}
+    np.random.default_rng(0).random(3)
+    first, again, other = (
+        server_examples(source, dataset, partition, seed, options) for seed in (4, 4, 5)
+    )
+    np.testing.assert_array_equal(first.indices, again.indices)
+    assert not np.array_equal(first.indices, other.indices)
+    assert server_pool(source, dataset, options) is None
+    images, labels = first.examples(dataset, None)
+    np.testing.assert_array_equal(labels, LABELS[first.indices])
+    np.testing.assert_array_equal(images, dataset.train_images[first.indices])
+
+
+# --- glyphs
+
+
+def test_glyphs_are_every_class_size_and_rotation():
+    dataset = made(np.arange(45), num_classes=45, class_names=BALANCED[:45])
+    images, labels = server_pool("glyphs", dataset)
+    assert images.shape == (675, 28, 28, 1) and images.dtype == np.uint8
+    assert labels.dtype == np.int32
+    np.testing.assert_array_equal(np.bincount(labels), [15] * 45)
+    assert len({image.tobytes() for image in images}) == 675
+    again, _ = server_pool("glyphs", dataset)
+    assert again.tobytes() == images.tobytes()
+    # White on black; digits with room around them.
+    assert images.max() == 255 and (images.mean((1, 2, 3)) < 80).all()
+    digits = images[:150]
+    for edge in (digits[:, 0], digits[:, -1], digits[:, :, 0], digits[:, :, -1]):
+        assert edge.max() == 0
+    ink = images[..., 0].reshape(45, 3, 5, 28 * 28).sum(-1, dtype=np.int64)
+    assert (np.diff(ink, axis=1) > 0).all()  # a larger size has more of it
+    few, few_labels = server_pool("glyphs", dataset, {"sizes": [110], "rotations": [0]})
+    np.testing.assert_array_equal(few, images.reshape(45, 3, 5, 28, 28, 1)[:, 1, 2])
+    np.testing.assert_array_equal(few_labels, np.arange(45))
+
+
+def cropped(image):
+    """The part that has ink."""
+    rows, columns = (np.flatnonzero((image > 127).any(axis)) for axis in (1, 0))
+    return image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"), [("A", "\U0001d4d0"), ("q", "\U0001d4fa"), ("e", "\U0001d4ee"), ("7", "7")]
+)
+def test_a_glyph_is_what_matplotlib_draws_in_a_figure_of_two_inches(name, drawn):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+
+    font = FontProperties(
+        fname=f"{matplotlib.get_data_path()}/fonts/ttf/STIXGeneralBolIta.ttf", size=110
+    )
+    dataset = made(np.zeros(2, int), side=144, num_classes=2, class_names=[name, "0"])
+    for rotation in (0, 20, -20):
+        figure = Figure(figsize=(2, 2), dpi=72, facecolor="black")
+        canvas = FigureCanvasAgg(figure)
+        centre = {"ha": "center", "va": "center", "color": "white"}
+        figure.text(0.5, 0.5, drawn, rotation=rotation, fontproperties=font, **centre)
+        canvas.draw()
+        theirs = cropped(np.asarray(canvas.buffer_rgba())[..., 0].astype(float))
+        images, _ = server_pool("glyphs", dataset, {"sizes": [110], "rotations": [rotation]})
+        whole = images[0, ..., 0].astype(float)
+        ours = cropped(whole)
+        assert np.abs(np.subtract(ours.shape, theirs.shape)).max() <= 2
+        resized = Image.fromarray(theirs).resize(ours.shape[::-1], Image.Resampling.BILINEAR)
+        assert np.corrcoef(ours.ravel(), np.asarray(resized).ravel())[0, 1] > 0.9
+        if rotation == 0:  # its ink is in the middle
+            for axis in (0, 1):
+                inked = np.flatnonzero((whole > 127).any(axis))
+                assert abs(inked[0] + inked[-1] - 143) <= 2
+
+
+def test_glyphs_have_the_size_of_the_data_set(partition):
+    images, labels = server_pool("glyphs", load_dataset("digits"))
+    assert images.shape == (150, 8, 8, 1) and len(labels) == 150
+    wide = made(LABELS, class_names=list("0123456789"))
+    wide = dataclasses.replace(wide, train_images=np.zeros((2000, 20, 30, 1), np.uint8))
+    assert server_pool("glyphs", wide)[0].shape == (150, 20, 30, 1)
+
+
+def test_any_font_file_can_be_given_and_is_recorded(dataset, partition):
+    font = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSerif-Italic.ttf"
+    plain, script = (server_pool("glyphs", dataset, options) for options in ({"font": font}, {}))
+    assert not np.array_equal(plain[0], script[0])
+    found = server_examples("glyphs", dataset, partition, 0, {"font": font}, plain)
+    summary = found.summary(dataset, partition, plain)
+    assert summary.font == "DejaVu Serif Italic" and summary.font_version == "2.35"
+    found = server_examples("glyphs", dataset, partition, 0, {}, script)
+    summary = found.summary(dataset, partition, script)
+    assert "STIXGeneral Bold Italic" in summary.font
+    assert summary.font_version == f"1.0.0, matplotlib {matplotlib.__version__}"
+    assert "STIX" in str(summary) and "\n" not in str(summary)
+    assert (summary.num_examples, summary.class_min, summary.class_max) == (150, 15, 15)
+
+
+def test_a_missing_font_is_said_before_there_is_data(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"font = '/no/such\.ttf': expected a \.ttf"):
+        check_server_options("glyphs", {"font": "/no/such.ttf"})
+    (tmp_path / "text.ttf").write_text("no font")
+    with pytest.raises(ConfigError, match=r"font = .*text\.ttf"):
+        check_server_options("glyphs", {"font": tmp_path / "text.ttf"})
+    monkeypatch.setattr(matplotlib, "get_data_path", lambda: str(tmp_path))
+    with pytest.raises(ConfigError, match=r"STIXGeneralBolIta.*give the option font"):
+        check_server_options("glyphs")
+
+
+def test_glyphs_are_refused_where_classes_are_no_characters(dataset):
+    for names in ((), tuple(CIFAR10), (*"012345678", "é")):
+        with pytest.raises(ConfigError, match=r"class_names = .*single letters and digits"):
+            server_pool("glyphs", dataclasses.replace(dataset, class_names=names))
+    with pytest.raises(ConfigError, match="one channel"):
+        server_pool("glyphs", made(LABELS, channels=3, class_names=list("0123456789")))
+    with pytest.raises(ConfigError, match="uint8"):
+        floats = dataset.train_images.astype(np.float32)
+        server_pool("glyphs", dataclasses.replace(dataset, train_images=floats))
+    with pytest.raises(ConfigError, match="a font with '0'"):  # it has symbols only
+        font = f"{matplotlib.get_data_path()}/fonts/ttf/STIXSizFiveSymReg.ttf"
+        server_pool("glyphs", dataset, {"font": font})
+    with pytest.raises(ConfigError, match="leaves no ink"):
+        server_pool("glyphs", load_dataset("digits"), {"sizes": [1]})
+
+
+# --- STL-10
+
+
+def test_block_mean_against_float64():
+    images = np.random.default_rng(0).integers(0, 256, (5, 96, 96, 3), np.uint8)
+    for height, width in ((32, 32), (48, 24)):
+        small = block_mean(images, height, width)
+        down, across = 96 // height, 96 // width
+        for row, column in ((0, 0), (height - 1, 2), (7, width - 1)):
+            top, left = row * down, column * across
+            block = images[:, top : top + down, left : left + across].astype(np.float64)
+            expected = np.floor(block.mean((1, 2)) + 0.5)
+            np.testing.assert_array_equal(small[:, row, column], expected)
+    assert block_mean(np.full((1, 96, 96, 3), 255, np.uint8), 32, 32).min() == 255
+    with pytest.raises(ConfigError, match="divide 96x96"):
+        block_mean(images, 28, 28)
+
+
+def test_stl10_classes_are_matched_by_name(tmp_path, monkeypatch):
+    """Each image says its class and its number, so that they are known again after all of it."""
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
+
+    def split(count):
+        labels = np.repeat(np.arange(10), count)
+        images = np.zeros((len(labels), 96, 96, 3), np.uint8)
+        images[..., 0] = 20 * labels[:, None, None]
+        images[..., 1] = np.tile(np.arange(count), 10)[:, None, None]
+        return images, labels
+
+    content = {"train": split(7), "test": split(1)}
+    with tfds.core.registered.skip_registration():
+        prepare(tmp_path, "stl10", (96, 96, 3), 10, content=content, class_names=STL10)
+    cifar10 = made(LABELS, side=32, channels=3, class_names=CIFAR10)
+    images, labels = server_pool("stl10", cifar10, {"per_class": 5}, data_dir=tmp_path)
+    assert images.shape == (45, 32, 32, 3) and images.dtype == np.uint8
+    counts = np.bincount(labels, minlength=10)
+    assert counts[CIFAR10.index("frog")] == 0 and sorted(counts) == [0] + [5] * 9
+    called = {name: name for name in STL10} | {"car": "automobile"}
+    for image, label in zip(images, labels, strict=True):
+        assert (image == image[0, 0]).all()
+        assert called[STL10[image[0, 0, 0] // 20]] == CIFAR10[label]
+    assert len({image.tobytes() for image in images}) == 45  # no image twice
+    # Another numbering of the classes changes labels, not what they say.
+    other = made(LABELS, side=32, channels=3, class_names=CIFAR10[::-1])
+    _, reversed_labels = server_pool("stl10", other, {"per_class": 5}, data_dir=tmp_path)
+    assert {CIFAR10[9 - label] for label in reversed_labels} == {CIFAR10[label] for label in labels}
+    fewer, _ = server_pool("stl10", cifar10, {"per_class": 2}, data_dir=tmp_path)
+    assert {image.tobytes() for image in fewer} < {image.tobytes() for image in images}
+
+    partition = partition_from_clients([np.arange(2000)])
+    pool = (images, labels)
+    found = server_examples("stl10", cifar10, partition, 3, {"per_class": 5}, pool)
+    np.testing.assert_array_equal(found.indices, 2000 + np.arange(45))
+    summary = found.summary(cifar10, partition, pool)
+    assert (summary.num_present, summary.class_min, summary.class_max) == (9, 0, 5)
+    assert summary.class_distance == pytest.approx(0.1)  # a tenth of the clients' are frogs
+    np.testing.assert_array_equal(found.examples(cifar10, pool)[0], images)
+
+    with pytest.raises(ConfigError, match=r"per_class = 8: expected at most 7"):
+        server_pool("stl10", cifar10, {"per_class": 8}, data_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"class_names = .*STL-10"):
+        unlike = made(LABELS, side=32, channels=3, class_names=list("abcdefghij"))
+        server_pool("stl10", unlike, data_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"no prepared data.*prepare stl10"):
+        server_pool("stl10", cifar10, data_dir=tmp_path / "nowhere")
+
+
+# --- a user's own
+
+
+def test_a_users_examples_are_all_taken_and_counted_into_the_digest(partition):
+    images = np.full((3, 28, 28, 1), 9, np.uint8)
+    plain, given = made(LABELS), made(LABELS, server_images=images, server_labels=[4, 4, 1])
+    other = made(LABELS, server_images=images, server_labels=[4, 4, 2])
+    assert len({plain.digest(), given.digest(), other.digest()}) == 3
+    pool = server_pool("user", given)
+    found = server_examples("user", given, partition, 0, pool=pool)
+    assert found.indices.tolist() == [2000, 2001, 2002] and found.indices.dtype == np.int32
+    taken, labels = found.examples(given, pool)
+    np.testing.assert_array_equal(taken, images)
+    assert labels.tolist() == [4, 4, 1] and labels.dtype == np.int32
+    with pytest.raises(ValueError, match="read-only"):
+        given.server_labels[0] = 0
+
+
+BAD_SERVER_ARRAYS = {
+    "empty": ({"server_images": np.zeros((0, 28, 28, 1), np.uint8)}, "shape of server_images"),
+    "shape": ({"server_images": np.zeros((3, 32, 32, 1), np.uint8)}, "shape of server_images"),
+    "type": ({"server_images": np.zeros((3, 28, 28, 1), np.float32)}, "dtype of server_images"),
+    "length": ({"server_labels": [1, 2]}, r"len\(server_labels\) = 2"),
+    "class": ({"server_labels": [1, 10, 2]}, r"server_labels\[1\] = 10: .* in \[0, 10\)"),
+    "negative": ({"server_labels": [1, 0, -2]}, r"server_labels\[2\] = -2"),
+    "no labels": ({"server_labels": None}, "server_labels = None"),
+    "no images": ({"server_images": None}, "server_images = None"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_SERVER_ARRAYS)
+def test_a_users_bad_examples_are_refused(kind, dataset):
+    change, message = BAD_SERVER_ARRAYS[kind]
+    given = {"server_images": np.zeros((3, 28, 28, 1), np.uint8), "server_labels": [1, 0, 2]}
+    with pytest.raises(ConfigError, match=message):
+        made(LABELS, **(given | change))
+    replaced = dataclasses.replace(dataset, **(given | change))  # past the first check
+    with pytest.raises(ConfigError, match=message):
+        server_pool("user", replaced)
+
+
+def test_a_user_source_without_examples_says_what_to_give(dataset):
+    with pytest.raises(ConfigError, match=r"server_data = 'user'.*server_images"):
+        server_pool("user", dataset)
+
+
+# --- options, summary, picture
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("idd", {}, "did you mean 'iid'"),
+        ("iid", {"n_0": 5}, r"'iid' has no option 'n_0' \(it takes size\)"),
+        ("user", {"size": 5}, "it takes none"),
+        ("iid", {"size": 0}, "size = 0"),
+        ("iid", {"size": 2.5}, r"size = 2\.5"),
+        ("clients", {"clients": 0}, "clients = 0"),
+        ("clients", {"per_client": -1}, "per_client = -1"),
+        ("glyphs", {"sizes": []}, r"sizes = \[\]"),
+        ("glyphs", {"sizes": [100, 0]}, "sizes = .*numbers of points"),
+        ("glyphs", {"sizes": "100"}, "sizes = '100'"),
+        ("glyphs", {"rotations": [float("nan")]}, "rotations = "),
+        ("stl10", {"per_class": True}, "per_class = True"),
+    ],
+)
+def test_options_are_checked_without_data(source, options, message):
+    with pytest.raises(ConfigError, match=message):
+        check_server_options(source, options)
+
+
+@pytest.mark.parametrize("source", SERVER_SOURCES)
+def test_filled_in_options_can_be_written_and_given_again(source):
+    options = check_server_options(source)
+    assert options.keys() == SERVER_SOURCES[source].options.keys()
+    assert json.loads(json.dumps(options)) == options == check_server_options(source, options)
+    assert SERVER_SOURCES[source].description
+
+
+def test_total_variation_by_hand():
+    assert total_variation(np.array([1, 1, 2]), np.array([5, 5, 10])) == 0
+    assert total_variation(np.array([3, 0]), np.array([0, 1])) == 1
+    # Shares 1/2, 1/2, 0 and 1/4, 1/4, 1/2.
+    assert total_variation(np.array([4, 4, 0]), np.array([1, 1, 2])) == pytest.approx(0.5)
+
+
+def test_summary_counts_what_the_clients_hold():
+    """Clients hold 6 of class 0 and 2 of class 1, a class that the server never sees is class 2."""
+    labels = np.array([0] * 6 + [1] * 6 + [2] * 4)
+    dataset = made(labels, num_classes=3)
+    partition = partition_from_clients([np.arange(6), np.array([6, 7])])
+    found = server_examples("clients", dataset, partition, 0, {"clients": 1, "per_client": 6})
+    summary = found.summary(dataset, partition, None)
+    assert summary.num_examples == summary.class_max == 6
+    assert (summary.num_present, summary.num_classes, summary.class_min) == (1, 3, 0)
+    assert summary.class_distance == pytest.approx(0.25) and summary.font is None
+    assert json.loads(json.dumps(dataclasses.asdict(summary)))["source"] == "clients"
+    assert "6 examples (clients) of 1 of 3 classes" in str(summary) and "\n" not in str(summary)
+
+
+def test_a_partition_of_another_data_set_is_refused(partition):
+    for source in ("iid", "clients"):
+        with pytest.raises(ConfigError, match="another data set"):
+            server_examples(source, made(LABELS[:100]), partition, 0)
+
+
+def test_picture_has_the_same_classes_on_both_sides(dataset):
+    """Every image is flat, so each cell of a panel says which image it is."""
+    images = np.repeat(np.arange(7, 43, 7, dtype=np.uint8), 28 * 28).reshape(6, 28, 28, 1)
+    labels = np.array([2, 2, 2, 9, 9, 4])
+    figure = plot_server_examples(dataset, images, labels, num_images=2)
+    left, right = figure.axes
+    assert [text.get_text() for text in left.get_yticklabels()] == ["2", "4", "9"]
+    cells = [np.asarray(axes.images[0].get_array())[14::29, 14::29, 0] for axes in (left, right)]
+    firsts = [np.flatnonzero(c == LABELS)[:2] % 256 for c in (2, 4, 9)]
+    np.testing.assert_allclose(cells[0] * 255, firsts)
+    # The first and the last of class 2; class 4 has one only, and white beside it.
+    np.testing.assert_allclose(cells[1] * 255, [[7, 21], [42, 255], [28, 35]])
+    fewer = plot_server_examples(dataset, images, labels, num_classes=2)
+    assert [text.get_text() for text in fewer.axes[0].get_yticklabels()] == ["2", "9"]
+    with pytest.raises(ConfigError, match="shape of server_images"):
+        plot_server_examples(dataset, images[:0], labels[:0])
+    with pytest.raises(ConfigError, match="server_labels"):
+        plot_server_examples(dataset, images, labels + 1)
