@@ -242,7 +242,7 @@ def test_methods_that_need_all_states_at_once_say_so(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {*ALL_AT_ONCE, "scaffold", "fedavg"}))
 def test_every_other_method_is_the_same_bits(name, short):
-    kept = stateful(name, optimizer_state="keep", rounds=5)
+    kept = stateful(name, local_optimizer="adam", optimizer_state="keep", rounds=5)
     host, device = (run(kept, client_state=where) for where in ("host", "device"))
     assert_same_run(host, device)
 
