@@ -247,6 +247,20 @@ def test_every_other_method_is_the_same_bits(name, short):
     assert_same_run(host, device)
 
 
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - set(ALL_AT_ONCE)))
+def test_a_clients_first_state_does_not_depend_on_the_model(name):
+    kept = stateful(name, local_optimizer="adam", optimizer_state="keep")
+    group = federation.prepare([kept], dataset=user_dataset(), lanes=1)
+    task, algorithm = group.program.task, group.program.algorithm
+    hp = group.federations[0].spec.hp
+    one, other = (
+        algorithm.init(hp, jax.random.key(0), task.model.init(jax.random.key(seed)), 2).clients
+        for seed in (0, 1)
+    )
+    assert algorithm.pageable and jax.tree.leaves(one)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
 def test_clients_whose_own_models_are_scored_stay_on_the_devices():
     own = stateful(local_tests=True, scored="client")
     with pytest.raises(ConfigError, match=r"client_state.*to score their own models"):
