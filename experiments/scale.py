@@ -33,7 +33,7 @@ class Arguments:
     """Rounds per second and peak memory against the number of clients."""
 
     methods: tuple[str, ...] = ("fedavg", "scaffold")
-    model: str = "cnn"
+    model: str = "fsl_cnn"
     clients: tuple[int, ...] = (100, 1000, 10_000)
     sampled: int = 10
     """Clients of a round."""

@@ -489,7 +489,7 @@ class Batch:
             if self.pager is not None:
                 clients = self.pager.states[i]
                 meta["touched"] = len(clients.touched)
-                state = state._replace(clients=clients.selected())
+                state = state._replace(clients=clients.rows)
                 saved = (state, metrics, clients.touched)
             save_checkpoint(folder / CHECKPOINT, saved, meta)
         self.saved_at = time.perf_counter()
@@ -516,23 +516,20 @@ class Batch:
         """A run's state and curves of a checkpoint, wherever it and this run have clients' states:
         of the clients that it names, and of all."""
         state, there = self._states()[i], meta.get("touched")
-        first = state.clients if self.pager is None else self.pager.states[i].rows
         count = self.group.program.measuring.num_clients if there is None else there
-        like: tuple = (state._replace(clients=first), self.metrics[i])
+        fresh = state.clients
+        first = self.pager.states[i].first if self.pager else jax.tree.map(lambda a: a[0], fresh)
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), first)
+        like = (state._replace(clients=rows), self.metrics[i])
         if there is not None:
-            shape = lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype)  # noqa: E731
-            like = (
-                state._replace(clients=jax.tree.map(shape, first)),
-                self.metrics[i],
-                np.arange(count),
-            )
+            like += (np.arange(count),)
         state, metrics, *ids = load_checkpoint(path, like)
         ids = ids[0] if ids else np.arange(count)
         if self.pager is not None:
             self.pager.states[i].scatter(ids, state.clients)
             state = state._replace(clients=())
         elif there is not None:
-            clients = jax.tree.map(np.array, first)
+            clients = jax.tree.map(np.array, fresh)
             for all_, rows in zip(*map(jax.tree.leaves, (clients, state.clients)), strict=True):
                 all_[ids] = rows
             state = state._replace(clients=clients)

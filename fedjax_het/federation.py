@@ -55,7 +55,9 @@ MAPPED = (
     "hp",
 )
 DEVICE_STATE, HOST_STATE = "device", "host"  # where the states of all clients are
-STATE_SHARE = 0.25  # of a device's memory: more of client states, and they are on the host
+# Of a device's memory: if all clients' states take more, they are on the host. Checking a program's
+# numbers holds four copies on every device, and CPU devices share the memory with the host.
+STATE_SHARE = 1 / 8
 PAIR_LANES = 16  # of condensation on an accelerator's device, unless told otherwise
 BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
 
@@ -272,7 +274,7 @@ def prepare(
       spread, width: see `Plan`; "auto" for what should be fastest for so many runs.
       client_state: where the states of all clients are: "device"; "host", from where those of the
         next rounds' clients alone are put on the devices; or "auto", the host if all would take
-        more than a quarter of a device's memory.
+        more than an eighth of a device's memory.
       memory: bytes on each device that may be taken (default: what is free).
     Raises: ConfigError.
     """

@@ -67,7 +67,8 @@ class Algorithm(NamedTuple):
     extra_passes: passes over a client's data before its local epochs
     shares_server_data: whether clients train on the server's examples besides their own
     pageable: whether a round reads the states of its own clients alone, by row, so that the others'
-      can be elsewhere; `init` then makes as many equal ones as it is asked for
+      can be elsewhere; `init` then makes as many equal ones as it is asked for, which do not depend
+      on the first model's weights, since those may be pretrained
     pairs: how clients condense their data, where they do so instead of training
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
     artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and

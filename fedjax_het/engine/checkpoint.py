@@ -3,12 +3,11 @@
 import json
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_het.engine.host_state import SelectedRows
 from fedjax_het.errors import ConfigError
 from fedjax_het.files import write_atomically
 
@@ -18,31 +17,12 @@ _META = "__meta__"
 def save_checkpoint(path: Path, tree: Any, meta: dict) -> None:
     """Write a pytree of arrays and a JSON-able record, atomically.
 
-    Leaves may be `SelectedRows`, which are copied piece by piece. No random keys are stored: they
-    are derived from the seed and the round.
+    No random keys are stored: they are derived from the seed and the round.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    arrays = {jax.tree_util.keystr(key): leaf for key, leaf in leaves}
+    arrays = {jax.tree_util.keystr(key): np.asarray(leaf) for key, leaf in leaves}
     arrays[_META] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-
-    def write(file):  # as np.savez, which would want every array whole and at once
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, leaf in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    _write_array(member, leaf)
-
-    write_atomically(path, write)
-
-
-def _write_array(member: BinaryIO, leaf: Any) -> None:
-    if not isinstance(leaf, SelectedRows):
-        np.lib.format.write_array(member, np.asarray(leaf), allow_pickle=False)
-        return
-    descr = np.lib.format.dtype_to_descr(leaf.dtype)
-    header = {"descr": descr, "fortran_order": False, "shape": leaf.shape}
-    np.lib.format.write_array_header_1_0(member, header)
-    for piece in leaf.pieces():
-        member.write(piece.tobytes())
+    write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
 def read_meta(path: Path) -> dict:

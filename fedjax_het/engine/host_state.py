@@ -15,79 +15,58 @@ from fedjax_het.engine.schedule import Scheduler
 
 Tree = Any
 
-SLAB_BYTES = 2**26  # copied at a time on the way to a file
-
 
 class HostState:
-    """The states of K clients, `[K, ...]`, which all start alike.
+    """The states of K clients, which all start alike.
 
-    Only clients that were written take memory: the others' rows are never touched, and are the
-    first row by definition.
+    Only clients that were written take memory. Where a client's state is says the order in which
+    they were first written: row i of `rows` is that of client `touched[i]`.
     """
 
     def __init__(self, first: Tree, num_clients: int):
         """`first`: a client's state before it ever trained."""
         self.num_clients = num_clients
         self.first = jax.tree.map(np.asarray, first)
-        self.rows = jax.tree.map(
-            lambda a: np.empty((num_clients, *a.shape), a.dtype), self.first
-        )  # the system gives memory to what is written
-        self._touched = np.zeros(num_clients, bool)
+        # The system gives memory to what is written, from the front on.
+        self._rows = jax.tree.map(lambda a: np.empty((num_clients, *a.shape), a.dtype), self.first)
+        self._row_of = np.full(num_clients, -1)
+        self.touched = np.zeros(0, np.int64)
 
     @property
-    def touched(self) -> np.ndarray:
-        """Ids of the clients that were written, ascending."""
-        return np.flatnonzero(self._touched)
+    def rows(self) -> Tree:
+        """The states of the clients `touched`; not a copy."""
+        return jax.tree.map(lambda rows: rows[: len(self.touched)], self._rows)
 
     def client(self, k: int) -> Tree:
         """Client k's state."""
-        if not self._touched[k]:
+        row = self._row_of[k]
+        if row < 0:
             return self.first
-        return jax.tree.map(lambda rows: rows[k], self.rows)
+        return jax.tree.map(lambda rows: rows[row], self._rows)
 
     def gather(self, ids: np.ndarray, out: Tree) -> None:
         """Write the states of these clients to the first rows of `out`, and the first state to the
         rest."""
-        known = self._touched[ids]
-        fresh = np.concatenate([np.flatnonzero(~known), np.arange(len(ids), _length(out))])
+        source = self._row_of[ids]
 
         def one(rows, first, out):
-            out[fresh] = first
-            if known.all():
-                np.take(rows, ids, 0, out[: len(ids)], mode="clip")  # without a copy on the way
-            else:
-                out[np.flatnonzero(known)] = rows[ids[known]]
+            for i, row in enumerate(source):
+                out[i] = rows[row] if row >= 0 else first
+            out[len(ids) :] = first
 
-        jax.tree.map(one, self.rows, self.first, out)
+        jax.tree.map(one, self._rows, self.first, out)
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
-        """Take the states of these clients from the first rows of `rows`."""
+        """Take the states of these clients, all different, from the first rows of `rows`."""
+        new = ids[self._row_of[ids] < 0]
+        self._row_of[new] = len(self.touched) + np.arange(len(new))
+        self.touched = np.concatenate([self.touched, new])
+        target = self._row_of[ids]
 
-        def one(all_, new):
-            all_[ids] = new[: len(ids)]
+        def one(all_, rows):
+            all_[target] = rows[: len(ids)]
 
-        jax.tree.map(one, self.rows, rows)
-        self._touched[ids] = True
-
-    def selected(self) -> Tree:
-        """The states of `touched`, as leaves of a checkpoint."""
-        ids = self.touched
-        return jax.tree.map(lambda rows: SelectedRows(rows, ids), self.rows)
-
-
-class SelectedRows:
-    """Some rows of a large array, which a checkpoint copies piece by piece."""
-
-    def __init__(self, rows: np.ndarray, ids: np.ndarray):
-        self._rows, self._ids = rows, ids
-        self.shape, self.dtype = (len(ids), *rows.shape[1:]), rows.dtype
-
-    def pieces(self):
-        """The rows in order, a few at a time."""
-        size = int(np.prod(self.shape[1:])) * self.dtype.itemsize
-        count = max(1, SLAB_BYTES // max(1, size))
-        for start in range(0, len(self._ids), count):
-            yield self._rows[self._ids[start : start + count]]
+        jax.tree.map(one, self._rows, rows)
 
 
 class Pager:
@@ -135,7 +114,3 @@ class Pager:
 
     def _ids(self, rounds: Sequence[int]) -> list[np.ndarray]:
         return [scheduler.trained(rounds) for scheduler in self._schedulers]
-
-
-def _length(tree: Tree) -> int:
-    return len(jax.tree.leaves(tree)[0])
