@@ -40,6 +40,7 @@ class Own:
     rows: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     classes: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -346,11 +347,12 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
         method, variant = experiment.read_row(row, dataset)
         if method not in ALGORITHMS:
             return ()
+        own = preset.of_dataset.get(dataset, nothing)
         settings = _merged(
             experiment.settings,
             experiment.dataset_settings.get(dataset, {}),
             preset.settings,
-            preset.of_dataset.get(dataset, nothing).settings,
+            own.settings,
             preset.model_settings.get(model, {}),
             preset.method_settings.get(method, {}),
             _as_settings(method, variant),
@@ -365,7 +367,8 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
         first = RunSpec(
             method, dataset, model=model, alpha=alpha, protocol=experiment.paper, **settings
         )
-        return tuple(replace(first, seed=seed) for seed in arguments.seeds or preset.seeds)
+        seeds = arguments.seeds or own.seeds or preset.seeds
+        return tuple(replace(first, seed=seed) for seed in seeds)
 
     def models_of(dataset: str) -> tuple[str, ...]:
         own = preset.of_dataset.get(dataset, nothing).models
