@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,20 @@ def test_missing_data_leaves_cells_missing_and_says_why(tmp_path, capsys, monkey
     assert "CINIC10_DIR" in text
     assert "0 of 1" in text
     assert main(TABLE1, [*command, "--datasets", "cinic10"]) == 2
+
+
+PROGRAMS = sorted(
+    path
+    for path in (ROOT / "experiments").glob("**/*.py")
+    if path.parent.name != "speed_peers" and "__main__" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_program_says_what_it_takes(path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [path.name, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(path), run_name="__main__")
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "usage" in said and ("preset" in said or "rounds" in said or "steps" in said)

@@ -4,7 +4,6 @@ Their three data sets are balanced: 6,000 training images a class in Fashion-MNI
 CIFAR-10, 500 in CIFAR-100. So balanced labels stand for theirs, and nothing is downloaded.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,44 +52,43 @@ def paper_partition(dataset: str, alpha: float, seed: int) -> Partition:
     )
 
 
-@dataclass
-class Arguments:
-    """The command line of Figures 6 to 8."""
-
-    preset: str = "paper"
-    """quick or paper, which are the same here: seconds, and no data."""
-    seed: int = 0
-    """Of the partitions."""
-    output_dir: str = "results/fedaf-partitions"
-    """Folder of the figures."""
-    list: bool = False
-    """Print the files; draw nothing."""
-
-
 def main(figure: str, dataset: str, argv=None) -> int:
     """Draw the partitions of a data set at the three alphas, one file each."""
     import tyro
 
-    about = f"FedAF, {figure}: who holds what of {dataset} at alpha 0.02, 0.05 and 0.1."
-    arguments = tyro.cli(Arguments, args=argv, description=about)
+    def draw(
+        preset: str = "paper",
+        seed: int = 0,
+        output_dir: str = "results/fedaf-partitions",
+        list: bool = False,
+    ) -> int:
+        """Draw the figures.
 
-    def run() -> int:
-        require_name("preset", arguments.preset, PRESETS)
-        directory = Path(arguments.output_dir)
-        if not arguments.list:
+        Args:
+            preset: quick or paper, which are the same here: seconds, and no data.
+            seed: Of the partitions.
+            output_dir: Folder of the figures.
+            list: Print the files; draw nothing.
+        """
+        require_name("preset", preset, PRESETS)
+        directory = Path(output_dir)
+        if not list:
             make_output_directory(directory)
         for alpha in ALPHAS:
             path = directory / f"{figure}_alpha{alpha:g}.png"
-            if not arguments.list:
-                split = paper_partition(dataset, alpha, arguments.seed)
+            if not list:
+                split = paper_partition(dataset, alpha, seed)
                 plot_partition(
                     split,
                     balanced_labels(dataset),
                     SOURCES[dataset].num_classes,
                     path,
-                    title=f"{dataset}, alpha = {alpha:g}, seed {arguments.seed}",
+                    title=f"{dataset}, alpha = {alpha:g}, seed {seed}",
                 )
             print(path)
         return 0
 
-    return exit_status(run, name="error", stopped="stopped")
+    about = f"FedAF, {figure}: who holds what of {dataset} at alpha 0.02, 0.05 and 0.1."
+    return exit_status(
+        lambda: tyro.cli(draw, args=argv, description=about), name="error", stopped="stopped"
+    )

@@ -14,6 +14,9 @@ from fedjax_het.errors import exit_status, require_name
 from fedjax_het.files import make_output_directory
 from fedjax_het.report.write import write_figure
 
+# Sizes, in points, at which glyphs fill the images as its own do; of other data sets the paper's.
+GLYPH_SIZES = {"digits": (200, 220, 240)}
+
 
 @dataclass(frozen=True)
 class Source:
@@ -24,46 +27,40 @@ class Source:
     options: dict
 
 
-@dataclass
-class Arguments:
-    """The command line of Figures 3 and 4."""
-
-    preset: str = "quick"
-    """Which of the figure's presets: quick or paper."""
-    seed: int = 0
-    """Of what the server draws from clients."""
-    output_dir: str | None = None
-    """Folder of the figure (default: results/fsl-PRESET)."""
-    list: bool = False
-    """Print the file; draw nothing."""
-
-
 def main(figure: str, presets: dict[str, Source], argv=None) -> int:
     """Draw `<figure>.png`, and say what the server has."""
     import tyro
 
-    about = f"FSL, {figure}: examples of clients' data and of the server's."
-    arguments = tyro.cli(Arguments, args=argv, description=about)
+    def draw(
+        preset: str = "quick", seed: int = 0, output_dir: str | None = None, list: bool = False
+    ) -> int:
+        """Draw the figure.
 
-    def run() -> int:
-        require_name("preset", arguments.preset, presets)
-        made = presets[arguments.preset]
-        directory = Path(arguments.output_dir or f"results/fsl-{arguments.preset}")
+        Args:
+            preset: Which of the figure's presets: quick, cpu or paper.
+            seed: Of what the server draws from clients.
+            output_dir: Folder of the figure (default: results/fsl-PRESET).
+            list: Print the file; draw nothing.
+        """
+        require_name("preset", preset, presets)
+        made = presets[preset]
+        directory = Path(output_dir or f"results/fsl-{preset}")
         path = directory / f"{figure}.png"
-        if not arguments.list:
+        if not list:
             make_output_directory(directory)
             dataset = load_dataset(made.dataset, normalisation="fsl")
             split = make_partition(
                 "iid", dataset.train_labels, dataset.num_classes, num_clients=10, seed=0
             )
             pool = server_pool(made.source, dataset, made.options)
-            server = server_examples(
-                made.source, dataset, split, arguments.seed, made.options, pool
-            )
+            server = server_examples(made.source, dataset, split, seed, made.options, pool)
             print(server.summary(dataset, split, pool))
             picture = plot_server_examples(dataset, *server.examples(dataset, pool))
             write_figure(path, picture)
         print(path)
         return 0
 
-    return exit_status(run, name="error", stopped="stopped")
+    about = f"FSL, {figure}: examples of clients' data and of the server's."
+    return exit_status(
+        lambda: tyro.cli(draw, args=argv, description=about), name="error", stopped="stopped"
+    )

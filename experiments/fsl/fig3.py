@@ -9,8 +9,9 @@ from runpy import run_path
 
 EXAMPLES = run_path(str(Path(__file__).with_name("examples.py")))
 Source = EXAMPLES["Source"]
+SIZES = EXAMPLES["GLYPH_SIZES"]
 PRESETS = {
-    "quick": Source("digits", "glyphs", {}),
+    "quick": Source("digits", "glyphs", {"sizes": SIZES["digits"]}),
     "paper": Source("emnist_45", "glyphs", {}),
 }
 

@@ -6,11 +6,14 @@ with images from elsewhere. All results go to one folder, so that no run is made
 """
 
 from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from fedjax_het.experiment import Experiment, Own, Preset
 from fedjax_het.report import parse_row
 
+GLYPH_SIZES = run_path(str(Path(__file__).with_name("examples.py")))["GLYPH_SIZES"]
 LEARNERS = ("fsl", "fsl_p", "data_sharing")  # methods that use the server's examples
 CLIENTS = {"emnist_45": 45}  # of scenario 1; 10 of other data
 # Scenario 2: the clients that give the server data, and how much each; where else it has images of.
@@ -37,6 +40,8 @@ def row_of_scenario2(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     if method == "fslsyn":
         source = ELSEWHERE.get(dataset, "glyphs")
         options = {} if n0 is None else {"per_class": n0 // SHARED_CLASSES}
+        if source == "glyphs" and dataset in GLYPH_SIZES:
+            options = {**options, "sizes": GLYPH_SIZES[dataset]}
         return "fsl", {"server_data": source, "server_options": options, **variant}
     if method in LEARNERS:
         clients, each = GIVERS.get(dataset, (10, 50))
