@@ -513,27 +513,26 @@ class Batch:
         self.done, self.earlier_seconds = metas[0]["round"], metas[0]["seconds"]
 
     def _load(self, path: Path, meta: dict, i: int) -> tuple[Any, dict]:
-        """A run's state and curves of a checkpoint, wherever it and this run have clients' states:
-        of the clients that it names, and of all."""
-        state, there = self._states()[i], meta.get("touched")
-        count = self.group.program.measuring.num_clients if there is None else there
+        """A run's state and curves, from a checkpoint of a run that had clients' states here or
+        elsewhere."""
+        state, saved = self._states()[i], meta.get("touched")
+        if self.pager is None and saved is None:
+            return load_checkpoint(path, (state, self.metrics[i]))
         fresh = state.clients
         first = self.pager.states[i].first if self.pager else jax.tree.map(lambda a: a[0], fresh)
+        everyone = np.arange(self.group.program.measuring.num_clients)
+        count = len(everyone) if saved is None else saved
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), first)
-        like = (state._replace(clients=rows), self.metrics[i])
-        if there is not None:
-            like += (np.arange(count),)
-        state, metrics, *ids = load_checkpoint(path, like)
-        ids = ids[0] if ids else np.arange(count)
+        like = (state._replace(clients=rows), self.metrics[i], everyone[:count])
+        state, metrics, *ids = load_checkpoint(path, like[:2] if saved is None else like)
+        ids, rows = ids[0] if ids else everyone, state.clients
         if self.pager is not None:
-            self.pager.states[i].scatter(ids, state.clients)
-            state = state._replace(clients=())
-        elif there is not None:
-            clients = jax.tree.map(np.array, fresh)
-            for all_, rows in zip(*map(jax.tree.leaves, (clients, state.clients)), strict=True):
-                all_[ids] = rows
-            state = state._replace(clients=clients)
-        return state, metrics
+            self.pager.states[i].scatter(ids, rows)
+            return state._replace(clients=()), metrics
+        clients = jax.tree.map(np.array, fresh)
+        for of_all, of_ids in zip(*map(jax.tree.leaves, (clients, rows)), strict=True):
+            of_all[ids] = of_ids
+        return state._replace(clients=clients), metrics
 
     def _wall(self) -> float:
         """Wall-clock of one run: those made together share it."""

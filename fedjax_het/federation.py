@@ -392,7 +392,7 @@ def _client_state(
         return HOST_STATE
     if not pageable or sampled == spec.num_clients:
         return DEVICE_STATE
-    allowed = memory or free_bytes(list(plan.mesh.devices.flat))
+    allowed = memory or free_bytes(plan.mesh.local_devices)
     needed = size * spec.num_clients * plan.width
     too_much = plan.agreed(int(allowed is not None and needed > STATE_SHARE * allowed))
     return HOST_STATE if too_much else DEVICE_STATE
