@@ -115,7 +115,7 @@ def test_gamma_0_is_the_method_that_it_is_on(name, base):
     hp = {**numbers(base), **numbers(name, gamma=0.0)}
     alone = small(method(base), hp=hp, participation=0.7)
     over = small(method(name, base=base), hp=hp, participation=0.7)
-    assert_trees_all_equal(alone.model(alone.run(3)[0]), over.model(over.run(3)[0]))
+    assert_trees_all_close(alone.model(alone.run(3)[0]), over.model(over.run(3)[0]), atol=1e-6)
     hp["gamma"] = 1.0
     moved = small(method(name, base=base), hp=hp, participation=0.7)
     assert (
@@ -332,12 +332,15 @@ def test_dynafed_over_another_method_tunes_that_one():
     plain = run(spec("dynafed", options=options, **common))
     common["hp"] = {"prox_mu": 0.0}
     same = run(spec("dynafed", options={**options, "base": "fedprox"}, **common))
-    np.testing.assert_array_equal(plain.metrics["test_loss"], same.metrics["test_loss"])
+    np.testing.assert_allclose(plain.metrics["test_loss"], same.metrics["test_loss"], rtol=1e-5)
     common["hp"] = {}
     over = run(spec("dynafed", options={**options, "base": "scaffold"}, **common))
     alone = run(spec("scaffold", **common))
-    np.testing.assert_array_equal(over.metrics["test_loss"][:2], alone.metrics["test_loss"][:2])
-    assert (over.metrics["test_loss"][2:] != alone.metrics["test_loss"][2:]).all()
+    np.testing.assert_allclose(
+        over.metrics["test_loss"][:2], alone.metrics["test_loss"][:2], rtol=1e-5
+    )
+    gap = np.abs(over.metrics["test_loss"][2:] - alone.metrics["test_loss"][2:])
+    assert (gap > 1e-4).all()
 
 
 def test_the_usual_base_goes_without_saying():
