@@ -75,13 +75,13 @@ CPU = Preset(
     models=("fsl_cnn",),
     seeds=(0, 1, 2),
     of_dataset={
-        "fashion_mnist": Own(models=("mlp",), classes=(1, 2), settings={"rounds": 300}),
+        "fashion_mnist": Own(models=("mlp",), classes=(1, 2), settings={"rounds": 200}),
         "cifar10": Own(classes=(2,), seeds=(0,), settings={"rounds": 60}),
     },
     rows=("fedavg", "data_sharing", *(f"fsl(gamma={g})" for g in (0.5, 1.0, 1.5))),
     settings={"server_options": {"size": 500}},
     method_settings=pretrained(0),
-    about="300 and 60 rounds, without pretraining",
+    about="200 and 60 rounds, without pretraining",
 )
 PAPER = Preset(
     datasets=("emnist_45", "cifar10"),
