@@ -20,7 +20,7 @@ def blocks(language):
 
 
 KINDS = ("", "sweep_", "condensation_", "personalised_")
-MEASUREMENTS = [f"experiments/{name}speed.py" for name in KINDS]
+MEASUREMENTS = [*(f"experiments/{name}speed.py" for name in KINDS), "experiments/scale.py"]
 COMMANDS = [
     command
     for block in blocks("bash")
@@ -94,12 +94,12 @@ def understood_by_tyro(script, arguments):
 
 def test_the_tables_name_everything_there_is():
     from fedjax_het.algorithms import ALGORITHMS
-    from fedjax_het.data import DATASETS, PARTITIONS
+    from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
     from fedjax_het.nn import MODELS
 
     cells = re.findall(r"^\| (`.*?) \|", README, flags=re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-    assert named == {*ALGORITHMS, *DATASETS, *PARTITIONS, *MODELS}
+    assert named == {*ALGORITHMS, *DATASETS, *PARTITIONS, *SERVER_SOURCES, *MODELS}
 
 
 def test_ci_runs_the_readmes_test_command():
