@@ -85,12 +85,31 @@ class Cohort(NamedTuple):
 class CohortResult(NamedTuple):
     upload: Tree  # summed over the round's clients
     states: Tree  # as they were given; clients that took no part are unchanged
-    outputs: Tree  # [D, V, J, ...] per client slot
+    outputs: Tree  # [D, V, J, ...] per client slot; [S, ...] where they were gathered
     train_loss: jax.Array  # [] mean over samples of the loss met during local training
 
 
+class ClientModels(NamedTuple):
+    """The models of a round's S sampled clients after local training, in the order of their ids.
+
+    A sampled client without data has not trained: what stands in its place is not to be used.
+    """
+
+    variables: Tree  # [S, ...]
+    weights: jax.Array  # [S] float32: of the clients in the round's average; 0 of the absent
+    present: jax.Array  # [S] bool
+
+
 def train_cohort(
-    method: ClientMethod, plan: Plan, hp, broadcast, states, key, cohort: Cohort
+    method: ClientMethod,
+    plan: Plan,
+    hp,
+    broadcast,
+    states,
+    key,
+    cohort: Cohort,
+    *,
+    gather: bool = False,
 ) -> CohortResult:
     """Run local training of every client of a round.
 
@@ -98,6 +117,7 @@ def train_cohort(
       broadcast: what the server sends; the same for all.
       states: client states; a client's is the row that the schedule names: of all K clients, or
         of a table that holds at least those of the round.
+      gather: whether every device gets the outputs of all clients, in the order of `cohort_slots`.
       key: the round's key; a step's key is fold_in(fold_in(key, client id), step).
     Cost: the longest lane's steps; memory is one local state per lane, plus one client state
       and one output per slot.
@@ -105,9 +125,8 @@ def train_cohort(
     schedule = cohort.schedule
     block = partial(_block, method, plan)
     shared = (hp, broadcast, states, key, cohort.examples)
-    lanes = schedule._replace(
-        round=None, num_clients=None, evaluate=None, trial=None, census=None, census_pairs=None
-    )
+    of_the_round = ("round", "num_clients", "evaluate", "trial", "participants")
+    lanes = schedule._replace(**dict.fromkeys((*of_the_round, "census", "census_pairs")))
     if plan.spreads != AXIS:
         sums, new, outputs = jax.lax.map(lambda one: block(*shared, one), lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
@@ -117,19 +136,34 @@ def train_cohort(
         def sharded(hp, broadcast, states, key, examples, lanes):
             one = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(hp, broadcast, states, key, examples, one)
-            sums, new = _exchange(sums, (new, one.rows) if jax.tree.leaves(new) else ())
+            new = (new, one.rows) if jax.tree.leaves(new) else ()
+            sums, (new, gathered) = _exchange(sums, (new, outputs if gather else ()))
             states = _put_back(states, *new) if new else states
+            if gather:
+                return sums, states, gathered
             return sums, states, jax.tree.map(lambda a: a[None], outputs)
 
         sums, states, outputs = jax.shard_map(
             sharded,
             mesh=plan.mesh,
             in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
-            out_specs=(P(), P(), P(AXIS)),
+            out_specs=(P(), P(), P() if gather else P(AXIS)),
             check_vma=False,
         )(*shared, lanes)
+    if gather:
+        slots, _ = cohort_slots(schedule)
+        outputs = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[slots], outputs)
     upload, loss, count = sums
     return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
+
+
+def cohort_slots(schedule: RoundSchedule) -> tuple[jax.Array, jax.Array]:
+    """Of the round's S sampled clients, by id: slots `[S]` in the flat `[D * V * J]`, and whether
+    the client trains in it, `[S]`."""
+    ids = schedule.participants
+    slots = (schedule.client_ids.reshape(-1) == ids[:, None]).argmax(1)
+    trains = schedule.num_steps.reshape(-1)[slots] > 0
+    return slots, trains & (ids < schedule.num_clients)
 
 
 def for_each_client(tree: Tree, num_clients: int) -> Tree:
