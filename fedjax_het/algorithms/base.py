@@ -17,7 +17,6 @@ from fedjax_het.engine.lanes import (
     ClientModels,
     Cohort,
     client_row,
-    cohort_slots,
     for_each_client,
     train_cohort,
 )
@@ -172,11 +171,7 @@ def federated(
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
-        models = None
-        if hands_out:
-            slots, present = cohort_slots(cohort.schedule)
-            weights = jnp.where(present, cohort.schedule.weights.reshape(-1)[slots], 0)
-            models = ClientModels(result.outputs, weights, present)
+        models = result.outputs if hands_out else None
         info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
         return State(server, result.states, state.round + 1), info
 

@@ -195,8 +195,9 @@ def server_examples(
     """The server's examples D_0: all of `pool`, or training examples drawn with the seed.
 
     What the server has of the clients' examples stays with them too (the paper's footnote 1 takes
-    data sets as multisets); "held_out" has none of theirs. The same arguments give the same examples, independent of other uses
-    of the seed. Raises `ConfigError` where the clients hold too few.
+    data sets as multisets); "held_out" has none of theirs. The same arguments give the same
+    examples, independent of other uses of the seed. Raises `ConfigError` where the clients hold too
+    few, or leave too few.
     """
     options = check_server_options(source, options)
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")

@@ -85,7 +85,7 @@ class Cohort(NamedTuple):
 class CohortResult(NamedTuple):
     upload: Tree  # summed over the round's clients
     states: Tree  # as they were given; clients that took no part are unchanged
-    outputs: Tree  # [D, V, J, ...] per client slot; [S, ...] where they were gathered
+    outputs: Any  # [D, V, J, ...] per client slot; a `ClientModels` where they were gathered
     train_loss: jax.Array  # [] mean over samples of the loss met during local training
 
 
@@ -117,7 +117,7 @@ def train_cohort(
       broadcast: what the server sends; the same for all.
       states: client states; a client's is the row that the schedule names: of all K clients, or
         of a table that holds at least those of the round.
-      gather: whether every device gets the outputs of all clients, in the order of `cohort_slots`.
+      gather: whether outputs are models, of which every device gets all.
       key: the round's key; a step's key is fold_in(fold_in(key, client id), step).
     Cost: the longest lane's steps; memory is one local state per lane, plus one client state
       and one output per slot.
@@ -127,8 +127,13 @@ def train_cohort(
     shared = (hp, broadcast, states, key, cohort.examples)
     of_the_round = ("round", "num_clients", "evaluate", "trial", "participants")
     lanes = schedule._replace(**dict.fromkeys((*of_the_round, "census", "census_pairs")))
+
+    def with_slots(outputs, one: RoundSchedule):
+        return (outputs, one.client_ids, one.weights, one.num_steps) if gather else ()
+
     if plan.spreads != AXIS:
         sums, new, outputs = jax.lax.map(lambda one: block(*shared, one), lanes)
+        gathered = with_slots(outputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = _put_back(states, new, schedule.rows)
     else:
@@ -137,33 +142,22 @@ def train_cohort(
             one = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(hp, broadcast, states, key, examples, one)
             new = (new, one.rows) if jax.tree.leaves(new) else ()
-            sums, (new, gathered) = _exchange(sums, (new, outputs if gather else ()))
+            sums, (new, gathered) = _exchange(sums, (new, with_slots(outputs, one)))
             states = _put_back(states, *new) if new else states
-            if gather:
-                return sums, states, gathered
-            return sums, states, jax.tree.map(lambda a: a[None], outputs)
+            outputs = () if gather else jax.tree.map(lambda a: a[None], outputs)
+            return sums, states, outputs, gathered
 
-        sums, states, outputs = jax.shard_map(
+        sums, states, outputs, gathered = jax.shard_map(
             sharded,
             mesh=plan.mesh,
             in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
-            out_specs=(P(), P(), P() if gather else P(AXIS)),
+            out_specs=(P(), P(), P(AXIS), P()),
             check_vma=False,
         )(*shared, lanes)
     if gather:
-        slots, _ = cohort_slots(schedule)
-        outputs = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[slots], outputs)
+        outputs = _models(schedule, *gathered)
     upload, loss, count = sums
     return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
-
-
-def cohort_slots(schedule: RoundSchedule) -> tuple[jax.Array, jax.Array]:
-    """Of the round's S sampled clients, by id: slots `[S]` in the flat `[D * V * J]`, and whether
-    the client trains in it, `[S]`."""
-    ids = schedule.participants
-    slots = (schedule.client_ids.reshape(-1) == ids[:, None]).argmax(1)
-    trains = schedule.num_steps.reshape(-1)[slots] > 0
-    return slots, trains & (ids < schedule.num_clients)
 
 
 def for_each_client(tree: Tree, num_clients: int) -> Tree:
@@ -175,6 +169,21 @@ def client_row(states: Tree, client: jax.Array | int) -> Tree:
     """A client's state of all clients' `[K, ...]`, or of a table, by row. A number beyond the last
     gives the last's."""
     return jax.tree.map(lambda s: s[jnp.minimum(client, s.shape[0] - 1)], states)
+
+
+def _models(schedule: RoundSchedule, variables, ids, weights, num_steps) -> ClientModels:
+    """The models of the slots `[D, V, J, ...]`, by client.
+
+    What the slots are is gathered with them: read from the schedule, it could be on other devices.
+    """
+    wanted = schedule.participants
+    slots = (ids.reshape(-1) == wanted[:, None]).argmax(1)
+    present = (wanted < schedule.num_clients) & (num_steps.reshape(-1)[slots] > 0)
+    return ClientModels(
+        jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[slots], variables),
+        jnp.where(present, weights.reshape(-1)[slots], 0),
+        present,
+    )
 
 
 def _exchange(sums, rows):

@@ -7,8 +7,8 @@ condense data, the lanes run through pairs of a client and a class instead, see 
 is said of clients below holds for them.
 
 Axes: D blocks of lanes (one per device, as a rule), V lanes per block, J client slots per lane, T
-steps per lane, B batch, G segments, S sampled clients. A segment is a stretch of steps of one block in which no client
-starts or ends; with one lane per block every client is one segment.
+steps per lane, B batch, G segments, S sampled clients. A segment is a stretch of steps of one block
+in which no client starts or ends; with one lane per block every client is one segment.
 """
 
 import heapq
