@@ -425,6 +425,7 @@ def test_runs_learn_from_examples_that_no_client_holds():
         assert "which no client holds" in str(group.server_summary(federation))
 
 
+@pytest.mark.slow
 def test_a_sweep_and_a_network_with_batch_norm():
     """Federations on different devices, each with examples and models of its own."""
     data = user_dataset()
