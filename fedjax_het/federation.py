@@ -1,5 +1,6 @@
 """Federations made ready: settings checked, data placed, programs built but not compiled."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fedjax_het.data import (
     partition_from_clients,
     server_examples,
     server_pool,
+    withheld_examples,
 )
 from fedjax_het.data.server_data import Pool
 from fedjax_het.engine.guard import CheckedProgram
@@ -536,26 +538,34 @@ def _fastest_spread(federations: Sequence[Federation], devices: int, width: int)
 
 
 def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
-    """The partition that resolved settings name. Raises ConfigError if the data do not allow it."""
+    """The partition that resolved settings name, of all training examples but those that are
+    withheld for the server. Raises ConfigError if the data do not allow it."""
+    withheld = withheld_examples(
+        spec.server_data, dataset, spec.partition_seed, spec.server_options
+    )
+    rest = np.setdiff1d(np.arange(len(dataset.train_labels)), withheld)
     require(
-        spec.num_clients <= len(dataset.train_labels),
+        spec.num_clients <= len(rest),
         "num_clients",
         spec.num_clients,
-        f"at most {len(dataset.train_labels)}, the number of training samples of {dataset.name}",
+        f"at most {len(rest)}, the number of training samples of {dataset.name}"
+        + (" that are not the server's" if len(withheld) else ""),
     )
     given = {"alpha": spec.alpha, "classes_per_client": spec.classes}
-    return make_partition(
+    domains = dataset.train_domains
+    split = make_partition(
         spec.partition,
-        dataset.train_labels,
+        dataset.train_labels[rest],
         dataset.num_classes,
         num_clients=spec.num_clients,
         seed=spec.partition_seed,
-        domains=dataset.train_domains,
+        domains=None if domains is None else domains[rest],
         domain_names=dataset.domain_names,
         class_names=dataset.class_names,
         **{name: value for name, value in given.items() if value is not None},
         **spec.partition_options,
     )
+    return dataclasses.replace(split, indices=rest[split.indices]) if len(withheld) else split
 
 
 def test_clients(spec: RunSpec, split: Partition, dataset: Dataset) -> Partition:

@@ -26,6 +26,12 @@ class Rule(NamedTuple):
     hp: dict[str, float | Callable[[dict[str, Any]], float]] = {}  # noqa: RUF012
 
 
+# A server's examples that stand for data of its own: no client holds them. Whose papers take
+# another data set, or a part of the training split; how many, DynaFed's does not say.
+_PROXY = Rule(
+    ("feddf", "fedbe", "abavg"), settings={"server_data": "held_out", "server_options": {}}
+)
+
 # DynaFed: paper section 6 and appendix; the released code for what the paper leaves open.
 _DYNAFED = (
     Rule(
@@ -43,6 +49,7 @@ _DYNAFED = (
             "averaging": "uniform",
         }
     ),
+    _PROXY,
 )
 
 # FedAF: sections 5.1 and 5.2 and appendix A. The partition is that of the code which its baselines'
@@ -81,6 +88,7 @@ _FEDAF = (
     Rule(("fedaf",), ("cifar10",), hp={"lambda_loc": 1e-4, "lambda_glob": 0.01, "image_lr": 1.0}),
     Rule(("fedaf",), ("cifar100",), hp={"lambda_loc": 1e-4, "lambda_glob": 0.01, "image_lr": 0.1}),
     Rule(("fedaf",), ("domainnet",), hp={"lambda_loc": 0.01, "lambda_glob": 0.1, "image_lr": 1.0}),
+    _PROXY,
 )
 
 # FedDM's own setting, as its public re-implementations have it; its authors' code is not public.
@@ -126,6 +134,7 @@ _FEDAMP = (
     Rule(datasets=("emnist_byclass",), settings={"num_clients": 62}),
     Rule(datasets=("cifar100",), settings={"num_clients": 40}),
     Rule(("scaffold",), settings={"scored": "client"}),
+    _PROXY,
 )
 
 
@@ -167,6 +176,7 @@ _FSL = (
     ),
     Rule(("fsl", "fsl_p", "data_sharing"), settings={"pretrain_epochs": 500}),
     Rule(("feddyn",), hp={"server_lr": 1.0}),
+    _PROXY,
 )
 
 PROTOCOLS: dict[str, tuple[Rule, ...]] = {

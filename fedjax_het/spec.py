@@ -97,8 +97,8 @@ class RunSpec:
     partition_options: dict[str, Any] = field(default_factory=dict)
     """What else the partition takes, e.g. dominating_share; see `fedjax_het.data.schemes`."""
     server_data: str | None = None
-    """Where the server's own examples are from: iid, clients, glyphs, stl10 or user (default: iid,
-    for methods whose server has some)."""
+    """Where the server's own examples are from: iid, held_out, clients, glyphs, stl10 or user
+    (default: iid, for methods whose server has some; held_out, where they are a proxy)."""
     server_options: dict[str, Any] = field(default_factory=dict)
     """What that takes, e.g. size; see `fedjax_het.data.SERVER_SOURCES`."""
     pretrain_epochs: int | None = None

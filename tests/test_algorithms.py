@@ -28,7 +28,16 @@ FAST_SYNTHESIS = {
     "augment_strategy": "none",
 }
 FAST_CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch_size": 4}
-FAST = {"dynafed": FAST_SYNTHESIS, "feddm": FAST_CONDENSATION, "fedaf": FAST_CONDENSATION}
+FAST_DISTILLATION = {"distill_epochs": 3, "distill_batch_size": 4}
+FAST = {
+    "dynafed": FAST_SYNTHESIS,
+    "feddm": FAST_CONDENSATION,
+    "fedaf": FAST_CONDENSATION,
+    "feddf": FAST_DISTILLATION,
+    "fedbe": {**FAST_DISTILLATION, "num_samples": 3},
+}
+# The mean logits of linear models are those of their mean: FedDF would follow rounding errors.
+NUMBERS = {"feddf": {"server_lr": 0.7}}
 
 
 def registered(name):
@@ -36,7 +45,8 @@ def registered(name):
     entry = entry_of(name, {})
     options = entry.fill({**entry.options, **FAST.get(name, {})})
     numbers = entry.hyper_parameters("sgd", options, len(SIZES))
-    settings = {"hp": {**numbers, "local_lr": 0.1}, "scored": entry.scored[0]}
+    numbers |= {"local_lr": 0.1, **NUMBERS.get(name, {})}
+    settings = {"hp": numbers, "scored": entry.scored[0]}
     return partial(entry.build, **options), settings
 
 

@@ -45,6 +45,20 @@ def test_dynafed_leaves_its_pictures_and_images(tmp_path):
         assert data["artifacts/matching_loss"].shape == (3,)
 
 
+def test_examples_that_no_client_holds_are_named_and_counted(tmp_path, capsys):
+    code = run(
+        *("--algorithm", "abavg", "--model", "mlp", "--rounds", "2", "--server-data", "held_out"),
+        *("--server-option", "size=40", "--option", "base=fedprox", "--output-dir", str(tmp_path)),
+    )
+    assert code == 0
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert last["algorithm"] == "abavg" and not last["diverged"]
+    record = json.loads(next(tmp_path.glob("[0-9a-f]*.json")).read_text())
+    server, split = record["summary"]["server"], record["summary"]["split"]
+    assert server["source"] == "held_out" and server["num_examples"] == 40
+    assert split["num_unused"] == 40
+
+
 def test_clients_that_learn_from_each_other_leave_their_weights(tmp_path, capsys):
     code = run(
         *("--algorithm", "fedamp", "--num-clients", "6", "--rounds", "3", "--eval-every", "2"),

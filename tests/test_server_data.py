@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from test_datasets import prepare
 
+from fedjax_het import RunSpec
 from fedjax_het.data import (
     SERVER_SOURCES,
     check_server_options,
@@ -20,10 +21,12 @@ from fedjax_het.data import (
     plot_server_examples,
     server_examples,
     server_pool,
+    withheld_examples,
 )
 from fedjax_het.data.server_data import total_variation
 from fedjax_het.data.stl10 import block_mean
 from fedjax_het.errors import ConfigError
+from fedjax_het.federation import split_clients
 
 BALANCED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -99,6 +102,103 @@ def test_iid_takes_what_clients_hold_and_one_percent_by_default(dataset):
             server_examples("iid", dataset, partition, 0, {"size": size})
 
 
+# --- of no client
+
+
+def named(size=None, **settings):
+    options = {} if size is None else {"size": size}
+    defaults = {"partition": "iid", "num_clients": 7, "model": "mlp", "rounds": 1}
+    server = {"server_data": "held_out", "server_options": options}
+    return RunSpec("feddf", "user", **{**defaults, **server, **settings}).resolved()
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"partition": "iid"},
+        {"partition": "dirichlet_balanced", "alpha": 0.1},
+        {"partition": "dirichlet", "alpha": 0.1},
+        {"partition": "classes_per_client", "classes": 3},
+        {"partition": "grouped", "num_clients": 10},
+    ],
+    ids=lambda split: split["partition"],
+)
+def test_what_is_held_out_is_no_clients(split, dataset):
+    spec = named(90, seed=3, **split)
+    partition = split_clients(spec, dataset)
+    out = withheld_examples("held_out", dataset, 3, {"size": 90})
+    assert len(np.unique(out)) == 90 and not set(out) & set(partition.indices)
+    found = server_examples("held_out", dataset, partition, 3, {"size": 90})
+    assert len(np.unique(found.indices)) == 90
+    assert not set(found.indices) & set(partition.indices)
+    if partition.sizes.sum() == len(LABELS) - 90:  # the split leaves nothing to nobody
+        np.testing.assert_array_equal(found.indices, out)
+    # The rest is split as if it were all there is.
+    rest = np.setdiff1d(np.arange(len(LABELS)), out)
+    smaller = dataclasses.replace(
+        dataset, train_images=dataset.train_images[rest], train_labels=LABELS[rest]
+    )
+    whole = dataclasses.replace(spec, server_data="iid", server_options={})
+    alone = split_clients(whole, smaller)
+    np.testing.assert_array_equal(rest[alone.indices], partition.indices)
+    np.testing.assert_array_equal(alone.offsets, partition.offsets)
+    assert alone.parameters == partition.parameters
+    # Without it, the split is that of all examples.
+    plain = make_partition(
+        spec.partition,
+        LABELS,
+        10,
+        num_clients=spec.num_clients,
+        seed=3,
+        class_names=dataset.class_names,
+        **({} if spec.alpha is None else {"alpha": spec.alpha}),
+        **({} if spec.classes is None else {"classes_per_client": spec.classes}),
+    )
+    assert split_clients(whole, dataset).digest() == plain.digest()
+
+
+def test_domains_go_with_what_is_held_back(dataset):
+    domains = np.arange(len(LABELS)) % 4
+    data = dataclasses.replace(
+        dataset, train_domains=domains, test_domains=np.arange(10) % 4, domain_names=tuple("abcd")
+    )
+    partition = split_clients(named(50, partition="by_domain", num_clients=4), data)
+    assert partition.sizes.sum() == len(LABELS) - 50
+    for k in range(4):
+        assert len(set(domains[partition.client(k)])) == 1
+
+
+def test_held_out_examples_are_drawn_whatever_their_labels(dataset):
+    times, shares = np.zeros(len(LABELS)), []
+    for seed in range(300):
+        out = withheld_examples("held_out", dataset, seed, {"size": 200})
+        times[out] += 1
+        shares.append(np.bincount(LABELS[out], minlength=10))
+    deviations = (times - 30) / np.sqrt(300 * 0.1 * 0.9)
+    assert np.abs(deviations).max() < 5 and 0.9 < deviations.std() < 1.1
+    # Hypergeometric: not equally many of each class.
+    assert np.std(shares) == pytest.approx(np.sqrt(200 * 0.1 * 0.9 * 1800 / 1999), rel=0.1)
+
+
+def test_one_percent_is_held_out_by_default_and_one_for_every_class(dataset):
+    assert len(withheld_examples("held_out", dataset, 0)) == 20
+    few = dataclasses.replace(
+        dataset, train_images=dataset.train_images[:50], train_labels=LABELS[:50]
+    )
+    assert len(withheld_examples("held_out", few, 0)) == 10
+    for source in (None, "iid", "user"):
+        assert len(withheld_examples(source, dataset, 0)) == 0
+
+
+def test_holding_out_everything_is_refused(dataset):
+    for size in (2000, 5000):
+        with pytest.raises(ConfigError, match=rf"size = {size}: .* 1999"):
+            withheld_examples("held_out", dataset, 0, {"size": size})
+    everything = partition_from_clients([np.arange(2000)])
+    with pytest.raises(ConfigError, match=r"size = 20: .* at most 0"):
+        server_examples("held_out", dataset, everything, 0)
+
+
 # --- of a few clients
 
 
@@ -134,9 +234,11 @@ def test_only_clients_that_have_enough_are_drawn(dataset):
         server_examples("clients", dataset, partition, 0, {"clients": 3, "per_client": 6})
 
 
-@pytest.mark.parametrize("source", ["iid", "clients"])
+@pytest.mark.parametrize("source", ["iid", "held_out", "clients"])
 def test_draws_follow_the_seed_alone(source, dataset, partition):
-    options = {"size": 50} if source == "iid" else {"clients": 2, "per_client": 25}
+    options = {"clients": 2, "per_client": 25} if source == "clients" else {"size": 50}
+    if source == "held_out":
+        partition = partition_from_clients(np.array_split(np.arange(1500), 7))
     np.random.default_rng(0).random(3)
     first, again, other = (
         server_examples(source, dataset, partition, seed, options) for seed in (4, 4, 5)

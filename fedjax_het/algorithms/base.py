@@ -14,6 +14,7 @@ import optax
 from fedjax_het.engine.lanes import (
     Client,
     ClientMethod,
+    ClientModels,
     Cohort,
     client_row,
     for_each_client,
@@ -41,6 +42,7 @@ class RoundInfo(NamedTuple):
     train_loss: jax.Array  # mean over samples, met in local training (nats) or in condensing
     update_norm: jax.Array  # L2 norm of the global model's change; of clients' own, see the method
     records: dict[str, jax.Array] = {}  # noqa: RUF012  what else: see `Algorithm.records`
+    models: ClientModels | None = None  # where `LocalTraining.hands_out_models` asks for them
 
 
 class Traffic(NamedTuple):
@@ -140,7 +142,9 @@ def federated(
     """A method whose clients train locally and whose server folds the sum of their uploads in.
 
     With `training.scored` "client" every client's model after local training is kept, and is what
-    its own test is for (one more model per client); else that is the global model.
+    its own test is for (one more model per client); else that is the global model. With
+    `training.hands_out_models` a round reports the models of its S clients after local training, on
+    every device (up to twice S models of memory, for slots that no client fills).
 
     Args:
       init(hp, variables) -> server state, which is a `Broadcast`: what is sent is what is kept.
@@ -151,19 +155,24 @@ def federated(
     keeps = training.scored == "client"
     if keeps:
         client = _keeping(client)
+    hands_out = training.hands_out_models
+    if hands_out:
+        client = _handing_out(client)
 
     def init_state(hp, key, variables, num_clients):
         one = client.init(hp, variables)
         return State(init(hp, variables), for_each_client(one, num_clients), jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
-        result = train_cohort(client, plan, hp, state.server, state.clients, key, cohort)
+        sent = (hp, state.server, state.clients, key, cohort)
+        result = train_cohort(client, plan, *sent, gather=hands_out)
         num_clients = cohort.schedule.num_clients
         server = update(hp, state.server, result.upload, num_clients)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
-        info = RoundInfo(result.train_loss, optax.tree.norm(change))
+        models = result.outputs if hands_out else None
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
         return State(server, result.states, state.round + 1), info
 
     def traffic(hp, state):
@@ -195,6 +204,16 @@ def _keeping(client: ClientMethod) -> ClientMethod:
         begin=lambda hp, broadcast, state, me: client.begin(hp, broadcast, state.own, me),
         end=end,
     )
+
+
+def _handing_out(client: ClientMethod) -> ClientMethod:
+    """The same, whose output is the model after local training."""
+
+    def end(hp, broadcast, local, state, me):
+        upload, state, _ = client.end(hp, broadcast, local, state, me)
+        return upload, state, local.variables
+
+    return client._replace(end=end)
 
 
 def sent_model(state: State) -> Tree:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedjax_het.algorithms.base import Algorithm, HostWork, State
-from fedjax_het.engine.lanes import Cohort
+from fedjax_het.engine.lanes import ClientModels, Cohort
 
 Tree = Any
 
@@ -24,6 +24,7 @@ class Round(NamedTuple):
     number: Any  # [] int32, from 0
     key: Any  # the round's
     cohort: Cohort
+    models: ClientModels | None  # where `LocalTraining.hands_out_models` asks for them
 
 
 def refined(
@@ -49,9 +50,10 @@ def refined(
     def round_(hp, state: State, key, cohort: Cohort):
         inner, info = algorithm.round(hp, unrefined(state), key, cohort)
         models = (algorithm.global_model(one) for one in (unrefined(state), inner))
-        of = Round(*models, state.round, key, cohort)
+        of = Round(*models, state.round, key, cohort, info.models)
         variables, own = refine(hp, state.server.own, of)
         inner = algorithm.with_global_model(inner, variables)
+        info = info._replace(models=None)
         return inner._replace(server=RefinedServer(inner.server, own)), info
 
     def with_global_model(state, variables):

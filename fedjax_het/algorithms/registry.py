@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from fedjax_het.algorithms.abavg import abavg
 from fedjax_het.algorithms.apfl import (
     APFL_HP,
     APFL_OPTIONS,
@@ -14,6 +15,7 @@ from fedjax_het.algorithms.apfl import (
 )
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.condensing import fill_condensing
+from fedjax_het.algorithms.distilling import check_distilling
 from fedjax_het.algorithms.ditto import ditto
 from fedjax_het.algorithms.dynafed import (
     DYNAFED_OPTIONS,
@@ -41,6 +43,14 @@ from fedjax_het.algorithms.fedamp import (
     heurfedamp_hyper_parameters,
 )
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedbe import (
+    FEDBE_OPTIONS,
+    check_fedbe,
+    check_fedbe_hp,
+    fedbe,
+    fedbe_hyper_parameters,
+)
+from fedjax_het.algorithms.feddf import FEDDF_HP, FEDDF_OPTIONS, check_feddf_hp, feddf
 from fedjax_het.algorithms.feddm import (
     FEDDM_OPTIONS,
     check_feddm,
@@ -209,6 +219,32 @@ ALGORITHMS: dict[str, Entry] = {
         check=check_dynafed,
         fill=fill_dynafed,
         bases=LOCAL_METHODS,
+    ),
+    "feddf": Entry(
+        feddf,
+        "the average learns the mean logits of the clients' models (Lin et al., 2020)",
+        hp=FEDDF_HP,
+        options=FEDDF_OPTIONS,
+        check=check_distilling,
+        check_hp=check_feddf_hp,
+        bases=LOCAL_METHODS,
+        server_data=True,
+    ),
+    "fedbe": Entry(
+        fedbe,
+        "FedDF from a Bayesian ensemble of clients and models drawn between (Chen & Chao, 2021)",
+        hp=fedbe_hyper_parameters,
+        options=FEDBE_OPTIONS,
+        check=check_fedbe,
+        check_hp=check_fedbe_hp,
+        bases=LOCAL_METHODS,
+        server_data=True,
+    ),
+    "abavg": Entry(
+        abavg,
+        "clients' models averaged by their accuracy on the server's examples (Xiao et al., 2021)",
+        bases=LOCAL_METHODS,
+        server_data=True,
     ),
     "feddm": Entry(
         feddm,

@@ -21,6 +21,7 @@ from fedjax_het.data.server_data import (
     check_server_options,
     server_examples,
     server_pool,
+    withheld_examples,
 )
 from fedjax_het.data.server_picture import plot_server_examples
 
@@ -48,4 +49,5 @@ __all__ = [
     "plot_server_examples",
     "server_examples",
     "server_pool",
+    "withheld_examples",
 ]

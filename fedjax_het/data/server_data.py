@@ -2,6 +2,8 @@
 
 D_0 is a list of positions in the training images followed by the source's own images, its pool.
 The pool is the same for all seeds; which training examples the server has is drawn with the seed.
+Those of the source "held_out" are withheld from the clients: `withheld_examples` is asked before
+the others are split among them.
 """
 
 import os
@@ -20,6 +22,7 @@ from fedjax_het.errors import ConfigError, is_whole, require, require_name
 
 # A stream of its own, so that D_0 does not depend on how many draws a partition took.
 _SERVER_STREAM = 0x5E12
+_WITHHELD_STREAM = 0x5E13
 
 Pool = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 labels
 
@@ -27,7 +30,8 @@ Pool = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 lab
 class ServerSource(NamedTuple):
     """Where the server's examples come from. `options` are what it takes, with their defaults.
 
-    A source has a `pool`, all of which is D_0, or it draws from the training examples.
+    A source has a `pool`, all of which is D_0, or it draws from the training examples: from those
+    that clients hold, or, `withheld`, from those that none does.
     """
 
     description: str
@@ -35,6 +39,7 @@ class ServerSource(NamedTuple):
     check: Callable  # (**options) -> options that can be written as JSON; or `ConfigError`
     pool: Callable | None = None  # (dataset, data_dir, cache_dir, **options) -> Pool
     draw: Callable | None = None  # (rng, dataset, partition, **options) -> positions
+    withheld: Callable | None = None  # (num_train, num_classes, **options) -> how many
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,9 @@ class ServerSummary:
     font_version: str | None = None
 
     def __str__(self) -> str:
+        alone = ", which no client holds," if SERVER_SOURCES[self.source].withheld else ""
         text = (
-            f"the server holds {self.num_examples:,} examples ({self.source}) of "
+            f"the server holds {self.num_examples:,} examples ({self.source}){alone} of "
             f"{self.num_present} of {self.num_classes} classes, {self.class_min} to "
             f"{self.class_max} each; total variation distance to the clients' classes "
             f"{self.class_distance:.3f}"
@@ -157,6 +163,27 @@ def server_pool(
     return images, labels
 
 
+def withheld_examples(
+    source: str | None, dataset: Dataset, seed: int, options: dict | None = None
+) -> np.ndarray:
+    """Positions, ascending, of the training examples that are no client's to hold.
+
+    None of them unless the source withholds some; those are drawn uniformly, whatever their labels,
+    which the methods that want such examples do not know. Raises `ConfigError` where nothing would
+    be left.
+    """
+    count = SERVER_SOURCES[source].withheld if source is not None else None
+    if count is None:
+        return np.zeros(0, np.int64)
+    options = check_server_options(source, options)
+    require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
+    num_train = len(dataset.train_labels)
+    size = count(num_train, dataset.num_classes, **options)
+    require(size < num_train, "size", size, f"at most {num_train - 1}, to leave clients something")
+    stream = np.random.SeedSequence(int(seed), spawn_key=(_WITHHELD_STREAM,))
+    return np.sort(np.random.default_rng(stream).choice(num_train, size, replace=False))
+
+
 def server_examples(
     source: str,
     dataset: Dataset,
@@ -168,8 +195,9 @@ def server_examples(
     """The server's examples D_0: all of `pool`, or training examples drawn with the seed.
 
     What the server has of the clients' examples stays with them too (the paper's footnote 1 takes
-    data sets as multisets). The same arguments give the same examples, independent of other uses
-    of the seed. Raises `ConfigError` where the clients hold too few.
+    data sets as multisets); "held_out" has none of theirs. The same arguments give the same
+    examples, independent of other uses of the seed. Raises `ConfigError` where the clients hold too
+    few, or leave too few.
     """
     options = check_server_options(source, options)
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
@@ -188,7 +216,7 @@ def server_examples(
 # --- training examples, of all clients or of a few
 
 
-def _check_iid(*, size):
+def _check_size(*, size):
     require(size is None or is_whole(size, 1), "size", size, "an integer >= 1, or None")
     return {"size": None if size is None else int(size)}
 
@@ -233,6 +261,25 @@ def _draw_from_clients(rng, dataset, partition, *, clients, per_client):
     return np.concatenate(
         [rng.choice(partition.client(k), per_client, replace=False) for k in chosen]
     )
+
+
+# --- training examples that no client has
+
+
+def _held_out_size(num_train, num_classes, *, size):
+    return max(num_train // 100, num_classes) if size is None else size
+
+
+def _draw_held_out(rng, dataset, partition, *, size):
+    """All that were withheld; of a partition that leaves more examples to nobody, so many."""
+    num_train = len(dataset.train_labels)
+    partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
+    free = np.setdiff1d(np.arange(num_train), partition.indices)
+    size = _held_out_size(num_train, dataset.num_classes, size=size)
+    require(
+        size <= len(free), "size", size, f"at most {len(free)}, the examples that no client holds"
+    )
+    return rng.choice(free, size, replace=False)
 
 
 # --- examples from elsewhere
@@ -312,8 +359,16 @@ SERVER_SOURCES = {
         "training examples that clients hold, as equally many of each class as can be (size n_0; "
         "default 1 % of them)",
         {"size": None},
-        check=_check_iid,
+        check=_check_size,
         draw=_draw_iid,
+    ),
+    "held_out": ServerSource(
+        "training examples drawn at random before the rest is split, so that no client holds them "
+        "(size n_0; default 1 % of all)",
+        {"size": None},
+        check=_check_size,
+        draw=_draw_held_out,
+        withheld=_held_out_size,
     ),
     "clients": ServerSource(
         "per_client training examples of each of a few clients, drawn once (FSL's scenario 2a)",

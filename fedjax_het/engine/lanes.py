@@ -85,12 +85,31 @@ class Cohort(NamedTuple):
 class CohortResult(NamedTuple):
     upload: Tree  # summed over the round's clients
     states: Tree  # as they were given; clients that took no part are unchanged
-    outputs: Tree  # [D, V, J, ...] per client slot
+    outputs: Any  # [D, V, J, ...] per client slot; a `ClientModels` where they were gathered
     train_loss: jax.Array  # [] mean over samples of the loss met during local training
 
 
+class ClientModels(NamedTuple):
+    """The models of a round's S sampled clients after local training, in the order of their ids.
+
+    A sampled client without data has not trained: what stands in its place is not to be used.
+    """
+
+    variables: Tree  # [S, ...]
+    weights: jax.Array  # [S] float32: of the clients in the round's average; 0 of the absent
+    present: jax.Array  # [S] bool
+
+
 def train_cohort(
-    method: ClientMethod, plan: Plan, hp, broadcast, states, key, cohort: Cohort
+    method: ClientMethod,
+    plan: Plan,
+    hp,
+    broadcast,
+    states,
+    key,
+    cohort: Cohort,
+    *,
+    gather: bool = False,
 ) -> CohortResult:
     """Run local training of every client of a round.
 
@@ -98,6 +117,7 @@ def train_cohort(
       broadcast: what the server sends; the same for all.
       states: client states; a client's is the row that the schedule names: of all K clients, or
         of a table that holds at least those of the round.
+      gather: whether outputs are models, of which every device gets all.
       key: the round's key; a step's key is fold_in(fold_in(key, client id), step).
     Cost: the longest lane's steps; memory is one local state per lane, plus one client state
       and one output per slot.
@@ -105,11 +125,15 @@ def train_cohort(
     schedule = cohort.schedule
     block = partial(_block, method, plan)
     shared = (hp, broadcast, states, key, cohort.examples)
-    lanes = schedule._replace(
-        round=None, num_clients=None, evaluate=None, trial=None, census=None, census_pairs=None
-    )
+    of_the_round = ("round", "num_clients", "evaluate", "trial", "participants")
+    lanes = schedule._replace(**dict.fromkeys((*of_the_round, "census", "census_pairs")))
+
+    def with_slots(outputs, one: RoundSchedule):
+        return (outputs, one.client_ids, one.weights, one.num_steps) if gather else ()
+
     if plan.spreads != AXIS:
         sums, new, outputs = jax.lax.map(lambda one: block(*shared, one), lanes)
+        gathered = with_slots(outputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = _put_back(states, new, schedule.rows)
     else:
@@ -117,17 +141,21 @@ def train_cohort(
         def sharded(hp, broadcast, states, key, examples, lanes):
             one = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(hp, broadcast, states, key, examples, one)
-            sums, new = _exchange(sums, (new, one.rows) if jax.tree.leaves(new) else ())
+            new = (new, one.rows) if jax.tree.leaves(new) else ()
+            sums, (new, gathered) = _exchange(sums, (new, with_slots(outputs, one)))
             states = _put_back(states, *new) if new else states
-            return sums, states, jax.tree.map(lambda a: a[None], outputs)
+            outputs = () if gather else jax.tree.map(lambda a: a[None], outputs)
+            return sums, states, outputs, gathered
 
-        sums, states, outputs = jax.shard_map(
+        sums, states, outputs, gathered = jax.shard_map(
             sharded,
             mesh=plan.mesh,
             in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
-            out_specs=(P(), P(), P(AXIS)),
+            out_specs=(P(), P(), P(AXIS), P()),
             check_vma=False,
         )(*shared, lanes)
+    if gather:
+        outputs = _models(schedule, *gathered)
     upload, loss, count = sums
     return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
 
@@ -141,6 +169,21 @@ def client_row(states: Tree, client: jax.Array | int) -> Tree:
     """A client's state of all clients' `[K, ...]`, or of a table, by row. A number beyond the last
     gives the last's."""
     return jax.tree.map(lambda s: s[jnp.minimum(client, s.shape[0] - 1)], states)
+
+
+def _models(schedule: RoundSchedule, variables, ids, weights, num_steps) -> ClientModels:
+    """The models of the slots `[D, V, J, ...]`, by client.
+
+    What the slots are is gathered with them: read from the schedule, it could be on other devices.
+    """
+    wanted = schedule.participants
+    slots = (ids.reshape(-1) == wanted[:, None]).argmax(1)
+    present = (wanted < schedule.num_clients) & (num_steps.reshape(-1)[slots] > 0)
+    return ClientModels(
+        jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[slots], variables),
+        jnp.where(present, weights.reshape(-1)[slots], 0),
+        present,
+    )
 
 
 def _exchange(sums, rows):

@@ -39,6 +39,8 @@ class LocalTraining(NamedTuple):
     scored: str = "global"
     """Which of a client's models its own test is for, of those that the method has: "global", or
     "client", its model after local training, which is then kept."""
+    hands_out_models: bool = False
+    """Whether a round gives all its clients' models to what refines the server's."""
 
 
 class Broadcast(NamedTuple):

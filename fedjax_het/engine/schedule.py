@@ -7,8 +7,8 @@ condense data, the lanes run through pairs of a client and a class instead, see 
 is said of clients below holds for them.
 
 Axes: D blocks of lanes (one per device, as a rule), V lanes per block, J client slots per lane, T
-steps per lane, B batch, G segments. A segment is a stretch of steps of one block in which no client
-starts or ends; with one lane per block every client is one segment.
+steps per lane, B batch, G segments, S sampled clients. A segment is a stretch of steps of one block
+in which no client starts or ends; with one lane per block every client is one segment.
 """
 
 import heapq
@@ -43,6 +43,7 @@ class RoundSchedule(NamedTuple):
     slots: np.ndarray  # [D, G, V] int32: which of the lane's clients
     starts: np.ndarray  # [D, G, V] bool: a client's first step opens this segment
     ends: np.ndarray  # [D, G, V] bool: a client's last step closes it
+    participants: np.ndarray  # [S] int32: the clients that take part, ascending; the rest is K
     census: np.ndarray  # [D, M, B] int32: all examples of the round's clients, where a method asks
     census_pairs: np.ndarray  # [D, M, B] int32: client * C + class of each; K * C for padding
 
@@ -160,6 +161,10 @@ class Scheduler:
         d_, v_, j_, t_, g_, m_ = shape or self.shape
         units, none = self.units, len(self._steps)
         lanes = self._packed[round_index]
+        taking_part = np.full(self.cohort_size, self.partition.num_clients, np.int32)
+        sampled = self.participants(round_index)
+        trained = np.sort(sampled[self.partition.sizes[sampled] > 0])
+        taking_part[: len(trained)] = trained
         out = RoundSchedule(
             round=np.int32(round_index),
             num_clients=np.int32(self.partition.num_clients),
@@ -180,6 +185,7 @@ class Scheduler:
             slots=np.zeros((d_, g_, v_), np.int32),
             starts=np.zeros((d_, g_, v_), bool),
             ends=np.zeros((d_, g_, v_), bool),
+            participants=taking_part,
             census=np.zeros((d_, m_, self.batch_size), np.int32),
             census_pairs=np.zeros((d_, m_, self.batch_size), np.int32),
         )

@@ -31,6 +31,8 @@ class Task(NamedTuple):
     def loss_and_gradient(self, variables, batch: Batch, key, *, train: bool = True):
         """Mean cross-entropy in nats over the batch's samples -> (loss, gradient, variables).
 
+        Labels are classes, or probabilities `[B, C]` of them.
+
         The gradient is of `variables["params"]`; the variables returned hold the new batch-norm
         statistics, if the network has any. `train` False: of the network as it is evaluated.
         """
@@ -42,7 +44,11 @@ class Task(NamedTuple):
                 train=train,
                 key=key,
             )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+            labels = batch["labels"]
+            if labels.ndim == 2:
+                losses = optax.softmax_cross_entropy(logits, labels)
+            else:
+                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return (losses * batch["mask"]).sum(), state
 
         gradient_of = micro_batched_value_and_grad(loss_sum, self.model.micro_batch, has_aux=True)

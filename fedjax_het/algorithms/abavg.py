@@ -1,0 +1,56 @@
+"""ABAVG, accuracy-based averaging (Xiao et al., ISPDC 2021)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.distilling import over_models
+from fedjax_het.algorithms.refined import Round
+from fedjax_het.engine.ensemble import logits_of, weighted_sum
+from fedjax_het.engine.lanes import ClientModels
+from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.plan import Plan
+
+
+def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]) -> Algorithm:
+    """The average of the clients' models w_k with weights by their accuracy on the server's
+    labelled examples, in place of the p_k of the run's `averaging`:
+
+        w <- w_base + server_lr sum_k (a_k - p_k) w_k,  a_k = acc_k / sum_j acc_j.
+
+    Over FedAvg that is w + server_lr sum_k a_k (w_k - w), the method as it was published; other
+    bases, which move the average further, do so from the new one. Batch-norm statistics are
+    averaged likewise, with rate 1. Accuracies are of all the examples, of the networks as they
+    are evaluated. If no model is right about any of them, all count alike.
+
+    The paper's formula could not be read; this one is that of DynaFed's public code, less its two
+    errors: there the accuracy is of the last minibatch alone, and of networks in training mode.
+
+    Traffic and state: those of `base`. Cost: a pass of each of the S clients' models over the
+    server's examples, on every device alike; memory of the S models.
+    """
+    task = training.task
+
+    def refine(hp, of: Round, models: ClientModels):
+        examples = of.cohort.server.examples
+
+        def accuracy(variables):
+            found = logits_of(task, variables, examples.images).argmax(1)
+            return (found == examples.labels).mean()
+
+        right = jnp.where(models.present, jax.lax.map(accuracy, models.variables), 0)
+        right = jnp.where(right.any(), right, models.present)
+        shares = right / jnp.maximum(right.sum(), jnp.finfo(jnp.float32).tiny)
+        change = weighted_sum(shares - models.weights, models.variables)
+        return {
+            name: jax.tree.map(
+                lambda a, d, rate=hp["server_lr"] if name == "params" else 1.0: a + rate * d,
+                part,
+                change[name],
+            )
+            for name, part in of.after.items()
+        }
+
+    return over_models(training, plan, base, refine)

@@ -1,0 +1,476 @@
+"""FedDF, FedBE and ABAVG against loops in float64, their limits, and what they may read."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from chex import assert_trees_all_close, assert_trees_all_equal
+from problems import CLASSES, SIZES, blobs, small, user_dataset
+from test_fsl import descended, flat, server_batches
+
+from fedjax_het import ConfigError, RunSpec, simulate, sweep
+from fedjax_het.algorithms import entry_of
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedbe import _dirichlet, _gaussian
+from fedjax_het.engine.ensemble import logits_of
+from fedjax_het.engine.lanes import ClientModels, Cohort
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.engine.task import Task
+from fedjax_het.federation import prepare, split_clients
+from fedjax_het.nn import make_model
+
+METHODS = ("feddf", "fedbe", "abavg")
+SERVER = blobs((7,), seed=3)
+STEPS = {"distill_epochs": 2, "distill_batch_size": 4}  # 4 steps over 7 examples
+RATES = {
+    "feddf": {"distill_lr": 0.1, "distill_clip": 0.05},
+    "fedbe": {"distill_lr": 0.5, "distill_weight_decay": 0.03, "sharpening": 0.6},
+    "abavg": {},
+}
+
+
+def made(name, *, hp=None, base=None, settings=None, **options):
+    """A federation of a method over a base."""
+    named = {} if base is None else {"base": base}
+    entry = entry_of(name, named)
+    options = {**entry.options, **options}
+    numbers = entry.hyper_parameters("sgd", options, len(SIZES))
+    told = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
+    return small(partial(entry.build, **options), hp={**numbers, **told}, **(settings or {}))
+
+
+# --- the round's models ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plan", [make_plan(1, 1, spread=None), make_plan(1, 2), make_plan(3, 1), make_plan(2, 2)]
+)
+def test_models_are_handed_out_by_client_wherever_they_were_trained(plan):
+    def build(training, plan):
+        return fedavg(training._replace(hands_out_models=True), plan)
+
+    settings = {"participation": 0.7, "averaging": "weighted"}
+    federation = small(build, hp={"local_lr": 0.2}, plan=plan, **settings)
+    start = federation.start()
+    x, y = flat(blobs()[0]), blobs()[1]
+    params = federation.model(start)
+    empty = 0
+    for r in range(4):
+        cohort = Cohort(federation.scheduler.round(r), federation.examples, federation.server)
+        _, info = jax.jit(federation.algorithm.round)(
+            federation.hp, plan.put(start), jax.random.key(0), cohort
+        )
+        sampled = np.sort(federation.scheduler.participants(r))
+        trained = [k for k in sampled if SIZES[k]]
+        empty += len(sampled) > len(trained)
+        models = jax.tree.map(np.asarray, info.models)
+        assert len(models.weights) == len(sampled) == 4  # not as many as slots or clients
+        assert list(models.present) == [True] * len(trained) + [False] * (4 - len(trained))
+        shares = np.array([SIZES[k] for k in trained]) / sum(SIZES[k] for k in trained)
+        np.testing.assert_allclose(models.weights[: len(trained)], shares, rtol=1e-6)
+        assert (models.weights[len(trained) :] == 0).all()
+        for i, k in enumerate(trained):
+            batches, sizes = federation.scheduler.client_batches(r, k)
+            mine = [b[:n] for b, n in zip(batches, sizes, strict=True)]
+            w, b = descended((params["w"], params["b"]), x, y, mine, 0.2)
+            np.testing.assert_allclose(models.variables["params"]["w"][i], w, atol=2e-6)
+            np.testing.assert_allclose(models.variables["params"]["b"][i], b, atol=2e-6)
+    assert 0 < empty < 4
+
+
+def test_a_refined_method_does_not_pass_the_models_on():
+    _, info = made("abavg").run(1)
+    assert info.models is None
+
+
+def test_logits_do_not_depend_on_the_pieces_that_they_are_taken_in():
+    images = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 1), np.uint8)
+    task = Task(make_model("mlp", (8, 8, 1), 10), (0.3,), (0.2,))
+    variables = task.model.init(jax.random.key(0))
+    whole, _ = task.model.apply(variables, task.normalise(jnp.asarray(images)), train=False)
+    for count in (1, 127, 128, 300):
+        found = logits_of(task, variables, jnp.asarray(images[:count]))
+        np.testing.assert_allclose(found, whole[:count], rtol=1e-5, atol=1e-5)
+
+
+# --- oracles in float64 ------------------------------------------------------------------------
+
+
+def softmax(z):
+    p = np.exp(z - z.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def accuracy(model):
+    w, b = model
+    return float(np.mean((flat(SERVER[0]) @ w + b).argmax(1) == SERVER[1]))
+
+
+class Rounds:
+    """Rounds of FedAvg by loops, whose average `refine(federation, average, models, shares, key)`
+    turns into the next model; models are lists of [w, b]."""
+
+    def __init__(self, federation, refine):
+        params = federation.model(federation.start())
+        self.model = [params["w"].astype(np.float64), params["b"].astype(np.float64)]
+        self.federation, self.refine = federation, refine
+        self.hp = {name: float(value) for name, value in federation.hp.items()}
+
+    def run(self, rounds):
+        x, y = flat(blobs()[0]), blobs()[1]
+        scheduler = self.federation.scheduler
+        for r in range(rounds):
+            ids = sorted(int(k) for k in scheduler.participants(r) if SIZES[k])
+            shares = np.array([SIZES[k] for k in ids], np.float64)
+            shares /= shares.sum()
+            if scheduler.averaging == "uniform":
+                shares = np.full(len(ids), 1 / len(ids))
+            models = []
+            for k in ids:
+                batches, sizes = scheduler.client_batches(r, k)
+                mine = [b[:n] for b, n in zip(batches, sizes, strict=True)]
+                models.append(descended(self.model, x, y, mine, self.hp["local_lr"]))
+            average = [
+                old
+                + self.hp["server_lr"]
+                * sum(p * (m[i] - old) for p, m in zip(shares, models, strict=True))
+                for i, old in enumerate(self.model)
+            ]
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), SERVER_FOLD)
+            self.model = self.refine(self.hp, self.model, average, models, shares, key)
+        return self.model
+
+
+def student_gradient(w, b, x, targets):
+    p = softmax(x @ w + b) - targets
+    return x.T @ p / len(x), p.mean(0)
+
+
+def feddf_loop(hp, before, average, models, shares, key):
+    x = flat(SERVER[0])
+    targets = softmax(np.mean([x @ w + b for w, b in models], 0))
+    _, key = jax.random.split(key)
+    batches = list(server_batches(key, STEPS["distill_epochs"], 7, STEPS["distill_batch_size"]))
+    params, m, v = list(average), [0.0, 0.0], [0.0, 0.0]
+    for t, index in enumerate(batches):
+        gradient = student_gradient(*params, x[index], targets[index])
+        norm = np.sqrt(sum((g**2).sum() for g in gradient))
+        lr = hp["distill_lr"] * (1 + np.cos(np.pi * t / len(batches))) / 2
+        for i in range(2):
+            g = gradient[i] * min(1, hp["distill_clip"] / norm)
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g**2
+            ratio = m[i] / (1 - 0.9 ** (t + 1)) / (np.sqrt(v[i] / (1 - 0.999 ** (t + 1))) + 1e-8)
+            params[i] = params[i] - lr * ratio
+    return params
+
+
+def drawn(posterior, key, models, shares, alpha):
+    """One model of the posterior; the random numbers are those of JAX."""
+    if posterior == "dirichlet":
+        # Padded by the cohort's clients without data.
+        gammas = np.exp(np.asarray(jax.random.loggamma(key, alpha, (4,)), np.float64))
+        mixed = gammas[: len(models)] * shares
+        return [
+            sum(g * m[i] for g, m in zip(mixed / mixed.sum(), models, strict=True))
+            for i in range(2)
+        ]
+    mean = [sum(p * m[i] for p, m in zip(shares, models, strict=True)) for i in range(2)]
+    like = {"b": jnp.zeros(CLASSES), "w": jnp.zeros((4, CLASSES))}
+    noise = optax.tree.random_like(key, like)
+    out = []
+    for i, name in enumerate("wb"):
+        variance = sum(p * (m[i] - mean[i]) ** 2 for p, m in zip(shares, models, strict=True))
+        out.append(mean[i] + np.sqrt(variance) * np.asarray(noise[name], np.float64))
+    return out
+
+
+def fedbe_loop(posterior, samples, hp, before, average, models, shares, key):
+    x = flat(SERVER[0])
+    draw_key, key = jax.random.split(key)
+    keys = jax.random.split(draw_key, samples)
+    alpha = hp.get("posterior_alpha")
+    more = [drawn(posterior, k, models, shares, alpha) for k in keys]
+    ensemble = [average, *models, *more]
+    p = np.mean([softmax(x @ w + b) for w, b in ensemble], 0) ** (1 / hp["sharpening"])
+    targets = p / p.sum(1, keepdims=True)
+    params, velocity, kept = list(average), [0.0, 0.0], []
+    batches = list(server_batches(key, STEPS["distill_epochs"], 7, STEPS["distill_batch_size"]))
+    for t, index in enumerate(batches):
+        gradient = student_gradient(*params, x[index], targets[index])
+        for i in range(2):
+            g = gradient[i] + hp["distill_weight_decay"] * params[i]
+            velocity[i] = hp["distill_momentum"] * velocity[i] + g
+            params[i] = params[i] - hp["distill_lr"] * velocity[i]
+        if t >= 1 and t % 2 == 0:  # of steps 1 to 4, after a quarter of them, every other one: 3
+            kept.append(list(params))
+    return [np.mean([one[i] for one in kept], 0) for i in range(2)]
+
+
+def abavg_loop(hp, before, average, models, shares, key):
+    right = np.array([accuracy(model) for model in models])
+    weights = right / right.sum()
+    return [
+        old + hp["server_lr"] * sum(a * (m[i] - old) for a, m in zip(weights, models, strict=True))
+        for i, old in enumerate(before)
+    ]
+
+
+ORACLES = {
+    "feddf": (feddf_loop, STEPS, {}),
+    "fedbe-gaussian": (
+        partial(fedbe_loop, "gaussian", 3),
+        {**STEPS, "num_samples": 3, "swa_start": 0.25, "swa_every": 2},
+        {},
+    ),
+    "fedbe-dirichlet": (
+        partial(fedbe_loop, "dirichlet", 2),
+        {**STEPS, "posterior": "dirichlet", "num_samples": 2, "swa_start": 0.25, "swa_every": 2},
+        {"posterior_alpha": 0.6},
+    ),
+    "abavg": (abavg_loop, {}, {}),
+}
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+@pytest.mark.parametrize("case", ORACLES)
+def test_three_rounds_equal_a_float64_oracle(case, averaging):
+    loop, options, hp = ORACLES[case]
+    settings = {"participation": 0.7, "averaging": averaging}
+    federation = made(case.split("-")[0], hp={"server_lr": 0.8, **hp}, settings=settings, **options)
+    expected = Rounds(federation, loop).run(3)
+    plain = Rounds(federation, lambda hp, before, average, *_: average).run(3)
+    found = federation.model(federation.run(3)[0])
+    np.testing.assert_allclose(found["w"], expected[0], atol=1e-5)
+    np.testing.assert_allclose(found["b"], expected[1], atol=1e-5)
+    assert np.abs(expected[0] - plain[0]).max() > 1e-2  # than the average alone
+
+
+# --- limits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
+@pytest.mark.parametrize("name", ["feddf", "fedbe"])
+def test_without_steps_distillation_is_its_base(name, base):
+    settings = {"participation": 0.7}
+    alone = made(base, settings=settings)
+    over = made(name, base=base, distill_epochs=0, settings=settings)
+    state, info = over.run(3)
+    plain, plain_info = alone.run(3)
+    assert_trees_all_close(state.server.base, plain.server, atol=1e-7)
+    assert_trees_all_close(state.clients, plain.clients, atol=1e-7)
+    assert_trees_all_close(info, plain_info, atol=1e-6)
+    moved = made(name, base=base, settings=settings, **STEPS)
+    gap = moved.model(moved.run(3)[0])["w"] - alone.model(plain)["w"]
+    assert np.abs(gap).max() > 1e-3
+
+
+def test_long_distillation_ends_at_the_mean_of_linear_clients():
+    """Of linear models the mean logits are the mean model's: uniform, whatever the average's."""
+    settings = {"averaging": "weighted", "server": (blobs((40,), seed=3), 1)}
+    options = {"distill_epochs": 800, "distill_batch_size": 40}
+    federation = made("feddf", hp={"distill_clip": 5.0}, settings=settings, **options)
+    uniform = made("fedavg")
+    uniform, weighted = uniform.model(uniform.run(1)[0]), made("fedavg", settings=settings)
+    weighted = weighted.model(weighted.run(1)[0])
+    found = federation.model(federation.run(1)[0])
+
+    def centred(params):  # softmax does not see what all classes have in common
+        w = np.concatenate([params["w"], params["b"][None]])
+        return w - w.mean(1, keepdims=True)
+
+    np.testing.assert_allclose(centred(found), centred(uniform), atol=1e-3)
+    assert np.abs(centred(weighted) - centred(uniform)).max() > 0.05
+
+
+def test_one_client_and_no_samples_teach_fedbes_student_nothing():
+    """The ensemble is the student twice; all that is left is what sharpening adds."""
+    hp = {"sharpening": 1.0, "distill_weight_decay": 0.0}
+    settings = {"sizes": (18,)}
+    options = {**STEPS, "num_samples": 0}
+    plain = made("fedavg", settings=settings)
+    expected = plain.model(plain.run(2)[0])
+    alone = made("fedbe", hp=hp, settings=settings, **options)
+    assert_trees_all_close(alone.model(alone.run(2)[0]), expected, atol=1e-6)
+    sharp = made("fedbe", hp={**hp, "sharpening": 0.5}, settings=settings, **options)
+    assert np.abs(sharp.model(sharp.run(2)[0])["w"] - expected["w"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
+def test_equal_accuracies_leave_the_uniform_average(base):
+    """Every image once with every label: each model is right about a third of them."""
+    images = np.repeat(SERVER[0], CLASSES, 0)
+    labels = np.tile(np.arange(CLASSES), len(SERVER[0])).astype(np.int32)
+    plain = made(base, settings={"participation": 0.7})
+    expected = plain.model(plain.run(3)[0])
+    for averaging in ("uniform", "weighted") if base == "fedavg" else ("uniform",):
+        settings = {"server": ((images, labels), 1), "averaging": averaging}
+        over = made("abavg", base=base, settings={**settings, "participation": 0.7})
+        assert_trees_all_close(over.model(over.run(3)[0]), expected, atol=2e-6)
+
+
+def test_models_that_are_never_right_count_alike():
+    nothing = (SERVER[0], np.full_like(SERVER[1], CLASSES))  # a class that none can name
+    over = made("abavg", settings={"server": (nothing, 1), "averaging": "weighted"})
+    plain = made("fedavg")
+    found = over.model(over.run(2)[0])
+    assert_trees_all_close(found, plain.model(plain.run(2)[0]), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_averaging_by_accuracy_reads_labels(name):
+    options = {} if name == "abavg" else STEPS
+    other = (SERVER[0], (SERVER[1] + 1) % CLASSES)
+    models = []
+    for server in (SERVER, other):
+        federation = made(name, settings={"server": (server, 1)}, **options)
+        models.append(federation.model(federation.run(2)[0]))
+    if name == "abavg":
+        assert np.abs(models[0]["w"] - models[1]["w"]).max() > 1e-3
+    else:
+        assert_trees_all_equal(*models)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_over_fedprox_without_pull_it_is_as_over_fedavg(name):
+    options = {} if name == "abavg" else STEPS
+    hp = {"server_lr": 0.8}
+    usual = made(name, hp=hp, **options)
+    over = made(name, hp={**hp, "prox_mu": 0.0}, base="fedprox", **options)
+    assert_trees_all_close(usual.model(usual.run(3)[0]), over.model(over.run(3)[0]), atol=1e-6)
+    strong = made(name, hp={**hp, "prox_mu": 2.0}, base="fedprox", **options)
+    gap = strong.model(strong.run(3)[0])["w"] - usual.model(usual.run(3)[0])["w"]
+    assert np.abs(gap).max() > 1e-2
+
+
+# --- posteriors --------------------------------------------------------------------------------
+
+
+def posterior_models():
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.asarray(rng.normal(size=(4, 2, 3)), jnp.float32)}
+    state = {"mean": jnp.asarray(rng.normal(size=(4, 3)), jnp.float32)}
+    weights = jnp.asarray([0.5, 0.3, 0.2, 0.0])
+    present = jnp.asarray([True, True, True, False])
+    return ClientModels({"params": params, "state": state}, weights, present)
+
+
+def many(sample, count=20_000):
+    return jax.jit(jax.vmap(sample))(jax.random.split(jax.random.key(1), count))
+
+
+def test_gaussian_draws_have_the_weighted_mean_and_variance_of_the_clients():
+    models = posterior_models()
+    middle = {"params": {}, "state": {"mean": jnp.full(3, 9.0)}}
+    draws = many(_gaussian({}, models, middle))
+    w, p = np.asarray(models.variables["params"]["w"], np.float64), np.array([0.5, 0.3, 0.2, 0])
+    mean = np.einsum("s,sij->ij", p, w)
+    variance = np.einsum("s,sij->ij", p, (w - mean) ** 2)
+    found = np.asarray(draws["params"]["w"], np.float64)
+    np.testing.assert_allclose(found.mean(0), mean, atol=5 * np.sqrt(variance.max() / 20_000))
+    np.testing.assert_allclose(found.var(0), variance, rtol=0.06)
+    correlation = np.corrcoef(found[:, 0, 0], found[:, 1, 2])[0, 1]
+    assert abs(correlation) < 0.03  # diagonal
+    assert (np.asarray(draws["state"]["mean"]) == 9).all()
+
+
+def test_dirichlet_draws_mix_the_clients_by_dirichlets_shares():
+    """With equal p the shares are Dir(alpha)'s: mean 1/3, variance 2 / (9 (3 alpha + 1))."""
+    one_hot = ClientModels(
+        {"params": jnp.eye(4)},
+        jnp.asarray([1, 1, 1, 0]) / 3,
+        jnp.asarray([True, True, True, False]),
+    )
+    for alpha in (0.5, 2.0):
+        shares = np.asarray(many(_dirichlet({"posterior_alpha": alpha}, one_hot, {}))["params"])
+        np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
+        np.testing.assert_allclose(shares.mean(0), [1 / 3, 1 / 3, 1 / 3, 0], atol=0.01)
+        np.testing.assert_allclose(shares.var(0)[:3], 2 / 9 / (3 * alpha + 1), rtol=0.05)
+    # A large alpha leaves the weighted average.
+    models = posterior_models()
+    found = many(_dirichlet({"posterior_alpha": 1e6}, models, {}), 100)["params"]["w"]
+    mean = np.einsum("s,sij->ij", models.weights, models.variables["params"]["w"])
+    np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), atol=0.02)
+
+
+# --- whole runs --------------------------------------------------------------------------------
+
+
+def spec(algorithm, **settings):
+    defaults = {
+        "dataset": "user",
+        "partition": "iid",
+        "model": "mlp",
+        "num_clients": 6,
+        "participation": 0.5,
+        "batch_size": 4,
+        "rounds": 3,
+        "hp": {"local_lr": 0.02},
+    }
+    return RunSpec(algorithm, **{**defaults, **settings})
+
+
+def test_runs_learn_from_examples_that_no_client_holds():
+    options = {"server_options": {"size": 9}}
+    for name in METHODS:
+        group = prepare([spec(name, **options)], dataset=user_dataset())
+        (federation,) = group.federations
+        assert federation.spec.server_data == "held_out"
+        held = set(federation.server.indices)
+        assert len(held) == 9 and not held & set(federation.partition.indices)
+        assert held | set(federation.partition.indices) == set(range(sum(SIZES)))
+        assert "which no client holds" in str(group.server_summary(federation))
+
+
+@pytest.mark.slow
+def test_a_sweep_and_a_network_with_batch_norm():
+    """Federations on different devices, each with examples and models of its own."""
+    data = user_dataset()
+    settings = {"model": "convnet", "norm": "batch", "depth": 1, "width": 4}
+    hp = {"local_lr": 0.02}
+    specs = [
+        spec("fedbe", seed=seed, hp=hp | {"distill_lr": 0.05}, **settings) for seed in range(2)
+    ]
+    together = sweep(specs, dataset=data, progress=lambda line: None, spread="runs")
+    for one, run in zip(specs, together.results, strict=True):
+        alone = simulate(one, dataset=data)
+        assert np.isfinite(run.metrics["test_loss"]).all()
+        np.testing.assert_allclose(alone.metrics["test_loss"], run.metrics["test_loss"], rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("feddf", {"options": {"distill_epochs": -1}}, "distill_epochs = -1"),
+        ("feddf", {"options": {"distill_batch_size": 0}}, "distill_batch_size = 0"),
+        ("feddf", {"hp": {"distill_clip": 0.0}}, "distill_clip"),
+        ("feddf", {"options": {"num_samples": 3}}, "'num_samples'"),
+        ("fedbe", {"options": {"posterior": "laplace"}}, "laplace"),
+        ("fedbe", {"options": {"num_samples": -1}}, "num_samples = -1"),
+        ("fedbe", {"options": {"swa_start": 1.5}}, "swa_start = 1.5"),
+        ("fedbe", {"options": {"swa_every": 0}}, "swa_every = 0"),
+        ("fedbe", {"hp": {"sharpening": 0.0}}, "sharpening"),
+        ("fedbe", {"hp": {"posterior_alpha": 1.0}}, "posterior_alpha"),
+        ("fedbe", {"options": {"posterior": "dirichlet"}, "hp": {"posterior_alpha": 0.0}}, "alpha"),
+        ("abavg", {"options": {"base": "dynafed"}}, "'dynafed'"),
+        ("abavg", {"server_options": {"size": 0}}, "size = 0"),
+        ("abavg", {"server_options": {"size": 51}}, "size = 51"),
+        ("abavg", {"server_options": {"size": 46}}, "num_clients = 6: .* 5"),
+    ],
+)
+def test_bad_input_is_told(name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        simulate(spec(name, **settings), dataset=user_dataset())
+
+
+def test_a_partition_of_ones_own_must_leave_examples():
+    group = prepare([spec("abavg")], dataset=user_dataset())
+    own = group.federations[0].partition
+    with pytest.raises(ConfigError, match="at most 3"):
+        prepare(
+            [spec("abavg", server_options={"size": 4})], dataset=user_dataset(), partitions=[own]
+        )
+    assert split_clients(spec("abavg").resolved(), user_dataset()).digest() == own.digest()
