@@ -79,6 +79,8 @@ class Program(NamedTuple):
 def _training(signature: "_Signature") -> LocalTraining:
     s = signature
     model = make_model(s.model, s.input_shape, s.num_classes, **dict(s.model_options))
+    options = dict(s.options)
+    model = entry_of(s.algorithm, options).network(model, **options)
     return LocalTraining(
         Task(model, s.mean, s.std),
         s.optimizer,
