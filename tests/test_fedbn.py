@@ -10,9 +10,9 @@ from problems import BATCH, CLASSES, SIZES, blobs, small, user_dataset
 from fedjax_het import simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
-from fedjax_het.errors import ConfigError
 from fedjax_het.nn import Model, make_model, norm_mask, norms_of, with_norms
 from fedjax_het.nn.modules import BatchNorm, InstanceNorm, Linear, norm_paths
+from fedjax_het.protocols import PROTOCOLS
 from fedjax_het.spec import RunSpec
 
 LR = 0.3
@@ -244,9 +244,24 @@ def test_a_clients_own_test_is_for_the_body_with_its_own_layers():
     assert np.isfinite(result.metrics["test_accuracy"]).all()  # of the body with mean layers
 
 
-def test_states_stay_on_the_devices_where_own_models_are_scored():
-    spec = RunSpec("fedbn", "user", num_clients=6, rounds=1, participation=0.5, model="convnet")
-    spec = RunSpec(**{**spec.to_dict(), "norm": "batch", "width": 2, "depth": 1, "alpha": 1.0})
-    with pytest.raises(ConfigError, match="own models"):
-        own = RunSpec(**{**spec.to_dict(), "local_tests": True, "test_per_client": 5})
-        simulate(own, dataset=user_dataset(), client_state="host")
+def test_states_can_be_on_the_host_unless_own_layers_are_scored():
+    for scored in ("global", "personal"):
+        federation = small(fedbn, hp={"local_lr": LR}, model=centred_model(), scored=scored)
+        assert federation.algorithm.pageable == (scored == "global")
+        assert (federation.algorithm.personal is None) == (scored == "global")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_protocols_score_clients_own_layers_where_clients_are_tested(protocol):
+    one = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True).resolved()
+    assert one.scored_model == "personal"
+    other = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True, scored="global")
+    assert other.resolved().scored_model == "global"
+    if protocol != "fedamp":
+        assert not RunSpec("fedbn", "digits", protocol=protocol).resolved().tests_clients
+
+
+def test_fedafs_domains_are_each_tested_with_their_own_layers():
+    one = RunSpec("fedbn", "domainnet", protocol="fedaf").resolved()
+    assert one.tests_clients and one.scored_model == "personal"
+    assert not RunSpec("moon", "domainnet", protocol="fedaf").resolved().tests_clients
