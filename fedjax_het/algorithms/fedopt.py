@@ -59,12 +59,13 @@ def fedadam(training: LocalTraining, plan: Plan) -> Algorithm:
         m <- beta1 m + (1 - beta1) D,   v <- beta2 v + (1 - beta2) D^2,
         w <- w + server_lr m / (sqrt(v) + tau),
 
-    m from 0 and v from tau^2 on; beta1 0.9, beta2 0.99, tau 1e-3 as in the paper's experiments.
+    m from 0 and v from tau^2 on, the least that Algorithm 2 allows; beta1 0.9, beta2 0.99, tau 1e-3
+    as in the paper's experiments.
     There is no bias correction in it, which `optax.adam` has: the first step of an entry whose
     change is d is server_lr (1 - beta1) d / (sqrt(beta2 tau^2 + (1 - beta2) d^2) + tau).
 
-    server_lr is tuned for each task there, between 1e-3 and 10; the default, 0.01, is the order of
-    its best for CIFAR-10. An entry moves by about server_lr at most, whatever the local steps.
+    server_lr is tuned for each task there; the default, 0.01, is a choice made here, and has to be
+    tuned too: an entry moves by about server_lr at most, whatever the local steps.
     Traffic: FedAvg's. State: two more models on the server.
     """
 
