@@ -19,6 +19,7 @@ from fedjax_het.data import (
     PartitionSummary,
     ServerData,
     ServerSummary,
+    domain_tests,
     load_dataset,
     local_tests,
     make_partition,
@@ -81,6 +82,8 @@ class Program(NamedTuple):
 def _training(signature: "_Signature") -> LocalTraining:
     s = signature
     model = make_model(s.model, s.input_shape, s.num_classes, **dict(s.model_options))
+    options = dict(s.options)
+    model = entry_of(s.algorithm, options).network(model, **options)
     return LocalTraining(
         Task(model, s.mean, s.std),
         s.optimizer,
@@ -569,8 +572,10 @@ def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
 
 
 def test_clients(spec: RunSpec, split: Partition, dataset: Dataset) -> Partition:
-    """The tests of every client that resolved settings name, see `local_tests`. Raises
-    ConfigError."""
+    """The tests of every client that resolved settings name, see `local_tests` and `domain_tests`.
+    Raises ConfigError."""
+    if split.scheme == "by_domain":
+        return domain_tests(split, dataset.test_domains, per_client=spec.test_per_client)
     return local_tests(
         split,
         dataset.train_labels,

@@ -32,6 +32,9 @@ _PROXY = Rule(
     ("feddf", "fedbe", "abavg"), settings={"server_data": "held_out", "server_options": {}}
 )
 
+# FedBN's own tests are for the client's own normalisation layers, wherever clients are tested.
+_OWN_NORMS = Rule(("fedbn",), settings={"scored": "personal"})
+
 # DynaFed: paper section 6 and appendix; the released code for what the paper leaves open.
 _DYNAFED = (
     Rule(
@@ -50,6 +53,7 @@ _DYNAFED = (
         }
     ),
     _PROXY,
+    _OWN_NORMS,
 )
 
 # FedAF: sections 5.1 and 5.2 and appendix A. The partition is that of the code which its baselines'
@@ -80,7 +84,11 @@ _FEDAF = (
         datasets=("domainnet",),
         settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     ),
+    _OWN_NORMS,
+    # There each client is a domain: "personal" is each client's own model on its own domain.
+    Rule(("fedbn",), ("domainnet",), settings={"local_tests": True}),
     Rule(("fedprox",), hp={"prox_mu": 0.001}),
+    Rule(("moon",), hp={"moon_mu": 1.0}),
     Rule(("feddm", "fedaf"), settings={"batch_size": 256}),
     Rule(("feddm", "fedaf"), ("domainnet",), options={"ipc": 20}),
     # On data sets that FedAF does not use: as on Fashion-MNIST, whose images are nearest.
@@ -135,17 +143,26 @@ _FEDAMP = (
     Rule(datasets=("cifar100",), settings={"num_clients": 40}),
     Rule(("scaffold",), settings={"scored": "client"}),
     _PROXY,
+    _OWN_NORMS,
 )
 
 
-def _root_of_cohort(settings: dict[str, Any]) -> float:
+# Methods whose server does not take a step along the mean change, and what it takes instead.
+_OTHER_SERVERS = {"feddyn": 1.0, "feddc": 1.0, "fedavgm": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
+
+
+def _server_lr(settings: dict[str, Any]) -> float:
+    """The root of the cohort's size, for methods whose server steps along the mean change."""
+    method = settings["options"].get("base", settings["algorithm"])
+    if method in _OTHER_SERVERS:
+        return _OTHER_SERVERS[method]
     sampled = cohort_size(settings["num_clients"], settings["participation"])
     return math.sqrt(sampled)
 
 
 # FSL: section IV, scenario 1. Its batch size is not stated there: 50 is scenario 2's for EMNIST,
 # and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. Nor is eta_g of FL and DS: the
-# sentence on the implementation gives sqrt(S) for all. FedDyn's own server has no such step.
+# sentence on the implementation gives sqrt(S) for all whose server has such a step.
 _FSL = (
     Rule(
         settings={
@@ -163,7 +180,7 @@ _FSL = (
             "averaging": "uniform",
             "server_data": "iid",
         },
-        hp={"server_lr": _root_of_cohort},
+        hp={"server_lr": _server_lr},
     ),
     Rule(datasets=("cifar10",), settings={"server_options": {"size": 500}}),
     Rule(
@@ -175,8 +192,8 @@ _FSL = (
         },
     ),
     Rule(("fsl", "fsl_p", "data_sharing"), settings={"pretrain_epochs": 500}),
-    Rule(("feddyn",), hp={"server_lr": 1.0}),
     _PROXY,
+    _OWN_NORMS,
 )
 
 PROTOCOLS: dict[str, tuple[Rule, ...]] = {

@@ -343,7 +343,7 @@ def test_traffic_counts_what_is_sent(name):
     federation = small(build, **settings)
     traffic = federation.algorithm.traffic(federation.hp, federation.start())
     model = 4 * (4 * CLASSES + CLASSES)
-    times = {"scaffold": 2, "separate": 0}.get(name, 1)
+    times = {"scaffold": 2, "feddc": 2, "separate": 0}.get(name, 1)
     condensed = 2 * 4 * 4  # two images of four floats
     expected = {"feddm": (model, 0, condensed), "fedaf": (model + 36, 2 * 36, condensed)}
     assert traffic == expected.get(name, (times * model, times * model, 0))

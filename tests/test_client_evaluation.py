@@ -168,9 +168,17 @@ def test_tests_do_not_depend_on_the_method_or_the_seed_of_training():
     assert tests("fedavg") != tests("fedavg", test_per_client=9)
 
 
-def test_clients_of_domains_have_no_such_tests():
+def test_clients_of_domains_are_tested_on_their_domains():
     from problems import domains_dataset
 
-    one = spec("separate", partition="by_domain", alpha=None, num_clients=3)
-    with pytest.raises(ConfigError, match="by_domain"):
-        simulate(one, dataset=domains_dataset())
+    data = domains_dataset()
+    settings = {"partition": "by_domain", "alpha": None, "num_clients": 3}
+    ours = simulate(
+        spec("fedavg", local_tests=True, scored="global", **settings), dataset=data
+    ).metrics
+    names = [f"test_accuracy_{name}" for name in data.domain_names]
+    of_domains = np.stack([ours[name] for name in names], 1)
+    np.testing.assert_allclose(ours["client_accuracy"], of_domains, atol=1e-6)
+    assert len(np.unique(of_domains[-1])) > 1
+    with pytest.raises(ConfigError, match="per_client = 5"):
+        simulate(spec("separate", test_per_client=5, **settings), dataset=data)

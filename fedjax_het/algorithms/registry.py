@@ -50,6 +50,8 @@ from fedjax_het.algorithms.fedbe import (
     fedbe,
     fedbe_hyper_parameters,
 )
+from fedjax_het.algorithms.fedbn import fedbn
+from fedjax_het.algorithms.feddc import FEDDC_HP, feddc
 from fedjax_het.algorithms.feddf import FEDDF_HP, FEDDF_OPTIONS, check_feddf_hp, feddf
 from fedjax_het.algorithms.feddm import (
     FEDDM_OPTIONS,
@@ -59,6 +61,18 @@ from fedjax_het.algorithms.feddm import (
     feddm_hyper_parameters,
 )
 from fedjax_het.algorithms.feddyn import FEDDYN_HP, check_feddyn_hp, feddyn
+from fedjax_het.algorithms.fednova import check_fednova_hp, fednova
+from fedjax_het.algorithms.fedopt import (
+    ADAPTIVE_HP,
+    FEDAVGM_HP,
+    FEDAVGM_OPTIONS,
+    check_adaptive_hp,
+    check_fedavgm,
+    check_fedavgm_hp,
+    fedadam,
+    fedavgm,
+    fedyogi,
+)
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import (
     FINE_TUNING_OPTIONS,
@@ -66,6 +80,14 @@ from fedjax_het.algorithms.fine_tuning import (
     fine_tuned,
 )
 from fedjax_het.algorithms.fsl import FSL_HP, FSL_OPTIONS, check_fsl, data_sharing, fsl
+from fedjax_het.algorithms.moon import (
+    MOON_HP,
+    MOON_OPTIONS,
+    check_moon,
+    check_moon_hp,
+    moon,
+    moon_network,
+)
 from fedjax_het.algorithms.per_fedavg import (
     PER_FEDAVG_OPTIONS,
     check_per_fedavg,
@@ -84,6 +106,7 @@ from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.algorithms.separate import check_separate, separate
 from fedjax_het.engine.local import optimizer_defaults
 from fedjax_het.errors import require_name
+from fedjax_het.nn import Model
 
 
 class Entry(NamedTuple):
@@ -98,7 +121,8 @@ class Entry(NamedTuple):
     `server_data`: whether the server has examples of its own.
     `trains_locally` is false where clients condense their data instead. `scored` are the models
     that a client's own test may be for, the method's usual one first. `global_model`: whether the
-    server has one model for all. `min_clients`: fewer are bad input.
+    server has one model for all. `min_clients`: fewer are bad input. `network(model, **options)` is
+    the network that the method trains in place of the run's.
     """
 
     build: Callable[..., Algorithm]
@@ -115,6 +139,7 @@ class Entry(NamedTuple):
     min_clients: int = 1
     bases: tuple[str, ...] = ()
     server_data: bool = False
+    network: Callable[..., Model] = lambda model, **options: model
 
     @property
     def option_names(self) -> tuple[str, ...]:
@@ -149,6 +174,10 @@ class Entry(NamedTuple):
             base.check_hp(hp)
             self.check_hp(hp)
 
+        def network(model: Model, **options) -> Model:
+            theirs, own = parts(options)
+            return self.network(base.network(model, **theirs), **own)
+
         return self._replace(
             build=build,
             hp=hp,
@@ -157,6 +186,7 @@ class Entry(NamedTuple):
             check_hp=check_hp,
             fill=fill,
             scored=base.scored,
+            network=network,
         )
 
     def own_hp(self, options: dict, num_clients: int) -> dict[str, float]:
@@ -183,7 +213,10 @@ def entry_of(algorithm: str, options: dict[str, Any]) -> Entry:
 
 
 # What a method that works on the server's model can be put on.
-LOCAL_METHODS = ("fedavg", "fedprox", "scaffold", "feddyn")
+LOCAL_METHODS = (
+    *("fedavg", "fedprox", "scaffold", "feddyn", "moon", "fednova", "fedavgm", "fedadam"),
+    *("fedyogi", "feddc"),
+)
 
 ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(
@@ -209,6 +242,56 @@ ALGORITHMS: dict[str, Entry] = {
         "each client's loss shifted so that all have one optimum in common (Acar et al., 2021)",
         hp=FEDDYN_HP,
         check_hp=check_feddyn_hp,
+        scored=("global", "client"),
+    ),
+    "moon": Entry(
+        moon,
+        "pulls features to the global model's, away from the client's last ones (Li et al., 2021)",
+        hp=MOON_HP,
+        options=MOON_OPTIONS,
+        check=check_moon,
+        check_hp=check_moon_hp,
+        scored=("global", "client"),
+        network=moon_network,
+    ),
+    "fedbn": Entry(
+        fedbn,
+        "FedAvg of all but normalisation layers, which clients keep (Li et al., 2021)",
+        scored=("global", "personal"),
+    ),
+    "fednova": Entry(
+        fednova,
+        "FedAvg of changes per unit of local work (Wang et al., 2020)",
+        check_hp=check_fednova_hp,
+        scored=("global", "client"),
+    ),
+    "fedavgm": Entry(
+        fedavgm,
+        "FedAvg with momentum at the server (Hsu et al., 2019)",
+        hp=FEDAVGM_HP,
+        options=FEDAVGM_OPTIONS,
+        check=check_fedavgm,
+        check_hp=check_fedavgm_hp,
+        scored=("global", "client"),
+    ),
+    "fedadam": Entry(
+        fedadam,
+        "FedAvg with Adam at the server (Reddi et al., 2021)",
+        hp=ADAPTIVE_HP,
+        check_hp=check_adaptive_hp,
+        scored=("global", "client"),
+    ),
+    "fedyogi": Entry(
+        fedyogi,
+        "FedAvg with Yogi at the server (Reddi et al., 2021)",
+        hp=ADAPTIVE_HP,
+        check_hp=check_adaptive_hp,
+        scored=("global", "client"),
+    ),
+    "feddc": Entry(
+        feddc,
+        "clients' drift is learned and taken off, besides control variates (Gao et al., 2022)",
+        hp=FEDDC_HP,
         scored=("global", "client"),
     ),
     "dynafed": Entry(

@@ -1,7 +1,12 @@
 """What is learned from: data sets and how they are split among clients. NumPy, on the host."""
 
 from fedjax_het.data.bubble import plot_partition
-from fedjax_het.data.client_tests import client_groups, client_mixtures, local_tests
+from fedjax_het.data.client_tests import (
+    client_groups,
+    client_mixtures,
+    domain_tests,
+    local_tests,
+)
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.datasets import DATASETS, load_dataset
 from fedjax_het.data.folder import load_image_folder
@@ -40,6 +45,7 @@ __all__ = [
     "client_groups",
     "client_mixtures",
     "dataset_from_arrays",
+    "domain_tests",
     "load_dataset",
     "load_image_folder",
     "local_tests",

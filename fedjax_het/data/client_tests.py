@@ -42,7 +42,7 @@ def local_tests(
 
     Save, digest and describe it like any partition, with the labels of the test split. The same
     arguments give the same tests. Raises `ConfigError` for a `per_client` that a class cannot
-    give, and for `by_domain`, whose clients differ in more than their classes.
+    give, and for `by_domain`, whose clients differ in more than their classes: see `domain_tests`.
     """
     test_labels = checked_labels("test_labels", test_labels, num_classes)
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
@@ -50,7 +50,7 @@ def local_tests(
         partition.scheme != "by_domain",
         "partition",
         partition.scheme,
-        "a scheme by class; clients of domains are tested on the test images of their domains",
+        "a scheme by class; for clients of domains there is domain_tests",
     )
     mixtures = client_mixtures(partition, train_labels, num_classes)
     held = np.bincount(test_labels, minlength=num_classes)
@@ -90,6 +90,24 @@ def local_tests(
         scheme="local_tests",
         seed=int(seed),
         parameters={"per_client": int(per_client), "of": partition.digest()},
+    )
+
+
+def domain_tests(
+    partition: Partition, test_domains: np.ndarray, *, per_client: int | None = None
+) -> Partition:
+    """The same for a `by_domain` partition: each client is tested on all test images of its domain.
+
+    test_domains: [N_test], of the test split. Raises `ConfigError` for a domain without test
+    images, and for a `per_client`: these tests are as large as they are.
+    """
+    all_of_them = "nothing: clients of domains are tested on all test images of theirs"
+    require(per_client is None, "per_client", per_client, all_of_them)
+    clients = [np.flatnonzero(test_domains == k) for k in range(partition.num_clients)]
+    for domain, images in enumerate(clients):
+        require(len(images) > 0, "test images of domain", domain, "some, to test its client on")
+    return partition_from_clients(
+        clients, scheme="domain_tests", parameters={"of": partition.digest()}
     )
 
 

@@ -4,6 +4,8 @@ from fedjax_het.nn.conv import CONV_IMPLS, conv2d
 from fedjax_het.nn.flops import training_flops
 from fedjax_het.nn.micro_batch import micro_batched_value_and_grad, piece_size
 from fedjax_het.nn.models import MODELS, Model, Variables, count_parameters, make_model
+from fedjax_het.nn.norms import norm_mask, norms_of, with_norms
+from fedjax_het.nn.projection import with_projection_head
 
 __all__ = [
     "CONV_IMPLS",
@@ -14,6 +16,10 @@ __all__ = [
     "count_parameters",
     "make_model",
     "micro_batched_value_and_grad",
+    "norm_mask",
+    "norms_of",
     "piece_size",
     "training_flops",
+    "with_norms",
+    "with_projection_head",
 ]

@@ -1,5 +1,6 @@
 """Networks as pairs of pure functions on plain dicts; flax stays behind `make_model`."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +50,8 @@ class Model(NamedTuple):
     `micro_batched_value_and_grad` (None: as many as there are, or the network mixes samples in
     training). `cached_samples` is how many samples' activations fit a core's cache (None: as many
     as there are), for passes with train=False, in which no network mixes samples.
+
+    `norm_layers()` are the paths of the normalisation layers within the variables, see `norm_mask`.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Model(NamedTuple):
     micro_batch: int | None = None
     cached_samples: int | None = None
     embed: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
+    norm_layers: Callable[[], frozenset[tuple[str, ...]]] = frozenset
 
 
 def make_model(
@@ -176,7 +180,23 @@ def _wrap(name, module, input_shape, num_classes, micro_batch, cached_samples) -
     def apply(variables, x, *, train, key=None):
         return embed(variables, x, train=train, key=key)[1:]
 
-    return Model(name, input_shape, num_classes, init, apply, micro_batch, cached_samples, embed)
+    @functools.cache
+    def norm_layers():
+        from fedjax_het.nn.modules import norm_paths
+
+        return norm_paths(module, input_shape)
+
+    return Model(
+        name,
+        input_shape,
+        num_classes,
+        init,
+        apply,
+        micro_batch,
+        cached_samples,
+        embed,
+        norm_layers,
+    )
 
 
 def count_parameters(variables: Variables) -> int:

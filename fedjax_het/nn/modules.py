@@ -4,6 +4,7 @@ Each returns `(features, logits)`: what the last fully connected layer reads, an
 """
 
 import math
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -120,7 +121,23 @@ class BatchNorm(nn.Module):
         return (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
 
 
+NORM_LAYERS = (InstanceNorm, BatchNorm)
 NORMS = {"group": InstanceNorm, "instance": InstanceNorm, "batch": BatchNorm, "none": None}
+
+
+def norm_paths(module: nn.Module, input_shape: tuple[int, ...]) -> frozenset[tuple[str, ...]]:
+    """Where among its variables a network keeps those of its `NORM_LAYERS`."""
+    found = set()
+
+    def note(call, args, kwargs, context):
+        if isinstance(context.module, NORM_LAYERS):
+            found.add(context.module.path)
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        image = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
+        jax.eval_shape(partial(module.init, train=False), jax.random.key(0), image)
+    return frozenset(found)
 
 
 def average_pool(x):

@@ -1,0 +1,130 @@
+"""FedDC (Gao et al., CVPR 2022, arXiv:2203.11751)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
+from fedjax_het.engine.lanes import ClientMethod
+from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
+from fedjax_het.engine.plan import Plan
+
+Tree = Any
+
+FEDDC_HP = {"feddc_alpha": 0.01}
+
+
+class FedDCClient(NamedTuple):
+    """What a client keeps: its drift h_i, its gradient g_i, and its optimiser's state, if kept."""
+
+    drift: Tree
+    gradient: Tree
+    optimizer: Tree
+
+
+class FedDCServer(NamedTuple):
+    """The means of all K clients' h_i and g_i."""
+
+    drift: Tree
+    gradient: Tree
+
+
+class FedDCUpload(NamedTuple):
+    """Summed over the round's clients."""
+
+    change: Tree  # weight * (theta_i - w), over all variables
+    drift: Tree  # theta_i - w, of the parameters
+    gradient: Tree  # the change of g_i
+    weight: jax.Array  # 1 in total; 0 where no client has taken part
+
+
+class _Training(NamedTuple):
+    """A client's state during a round, and the g_i that it is measuring for the next."""
+
+    drift: Tree
+    gradient: Tree
+    next: Tree
+
+
+def feddc(training: LocalTraining, plan: Plan) -> Algorithm:
+    """Client i minimises f_i(theta) + alpha/2 ||theta - (w - h_i)||^2 + <theta, g - g_i> from the
+    model w that it received, h_i being how far its models have drifted so far; then
+
+        h_i <- h_i + theta_i - w,    g_i <- g_i - g + (w - theta_i) / (tau_i local_lr),
+        w   <- w + server_lr (mean of the round's theta_i + mean of all K h_i - w),
+
+    with the new h_i, and g the mean of all K g_i. All start at zero. Under SGD the new g_i is the
+    mean of the round's tau_i slopes of f_i and the quadratic, without <theta, g - g_i>; that is
+    what is measured here, since it also makes sense under Adam (as in `scaffold`). The slope is
+    corrected before the optimiser.
+
+    alpha 0.01 as in the public code (gaoliang13/FedDC), whose other settings are not part of the
+    method and left out: alpha and g scaled by each client's share of the samples, a weight decay
+    of 0.001, gradients clipped to a norm of 10, local_lr times 0.998 each round. The mean of the
+    theta_i takes the run's `averaging`; h and g count clients alike. Batch-norm statistics are
+    averaged as in FedAvg. A round in which no client has data changes nothing.
+
+    Traffic: twice FedAvg's, w and g down, theta_i and g_i up. State: two models per client, and
+    two more on the server.
+    """
+    base = local_sgd(training, adjust=_correct)
+
+    def init_client(hp, variables):
+        zeros = jax.tree.map(jnp.zeros_like, variables["params"])
+        return FedDCClient(zeros, zeros, base.init(hp, variables))
+
+    def begin(hp, broadcast, state, client):
+        local = base.begin(hp, broadcast, state.optimizer, client)
+        zeros = jax.tree.map(jnp.zeros_like, state.gradient)
+        return local._replace(memory=_Training(state.drift, state.gradient, zeros))
+
+    def end(hp, broadcast, local, state, client):
+        change, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
+        drift = jax.tree.map(jnp.subtract, local.variables["params"], broadcast.variables["params"])
+        gradient = local.memory.next
+        moved = jax.tree.map(jnp.subtract, gradient, state.gradient)
+        kept = FedDCClient(jax.tree.map(jnp.add, state.drift, drift), gradient, optimizer)
+        return FedDCUpload(change, drift, moved, client.weight), kept, output
+
+    def init(hp, variables):
+        zeros = jax.tree.map(jnp.zeros_like, variables["params"])
+        return Broadcast(variables, extra=FedDCServer(zeros, zeros))
+
+    def update(hp, server, upload: FedDCUpload, num_clients):
+        drift, gradient = (
+            jax.tree.map(lambda mean, new: mean + new / num_clients, old, sums)
+            for old, sums in zip(server.extra, (upload.drift, upload.gradient), strict=True)
+        )
+        anyone = upload.weight > 0
+        params = jax.tree.map(
+            lambda mean, h: mean + jnp.where(anyone, h, 0), upload.change["params"], drift
+        )
+        server = add_mean_change(hp, server, {**upload.change, "params": params}, num_clients)
+        return server._replace(extra=FedDCServer(drift, gradient))
+
+    def traffic(hp, state):
+        variables = state.server.variables
+        both = num_bytes(variables) + num_bytes(variables["params"])
+        return Traffic(both, both)
+
+    client = ClientMethod(init_client, begin, base.step, end)
+    return federated(training, plan, client, init=init, update=update)._replace(traffic=traffic)
+
+
+def _correct(hp, gradient, local, broadcast, batch, client):
+    """The slope of f_i and the quadratic, to be measured; and that plus g - g_i, to be taken."""
+    memory: _Training = local.memory
+    slope = jax.tree.map(
+        lambda g, theta, w, h: g + hp["feddc_alpha"] * (theta - w + h),
+        gradient,
+        local.variables["params"],
+        broadcast.variables["params"],
+        memory.drift,
+    )
+    share = 1 / client.num_steps
+    measured = jax.tree.map(lambda total, s: total + share * s, memory.next, slope)
+    corrected = jax.tree.map(
+        lambda s, own, g: s - own + g, slope, memory.gradient, broadcast.extra.gradient
+    )
+    return corrected, memory._replace(next=measured)

@@ -1,0 +1,79 @@
+"""FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
+from fedjax_het.engine.local import LocalTraining, local_sgd
+from fedjax_het.engine.plan import Plan
+from fedjax_het.errors import require
+
+Tree = Any
+
+
+class NovaUpload(NamedTuple):
+    """Summed over the round's clients."""
+
+    change: Tree  # weight * (w_i - w) / a_i; of batch-norm statistics without a_i
+    effective_steps: jax.Array  # weight * a_i
+
+
+def fednova(training: LocalTraining, plan: Plan) -> Algorithm:
+    """Changes are averaged per unit of local work, so that clients with more steps do not pull the
+    objective to theirs:
+
+        w <- w + server_lr tau_eff sum_i p_i (w_i - w) / a_i,   tau_eff = sum_i p_i a_i,
+
+    p_i the run's `averaging` (the paper's is by samples), a_i the sum of the coefficients with
+    which client i's tau_i minibatch gradients enter its change: tau_i for plain SGD, and with
+    momentum r, whose buffer starts at zero,
+
+        a_i = (tau_i - r (1 - r^tau_i) / (1 - r)) / (1 - r).
+
+    A buffer kept across rounds would make that wrong, so momentum with optimizer_state "keep" is a
+    `ConfigError`. The paper says nothing of Adam, whose steps are no sums of gradients: a_i =
+    tau_i, the number of its steps. Where all make equally many steps this is FedAvg. Batch-norm
+    statistics are averaged as in FedAvg. The paper's other variants (a proximal term, momentum at
+    the server) are left out. Traffic: FedAvg's: the server knows a_i from the client's samples.
+    """
+    require(
+        not (training.optimizer == "momentum" and training.keep_state),
+        "optimizer_state",
+        "keep",
+        "'reset': fednova's weights are of momentum that starts at zero each round",
+    )
+    base = local_sgd(training)
+
+    def end(hp, broadcast, local, state, client):
+        change, state, output = base.end(hp, broadcast, local, state, client)
+        work = accumulated(training, hp, client.num_steps)
+        params = jax.tree.map(lambda c: c / work, change["params"])
+        return NovaUpload({**change, "params": params}, client.weight * work), state, output
+
+    def update(hp, server, upload: NovaUpload, num_clients):
+        params = jax.tree.map(lambda c: upload.effective_steps * c, upload.change["params"])
+        return add_mean_change(hp, server, {**upload.change, "params": params}, num_clients)
+
+    def traffic(hp, state):
+        model = num_bytes(state.server.variables)
+        return Traffic(model, model)
+
+    client = base._replace(end=end)
+    return federated(training, plan, client, update=update)._replace(traffic=traffic)
+
+
+def accumulated(training: LocalTraining, hp, num_steps: jax.Array) -> jax.Array:
+    """a_i after this many steps of the local optimiser; 1 where there are none."""
+    steps = jnp.maximum(num_steps, 1).astype(jnp.float32)
+    if training.optimizer != "momentum":
+        return steps
+    r = hp["local_momentum"]
+    return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
+
+
+def check_fednova_hp(hp: dict[str, float]) -> None:
+    """Raise ConfigError for a local momentum that forgets nothing."""
+    value = hp.get("local_momentum", 0.0)
+    require(value < 1, "hp local_momentum", value, "a number in [0, 1)")

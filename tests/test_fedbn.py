@@ -1,0 +1,267 @@
+"""FedBN against a float64 loop, what it keeps, and how it is scored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close, assert_trees_all_equal
+from problems import BATCH, CLASSES, SIZES, blobs, small, user_dataset
+
+from fedjax_het import simulate
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedbn import fedbn
+from fedjax_het.nn import Model, make_model, norm_mask, norms_of, with_norms
+from fedjax_het.nn.modules import BatchNorm, InstanceNorm, Linear, norm_paths
+from fedjax_het.protocols import PROTOCOLS
+from fedjax_het.spec import RunSpec
+
+LR = 0.3
+
+
+def centred_model() -> Model:
+    """Inputs without the minibatch's mean (in evaluation: the running one), scaled and shifted,
+    and softmax regression; the layer that does so has a name that says nothing."""
+
+    def init(key):
+        weights = 0.5 * jax.random.normal(key, (4, CLASSES))
+        params = {
+            "first": {"scale": jnp.ones(4), "bias": jnp.zeros(4)},
+            "last": {"kernel": weights, "bias": jnp.zeros(CLASSES)},
+        }
+        return {"params": params, "state": {"first": {"mean": jnp.zeros(4)}}}
+
+    def apply(variables, x, *, train, key=None):
+        first, last = (variables["params"][name] for name in ("first", "last"))
+        mean, x = variables["state"]["first"]["mean"], x.reshape(len(x), -1)
+        used = x.mean(0) if train else mean
+        features = (x - used) * first["scale"] + first["bias"]
+        seen = {"first": {"mean": mean + 0.5 * (used - mean) if train else mean}}
+        return features @ last["kernel"] + last["bias"], seen
+
+    return Model("centred", (2, 2, 1), CLASSES, init, apply, norm_layers=lambda: {("first",)})
+
+
+def gradients(p, x, y, mean):
+    """In float64: of scale, shift, kernel and bias."""
+    scale, shift, kernel, bias = p
+    u = x - mean
+    logits = (u * scale + shift) @ kernel + bias
+    slope = np.exp(logits - logits.max(1, keepdims=True))
+    slope /= slope.sum(1, keepdims=True)
+    slope[np.arange(len(y)), y] -= 1
+    slope /= len(y)
+    back = slope @ kernel.T
+    return [(back * u).sum(0), back.sum(0), (u * scale + shift).T @ slope, slope.sum(0)]
+
+
+def flat(variables):
+    first, last = (variables["params"][name] for name in ("first", "last"))
+    leaves = (first["scale"], first["bias"], last["kernel"], last["bias"])
+    leaves = (*leaves, variables["state"]["first"]["mean"])
+    return [np.asarray(leaf, np.float64) for leaf in leaves]
+
+
+NORMS, BODY = (0, 1, 4), (2, 3)  # of `flat`
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+def test_rounds_equal_a_float64_loop(averaging):
+    federation = small(
+        fedbn,
+        hp={"local_lr": LR},
+        model=centred_model(),
+        participation=0.5,
+        averaging=averaging,
+        epochs=2,
+        scored="personal",
+    )
+    images, labels = blobs()
+    x = images.reshape(len(images), -1).astype(np.float64)
+    start = federation.start()
+    server, own, again = flat(federation.algorithm.global_model(start)), {}, 0
+    for r in range(4):
+        clients = [k for k in federation.scheduler.participants(r) if SIZES[k]]
+        models = []
+        for k in clients:
+            again += k in own
+            w = list(server)
+            for i in NORMS if k in own else ():
+                w[i] = own[k][i]
+            for batch, size in zip(*federation.scheduler.client_batches(r, k), strict=True):
+                mean, use = x[batch].mean(0), batch[:size]  # what fills a batch up counts too
+                slopes = gradients(w[:4], x[use], labels[use], mean)
+                w[:4] = [p - LR * g for p, g in zip(w[:4], slopes, strict=True)]
+                w[4] = w[4] + 0.5 * (mean - w[4])
+            models.append(w)
+        own |= dict(zip(clients, models, strict=True))
+        weights = [SIZES[k] for k in clients] if averaging == "weighted" else None
+        server = [np.average([m[i] for m in models], 0, weights) for i in range(5)]
+    assert again >= 2 and len(own) < len(SIZES)
+    state, _ = federation.run(4, start)
+    for found, expected in zip(flat(federation.algorithm.global_model(state)), server, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    for k in range(len(SIZES)):  # the global body with the client's own layers, if it has some
+        found = flat(federation.algorithm.personal(federation.hp, state, k))
+        for i in range(5):
+            expected = own[k][i] if k in own and i in NORMS else server[i]
+            np.testing.assert_allclose(found[i], expected, atol=1e-5)
+
+
+# --- limits --------------------------------------------------------------------------------
+
+
+def test_without_normalisation_layers_it_is_fedavg():
+    settings = {"hp": {"local_lr": LR}, "participation": 0.7, "optimizer": "adam", "keep": True}
+    plain, _ = small(fedavg, **settings).run(3)
+    kept, _ = small(fedbn, **settings).run(3)
+    assert_trees_all_equal(kept.server, plain.server)
+    assert kept.clients.norms == ()
+
+
+def test_a_first_round_is_fedavgs_and_later_ones_are_not():
+    settings = {"hp": {"local_lr": LR}, "model": centred_model()}
+    for rounds, alike in ((1, True), (2, False)):
+        plain, kept = (small(build, **settings).run(rounds)[0] for build in (fedavg, fedbn))
+        gap = plain.server.variables["params"]["last"]["kernel"]
+        gap = gap - kept.server.variables["params"]["last"]["kernel"]
+        assert (np.abs(gap).max() < 1e-6) == alike
+
+
+def test_a_client_that_has_trained_does_not_read_the_servers_layers():
+    federation = small(fedbn, hp={"local_lr": LR}, model=centred_model())
+    state, _ = federation.run(1)
+    variables = federation.algorithm.global_model(state)
+    noise = [jnp.full_like(leaf, 7.0) for leaf in norms_of(centred_model(), variables)]
+    changed = with_norms(centred_model(), variables, noise)
+    other, _ = federation.run(1, federation.algorithm.with_global_model(state, changed))
+    same, _ = federation.run(1, state)
+    assert_trees_all_equal(other.clients, same.clients)
+    assert_trees_all_close(other.server, same.server, atol=1e-5)
+
+
+def test_traffic_is_of_the_body():
+    federation = small(fedbn, hp={"local_lr": LR}, model=centred_model())
+    body = 4 * (4 * CLASSES + CLASSES)
+    assert federation.algorithm.traffic(federation.hp, federation.start()) == (body, body, 0)
+
+
+# --- what belongs to normalisation layers --------------------------------------------------
+
+
+def marked(model):
+    """-> (numbers of params, numbers of state) that are marked, and the names of the others."""
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    mask = norm_mask(model, variables)
+    assert jax.tree.structure(mask) == jax.tree.structure(variables)
+    sizes = {
+        part: sum(
+            leaf.size
+            for leaf, mark in zip(
+                jax.tree.leaves(variables[part]), jax.tree.leaves(mask[part]), strict=True
+            )
+            if mark
+        )
+        for part in ("params", "state")
+    }
+    paths = jax.tree_util.tree_leaves_with_path(mask)
+    others = {jax.tree_util.keystr(path[-2:]) for path, mark in paths if not mark}
+    return sizes["params"], sizes["state"], others
+
+
+@pytest.mark.parametrize(
+    ("norm", "params", "state"),
+    [("batch", 2 * 2 * 6, 2 * 2 * 6), ("instance", 24, 0), ("group", 24, 0), ("none", 0, 0)],
+)
+def test_of_a_convnet(norm, params, state):
+    found = marked(make_model("convnet", (8, 8, 1), 3, width=6, depth=2, norm=norm))
+    names = {f"['{a}']['{b}']" for a in ("conv1", "conv2", "head") for b in ("kernel", "bias")}
+    assert found == (params, state, names)
+
+
+def test_of_a_resnet_with_its_shortcuts():
+    # A stem, two times two convolutions a stage, and a shortcut in three of four stages.
+    channels = 4 + sum(4 * 2**stage * (4 + (stage > 0)) for stage in range(4))
+    *sizes, others = marked(make_model("resnet18", (8, 8, 3), 3, width=4))
+    assert sizes == [2 * channels, 2 * channels]
+    names = {"conv", "conv1", "conv2", "shortcut", "head"}
+    assert {name.split("'")[1] for name in others} == names
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "fsl_cnn"])
+def test_of_networks_without(model):
+    assert make_model(model, (16, 16, 1), 3).norm_layers() == frozenset()
+
+
+def test_the_kind_of_layer_decides_and_not_its_name():
+    import flax.linen as nn
+
+    class Misleading(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            x = Linear(3, name="batch_norm")(x)
+            x = BatchNorm(name="linear1")(x, train)
+            return InstanceNorm()(x, train)
+
+    assert norm_paths(Misleading(), (4, 4, 2)) == {("linear1",), ("InstanceNorm_0",)}
+
+
+def test_layers_are_taken_out_and_put_back():
+    model = make_model("convnet", (4, 4, 1), 3, width=2, depth=1, norm="batch")
+    one, other = (model.init(jax.random.key(k)) for k in range(2))
+    other = jax.tree.map(lambda leaf: leaf + 1, other)
+    mixed = with_norms(model, one, norms_of(model, other))
+    for part, layer in (("params", "norm1"), ("state", "norm1")):
+        assert_trees_all_equal(mixed[part][layer], other[part][layer])
+    for layer in ("conv1", "head"):
+        assert_trees_all_equal(mixed["params"][layer], one["params"][layer])
+
+
+# --- runs ----------------------------------------------------------------------------------
+
+
+def test_a_clients_own_test_is_for_the_body_with_its_own_layers():
+    """By hand, on a run with local tests."""
+    settings = {"num_clients": 3, "rounds": 2, "partition": "classes_per_client", "classes": 2}
+    settings |= {"participation": 0.7, "local_epochs": 1, "batch_size": BATCH}
+    settings |= {"test_per_client": 12, "model": "convnet", "width": 2, "depth": 1}
+    spec = RunSpec("fedbn", "user", protocol="fedamp", norm="batch", **settings)
+    assert spec.resolved().scored_model == "personal"
+    data = user_dataset()
+    result = simulate(spec, dataset=data, lanes=1, devices=1)
+    model = make_model("convnet", (2, 2, 1), CLASSES, width=2, depth=1, norm="batch")
+    server, clients = result.state.server.variables, result.state.clients
+    assert sorted(clients.trained.tolist()) == [0, 1, 1] or clients.trained.all()
+    mean, std = np.asarray(data.mean), np.asarray(data.std)
+    for k in range(3):
+        variables = server
+        if clients.trained[k]:
+            variables = with_norms(model, server, [leaf[k] for leaf in clients.norms])
+        mine = result.tests.client(k)
+        x = jnp.float32((data.test_images[mine] - mean) / std)
+        right = model.apply(variables, x, train=False)[0].argmax(1) == data.test_labels[mine]
+        found = result.metrics["client_accuracy"][-1, k]
+        np.testing.assert_allclose(found, right.mean(), atol=1e-6)
+    assert np.isfinite(result.metrics["test_accuracy"]).all()  # of the body with mean layers
+
+
+def test_states_can_be_on_the_host_unless_own_layers_are_scored():
+    for scored in ("global", "personal"):
+        federation = small(fedbn, hp={"local_lr": LR}, model=centred_model(), scored=scored)
+        assert federation.algorithm.pageable == (scored == "global")
+        assert (federation.algorithm.personal is None) == (scored == "global")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_protocols_score_clients_own_layers_where_clients_are_tested(protocol):
+    one = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True).resolved()
+    assert one.scored_model == "personal"
+    other = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True, scored="global")
+    assert other.resolved().scored_model == "global"
+    if protocol != "fedamp":
+        assert not RunSpec("fedbn", "digits", protocol=protocol).resolved().tests_clients
+
+
+def test_fedafs_domains_are_each_tested_with_their_own_layers():
+    one = RunSpec("fedbn", "domainnet", protocol="fedaf").resolved()
+    assert one.tests_clients and one.scored_model == "personal"
+    assert not RunSpec("moon", "domainnet", protocol="fedaf").resolved().tests_clients

@@ -1,0 +1,241 @@
+"""MOON against a float64 loop with hand-made gradients, its limits, and its projection head."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close
+from problems import CLASSES, SIZES, blobs, small, user_dataset
+
+from fedjax_het import simulate
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.moon import _Earlier, _loss_and_gradient, contrastive_losses, moon
+from fedjax_het.engine.lanes import Batch
+from fedjax_het.engine.local import Broadcast, Local
+from fedjax_het.engine.task import Task
+from fedjax_het.errors import ConfigError
+from fedjax_het.nn import Model, count_parameters, make_model, with_projection_head
+from fedjax_het.spec import RunSpec
+
+HIDDEN = 3
+NAMES = ("w1", "b1", "w2", "b2")
+
+
+def hidden_model() -> Model:
+    """tanh features, of which the classifier is linear."""
+
+    def init(key):
+        shapes = {"w1": (4, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, CLASSES), "b2": (CLASSES,)}
+        keys = jax.random.split(key, len(shapes))
+        draw = lambda key, shape: 0.5 * jax.random.normal(key, shape)  # noqa: E731
+        params = {n: draw(k, shapes[n]) for n, k in zip(shapes, keys, strict=True)}
+        return {"params": params, "state": {}}
+
+    def embed(variables, x, *, train, key=None):
+        p = variables["params"]
+        z = jnp.tanh(x.reshape(len(x), -1) @ p["w1"] + p["b1"])
+        return z, z @ p["w2"] + p["b2"], variables["state"]
+
+    def apply(variables, x, **how):
+        return embed(variables, x, **how)[1:]
+
+    return Model("hidden", (2, 2, 1), CLASSES, init, apply, None, embed=embed)
+
+
+def cosine(a, b):
+    """Of rows, and its gradient by the first."""
+    sizes = [np.linalg.norm(v, axis=1, keepdims=True) for v in (a, b)]
+    value = (a * b).sum(1, keepdims=True) / (sizes[0] * sizes[1])
+    return value, b / (sizes[0] * sizes[1]) - value * a / sizes[0] ** 2
+
+
+def features(p, x):
+    return np.tanh(x @ p["w1"] + p["b1"])
+
+
+def gradients(p, x, y, received, previous, mu, tau):
+    """Of the mean of cross-entropy + mu * contrastive loss, in float64."""
+    z = features(p, x)
+    logits = z @ p["w2"] + p["b2"]
+    slope = np.exp(logits - logits.max(1, keepdims=True))
+    slope /= slope.sum(1, keepdims=True)
+    slope[np.arange(len(y)), y] -= 1
+    to_z = slope @ p["w2"].T
+    if previous is not None:
+        (near, d_near), (far, d_far) = (
+            cosine(z, features(other, x)) for other in (received, previous)
+        )
+        share = np.exp(far / tau) / (np.exp(near / tau) + np.exp(far / tau))
+        to_z = to_z + mu / tau * share * (d_far - d_near)
+    inner = to_z * (1 - z**2)
+    found = {"w1": x.T @ inner, "b1": inner.sum(0), "w2": z.T @ slope, "b2": slope.sum(0)}
+    return {name: total / len(y) for name, total in found.items()}
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+def test_rounds_equal_a_float64_loop(averaging):
+    lr, mu, tau = 0.3, 2.0, 0.4
+    federation = small(
+        moon,
+        hp={"local_lr": lr, "moon_mu": mu, "moon_tau": tau},
+        model=hidden_model(),
+        participation=0.5,
+        averaging=averaging,
+        epochs=2,
+    )
+    images, labels = blobs()
+    x = images.reshape(len(images), -1).astype(np.float64)
+    start = federation.start()
+    server = {n: leaf.astype(np.float64) for n, leaf in federation.model(start).items()}
+    last, again = {}, 0
+    for r in range(4):
+        clients = [k for k in federation.scheduler.participants(r) if SIZES[k]]
+        models = []
+        for k in clients:
+            theta, again = dict(server), again + (k in last)
+            for batch, size in zip(*federation.scheduler.client_batches(r, k), strict=True):
+                use = batch[:size]
+                found = gradients(theta, x[use], labels[use], server, last.get(k), mu, tau)
+                theta = {n: theta[n] - lr * found[n] for n in NAMES}
+            models.append(theta)
+        last |= dict(zip(clients, models, strict=True))
+        weights = [SIZES[k] for k in clients] if averaging == "weighted" else None
+        server = {n: np.average([m[n] for m in models], 0, weights) for n in NAMES}
+    assert again >= 2
+    state, _ = federation.run(4, start)
+    for name, leaf in federation.model(state).items():
+        np.testing.assert_allclose(leaf, server[name], atol=1e-5)
+    for k in range(len(SIZES)):
+        assert int(state.clients.trained[k]) == (k in last)
+    for k, theta in last.items():
+        kept = state.clients.previous["params"]["w1"][k]
+        np.testing.assert_allclose(kept, theta["w1"], atol=1e-5)
+
+
+# --- limits --------------------------------------------------------------------------------
+
+
+def both(rounds, mu):
+    """MOON's and FedAvg's models after so many rounds."""
+    settings = {"model": hidden_model(), "participation": 0.7, "epochs": 2}
+    hp = {"local_lr": 0.2, "moon_mu": mu, "moon_tau": 0.5}
+    return [small(build, hp=hp, **settings).run(rounds)[0] for build in (moon, fedavg)]
+
+
+def test_without_contrastive_loss_it_is_fedavg():
+    contrastive, plain = both(4, mu=0.0)
+    assert_trees_all_close(contrastive.server, plain.server, rtol=1e-6, atol=1e-7)
+
+
+def test_in_a_first_round_the_contrastive_loss_is_zero():
+    contrastive, plain = both(1, mu=30.0)
+    assert_trees_all_close(contrastive.server, plain.server, rtol=1e-6, atol=1e-7)
+    contrastive, plain = both(2, mu=30.0)
+    gap = contrastive.server.variables["params"]["w1"] - plain.server.variables["params"]["w1"]
+    assert np.abs(gap).max() > 1e-2
+
+
+def test_the_loss_is_the_papers_and_finite_at_features_of_zero():
+    z, z_global, z_previous = np.random.default_rng(0).normal(size=(3, 5, 7))
+    tau = 0.3
+    near, far = (np.exp(cosine(z, other)[0][:, 0] / tau) for other in (z_global, z_previous))
+    found = contrastive_losses(*map(jnp.float32, (z, z_global, z_previous)), tau)
+    np.testing.assert_allclose(found, -np.log(near / (near + far)), rtol=1e-5)
+    nothing = jnp.zeros((5, 7))
+    one = jnp.float32(z)
+    for three in ((nothing, one, one), (one, nothing, nothing), (nothing, nothing, nothing)):
+        slope = jax.grad(lambda z, *others: contrastive_losses(z, *others, tau).sum())(*three)
+        assert np.isfinite(slope).all()
+
+
+# --- networks ------------------------------------------------------------------------------
+
+
+def slopes(model, key=0, mask=None, previous_state=None, received_state=None):
+    """The gradient on a batch of noise, the three models being drawn apart."""
+    task = Task(model, (0.0,), (1.0,))
+    one, received, previous = (model.init(jax.random.key(k)) for k in range(3))
+    received = {**received, "state": received_state or received["state"]}
+    previous = {**previous, "state": previous_state or previous["state"]}
+    rng = np.random.default_rng(key)
+    images = jnp.float32(rng.normal(size=(8, *model.input_shape)))
+    mask = jnp.ones(8) if mask is None else jnp.float32(mask)
+    batch = Batch(images, jnp.arange(8) % 3, mask, jnp.int32(0))
+    local = Local(one, (), _Earlier(previous, jnp.float32(1)))
+    hp = {"moon_tau": jnp.float32(0.5)}
+    return jax.jit(partial(_loss_and_gradient, task))(
+        hp, Broadcast(received), local, batch, jax.random.key(0)
+    )
+
+
+def test_micro_batches_and_padding_change_nothing():
+    model = make_model("mlp", (2, 2, 1), 3, hidden=(6,))
+    whole = slopes(model._replace(micro_batch=None))
+    pieces = slopes(model._replace(micro_batch=2))
+    assert_trees_all_close(pieces, whole, rtol=1e-4, atol=1e-6)
+    half = slopes(model._replace(micro_batch=None), mask=[1, 1, 1, 1, 0, 0, 0, 0])
+    assert abs(float(half[0]) - float(whole[0])) > 1e-3
+
+
+def test_the_other_models_are_in_evaluation_mode():
+    """Their running statistics matter, and stay as they are."""
+    model = make_model("convnet", (4, 4, 1), 3, width=3, depth=1, norm="batch")
+    usual = slopes(model)
+    state = jax.tree.map(lambda leaf: leaf + 0.5, model.init(jax.random.key(0))["state"])
+    for other in ({"received_state": state}, {"previous_state": state}):
+        found = slopes(model, **other)
+        gap = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), found[1], usual[1])
+        assert max(jax.tree.leaves(gap)) > 1e-4
+        assert_trees_all_close(found[2], usual[2])
+
+
+def test_the_projection_head():
+    body = make_model("convnet", (4, 4, 1), 3, width=3, depth=1, norm="batch")
+    model = with_projection_head(body, 5)
+    variables = model.init(jax.random.key(1))
+    features, size = 2 * 2 * 3, 5
+    left_out = features * 3 + 3
+    added = features**2 + features + features * size + size + size * 3 + 3
+    assert count_parameters(variables) == (
+        count_parameters(body.init(jax.random.key(1))) - left_out + added
+    )
+    images = jnp.float32(np.random.default_rng(0).normal(size=(6, 4, 4, 1)))
+    z, logits, state = model.embed(variables, images, train=True)
+    params = jax.tree.map(np.float64, variables["params"])
+    whole = {**variables["params"], "head": body.init(jax.random.key(0))["params"]["head"]}
+    inner, _, inner_state = body.embed({**variables, "params": whole}, images, train=True)
+    one, two, last = (params[name] for name in ("projection1", "projection2", "head"))
+    middle = np.maximum(np.float64(inner) @ one["kernel"] + one["bias"], 0)
+    expected = middle @ two["kernel"] + two["bias"]
+    np.testing.assert_allclose(z, expected, atol=1e-5)
+    np.testing.assert_allclose(logits, expected @ last["kernel"] + last["bias"], atol=1e-5)
+    assert_trees_all_close(state, inner_state)
+    for name, fan_in in (("projection1", features), ("projection2", features), ("head", size)):
+        drawn = np.abs(params[name]["kernel"])
+        assert 0.5 * fan_in**-0.5 < drawn.max() <= fan_in**-0.5
+
+
+@pytest.mark.parametrize("options", [{}, {"base": "moon"}])
+def test_a_run_trains_and_scores_the_network_with_its_head(options):
+    settings = {"num_clients": 4, "rounds": 3, "partition": "iid", "protocol": "fedaf"}
+    settings |= {"model": "mlp", "batch_size": 8, "local_epochs": 8, "seed": 1}
+    name, hp = ("fsl" if options else "moon"), {"local_lr": 0.05, "server_lr": 1.0}
+    spec = RunSpec(name, "user", options={**options, "projection": 6}, hp=hp, **settings)
+    result = simulate(spec, dataset=user_dataset(), lanes=1, devices=1)
+    server = result.state.server
+    params = (server.base if options else server).variables["params"]
+    assert params["projection2"]["kernel"].shape == (128, 6)
+    assert params["head"]["kernel"].shape == (6, CLASSES)
+    assert result.metrics["test_accuracy"][-1] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("moon_tau", {"hp": {"moon_tau": 0.0}})]
+    + [("projection", {"options": {"projection": bad}}) for bad in (-1, 2.5, True)],
+)
+def test_settings_that_make_no_sense(name, what):
+    with pytest.raises(ConfigError, match=name):
+        RunSpec("moon", **what).resolved()

@@ -1,0 +1,240 @@
+"""FedAvgM, FedAdam, FedYogi and FedNova against float64 loops, closed forms and their limits."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from chex import assert_trees_all_close, assert_trees_all_equal
+from problems import SIZES, blobs, small, softmax_gradient
+
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fednova import fednova
+from fedjax_het.algorithms.fedopt import ADAPTIVE_HP, fedadam, fedavgm, fedyogi
+from fedjax_het.engine.lanes import Cohort
+from fedjax_het.errors import ConfigError
+from fedjax_het.spec import RunSpec
+
+LR = 0.2
+# Changes of the blobs' weights are 0.01 to 0.3: a tau that matters beside them.
+ADAPTIVE = {**ADAPTIVE_HP, "server_lr": 0.3, "server_tau": 0.05}
+HP = {
+    "fedavgm": {"server_lr": 0.7, "server_momentum": 0.8},
+    "nesterov": {"server_lr": 0.7, "server_momentum": 0.8},
+    "fedadam": ADAPTIVE,
+    "fedyogi": ADAPTIVE,
+    "fednova": {"server_lr": 0.7},
+}
+BUILDS = {
+    "fedavgm": fedavgm,
+    "nesterov": partial(fedavgm, nesterov=True),
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fednova": fednova,
+}
+
+
+class Loop:
+    """Rounds over flat float64 weights: the papers' equations, one client after the other."""
+
+    def __init__(self, name, federation, start, *, averaging, momentum):
+        images, labels = blobs()
+        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
+        self.name, self.f, self.averaging, self.local = name, federation, averaging, momentum
+        self.hp = {name: float(value) for name, value in federation.hp.items()}
+        params = federation.model(start)
+        self.w = np.concatenate([params["w"].ravel(), params["b"]]).astype(np.float64)
+        tau = self.hp.get("server_tau", 0.0)
+        self.m, self.v = np.zeros_like(self.w), np.full_like(self.w, tau**2)
+
+    def gradient(self, theta, use):
+        dw, db = softmax_gradient(theta[:12].reshape(4, 3), theta[12:], self.x[use], self.y[use])
+        return np.concatenate([dw.ravel(), db])
+
+    def client(self, r, k):
+        """-> (theta_i, a_i), the latter by adding up what a gradient of 1 in each step does."""
+        theta, buffer = self.w.copy(), np.zeros_like(self.w)
+        work = unit = 0.0
+        for batch, size in zip(*self.f.scheduler.client_batches(r, k), strict=True):
+            buffer = self.local * buffer + self.gradient(theta, batch[:size])
+            theta -= LR * buffer
+            unit = self.local * unit + 1
+            work += unit
+        return theta, work
+
+    def round(self, r):
+        clients = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
+        counts = np.array([SIZES[k] for k in clients], np.float64)
+        shares = counts / counts.sum() if self.averaging == "weighted" else 1 / len(clients)
+        shares = np.broadcast_to(shares, len(clients))
+        found = [self.client(r, k) for k in clients]
+        changes = np.stack([theta - self.w for theta, _ in found])
+        work = np.array([a for _, a in found])
+        change, lr = shares @ changes, self.hp["server_lr"]
+        if self.name == "fednova":
+            self.w = self.w + lr * (shares @ work) * (shares @ (changes / work[:, None]))
+        elif self.name in ("fedavgm", "nesterov"):
+            beta = self.hp["server_momentum"]
+            self.m = beta * self.m - change
+            ahead = beta * self.m - change if self.name == "nesterov" else self.m
+            self.w = self.w - lr * ahead
+        else:
+            beta1, beta2 = self.hp["server_beta1"], self.hp["server_beta2"]
+            self.m = beta1 * self.m + (1 - beta1) * change
+            if self.name == "fedadam":
+                self.v = beta2 * self.v + (1 - beta2) * change**2
+            else:
+                self.v = self.v - (1 - beta2) * change**2 * np.sign(self.v - change**2)
+            self.w = self.w + lr * self.m / (np.sqrt(self.v) + self.hp["server_tau"])
+        return set(work.tolist())
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+@pytest.mark.parametrize(
+    ("name", "momentum"), [*((name, 0.0) for name in BUILDS), ("fednova", 0.9), ("fedavgm", 0.9)]
+)
+def test_rounds_equal_a_float64_loop(name, momentum, averaging):
+    federation = small(
+        BUILDS[name],
+        hp={"local_lr": LR, "local_momentum": momentum, **HP[name]},
+        optimizer="momentum" if momentum else "sgd",
+        participation=0.7,
+        averaging=averaging,
+        epochs=2,
+    )
+    start = federation.start()
+    loop = Loop(name, federation, start, averaging=averaging, momentum=momentum)
+    state, _ = federation.run(3, start)
+    works = [loop.round(r) for r in range(3)]
+    assert max(map(len, works)) > 1  # clients made different numbers of steps
+    found = federation.model(state)
+    np.testing.assert_allclose(found["w"].ravel(), loop.w[:12], atol=5e-6)
+    np.testing.assert_allclose(found["b"], loop.w[12:], atol=5e-6)
+
+
+# --- closed forms and limits ---------------------------------------------------------------
+
+
+def changes_of(build, hp, **settings):
+    """-> (change of the global model in a first round, that of FedAvg)."""
+    moved = []
+    for one, own in ((build, hp), (fedavg, {})):
+        federation = small(one, hp={"local_lr": LR, **own}, **settings)
+        before, after = federation.start(), federation.run(1)[0]
+        moved.append(federation.model(after)["w"] - federation.model(before)["w"])
+    return moved
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
+def test_a_first_adaptive_step_has_no_bias_correction(name):
+    beta1, beta2, tau, lr = 0.7, 0.9, 0.05, 0.3
+    hp = {"server_beta1": beta1, "server_beta2": beta2, "server_tau": tau, "server_lr": lr}
+    found, change = changes_of(BUILDS[name], hp)
+    assert (np.abs(change) > tau).any() and (np.abs(change) < tau).any()  # either sign of Yogi's
+    square = beta2 * tau**2 + (1 - beta2) * change**2
+    if name == "fedyogi":
+        square = tau**2 + (1 - beta2) * change**2 * np.sign(change**2 - tau**2)
+    expected = lr * (1 - beta1) * change / (np.sqrt(square) + tau)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_an_adaptive_step_of_a_large_tau_is_fedavgs():
+    """sqrt(v) + tau is 2 tau on entries far below tau: a step of FedAvg with server_lr / 2 tau."""
+    hp = {"server_beta1": 0.0, "server_beta2": 0.0, "server_tau": 1e3, "server_lr": 1e3}
+    found, change = changes_of(fedadam, hp)
+    np.testing.assert_allclose(found, change, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_fedavgm_without_momentum_is_fedavg(nesterov):
+    hp = {"local_lr": LR, "server_lr": 0.6}
+    build = partial(fedavgm, nesterov=nesterov)
+    still, _ = small(build, hp={**hp, "server_momentum": 0.0}, participation=0.7).run(3)
+    plain, _ = small(fedavg, hp=hp, participation=0.7).run(3)
+    assert_trees_all_close(still.server.variables, plain.server.variables, rtol=1e-6, atol=1e-7)
+    moving, _ = small(build, hp={**hp, "server_momentum": 0.9}, participation=0.7).run(3)
+    gap = moving.server.variables["params"]["w"] - plain.server.variables["params"]["w"]
+    assert np.abs(gap).max() > 1e-2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_fednova_with_equal_steps_is_fedavg(optimizer):
+    settings = {"hp": {"local_lr": 0.1, "local_momentum": 0.9}, "optimizer": optimizer, "epochs": 2}
+    settings |= {"participation": 0.7, "averaging": "weighted"}
+    for sizes, alike in (((8, 7, 5, 8, 6, 8), True), (SIZES, False)):
+        plain, nova = (
+            small(build, sizes=sizes, **settings).run(3)[0] for build in (fedavg, fednova)
+        )
+        gap = plain.server.variables["params"]["w"] - nova.server.variables["params"]["w"]
+        assert (np.abs(gap).max() < 1e-6) == alike
+
+
+def test_fednova_weighs_small_steps_by_clients_and_not_by_steps():
+    """In the limit of small steps its change is tau_eff times the mean of the clients' mean
+    gradients, where FedAvg's is the mean of their sums."""
+    federation = small(fednova, hp={"local_lr": 1e-4})
+    start = federation.start()
+    params = federation.model(start)
+    moved = federation.model(federation.run(1, start)[0])["w"] - params["w"]
+    w, b = params["w"].astype(np.float64), params["b"].astype(np.float64)
+    images, labels = blobs()
+    x = images.reshape(len(images), -1).astype(np.float64)
+    sums, steps = [], []
+    for k in np.flatnonzero(SIZES):
+        batches = list(zip(*federation.scheduler.client_batches(0, k), strict=True))
+        uses = [batch[:size] for batch, size in batches]
+        sums.append(sum(softmax_gradient(w, b, x[use], labels[use])[0] for use in uses))
+        steps.append(len(uses))
+    means = [total / count for total, count in zip(sums, steps, strict=True)]
+    expected = -1e-4 * np.mean(steps) * np.mean(means, 0)
+    np.testing.assert_allclose(moved, expected, atol=2e-7)
+    assert np.abs(moved + 1e-4 * np.mean(sums, 0)).max() > 5e-6  # FedAvg's is another
+
+
+def test_momentum_that_is_kept_has_no_weights_of_fednova():
+    with pytest.raises(ConfigError, match="optimizer_state = 'keep'"):
+        small(fednova, hp={"local_lr": LR, "local_momentum": 0.9}, optimizer="momentum", keep=True)
+
+
+# --- the server's state --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "nesterov", "fedadam", "fedyogi"])
+def test_a_round_without_data_keeps_the_servers_momentum(name):
+    federation = small(
+        BUILDS[name],
+        hp={"local_lr": LR, **HP[name]},
+        sizes=(0, 0, 6),
+        participation=0.34,
+        rounds=30,
+    )
+    present = federation.scheduler.work.participants > 0
+    r = int(np.flatnonzero(present[:-1] & ~present[1:])[0])
+    round_ = jax.jit(federation.algorithm.round)
+    states = [federation.start()]
+    for number in (r, r + 1):
+        cohort = Cohort(federation.scheduler.round(number), federation.examples)
+        states.append(round_(federation.hp, states[-1], jax.random.key(number), cohort)[0])
+    assert np.abs(federation.model(states[1])["w"] - federation.model(states[0])["w"]).max() > 1e-3
+    assert_trees_all_equal(states[2].server, states[1].server)
+
+
+@pytest.mark.parametrize(
+    ("name", "hp"),
+    [
+        ("fedavgm", {"server_momentum": 1.0}),
+        ("fedadam", {"server_beta1": 1.0}),
+        ("fedyogi", {"server_beta2": 1.5}),
+        ("fedadam", {"server_tau": 0.0}),
+    ],
+)
+def test_numbers_that_make_no_sense(name, hp):
+    with pytest.raises(ConfigError, match=next(iter(hp))):
+        RunSpec(name, hp=hp).resolved()
+
+
+def test_options_that_make_no_sense():
+    with pytest.raises(ConfigError, match="nesterov"):
+        RunSpec("fedavgm", options={"nesterov": "yes"}).resolved()
+    with pytest.raises(ConfigError, match="local_momentum"):
+        RunSpec("fednova", protocol="fedaf", hp={"local_momentum": 1.0}).resolved()
