@@ -15,7 +15,7 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.data import load_dataset
-from fedjax_het.engine.lanes import Batch, Cohort
+from fedjax_het.engine.lanes import Batch
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.nn import make_model
 
@@ -295,9 +295,8 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
     r = int(np.flatnonzero(federation.scheduler.work.participants == 0)[0])
     start = federation.start()
 
-    cohort = Cohort(federation.scheduler.round(r), federation.examples, federation.server)
     state, info = jax.jit(federation.algorithm.round)(
-        federation.hp, start, jax.random.key(0), cohort
+        federation.hp, start, jax.random.key(0), federation.cohort(r)
     )
     assert_trees_all_equal(federation.model(state), federation.model(start))
     assert_trees_all_equal(state.clients, start.clients)
@@ -373,9 +372,8 @@ def test_a_round_on_several_devices_has_one_collective(name):
     # Two that are ready at once can be entered in different orders, which hangs XLA's CPU devices.
     build, settings = registered(name)
     federation = small(build, plan=make_plan(1, 2), optimizer="adam", keep=True, **settings)
-    cohort = Cohort(federation.scheduler.round(0), federation.examples, federation.server)
     lowered = jax.jit(federation.algorithm.round).lower(
-        federation.hp, federation.start(), jax.random.key(0), cohort
+        federation.hp, federation.start(), jax.random.key(0), federation.cohort(0)
     )
     text = lowered.compile().as_text()
     collectives = re.findall(

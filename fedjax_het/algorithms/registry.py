@@ -49,6 +49,15 @@ from fedjax_het.algorithms.feddm import (
     feddm_hyper_parameters,
 )
 from fedjax_het.algorithms.feddyn import FEDDYN_HP, check_feddyn_hp, feddyn
+from fedjax_het.algorithms.fedmix import (
+    FEDMIX_HP,
+    MIX_OPTIONS,
+    NAIVEMIX_HP,
+    check_mix,
+    check_mix_hp,
+    fedmix,
+    naivemix,
+)
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import (
     FINE_TUNING_OPTIONS,
@@ -173,7 +182,7 @@ def entry_of(algorithm: str, options: dict[str, Any]) -> Entry:
 
 
 # What a method that works on the server's model can be put on.
-LOCAL_METHODS = ("fedavg", "fedprox", "scaffold", "feddyn")
+LOCAL_METHODS = ("fedavg", "fedprox", "scaffold", "feddyn", "fedmix", "naivemix")
 
 ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(
@@ -199,6 +208,24 @@ ALGORITHMS: dict[str, Entry] = {
         "each client's loss shifted so that all have one optimum in common (Acar et al., 2021)",
         hp=FEDDYN_HP,
         check_hp=check_feddyn_hp,
+        scored=("global", "client"),
+    ),
+    "fedmix": Entry(
+        fedmix,
+        "mixup with other clients' averaged data, to first order (Yoon et al., 2021)",
+        hp=FEDMIX_HP,
+        options=MIX_OPTIONS,
+        check=check_mix,
+        check_hp=check_mix_hp,
+        scored=("global", "client"),
+    ),
+    "naivemix": Entry(
+        naivemix,
+        "mixup with other clients' averaged data (Yoon et al., 2021)",
+        hp=NAIVEMIX_HP,
+        options=MIX_OPTIONS,
+        check=check_mix,
+        check_hp=check_mix_hp,
         scored=("global", "client"),
     ),
     "dynafed": Entry(

@@ -74,18 +74,31 @@ class ServerTraining(NamedTuple):
     epochs: jax.Array  # [] int32: over them, to see about as many examples as a client in a round
 
 
+class Averages(NamedTuple):
+    """Averages of clients' examples, which every client was sent; rows beyond `count` are padding.
+
+    images [M, H, W, C] float32, as stored or, where that is uint8, divided by 255. labels [M, C]
+    float32, shares of the classes. count [] int32.
+    """
+
+    images: jax.Array
+    labels: jax.Array
+    count: jax.Array
+
+
 class Cohort(NamedTuple):
     """A round's schedule and the examples that it indexes."""
 
     schedule: RoundSchedule
     examples: Examples
     server: ServerTraining | None = None  # None where the server has no examples
+    averages: Averages | None = None  # None where clients share none
 
 
 class CohortResult(NamedTuple):
     upload: Tree  # summed over the round's clients
     states: Tree  # as they were given; clients that took no part are unchanged
-    outputs: Tree  # [D, V, J, ...] per client slot
+    outputs: Tree  # [D, V, J, ...] per client slot, whole on every device; zero where it is unused
     train_loss: jax.Array  # [] mean over samples of the loss met during local training
 
 
@@ -117,15 +130,15 @@ def train_cohort(
         def sharded(hp, broadcast, states, key, examples, lanes):
             one = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(hp, broadcast, states, key, examples, one)
-            sums, new = _exchange(sums, (new, one.rows) if jax.tree.leaves(new) else ())
-            states = _put_back(states, *new) if new else states
-            return sums, states, jax.tree.map(lambda a: a[None], outputs)
+            rows = one.rows if jax.tree.leaves(new) else ()
+            sums, (new, rows, outputs) = _exchange(sums, (new, rows, outputs))
+            return sums, _put_back(states, new, rows), outputs
 
         sums, states, outputs = jax.shard_map(
             sharded,
             mesh=plan.mesh,
             in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
-            out_specs=(P(), P(), P(AXIS)),
+            out_specs=P(),
             check_vma=False,
         )(*shared, lanes)
     upload, loss, count = sums
@@ -144,7 +157,7 @@ def client_row(states: Tree, client: jax.Array | int) -> Tree:
 
 
 def _exchange(sums, rows):
-    """-> (sums over devices, rows of all devices `[D, V, J, ...]`), by one collective.
+    """-> (sums over devices, rows of all devices `[D, V, J, ...]`, any tree), by one collective.
 
     One, because XLA's CPU devices share a pool of threads: two collectives that are ready at the
     same time can be entered in different orders, hold all threads, and wait for ever.
