@@ -14,7 +14,7 @@ from fedjax_het.engine.plan import Plan, make_plan
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import ClientUnits, PairUnits
-from fedjax_het.nn import Model
+from fedjax_het.nn import Head, Model
 
 SIZES = (7, 0, 12, 3, 9, 20)  # unequal clients, one smaller than a batch, one empty
 CLASSES = 3
@@ -53,7 +53,11 @@ def linear_model() -> Model:
     def apply(variables, x, *, train, key=None):
         return embed(variables, x, train=train, key=key)[1:]
 
-    return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed)
+    head = Head(
+        of=lambda variables: variables["params"],
+        apply=lambda params, features: features @ params["w"] + params["b"],
+    )
+    return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed, head=head)
 
 
 def softmax_gradient(w, b, x, y):

@@ -28,7 +28,13 @@ FAST_SYNTHESIS = {
     "augment_strategy": "none",
 }
 FAST_CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch_size": 4}
-FAST = {"dynafed": FAST_SYNTHESIS, "feddm": FAST_CONDENSATION, "fedaf": FAST_CONDENSATION}
+FAST_GENERATOR = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
+FAST = {
+    "dynafed": FAST_SYNTHESIS,
+    "feddm": FAST_CONDENSATION,
+    "fedaf": FAST_CONDENSATION,
+    "fedgen": FAST_GENERATOR,
+}
 
 
 def registered(name):
@@ -334,7 +340,12 @@ def test_traffic_counts_what_is_sent(name):
     model = 4 * (4 * CLASSES + CLASSES)
     times = {"scaffold": 2, "separate": 0}.get(name, 1)
     condensed = 2 * 4 * 4  # two images of four floats
-    expected = {"feddm": (model, 0, condensed), "fedaf": (model + 36, 2 * 36, condensed)}
+    generator = 4 * ((2 + CLASSES + 1) * 5 + 4 * 5 + (5 + 1) * 4)  # features are the four pixels
+    expected = {
+        "feddm": (model, 0, condensed),
+        "fedaf": (model + 36, 2 * 36, condensed),
+        "fedgen": (model + generator, model + 4 * CLASSES, 0),
+    }
     assert traffic == expected.get(name, (times * model, times * model, 0))
 
 

@@ -49,6 +49,13 @@ from fedjax_het.algorithms.feddm import (
     feddm_hyper_parameters,
 )
 from fedjax_het.algorithms.feddyn import FEDDYN_HP, check_feddyn_hp, feddyn
+from fedjax_het.algorithms.fedgen import (
+    FEDGEN_HP,
+    FEDGEN_OPTIONS,
+    check_fedgen,
+    check_fedgen_hp,
+    fedgen,
+)
 from fedjax_het.algorithms.fedmix import (
     FEDMIX_HP,
     MIX_OPTIONS,
@@ -182,7 +189,7 @@ def entry_of(algorithm: str, options: dict[str, Any]) -> Entry:
 
 
 # What a method that works on the server's model can be put on.
-LOCAL_METHODS = ("fedavg", "fedprox", "scaffold", "feddyn", "fedmix", "naivemix")
+LOCAL_METHODS = ("fedavg", "fedprox", "scaffold", "feddyn", "fedgen", "fedmix", "naivemix")
 
 ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(
@@ -209,6 +216,14 @@ ALGORITHMS: dict[str, Entry] = {
         hp=FEDDYN_HP,
         check_hp=check_feddyn_hp,
         scored=("global", "client"),
+    ),
+    "fedgen": Entry(
+        fedgen,
+        "clients also learn from features that a generator at the server makes (Zhu et al., 2021)",
+        hp=FEDGEN_HP,
+        options=FEDGEN_OPTIONS,
+        check=check_fedgen,
+        check_hp=check_fedgen_hp,
     ),
     "fedmix": Entry(
         fedmix,

@@ -32,6 +32,17 @@ NORM_NAMES = ("group", "instance", "batch", "none")
 STEMS = ("imagenet", "cifar")
 
 
+class Head(NamedTuple):
+    """A network's last fully connected layer by itself.
+
+    of(variables) -> its parameters, of the network's.
+    apply(parameters, features [B, F]) -> logits [B, num_classes].
+    """
+
+    of: Callable[[Variables], Any]
+    apply: Callable[[Any, jax.Array], jax.Array]
+
+
 class Model(NamedTuple):
     """A network. `init(key) -> Variables` and
 
@@ -42,8 +53,8 @@ class Model(NamedTuple):
     Without a key nothing is dropped.
 
     `embed(variables, x, *, train, key=None) -> (features [B, F], logits, new_state)` gives besides
-    what the last fully connected layer reads. A model of the user's own may do without (None) where
-    the method does not ask for it.
+    what the last fully connected layer reads, and `head` is that layer. A model of the user's own
+    may do without (None) where the method does not ask for them.
 
     `micro_batch` is how many samples a training step should take at once, see
     `micro_batched_value_and_grad` (None: as many as there are, or the network mixes samples in
@@ -59,6 +70,7 @@ class Model(NamedTuple):
     micro_batch: int | None = None
     cached_samples: int | None = None
     embed: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
+    head: Head | None = None
 
 
 def make_model(
@@ -176,7 +188,12 @@ def _wrap(name, module, input_shape, num_classes, micro_batch, cached_samples) -
     def apply(variables, x, *, train, key=None):
         return embed(variables, x, train=train, key=key)[1:]
 
-    return Model(name, input_shape, num_classes, init, apply, micro_batch, cached_samples, embed)
+    head = Head(
+        of=lambda variables: variables["params"]["head"],
+        apply=lambda head, features: features @ head["kernel"] + head["bias"],
+    )
+    sizes = (micro_batch, cached_samples)
+    return Model(name, input_shape, num_classes, init, apply, *sizes, embed, head)
 
 
 def count_parameters(variables: Variables) -> int:
