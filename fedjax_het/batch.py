@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_het.algorithms.base import Algorithm, num_bytes
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
 from fedjax_het.engine.host_state import Pager
-from fedjax_het.engine.lanes import ServerTraining
+from fedjax_het.engine.lanes import Averages, ServerTraining
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, RUNS, host_values
 from fedjax_het.engine.randomness import Stream, device_key
 from fedjax_het.engine.rounds import SCHEDULE_KINDS, ChunkInputs, RoundMetrics
@@ -115,6 +115,7 @@ class Batch:
             train_key=self._keys(Stream.TRAIN),
             client_tests=self._client_tests(),
             server=self._server(),
+            averages=self._averages(),
             survey=self._survey(
                 lambda scheduler, shape, cuts: [scheduler.round(0, shape, cuts(0))]
             ),
@@ -222,6 +223,11 @@ class Batch:
             return ServerTraining(examples, np.int32(-(-held // (spec.num_clients * count))))
 
         return self._stacked([of(federation) for federation in self.places])
+
+    def _averages(self) -> Averages | None:
+        if self.group.program.kinds.averages is None:
+            return None
+        return self._stacked([self.group.averages(federation) for federation in self.places])
 
     def _survey(self, rounds_of: Callable) -> RoundSchedule | None:
         """The one round in which all clients' gradients are measured."""
@@ -550,13 +556,19 @@ class Batch:
         traffic = self.algorithm.traffic(hp, state)
         rounds = self.stopped[i] or self.done
         ran = np.arange(self.rounds) < rounds
-        shared = np.zeros(self.rounds)  # what every client is sent once, with the first model
+        # What every client is sent once, with the first model, and what they send before.
+        once_down, once_up = np.zeros(self.rounds), np.zeros(self.rounds)
         if self.algorithm.shares_server_data:
-            shared[0] = spec.num_clients * num_bytes(group.server_examples(federation))
+            once_down[0] += spec.num_clients * num_bytes(group.server_examples(federation))
+        if self.algorithm.averaging is not None:
+            numbers = int(np.prod(group.dataset.input_shape)) + group.dataset.num_classes
+            once_up[0] += 4 * numbers * group.num_averages(federation)
+            once_down[0] += spec.num_clients * once_up[0]
+        up = work.participants * traffic.up + work.pairs * traffic.up_per_pair
         metrics = {
             **self.metrics[i],
-            "bytes_down": work.participants * traffic.down * ran + shared,
-            "bytes_up": (work.participants * traffic.up + work.pairs * traffic.up_per_pair) * ran,
+            "bytes_down": work.participants * traffic.down * ran + once_down,
+            "bytes_up": up * ran + once_up,
             "client_samples": work.samples * ran,
         }
         device = i // plan.width * plan.width

@@ -19,6 +19,7 @@ from fedjax_het.data import (
     PartitionSummary,
     ServerData,
     ServerSummary,
+    average_examples,
     domain_tests,
     load_dataset,
     local_tests,
@@ -30,7 +31,7 @@ from fedjax_het.data import (
 )
 from fedjax_het.data.server_data import Pool
 from fedjax_het.engine.guard import CheckedProgram
-from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.lanes import Averages, Examples
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import AXIS, RUN, RUNS, SHARED, Plan, make_plan
@@ -114,6 +115,7 @@ def _program(signature: "_Signature", plan: Plan) -> Program:
         global_model=algorithm.global_model is not None,
         server=signature.server,
         surveys=signature.measuring.gaps_every > 0,
+        averages=algorithm.averaging is not None,
     )
     measuring = signature.measuring
     chunk = CheckedProgram(
@@ -243,6 +245,26 @@ class Group:
     def server_examples(self, federation: Federation) -> Examples:
         """What a federation's server learns from."""
         return Examples(*federation.server.examples(self.dataset, self.pool))
+
+    def num_averages(self, federation: Federation) -> int:
+        """How many averages of their examples a federation's clients share."""
+        averaging = self.program.algorithm.averaging
+        return 0 if averaging is None else int(averaging.counts(federation.partition.sizes).sum())
+
+    def averages(self, federation: Federation) -> Averages:
+        """These averages, with room for those of any federation of the group."""
+        data = self.dataset
+        images, labels = average_examples(
+            data.train_images,
+            data.train_labels,
+            data.num_classes,
+            federation.partition,
+            self.program.algorithm.averaging,
+            federation.spec.partition_seed,
+        )
+        more = max(map(self.num_averages, self.federations)) - len(labels)
+        padded = [np.pad(a, [(0, more)] + [(0, 0)] * (a.ndim - 1)) for a in (images, labels)]
+        return Averages(*padded, np.int32(len(labels)))
 
     def server_summary(self, federation: Federation) -> ServerSummary | None:
         """The same in numbers; None where the server has nothing."""
@@ -501,6 +523,7 @@ def place(
         test_examples=test_examples,
         server=None,
         survey=None,
+        averages=None,
     )
     shape = common_shape([f.scheduler for f in federations], plan.width)
     tuning_shape = None

@@ -54,6 +54,8 @@ _DYNAFED = (
     ),
     _PROXY,
     _OWN_NORMS,
+    # Its text gives no settings of FedMix; these are of that method's own tables.
+    Rule(("fedmix",), ("cifar100",), hp={"mixup_lambda": 0.1}),
 )
 
 # FedAF: sections 5.1 and 5.2 and appendix A. The partition is that of the code which its baselines'

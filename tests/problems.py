@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.data import dataset_from_arrays, partition_from_clients
-from fedjax_het.engine.lanes import Cohort, Examples, ServerTraining
+from fedjax_het.data import average_examples, dataset_from_arrays, partition_from_clients
+from fedjax_het.engine.lanes import Averages, Cohort, Examples, ServerTraining
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan, make_plan
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import ClientUnits, PairUnits
-from fedjax_het.nn import Model
+from fedjax_het.nn import Head, Model
 
 SIZES = (7, 0, 12, 3, 9, 20)  # unequal clients, one smaller than a batch, one empty
 CLASSES = 3
@@ -53,7 +53,11 @@ def linear_model() -> Model:
     def apply(variables, x, *, train, key=None):
         return embed(variables, x, train=train, key=key)[1:]
 
-    return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed)
+    head = Head(
+        of=lambda variables: variables["params"],
+        apply=lambda params, features: features @ params["w"] + params["b"],
+    )
+    return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed, head=head)
 
 
 def softmax_gradient(w, b, x, y):
@@ -92,18 +96,22 @@ class Small(NamedTuple):
     hp: dict
     num_clients: int
     server: ServerTraining
+    averages: Averages | None = None
 
     def start(self, seed=0):
         variables = self.task.model.init(jax.random.key(seed))
         return self.algorithm.init(self.hp, jax.random.key(seed), variables, self.num_clients)
+
+    def cohort(self, r):
+        """What a round reads besides the state."""
+        return Cohort(self.scheduler.round(r), self.examples, self.server, self.averages)
 
     def run(self, rounds, state=None):
         state = self.start() if state is None else state
         one = jax.jit(self.algorithm.round)
         key = jax.random.key(7)
         for r in range(rounds):
-            cohort = Cohort(self.scheduler.round(r), self.examples, self.server)
-            state, info = one(self.hp, state, jax.random.fold_in(key, r), cohort)
+            state, info = one(self.hp, state, jax.random.fold_in(key, r), self.cohort(r))
         return state, info
 
     def model(self, state):
@@ -171,4 +179,8 @@ def small(
     examples = plan.put(Examples(jnp.asarray(images), jnp.asarray(labels)))
     hp = {name: jnp.float32(value) for name, value in {"server_lr": 1.0, **hp}.items()}
     own = ServerTraining(Examples(*map(jnp.asarray, server[0])), jnp.int32(server[1]))
-    return Small(algorithm, scheduler, examples, task, hp, len(sizes), plan.put(own))
+    averages = None
+    if algorithm.averaging is not None:
+        made = average_examples(images, labels, CLASSES, partition, algorithm.averaging, seed)
+        averages = plan.put(Averages(*made, np.int32(len(made[1]))))
+    return Small(algorithm, scheduler, examples, task, hp, len(sizes), plan.put(own), averages)

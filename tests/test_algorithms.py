@@ -15,7 +15,7 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.data import load_dataset
-from fedjax_het.engine.lanes import Batch, Cohort
+from fedjax_het.engine.lanes import Batch
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.nn import make_model
 
@@ -29,10 +29,12 @@ FAST_SYNTHESIS = {
 }
 FAST_CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch_size": 4}
 FAST_DISTILLATION = {"distill_epochs": 3, "distill_batch_size": 4}
+FAST_GENERATOR = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
 FAST = {
     "dynafed": FAST_SYNTHESIS,
     "feddm": FAST_CONDENSATION,
     "fedaf": FAST_CONDENSATION,
+    "fedgen": FAST_GENERATOR,
     "feddf": FAST_DISTILLATION,
     "fedbe": {**FAST_DISTILLATION, "num_samples": 3},
 }
@@ -305,9 +307,8 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
     r = int(np.flatnonzero(federation.scheduler.work.participants == 0)[0])
     start = federation.start()
 
-    cohort = Cohort(federation.scheduler.round(r), federation.examples, federation.server)
     state, info = jax.jit(federation.algorithm.round)(
-        federation.hp, start, jax.random.key(0), cohort
+        federation.hp, start, jax.random.key(0), federation.cohort(r)
     )
     assert_trees_all_equal(federation.model(state), federation.model(start))
     assert_trees_all_equal(state.clients, start.clients)
@@ -345,7 +346,12 @@ def test_traffic_counts_what_is_sent(name):
     model = 4 * (4 * CLASSES + CLASSES)
     times = {"scaffold": 2, "feddc": 2, "separate": 0}.get(name, 1)
     condensed = 2 * 4 * 4  # two images of four floats
-    expected = {"feddm": (model, 0, condensed), "fedaf": (model + 36, 2 * 36, condensed)}
+    generator = 4 * ((2 + CLASSES + 1) * 5 + 4 * 5 + (5 + 1) * 4)  # features are the four pixels
+    expected = {
+        "feddm": (model, 0, condensed),
+        "fedaf": (model + 36, 2 * 36, condensed),
+        "fedgen": (model + generator, model + 4 * CLASSES, 0),
+    }
     assert traffic == expected.get(name, (times * model, times * model, 0))
 
 
@@ -383,9 +389,8 @@ def test_a_round_on_several_devices_has_one_collective(name):
     # Two that are ready at once can be entered in different orders, which hangs XLA's CPU devices.
     build, settings = registered(name)
     federation = small(build, plan=make_plan(1, 2), optimizer="adam", keep=True, **settings)
-    cohort = Cohort(federation.scheduler.round(0), federation.examples, federation.server)
     lowered = jax.jit(federation.algorithm.round).lower(
-        federation.hp, federation.start(), jax.random.key(0), cohort
+        federation.hp, federation.start(), jax.random.key(0), federation.cohort(0)
     )
     text = lowered.compile().as_text()
     collectives = re.findall(

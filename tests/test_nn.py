@@ -459,6 +459,8 @@ def test_features_are_what_the_last_layer_reads(name, shape, options, train):
     expected = np.asarray(features, np.float64) @ head["kernel"] + head["bias"]
     tolerance = 1e-5 * np.abs(expected).max()
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
+    alone = model.head.apply(model.head.of(variables), features)
+    np.testing.assert_allclose(alone, expected, rtol=0, atol=tolerance)
     same, same_state = jax.jit(partial(model.apply, train=train))(variables, x)
     np.testing.assert_allclose(same, logits, rtol=0, atol=tolerance)
     assert_trees_close(same_state, state, 1e-5) if state else None

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_het.data import Averaging
 from fedjax_het.engine.lanes import (
     Client,
     ClientMethod,
@@ -72,6 +73,7 @@ class Algorithm(NamedTuple):
       can be elsewhere; `init` then makes as many equal ones as it is asked for, which do not depend
       on the first model's weights, since those may be pretrained
     pairs: how clients condense their data, where they do so instead of training
+    averaging: of which of their examples clients share averages, before the first round
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
     artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
       as a JSON-able record
@@ -90,6 +92,7 @@ class Algorithm(NamedTuple):
     shares_server_data: bool = False
     pageable: bool = False
     pairs: PairWork | None = None
+    averaging: Averaging | None = None
     host_work: "tuple[HostWork, ...]" = ()
     artifacts: Callable[[State], dict] = lambda state: {}
     summary: Callable[[Any, State], dict] = lambda hp, state: {}
@@ -138,6 +141,7 @@ def federated(
     *,
     init: Callable[[Tree, Tree], Tree] = lambda hp, variables: Broadcast(variables),
     update: Callable[[Tree, Tree, Tree, jax.Array], Tree] | None = None,
+    send: Callable[[Tree, Cohort], Broadcast] = lambda server, cohort: server,
 ) -> Algorithm:
     """A method whose clients train locally and whose server folds the sum of their uploads in.
 
@@ -150,6 +154,7 @@ def federated(
       init(hp, variables) -> server state, which is a `Broadcast`: what is sent is what is kept.
       update(hp, server, upload, num_clients) -> server state, where num_clients is K, an int32
         scalar; default: add server_lr times the weighted mean change (FedAvg).
+      send(server, cohort) -> what clients read, if not only what the server keeps.
     """
     update = update or add_mean_change
     keeps = training.scored == "client"
@@ -164,8 +169,8 @@ def federated(
         return State(init(hp, variables), for_each_client(one, num_clients), jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
-        sent = (hp, state.server, state.clients, key, cohort)
-        result = train_cohort(client, plan, *sent, gather=hands_out)
+        sent = send(state.server, cohort)
+        result = train_cohort(client, plan, hp, sent, state.clients, key, cohort, gather=hands_out)
         num_clients = cohort.schedule.num_clients
         server = update(hp, state.server, result.upload, num_clients)
         change = jax.tree.map(

@@ -61,6 +61,22 @@ from fedjax_het.algorithms.feddm import (
     feddm_hyper_parameters,
 )
 from fedjax_het.algorithms.feddyn import FEDDYN_HP, check_feddyn_hp, feddyn
+from fedjax_het.algorithms.fedgen import (
+    FEDGEN_HP,
+    FEDGEN_OPTIONS,
+    check_fedgen,
+    check_fedgen_hp,
+    fedgen,
+)
+from fedjax_het.algorithms.fedmix import (
+    FEDMIX_HP,
+    MIX_OPTIONS,
+    NAIVEMIX_HP,
+    check_mix,
+    check_mix_hp,
+    fedmix,
+    naivemix,
+)
 from fedjax_het.algorithms.fednova import check_fednova_hp, fednova
 from fedjax_het.algorithms.fedopt import (
     ADAPTIVE_HP,
@@ -215,7 +231,7 @@ def entry_of(algorithm: str, options: dict[str, Any]) -> Entry:
 # What a method that works on the server's model can be put on.
 LOCAL_METHODS = (
     *("fedavg", "fedprox", "scaffold", "feddyn", "moon", "fednova", "fedavgm", "fedadam"),
-    *("fedyogi", "feddc"),
+    *("fedyogi", "feddc", "fedgen", "fedmix", "naivemix"),
 )
 
 ALGORITHMS: dict[str, Entry] = {
@@ -292,6 +308,32 @@ ALGORITHMS: dict[str, Entry] = {
         feddc,
         "clients' drift is learned and taken off, besides control variates (Gao et al., 2022)",
         hp=FEDDC_HP,
+        scored=("global", "client"),
+    ),
+    "fedgen": Entry(
+        fedgen,
+        "clients also learn from features that a generator at the server makes (Zhu et al., 2021)",
+        hp=FEDGEN_HP,
+        options=FEDGEN_OPTIONS,
+        check=check_fedgen,
+        check_hp=check_fedgen_hp,
+    ),
+    "fedmix": Entry(
+        fedmix,
+        "mixup with other clients' averaged data, to first order (Yoon et al., 2021)",
+        hp=FEDMIX_HP,
+        options=MIX_OPTIONS,
+        check=check_mix,
+        check_hp=check_mix_hp,
+        scored=("global", "client"),
+    ),
+    "naivemix": Entry(
+        naivemix,
+        "mixup with other clients' averaged data (Yoon et al., 2021)",
+        hp=NAIVEMIX_HP,
+        options=MIX_OPTIONS,
+        check=check_mix,
+        check_hp=check_mix_hp,
         scored=("global", "client"),
     ),
     "dynafed": Entry(

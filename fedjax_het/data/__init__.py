@@ -1,5 +1,6 @@
 """What is learned from: data sets and how they are split among clients. NumPy, on the host."""
 
+from fedjax_het.data.averages import Averaging, average_examples
 from fedjax_het.data.bubble import plot_partition
 from fedjax_het.data.client_tests import (
     client_groups,
@@ -35,12 +36,14 @@ __all__ = [
     "NORMALISATIONS",
     "PARTITIONS",
     "SERVER_SOURCES",
+    "Averaging",
     "Dataset",
     "Partition",
     "PartitionSummary",
     "ServerData",
     "ServerSource",
     "ServerSummary",
+    "average_examples",
     "check_server_options",
     "client_groups",
     "client_mixtures",

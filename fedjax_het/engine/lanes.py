@@ -74,18 +74,33 @@ class ServerTraining(NamedTuple):
     epochs: jax.Array  # [] int32: over them, to see about as many examples as a client in a round
 
 
+class Averages(NamedTuple):
+    """Averages of clients' examples, which every client was sent; rows beyond `count` are padding.
+
+    images [M, H, W, C] float32, as stored or, where that is uint8, divided by 255. labels [M, C]
+    float32, shares of the classes. count [] int32.
+    """
+
+    images: jax.Array
+    labels: jax.Array
+    count: jax.Array
+
+
 class Cohort(NamedTuple):
     """A round's schedule and the examples that it indexes."""
 
     schedule: RoundSchedule
     examples: Examples
     server: ServerTraining | None = None  # None where the server has no examples
+    averages: Averages | None = None  # None where clients share none
 
 
 class CohortResult(NamedTuple):
     upload: Tree  # summed over the round's clients
     states: Tree  # as they were given; clients that took no part are unchanged
-    outputs: Any  # [D, V, J, ...] per client slot; a `ClientModels` where they were gathered
+    outputs: Any
+    """[D, V, J, ...] per client slot, whole on every device, zero where it is unused; a
+    `ClientModels` where they were models to be gathered."""
     train_loss: jax.Array  # [] mean over samples of the loss met during local training
 
 
@@ -129,11 +144,11 @@ def train_cohort(
     lanes = schedule._replace(**dict.fromkeys((*of_the_round, "census", "census_pairs")))
 
     def with_slots(outputs, one: RoundSchedule):
-        return (outputs, one.client_ids, one.weights, one.num_steps) if gather else ()
+        return (outputs, one.client_ids, one.weights, one.num_steps) if gather else outputs
 
     if plan.spreads != AXIS:
         sums, new, outputs = jax.lax.map(lambda one: block(*shared, one), lanes)
-        gathered = with_slots(outputs, lanes)
+        outputs = with_slots(outputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = _put_back(states, new, schedule.rows)
     else:
@@ -141,21 +156,19 @@ def train_cohort(
         def sharded(hp, broadcast, states, key, examples, lanes):
             one = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(hp, broadcast, states, key, examples, one)
-            new = (new, one.rows) if jax.tree.leaves(new) else ()
-            sums, (new, gathered) = _exchange(sums, (new, with_slots(outputs, one)))
-            states = _put_back(states, *new) if new else states
-            outputs = () if gather else jax.tree.map(lambda a: a[None], outputs)
-            return sums, states, outputs, gathered
+            rows = one.rows if jax.tree.leaves(new) else ()
+            sums, (new, rows, outputs) = _exchange(sums, (new, rows, with_slots(outputs, one)))
+            return sums, _put_back(states, new, rows), outputs
 
-        sums, states, outputs, gathered = jax.shard_map(
+        sums, states, outputs = jax.shard_map(
             sharded,
             mesh=plan.mesh,
             in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
-            out_specs=(P(), P(), P(AXIS), P()),
+            out_specs=P(),
             check_vma=False,
         )(*shared, lanes)
     if gather:
-        outputs = _models(schedule, *gathered)
+        outputs = _models(schedule, *outputs)
     upload, loss, count = sums
     return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
 
@@ -187,7 +200,7 @@ def _models(schedule: RoundSchedule, variables, ids, weights, num_steps) -> Clie
 
 
 def _exchange(sums, rows):
-    """-> (sums over devices, rows of all devices `[D, V, J, ...]`), by one collective.
+    """-> (sums over devices, rows of all devices `[D, V, J, ...]`, any tree), by one collective.
 
     One, because XLA's CPU devices share a pool of threads: two collectives that are ready at the
     same time can be entered in different orders, hold all threads, and wait for ever.

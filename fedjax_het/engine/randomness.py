@@ -25,6 +25,8 @@ class Stream(enum.IntEnum):
 # Folded into a round's key for what the server draws; no client has this id.
 SERVER_FOLD = 2**32 - 1
 NETWORKS_FOLD = 2**32 - 2  # and for the networks that clients draw while they condense
+MIXING_FOLD = 2**32 - 4  # into a step's, for what its batch is mixed with
+GENERATOR_FOLD = 2**32 - 5  # and for what a client has generated beside it
 TUNING_FOLD = 2**32 - 3  # and for copies of the global model that clients tune to be scored
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_het.engine.gradient_gaps import GAPS, gradient_gaps
 from fedjax_het.engine.lanes import (
+    Averages,
     Cohort,
     Examples,
     ServerTraining,
@@ -44,6 +45,7 @@ class ChunkInputs(NamedTuple):
     test_examples: Examples | None  # that these index
     server: ServerTraining | None  # None where the server has no examples
     survey: RoundSchedule | None  # of all clients, where their gradients are measured
+    averages: Averages | None  # None where clients share none
 
 
 _ONCE_PER_DEVICE = ("round", "num_clients", "evaluate", "trial", "num_segments", "segment_ends")
@@ -54,10 +56,17 @@ SCHEDULE_KINDS = RoundSchedule(
 )
 
 SERVER_KINDS = ServerTraining(Examples(RUN, RUN), RUN)
+AVERAGES_KINDS = Averages(RUN, RUN, RUN)
 
 
 def chunk_kinds(
-    *, tunes: bool, tests_clients: bool, global_model: bool, server: bool, surveys: bool
+    *,
+    tunes: bool,
+    tests_clients: bool,
+    global_model: bool,
+    server: bool,
+    surveys: bool,
+    averages: bool,
 ) -> ChunkInputs:
     """What each of the inputs is to the federations."""
     return ChunkInputs(
@@ -73,6 +82,7 @@ def chunk_kinds(
         test_examples=SHARED if tests_clients else None,
         server=SERVER_KINDS if server else None,
         survey=SCHEDULE_KINDS if surveys else None,
+        averages=AVERAGES_KINDS if averages else None,
     )
 
 
@@ -192,7 +202,7 @@ def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring):
                 gaps, signal = surveyed(inputs, state, schedule)
                 segments = plan.once_known(signal, schedule.num_segments)
                 schedule = schedule._replace(num_segments=segments)
-            cohort = Cohort(schedule, inputs.examples, inputs.server)
+            cohort = Cohort(schedule, inputs.examples, inputs.server, inputs.averages)
             state, info = algorithm.round(inputs.hp, state, key, cohort)
 
             def measured(state):

@@ -1,5 +1,6 @@
 """What is learned: a network, the normalisation of its inputs, and the training loss."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,14 @@ import optax
 
 from fedjax_het.engine.lanes import Batch
 from fedjax_het.nn import Model, micro_batched_value_and_grad
+
+
+def cross_entropies(network: Callable, images: jax.Array, labels: jax.Array):
+    """Every sample's cross-entropy in nats, see `Task.loss_and_gradient`."""
+    logits, state = network(images)
+    if labels.ndim == 2:
+        return optax.softmax_cross_entropy(logits, labels), state
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels), state
 
 
 class Task(NamedTuple):
@@ -28,31 +37,45 @@ class Task(NamedTuple):
         shift = (-np.asarray(self.mean) / np.asarray(self.std)).astype(np.float32)
         return images.astype(jnp.float32) * scale + shift
 
-    def loss_and_gradient(self, variables, batch: Batch, key, *, train: bool = True):
-        """Mean cross-entropy in nats over the batch's samples -> (loss, gradient, variables).
+    def loss_and_gradient(
+        self,
+        variables,
+        batch: Batch,
+        key,
+        *,
+        train: bool = True,
+        losses: Callable = cross_entropies,
+        more: tuple = (),
+    ):
+        """Mean loss in nats over the batch's samples -> (loss, gradient, variables).
 
         Labels are classes, or probabilities `[B, C]` of them.
 
         The gradient is of `variables["params"]`; the variables returned hold the new batch-norm
         statistics, if the network has any. `train` False: of the network as it is evaluated.
+
+        losses(network, images, labels, *more) -> (each sample's loss [B], network's state), where
+          `network(images) -> (logits, state)` and the images are normalised; default:
+          cross-entropy. It may see a part of the batch. more: arrays with an entry per sample.
         """
 
         def loss_sum(params, batch):
-            logits, state = self.model.apply(
-                {**variables, "params": params},
-                self.normalise(batch["images"]),
-                train=train,
-                key=key,
-            )
-            labels = batch["labels"]
-            if labels.ndim == 2:
-                losses = optax.softmax_cross_entropy(logits, labels)
-            else:
-                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return (losses * batch["mask"]).sum(), state
+            def network(images):
+                return self.model.apply(
+                    {**variables, "params": params}, images, train=train, key=key
+                )
+
+            images = self.normalise(batch["images"])
+            each, state = losses(network, images, batch["labels"], *batch["more"])
+            return (each * batch["mask"]).sum(), state
 
         gradient_of = micro_batched_value_and_grad(loss_sum, self.model.micro_batch, has_aux=True)
-        samples = {"images": batch.images, "labels": batch.labels, "mask": batch.mask}
+        samples = {
+            "images": batch.images,
+            "labels": batch.labels,
+            "mask": batch.mask,
+            "more": more,
+        }
         (value, state), gradient = gradient_of(variables["params"], samples)
         count = jnp.maximum(batch.mask.sum(), 1)
         gradient = jax.tree.map(lambda g: g / count, gradient)

@@ -2,18 +2,22 @@
 
 from fedjax_het.nn.conv import CONV_IMPLS, conv2d
 from fedjax_het.nn.flops import training_flops
+from fedjax_het.nn.generator import Generator, make_generator
 from fedjax_het.nn.micro_batch import micro_batched_value_and_grad, piece_size
-from fedjax_het.nn.models import MODELS, Model, Variables, count_parameters, make_model
+from fedjax_het.nn.models import MODELS, Head, Model, Variables, count_parameters, make_model
 from fedjax_het.nn.norms import norm_mask, norms_of, with_norms
 from fedjax_het.nn.projection import with_projection_head
 
 __all__ = [
     "CONV_IMPLS",
     "MODELS",
+    "Generator",
+    "Head",
     "Model",
     "Variables",
     "conv2d",
     "count_parameters",
+    "make_generator",
     "make_model",
     "micro_batched_value_and_grad",
     "norm_mask",

@@ -33,6 +33,17 @@ NORM_NAMES = ("group", "instance", "batch", "none")
 STEMS = ("imagenet", "cifar")
 
 
+class Head(NamedTuple):
+    """A network's last fully connected layer by itself.
+
+    of(variables) -> its parameters, of the network's.
+    apply(parameters, features [B, F]) -> logits [B, num_classes].
+    """
+
+    of: Callable[[Variables], Any]
+    apply: Callable[[Any, jax.Array], jax.Array]
+
+
 class Model(NamedTuple):
     """A network. `init(key) -> Variables` and
 
@@ -43,8 +54,8 @@ class Model(NamedTuple):
     Without a key nothing is dropped.
 
     `embed(variables, x, *, train, key=None) -> (features [B, F], logits, new_state)` gives besides
-    what the last fully connected layer reads. A model of the user's own may do without (None) where
-    the method does not ask for it.
+    what the last fully connected layer reads, and `head` is that layer. A model of the user's own
+    may do without (None) where the method does not ask for them.
 
     `micro_batch` is how many samples a training step should take at once, see
     `micro_batched_value_and_grad` (None: as many as there are, or the network mixes samples in
@@ -63,6 +74,7 @@ class Model(NamedTuple):
     cached_samples: int | None = None
     embed: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
     norm_layers: Callable[[], frozenset[tuple[str, ...]]] = frozenset
+    head: Head | None = None
 
 
 def make_model(
@@ -186,17 +198,12 @@ def _wrap(name, module, input_shape, num_classes, micro_batch, cached_samples) -
 
         return norm_paths(module, input_shape)
 
-    return Model(
-        name,
-        input_shape,
-        num_classes,
-        init,
-        apply,
-        micro_batch,
-        cached_samples,
-        embed,
-        norm_layers,
+    head = Head(
+        of=lambda variables: variables["params"]["head"],
+        apply=lambda head, features: features @ head["kernel"] + head["bias"],
     )
+    sizes = (micro_batch, cached_samples)
+    return Model(name, input_shape, num_classes, init, apply, *sizes, embed, norm_layers, head)
 
 
 def count_parameters(variables: Variables) -> int:

@@ -313,3 +313,18 @@ class ResNet18(nn.Module):
                 x = ResidualBlock(features, stride, self.conv_impl, name=name)(x, train)
         features = x.mean(axis=(1, 2))
         return features, Linear(self.num_classes, name="head")(features)
+
+
+class FeatureGenerator(nn.Module):
+    """See `make_generator`; returns the features alone."""
+
+    num_classes: int
+    num_features: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, noise, labels, train):
+        x = jnp.concatenate([noise, jax.nn.one_hot(labels, self.num_classes)], axis=1)
+        x = Linear(self.hidden, name="hidden")(x)
+        x = BatchNorm(name="norm")(x[:, None, None], train)[:, 0, 0]  # as images of one pixel
+        return Linear(self.num_features, name="features")(jax.nn.relu(x))

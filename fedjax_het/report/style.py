@@ -22,6 +22,7 @@ COLOURS = {
     "abavg": "#332288",
     "fedgen": "#999933",
     "fedmix": "#882255",
+    "naivemix": "#CB6F97",
     "fedbn": "#56B4E9",
     "moon": "#AA4499",
     "feddyn": "#117733",
@@ -54,6 +55,7 @@ _DASHES = {
     "fedbe": (0, (2, 1.5)),
     "fedprox_ft": (0, (4, 1.5)),
     "heurfedamp": (0, (4, 1.5)),
+    "naivemix": (0, (4, 1.5)),
 }
 _MARKERS = "os^Dv<>pPX*h"
 _LIGHTEST = 0.65  # share of white

@@ -1,0 +1,49 @@
+"""Averages of clients' examples, which mean-augmented federated learning shares (Yoon et al., ICLR
+2021)."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_het.data.partition import Partition
+
+# A stream of its own, so that who is averaged does not depend on other draws.
+_AVERAGES_STREAM = 0xA7E5
+
+
+class Averaging(NamedTuple):
+    """size: the paper's M_k, examples in an average; None: all that a client has."""
+
+    size: int | None = None
+
+    def counts(self, sizes: np.ndarray) -> np.ndarray:
+        """How many averages clients make that hold so many examples. What is left over after whole
+        blocks makes a smaller one."""
+        return -(-sizes // np.maximum(sizes if self.size is None else self.size, 1))
+
+
+def average_examples(
+    images: np.ndarray,
+    labels: np.ndarray,
+    num_classes: int,
+    partition: Partition,
+    averaging: Averaging,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The averages of all clients, client after client.
+
+    Every client shuffles its examples and cuts them into blocks. Returns the mean images
+    `[M, H, W, C]` float32, divided by 255 where `images` are uint8 (normalisation, being affine,
+    may come after the mean), and the shares of the classes `[M, num_classes]` float32.
+    Cost: one pass over the clients' examples.
+    """
+    unit = 255.0 if images.dtype == np.uint8 else 1.0
+    means, shares = [], []
+    for client in np.flatnonzero(partition.sizes):
+        mine = partition.client(client)
+        size = averaging.size or len(mine)
+        order = np.random.default_rng([_AVERAGES_STREAM, seed, client]).permutation(mine)
+        for block in np.split(order, range(size, len(mine), size)):
+            means.append(images[block].mean(0, dtype=np.float64) / unit)
+            shares.append(np.bincount(labels[block], minlength=num_classes) / len(block))
+    return np.asarray(means, np.float32), np.asarray(shares, np.float32)

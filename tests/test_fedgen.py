@@ -1,0 +1,335 @@
+"""FedGen against a float64 loop, its limits, and its generator."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close, assert_trees_all_equal
+from problems import BATCH, CLASSES, SIZES, blobs, linear_model, small
+
+from fedjax_het import ConfigError, RunSpec
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedgen import (
+    FEDGEN_HP,
+    Teacher,
+    _adam,
+    fedgen,
+    generator_loss,
+    label_shares,
+    train_generator,
+)
+from fedjax_het.engine.randomness import GENERATOR_FOLD, SERVER_FOLD
+from fedjax_het.nn import count_parameters, make_generator, make_model
+
+TINY = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
+HP = {**FEDGEN_HP, "local_lr": 0.1, "generated_weight": 2.0, "distilled_weight": 3.0}
+method = partial(fedgen, **TINY)
+
+
+# --- a float64 loop --------------------------------------------------------------------------
+
+
+def probabilities(z):
+    p = np.exp(z - z.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def generated(params, state, noise, labels, train):
+    """-> (features, new statistics)."""
+    x = np.concatenate([noise, np.eye(CLASSES)[labels]], 1)
+    x = x @ params["hidden"]["kernel"] + params["hidden"]["bias"]
+    mean, variance = state["mean"], state["variance"]
+    if train:
+        mean, variance, count = x.mean(0), x.var(0), len(x)
+        state = {
+            "mean": 0.9 * state["mean"] + 0.1 * mean,
+            "variance": 0.9 * state["variance"] + 0.1 * variance * count / (count - 1),
+        }
+    x = (x - mean) / np.sqrt(variance + 1e-5)
+    x = np.maximum(x * params["norm"]["scale"] + params["norm"]["bias"], 0)
+    return x @ params["features"]["kernel"] + params["features"]["bias"], state
+
+
+class Loop:
+    """Clients, batches, parameters, one after the other; the generator's gradient by differences.
+
+    Random numbers are drawn where the method draws them.
+    """
+
+    def __init__(self, federation, *, generator_batch, guided_steps, averaging):
+        images, self.y = blobs()
+        self.x = images.reshape(len(images), -1).astype(np.float64)
+        self.f, self.guided, self.averaging = federation, guided_steps, averaging
+        self.batch = generator_batch
+        self.hp = {name: float(value) for name, value in federation.hp.items()}
+        start = jax.tree.map(lambda a: np.asarray(a, np.float64), federation.start().server)
+        self.w, self.b = (start.variables["params"][name] for name in ("w", "b"))
+        self.params, self.state = start.generator["params"], start.generator["state"]["norm"]
+        self.moments = [0.0, 0.0, 0]
+
+    def weight(self, name, r):
+        start = self.hp[name]
+        return max(start * self.hp["guidance_decay"] ** r, min(1e-4, start))
+
+    def client(self, r, k, key):
+        w, b, counts = self.w, self.b, np.zeros(CLASSES)
+        batches = zip(*self.f.scheduler.client_batches(r, k), strict=True)
+        for number, (batch, size) in enumerate(batches):
+            use = batch[:size]
+            x, y = self.x[use], self.y[use]
+            p = probabilities(x @ w + b)
+            error = p - np.eye(CLASSES)[y]
+            dw, db = x.T @ error / size, error.mean(0)
+            if r > 0 and number < self.guided:
+                step = jax.random.fold_in(jax.random.fold_in(key, number), GENERATOR_FOLD)
+                labels_key, *noise_keys = jax.random.split(step, 3)
+                labels = np.asarray(jax.random.randint(labels_key, (len(batch),), 0, CLASSES))
+                noises = [np.asarray(jax.random.uniform(n, (len(batch), 2))) for n in noise_keys]
+                z, _ = generated(self.params, self.state, noises[0], labels, False)
+                alike, _ = generated(self.params, self.state, noises[1], self.y[batch], False)
+                error = probabilities(z @ w + b) - np.eye(CLASSES)[labels]
+                weight = self.weight("generated_weight", r)
+                dw, db = dw + weight * z.T @ error / len(z), db + weight * error.mean(0)
+                error = p - probabilities(alike @ w + b)[:size]
+                weight = self.weight("distilled_weight", r)
+                dw, db = dw + weight * x.T @ error / size, db + weight * error.mean(0)
+            w, b = w - self.hp["local_lr"] * dw, b - self.hp["local_lr"] * db
+            counts += np.bincount(y, minlength=CLASSES)
+        return w, b, counts
+
+    def loss(self, params, teachers, noise, labels):
+        z, _ = generated(params, self.state, noise, labels, True)
+        total = sum(counts + 1 for *_, counts in teachers)
+        taught = np.zeros(len(z))
+        for w, b, counts in teachers:
+            own = -np.log(probabilities(z @ w + b)[np.arange(len(z)), labels])
+            taught += ((counts + 1) / total)[labels] * own
+        gaps = [
+            np.mean((e - f) ** 2) * np.mean(abs(u - v))
+            for e, u in zip(noise, z, strict=True)
+            for f, v in zip(noise, z, strict=True)
+        ]
+        diversity = self.hp["diversity_weight"] * np.exp(-np.mean(gaps))
+        return self.hp["teacher_weight"] * taught.mean() + diversity
+
+    def teach(self, teachers, key, r):
+        seen = sum(counts for *_, counts in teachers) > 0
+        for number in range(3):
+            labels_key, noise_key = jax.random.split(jax.random.fold_in(key, number))
+            allowed = jnp.where(jnp.asarray(seen), 0, -jnp.inf)
+            labels = np.asarray(jax.random.categorical(labels_key, allowed, shape=(self.batch,)))
+            noise = np.asarray(jax.random.uniform(noise_key, (self.batch, 2)), np.float64)
+            flat, unravel = self.raveled()
+            gradient = np.zeros_like(flat)
+            for i in range(len(flat)):
+                step = np.zeros_like(flat)
+                step[i] = 1e-6
+                both = (
+                    self.loss(unravel(flat + s), teachers, noise, labels) for s in (step, -step)
+                )
+                gradient[i] = np.subtract(*both) / 2e-6
+            _, self.state = generated(self.params, self.state, noise, labels, True)
+            gradient += self.hp["generator_weight_decay"] * flat
+            m, v, t = self.moments
+            m, v, t = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2, t + 1
+            self.moments = [m, v, t]
+            rate = self.hp["generator_lr"] * self.hp["generator_lr_decay"] ** r
+            scale = np.sqrt(v / (1 - 0.999**t)) + 1e-8
+            self.params = unravel(flat - rate * (m / (1 - 0.9**t)) / scale)
+
+    def raveled(self):
+        leaves, structure = jax.tree.flatten(self.params)
+        ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+
+        def unravel(flat):
+            parts = zip(np.split(flat, ends), leaves, strict=True)
+            return jax.tree.unflatten(structure, [p.reshape(leaf.shape) for p, leaf in parts])
+
+        return np.concatenate([leaf.ravel() for leaf in leaves]), unravel
+
+    def round(self, r):
+        key = jax.random.fold_in(jax.random.key(7), r)
+        ids = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
+        teachers = [self.client(r, k, jax.random.fold_in(key, k)) for k in ids]
+        self.teach(teachers, jax.random.fold_in(key, SERVER_FOLD), r)
+        weights = [SIZES[k] for k in ids] if self.averaging == "weighted" else None
+        self.w = np.average([w for w, *_ in teachers], axis=0, weights=weights)
+        self.b = np.average([b for _, b, _ in teachers], axis=0, weights=weights)
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+def test_three_rounds_equal_a_float64_loop(averaging):
+    hp = {**HP, "generator_lr": 0.02, "generator_lr_decay": 0.7, "guidance_decay": 0.8}
+    build = partial(method, generator_batch_size=6, guided_steps=4)
+    settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
+    federation = small(build, hp=hp, **settings)
+    loop = Loop(federation, generator_batch=6, guided_steps=4, averaging=averaging)
+    first = loop.params
+    state, _ = federation.run(3)
+    for r in range(3):
+        loop.round(r)
+    found = federation.model(state)
+    np.testing.assert_allclose(found["w"], loop.w, atol=2e-5)
+    np.testing.assert_allclose(found["b"], loop.b, atol=2e-5)
+    assert_trees_all_close(state.server.generator["params"], loop.params, atol=2e-5)
+    assert_trees_all_close(state.server.generator["state"]["norm"], loop.state, atol=2e-5)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), loop.params, first)
+    assert min(jax.tree.leaves(moved)) > 1e-3
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "hp"),
+    [({}, {"generated_weight": 0.0, "distilled_weight": 0.0}), ({"guided_steps": 0}, {})],
+    ids=["no weights", "no steps"],
+)
+def test_without_guidance_it_is_fedavg(options, hp):
+    settings = {"participation": 0.7, "optimizer": "adam", "keep": True}
+    plain = small(fedavg, hp={"local_lr": 0.1}, **settings)
+    guided = small(partial(method, **options), hp={**HP, **hp}, **settings)
+    ours, theirs = guided.run(3)[0], plain.run(3)[0]
+    assert_trees_all_close(ours.server.variables, theirs.server.variables, rtol=1e-5, atol=1e-6)
+    assert_trees_all_close(ours.clients, theirs.clients, rtol=1e-5, atol=1e-6)
+
+
+def test_guidance_begins_in_the_second_round():
+    plain, guided = small(fedavg, hp=HP), small(method, hp=HP)
+    for rounds, same in ((1, True), (2, False)):
+        gap = plain.model(plain.run(rounds)[0])["w"] - guided.model(guided.run(rounds)[0])["w"]
+        assert (np.abs(gap).max() < 1e-6) == same
+
+
+# --- the generator ---------------------------------------------------------------------------
+
+
+def teachers(num_clients=3):
+    """Random last layers, and clients that hold unlike classes."""
+    keys = jax.random.split(jax.random.key(3), num_clients)
+    heads = jax.vmap(lambda key: linear_model().init(key)["params"])(keys)
+    heads = jax.tree.map(lambda a: 20 * a, heads)
+    counts = jnp.asarray([[5.0, 0, 2], [0, 9, 0], [1, 1, 0]])[:num_clients]
+    return Teacher(heads, counts, jnp.ones(num_clients))
+
+
+def trained(of, steps, **hp):
+    """-> (generator, as it was, as it is)."""
+    generator = make_generator(CLASSES, 4, 16, 3)
+    hp = {**FEDGEN_HP, **hp}
+    start = jax.jit(generator.init)(jax.random.key(0))
+    run = jax.jit(partial(train_generator, linear_model(), generator, hp, batch_size=16, lr=0.01))
+    made, _ = run((start, _adam(hp).init(start["params"])), of, jax.random.key(1), steps=steps)
+    return generator, start, made
+
+
+def test_training_makes_features_that_teachers_recognise():
+    of = teachers()
+    generator, *both = trained(of, 400)
+    labels = jnp.arange(60) % CLASSES
+    noise = jax.random.uniform(jax.random.key(5), (60, 3))
+    shares, losses = label_shares(of), []
+    for made in both:
+        features, _ = generator.apply(made, noise, labels, train=False)
+        hp = {**FEDGEN_HP, "diversity_weight": 0.0}
+        losses.append(
+            float(generator_loss(linear_model(), hp, of.head, shares, features, noise, labels))
+        )
+    assert losses[1] < 0.5 * losses[0], losses
+    logits = jax.vmap(linear_model().head.apply, (0, None))(of.head, features)
+    mixed = (shares.T[labels].T[..., None] * jax.nn.log_softmax(logits)).sum(0)
+    assert (mixed.argmax(-1) == labels).mean() > 0.9
+
+
+def test_features_differ_more_where_that_is_asked_for():
+    def spread(weight):
+        generator, _, made = trained(teachers(), 400, diversity_weight=weight)
+        noise = jax.random.uniform(jax.random.key(5), (40, 3))
+        features, _ = generator.apply(made, noise, jnp.zeros(40, jnp.int32), train=False)
+        return float(features.std(0).mean())
+
+    assert spread(20.0) > 2 * spread(0.0)
+
+
+def test_shares_count_labels_and_one_more_of_the_clients_that_are_there():
+    of = teachers()._replace(present=jnp.asarray([1.0, 1.0, 0.0]))
+    expected = [[6 / 7, 1 / 11, 3 / 4], [1 / 7, 10 / 11, 1 / 4], [0, 0, 0]]
+    np.testing.assert_allclose(label_shares(of), expected, rtol=1e-6)
+
+
+def test_an_unused_slot_and_a_class_that_nobody_has_teach_nothing():
+    of = teachers()
+    of = of._replace(counts=of.counts.at[:, 2].set(0))
+    _, start, made = trained(of, 20, generator_weight_decay=0.0)
+    kernels = [one["params"]["hidden"]["kernel"] for one in (start, made)]
+    changed = np.abs(kernels[0] - kernels[1]).max(1) > 0  # rows: noise, then a class each
+    assert changed.tolist() == [True] * 5 + [False]
+    nobody = jax.tree.map(lambda a: jnp.concatenate([a, jnp.zeros_like(a[:2])]), of)
+    both = (trained(one, 20)[2] for one in (of, nobody))
+    assert_trees_all_close(*both, atol=1e-5)
+
+
+def test_no_step_changes_nothing():
+    _, start, made = trained(teachers(), 0)
+    assert_trees_all_equal(start, made)
+
+
+def test_the_generator_of_the_papers_mnist_has_20_thousand_parameters():
+    generator = make_generator(10, 32, 256, 32)
+    variables = generator.init(jax.random.key(0))
+    assert count_parameters(variables) == (32 + 10 + 1) * 256 + 2 * 256 + (256 + 1) * 32 == 19744
+
+
+def test_normalisation_in_evaluation_is_by_running_statistics():
+    generator, _, made = trained(teachers(), 30)
+    noise, labels = jax.random.uniform(jax.random.key(2), (8, 3)), jnp.arange(8) % CLASSES
+    whole, state = generator.apply(made, noise, labels, train=False)
+    alone, _ = generator.apply(made, noise[:1], labels[:1], train=False)
+    np.testing.assert_allclose(whole[:1], alone, rtol=1e-5, atol=1e-6)
+    assert_trees_all_equal(state, made["state"])
+    mixed, new = generator.apply(made, noise, labels, train=True)
+    assert np.abs(mixed - whole).max() > 1e-3
+    assert np.abs(new["norm"]["mean"] - state["norm"]["mean"]).max() > 1e-4
+
+
+# --- other networks, bad input ----------------------------------------------------
+
+
+def test_a_convolutional_network_is_guided():
+    model = make_model("convnet", (8, 8, 1), CLASSES, width=4, depth=2)
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(11, 8, 8, 1)).astype(np.float32), np.arange(11, dtype=np.int32) % 3
+    settings = {"model": model, "sizes": (8, 3), "data": data, "batch_size": BATCH}
+    guided, plain = (small(build, hp=HP, **settings) for build in (method, fedavg))
+    state, info = guided.run(2)
+    generator = state.server.generator["params"]
+    assert generator["features"]["kernel"].shape == (5, 2 * 2 * 4)
+    assert np.isfinite(float(info.train_loss))
+    gap = guided.model(state)["head"]["kernel"] - plain.model(plain.run(2)[0])["head"]["kernel"]
+    assert np.abs(gap).max() > 1e-4
+
+
+def test_a_network_without_a_last_layer_is_told():
+    for missing in ({"head": None}, {"embed": None}):
+        with pytest.raises(ConfigError, match=r"model = 'linear': .*head"):
+            small(method, hp=HP, model=linear_model()._replace(**missing))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": {"generator_hidden": 0}}, "generator_hidden = 0"),
+        ({"options": {"generator_noise": 1.5}}, "generator_noise = 1.5"),
+        ({"options": {"generator_steps": -1}}, "generator_steps = -1"),
+        ({"options": {"generator_batch_size": 1}}, "generator_batch_size = 1"),
+        ({"options": {"guided_steps": -1}}, "guided_steps = -1"),
+        ({"hp": {"guidance_decay": 1.1}}, "guidance_decay = 1.1"),
+        ({"hp": {"generator_lr_decay": 0.0}}, "generator_lr_decay = 0.0"),
+        ({"hp": {"generated_weight": -1.0}}, "generated_weight"),
+    ],
+)
+def test_bad_input_is_told(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        RunSpec("fedgen", dataset="digits", **settings).resolved()

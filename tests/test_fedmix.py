@@ -1,0 +1,353 @@
+"""FedMix and NaiveMix against float64 loops, each other as lambda vanishes, and whole runs."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close
+from problems import (
+    CLASSES,
+    SHAPE,
+    SIZES,
+    blobs,
+    consecutive,
+    linear_model,
+    small,
+    softmax_gradient,
+    user_dataset,
+)
+
+from fedjax_het import ConfigError, RunSpec, simulate, sweep
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedmix import _first_order, fedmix, naivemix
+from fedjax_het.algorithms.fsl import fsl
+from fedjax_het.data import Averaging, average_examples
+from fedjax_het.engine.lanes import Batch
+from fedjax_het.engine.randomness import MIXING_FOLD
+from fedjax_het.engine.task import Task
+from fedjax_het.nn import Model, make_model
+
+METHODS = {"fedmix": fedmix, "naivemix": naivemix}
+
+
+def method(name, mean_size=3):
+    return lambda training, plan: METHODS[name](training, plan, mean_size=mean_size)
+
+
+# --- averages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, None])
+def test_every_example_is_in_one_average_of_its_client(size):
+    _, labels = blobs()
+    count = len(labels)
+    marked = np.eye(count, dtype=np.float32).reshape(count, 1, count, 1)  # example i has pixel i
+    means, shares = average_examples(
+        marked, labels, CLASSES, consecutive(), Averaging(size), seed=0
+    )
+    members = [np.flatnonzero(mean) for mean in means.reshape(-1, count)]
+    assert sorted(np.concatenate(members)) == list(range(count))
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    blocks = [[] for _ in SIZES]
+    for mean, share, block in zip(means.reshape(-1, count), shares, members, strict=True):
+        (client,) = set(owner[block])
+        blocks[client].append(len(block))
+        np.testing.assert_allclose(mean[block], 1 / len(block), rtol=1e-6)
+        np.testing.assert_allclose(share, np.eye(CLASSES)[labels[block]].mean(0), rtol=1e-6)
+    expected = [
+        [size] * (n // size) + [n % size] * (n % size > 0) if size else [n] * (n > 0) for n in SIZES
+    ]
+    assert blocks == expected
+    assert [len(b) for b in blocks] == Averaging(size).counts(np.array(SIZES)).tolist()
+
+
+def test_averages_of_stored_images_are_in_the_unit_interval_and_shuffled():
+    images, labels = blobs()
+    stored = np.random.default_rng(0).integers(0, 256, images.shape).astype(np.uint8)
+    arguments = (labels, CLASSES, consecutive(), Averaging(3))
+    (means, _), (again, _), (other, _) = (
+        average_examples(stored, *arguments, seed=seed) for seed in (0, 0, 1)
+    )
+    floats, _ = average_examples((stored / 255).astype(np.float32), *arguments, seed=0)
+    np.testing.assert_allclose(means, floats, atol=1e-6)
+    np.testing.assert_array_equal(means, again)
+    assert not np.array_equal(means, other)
+
+
+# --- float64 loops ---------------------------------------------------------------------------
+
+
+def probabilities(z):
+    p = np.exp(z - z.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
+    """Of the mean loss over a batch of softmax regression, by hand."""
+    own = np.eye(CLASSES)[y]
+    if name == "naivemix":
+        mixed = (1 - strength) * x + strength * mean_image
+        error = probabilities(mixed @ w + b) - (1 - strength) * own - strength * mean_label
+        return mixed.T @ error / len(y), error.mean(0)
+    shrunk = (1 - strength) * x
+    p = probabilities(shrunk @ w + b)
+    # dl/dx' = W (p - e_y), so that the term is s (p - e_y) with s = W' x_g.
+    s = mean_image @ w
+    through_p = p * s - p * (p @ s)[:, None]
+    dw = (1 - strength) * shrunk.T @ (p - own) + strength * shrunk.T @ (p - mean_label)
+    db = (1 - strength) * (p - own).sum(0) + strength * (p - mean_label).sum(0)
+    slope = np.outer(mean_image, (p - own).sum(0)) + shrunk.T @ through_p
+    weight = strength * (1 - strength)
+    return (dw + weight * slope) / len(y), (db + weight * through_p.sum(0)) / len(y)
+
+
+def loop(name, federation, rounds, strength, lr):
+    images, labels = blobs()
+    x = images.reshape(len(images), -1).astype(np.float64)
+    count = int(federation.averages.count)
+    means = np.asarray(federation.averages.images, np.float64).reshape(count, -1)
+    shares = np.asarray(federation.averages.labels, np.float64)
+    start = federation.model(federation.start())
+    server = [start["w"].astype(np.float64), start["b"].astype(np.float64)]
+    seen = set()
+    for r in range(rounds):
+        clients = [k for k in federation.scheduler.participants(r) if SIZES[k]]
+        change = [0, 0]
+        for k in clients:
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), k)
+            w, b = server
+            batches = zip(*federation.scheduler.client_batches(r, k), strict=True)
+            for number, (batch, size) in enumerate(batches):
+                draw = jax.random.fold_in(jax.random.fold_in(key, number), MIXING_FOLD)
+                pair = int(jax.random.randint(draw, (), 0, count))
+                seen.add(pair)
+                use = batch[:size]
+                dw, db = mixed_gradient(
+                    name, w, b, x[use], labels[use], strength, means[pair], shares[pair]
+                )
+                w, b = w - lr * dw, b - lr * db
+            for i, moved in enumerate((w, b)):
+                change[i] = change[i] + (moved - server[i]) / len(clients)
+        server = [s + c for s, c in zip(server, change, strict=True)]
+    return server, seen
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("mean_size", [None, 3])
+def test_three_rounds_equal_a_float64_loop(name, mean_size):
+    hp = {"local_lr": 0.3, "mixup_lambda": 0.3}
+    federation = small(method(name, mean_size), hp=hp, participation=0.7, epochs=2)
+    state, _ = federation.run(3)
+    (w, b), seen = loop(name, federation, 3, 0.3, 0.3)
+    assert len(seen) >= 5  # of the 5 clients' averages, or of more
+    found = federation.model(state)
+    np.testing.assert_allclose(found["w"], w, atol=3e-6)
+    np.testing.assert_allclose(found["b"], b, atol=3e-6)
+
+
+def test_the_loops_gradient_is_that_of_its_loss():
+    """By differences, of the loss written out with each sample's own input gradient."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 4)), rng.integers(0, CLASSES, 5)
+    w, b = rng.normal(size=(4, CLASSES)), rng.normal(size=CLASSES)
+    mean_image, mean_label = rng.normal(size=4), np.array([0.5, 0.3, 0.2])
+
+    def loss(w, b, strength=0.3):
+        total = 0
+        for image, label in zip((1 - strength) * x, y, strict=True):
+            p = probabilities((image @ w + b)[None])[0]
+            slope = w @ (p - np.eye(CLASSES)[label])
+            own = -np.log(p[label]) + strength * slope @ mean_image
+            total += (1 - strength) * own - strength * mean_label @ np.log(p)
+        return total / len(y)
+
+    dw, db = mixed_gradient("fedmix", w, b, x, y, 0.3, mean_image, mean_label)
+    for i in np.ndindex(w.shape):
+        step = np.zeros_like(w)
+        step[i] = 1e-5
+        numeric = (loss(w + step, b) - loss(w - step, b)) / 2e-5
+        np.testing.assert_allclose(dw[i], numeric, atol=1e-8)
+    step = np.eye(CLASSES) * 1e-5
+    numeric = [(loss(w, b + one) - loss(w, b - one)) / 2e-5 for one in step]
+    np.testing.assert_allclose(db, numeric, atol=1e-8)
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_lambda_0_is_fedavg(name, optimizer):
+    settings = {"participation": 0.7, "optimizer": optimizer, "keep": True}
+    hp = {"local_lr": 0.1}
+    plain = small(fedavg, hp=hp, **settings)
+    mixed = small(method(name), hp={**hp, "mixup_lambda": 0.0}, **settings)
+    assert_trees_all_close(plain.run(3)[0], mixed.run(3)[0], rtol=1e-6, atol=1e-6)
+    moved = small(method(name), hp={**hp, "mixup_lambda": 0.2}, **settings)
+    gap = plain.model(plain.run(3)[0])["w"] - moved.model(moved.run(3)[0])["w"]
+    assert np.abs(gap).max() > 1e-3
+
+
+def smooth_model():
+    """A network with a hidden layer of tanh: with ReLU, gradients jump."""
+    size = int(np.prod(SHAPE))
+
+    def init(key):
+        one, two = jax.random.split(key)
+        params = {
+            "hidden": jax.random.normal(one, (size, 6)),
+            "head": jax.random.normal(two, (6, CLASSES)),
+        }
+        return {"params": params, "state": {}}
+
+    def apply(variables, x, *, train, key=None):
+        hidden = jnp.tanh(x.reshape(len(x), -1) @ variables["params"]["hidden"])
+        return hidden @ variables["params"]["head"], variables["state"]
+
+    return Model("smooth", SHAPE, CLASSES, init, apply)
+
+
+@pytest.mark.parametrize("model", [linear_model(), smooth_model()], ids=["linear", "smooth"])
+def test_fedmix_differs_from_mixup_by_lambda_squared(model):
+    """Loss and gradient of a batch: an error in the first-order term, as by the batch size, would
+    make the gap of order lambda."""
+
+    def step(name, strength):
+        hp = {"local_lr": 1.0, "mixup_lambda": strength}
+        federation = small(method(name, 2), hp=hp, sizes=(16, 3), batch_size=16, model=model)
+        state, info = federation.run(1, federation.start())
+        moved = jax.tree.leaves(federation.model(state))
+        return np.concatenate([info.train_loss.ravel(), *(leaf.ravel() for leaf in moved)])
+
+    gaps = []
+    for strength in (0.1, 0.05, 0.025):
+        gaps.append(np.linalg.norm(step("fedmix", strength) - step("naivemix", strength)))
+    ratios = np.divide(gaps[:-1], gaps[1:])
+    assert gaps[0] > 1e-3, gaps  # there is something to vanish
+    assert ((ratios > 3.3) & (ratios < 4.7)).all(), (gaps, ratios)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
+    """Convolutions as matrix products have a reverse rule of their own; the backend's have both."""
+    settings = {"width": 4, "depth": 2, "norm": norm}
+    products, native = (
+        make_model("convnet", (8, 8, 1), CLASSES, conv_impl=impl, **settings)
+        for impl in ("im2col", "native")
+    )
+    rng = np.random.default_rng(5)
+    images = jnp.asarray(rng.normal(size=(6, 8, 8, 1)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, CLASSES, 6))
+    mean_image = jnp.asarray(rng.normal(size=(8, 8, 1)), jnp.float32)
+    mean_label, strength = jnp.asarray([0.2, 0.5, 0.3]), 0.3
+    variables = products.init(jax.random.key(0))
+
+    def by_hand(params):
+        def losses(images):
+            given = {**variables, "params": params}
+            log_p = jax.nn.log_softmax(native.apply(given, images, train=True)[0])
+            return -log_p[jnp.arange(6), labels], -log_p @ mean_label
+
+        shrunk = (1 - strength) * images
+        direction = jnp.broadcast_to(mean_image, images.shape)
+        (own, others), (slope, _) = jax.jvp(losses, (shrunk,), (direction,))
+        mixed = (1 - strength) * own + strength * others + strength * (1 - strength) * slope
+        return mixed.mean()
+
+    task = Task(products, (0.0,), (1.0,))
+    batch = Batch(images, labels, jnp.ones(6), jnp.int32(0))
+    losses = partial(_first_order, strength, mean_image, mean_label)
+    step = jax.jit(lambda v: task.loss_and_gradient(v, batch, None, losses=losses))
+    loss, gradient, _ = step(variables)
+    expected, expected_gradient = jax.jit(jax.value_and_grad(by_hand))(variables["params"])
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert_trees_all_close(gradient, expected_gradient, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_pieces_of_a_batch_make_the_same_step(name):
+    hp = {"local_lr": 0.1, "mixup_lambda": 0.3}
+    whole = small(method(name), hp=hp)
+    pieces = small(method(name), hp=hp, model=linear_model()._replace(micro_batch=2))
+    assert_trees_all_close(whole.run(2)[0], pieces.run(2)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_single_average_pulls_the_model_to_its_label():
+    """Where the client's images are zero, NaiveMix learns from the other client's average alone."""
+    images, labels = blobs((6, 6))
+    images[:6], labels[:6] = 0, 0
+    hp = {"local_lr": 1.0, "mixup_lambda": 0.5}
+    federation = small(method("naivemix", None), hp=hp, sizes=(6, 6), data=(images, labels))
+    start = federation.model(federation.start())
+    moved = federation.model(federation.run(1)[0])
+    assert np.abs(moved["w"] - start["w"]).max() > 1e-3
+    assert softmax_gradient(start["w"], start["b"], np.zeros((6, 4)), labels[:6])[0].max() == 0
+
+
+def test_other_methods_can_sit_on_it():
+    hp = {"local_lr": 0.1, "mixup_lambda": 0.2, "gamma": 0.0}
+    alone = small(method("fedmix"), hp=hp, participation=0.7)
+    over = small(partial(fsl, base=method("fedmix")), hp=hp, participation=0.7)
+    assert over.algorithm.averaging == alone.algorithm.averaging == Averaging(3)
+    found, expected = (one.model(one.run(2)[0]) for one in (over, alone))
+    assert_trees_all_close(found, expected, atol=1e-6)
+
+
+# --- whole runs ------------------------------------------------------------------------------
+
+
+def spec(name="fedmix", **more):
+    common = {
+        "dataset": "user",
+        "partition": "dirichlet_balanced",
+        "alpha": 0.5,
+        "model": "mlp",
+        "num_clients": 5,
+        "batch_size": 4,
+        "rounds": 4,
+        "options": {"mean_size": 4},
+        "hp": {"mixup_lambda": 0.2},
+    }
+    return RunSpec(name, **{**common, **more})
+
+
+def run(spec_, **settings):
+    return simulate(spec_, dataset=user_dataset(), **settings)
+
+
+def test_seeds_with_unequal_numbers_of_averages_share_a_program():
+    specs = [spec(seed=s) for s in range(3)]
+    made = sweep(specs, dataset=user_dataset(), progress=lambda line: None, spread="runs")
+    counts = set()
+    for one, together in zip(specs, made.results, strict=True):
+        alone = run(one)
+        counts.add(int(Averaging(4).counts(alone.partition.sizes).sum()))
+        for name in ("train_loss", "bytes_up"):
+            np.testing.assert_allclose(alone.metrics[name], together.metrics[name], rtol=2e-4)
+    assert len(counts) > 1
+
+
+def test_averages_are_sent_once():
+    mixed, plain = run(spec()), run(spec("fedavg", options={}, hp={}))
+    count = int(Averaging(4).counts(mixed.partition.sizes).sum())
+    sent = 4 * (4 + CLASSES) * count
+    up = mixed.metrics["bytes_up"] - plain.metrics["bytes_up"]
+    down = mixed.metrics["bytes_down"] - plain.metrics["bytes_down"]
+    np.testing.assert_array_equal(up, [sent, 0, 0, 0])
+    np.testing.assert_array_equal(down, [5 * sent, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": {"mean_size": 0}}, "mean_size = 0"),
+        ({"options": {"mean_size": 1.5}}, "mean_size = 1.5"),
+        ({"hp": {"mixup_lambda": 1.0}}, "mixup_lambda = 1.0"),
+        ({"hp": {"mixup_lambda": -0.1}}, "mixup_lambda"),
+    ],
+)
+def test_bad_input_is_told(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        spec(**settings).resolved()
