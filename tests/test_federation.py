@@ -27,7 +27,13 @@ SYNTHESIS = {
     "fine_tune_epochs": 2,
 }
 CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2}
-OPTIONS = {"dynafed": SYNTHESIS, "feddm": CONDENSATION, "fedaf": CONDENSATION}
+GENERATOR = {"generator_hidden": 8, "generator_noise": 4, "generator_steps": 3}
+OPTIONS = {
+    "dynafed": SYNTHESIS,
+    "feddm": CONDENSATION,
+    "fedaf": CONDENSATION,
+    "fedgen": GENERATOR,
+}
 
 
 def spec(algorithm="fedavg", **settings):
