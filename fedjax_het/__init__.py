@@ -9,7 +9,7 @@ from fedjax_het.cache import keep_compiled_programs
 request_one_cpu_device_per_core()
 keep_compiled_programs()
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 # Imported when first used, so that `import fedjax_het` stays fast.
 _PUBLIC = {
