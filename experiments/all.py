@@ -128,7 +128,6 @@ def run(program: Program, preset: str, folder: Path, results: Path) -> Record:
             [sys.executable, str(program.path), "--preset", preset],
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             check=False,
         ).returncode
     seconds = time.perf_counter() - clock

@@ -12,6 +12,7 @@ optimiser, where the run before them keeps it.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from runpy import run_path
 
@@ -71,7 +72,7 @@ class Arguments:
 def padded(partition) -> tuple[np.ndarray, np.ndarray]:
     """Positions [K, n] of the clients' examples, and whether they are there."""
     offsets = partition.offsets
-    own = [partition.indices[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    own = [partition.indices[a:b] for a, b in pairwise(offsets)]
     most = max(map(len, own))
     positions = np.stack([np.pad(each, (0, most - len(each))) for each in own])
     return positions, np.arange(most) < np.array([[len(each)] for each in own])

@@ -166,7 +166,7 @@ def draw_distances(table: pd.DataFrame):
 
     panels = [f"alpha {alpha:g}" for alpha in table["alpha"].unique()]
     figure, axes = make_panels(panels, columns=len(panels), size=(3.6, 3.0), sharey="all")
-    for (alpha, rows), title in zip(table.groupby("alpha", sort=False), panels, strict=True):
+    for (_, rows), title in zip(table.groupby("alpha", sort=False), panels, strict=True):
         by_start = rows.groupby("start")
         for name, colour in LOOKS.items():
             mean, std = by_start[name].mean(), by_start[name].std().fillna(0)
@@ -182,9 +182,8 @@ def draw_distances(table: pd.DataFrame):
 
 
 def draw_scratch(table: pd.DataFrame):
-    figure, (panel,) = (lambda f, p: (f, p.values()))(
-        *make_panels([""], columns=1, size=(5.0, 3.4), sharey="all")
-    )
+    figure, panels = make_panels([""], columns=1, size=(5.0, 3.4), sharey="all")
+    (panel,) = panels.values()
     for alpha, rows in table.groupby("alpha"):
         by_epochs = 100 * rows.groupby("local_epochs")["accuracy"].agg(["mean", "std"])
         panel.errorbar(

@@ -12,6 +12,8 @@ from itertools import product
 from pathlib import Path
 from runpy import run_path
 
+import pandas as pd
+
 from fedjax_het.experiment import Experiment, Outcome, main, write_table
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
@@ -47,11 +49,14 @@ TABLE3 = Experiment(
 )
 
 
-def write(outcome: Outcome) -> list[str]:
+def reported_rows(reported: pd.DataFrame) -> pd.DataFrame:
     """The reported values by rows that say how long clients train."""
-    lengths = outcome.reported[["method", "local_epochs", "rounds"]].itertuples(index=False)
-    reported = outcome.reported.assign(method=[as_row(*length) for length in lengths])
-    return write_table(outcome._replace(reported=reported))
+    lengths = reported[["method", "local_epochs", "rounds"]].itertuples(index=False)
+    return reported.assign(method=[as_row(*length) for length in lengths])
+
+
+def write(outcome: Outcome) -> list[str]:
+    return write_table(outcome._replace(reported=reported_rows(outcome.reported)))
 
 
 if __name__ == "__main__":
