@@ -119,25 +119,23 @@ def read_record(folder: Path, program: Program) -> Record | None:
     return record if good and record.version == version_of(program) else None
 
 
+def written(results: Path, folder: Path) -> dict[Path, int]:
+    """The pictures and tables below `results`, apart from those in `folder`, and when they were
+    written."""
+    paths = (path for path in sorted(results.rglob("*")) if path.suffix in (".png", ".md"))
+    return {path: path.stat().st_mtime_ns for path in paths if folder not in path.parents}
+
+
 def run(program: Program, preset: str, folder: Path, results: Path) -> Record:
-    """Run it; its files are what changed below `results`."""
+    """Run it; its files are what it wrote below `results`."""
     log = folder / f"{program.name}.log"
-    started, clock = time.time(), time.perf_counter()
+    before, clock = written(results, folder), time.perf_counter()
     with log.open("w") as file:
-        status = subprocess.run(
-            [sys.executable, str(program.path), "--preset", preset],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            check=False,
-        ).returncode
-    seconds = time.perf_counter() - clock
-    changed = [
-        path
-        for path in sorted(results.rglob("*"))
-        if path.suffix in (".png", ".md")
-        and folder not in path.parents
-        and path.stat().st_mtime >= started - 1
-    ]
+        command = [sys.executable, str(program.path), "--preset", preset]
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+    status, seconds = done.returncode, time.perf_counter() - clock
+    after = written(results, folder)
+    changed = [path for path, when in after.items() if before.get(path) != when]
     text = "" if status == 0 else "\n".join(log.read_text().splitlines()[-LAST_LINES:])
     files = [str(path) for path in changed]
     record = Record(program.name, version_of(program), status, seconds, files, text)
