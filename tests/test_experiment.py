@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_het
+from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.experiment import Arguments, main, make_cells
 from fedjax_het.reported import reported_values
 from fedjax_het.result import Result
@@ -34,13 +35,18 @@ def test_the_paper_preset_is_the_papers_table(experiment):
     reported = reported_values(experiment.paper, experiment.item)
     places = [(cell.dataset, cell.model, cell.alpha, cell.method) for cell in cells]
     theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
-    assert sorted(places) == sorted(theirs)
+    theirs = list(theirs)
+    assert sorted(place for place in places if place[3] in {row[3] for row in theirs}) == sorted(
+        theirs
+    )
     for cell in cells:
         for run in cell.runs:
             spec = run.resolved()
             assert (spec.algorithm, spec.dataset) == (cell.method, cell.dataset)
             assert (spec.num_clients, spec.participation, spec.rounds) == (80, 0.4, 200)
-            assert (spec.partition, spec.local_epochs) == ("dirichlet_balanced", 1)
+            trains = ALGORITHMS[cell.method].trains_locally
+            expected = ("dirichlet_balanced", 1 if trains else None)
+            assert (spec.partition, spec.local_epochs) == expected
             assert (spec.width, spec.depth, spec.norm) == (None, None, None)
     filled = {cell.method for cell in cells if cell.runs}
     assert filled >= {"fedavg", "fedprox", "scaffold", "dynafed"}

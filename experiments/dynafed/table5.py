@@ -4,7 +4,15 @@ python experiments/dynafed/table5.py --models mlp   the MLP columns, minutes a r
 python experiments/dynafed/table5.py                both networks; the ConvNet is a GPU's work
 """
 
-from fedjax_het.experiment import Experiment, Preset, main
+from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
+
+from fedjax_het.experiment import Experiment, main
+
+SHARED = run_path(str(Path(__file__).with_name("settings.py")))
+QUICK, PAPER = SHARED["QUICK"], SHARED["PAPER"]
+NETWORKS = {"models": ("mlp", "convnet"), "alphas": (0.01, 0.04)}
 
 # The paper leaves open how strongly the average is fine-tuned, and its code has no script for this
 # data set. At the code's 1e-4 (for CIFAR-10) the synthetic data hardly act on the MLP; 1e-3 was
@@ -20,24 +28,16 @@ TABLE5 = Experiment(
     paper="dynafed",
     item="table5",
     title="DynaFed, Table 5: test accuracy of the global model, two networks.",
-    note="The paper does not say whether its ± is over seeds or over the last five rounds.",
+    note=SHARED["NOTE"],
+    settings=SHARED["SETTINGS"],
     presets={
-        "paper": Preset(
+        "paper": replace(
+            PAPER,
             datasets=("fashion_mnist",),
-            models=("mlp", "convnet"),
-            alphas=(0.01, 0.04),
-            seeds=(0, 1, 2),
             method_settings={"dynafed": DYNAFED},
+            **NETWORKS,
         ),
-        "quick": Preset(
-            datasets=("digits",),
-            models=("mlp", "convnet"),
-            alphas=(0.01, 0.04),
-            seeds=(0, 1),
-            settings={"num_clients": 20, "local_epochs": 5, "rounds": 40},
-            model_settings={"convnet": {"width": 16}},
-            method_settings={"dynafed": {"options": {"num_iterations": 200}}},
-        ),
+        "quick": replace(QUICK, model_settings={"convnet": {"width": 16}}, **NETWORKS),
     },
 )
 

@@ -1,0 +1,283 @@
+"""Every table and figure of every paper, one after the other, and one report of them.
+
+python experiments/all.py --preset quick                      on the embedded digits
+python experiments/all.py --preset quick --only fsl dynafed   of these papers alone
+python experiments/all.py --list
+
+Writes `report.md`, with links to the pictures, and `report.html`, which holds them, to
+`results/all-PRESET`; the programs write where they always do, to `results/`. One that fails is
+told with its last lines, and the others go on. One that is done is not started again, unless it or
+what it shares with others has changed, or with `--again`; a program that is cut off goes on from
+the runs that it has made.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+HERE = Path(__file__).resolve().parent
+PAPERS = {
+    "dynafed": "DynaFed (Pi et al., CVPR 2023)",
+    "fedaf": "FedAF (Wang et al., 2024)",
+    "fedamp": "FedAMP (Huang et al., AAAI 2021)",
+    "fsl": "FSL (Mai et al., 2022)",
+}
+LAST_LINES = 12  # of a program that failed
+
+
+@dataclass(frozen=True)
+class Program:
+    """A table or figure."""
+
+    paper: str
+    item: str
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.paper}-{self.item}"
+
+    @property
+    def title(self) -> str:
+        """Its docstring's first line."""
+        return self.path.read_text().split('"""', 2)[1].strip().splitlines()[0]
+
+
+@dataclass
+class Record:
+    """What became of it."""
+
+    name: str
+    version: str
+    status: int
+    seconds: float
+    files: list[str]
+    text: str
+    """The end of what it printed, where it failed."""
+
+
+@dataclass
+class Arguments:
+    """The command line."""
+
+    preset: str = "quick"
+    """quick, cpu or paper; a program that does not have it fails, and says so."""
+    only: tuple[str, ...] = ()
+    """Papers (dynafed), or single tables and figures (fsl-fig3)."""
+    again: bool = False
+    """Start those that are done, too: their runs are not made again."""
+    list: bool = False
+    """Print what would be made, and whether it is done; run nothing."""
+
+
+def _order(path: Path) -> tuple[str, int]:
+    kind, number = re.fullmatch(r"([a-z]+)(\d+)", path.stem).groups()
+    return ("0" if kind == "table" else "1"), int(number)
+
+
+def programs(only: Sequence[str] = ()) -> list[Program]:
+    """By paper, tables first. ValueError for a name that none has."""
+    found = []
+    for paper in PAPERS:
+        paths = [p for p in (HERE / paper).glob("*.py") if re.fullmatch(r"(table|fig)\d+", p.stem)]
+        if paper == "dynafed":
+            paths.append(HERE / "table1.py")
+        found += [Program(paper, path.stem, path) for path in sorted(paths, key=_order)]
+    known = {*PAPERS, *(program.name for program in found)}
+    if unknown := [name for name in only if name not in known]:
+        raise ValueError(f"only = {unknown[0]!r} is unknown: expected one of {sorted(known)}")
+    return [p for p in found if not only or p.paper in only or p.name in only]
+
+
+def version_of(program: Program) -> str:
+    """Changes with the programs of its folder, which share settings, and with the package's."""
+    import fedjax_het
+
+    digest = hashlib.sha256(fedjax_het.__version__.encode())
+    for path in sorted({program.path, *(HERE / program.paper).glob("*.py")}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def read_record(folder: Path, program: Program) -> Record | None:
+    """None unless it was made of what is there now, and its files are."""
+    try:
+        record = Record(**json.loads((folder / f"{program.name}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    good = record.status == 0 and all(Path(file).is_file() for file in record.files)
+    return record if good and record.version == version_of(program) else None
+
+
+def written(results: Path, folder: Path) -> dict[Path, int]:
+    """The pictures and tables below `results`, apart from those in `folder`, and when they were
+    written."""
+    paths = (path for path in sorted(results.rglob("*")) if path.suffix in (".png", ".md"))
+    return {path: path.stat().st_mtime_ns for path in paths if folder not in path.parents}
+
+
+def run(program: Program, preset: str, folder: Path, results: Path) -> Record:
+    """Run it; its files are what it wrote below `results`."""
+    log = folder / f"{program.name}.log"
+    before, clock = written(results, folder), time.perf_counter()
+    with log.open("w") as file:
+        command = [sys.executable, str(program.path), "--preset", preset]
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+    status, seconds = done.returncode, time.perf_counter() - clock
+    after = written(results, folder)
+    changed = [path for path, when in after.items() if before.get(path) != when]
+    text = "" if status == 0 else "\n".join(log.read_text().splitlines()[-LAST_LINES:])
+    files = [str(path) for path in changed]
+    record = Record(program.name, version_of(program), status, seconds, files, text)
+    (folder / f"{program.name}.json").write_text(json.dumps(asdict(record), indent=1))
+    return record
+
+
+def told(record: Record | None) -> str:
+    if record is None:
+        return "not made"
+    state = "" if record.status == 0 else f"FAILED with exit status {record.status} after "
+    return f"{state}{record.seconds:.0f} s"
+
+
+def markdown(title: str, made: Sequence[tuple[Program, Record | None]], folder: Path) -> str:
+    parts = [f"# {title}", "", summary(made), ""]
+    parts += ["| paper | item | wall-clock |", "| --- | --- | ---: |"]
+    parts += [f"| {p.paper} | [{p.item}](#{p.name}) | {told(r)} |" for p, r in made]
+    for paper, members in by_paper(made):
+        parts += ["", f"## {PAPERS[paper]}"]
+        for program, record in members:
+            parts += ["", f'<a id="{program.name}"></a>', "", f"### {program.title}", ""]
+            parts += [f"`{program.path.relative_to(HERE.parent)}`, {told(record)}."]
+            if record and record.text:
+                parts += ["", "```", record.text, "```"]
+            for path in map(Path, record.files if record else ()):
+                if path.suffix == ".md":
+                    parts += ["", path.read_text().strip()]
+            for path in map(Path, record.files if record else ()):
+                if path.suffix == ".png":
+                    link = quote(os.path.relpath(path, folder).replace(os.sep, "/"))
+                    parts += ["", f"![{program.name}: {path.stem}]({link})"]
+    return "\n".join(parts) + "\n"
+
+
+STYLE = """body{font:15px/1.45 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}
+table{border-collapse:collapse;font-size:13px;margin:1em 0;display:block;overflow-x:auto}
+td,th{border-bottom:1px solid #ddd;padding:2px 9px;text-align:left;white-space:nowrap}
+img{max-width:100%;display:block;margin:1em 0}pre{background:#f4f4f4;padding:.8em;overflow-x:auto}
+.failed{color:#b00;font-weight:bold}h2{border-top:2px solid #ccc;padding-top:.6em}"""
+
+
+def page(title: str, made: Sequence[tuple[Program, Record | None]]) -> str:
+    """One file that needs no other."""
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>',
+        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(summary(made))}</p>",
+        "<table><tr><th>paper<th>item<th>wall-clock</tr>",
+    ]
+    for program, record in made:
+        link = f'<a href="#{program.name}">{program.item}</a>'
+        parts.append(f"<tr><td>{program.paper}<td>{link}<td>{state(record)}</tr>")
+    parts.append("</table>")
+    for paper, members in by_paper(made):
+        parts.append(f"<h2>{html.escape(PAPERS[paper])}</h2>")
+        for program, record in members:
+            path = program.path.relative_to(HERE.parent)
+            parts.append(f'<h3 id="{program.name}">{html.escape(program.title)}</h3>')
+            parts.append(f"<p><code>{path}</code>, {state(record)}.</p>")
+            if record and record.text:
+                parts.append(f"<pre>{html.escape(record.text)}</pre>")
+            files = [Path(file) for file in record.files] if record else []
+            parts += [as_html(f.read_text()) for f in files if f.suffix == ".md"]
+            for file in (f for f in files if f.suffix == ".png"):
+                data = base64.b64encode(file.read_bytes()).decode()
+                parts.append(f'<img alt="{file.stem}" src="data:image/png;base64,{data}">')
+    return "\n".join(parts) + "</html>\n"
+
+
+def state(record: Record | None) -> str:
+    failed = record is not None and record.status != 0
+    return f'<span class="failed">{told(record)}</span>' if failed else told(record)
+
+
+def as_html(text: str) -> str:
+    """The Markdown that tables are written in: pipes, bold, and paragraphs."""
+    parts, table = [], False
+    for line in text.splitlines():
+        is_row = line.startswith("|")
+        if is_row != table:
+            parts.append("<table>" if is_row else "</table>")
+            table = is_row
+        line = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html.escape(line, quote=False))
+        if is_row:
+            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            if not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
+                parts.append("<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>")
+        elif line.strip():
+            parts.append(f"<p>{line.lstrip('#').strip()}</p>")
+    return "\n".join([*parts, *(["</table>"] if table else [])])
+
+
+def by_paper(made: Sequence[tuple[Program, Record | None]]):
+    for paper in PAPERS:
+        if members := [(program, record) for program, record in made if program.paper == paper]:
+            yield paper, members
+
+
+def summary(made: Sequence[tuple[Program, Record | None]]) -> str:
+    records = [record for _, record in made if record]
+    failed = [record.name for record in records if record.status]
+    seconds = sum(record.seconds for record in records)
+    text = f"{len(records)} of {len(made)} tables and figures, {seconds / 60:.1f} minutes in all"
+    return f"{text}; failed: {', '.join(failed)}." if failed else f"{text}; none failed."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    import tyro
+
+    arguments = tyro.cli(Arguments, args=argv, description="Every table and figure.")
+    results = Path("results")
+    folder = results / f"all-{arguments.preset}"
+    try:
+        chosen = programs(arguments.only)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.list:
+        for program in chosen:
+            done = "done" if read_record(folder, program) else "missing"
+            print(f"{done:8} {program.name:16} {program.title}")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    title = f"Tables and figures of four papers, preset {arguments.preset}"
+    made: list[tuple[Program, Record | None]] = [(program, None) for program in chosen]
+    for place, program in enumerate(chosen):
+        record = None if arguments.again else read_record(folder, program)
+        how = "done" if record else "made"
+        try:
+            record = record or run(program, arguments.preset, folder, results)
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on from what is done", file=sys.stderr)
+            return 130
+        made[place] = (program, record)
+        print(f"[{place + 1}/{len(chosen)}] {program.name}: {how}, {told(record)}", flush=True)
+        # Written anew each time: what is there can be read while the rest is made.
+        (folder / "report.md").write_text(markdown(title, made, folder))
+        (folder / "report.html").write_text(page(title, made))
+    print(summary(made))
+    print(f"Written to {folder}: report.md, report.html.")
+    return 1 if any(record and record.status for _, record in made) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

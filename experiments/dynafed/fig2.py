@@ -1,0 +1,39 @@
+"""DynaFed's Figure 2: the learning curves of Tables 1 and 2 at the two smallest alphas.
+
+python experiments/dynafed/fig2.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/fig2.py --preset paper   four data sets: a GPU's work
+
+Makes the runs of these tables that are missing, in their folder; `--show` draws those that are
+there.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
+
+import pandas as pd
+
+from fedjax_het.experiment import Outcome, main, write_curves
+from fedjax_het.reported import reported_values
+
+TABLE2 = run_path(str(Path(__file__).with_name("table2.py")))["TABLE2"]
+DATASETS = ("fashion_mnist", "cifar10", "cinic10", "cifar100")
+ALPHAS = (0.01, 0.04)
+FIG2 = replace(
+    TABLE2,
+    name="dynafed-fig2",
+    title="DynaFed, Figure 2: learning curves.",
+    presets={
+        "quick": replace(TABLE2.presets["quick"], alphas=ALPHAS),
+        "paper": replace(TABLE2.presets["paper"], datasets=DATASETS, alphas=ALPHAS),
+    },
+)
+
+
+def write(outcome: Outcome) -> list[str]:
+    reported = pd.concat([reported_values("dynafed", item) for item in ("table1", "table2")])
+    return write_curves("fig2")(outcome._replace(reported=reported))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(FIG2, write=write))

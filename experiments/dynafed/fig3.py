@@ -1,0 +1,245 @@
+"""DynaFed's Figure 3: losses of three clients' data in local training and in fine-tuning.
+
+python experiments/dynafed/fig3.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/fig3.py --preset paper   CIFAR-10: a GPU's work
+
+After the synthesis, `--shown` rounds are run step by step: each client's model on its own data
+after every local step, then, from the average on, the global model on the same clients' data over
+the steps of fine-tuning; a star is its mean loss over all training data afterwards. The three
+clients take part in every one of these rounds, the others are drawn; clients start each with a new
+optimiser, where the run before them keeps it.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from runpy import run_path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+
+from fedjax_het import RunSpec, simulate
+from fedjax_het.condensation import SyntheticData, fine_tune
+from fedjax_het.data import load_dataset
+from fedjax_het.engine.task import Task
+from fedjax_het.errors import exit_status, require, require_name
+from fedjax_het.files import make_output_directory
+from fedjax_het.nn import make_model
+from fedjax_het.report import to_csv
+from fedjax_het.report.style import add_legend, plain_axes
+from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.sweeps import describe
+
+SHARED = run_path(str(Path(__file__).with_name("settings.py")))
+CLIENTS = 3
+COLOURS = ("#0072B2", "#009E73", "#E69F00")
+TUNING_STEPS = (0, 1, 2, 5, 10, 20)  # after which the global model is measured
+
+
+def spec_of(preset: str) -> RunSpec:
+    """Of one run that ends with the round after the synthesis."""
+    of = SHARED[preset.upper()]
+    (dataset,), (model,) = of.datasets, of.models
+    settings = {k: v for k, v in of.settings.items() if k not in ("server_options", "rounds")}
+    options = of.method_settings.get("dynafed", {})
+    run = RunSpec("dynafed", dataset, model=model, alpha=0.01, rounds=21, **settings, **options)
+    return run.resolved()
+
+
+PRESETS = {name: spec_of(name) for name in ("quick", "paper")}
+
+
+@dataclass
+class Arguments:
+    """The command line."""
+
+    preset: str = "quick"
+    """quick or paper."""
+    shown: int = 3
+    """Rounds that are run step by step."""
+    seed: int = 0
+    """Of the run, of its clients, and of what is drawn here."""
+    output_dir: str | None = None
+    """Folder of the figure (default: results/dynafed-fig3-PRESET)."""
+    list: bool = False
+    """Print the run; do nothing."""
+
+
+def padded(partition) -> tuple[np.ndarray, np.ndarray]:
+    """Positions [K, n] of the clients' examples, and whether they are there."""
+    offsets = partition.offsets
+    own = [partition.indices[a:b] for a, b in pairwise(offsets)]
+    most = max(map(len, own))
+    positions = np.stack([np.pad(each, (0, most - len(each))) for each in own])
+    return positions, np.arange(most) < np.array([[len(each)] for each in own])
+
+
+def batches(there: np.ndarray, batch_size: int, epochs: int, rng) -> np.ndarray:
+    """[K, steps, B] places in a client's own examples; -1 is no example. Each epoch visits all."""
+    most = -(-there.shape[1] // batch_size) * batch_size
+    clients = []
+    for row in there:
+        order = [rng.permutation(row.sum()) for _ in range(epochs)]
+        filled = [np.pad(o, (0, most - len(o)), constant_values=-1) for o in order]
+        clients.append(np.concatenate(filled).reshape(-1, batch_size))
+    return np.stack(clients)
+
+
+def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
+    """A row per measured step: `round` (from 1), `phase` (local, tuning or all), `client`, `step`
+    in its phase, `loss` in nats."""
+    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    run = simulate(spec, dataset=dataset)
+    model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
+    task = Task(model, dataset.mean, dataset.std)
+    variables = run.state.server.variables
+    params, state = variables["params"], variables["state"]
+    names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
+    synthetic = SyntheticData(*(jnp.asarray(run.artifacts[name]) for name in names))
+    images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
+    optimizer = optax.adam(spec.hp["local_lr"])
+
+    def apply(params, inputs):
+        return model.apply({"params": params, "state": state}, inputs, train=True)[0]
+
+    def loss(params, positions, weights):
+        logits = apply(params, task.normalise(images[positions]))
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels[positions])
+        return (weights * each).sum() / jnp.maximum(weights.sum(), 1)
+
+    @jax.jit
+    @partial(jax.vmap, in_axes=(None, 0, 0, 0))
+    def train(params, positions, there, steps):
+        def step(carry, places):
+            params, memory = carry
+            real = places >= 0
+            gradient = jax.grad(loss)(params, positions[places], real)
+            change, after = optimizer.update(gradient, memory, params)
+            # A step without any example changes nothing.
+            kept = jax.tree.map(
+                lambda new, old: jnp.where(real.any(), new, old),
+                (optax.apply_updates(params, change), after),
+                (params, memory),
+            )
+            return kept, loss(kept[0], positions, there)
+
+        first = loss(params, positions, there)
+        (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), steps)
+        return params, jnp.concatenate([first[None], losses])
+
+    @partial(jax.jit, static_argnames="epochs")
+    def tuned(params, key, epochs):
+        return fine_tune(
+            apply,
+            params,
+            synthetic,
+            key,
+            epochs=epochs,
+            lr=spec.hp["fine_tune_lr"],
+            augment_strategy=spec.options["augment_strategy"],
+            loss_scaling=spec.options["loss_scaling"],
+            optimizer=spec.options["fine_tune_optimizer"],
+        )
+
+    own_losses = jax.jit(jax.vmap(loss, in_axes=(None, 0, 0)))
+    positions, there = padded(run.partition)
+    sizes = there.sum(1)
+    rng = np.random.default_rng(spec.seed)
+    followed = rng.choice(np.flatnonzero(sizes), CLIENTS, replace=False)
+    others = np.setdiff1d(np.arange(len(sizes)), followed)
+    cohort = max(CLIENTS, int(spec.num_clients * spec.participation))
+    rows = []
+    for number in range(1, shown + 1):
+        drawn = rng.choice(others, cohort - CLIENTS, replace=False)
+        chosen = np.concatenate([followed, drawn])
+        steps = batches(there[chosen], spec.batch_size, spec.local_epochs, rng)
+        trained, losses = train(params, positions[chosen], there[chosen], steps)
+        average = jax.tree.map(lambda leaf: leaf.mean(0), trained)
+        for place in range(CLIENTS):
+            for step, value in enumerate(np.asarray(losses[place])):
+                rows.append((number, "local", place, step, float(value)))
+        key = jax.random.fold_in(jax.random.key(spec.seed), number)
+        for step in TUNING_STEPS:  # draws are by step: each is a part of the longest
+            params = tuned(average, key, step) if step else average
+            found = own_losses(params, positions[followed], there[followed])
+            rows += [(number, "tuning", c, step, float(v)) for c, v in enumerate(np.asarray(found))]
+        every = np.asarray(own_losses(params, positions, there), np.float64)
+        mean = float((every * sizes).sum() / sizes.sum())
+        rows.append((number, "all", -1, TUNING_STEPS[-1], mean))
+    return pd.DataFrame(rows, columns=["round", "phase", "client", "step", "loss"])
+
+
+def draw(table: pd.DataFrame, title: str):
+    """Rounds one after the other; each has local steps, then fine-tuning (shaded), equally wide."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    panel = figure.add_subplot()
+    longest = table.query("phase == 'local'")["step"].max()
+    last = TUNING_STEPS[-1]
+    for number, rows in table.groupby("round"):
+        start = 2 * (number - 1)
+        panel.axvspan(start + 1, start + 2, color="#D55E00", alpha=0.08, linewidth=0)
+        for client, colour in enumerate(COLOURS):
+            own = rows[rows["client"] == client]
+            local, tuning = own.query("phase == 'local'"), own.query("phase == 'tuning'")
+            panel.plot(start + local["step"] / longest, local["loss"], color=colour, lw=1.5)
+            at = start + 1 + tuning["step"] / last
+            panel.plot(at, tuning["loss"], color=colour, lw=1.5, linestyle=(0, (3, 1)))
+        star = rows.query("phase == 'all'")["loss"]
+        panel.plot([start + 2], star, marker="*", markersize=11, color="#000000", linestyle="none")
+    rounds = sorted(table["round"].unique())
+    panel.set_xticks([2 * n - 1.5 for n in rounds], [f"local training {n}" for n in rounds])
+    panel.set_yscale("symlog", linthresh=1e-2)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("Loss (nats)")
+    panel.set_title(title, fontsize=10)
+    plain_axes(panel)
+    handles = [
+        *(
+            Line2D([], [], color=colour, lw=2, label=f"client {letter}")
+            for colour, letter in zip(COLOURS, "abc", strict=True)
+        ),
+        Line2D([], [], color="#444444", linestyle=(0, (3, 1)), label="fine-tuning"),
+        Line2D([], [], color="#000000", marker="*", linestyle="none", label="all data, after it"),
+    ]
+    add_legend(figure, handles)
+    return figure
+
+
+def main(argv=None) -> int:
+    import tyro
+
+    about = "DynaFed, Figure 3: losses of clients' data in local training and fine-tuning."
+    arguments = tyro.cli(Arguments, args=argv, description=about)
+
+    def run() -> int:
+        require_name("preset", arguments.preset, PRESETS)
+        require(arguments.shown >= 1, "shown", arguments.shown, "at least one round")
+        spec = replace(PRESETS[arguments.preset], seed=arguments.seed, partition_seed=None)
+        spec = spec.resolved()
+        if arguments.list:
+            print(f"{describe(spec)}; then {arguments.shown} rounds step by step")
+            return 0
+        table = measure(spec, arguments.shown)
+        directory = make_output_directory(
+            arguments.output_dir or f"results/dynafed-fig3-{arguments.preset}"
+        )
+        title = f"{spec.dataset}, alpha {spec.alpha:g}, after {spec.rounds} rounds"
+        write_figure(directory / "fig3.png", draw(table, title))
+        write_text(directory / "fig3.csv", to_csv(table))
+        print(f"Written to {directory}: fig3.png, fig3.csv.")
+        return 0
+
+    return exit_status(run, name="error", stopped="stopped")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,61 @@
+"""DynaFed's Figure 4: synthetic images of three classes over the course of their synthesis.
+
+python experiments/dynafed/fig4.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/fig4.py --preset paper   CIFAR-10: a GPU's work
+
+Of one run, which ends with the round after the synthesis. The paper does not say at which alpha its
+images are: here at the smallest.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
+
+import numpy as np
+
+from fedjax_het.condensation import SyntheticData
+from fedjax_het.condensation.pictures import plot_synthesis
+from fedjax_het.data import load_dataset
+from fedjax_het.experiment import Experiment, Outcome, main
+from fedjax_het.store import load_result
+
+SHARED = run_path(str(Path(__file__).with_name("settings.py")))
+NUM_CLASSES = 3
+ONE_RUN = {"alphas": (0.01,), "seeds": (0,), "rows": ("dynafed",)}
+
+
+def shortened(preset):
+    return replace(preset, settings={**preset.settings, "rounds": 21}, **ONE_RUN)
+
+
+FIG4 = Experiment(
+    name="dynafed-fig4",
+    paper="dynafed",
+    item="fig4",
+    title="DynaFed, Figure 4: synthetic images over the iterations of their synthesis.",
+    reported=False,
+    read_row=SHARED["row_of"],
+    presets={name: shortened(SHARED[name.upper()]) for name in ("quick", "paper")},
+)
+
+
+def write(outcome: Outcome) -> list[str]:
+    results = outcome.own_results
+    if not len(results):
+        print("No run is there to be drawn.")
+        return []
+    found = load_result(outcome.directory, results["digest"].iloc[0])
+    made = found.artifacts
+    logits = made["synthetic_label_logits"][made["snapshot_samples"]]
+    steps = zip(made["snapshot_iterations"], made["snapshots"], strict=True)
+    plot_synthesis(
+        {int(n): SyntheticData(images, logits, np.float32(0)) for n, images in steps},
+        outcome.directory / "fig4.png",
+        num_samples=NUM_CLASSES,
+        class_names=load_dataset(found.spec.dataset).class_names,
+    )
+    return ["fig4.png"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(FIG4, write=write))

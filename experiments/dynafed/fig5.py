@@ -1,0 +1,67 @@
+"""DynaFed's Figure 5: how long its trajectory is, and how many synthetic samples it has.
+
+python experiments/dynafed/fig5.py                  the embedded digits, minutes on 2 cores
+python experiments/dynafed/fig5.py --preset paper   CIFAR-10: a GPU's work
+
+`fig5_length.png`: learning curves by trajectory length L, with methods that have no trajectory, at
+alpha = .01. `fig5_samples.png`: accuracy against the number of synthetic samples, a line per alpha.
+The filters hold for both halves.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
+
+from fedjax_het.experiment import Experiment, main, write_drawing
+from fedjax_het.report import plot_against, plot_learning_curves
+
+SHARED = run_path(str(Path(__file__).with_name("settings.py")))
+LENGTHS = (10, 15, 20, 25)  # the caption has 15 twice, the text 25
+SAMPLES = (50, 100, 150, 200, 300)  # the paper names 150 alone
+RIVALS = ("fedavg", "fedgen")
+
+
+def both(**changes):
+    return {name: replace(SHARED[name.upper()], **changes) for name in ("quick", "paper")}
+
+
+LENGTH = Experiment(
+    name="dynafed-fig5",
+    folder="dynafed-fig5",
+    paper="dynafed",
+    item="fig5",
+    title="DynaFed, Figure 5, left: test accuracy by the length of the trajectory.",
+    reported=False,
+    read_row=SHARED["row_of"],
+    presets=both(
+        alphas=(0.01,),
+        rows=(*RIVALS, *(f"dynafed(trajectory_rounds={length})" for length in LENGTHS)),
+    ),
+)
+NUMBER = replace(
+    LENGTH,
+    title="DynaFed, Figure 5, right: test accuracy by the number of synthetic samples.",
+    presets=both(rows=tuple(f"dynafed(num_samples={number})" for number in SAMPLES)),
+)
+BY_LENGTH = ("dataset", "alpha", "algorithm", "options.trajectory_rounds")
+BY_NUMBER = ("dataset", "alpha", "options.num_samples")
+
+
+def draw_lengths(results, curves):
+    by = [name for name in BY_LENGTH if name in results]
+    return plot_learning_curves(results, curves, by=by, panels=["dataset", "alpha"])
+
+
+def draw_numbers(results, curves):
+    return plot_against(
+        results, x="options.num_samples", by=["dataset", "alpha"], panels=["dataset"]
+    )
+
+
+HALVES = (
+    (LENGTH, write_drawing("fig5_length", draw_lengths, by=BY_LENGTH)),
+    (NUMBER, write_drawing("fig5_samples", draw_numbers, by=BY_NUMBER)),
+)
+
+if __name__ == "__main__":
+    raise SystemExit(max(main(experiment, write=write) for experiment, write in HALVES))

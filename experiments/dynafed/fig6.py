@@ -1,0 +1,240 @@
+"""DynaFed's Figure 6: how good the synthetic data are.
+
+python experiments/dynafed/fig6.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
+
+`fig6_distance.png`: from every checkpoint of the trajectory, a network is trained for s' steps on
+the synthetic data, on as many random real ones and on noise; 1 minus the cosine between its
+parameters and the checkpoint s rounds later. All three have the learned step size and the method's
+augmentation; noise has random labels, one class each, as many of each class as the others.
+`fig6_scratch.png`: accuracy of networks trained on the synthetic data alone, against local epochs.
+
+Runs end with the round after the synthesis. The public code trains three copies of the network
+that the federation started from; here each of the three has an initialisation of its own.
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from runpy import run_path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jax.flatten_util import ravel_pytree
+
+from fedjax_het import RunSpec, simulate
+from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
+from fedjax_het.condensation.quality import random_subset
+from fedjax_het.data import Dataset, load_dataset
+from fedjax_het.engine.task import Task
+from fedjax_het.experiment import Experiment, Outcome, main
+from fedjax_het.nn import make_model
+from fedjax_het.report import to_csv
+from fedjax_het.report.style import add_legend, make_panels, plain_axes
+from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.result import Result
+from fedjax_het.store import load_result
+
+SHARED = run_path(str(Path(__file__).with_name("settings.py")))
+LOCAL_EPOCHS = {"quick": (2, 5, 10), "paper": (1, 5, 10)}
+NETWORKS = 3
+EPOCHS = 501
+SURE = 30.0  # the label logit of a sample's own class, those of the others being 0
+LOOKS = {"synthetic": "#D55E00", "real": "#0072B2", "noise": "#777777"}
+
+
+def shortened(name: str):
+    preset = SHARED[name.upper()]
+    rows = tuple(f"dynafed(local_epochs={epochs})" for epochs in LOCAL_EPOCHS[name])
+    return replace(preset, rows=rows, settings={**preset.settings, "rounds": 21})
+
+
+FIG6 = Experiment(
+    name="dynafed-fig6",
+    paper="dynafed",
+    item="fig6",
+    title="DynaFed, Figure 6: the quality of the synthetic data.",
+    reported=False,
+    read_row=SHARED["row_of"],
+    presets={name: shortened(name) for name in LOCAL_EPOCHS},
+)
+
+
+def network(spec: RunSpec, dataset: Dataset):
+    """The task; `apply(params, images)` in training mode; parameters from and to a vector."""
+    model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
+    variables = model.init(jax.random.key(spec.seed))
+    state = variables["state"]
+
+    def apply(params, images):
+        return model.apply({"params": params, "state": state}, images, train=True)[0]
+
+    return Task(model, dataset.mean, dataset.std), apply, ravel_pytree(variables["params"])[1]
+
+
+def synthetic_data(result: Result) -> SyntheticData:
+    names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
+    return SyntheticData(*(jnp.asarray(result.artifacts[name]) for name in names))
+
+
+def trajectory_of(spec: RunSpec) -> np.ndarray:
+    """[L + 1, P], which a result does not keep: its rounds once more, all but without synthesis."""
+    rounds = spec.options["trajectory_rounds"]
+    options = {**spec.options, "num_iterations": 1}
+    short = simulate(replace(spec, rounds=rounds, options=options))
+    return np.asarray(short.state.server.own.trajectory)
+
+
+def distances(result: Result, dataset: Dataset) -> pd.DataFrame:
+    """A row per checkpoint `start` that a segment fits behind: a column per kind of data."""
+    spec = result.spec
+    task, apply, unravel = network(spec, dataset)
+    made = synthetic_data(result)
+    number, classes = made.label_logits.shape
+    labels = np.arange(number) * classes // number
+    chosen = random_subset(dataset.train_labels, labels, seed=spec.seed)
+    hard = SURE * jax.nn.one_hot(labels, classes)
+    noise = jax.random.normal(jax.random.key(spec.seed), made.images.shape)
+    real = task.normalise(jnp.asarray(dataset.train_images[chosen]))
+    data = {
+        "synthetic": made,
+        "real": SyntheticData(real, hard, made.step_size),
+        "noise": SyntheticData(noise, hard, made.step_size),
+    }
+    options = spec.options
+    trajectory = jnp.asarray(trajectory_of(spec))
+    length = options["segment_length"]
+
+    @jax.jit
+    def distance(data, start, target, key):
+        end = unroll(
+            apply,
+            unravel,
+            start,
+            data,
+            key,
+            num_steps=options["inner_steps"],
+            batch_size=options["inner_batch_size"],
+            augment_strategy=options["augment_strategy"],
+            loss_scaling=options["loss_scaling"],
+        )
+        return matching_loss(end, start, target, distance="cosine")
+
+    rows = []
+    for start in range(len(trajectory) - length):
+        key = jax.random.fold_in(jax.random.key(spec.seed), start)
+        ends = trajectory[start], trajectory[start + length], key
+        found = {name: float(distance(own, *ends)) for name, own in data.items()}
+        rows.append({"alpha": spec.alpha, "seed": spec.seed, "start": start, **found})
+    return pd.DataFrame(rows)
+
+
+def scratch_accuracies(result: Result, dataset: Dataset) -> list[float]:
+    """Test accuracies (shares) of `NETWORKS` networks that saw the synthetic data alone."""
+    spec = result.spec
+    task, apply, _ = network(spec, dataset)
+    images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
+    train = partial(
+        train_from_scratch,
+        apply,
+        epochs=EPOCHS,
+        augment_strategy=spec.options["augment_strategy"],
+        loss_scaling=spec.options["loss_scaling"],
+    )
+
+    @jax.jit
+    def accuracy(made, key):
+        init_key, train_key = jax.random.split(key)
+        variables = task.model.init(init_key)
+        variables = {**variables, "params": train(variables["params"], made, train_key)}
+
+        def right(piece):
+            image, label = piece
+            logits = task.model.apply(variables, task.normalise(image[None]), train=False)[0]
+            return logits[0].argmax() == label
+
+        return jax.lax.map(right, (images, labels), batch_size=500).mean()
+
+    keys = jax.random.split(jax.random.key(spec.seed), NETWORKS)
+    return [float(accuracy(synthetic_data(result), key)) for key in keys]
+
+
+def draw_distances(table: pd.DataFrame):
+    from matplotlib.lines import Line2D
+
+    panels = [f"alpha {alpha:g}" for alpha in table["alpha"].unique()]
+    figure, axes = make_panels(panels, columns=len(panels), size=(3.6, 3.0), sharey="all")
+    for (_, rows), title in zip(table.groupby("alpha", sort=False), panels, strict=True):
+        by_start = rows.groupby("start")
+        for name, colour in LOOKS.items():
+            mean, std = by_start[name].mean(), by_start[name].std().fillna(0)
+            axes[title].plot(mean.index, mean, color=colour, lw=1.6)
+            axes[title].fill_between(
+                mean.index, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0
+            )
+        axes[title].set_xlabel("Start t (round)")
+        plain_axes(axes[title])
+    axes[panels[0]].set_ylabel("Cosine distance")
+    add_legend(figure, [Line2D([], [], color=c, lw=2, label=name) for name, c in LOOKS.items()])
+    return figure
+
+
+def draw_scratch(table: pd.DataFrame):
+    figure, panels = make_panels([""], columns=1, size=(5.0, 3.4), sharey="all")
+    (panel,) = panels.values()
+    for alpha, rows in table.groupby("alpha"):
+        by_epochs = 100 * rows.groupby("local_epochs")["accuracy"].agg(["mean", "std"])
+        panel.errorbar(
+            by_epochs.index,
+            by_epochs["mean"],
+            by_epochs["std"].fillna(0),
+            marker="o",
+            capsize=3,
+            label=f"alpha {alpha:g}",
+        )
+    panel.set_xticks(sorted(table["local_epochs"].unique()))
+    panel.set_xlabel("Local epochs")
+    panel.set_ylabel("Test accuracy from scratch (%)")
+    plain_axes(panel)
+    add_legend(figure, panel.get_legend_handles_labels()[0])
+    return figure
+
+
+def write(outcome: Outcome) -> list[str]:
+    results = outcome.own_results
+    if not len(results):
+        print("No run is there to be drawn.")
+        return []
+    found = [load_result(outcome.directory, digest) for digest in results["digest"]]
+    found = [result for result in found if result is not None and not result.summary["diverged"]]
+    dataset = load_dataset(found[0].spec.dataset, normalisation=found[0].spec.normalisation)
+    shortest = min(result.spec.local_epochs for result in found)
+    near = [r for r in found if r.spec.local_epochs == shortest]
+    distance = pd.concat([distances(result, dataset) for result in near], ignore_index=True)
+    scratch = pd.DataFrame(
+        {
+            "alpha": result.spec.alpha,
+            "local_epochs": result.spec.local_epochs,
+            "seed": result.spec.seed,
+            "network": number,
+            "accuracy": accuracy,
+        }
+        for result in found
+        for number, accuracy in enumerate(scratch_accuracies(result, dataset))
+    ).sort_values(["alpha", "local_epochs", "seed", "network"])
+    print(FIG6.title)
+    print("Cosine distance from the checkpoint s rounds on, mean over starts and seeds:")
+    print(distance.groupby("alpha")[list(LOOKS)].mean().to_string())
+    print("Test accuracy (%) from scratch, mean over seeds and networks:")
+    print((100 * scratch.groupby(["alpha", "local_epochs"])["accuracy"].mean()).to_string())
+    write_figure(outcome.directory / "fig6_distance.png", draw_distances(distance))
+    write_figure(outcome.directory / "fig6_scratch.png", draw_scratch(scratch))
+    write_text(outcome.directory / "fig6_distance.csv", to_csv(distance))
+    write_text(outcome.directory / "fig6_scratch.csv", to_csv(scratch))
+    return [f"fig6_{half}.{kind}" for half in ("distance", "scratch") for kind in ("png", "csv")]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(FIG6, write=write))

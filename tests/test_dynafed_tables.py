@@ -1,0 +1,311 @@
+"""DynaFed's tables and figures: they are the paper's, share their runs, and hold what they say; and
+the one command for all papers."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.experiment import Arguments, Outcome, _departures, main, make_cells
+from fedjax_het.reported import reported_values
+from fedjax_het.result import Result
+
+FOLDER = Path(__file__).parent.parent / "experiments"
+
+
+def declared(name):
+    spec = importlib.util.spec_from_file_location(
+        f"dynafed_{Path(name).stem}", FOLDER / f"{name}.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = ("table2", "table3", "table4", "table5", "table6")
+FIGURES = ("fig2", "fig4", "fig5", "fig6", "fig7")
+MODULES = {name: declared(f"dynafed/{name}") for name in (*TABLES, *FIGURES, "fig3")}
+MODULES["table1"] = declared("table1")
+ALL = {name: getattr(MODULES[name], name.upper()) for name in ("table1", *TABLES)}
+ALL |= {name: getattr(MODULES[name], name.upper()) for name in ("fig2", "fig4", "fig6", "fig7")}
+ALL |= {"fig5_length": MODULES["fig5"].LENGTH, "fig5_samples": MODULES["fig5"].NUMBER}
+PRESETS = ("quick", "paper")
+METHODS = tuple(dict.fromkeys(reported_values("dynafed", "table1")["method"]))
+
+
+def cells(name, preset="paper", **filters):
+    return make_cells(ALL[name], Arguments(preset=preset, **filters))
+
+
+def specs(name, preset="paper", **filters):
+    return [cell.runs[0].resolved() for cell in cells(name, preset, **filters)]
+
+
+def runs(name, preset="paper", **filters):
+    return {run.digest() for cell in cells(name, preset, **filters) for run in cell.runs}
+
+
+# The settings
+
+
+@pytest.mark.parametrize("name", ["table2", "table4", "table5", "table6"])
+def test_a_tables_cells_are_the_papers(name):
+    reported = reported_values("dynafed", name)
+    places = [(cell.dataset, cell.model, cell.alpha, cell.method) for cell in cells(name)]
+    theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
+    assert sorted(places) == sorted(theirs)
+    assert all(len(cell.runs) == 3 for cell in cells(name))
+    share = set(reported["participation"])
+    assert {spec.participation for spec in specs(name)} == share
+    assert {(spec.num_clients, spec.rounds, spec.local_epochs) for spec in specs(name)} == {
+        (80, 200, 1)
+    }
+
+
+def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_model():
+    rows = ALL["table1"].rows("paper")
+    assert rows[:9] == METHODS and len(METHODS) == 9
+    one_model = {name for name, e in ALGORITHMS.items() if e.scored[0] == "global"}
+    assert set(rows) == one_model
+    for name in PRESETS:
+        assert {spec.protocol or "dynafed" for spec in specs("table1", name)} == {"dynafed"}
+
+
+@pytest.mark.parametrize("name", ["table1", *TABLES])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_row_is_filled_and_proxy_data_are_withheld_from_clients(name, preset):
+    with_proxy = {"quick": {"size": 50}, "paper": {"size": 100}}[preset]
+    assert all(cell.runs for cell in cells(name, preset))
+    for spec in specs(name, preset):
+        if spec.algorithm in ("feddf", "fedbe", "abavg"):
+            assert (spec.server_data, spec.server_options) == ("held_out", with_proxy)
+        elif spec.algorithm in METHODS:
+            assert spec.server_data is None
+
+
+def test_table_3_has_fewer_rounds_of_longer_training():
+    reported = MODULES["table3"].reported_rows(reported_values("dynafed", "table3"))
+    places = [(cell.alpha, cell.method) for cell in cells("table3")]
+    assert sorted(places) == sorted(zip(reported["level"], reported["method"], strict=True))
+    assert {(spec.local_epochs, spec.rounds) for spec in specs("table3")} == {(5, 100), (10, 50)}
+    assert reported.set_index(["level", "method"]).loc[
+        (0.01, "dynafed(local_epochs=10, rounds=50)"), "mean"
+    ] == pytest.approx(59.04)
+    assert _departures(ALL["table3"], cells("table3")) == []
+
+
+def test_cifar100_has_fifteen_synthetic_samples_a_class():
+    for spec in specs("fig2", methods=("dynafed",)):
+        many = spec.dataset == "cifar100"
+        counts = (spec.options["samples_per_class"], spec.options["num_samples"])
+        assert counts == ((15, None) if many else (None, 150))
+        assert spec.options["fine_tune_epochs"] == (8 if many else 20)
+    (mixed,) = {s.hp["mixup_lambda"] for s in specs("table2", methods=("fedmix",))}
+    assert mixed == 0.1
+
+
+def test_no_run_is_made_twice():
+    assert {ALL[name].folder or ALL[name].name for name in ("table1", "table2", "fig2")} == {
+        "table1"
+    }
+    for preset in PRESETS:
+        assert runs("table4", preset) < runs("table1", preset)
+        assert runs("fig2", preset) < runs("table1", preset) | runs("table2", preset)
+        assert runs("fig7", preset) == runs("table6", preset)
+    assert ALL["table4"].folder == "table1" and ALL["fig7"].name == ALL["table6"].name
+
+
+def test_figures_4_to_6_are_the_papers():
+    (spec,) = specs("fig4")
+    assert (spec.dataset, spec.alpha, spec.algorithm) == ("cifar10", 0.01, "dynafed")
+    assert spec.rounds > spec.options["trajectory_rounds"] == 20
+    length = specs("fig5_length")
+    assert {s.alpha for s in length} == {0.01}
+    assert [s.algorithm for s in length][:2] == ["fedavg", "fedgen"]
+    assert [s.options["trajectory_rounds"] for s in length[2:]] == [10, 15, 20, 25]
+    number = specs("fig5_samples")
+    assert {s.alpha for s in number} == {0.01, 0.04, 0.16}
+    assert {s.options["num_samples"] for s in number} >= {50, 150, 300}
+    quality = specs("fig6")
+    assert {(s.alpha, s.local_epochs) for s in quality} == {
+        (alpha, epochs) for alpha in (0.01, 0.04, 0.16) for epochs in (1, 5, 10)
+    }
+    assert all(s.rounds > s.options["trajectory_rounds"] for s in quality)
+    paper = MODULES["fig3"].PRESETS["paper"]
+    assert (paper.dataset, paper.alpha, paper.num_clients) == ("cifar10", 0.01, 80)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", ALL)
+def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
+    command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
+    assert main(ALL[name], command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(runs(name, preset)) > 0
+    if preset == "quick":
+        assert {cell.dataset for cell in cells(name, preset)} == {"digits"}
+
+
+# Rounds to a target
+
+
+def made_outcome(tmp_path, curves):
+    """Table 4's CIFAR-10 cells of two methods at alpha .01, with these curves by method."""
+    table4 = MODULES["table4"]
+    own = cells("table4", datasets=("cifar10",), alphas=(0.01,), methods=tuple(curves))
+    rows = []
+    for cell in own:
+        for run, curve in zip(cell.runs, curves[cell.method], strict=False):
+            result = Result(run.resolved(), {"test_accuracy": np.array(curve)}, {"diverged": False})
+            path = result.save(tmp_path)
+            rows.append({"digest": path.stem, "settings": run.digest(), "algorithm": cell.method})
+    reported = reported_values("dynafed", "table4")
+    results = pd.DataFrame(rows)
+    return table4, Outcome(ALL["table4"], "paper", own, results, None, reported, tmp_path, {})
+
+
+def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
+    # The first has the target in one round alone, and falls again.
+    first = [[0.1, 0.45, 0.2, 0.5], [0.1, 0.2, 0.3, 0.5], [0.6, 0.2, 0.2, 0.2]]
+    second = [[0.5, 0.5], [0.1, 0.44], [0.5, 0.5]]
+    table4, outcome = made_outcome(tmp_path, {"fedavg": first, "dynafed": second})
+    assert table4.TARGETS["cifar10", 0.01] == 0.45
+    assert table4.TARGETS["cinic10", 0.01] == 0.33
+    table = table4.rounds_table(outcome).set_index("method")
+    row = table.loc["fedavg"]
+    assert row["rounds"] == pytest.approx((2 + 4 + 1) / 3)
+    assert row["std"] == pytest.approx(np.std([2, 4, 1], ddof=1))
+    assert (row["reported"], row["reported_std"]) == (132.0, 15.0)
+    assert row["difference"] == pytest.approx(7 / 3 - 132)
+    row = table.loc["dynafed"]
+    assert math.isnan(row["rounds"]) and (row["reached"], row["made"]) == (2, 3)
+    text = table4.text_table(table.reset_index(), "T", ())
+    (section,) = text.sections
+    assert section.labels["Target"] == "45 %"
+    assert [row["Reached"] for row in section.rows] == ["3 of 3", "2 of 3"]
+    assert [row["Measured"] for row in section.rows] == ["2.3 ± 1.5", "—"]
+
+
+def test_a_seed_that_is_missing_leaves_no_mean(tmp_path):
+    table4, outcome = made_outcome(tmp_path, {"fedavg": [[0.5], [0.5]]})
+    (row,) = table4.rounds_table(outcome).itertuples(index=False)
+    assert math.isnan(row.rounds) and (row.reached, row.made, row.planned) == (2, 2, 3)
+
+
+# The steps of Figure 3
+
+
+def test_figure_3_visits_every_example_once_an_epoch():
+    fig3 = MODULES["fig3"]
+    there = np.arange(7) < np.array([[7], [3], [0]])
+    steps = fig3.batches(there, 2, 3, np.random.default_rng(0))
+    assert steps.shape == (3, 3 * 4, 2)
+    for client, size in enumerate((7, 3, 0)):
+        for epoch in steps[client].reshape(3, -1):
+            assert sorted(epoch[epoch >= 0]) == [*range(size)]
+
+
+# All papers
+
+
+ALL_PROGRAMS = declared("all")
+
+
+def test_all_has_every_table_and_figure():
+    found = ALL_PROGRAMS.programs()
+    names = [program.name for program in found]
+    assert len(names) == len(set(names))
+    for paper in ("dynafed", "fedaf", "fedamp", "fsl"):
+        items = {f"{paper}-{item}" for item in set(reported_values(paper)["item"])}
+        assert items <= set(names)
+    assert names[:2] == ["dynafed-table1", "dynafed-table2"]
+    assert names.index("fsl-fig2") < names.index("fsl-fig10")
+    assert {p.paper for p in ALL_PROGRAMS.programs(["fsl", "fedaf-fig9"])} == {"fsl", "fedaf"}
+    with pytest.raises(ValueError, match="only = 'fls' is unknown"):
+        ALL_PROGRAMS.programs(["fls"])
+
+
+@pytest.fixture
+def papers(tmp_path, monkeypatch):
+    """Three programs of one paper: one draws, one fails, one writes a table."""
+    here = tmp_path / "experiments"
+    (here / "fsl").mkdir(parents=True)
+    draw = "from pathlib import Path\nPath('results/x').mkdir(parents=True, exist_ok=True)\n"
+    (here / "fsl" / "fig1.py").write_text(
+        f'"""A picture <1>.\n\nMore."""\n{draw}Path("results/x/fig1.png").write_bytes(b"PNG")\n'
+        'with open("count", "a") as f: f.write("1")\n'
+    )
+    (here / "fsl" / "fig2.py").write_text('"""A failure."""\nraise SystemExit("it went wrong")\n')
+    table = "| a | b |\\n| --- | --: |\\n| **1** | 2 |\\n"
+    (here / "fsl" / "table1.py").write_text(
+        f'"""A table."""\n{draw}Path("results/x/table1.md").write_text("{table}")\n'
+    )
+    monkeypatch.setattr(ALL_PROGRAMS, "HERE", here)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_all_goes_on_after_a_failure_and_skips_what_is_done(papers, capsys):
+    command = ["--preset", "quick", "--only", "fsl"]
+    assert ALL_PROGRAMS.main([*command, "--list"]) == 0
+    assert capsys.readouterr().out.count("missing") == 3
+    assert ALL_PROGRAMS.main(command) == 1
+    out = capsys.readouterr().out
+    assert "[3/3] fsl-fig2: made, FAILED with exit status 1" in out
+    folder = papers / "results" / "all-quick"
+    text = (folder / "report.md").read_text()
+    assert "3 of 3 tables and figures" in text and "failed: fsl-fig2." in text
+    assert "it went wrong" in text and "| **1** | 2 |" in text
+    assert "![fsl-fig1: fig1](../x/fig1.png)" in text
+    page = (folder / "report.html").read_text()
+    assert "<tr><td><b>1</b><td>2</tr>" in page and "--:" not in page
+    assert 'src="data:image/png;base64,UE5H"' in page and "A picture &lt;1&gt;." in page
+    record = json.loads((folder / "fsl-fig1.json").read_text())
+    assert record["files"] == ["results/x/fig1.png"] and record["seconds"] > 0
+
+    # Done: not started again, unless its file is gone or its program another.
+    assert ALL_PROGRAMS.main([*command, "--list"]) == 0
+    assert capsys.readouterr().out.count("done") == 2
+    assert ALL_PROGRAMS.main(command) == 1
+    assert (papers / "count").read_text() == "1"
+    (papers / "results/x/fig1.png").unlink()
+    assert ALL_PROGRAMS.main(command) == 1
+    assert (papers / "count").read_text() == "11"
+    assert ALL_PROGRAMS.main([*command, "--again"]) == 1
+    assert (papers / "count").read_text() == "111"
+
+
+# The quick presets, for real
+
+
+def test_a_round_of_table_3(tmp_path, capsys):
+    row = "fedavg(local_epochs=10, rounds=30)"
+    few = ["--rounds", "1", "--seeds", "0", "--alphas", "0.04", "--methods", row]
+    module = MODULES["table3"]
+    assert main(module.TABLE3, [*few, "--output-dir", str(tmp_path)], write=module.write) == 0
+    (result,) = map(Result.load, tmp_path.glob("*.json"))
+    assert (result.spec.local_epochs, result.spec.rounds) == (10, 1)
+    accuracy = 100 * result.metrics["test_accuracy"].mean()
+    assert f"{row} | {accuracy:.2f} " in (tmp_path / "table.md").read_text()
+    assert "rounds 1 instead of 30" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
+    fig6 = MODULES["fig6"]
+    monkeypatch.setattr(fig6, "EPOCHS", 4)
+    few = ["--seeds", "0", "--alphas", "0.01", "--methods", "dynafed(local_epochs=2)"]
+    assert main(fig6.FIG6, [*few, "--output-dir", str(tmp_path)], write=fig6.write) == 0
+    table = pd.read_csv(tmp_path / "fig6_distance.csv")
+    assert table["start"].tolist() == [*range(16)]
+    assert (table[["synthetic", "real", "noise"]] > 0).all(axis=None)
+    assert table["synthetic"].mean() < table["noise"].mean()
+    accuracy = pd.read_csv(tmp_path / "fig6_scratch.csv")
+    assert len(accuracy) == 3 and accuracy["accuracy"].between(0, 1).all()
