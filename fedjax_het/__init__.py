@@ -26,6 +26,8 @@ _PUBLIC = {
     "load_image_folder": "fedjax_het.data",
     "make_partition": "fedjax_het.data",
     "make_model": "fedjax_het.nn",
+    "Entry": "fedjax_het.algorithms",
+    "register": "fedjax_het.algorithms",
 }
 __all__ = ["__version__", *_PUBLIC]
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.algorithms import entry_of
+from fedjax_het.algorithms import ALGORITHMS, entry_of
 from fedjax_het.algorithms.base import Algorithm, Tuning, num_bytes
 from fedjax_het.algorithms.pretraining import pretrained
 from fedjax_het.data import (
@@ -153,6 +153,7 @@ class _Signature(NamedTuple):
     """Every static choice of a run; equal signatures share their compiled programs."""
 
     algorithm: str
+    methods: tuple  # the functions that the names of the method and its base stand for now
     options: tuple
     model: str
     model_options: tuple
@@ -173,6 +174,7 @@ class _Signature(NamedTuple):
 def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
     return _Signature(
         algorithm=spec.algorithm,
+        methods=_methods(spec),
         options=tuple(sorted((k, _hashable(v)) for k, v in spec.options.items())),
         model=spec.model,
         model_options=tuple(sorted(spec.model_options.items())),
@@ -194,6 +196,13 @@ def _signature(spec: RunSpec, dataset: Dataset) -> _Signature:
         server=spec.server_data is not None,
         pretrain_epochs=spec.pretrain_epochs or 0,
     )
+
+
+def _methods(spec: RunSpec) -> tuple:
+    """What tells a method from another of the same name, see `algorithms.register`."""
+    entry = ALGORITHMS[spec.algorithm]
+    base = (spec.options.get("base", entry.bases[0]),) if entry.bases else ()
+    return tuple((ALGORITHMS[n].build, ALGORITHMS[n].network) for n in (spec.algorithm, *base))
 
 
 def _hashable(value):

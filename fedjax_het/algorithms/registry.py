@@ -121,8 +121,9 @@ from fedjax_het.algorithms.pfedme import (
 from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.algorithms.separate import check_separate, separate
 from fedjax_het.engine.local import optimizer_defaults
-from fedjax_het.errors import require_name
+from fedjax_het.errors import require, require_name
 from fedjax_het.nn import Model
+from fedjax_het.protocols import PROTOCOLS
 
 
 class Entry(NamedTuple):
@@ -511,3 +512,23 @@ ALGORITHMS: dict[str, Entry] = {
         scored=("tuned",),
     ),
 }
+
+_BUILT_IN = frozenset(ALGORITHMS)
+
+
+def register(name: str, entry: Entry) -> None:
+    """Make a method of one's own known to runs, sweeps and reports, as long as this process lasts.
+
+    A name of one's own may be given again, as when a notebook's cell is run twice: what is run from
+    then on is the new method. Results on disk are named by the settings, the method's name among
+    them, not by its code: give a changed method a new name or a new folder.
+
+    Raises: ConfigError if `name` is a method of the package or no word, or if the entry names a
+      protocol or a base that does not exist.
+    """
+    require(name not in _BUILT_IN, "name", name, "one that no method of the package has")
+    require(name.isidentifier(), "name", name, "letters, digits and underscores")
+    require_name("protocol", entry.protocol, PROTOCOLS)
+    for base in entry.bases:
+        require_name("base", base, ALGORITHMS)
+    ALGORITHMS[name] = entry
