@@ -96,7 +96,7 @@ def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
     run = simulate(spec, dataset=dataset)
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task = Task(model, dataset.mean, dataset.std)
-    variables = run.state.server.variables
+    variables = run.state.server.base.variables
     params, state = variables["params"], variables["state"]
     names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
     synthetic = SyntheticData(*(jnp.asarray(run.artifacts[name]) for name in names))
