@@ -131,9 +131,11 @@ def distances(result: Result, dataset: Dataset) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def scratch_accuracies(result: Result, dataset: Dataset) -> list[float]:
-    """Test accuracies (shares) of `NETWORKS` networks that saw the synthetic data alone."""
-    spec = result.spec
+def scratch_accuracies(results: list[Result], dataset: Dataset) -> list[list[float]]:
+    """By run, test accuracies (shares) of `NETWORKS` networks that saw its synthetic data alone.
+
+    The runs differ in data and seed alone: one compilation serves all."""
+    spec = results[0].spec
     task, apply, _ = network(spec, dataset)
     images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
     train = partial(
@@ -157,8 +159,11 @@ def scratch_accuracies(result: Result, dataset: Dataset) -> list[float]:
 
         return jax.lax.map(right, (images, labels), batch_size=500).mean()
 
-    keys = jax.random.split(jax.random.key(spec.seed), NETWORKS)
-    return [float(accuracy(synthetic_data(result), key)) for key in keys]
+    found = []
+    for result in results:
+        keys = jax.random.split(jax.random.key(result.spec.seed), NETWORKS)
+        found.append([float(accuracy(synthetic_data(result), key)) for key in keys])
+    return found
 
 
 def draw_distances(table: pd.DataFrame):
@@ -221,8 +226,8 @@ def write(outcome: Outcome) -> list[str]:
             "network": number,
             "accuracy": accuracy,
         }
-        for result in found
-        for number, accuracy in enumerate(scratch_accuracies(result, dataset))
+        for result, accuracies in zip(found, scratch_accuracies(found, dataset), strict=True)
+        for number, accuracy in enumerate(accuracies)
     ).sort_values(["alpha", "local_epochs", "seed", "network"])
     print(FIG6.title)
     print("Cosine distance from the checkpoint s rounds on, mean over starts and seeds:")
