@@ -23,6 +23,14 @@ _PARTITION_HELP = (
     "groups=[[0,1],[2,3]]."
 )
 _SERVER_HELP = "What the source of the server's examples takes, e.g. --server-option size=500."
+_PartitionOptions = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
+]
+_ServerOptions = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(name="server-option", metavar="NAME=VALUE", help=_SERVER_HELP),
+]
 _AS_WORDS = ("hp", "options", "partition_options", "server_options")
 # The settings that a sweep takes lists of under their own names.
 _LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in (*_AS_WORDS, "seed")]
@@ -40,14 +48,8 @@ class Run(RunSpec):
     options: Annotated[
         tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=_OPTION_HELP)
     ] = ()
-    partition_options: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
-    ] = ()
-    server_options: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(name="server-option", metavar="NAME=VALUE", help=_SERVER_HELP),
-    ] = ()
+    partition_options: _PartitionOptions = ()
+    server_options: _ServerOptions = ()
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path | None = None
@@ -102,14 +104,8 @@ class Sweep(_as_lists()):
             help="Static choices, for the methods that have them, e.g. --option preset=paper,code.",
         ),
     ] = ()
-    partition_options: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
-    ] = ()
-    server_options: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(name="server-option", metavar="NAME=VALUE", help=_SERVER_HELP),
-    ] = ()
+    partition_options: _PartitionOptions = ()
+    server_options: _ServerOptions = ()
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
@@ -135,7 +131,7 @@ class Sweep(_as_lists()):
 
 @dataclass
 class List:
-    """Name the methods, data sets, partitions and networks, one line each."""
+    """Name the methods, data sets, partitions, networks and sources of the server's examples."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -245,6 +241,7 @@ def _run(command: Run) -> int:
             progress=show,
             lanes=_count("lanes", command.lanes),
             client_state=command.client_state,
+            data_dir=command.data_dir,
         )
     if not first:
         return 0
@@ -263,14 +260,18 @@ def _log_to_stderr(level: int) -> None:
 
 def _list(command: List) -> int:
     from fedjax_het.algorithms import ALGORITHMS
-    from fedjax_het.data import DATASETS, PARTITIONS
+    from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
     from fedjax_het.nn import MODELS
 
+    def described(entries: dict[str, Any]) -> dict[str, str]:
+        return {name: entry.description for name, entry in entries.items()}
+
     groups = {
-        "methods": {name: entry.description for name, entry in ALGORITHMS.items()},
+        "methods": described(ALGORITHMS),
         "data sets": DATASETS,
         "partitions": PARTITIONS,
         "networks": MODELS,
+        "server's examples": described(SERVER_SOURCES),
     }
     width = max(len(name) for group in groups.values() for name in group)
     for title, entries in groups.items():

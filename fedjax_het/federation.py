@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -299,6 +300,8 @@ def prepare(
     width: int | str = "auto",
     client_state: str = "auto",
     memory: int | None = None,
+    data_dir: str | os.PathLike | None = None,
+    pool: Pool | None = None,
 ) -> Group:
     """Check the settings, make the partitions, place the data. Nothing is compiled yet.
 
@@ -312,6 +315,8 @@ def prepare(
         next rounds' clients alone are put on the devices; or "auto", the host if all would take
         more than an eighth of a device's memory.
       memory: bytes on each device that may be taken (default: what is free).
+      data_dir: of the prepared data (default: TFDS_DATA_DIR).
+      pool: what `server_pool_of` gives for them, where it is there already.
     Raises: ConfigError.
     """
     specs = [spec.resolved() for spec in specs]
@@ -319,7 +324,7 @@ def prepare(
     spec = specs[0]
     if dataset is None:
         require(spec.dataset != "user", "dataset", "user", "a Dataset passed to simulate()")
-        dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+        dataset = load_dataset(spec.dataset, normalisation=spec.normalisation, data_dir=data_dir)
     require_name("client_state", client_state, ("auto", DEVICE_STATE, HOST_STATE))
     for name, value in (("lanes", lanes), ("width", width)):
         ok = value == "auto" or (isinstance(value, int) and value >= 1)
@@ -333,20 +338,14 @@ def prepare(
     sampled = cohort_size(spec.num_clients, spec.participation)
     blocks = blocks or min(len(devices), sampled)
     algorithm = _algorithm(signature, make_plan(spread=None))
-    servers = [None] * len(specs)
     splits = [
         split or split_clients(one, dataset)
         for one, split in zip(specs, partitions or [None] * len(specs), strict=True)
     ]
-    pool = None
-    if spec.server_data is not None:
-        pool = server_pool(spec.server_data, dataset, spec.server_options)
-        servers = [
-            server_examples(
-                one.server_data, dataset, split, one.partition_seed, one.server_options, pool
-            )
-            for one, split in zip(specs, splits, strict=True)
-        ]
+    pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
+    servers = [
+        server_data_of(one, dataset, split, pool) for one, split in zip(specs, splits, strict=True)
+    ]
     trained_on = splits
     if algorithm.shares_server_data:
         trained_on = [
@@ -601,6 +600,29 @@ def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
         **spec.partition_options,
     )
     return dataclasses.replace(split, indices=rest[split.indices]) if len(withheld) else split
+
+
+def server_pool_of(
+    spec: RunSpec, dataset: Dataset, data_dir: str | os.PathLike | None = None
+) -> Pool | None:
+    """The images that the source of the server's examples brings, see `server_pool`: the same for
+    all runs of a `static_key`. Raises ConfigError where it does not suit the data, or is missing.
+    """
+    if spec.server_data is None:
+        return None
+    return server_pool(spec.server_data, dataset, spec.server_options, data_dir=data_dir)
+
+
+def server_data_of(
+    spec: RunSpec, dataset: Dataset, split: Partition, pool: Pool | None
+) -> ServerData | None:
+    """The server's examples that resolved settings name. Raises ConfigError if clients hold too
+    few."""
+    if spec.server_data is None:
+        return None
+    return server_examples(
+        spec.server_data, dataset, split, spec.partition_seed, spec.server_options, pool
+    )
 
 
 def test_clients(spec: RunSpec, split: Partition, dataset: Dataset) -> Partition:

@@ -1,6 +1,7 @@
 """Run one federation, from its settings to its result."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ def simulate(
     lanes: int | str = "auto",
     devices: int | None = None,
     client_state: str = "auto",
+    data_dir: str | os.PathLike | None = None,
 ) -> Result:
     """Run one federation.
 
@@ -44,6 +46,7 @@ def simulate(
       client_state: where clients' states are, "device", "host" or "auto", see `prepare`: a matter
         of memory, and results are the same bits. The host needs a method whose server does not
         read them.
+      data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
     Raises: ConfigError, before anything compiles, if a setting cannot be used.
 
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
@@ -67,6 +70,7 @@ def simulate(
         devices=devices,
         blocks=blocks,
         client_state=client_state,
+        data_dir=data_dir,
     )
     batch = Batch(
         group,

@@ -22,7 +22,15 @@ from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import RUNS
 from fedjax_het.environment import environment, run_digest
 from fedjax_het.errors import ConfigError, require
-from fedjax_het.federation import Group, narrower, prepare, split_clients, static_key
+from fedjax_het.federation import (
+    Group,
+    narrower,
+    prepare,
+    server_data_of,
+    server_pool_of,
+    split_clients,
+    static_key,
+)
 from fedjax_het.files import make_output_directory
 from fedjax_het.progress import clock, progress_line
 from fedjax_het.result import Result
@@ -207,20 +215,23 @@ def _prepared(
         reasons.update({job.spec.digest(): reason for job in those})
 
     first = jobs[0].spec
-    if first.dataset != "user" or dataset is None:
-        try:
+    try:
+        if first.dataset != "user" or dataset is None:
             require(first.dataset != "user", "dataset", "user", "a Dataset passed to sweep()")
             dataset = load_dataset(
                 first.dataset, normalisation=first.normalisation, data_dir=data_dir
             )
-        except _UNUSABLE as error:
-            cannot(jobs, error)
-            return [], None
+        pool = server_pool_of(first, dataset, data_dir)
+    except _UNUSABLE as error:
+        cannot(jobs, error)
+        return [], None
     usable: list[_Job] = []
     partitions: list[Partition] = []
     for job in jobs:
         try:
-            partitions.append(split_clients(job.spec, dataset))
+            split = split_clients(job.spec, dataset)
+            server_data_of(job.spec, dataset, split, pool)
+            partitions.append(split)
             usable.append(job)
         except ConfigError as error:
             cannot([job], error)
@@ -229,7 +240,7 @@ def _prepared(
     if (meta := usable[0].meta) is not None:  # as it began, so that sums are taken in one order
         settings = {**settings, "lanes": meta["lanes"], "blocks": meta["blocks"]}
     specs = [job.spec for job in usable]
-    return usable, prepare(specs, dataset=dataset, partitions=partitions, **settings)
+    return usable, prepare(specs, dataset=dataset, partitions=partitions, pool=pool, **settings)
 
 
 def _fitting(group: Group, memory: int | None) -> Group:

@@ -106,6 +106,21 @@ def test_a_run_that_diverges_leaves_its_neighbours_alone():
     assert_same(together[1], make([good], spread="runs").results[0])
 
 
+def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_path):
+    server = {"protocol": "fsl", "partition": "iid", "pretrain_epochs": 0, "rounds": 2}
+    specs = [
+        spec("fsl", server_data="stl10", **server),  # of another shape, and not prepared
+        spec("fsl", server_data="clients", server_options={"per_client": 40}, **server),
+        spec("fsl", server_options={"size": 6}, **server),
+    ]
+    lines = []
+    made = make(specs, data_dir=tmp_path, progress=lines.append)
+    assert [result is None for result in made.results] == [True, True, False]
+    reasons = [made.not_run[one.digest()] for one in specs[:2]]
+    assert "images from afar" in reasons[0] and "per_client = 40" in reasons[1]
+    assert sum("not run" in line for line in lines) == 2
+
+
 # --- what fits -------------------------------------------------------------------------------
 
 

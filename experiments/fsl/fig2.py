@@ -14,7 +14,6 @@ from pathlib import Path
 from runpy import run_path
 
 from fedjax_het.experiment import Own, main, write_drawing
-from fedjax_het.report import plot_against
 
 SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 with_rows = SHARED["with_rows"]
@@ -53,14 +52,7 @@ FIG2 = replace(
 
 
 def draw(results, curves):
-    return plot_against(
-        results,
-        x="hp.gamma",
-        by=["dataset", "classes", *LINES],
-        panels=["dataset", "classes"],
-        measures=("window_accuracy", "rise_time"),
-        missing_at=0.0,
-    )
+    return SHARED["draw_against_gamma"](results, *LINES)
 
 
 if __name__ == "__main__":

@@ -34,21 +34,11 @@ FIG5 = replace(
     item="fig5",
     title="FSL, Figure 5: test accuracy over local learning rate and labels per client.",
     presets={
-        "quick": replace(
-            SHARED["QUICK"],
-            rows=rows(RIVALS, (0.02, 0.05, 0.1)),
-            settings={"batch_size": 10, "rounds": 60},
-            method_settings={},
-        ),
+        "quick": replace(SHARED["QUICK2"], rows=rows(RIVALS, (0.02, 0.05, 0.1))),
         "cpu": replace(
-            SHARED["CPU"],
-            datasets=("cifar10",),
+            SHARED["CPU2"],
             rows=rows(tuple(name for name in RIVALS if name != "fslsyn"), (0.01, 0.05)),
             classes=(1, 2),
-            of_dataset={},
-            settings={"rounds": 100},
-            method_settings={},
-            about="100 rounds, without STL-10",
         ),
         "paper": replace(
             SHARED["PAPER"],

@@ -11,7 +11,7 @@ from runpy import run_path
 from typing import Any
 
 from fedjax_het.experiment import Experiment, Own, Preset
-from fedjax_het.report import parse_row
+from fedjax_het.report import parse_row, plot_against
 
 GLYPH_SIZES = run_path(str(Path(__file__).with_name("examples.py")))["GLYPH_SIZES"]
 LEARNERS = ("fsl", "fsl_p", "data_sharing")  # methods that use the server's examples
@@ -103,6 +103,19 @@ def with_rows(preset: Preset, rows: tuple[str, ...] | dict[str, tuple[str, ...]]
     return replace(preset, of_dataset={**own, **changed})
 
 
+def draw_against_gamma(results, *lines: str):
+    """Accuracy and rise time against gamma, data sharing at 0; `lines`: settings with lines."""
+    panels = ["dataset", "classes"]
+    return plot_against(
+        results,
+        x="hp.gamma",
+        by=[*panels, *lines],
+        panels=panels,
+        measures=("window_accuracy", "rise_time"),
+        missing_at=0.0,
+    )
+
+
 SCENARIO1 = Experiment(
     name="fsl-fig1",
     folder="fsl",
@@ -113,8 +126,19 @@ SCENARIO1 = Experiment(
     reported=False,
     read_row=row_of_scenario1,
 )
+# Of scenario 2: no method has settings of its own, and CIFAR-10 alone is tried on a CPU.
+QUICK2 = replace(QUICK, settings={"batch_size": 10, "rounds": 60}, method_settings={})
+CPU2 = replace(
+    CPU,
+    datasets=("cifar10",),
+    of_dataset={},
+    settings={"rounds": 100},
+    method_settings={},
+    about="100 rounds, without STL-10",
+)
 SCENARIO2 = replace(
     SCENARIO1,
+    presets={"quick": QUICK2, "cpu": CPU2, "paper": PAPER},
     settings={"pretrain_epochs": 0},
     dataset_settings={
         "cifar10": {"num_clients": 1000, "participation": 10 / 1000, "batch_size": 10},

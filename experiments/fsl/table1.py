@@ -58,23 +58,8 @@ TABLE1 = Experiment(
     item="table1",
     title="FSL, Table I: test accuracy with many clients of few labels.",
     presets={
-        "quick": replace(
-            SHARED["QUICK"],
-            classes=(2,),
-            rows=tried(QUICK_ROWS),
-            settings={"batch_size": 10, "rounds": 60},
-            method_settings={},
-        ),
-        "cpu": replace(
-            SHARED["CPU"],
-            datasets=("cifar10",),
-            rows=tried(CPU_ROWS),
-            of_dataset={},
-            classes=(2,),
-            settings={"rounds": 100},
-            method_settings={},
-            about="100 rounds, without STL-10",
-        ),
+        "quick": replace(SHARED["QUICK2"], classes=(2,), rows=tried(QUICK_ROWS)),
+        "cpu": replace(SHARED["CPU2"], classes=(2,), rows=tried(CPU_ROWS)),
         "paper": replace(
             SHARED["PAPER"],
             datasets=("cifar10",),

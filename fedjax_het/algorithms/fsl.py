@@ -51,8 +51,7 @@ def fsl(
     def refine(hp, own, of: Round):
         server, schedule = of.cohort.server, of.cohort.schedule
         epochs = server.epochs if server_epochs is None else server_epochs
-        num_examples = len(server.examples.labels)
-        steps = epochs * steps_per_epoch(num_examples, min(batch_size, num_examples))
+        steps = epochs * steps_per_epoch(len(server.examples.labels), batch_size)
         present = jnp.maximum((schedule.num_steps > 0).sum(), 1)
         client_steps = training_share * schedule.num_steps.sum() / present
         lr = hp["gamma"] * hp["server_lr"] * hp["local_lr"] * client_steps / steps

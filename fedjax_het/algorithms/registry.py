@@ -235,6 +235,17 @@ LOCAL_METHODS = (
     *("fedyogi", "feddc", "fedgen", "fedmix", "naivemix"),
 )
 
+_FSL = Entry(
+    fsl,
+    "after each round the server learns from examples of its own (Mai et al., 2022)",
+    hp=FSL_HP,
+    options=FSL_OPTIONS,
+    check=check_fsl,
+    protocol="fsl",
+    bases=LOCAL_METHODS,
+    server_data=True,
+)
+
 ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(
         fedavg,
@@ -394,25 +405,11 @@ ALGORITHMS: dict[str, Entry] = {
         protocol="fedaf",
         trains_locally=False,
     ),
-    "fsl": Entry(
-        fsl,
-        "after each round the server learns from examples of its own (Mai et al., 2022)",
-        hp=FSL_HP,
-        options=FSL_OPTIONS,
-        check=check_fsl,
-        protocol="fsl",
-        bases=LOCAL_METHODS,
-        server_data=True,
-    ),
-    "fsl_p": Entry(
-        partial(fsl, incremental=False),
-        "FSL whose server learns beside the clients instead of after them (Mai et al., 2022)",
-        hp=FSL_HP,
-        options=FSL_OPTIONS,
-        check=check_fsl,
-        protocol="fsl",
-        bases=LOCAL_METHODS,
-        server_data=True,
+    "fsl": _FSL,
+    "fsl_p": _FSL._replace(
+        build=partial(fsl, incremental=False),
+        description="FSL whose server learns beside the clients instead of after them "
+        "(Mai et al., 2022)",
     ),
     "data_sharing": Entry(
         data_sharing,

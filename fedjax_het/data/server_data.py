@@ -89,18 +89,21 @@ class ServerData:
 
     def examples(self, dataset: Dataset, pool: Pool | None) -> Pool:
         """(images [n_0, H, W, C], labels [n_0]) of D_0."""
-        images, labels = pool or (dataset.train_images[:0], dataset.train_labels[:0])
-        split = len(dataset.train_labels)
-        from_training = self.indices[self.indices < split]
-        from_pool = self.indices[self.indices >= split] - split
-        return (
-            np.concatenate([dataset.train_images[from_training], images[from_pool]]),
-            np.concatenate([dataset.train_labels[from_training], labels[from_pool]]),
+        images, labels = pool or (None, None)
+        return self._chosen(dataset.train_images, images), self._chosen(
+            dataset.train_labels, labels
         )
+
+    def _chosen(self, of_training: np.ndarray, of_pool: np.ndarray | None) -> np.ndarray:
+        split = len(of_training)
+        if of_pool is None:
+            return of_training[self.indices]
+        own = self.indices < split
+        return np.concatenate([of_training[self.indices[own]], of_pool[self.indices[~own] - split]])
 
     def summary(self, dataset: Dataset, partition: Partition, pool: Pool | None) -> ServerSummary:
         """What D_0 is, and how far its classes are from those that the clients hold."""
-        _, labels = self.examples(dataset, pool)
+        labels = self._chosen(dataset.train_labels, pool[1] if pool else None)
         held = np.bincount(labels, minlength=dataset.num_classes)
         clients = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
         font = open_font(self.options["font"]) if self.source == "glyphs" else None

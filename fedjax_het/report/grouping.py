@@ -19,8 +19,12 @@ _SEEDS = ("seed", "partition_seed")
 _CAUSES = ("algorithm", "local_optimizer", "options.preset")
 # What a method says of itself by default, so that its absence differs from no value.
 _OF_METHOD = (
-    *("protocol", "local_tests", "scored"),
-    *("server_data", "pretrain_epochs", "gradient_gaps"),
+    "protocol",
+    "local_tests",
+    "scored",
+    "server_data",
+    "pretrain_epochs",
+    "gradient_gaps",
 )
 _OF_SERVER = "server_options."
 # Where the name of a setting would not say what it is.
