@@ -15,6 +15,7 @@ from fedjax_het import ConfigError, RunSpec, simulate, sweep
 from fedjax_het.algorithms import entry_of
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbe import _dirichlet, _gaussian
+from fedjax_het.algorithms.refined import Round
 from fedjax_het.engine.ensemble import logits_of
 from fedjax_het.engine.lanes import ClientModels, Cohort
 from fedjax_het.engine.plan import make_plan
@@ -27,7 +28,7 @@ METHODS = ("feddf", "fedbe", "abavg")
 SERVER = blobs((7,), seed=3)
 STEPS = {"distill_epochs": 2, "distill_batch_size": 4}  # 4 steps over 7 examples
 RATES = {
-    "feddf": {"distill_lr": 0.1, "distill_clip": 0.05},
+    "feddf": {"distill_lr": 0.1},
     "fedbe": {"distill_lr": 0.5, "distill_weight_decay": 0.03, "sharpening": 0.6},
     "abavg": {},
 }
@@ -37,7 +38,7 @@ def made(name, *, hp=None, base=None, settings=None, **options):
     """A federation of a method over a base."""
     named = {} if base is None else {"base": base}
     entry = entry_of(name, named)
-    options = {**entry.options, **options}
+    options = entry.fill({**entry.options, **options})
     numbers = entry.hyper_parameters("sgd", options, len(SIZES))
     told = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
     return small(partial(entry.build, **options), hp={**numbers, **told}, **(settings or {}))
@@ -150,7 +151,7 @@ def student_gradient(w, b, x, targets):
     return x.T @ p / len(x), p.mean(0)
 
 
-def feddf_loop(hp, before, average, models, shares, key):
+def feddf_loop(annealed, hp, before, average, models, shares, key):
     x = flat(SERVER[0])
     targets = softmax(np.mean([x @ w + b for w, b in models], 0))
     _, key = jax.random.split(key)
@@ -159,41 +160,52 @@ def feddf_loop(hp, before, average, models, shares, key):
     for t, index in enumerate(batches):
         gradient = student_gradient(*params, x[index], targets[index])
         norm = np.sqrt(sum((g**2).sum() for g in gradient))
-        lr = hp["distill_lr"] * (1 + np.cos(np.pi * t / len(batches))) / 2
+        lr = hp["distill_lr"] * ((1 + np.cos(np.pi * t / len(batches))) / 2 if annealed else 1)
         for i in range(2):
-            g = gradient[i] * min(1, hp["distill_clip"] / norm)
+            g = gradient[i] * min(1, hp.get("distill_clip", np.inf) / norm)
             m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g**2
             ratio = m[i] / (1 - 0.9 ** (t + 1)) / (np.sqrt(v[i] / (1 - 0.999 ** (t + 1))) + 1e-8)
             params[i] = params[i] - lr * ratio
     return params
 
 
-def drawn(posterior, key, models, shares, alpha):
+def drawn(posterior, key, before, models, shares, hp):
     """One model of the posterior; the random numbers are those of JAX."""
     if posterior == "dirichlet":
         # Padded by the cohort's clients without data.
-        gammas = np.exp(np.asarray(jax.random.loggamma(key, alpha, (4,)), np.float64))
+        gammas = jax.random.loggamma(key, hp["posterior_alpha"], (4,))
+        gammas = np.exp(np.asarray(gammas, np.float64))
         mixed = gammas[: len(models)] * shares
         return [
             sum(g * m[i] for g, m in zip(mixed / mixed.sum(), models, strict=True))
             for i in range(2)
         ]
-    mean = [sum(p * m[i] for p, m in zip(shares, models, strict=True)) for i in range(2)]
     like = {"b": jnp.zeros(CLASSES), "w": jnp.zeros((4, CLASSES))}
     noise = optax.tree.random_like(key, like)
     out = []
+    if posterior == "normalised":
+        for i, name in enumerate("wb"):
+            changes = [m[i] - before[i] for m in models]
+            norms = [np.linalg.norm(c) for c in changes]
+            units = np.array([c / norm for c, norm in zip(changes, norms, strict=True)])
+            mean = np.tensordot(shares, units, 1)
+            variance = np.tensordot(shares, (units - mean) ** 2, 1)
+            away = hp["posterior_scale"] * np.sqrt(np.maximum(variance, 1e-5))
+            direction = mean + away * np.asarray(noise[name], np.float64)
+            out.append(before[i] + (shares @ norms) * direction)
+        return out
+    mean = [sum(p * m[i] for p, m in zip(shares, models, strict=True)) for i in range(2)]
     for i, name in enumerate("wb"):
         variance = sum(p * (m[i] - mean[i]) ** 2 for p, m in zip(shares, models, strict=True))
         out.append(mean[i] + np.sqrt(variance) * np.asarray(noise[name], np.float64))
     return out
 
 
-def fedbe_loop(posterior, samples, hp, before, average, models, shares, key):
+def fedbe_loop(posterior, samples, divisor, hp, before, average, models, shares, key):
     x = flat(SERVER[0])
     draw_key, key = jax.random.split(key)
     keys = jax.random.split(draw_key, samples)
-    alpha = hp.get("posterior_alpha")
-    more = [drawn(posterior, k, models, shares, alpha) for k in keys]
+    more = [drawn(posterior, k, before, models, shares, hp) for k in keys]
     ensemble = [average, *models, *more]
     p = np.mean([softmax(x @ w + b) for w, b in ensemble], 0) ** (1 / hp["sharpening"])
     targets = p / p.sum(1, keepdims=True)
@@ -201,10 +213,12 @@ def fedbe_loop(posterior, samples, hp, before, average, models, shares, key):
     batches = list(server_batches(key, STEPS["distill_epochs"], 7, STEPS["distill_batch_size"]))
     for t, index in enumerate(batches):
         gradient = student_gradient(*params, x[index], targets[index])
+        # Of steps 1 to 4 the first is before the cycles, which are two steps long: high, low.
+        lr = hp.get("swa_lr", hp["distill_lr"]) if t == 2 else hp["distill_lr"]
         for i in range(2):
-            g = gradient[i] + hp["distill_weight_decay"] * params[i]
+            g = gradient[i] / divisor + hp["distill_weight_decay"] * params[i]
             velocity[i] = hp["distill_momentum"] * velocity[i] + g
-            params[i] = params[i] - hp["distill_lr"] * velocity[i]
+            params[i] = params[i] - lr * velocity[i]
         if t >= 1 and t % 2 == 0:  # of steps 1 to 4, after a quarter of them, every other one: 3
             kept.append(list(params))
     return [np.mean([one[i] for one in kept], 0) for i in range(2)]
@@ -219,16 +233,23 @@ def abavg_loop(hp, before, average, models, shares, key):
     ]
 
 
+AVERAGED = {**STEPS, "swa_start": 0.25, "swa_every": 2}
 ORACLES = {
-    "feddf": (feddf_loop, STEPS, {}),
-    "fedbe-gaussian": (
-        partial(fedbe_loop, "gaussian", 3),
-        {**STEPS, "num_samples": 3, "swa_start": 0.25, "swa_every": 2},
-        {},
+    "feddf-paper": (partial(feddf_loop, True), STEPS, {"distill_clip": 0.05}),
+    "feddf-fedaux": (partial(feddf_loop, False), {**STEPS, "preset": "fedaux"}, {}),
+    "fedbe-paper": (
+        partial(fedbe_loop, "gaussian", 3, 1),
+        {**AVERAGED, "num_samples": 3},
+        {"swa_lr": 0.2},
+    ),
+    "fedbe-code": (
+        partial(fedbe_loop, "normalised", 3, CLASSES),
+        {**AVERAGED, "num_samples": 3, "preset": "code"},
+        {"posterior_scale": 0.8},
     ),
     "fedbe-dirichlet": (
-        partial(fedbe_loop, "dirichlet", 2),
-        {**STEPS, "posterior": "dirichlet", "num_samples": 2, "swa_start": 0.25, "swa_every": 2},
+        partial(fedbe_loop, "dirichlet", 2, 1),
+        {**AVERAGED, "posterior": "dirichlet", "cyclic": False, "num_samples": 2},
         {"posterior_alpha": 0.6},
     ),
     "abavg": (abavg_loop, {}, {}),
@@ -364,8 +385,8 @@ def many(sample, count=20_000):
 
 def test_gaussian_draws_have_the_weighted_mean_and_variance_of_the_clients():
     models = posterior_models()
-    middle = {"params": {}, "state": {"mean": jnp.full(3, 9.0)}}
-    draws = many(_gaussian({}, models, middle))
+    average = {"params": {}, "state": {"mean": jnp.full(3, 9.0)}}
+    draws = many(_gaussian({}, models, Round({}, average, 0, None, None, models)))
     w, p = np.asarray(models.variables["params"]["w"], np.float64), np.array([0.5, 0.3, 0.2, 0])
     mean = np.einsum("s,sij->ij", p, w)
     variance = np.einsum("s,sij->ij", p, (w - mean) ** 2)
@@ -385,13 +406,13 @@ def test_dirichlet_draws_mix_the_clients_by_dirichlets_shares():
         jnp.asarray([True, True, True, False]),
     )
     for alpha in (0.5, 2.0):
-        shares = np.asarray(many(_dirichlet({"posterior_alpha": alpha}, one_hot, {}))["params"])
+        shares = np.asarray(many(_dirichlet({"posterior_alpha": alpha}, one_hot, None))["params"])
         np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
         np.testing.assert_allclose(shares.mean(0), [1 / 3, 1 / 3, 1 / 3, 0], atol=0.01)
         np.testing.assert_allclose(shares.var(0)[:3], 2 / 9 / (3 * alpha + 1), rtol=0.05)
     # A large alpha leaves the weighted average.
     models = posterior_models()
-    found = many(_dirichlet({"posterior_alpha": 1e6}, models, {}), 100)["params"]["w"]
+    found = many(_dirichlet({"posterior_alpha": 1e6}, models, None), 100)["params"]["w"]
     mean = np.einsum("s,sij->ij", models.weights, models.variables["params"]["w"])
     np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), atol=0.02)
 
@@ -448,6 +469,11 @@ def test_a_sweep_and_a_network_with_batch_norm():
         ("feddf", {"options": {"distill_batch_size": 0}}, "distill_batch_size = 0"),
         ("feddf", {"hp": {"distill_clip": 0.0}}, "distill_clip"),
         ("feddf", {"options": {"num_samples": 3}}, "'num_samples'"),
+        ("feddf", {"options": {"preset": "code"}}, "'code'"),
+        ("feddf", {"options": {"annealed": 1}}, "annealed = 1"),
+        ("feddf", {"options": {"preset": "fedaux"}, "hp": {"distill_clip": 5.0}}, "distill_clip"),
+        ("fedbe", {"options": {"preset": "fedaux"}}, "'fedaux'"),
+        ("fedbe", {"options": {"over_classes": "no"}}, "over_classes = 'no'"),
         ("fedbe", {"options": {"posterior": "laplace"}}, "laplace"),
         ("fedbe", {"options": {"num_samples": -1}}, "num_samples = -1"),
         ("fedbe", {"options": {"swa_start": 1.5}}, "swa_start = 1.5"),

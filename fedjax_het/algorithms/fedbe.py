@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.base import Algorithm, written_out
 from fedjax_het.algorithms.distilling import DISTILLING_OPTIONS, check_distilling, distilling
 from fedjax_het.algorithms.refined import Round
 from fedjax_het.engine.ensemble import logits_of, sum_over_models, weighted_sum
@@ -18,27 +18,20 @@ from fedjax_het.errors import is_whole, require, require_name
 
 Tree = Any
 
-POSTERIORS = ("gaussian", "dirichlet")
-
 FEDBE_OPTIONS: dict[str, Any] = {
     **DISTILLING_OPTIONS,
-    "posterior": "gaussian",
+    "preset": "paper",
+    "posterior": None,
     "num_samples": 10,
     "swa_start": 0.5,
     "swa_every": 1,
+    "cyclic": None,
+    "over_classes": None,
 }
-
-
-def fedbe_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
-    """Those of distillation, and alpha of a Dirichlet posterior."""
-    alpha = {"posterior_alpha": 1.0} if options["posterior"] == "dirichlet" else {}
-    return {
-        "distill_lr": 1e-3,
-        "distill_momentum": 0.9,
-        "distill_weight_decay": 1e-5,
-        "sharpening": 0.5,
-        **alpha,
-    }
+_PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"posterior": "gaussian", "cyclic": True, "over_classes": False},
+    "code": {"posterior": "normalised", "cyclic": False, "over_classes": True},
+}
 
 
 def fedbe(
@@ -46,10 +39,13 @@ def fedbe(
     plan: Plan,
     *,
     base: Callable[..., Algorithm],
-    posterior: str = "gaussian",
-    num_samples: int = 10,
-    swa_start: float = 0.5,
-    swa_every: int = 1,
+    posterior: str,
+    num_samples: int,
+    swa_start: float,
+    swa_every: int,
+    cyclic: bool,
+    over_classes: bool,
+    preset: str = "",
     **distillation,
 ) -> Algorithm:
     """After each round of `base` the global model learns what a Bayesian ensemble says.
@@ -57,8 +53,11 @@ def fedbe(
     The ensemble: the model that `base` made, the round's client models w_k, and `num_samples`
     models drawn from a distribution fitted to the w_k with their weights p_k in the average,
 
-        gaussian:   N(mu, diag(sum_k p_k (w_k - mu)^2)), mu = sum_k p_k w_k
-        dirichlet:  sum_k g_k p_k w_k / sum_k g_k p_k, g ~ Dir(posterior_alpha 1).
+        gaussian:    N(mu, diag(sum_k p_k (w_k - mu)^2)), mu = sum_k p_k w_k
+        dirichlet:   sum_k g_k p_k w_k / sum_k g_k p_k, g ~ Dir(posterior_alpha 1)
+        normalised:  tensor by tensor, w + r (m + posterior_scale s e), e ~ N(0, 1), with the mean m
+                     and variance s^2 (1e-5 at least) of the w_k - w divided by their norms, r the
+                     mean of these norms, and w what the round started from.
 
     Its mean prediction p over the server's examples, whose labels are not read, is sharpened to
     p^(1 / sharpening) / sum, and the global model learns that by SGD with momentum and weight decay
@@ -66,19 +65,21 @@ def fedbe(
     through: every `swa_every`-th, once the share `swa_start` of the steps is done (stochastic
     weight averaging; the last model if none is). 0 epochs is `base`.
 
-    Rates, momentum, decay, sharpening, samples, epochs and batches are those of the public code
-    (hongyouc/FedBE), which averages every 25th model from the 500th of some 1,600 steps; with fewer
-    examples there are fewer steps, hence a share, and every model. As there the rate is constant;
-    the paper's is cyclic.
-    Not as there: the Gaussian is the paper's, where the code draws normalised changes tensor by
-    tensor with a tenth of the deviation; the loss is the mean over samples of KL, which the code
-    divides by C besides. posterior_alpha is undefined there, and 1 here. Batch-norm statistics of a
-    Gaussian's samples are those of the global model, since they may not be negative.
+    Presets:
+      paper: gaussian; where models are averaged the rate falls from `distill_lr` to `swa_lr` in
+        every `swa_every` steps (`cyclic`; it stays where that is 1); the mean over samples of KL.
+      code: the public code (hongyouc/FedBE): normalised, a constant rate, and the loss divided by
+        the number of classes (`over_classes`).
+    Rates, momentum, decay, sharpening, samples, epochs and batches are those of the code in both.
+    The paper averages every 25th model from the 250th step, the code from the 500th, of some 1,600;
+    with fewer examples there are fewer steps, hence a share, and every model. posterior_alpha is
+    undefined in the code, and 1 here. Batch-norm statistics of a draw are those of the global
+    model (Dirichlet's are mixed like the weights), since they may not be negative.
 
     Traffic and state: those of `base`. Cost: S + num_samples + 1 passes over the server's examples
     and the student's epochs, on every device alike; memory of the S models.
     """
-    draw = {"gaussian": _gaussian, "dirichlet": _dirichlet}[posterior]
+    draw = _POSTERIORS[posterior]
 
     def ensemble(hp, of: Round, models: ClientModels, images, key):
         def predictions(variables):
@@ -86,28 +87,63 @@ def fedbe(
 
         total = sum_over_models(predictions, models) + predictions(of.after)
         if num_samples:
-            sample = draw(hp, models, of.after)
+            sample = draw(hp, models, of)
             keys = jax.random.split(key, num_samples)
             total += jax.lax.map(lambda key: predictions(sample(key)), keys).sum(0)
         return jax.nn.softmax(jnp.log(total) / hp["sharpening"])
 
+    def first(num_steps: int) -> int:
+        """Steps before those whose models are averaged."""
+        return int(swa_start * num_steps)
+
     def optimizer(hp, num_steps: int):
+        def lr(done):
+            into = jnp.maximum(done - first(num_steps), 0) % swa_every / max(swa_every - 1, 1)
+            return hp["distill_lr"] + into * (hp["swa_lr"] - hp["distill_lr"])
+
         return optax.chain(
+            optax.scale(1 / training.task.model.num_classes if over_classes else 1.0),
             optax.add_decayed_weights(hp["distill_weight_decay"]),
-            optax.sgd(hp["distill_lr"], momentum=hp["distill_momentum"]),
+            optax.sgd(lr if cyclic else hp["distill_lr"], momentum=hp["distill_momentum"]),
         )
 
     def collects(num_steps: int):
-        first = int(swa_start * num_steps)
-        return lambda done: (done > first) & ((done - first) % swa_every == 0)
+        start = first(num_steps)
+        return lambda done: (done > start) & ((done - start) % swa_every == 0)
 
     return distilling(training, plan, base, ensemble, optimizer, collects=collects, **distillation)
+
+
+def fedbe_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+    """Those of distillation, and what the posterior and the rate's cycles need."""
+    options = fill_fedbe(options)
+    of_posterior = {
+        "dirichlet": {"posterior_alpha": 1.0},
+        "normalised": {"posterior_scale": 0.1},
+    }
+    return {
+        "distill_lr": 1e-3,
+        "distill_momentum": 0.9,
+        "distill_weight_decay": 1e-5,
+        "sharpening": 0.5,
+        **({"swa_lr": 4e-4} if options["cyclic"] else {}),
+        **of_posterior.get(options["posterior"], {}),
+    }
+
+
+def fill_fedbe(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the preset's choices written out."""
+    return written_out(options, _PRESETS[options["preset"]])
 
 
 def check_fedbe(options: dict[str, Any]) -> None:
     """Raise ConfigError unless the options make sense."""
     check_distilling(options)
-    require_name("posterior", options["posterior"], POSTERIORS)
+    require_name("preset", options["preset"], _PRESETS)
+    options = fill_fedbe(options)
+    require_name("posterior", options["posterior"], _POSTERIORS)
+    for name in ("cyclic", "over_classes"):
+        require(isinstance(options[name], bool), name, options[name], "True or False")
     for name, least in (("num_samples", 0), ("swa_every", 1)):
         ok = is_whole(options[name], least)
         require(ok, name, options[name], f"a whole number >= {least}")
@@ -122,8 +158,10 @@ def check_fedbe_hp(hp: dict[str, float]) -> None:
         require(hp.get(name, 1) > 0, f"hp {name}", hp.get(name), "a number > 0")
 
 
-def _gaussian(hp, models: ClientModels, middle: Tree) -> Callable[[jax.Array], Tree]:
-    """key -> a draw; batch-norm statistics are those of `middle`."""
+# Each is (hp, models, round) -> sample, and sample(key) a draw.
+
+
+def _gaussian(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tree]:
     params = models.variables["params"]
     shares = _shares(models)
     mean = weighted_sum(shares, params)
@@ -133,13 +171,12 @@ def _gaussian(hp, models: ClientModels, middle: Tree) -> Callable[[jax.Array], T
     def sample(key):
         noise = optax.tree.random_like(key, mean)
         drawn = jax.tree.map(lambda mu, sd, e: mu + sd * e, mean, deviation, noise)
-        return {**middle, "params": drawn}
+        return {**of.after, "params": drawn}
 
     return sample
 
 
-def _dirichlet(hp, models: ClientModels, middle: Tree) -> Callable[[jax.Array], Tree]:
-    """key -> a draw, a mixture of the clients' variables."""
+def _dirichlet(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tree]:
     logs = jnp.log(_shares(models))  # -inf of those that are absent
 
     def sample(key):
@@ -148,6 +185,38 @@ def _dirichlet(hp, models: ClientModels, middle: Tree) -> Callable[[jax.Array], 
         return weighted_sum(jax.nn.softmax(drawn + logs), models.variables)
 
     return sample
+
+
+def _normalised(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tree]:
+    shares, start = _shares(models), of.before["params"]
+
+    def fitted(w, start):
+        changes = w - start
+        axes = tuple(range(1, w.ndim))
+        norms = jnp.sqrt((changes**2).sum(axes, keepdims=True))
+        units = changes / jnp.maximum(norms, jnp.finfo(w.dtype).tiny)
+        mean = weighted_sum(shares, units)
+        variance = weighted_sum(shares, units**2) - mean**2
+        return mean, jnp.sqrt(jnp.maximum(variance, 1e-5)), weighted_sum(shares, norms)
+
+    tensors, shape = jax.tree.flatten(start)
+    fits = [
+        fitted(*both)
+        for both in zip(jax.tree.leaves(models.variables["params"]), tensors, strict=True)
+    ]
+
+    def sample(key):
+        noise = jax.tree.leaves(optax.tree.random_like(key, start))
+        drawn = [
+            w + norm * (mean + hp["posterior_scale"] * deviation * e)
+            for w, e, (mean, deviation, norm) in zip(tensors, noise, fits, strict=True)
+        ]
+        return {**of.after, "params": jax.tree.unflatten(shape, drawn)}
+
+    return sample
+
+
+_POSTERIORS = {"gaussian": _gaussian, "dirichlet": _dirichlet, "normalised": _normalised}
 
 
 def _shares(models: ClientModels) -> jax.Array:

@@ -15,7 +15,6 @@ from fedjax_het.algorithms.apfl import (
 )
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.condensing import fill_condensing
-from fedjax_het.algorithms.distilling import check_distilling
 from fedjax_het.algorithms.ditto import ditto
 from fedjax_het.algorithms.dynafed import (
     DYNAFED_OPTIONS,
@@ -49,10 +48,18 @@ from fedjax_het.algorithms.fedbe import (
     check_fedbe_hp,
     fedbe,
     fedbe_hyper_parameters,
+    fill_fedbe,
 )
 from fedjax_het.algorithms.fedbn import fedbn
 from fedjax_het.algorithms.feddc import FEDDC_HP, feddc
-from fedjax_het.algorithms.feddf import FEDDF_HP, FEDDF_OPTIONS, check_feddf_hp, feddf
+from fedjax_het.algorithms.feddf import (
+    FEDDF_OPTIONS,
+    check_feddf,
+    check_feddf_hp,
+    feddf,
+    feddf_hyper_parameters,
+    fill_feddf,
+)
 from fedjax_het.algorithms.feddm import (
     FEDDM_OPTIONS,
     check_feddm,
@@ -360,10 +367,11 @@ ALGORITHMS: dict[str, Entry] = {
     "feddf": Entry(
         feddf,
         "the average learns the mean logits of the clients' models (Lin et al., 2020)",
-        hp=FEDDF_HP,
+        hp=feddf_hyper_parameters,
         options=FEDDF_OPTIONS,
-        check=check_distilling,
+        check=check_feddf,
         check_hp=check_feddf_hp,
+        fill=fill_feddf,
         bases=LOCAL_METHODS,
         server_data=True,
     ),
@@ -374,6 +382,7 @@ ALGORITHMS: dict[str, Entry] = {
         options=FEDBE_OPTIONS,
         check=check_fedbe,
         check_hp=check_fedbe_hp,
+        fill=fill_fedbe,
         bases=LOCAL_METHODS,
         server_data=True,
     ),
