@@ -402,7 +402,7 @@ def _chosen(rows: tuple[str, ...], wanted: tuple[str, ...] | None) -> tuple[str,
     methods = {row: report.parse_row(row)[0] for row in rows}
     chosen = set()
     for name in wanted or rows:
-        require_name("methods", name, [*rows, *dict.fromkeys(methods.values())])
+        require_name("methods", name, list(dict.fromkeys([*rows, *methods.values()])))
         chosen |= {name} if name in rows else {row for row in rows if methods[row] == name}
     return tuple(row for row in rows if row in chosen)
 

@@ -30,6 +30,7 @@ TABLE5 = Experiment(
     title="DynaFed, Table 5: test accuracy of the global model, two networks.",
     note=SHARED["NOTE"],
     settings=SHARED["SETTINGS"],
+    read_row=SHARED["row_of"],
     presets={
         "paper": replace(
             PAPER,
