@@ -1,4 +1,4 @@
-"""The README does what it says: its Python blocks run, its commands are understood."""
+"""The pages do what they say: their Python blocks run, their commands are understood."""
 
 import importlib.util
 import re
@@ -12,11 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = README + "".join((ROOT / "experiments" / f"{n}.md").read_text() for n in ("RESULTS", "SPEED"))
 TEST_COMMAND = 'pip install -e ".[test]" && pytest'
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES, flags=re.DOTALL | re.MULTILINE)
 
 
 KINDS = ("", "sweep_", "condensation_", "personalised_")
@@ -36,10 +37,23 @@ def test_a_python_block_runs(code, tmp_path, monkeypatch):
 
 
 def test_every_block_is_of_a_kind_that_is_tested():
-    kinds = re.findall(r"^```(\w*)$", README, flags=re.MULTILINE)
-    assert set(kinds) == {"python", "bash", ""}  # "" closes
+    kinds = re.findall(r"^```(\w*)$", PAGES, flags=re.MULTILINE)
+    assert set(kinds) == {"python", "bash", "bibtex", ""}  # "" closes
     assert kinds.count("") == len(kinds) / 2
-    assert len(blocks("python")) + len(blocks("bash")) == len(kinds) / 2
+    assert sum(len(blocks(kind)) for kind in ("python", "bash", "bibtex")) == len(kinds) / 2
+
+
+def test_a_link_leads_to_a_file():
+    links = [target for target in re.findall(r"\]\(([^)]+)\)", README) if "://" not in target]
+    assert any(target.startswith("fedjax_het/algorithms/") for target in links)
+    assert not [target for target in links if not (ROOT / target).is_file()]
+
+
+def test_the_citation_is_of_this_version():
+    import fedjax_het
+
+    (entry,) = blocks("bibtex")
+    assert f"version = {{{fedjax_het.__version__}}}" in entry
 
 
 @pytest.mark.parametrize("command", COMMANDS)
