@@ -33,3 +33,15 @@ def one_lane_per_device(monkeypatch):
     monkeypatch.setattr(
         "fedjax_het.federation.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
     )
+
+
+@pytest.fixture(autouse=True)
+def methods_of_the_package_alone():
+    """What a test registers, the next one does not know."""
+    from fedjax_het.algorithms import ALGORITHMS
+
+    before = dict(ALGORITHMS)
+    yield
+    for name in set(ALGORITHMS) - set(before):
+        del ALGORITHMS[name]
+    assert before == ALGORITHMS

@@ -12,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = README + "".join((ROOT / "experiments" / f"{n}.md").read_text() for n in ("RESULTS", "SPEED"))
+PAGES = README + "".join(
+    (ROOT / "experiments" / f"{n}.md").read_text() for n in ("RESULTS", "SPEED")
+)
 TEST_COMMAND = 'pip install -e ".[test]" && pytest'
 
 

@@ -6,22 +6,12 @@ import pytest
 
 import fedjax_het
 from fedjax_het import ConfigError, Entry, RunSpec, grid, load_results, register, simulate, sweep
-from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.algorithms.base import federated
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.refined import refined
 from fedjax_het.engine.local import local_sgd
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "partition": "iid", "participation": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def no_more_methods_afterwards():
-    before = dict(ALGORITHMS)
-    yield
-    for name in set(ALGORITHMS) - set(before):
-        del ALGORITHMS[name]
-    assert before == ALGORITHMS
 
 
 def scaled(factor):
