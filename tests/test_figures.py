@@ -260,7 +260,7 @@ def test_labels_of_alphas_do_not_overlap():
 
 
 def test_many_methods_fit_and_are_told_apart():
-    methods = [*report.COLOURS, "feddc", "fednova"]
+    methods = [*report.COLOURS, "mine", "yours"]
     results, curves = sweep(methods, seeds=(0, 1))
     figure = report.plot_against_alpha(results)
     lines = [line(figure.axes[0], method) for method in methods]
