@@ -258,7 +258,7 @@ def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
 
     task = Task(products, (0.0,), (1.0,))
     batch = Batch(images, labels, jnp.ones(6), jnp.int32(0))
-    losses = partial(_first_order, strength, mean_image, mean_label)
+    losses = partial(_first_order, False, strength, mean_image, mean_label)
     step = jax.jit(lambda v: task.loss_and_gradient(v, batch, None, losses=losses))
     loss, gradient, _ = step(variables)
     expected, expected_gradient = jax.jit(jax.value_and_grad(by_hand))(variables["params"])

@@ -62,19 +62,23 @@ from fedjax_het.algorithms.feddm import (
 )
 from fedjax_het.algorithms.feddyn import FEDDYN_HP, check_feddyn_hp, feddyn
 from fedjax_het.algorithms.fedgen import (
-    FEDGEN_HP,
     FEDGEN_OPTIONS,
     check_fedgen,
     check_fedgen_hp,
     fedgen,
+    fedgen_hyper_parameters,
+    fill_fedgen,
 )
 from fedjax_het.algorithms.fedmix import (
     FEDMIX_HP,
-    MIX_OPTIONS,
+    FEDMIX_OPTIONS,
     NAIVEMIX_HP,
+    NAIVEMIX_OPTIONS,
+    check_fedmix,
     check_mix,
     check_mix_hp,
     fedmix,
+    fill_fedmix,
     naivemix,
 )
 from fedjax_het.algorithms.fednova import check_fednova_hp, fednova
@@ -88,6 +92,7 @@ from fedjax_het.algorithms.fedopt import (
     fedadam,
     fedavgm,
     fedyogi,
+    fill_fedavgm,
 )
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import (
@@ -234,6 +239,10 @@ LOCAL_METHODS = (
     *("fedavg", "fedprox", "scaffold", "feddyn", "moon", "fednova", "fedavgm", "fedadam"),
     *("fedyogi", "feddc", "fedgen", "fedmix", "naivemix"),
 )
+# Those of which ABAVG's formula is the base with other weights, see there.
+_AVERAGING_METHODS = tuple(
+    name for name in LOCAL_METHODS if name not in ("fednova", "fedavgm", "fedadam", "fedyogi")
+)
 
 _FSL = Entry(
     fsl,
@@ -300,6 +309,7 @@ ALGORITHMS: dict[str, Entry] = {
         options=FEDAVGM_OPTIONS,
         check=check_fedavgm,
         check_hp=check_fedavgm_hp,
+        fill=fill_fedavgm,
         scored=("global", "client"),
     ),
     "fedadam": Entry(
@@ -325,25 +335,27 @@ ALGORITHMS: dict[str, Entry] = {
     "fedgen": Entry(
         fedgen,
         "clients also learn from features that a generator at the server makes (Zhu et al., 2021)",
-        hp=FEDGEN_HP,
+        hp=fedgen_hyper_parameters,
         options=FEDGEN_OPTIONS,
         check=check_fedgen,
         check_hp=check_fedgen_hp,
+        fill=fill_fedgen,
     ),
     "fedmix": Entry(
         fedmix,
         "mixup with other clients' averaged data, to first order (Yoon et al., 2021)",
         hp=FEDMIX_HP,
-        options=MIX_OPTIONS,
-        check=check_mix,
+        options=FEDMIX_OPTIONS,
+        check=check_fedmix,
         check_hp=check_mix_hp,
+        fill=fill_fedmix,
         scored=("global", "client"),
     ),
     "naivemix": Entry(
         naivemix,
         "mixup with other clients' averaged data (Yoon et al., 2021)",
         hp=NAIVEMIX_HP,
-        options=MIX_OPTIONS,
+        options=NAIVEMIX_OPTIONS,
         check=check_mix,
         check_hp=check_mix_hp,
         scored=("global", "client"),
@@ -380,7 +392,7 @@ ALGORITHMS: dict[str, Entry] = {
     "abavg": Entry(
         abavg,
         "clients' models averaged by their accuracy on the server's examples (Xiao et al., 2021)",
-        bases=LOCAL_METHODS,
+        bases=_AVERAGING_METHODS,
         server_data=True,
     ),
     "feddm": Entry(
