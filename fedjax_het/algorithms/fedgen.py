@@ -136,6 +136,7 @@ def fedgen(
         sizes["generator_noise"],
     )
     client = _guided_client(training, generator, guided_steps)
+    hands_out = training.hands_out_models
 
     def init(hp, key, variables, num_clients):
         made = generator.init(jax.random.fold_in(key, SERVER_FOLD))
@@ -146,8 +147,16 @@ def fedgen(
     def round_(hp, state: State, key, cohort: Cohort):
         before = state.server
         sent = Broadcast(before.variables, (before.generator, state.round))
-        result = train_cohort(client, plan, hp, sent, state.clients, key, cohort)
-        teachers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), result.outputs)
+        result = train_cohort(client, plan, hp, sent, state.clients, key, cohort, gather=hands_out)
+        models = None
+        if hands_out:
+            gathered = result.outputs
+            variables, counts = gathered.variables
+            present = gathered.present.astype(jnp.float32)
+            models = gathered._replace(variables=variables)
+            teachers = Teacher(model.head.of(variables), counts * present[:, None], present)
+        else:
+            teachers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), result.outputs)
         steps = jnp.where(cohort.schedule.trial, min(1, generator_steps), generator_steps)
         made, optimizer = train_generator(
             model,
@@ -162,7 +171,7 @@ def fedgen(
         )
         server = add_mean_change(hp, before, result.upload, cohort.schedule.num_clients)
         change = jax.tree.map(jnp.subtract, server.variables["params"], before.variables["params"])
-        info = RoundInfo(result.train_loss, optax.tree.norm(change))
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
         server = server._replace(generator=made, optimizer=optimizer)
         return State(server, result.states, state.round + 1), info
 
@@ -233,6 +242,8 @@ def _guided_client(
 
     def end(hp, broadcast, local, state, client):
         upload, kept, _ = base.end(hp, broadcast, local, state, client)
+        if training.hands_out_models:
+            return upload, kept, (local.variables, local.memory)
         return upload, kept, Teacher(head.of(local.variables), local.memory, jnp.float32(1))
 
     return ClientMethod(base.init, begin, step, end)

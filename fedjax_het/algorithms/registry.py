@@ -540,4 +540,6 @@ def register(name: str, entry: Entry) -> None:
     require_name("protocol", entry.protocol, PROTOCOLS)
     for base in entry.bases:
         require_name("base", base, ALGORITHMS)
+        ok = ALGORITHMS[base].global_model and not ALGORITHMS[base].bases
+        require(ok, "base", base, "a method with one global model that is on no other")
     ALGORITHMS[name] = entry
