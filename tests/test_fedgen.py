@@ -325,6 +325,8 @@ def test_a_network_without_a_last_layer_is_told():
         ({"options": {"generator_steps": -1}}, "generator_steps = -1"),
         ({"options": {"generator_batch_size": 1}}, "generator_batch_size = 1"),
         ({"options": {"guided_steps": -1}}, "guided_steps = -1"),
+        ({"options": {"generator_steps": None}}, "generator_steps = None"),
+        ({"options": {"fedgen_preset": "mnst"}}, "did you mean 'mnist'"),
         ({"hp": {"guidance_decay": 1.1}}, "guidance_decay = 1.1"),
         ({"hp": {"generator_lr_decay": 0.0}}, "generator_lr_decay = 0.0"),
         ({"hp": {"generated_weight": -1.0}}, "generated_weight"),
@@ -333,3 +335,30 @@ def test_a_network_without_a_last_layer_is_told():
 def test_bad_input_is_told(settings, message):
     with pytest.raises(ConfigError, match=message):
         RunSpec("fedgen", dataset="digits", **settings).resolved()
+
+
+@pytest.mark.parametrize(
+    ("preset", "sizes", "numbers"),
+    [
+        ("cifar", (512, 64), (10.0, 10.0, 3e-4)),
+        ("mnist", (256, 32), (10.0, 10.0, 3e-4)),
+        ("emnist", (256, 32), (10.0, 1.0, 1e-4)),
+    ],
+)
+def test_presets_are_the_public_codes(preset, sizes, numbers):
+    spec = RunSpec("fedgen", options={"fedgen_preset": preset}).resolved()
+    assert (spec.options["generator_hidden"], spec.options["generator_noise"]) == sizes
+    names = ("generated_weight", "distilled_weight", "generator_lr")
+    assert tuple(spec.hp[name] for name in names) == numbers
+    assert spec.resolved() == spec
+    own = RunSpec("fedgen", options={"fedgen_preset": preset, "generator_hidden": 7}).resolved()
+    assert own.options["generator_hidden"] == 7 and own.options["generator_noise"] == sizes[1]
+
+
+def test_the_usual_preset_does_not_change_a_runs_name():
+    usual = RunSpec("fedgen").resolved()
+    assert "fedgen_preset" not in usual.options
+    told = {"generator_hidden": 512, "generator_noise": 64, "generator_steps": 50}
+    told |= {"generator_batch_size": 32, "guided_steps": 20}
+    assert usual.options == told
+    assert RunSpec("fedgen", options=told).digest() == usual.digest()

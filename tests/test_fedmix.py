@@ -30,10 +30,12 @@ from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, make_model
 
 METHODS = {"fedmix": fedmix, "naivemix": naivemix}
+PRINTED = partial(fedmix, coefficient="printed")
 
 
 def method(name, mean_size=3):
-    return lambda training, plan: METHODS[name](training, plan, mean_size=mean_size)
+    build = {**METHODS, "printed": PRINTED}[name]
+    return lambda training, plan: build(training, plan, mean_size=mean_size)
 
 
 # --- averages --------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
     dw = (1 - strength) * shrunk.T @ (p - own) + strength * shrunk.T @ (p - mean_label)
     db = (1 - strength) * (p - own).sum(0) + strength * (p - mean_label).sum(0)
     slope = np.outer(mean_image, (p - own).sum(0)) + shrunk.T @ through_p
-    weight = strength * (1 - strength)
+    weight = strength * (1 if name == "printed" else 1 - strength)
     return (dw + weight * slope) / len(y), (db + weight * through_p.sum(0)) / len(y)
 
 
@@ -134,8 +136,10 @@ def loop(name, federation, rounds, strength, lr):
     return server, seen
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("mean_size", [None, 3])
+@pytest.mark.parametrize(
+    ("name", "mean_size"),
+    [*((name, size) for name in METHODS for size in (None, 3)), ("printed", 3)],
+)
 def test_three_rounds_equal_a_float64_loop(name, mean_size):
     hp = {"local_lr": 0.3, "mixup_lambda": 0.3}
     federation = small(method(name, mean_size), hp=hp, participation=0.7, epochs=2)
@@ -274,6 +278,23 @@ def test_pieces_of_a_batch_make_the_same_step(name):
     assert_trees_all_close(whole.run(2)[0], pieces.run(2)[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_averages_are_normalised_as_images_are(name):
+    """As if images had been stored normalised."""
+    images, labels = blobs()
+    shift, scale = np.float32(0.4), np.float32(0.5)
+    hp = {"local_lr": 0.1, "mixup_lambda": 0.3}
+    stored = small(method(name), hp=hp, data=((images - shift) / scale, labels))
+
+    def normalising(training, plan):
+        task = training.task._replace(mean=(0.4,), std=(0.5,))
+        return method(name)(training._replace(task=task), plan)
+
+    within = small(normalising, hp=hp)
+    found, expected = (one.model(one.run(1)[0]) for one in (within, stored))
+    assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_single_average_pulls_the_model_to_its_label():
     """Where the client's images are zero, NaiveMix learns from the other client's average alone."""
     images, labels = blobs((6, 6))
@@ -346,8 +367,27 @@ def test_averages_are_sent_once():
         ({"options": {"mean_size": 1.5}}, "mean_size = 1.5"),
         ({"hp": {"mixup_lambda": 1.0}}, "mixup_lambda = 1.0"),
         ({"hp": {"mixup_lambda": -0.1}}, "mixup_lambda"),
+        ({"options": {"coefficient": "lambda"}}, "coefficient = 'lambda'"),
+        ({"name": "naivemix", "options": {"coefficient": "printed"}}, "'coefficient'"),
     ],
 )
 def test_bad_input_is_told(settings, message):
     with pytest.raises(ConfigError, match=message):
         spec(**settings).resolved()
+
+
+def test_the_usual_coefficient_does_not_change_a_runs_name():
+    usual = spec()
+    assert usual.resolved().options == {"mean_size": 4}
+    said = spec(options={"mean_size": 4, "coefficient": "expansion"})
+    assert said.digest() == usual.digest() != spec(options={"coefficient": "printed"}).digest()
+
+
+def test_lambda_is_the_papers_for_each_data_set():
+    for name, data, strength in (
+        ("fedmix", "cifar10", 0.05),
+        ("fedmix", "cifar100", 0.1),
+        ("naivemix", "cifar10", 0.1),
+        ("naivemix", "cifar100", 0.1),
+    ):
+        assert RunSpec(name, data).resolved().hp["mixup_lambda"] == strength
