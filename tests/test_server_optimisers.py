@@ -239,8 +239,13 @@ def test_options_that_make_no_sense():
     for name in ("nesterov", "damped"):
         with pytest.raises(ConfigError, match=name):
             RunSpec("fedavgm", options={name: "yes"}).resolved()
-    with pytest.raises(ConfigError, match="local_momentum"):
-        RunSpec("fednova", protocol="fedaf", hp={"local_momentum": 1.0}).resolved()
+    for name in ("fedavg", "fednova"):
+        with pytest.raises(ConfigError, match=r"hp local_momentum = 1.0: expected a number in \["):
+            RunSpec(name, protocol="fedaf", hp={"local_momentum": 1.0}).resolved()
+    with pytest.raises(ConfigError, match="hp distill_momentum = 1"):
+        RunSpec("fedbe", hp={"distill_momentum": 1}).resolved()
+    with pytest.raises(ConfigError, match="hp server_lr = 'a': expected a finite number"):
+        RunSpec("fedadam", hp={"server_lr": "a"}).resolved()
 
 
 def test_a_form_that_is_not_asked_for_does_not_change_a_runs_name():

@@ -107,12 +107,6 @@ def fill_fedavgm(options: dict[str, Any]) -> dict[str, Any]:
     return unsaid(options, {"damped": False})
 
 
-def check_fedavgm_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for a momentum that forgets nothing."""
-    value = hp["server_momentum"]
-    require(0 <= value < 1, "hp server_momentum", value, "a number in [0, 1)")
-
-
 def check_adaptive_hp(hp: dict[str, float]) -> None:
     """Raise ConfigError for decays that are no shares, or a tau that lets steps be infinite."""
     for name in ("server_beta1", "server_beta2"):

@@ -81,14 +81,13 @@ from fedjax_het.algorithms.fedmix import (
     fill_fedmix,
     naivemix,
 )
-from fedjax_het.algorithms.fednova import check_fednova_hp, fednova
+from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedopt import (
     ADAPTIVE_HP,
     FEDAVGM_HP,
     FEDAVGM_OPTIONS,
     check_adaptive_hp,
     check_fedavgm,
-    check_fedavgm_hp,
     fedadam,
     fedavgm,
     fedyogi,
@@ -299,7 +298,6 @@ ALGORITHMS: dict[str, Entry] = {
     "fednova": Entry(
         fednova,
         "FedAvg of changes per unit of local work (Wang et al., 2020)",
-        check_hp=check_fednova_hp,
         scored=("global", "client"),
     ),
     "fedavgm": Entry(
@@ -308,7 +306,6 @@ ALGORITHMS: dict[str, Entry] = {
         hp=FEDAVGM_HP,
         options=FEDAVGM_OPTIONS,
         check=check_fedavgm,
-        check_hp=check_fedavgm_hp,
         fill=fill_fedavgm,
         scored=("global", "client"),
     ),
