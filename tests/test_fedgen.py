@@ -298,14 +298,14 @@ def test_normalisation_in_evaluation_is_by_running_statistics():
 
 
 def test_a_convolutional_network_is_guided():
-    model = make_model("convnet", (8, 8, 1), CLASSES, width=4, depth=2)
+    model = make_model("convnet", (4, 4, 1), CLASSES, width=3, depth=1)
     rng = np.random.default_rng(0)
-    data = rng.normal(size=(11, 8, 8, 1)).astype(np.float32), np.arange(11, dtype=np.int32) % 3
+    data = rng.normal(size=(11, 4, 4, 1)).astype(np.float32), np.arange(11, dtype=np.int32) % 3
     settings = {"model": model, "sizes": (8, 3), "data": data, "batch_size": BATCH}
     guided, plain = (small(build, hp=HP, **settings) for build in (method, fedavg))
     state, info = guided.run(2)
     generator = state.server.generator["params"]
-    assert generator["features"]["kernel"].shape == (5, 2 * 2 * 4)
+    assert generator["features"]["kernel"].shape == (5, 2 * 2 * 3)
     assert np.isfinite(float(info.train_loss))
     gap = guided.model(state)["head"]["kernel"] - plain.model(plain.run(2)[0])["head"]["kernel"]
     assert np.abs(gap).max() > 1e-4
