@@ -10,6 +10,7 @@ import pytest
 from chex import assert_trees_all_close
 from problems import SIZES, small
 from test_algorithms import FAST
+from test_fedbn import centred_model
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms import ALGORITHMS, entry_of
@@ -81,21 +82,29 @@ def test_until_data_are_synthesised_dynafed_is_its_base_and_keeps_its_models(bas
 # --- ABAVG -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn", "feddc", "fedgen"])
-def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base):
-    """In a round from a state with a past, under weights of the run that are others."""
+@pytest.mark.parametrize(
+    ("base", "model"),
+    [
+        *((base, None) for base in ("fedavg", "scaffold", "feddyn", "feddc", "fedgen")),
+        ("fedavg", centred_model()),
+    ],
+)
+def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base, model):
+    """In a round from a state with a past, under weights of the run that are others; of a network
+    with running statistics, these too."""
     settings = {"averaging": "weighted", "participation": 0.8, "hp": {"server_lr": 0.7}}
+    settings["model"] = model
 
     alone, over = made(base, wrap=handing_out, **settings), made("abavg", base, **settings)
     round_ = jax.jit(alone.algorithm.round)
     state, _ = round_(alone.hp, alone.start(), jax.random.key(1), alone.cohort(0))
     cohort, key = alone.cohort(1), jax.random.key(2)
     _, info = round_(alone.hp, state, key, cohort)
-    x, y = np.asarray(over.server.examples.images), np.asarray(over.server.examples.labels)
-    params, present = info.models.variables["params"], np.asarray(info.models.present)
-    logits = np.einsum("nf,sfc->snc", x.reshape(len(x), -1), params["w"])
-    found = (logits + np.asarray(params["b"])[:, None]).argmax(-1)
-    right = np.where(present, (found == y).mean(1), 0)
+    x, y = over.server.examples
+    apply = alone.task.model.apply
+    logits = jax.vmap(lambda variables: apply(variables, x, train=False)[0])(info.models.variables)
+    present = np.asarray(info.models.present)
+    right = np.where(present, (np.asarray(logits).argmax(-1) == np.asarray(y)).mean(1), 0)
     assert len(set(right[present])) > 1 and right.sum() > 0
     share = dict(zip(np.asarray(cohort.schedule.participants), right / right.sum(), strict=True))
     ids = np.asarray(cohort.schedule.client_ids)
@@ -107,7 +116,10 @@ def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base):
     expected, _ = round_(alone.hp, state, key, reweighted)
     lifted = state._replace(server=RefinedServer(state.server, ()))
     result, _ = jax.jit(over.algorithm.round)(over.hp, lifted, key, over.cohort(1))
-    assert_trees_all_close(over.model(result), alone.model(expected), atol=2e-6)
+    found, wanted = (
+        one.algorithm.global_model(state) for one, state in ((over, result), (alone, expected))
+    )
+    assert_trees_all_close(found, wanted, atol=2e-6)
 
 
 @pytest.mark.parametrize("base", ["fednova", "fedavgm", "fedadam", "fedyogi"])

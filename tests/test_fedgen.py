@@ -1,5 +1,6 @@
 """FedGen against a float64 loop, its limits, and its generator."""
 
+import sys
 from functools import partial
 
 import jax
@@ -194,6 +195,16 @@ def test_without_guidance_it_is_fedavg(options, hp):
     ours, theirs = guided.run(3)[0], plain.run(3)[0]
     assert_trees_all_close(ours.server.variables, theirs.server.variables, rtol=1e-5, atol=1e-6)
     assert_trees_all_close(ours.clients, theirs.clients, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_decay_to_the_least_and_no_further(monkeypatch):
+    monkeypatch.setattr(sys.modules[fedgen.__module__], "LEAST_WEIGHT", 0.5)
+    still = {"generated_weight": 0.5, "distilled_weight": 0.5, "guidance_decay": 1.0}
+    models = []
+    for hp in (still, {"guidance_decay": 1e-6}):
+        federation = small(method, hp={**HP, **hp})
+        models.append(federation.model(federation.run(2)[0]))
+    assert_trees_all_close(*models, atol=1e-6)
 
 
 def test_guidance_begins_in_the_second_round():
