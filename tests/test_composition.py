@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import SIZES, small
+from problems import SIZES, blobs, small
 from test_algorithms import FAST
 from test_fedbn import centred_model
 
@@ -93,7 +93,7 @@ def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base, model):
     """In a round from a state with a past, under weights of the run that are others; of a network
     with running statistics, these too."""
     settings = {"averaging": "weighted", "participation": 0.8, "hp": {"server_lr": 0.7}}
-    settings["model"] = model
+    settings |= {"model": model, "server": (blobs((60,), seed=3), 1)}
 
     alone, over = made(base, wrap=handing_out, **settings), made("abavg", base, **settings)
     round_ = jax.jit(alone.algorithm.round)
