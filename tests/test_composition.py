@@ -16,6 +16,7 @@ from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms import ALGORITHMS, entry_of
 from fedjax_het.algorithms.refined import RefinedServer
 from fedjax_het.cli import main
+from fedjax_het.engine.plan import make_plan
 
 ON_OTHERS = tuple(name for name, entry in ALGORITHMS.items() if entry.bases)
 
@@ -132,12 +133,15 @@ def test_abavg_is_not_put_on_what_weighs_in_another_way(base):
 
 
 def test_fedgen_is_the_same_when_it_hands_out_its_models():
-    """The generator then learns from the models that are gathered, by client."""
+    """The generator then learns from the models that are gathered, by client, from where they
+    were trained."""
 
     settings = {"participation": 0.7, "averaging": "weighted"}
-    usual, other = made("fedgen", **settings), made("fedgen", wrap=handing_out, **settings)
+    plan = make_plan(2, 2)
+    usual = made("fedgen", **settings)
+    other = made("fedgen", wrap=handing_out, plan=plan, **settings)
     start = usual.start()
-    (state, _), (same, _) = usual.run(2, start), other.run(2, start)
+    (state, _), (same, _) = usual.run(2, start), other.run(2, plan.put(start))
     after, info = other.run(1, same)
     assert_trees_all_close(same, state, rtol=1e-4, atol=1e-5)
     weights, kernels = info.models.weights, info.models.variables["params"]["w"]
