@@ -168,9 +168,7 @@ class RunSpec:
         share = spec.participation
         require(0 < share <= 1, "participation", share, "a share in (0, 1]")
         told = {n: value(spec.__dict__) if callable(value) else value for n, value in told.items()}
-        hp = {name: float(value) for name, value in {**hp, **told, **self.hp}.items()}
-        for name, value in hp.items():
-            require(0 <= value < math.inf, f"hp {name}", value, "a finite number >= 0")
+        hp = {name: _number(name, value) for name, value in {**hp, **told, **self.hp}.items()}
         entry.check_hp(hp)
         spec = dataclasses.replace(spec, hp=hp, options=options)
         _check(spec)
@@ -209,6 +207,18 @@ class RunSpec:
         """16 hexadecimal digits that name this run: the hash of the resolved settings."""
         text = json.dumps(self.resolved().to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _number(name: str, value: Any) -> float:
+    """A hyper-parameter's value; momentum of 1 would forget nothing."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if name.endswith("momentum"):
+        require(0 <= number < 1, f"hp {name}", value, "a number in [0, 1)")
+    require(0 <= number < math.inf, f"hp {name}", value, "a finite number >= 0")
+    return number
 
 
 def _with_server_data(

@@ -1,5 +1,6 @@
 """FedGen against a float64 loop, its limits, and its generator."""
 
+import sys
 from functools import partial
 
 import jax
@@ -196,6 +197,16 @@ def test_without_guidance_it_is_fedavg(options, hp):
     assert_trees_all_close(ours.clients, theirs.clients, rtol=1e-5, atol=1e-6)
 
 
+def test_weights_decay_to_the_least_and_no_further(monkeypatch):
+    monkeypatch.setattr(sys.modules[fedgen.__module__], "LEAST_WEIGHT", 0.5)
+    still = {"generated_weight": 0.5, "distilled_weight": 0.5, "guidance_decay": 1.0}
+    models = []
+    for hp in (still, {"guidance_decay": 1e-6}):
+        federation = small(method, hp={**HP, **hp})
+        models.append(federation.model(federation.run(2)[0]))
+    assert_trees_all_close(*models, atol=1e-6)
+
+
 def test_guidance_begins_in_the_second_round():
     plain, guided = small(fedavg, hp=HP), small(method, hp=HP)
     for rounds, same in ((1, True), (2, False)):
@@ -298,14 +309,14 @@ def test_normalisation_in_evaluation_is_by_running_statistics():
 
 
 def test_a_convolutional_network_is_guided():
-    model = make_model("convnet", (8, 8, 1), CLASSES, width=4, depth=2)
+    model = make_model("convnet", (4, 4, 1), CLASSES, width=3, depth=1)
     rng = np.random.default_rng(0)
-    data = rng.normal(size=(11, 8, 8, 1)).astype(np.float32), np.arange(11, dtype=np.int32) % 3
+    data = rng.normal(size=(11, 4, 4, 1)).astype(np.float32), np.arange(11, dtype=np.int32) % 3
     settings = {"model": model, "sizes": (8, 3), "data": data, "batch_size": BATCH}
     guided, plain = (small(build, hp=HP, **settings) for build in (method, fedavg))
     state, info = guided.run(2)
     generator = state.server.generator["params"]
-    assert generator["features"]["kernel"].shape == (5, 2 * 2 * 4)
+    assert generator["features"]["kernel"].shape == (5, 2 * 2 * 3)
     assert np.isfinite(float(info.train_loss))
     gap = guided.model(state)["head"]["kernel"] - plain.model(plain.run(2)[0])["head"]["kernel"]
     assert np.abs(gap).max() > 1e-4
@@ -325,6 +336,8 @@ def test_a_network_without_a_last_layer_is_told():
         ({"options": {"generator_steps": -1}}, "generator_steps = -1"),
         ({"options": {"generator_batch_size": 1}}, "generator_batch_size = 1"),
         ({"options": {"guided_steps": -1}}, "guided_steps = -1"),
+        ({"options": {"generator_steps": None}}, "generator_steps = None"),
+        ({"options": {"fedgen_preset": "mnst"}}, "did you mean 'mnist'"),
         ({"hp": {"guidance_decay": 1.1}}, "guidance_decay = 1.1"),
         ({"hp": {"generator_lr_decay": 0.0}}, "generator_lr_decay = 0.0"),
         ({"hp": {"generated_weight": -1.0}}, "generated_weight"),
@@ -333,3 +346,30 @@ def test_a_network_without_a_last_layer_is_told():
 def test_bad_input_is_told(settings, message):
     with pytest.raises(ConfigError, match=message):
         RunSpec("fedgen", dataset="digits", **settings).resolved()
+
+
+@pytest.mark.parametrize(
+    ("preset", "sizes", "numbers"),
+    [
+        ("cifar", (512, 64), (10.0, 10.0, 3e-4)),
+        ("mnist", (256, 32), (10.0, 10.0, 3e-4)),
+        ("emnist", (256, 32), (10.0, 1.0, 1e-4)),
+    ],
+)
+def test_presets_are_the_public_codes(preset, sizes, numbers):
+    spec = RunSpec("fedgen", options={"fedgen_preset": preset}).resolved()
+    assert (spec.options["generator_hidden"], spec.options["generator_noise"]) == sizes
+    names = ("generated_weight", "distilled_weight", "generator_lr")
+    assert tuple(spec.hp[name] for name in names) == numbers
+    assert spec.resolved() == spec
+    own = RunSpec("fedgen", options={"fedgen_preset": preset, "generator_hidden": 7}).resolved()
+    assert own.options["generator_hidden"] == 7 and own.options["generator_noise"] == sizes[1]
+
+
+def test_the_usual_preset_does_not_change_a_runs_name():
+    usual = RunSpec("fedgen").resolved()
+    assert "fedgen_preset" not in usual.options
+    told = {"generator_hidden": 512, "generator_noise": 64, "generator_steps": 50}
+    told |= {"generator_batch_size": 32, "guided_steps": 20}
+    assert usual.options == told
+    assert RunSpec("fedgen", options=told).digest() == usual.digest()

@@ -30,10 +30,12 @@ from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, make_model
 
 METHODS = {"fedmix": fedmix, "naivemix": naivemix}
+PRINTED = partial(fedmix, coefficient="printed")
 
 
 def method(name, mean_size=3):
-    return lambda training, plan: METHODS[name](training, plan, mean_size=mean_size)
+    build = {**METHODS, "printed": PRINTED}[name]
+    return lambda training, plan: build(training, plan, mean_size=mean_size)
 
 
 # --- averages --------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
     dw = (1 - strength) * shrunk.T @ (p - own) + strength * shrunk.T @ (p - mean_label)
     db = (1 - strength) * (p - own).sum(0) + strength * (p - mean_label).sum(0)
     slope = np.outer(mean_image, (p - own).sum(0)) + shrunk.T @ through_p
-    weight = strength * (1 - strength)
+    weight = strength * (1 if name == "printed" else 1 - strength)
     return (dw + weight * slope) / len(y), (db + weight * through_p.sum(0)) / len(y)
 
 
@@ -134,8 +136,10 @@ def loop(name, federation, rounds, strength, lr):
     return server, seen
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("mean_size", [None, 3])
+@pytest.mark.parametrize(
+    ("name", "mean_size"),
+    [*((name, size) for name in METHODS for size in (None, 3)), ("printed", 3)],
+)
 def test_three_rounds_equal_a_float64_loop(name, mean_size):
     hp = {"local_lr": 0.3, "mixup_lambda": 0.3}
     federation = small(method(name, mean_size), hp=hp, participation=0.7, epochs=2)
@@ -258,7 +262,7 @@ def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
 
     task = Task(products, (0.0,), (1.0,))
     batch = Batch(images, labels, jnp.ones(6), jnp.int32(0))
-    losses = partial(_first_order, strength, mean_image, mean_label)
+    losses = partial(_first_order, False, strength, mean_image, mean_label)
     step = jax.jit(lambda v: task.loss_and_gradient(v, batch, None, losses=losses))
     loss, gradient, _ = step(variables)
     expected, expected_gradient = jax.jit(jax.value_and_grad(by_hand))(variables["params"])
@@ -272,6 +276,23 @@ def test_pieces_of_a_batch_make_the_same_step(name):
     whole = small(method(name), hp=hp)
     pieces = small(method(name), hp=hp, model=linear_model()._replace(micro_batch=2))
     assert_trees_all_close(whole.run(2)[0], pieces.run(2)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_averages_are_normalised_as_images_are(name):
+    """As if images had been stored normalised."""
+    images, labels = blobs()
+    shift, scale = np.float32(0.4), np.float32(0.5)
+    hp = {"local_lr": 0.1, "mixup_lambda": 0.3}
+    stored = small(method(name), hp=hp, data=((images - shift) / scale, labels))
+
+    def normalising(training, plan):
+        task = training.task._replace(mean=(0.4,), std=(0.5,))
+        return method(name)(training._replace(task=task), plan)
+
+    within = small(normalising, hp=hp)
+    found, expected = (one.model(one.run(1)[0]) for one in (within, stored))
+    assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_single_average_pulls_the_model_to_its_label():
@@ -318,15 +339,15 @@ def run(spec_, **settings):
 
 
 def test_seeds_with_unequal_numbers_of_averages_share_a_program():
+    """Whose averages are fewer than others' reads none of the padding."""
     specs = [spec(seed=s) for s in range(3)]
     made = sweep(specs, dataset=user_dataset(), progress=lambda line: None, spread="runs")
-    counts = set()
-    for one, together in zip(specs, made.results, strict=True):
-        alone = run(one)
-        counts.add(int(Averaging(4).counts(alone.partition.sizes).sum()))
-        for name in ("train_loss", "bytes_up"):
-            np.testing.assert_allclose(alone.metrics[name], together.metrics[name], rtol=2e-4)
-    assert len(counts) > 1
+    counts = [int(Averaging(4).counts(one.partition.sizes).sum()) for one in made.results]
+    fewest = int(np.argmin(counts))
+    assert counts[fewest] < max(counts)
+    alone, together = run(specs[fewest]), made.results[fewest]
+    for name in ("train_loss", "bytes_up"):
+        np.testing.assert_allclose(alone.metrics[name], together.metrics[name], rtol=2e-4)
 
 
 def test_averages_are_sent_once():
@@ -346,8 +367,27 @@ def test_averages_are_sent_once():
         ({"options": {"mean_size": 1.5}}, "mean_size = 1.5"),
         ({"hp": {"mixup_lambda": 1.0}}, "mixup_lambda = 1.0"),
         ({"hp": {"mixup_lambda": -0.1}}, "mixup_lambda"),
+        ({"options": {"coefficient": "lambda"}}, "coefficient = 'lambda'"),
+        ({"name": "naivemix", "options": {"coefficient": "printed"}}, "'coefficient'"),
     ],
 )
 def test_bad_input_is_told(settings, message):
     with pytest.raises(ConfigError, match=message):
         spec(**settings).resolved()
+
+
+def test_the_usual_coefficient_does_not_change_a_runs_name():
+    usual = spec()
+    assert usual.resolved().options == {"mean_size": 4}
+    said = spec(options={"mean_size": 4, "coefficient": "expansion"})
+    assert said.digest() == usual.digest() != spec(options={"coefficient": "printed"}).digest()
+
+
+def test_lambda_is_the_papers_for_each_data_set():
+    for name, data, strength in (
+        ("fedmix", "cifar10", 0.05),
+        ("fedmix", "cifar100", 0.1),
+        ("naivemix", "cifar10", 0.1),
+        ("naivemix", "cifar100", 0.1),
+    ):
+        assert RunSpec(name, data).resolved().hp["mixup_lambda"] == strength

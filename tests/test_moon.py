@@ -233,9 +233,14 @@ def test_a_run_trains_and_scores_the_network_with_its_head(options):
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("moon_tau", {"hp": {"moon_tau": 0.0}})]
+    [("moon_tau", {"hp": {"moon_tau": 0.0}}), ("moon_mu", {"hp": {"moon_mu": -1.0}})]
     + [("projection", {"options": {"projection": bad}}) for bad in (-1, 2.5, True)],
 )
 def test_settings_that_make_no_sense(name, what):
     with pytest.raises(ConfigError, match=name):
         RunSpec("moon", **what).resolved()
+
+
+def test_a_network_without_features_is_told():
+    with pytest.raises(ConfigError, match=r"model = 'hidden': .*features"):
+        small(moon, hp={"local_lr": 0.1}, model=hidden_model()._replace(embed=None))

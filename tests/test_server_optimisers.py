@@ -21,6 +21,7 @@ ADAPTIVE = {**ADAPTIVE_HP, "server_lr": 0.3, "server_tau": 0.05}
 HP = {
     "fedavgm": {"server_lr": 0.7, "server_momentum": 0.8},
     "nesterov": {"server_lr": 0.7, "server_momentum": 0.8},
+    "damped": {"server_lr": 2.0, "server_momentum": 0.8},
     "fedadam": ADAPTIVE,
     "fedyogi": ADAPTIVE,
     "fednova": {"server_lr": 0.7},
@@ -28,6 +29,7 @@ HP = {
 BUILDS = {
     "fedavgm": fedavgm,
     "nesterov": partial(fedavgm, nesterov=True),
+    "damped": partial(fedavgm, damped=True),
     "fedadam": fedadam,
     "fedyogi": fedyogi,
     "fednova": fednova,
@@ -73,9 +75,9 @@ class Loop:
         change, lr = shares @ changes, self.hp["server_lr"]
         if self.name == "fednova":
             self.w = self.w + lr * (shares @ work) * (shares @ (changes / work[:, None]))
-        elif self.name in ("fedavgm", "nesterov"):
+        elif self.name in ("fedavgm", "nesterov", "damped"):
             beta = self.hp["server_momentum"]
-            self.m = beta * self.m - change
+            self.m = beta * self.m - (1 - beta if self.name == "damped" else 1) * change
             ahead = beta * self.m - change if self.name == "nesterov" else self.m
             self.w = self.w - lr * ahead
         else:
@@ -145,10 +147,10 @@ def test_an_adaptive_step_of_a_large_tau_is_fedavgs():
     np.testing.assert_allclose(found, change, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_fedavgm_without_momentum_is_fedavg(nesterov):
+@pytest.mark.parametrize("form", [{}, {"nesterov": True}, {"damped": True}])
+def test_fedavgm_without_momentum_is_fedavg(form):
     hp = {"local_lr": LR, "server_lr": 0.6}
-    build = partial(fedavgm, nesterov=nesterov)
+    build = partial(fedavgm, **form)
     still, _ = small(build, hp={**hp, "server_momentum": 0.0}, participation=0.7).run(3)
     plain, _ = small(fedavg, hp=hp, participation=0.7).run(3)
     assert_trees_all_close(still.server.variables, plain.server.variables, rtol=1e-6, atol=1e-7)
@@ -234,7 +236,21 @@ def test_numbers_that_make_no_sense(name, hp):
 
 
 def test_options_that_make_no_sense():
-    with pytest.raises(ConfigError, match="nesterov"):
-        RunSpec("fedavgm", options={"nesterov": "yes"}).resolved()
-    with pytest.raises(ConfigError, match="local_momentum"):
-        RunSpec("fednova", protocol="fedaf", hp={"local_momentum": 1.0}).resolved()
+    for name in ("nesterov", "damped"):
+        with pytest.raises(ConfigError, match=name):
+            RunSpec("fedavgm", options={name: "yes"}).resolved()
+    for name in ("fedavg", "fednova"):
+        with pytest.raises(ConfigError, match=r"hp local_momentum = 1.0: expected a number in \["):
+            RunSpec(name, protocol="fedaf", hp={"local_momentum": 1.0}).resolved()
+    with pytest.raises(ConfigError, match="hp distill_momentum = 1"):
+        RunSpec("fedbe", hp={"distill_momentum": 1}).resolved()
+    with pytest.raises(ConfigError, match="hp server_lr = 'a': expected a finite number"):
+        RunSpec("fedadam", hp={"server_lr": "a"}).resolved()
+
+
+def test_a_form_that_is_not_asked_for_does_not_change_a_runs_name():
+    usual = RunSpec("fedavgm").resolved()
+    assert usual.options == {"nesterov": False}
+    assert RunSpec("fedavgm", options={"damped": False}).digest() == usual.digest()
+    damped = RunSpec("fedavgm", options={"damped": True})
+    assert damped.digest() == damped.resolved().digest() != usual.digest()

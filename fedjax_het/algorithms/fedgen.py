@@ -14,20 +14,23 @@ from fedjax_het.algorithms.base import (
     add_mean_change,
     num_bytes,
     sent_model,
+    unsaid,
     with_sent_model,
+    written_out,
 )
 from fedjax_het.engine.lanes import ClientMethod, Cohort, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import GENERATOR_FOLD, SERVER_FOLD
-from fedjax_het.errors import is_whole, require
+from fedjax_het.errors import is_whole, require, require_name
 from fedjax_het.nn import Generator, Model, make_generator
 
 Tree = Any
 
 FEDGEN_OPTIONS: dict[str, Any] = {
-    "generator_hidden": 512,
-    "generator_noise": 64,
+    "fedgen_preset": "cifar",
+    "generator_hidden": None,
+    "generator_noise": None,
     "generator_steps": 50,
     "generator_batch_size": 32,
     "guided_steps": 20,
@@ -42,6 +45,13 @@ FEDGEN_HP = {
     "generator_lr_decay": 0.98,
     "generator_weight_decay": 0.01,
 }
+_MNIST = {"generator_hidden": 256, "generator_noise": 32}
+FEDGEN_PRESETS: dict[str, dict[str, int]] = {
+    "cifar": {"generator_hidden": 512, "generator_noise": 64},
+    "mnist": _MNIST,
+    "emnist": _MNIST,
+}
+_EMNIST_HP = {"distilled_weight": 1.0, "generator_lr": 1e-4}
 LEAST_WEIGHT = 1e-4  # of guidance, however late
 
 
@@ -65,8 +75,9 @@ def fedgen(
     training: LocalTraining,
     plan: Plan,
     *,
-    generator_hidden: int = 512,
-    generator_noise: int = 64,
+    fedgen_preset: str = "cifar",
+    generator_hidden: int | None = None,
+    generator_noise: int | None = None,
     generator_steps: int = 50,
     generator_batch_size: int = 32,
     guided_steps: int = 20,
@@ -96,13 +107,17 @@ def fedgen(
     The paper's objective has the term of a alone, and its text Gaussian noise; this is what the
     authors' code runs (zhuangdizhu/FedGen), which they confirmed of the noise. Left out of it: a
     student term of the server's loss, whose weight is 0 there; the decay of the clients' rate by
-    .99 a round. Sizes and noise are its entries for CIFAR; for MNIST hidden 256 and noise 32.
+    .99 a round; batches without the last, smaller one of an epoch. Of the presets "cifar" (hidden
+    512, noise 64) has the code's sizes for CIFAR-10, where it was never run: there features were 32
+    numbers, here they are what the network's last layer reads. "mnist" (256, 32) and "emnist",
+    whose b starts at 1 and whose generator_lr is 1e-4, are settings that were.
 
     Traffic: down the model and the generator, up the model and the label counts. State of the
     server: the generator and its Adam. Needs a network with `embed` and `head`. Cost: a step of the
     generator is a pass through it and through the last layer of every client of the round.
     """
     options = {
+        "fedgen_preset": fedgen_preset,
         "generator_hidden": generator_hidden,
         "generator_noise": generator_noise,
         "generator_steps": generator_steps,
@@ -110,13 +125,18 @@ def fedgen(
         "guided_steps": guided_steps,
     }
     check_fedgen(options)
+    sizes = fill_fedgen(options)
     model = training.task.model
     needs = "a network with `embed` and `head`, whose features are generated"
     require(model.embed is not None and model.head is not None, "model", model.name, needs)
     generator = make_generator(
-        model.num_classes, _num_features(model), generator_hidden, generator_noise
+        model.num_classes,
+        _num_features(model),
+        sizes["generator_hidden"],
+        sizes["generator_noise"],
     )
     client = _guided_client(training, generator, guided_steps)
+    hands_out = training.hands_out_models
 
     def init(hp, key, variables, num_clients):
         made = generator.init(jax.random.fold_in(key, SERVER_FOLD))
@@ -127,8 +147,16 @@ def fedgen(
     def round_(hp, state: State, key, cohort: Cohort):
         before = state.server
         sent = Broadcast(before.variables, (before.generator, state.round))
-        result = train_cohort(client, plan, hp, sent, state.clients, key, cohort)
-        teachers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), result.outputs)
+        result = train_cohort(client, plan, hp, sent, state.clients, key, cohort, gather=hands_out)
+        models = None
+        if hands_out:
+            gathered = result.outputs
+            variables, counts = gathered.variables
+            present = gathered.present.astype(jnp.float32)
+            models = gathered._replace(variables=variables)
+            teachers = Teacher(model.head.of(variables), counts * present[:, None], present)
+        else:
+            teachers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), result.outputs)
         steps = jnp.where(cohort.schedule.trial, min(1, generator_steps), generator_steps)
         made, optimizer = train_generator(
             model,
@@ -143,7 +171,7 @@ def fedgen(
         )
         server = add_mean_change(hp, before, result.upload, cohort.schedule.num_clients)
         change = jax.tree.map(jnp.subtract, server.variables["params"], before.variables["params"])
-        info = RoundInfo(result.train_loss, optax.tree.norm(change))
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
         server = server._replace(generator=made, optimizer=optimizer)
         return State(server, result.states, state.round + 1), info
 
@@ -214,6 +242,8 @@ def _guided_client(
 
     def end(hp, broadcast, local, state, client):
         upload, kept, _ = base.end(hp, broadcast, local, state, client)
+        if training.hands_out_models:
+            return upload, kept, (local.variables, local.memory)
         return upload, kept, Teacher(head.of(local.variables), local.memory, jnp.float32(1))
 
     return ClientMethod(base.init, begin, step, end)
@@ -289,7 +319,9 @@ def _num_features(model: Model) -> int:
 
 
 def check_fedgen(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless sizes and steps are whole numbers that make sense."""
+    """Raise ConfigError unless sizes and steps are whole numbers that make sense; a size may be
+    left to the preset."""
+    require_name("fedgen_preset", options.get("fedgen_preset", "cifar"), FEDGEN_PRESETS)
     least = {
         "generator_hidden": 1,
         "generator_noise": 1,
@@ -299,7 +331,19 @@ def check_fedgen(options: dict[str, Any]) -> None:
     }
     for name, smallest in least.items():
         value = options[name]
-        require(is_whole(value, smallest), name, value, f"a whole number >= {smallest}")
+        ok = is_whole(value, smallest) or (value is None and name in FEDGEN_PRESETS["cifar"])
+        require(ok, name, value, f"a whole number >= {smallest}")
+
+
+def fill_fedgen(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the preset's sizes written out."""
+    sizes = FEDGEN_PRESETS[options.get("fedgen_preset", "cifar")]
+    return unsaid(written_out(options, sizes), {"fedgen_preset": "cifar"})
+
+
+def fedgen_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+    """Those of the preset."""
+    return FEDGEN_HP | (_EMNIST_HP if options.get("fedgen_preset") == "emnist" else {})
 
 
 def check_fedgen_hp(hp: dict[str, float]) -> None:

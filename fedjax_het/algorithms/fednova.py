@@ -71,9 +71,3 @@ def accumulated(training: LocalTraining, hp, num_steps: jax.Array) -> jax.Array:
         return steps
     r = hp["local_momentum"]
     return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
-
-
-def check_fednova_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for a local momentum that forgets nothing."""
-    value = hp.get("local_momentum", 0.0)
-    require(value < 1, "hp local_momentum", value, "a number in [0, 1)")

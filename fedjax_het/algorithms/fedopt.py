@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
+from fedjax_het.algorithms.base import (
+    Algorithm,
+    Traffic,
+    add_mean_change,
+    federated,
+    num_bytes,
+    unsaid,
+)
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.errors import require
@@ -16,7 +23,7 @@ from fedjax_het.errors import require
 Tree = Any
 
 FEDAVGM_HP = {"server_momentum": 0.9}
-FEDAVGM_OPTIONS = {"nesterov": False}
+FEDAVGM_OPTIONS = {"nesterov": False, "damped": False}
 ADAPTIVE_HP = {"server_lr": 0.01, "server_beta1": 0.9, "server_beta2": 0.99, "server_tau": 1e-3}
 
 
@@ -34,13 +41,16 @@ class Moments(NamedTuple):
     square: Tree
 
 
-def fedavgm(training: LocalTraining, plan: Plan, *, nesterov: bool = False) -> Algorithm:
+def fedavgm(
+    training: LocalTraining, plan: Plan, *, nesterov: bool = False, damped: bool = False
+) -> Algorithm:
     """v <- server_momentum v + mean(w - w_i), w <- w - server_lr v.
 
     The momentum (0.9) is not damped: after many rounds alike w moves 1 / (1 - server_momentum)
-    times as far as FedAvg's, whose server_lr of 1 it keeps. (MOON's code damps it, with steps ten
-    times smaller.) server_momentum 0 is FedAvg. nesterov: w <- w - server_lr (server_momentum v +
-    mean(w - w_i)), with the new v, as some call the method.
+    times as far as FedAvg's, whose server_lr of 1 it keeps. server_momentum 0 is FedAvg.
+    damped: v <- server_momentum v + (1 - server_momentum) mean(w - w_i), as MOON's code has it:
+    steps ten times smaller, which is server_lr 0.1. nesterov: w <- w - server_lr (server_momentum v
+    + mean(w - w_i)), with the new v, as some call the method (FL-bench).
 
     As all methods of this file: the mean takes the run's `averaging`, batch-norm statistics are
     averaged as in FedAvg, and a round in which no client has data changes nothing, v included.
@@ -48,7 +58,9 @@ def fedavgm(training: LocalTraining, plan: Plan, *, nesterov: bool = False) -> A
     """
 
     def optimizer(hp):
-        return optax.sgd(hp["server_lr"], momentum=hp["server_momentum"], nesterov=nesterov)
+        # v is linear in the changes: damping them is damping the step.
+        lr = hp["server_lr"] * (1 - hp["server_momentum"] if damped else 1)
+        return optax.sgd(lr, momentum=hp["server_momentum"], nesterov=nesterov)
 
     return _server_optimised(training, plan, optimizer)
 
@@ -86,15 +98,13 @@ def fedyogi(training: LocalTraining, plan: Plan) -> Algorithm:
 
 
 def check_fedavgm(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the choice is yes or no."""
-    nesterov = options["nesterov"]
-    require(isinstance(nesterov, bool), "nesterov", nesterov, "True or False")
+    """Raise ConfigError unless the choices are yes or no."""
+    for name in FEDAVGM_OPTIONS:
+        require(isinstance(options[name], bool), name, options[name], "True or False")
 
 
-def check_fedavgm_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for a momentum that forgets nothing."""
-    value = hp["server_momentum"]
-    require(0 <= value < 1, "hp server_momentum", value, "a number in [0, 1)")
+def fill_fedavgm(options: dict[str, Any]) -> dict[str, Any]:
+    return unsaid(options, {"damped": False})
 
 
 def check_adaptive_hp(hp: dict[str, float]) -> None:

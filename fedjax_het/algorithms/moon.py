@@ -58,6 +58,8 @@ def moon(training: LocalTraining, plan: Plan, *, projection: int = 0) -> Algorit
     one model per client. Cost: two more forward passes a step.
     """
     check_moon({"projection": projection})
+    model = training.task.model
+    require(model.embed is not None, "model", model.name, "a network with `embed`: its features")
     base, task = local_sgd(training), training.task
 
     def init(hp, variables):

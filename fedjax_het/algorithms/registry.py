@@ -69,32 +69,36 @@ from fedjax_het.algorithms.feddm import (
 )
 from fedjax_het.algorithms.feddyn import FEDDYN_HP, check_feddyn_hp, feddyn
 from fedjax_het.algorithms.fedgen import (
-    FEDGEN_HP,
     FEDGEN_OPTIONS,
     check_fedgen,
     check_fedgen_hp,
     fedgen,
+    fedgen_hyper_parameters,
+    fill_fedgen,
 )
 from fedjax_het.algorithms.fedmix import (
     FEDMIX_HP,
-    MIX_OPTIONS,
+    FEDMIX_OPTIONS,
     NAIVEMIX_HP,
+    NAIVEMIX_OPTIONS,
+    check_fedmix,
     check_mix,
     check_mix_hp,
     fedmix,
+    fill_fedmix,
     naivemix,
 )
-from fedjax_het.algorithms.fednova import check_fednova_hp, fednova
+from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedopt import (
     ADAPTIVE_HP,
     FEDAVGM_HP,
     FEDAVGM_OPTIONS,
     check_adaptive_hp,
     check_fedavgm,
-    check_fedavgm_hp,
     fedadam,
     fedavgm,
     fedyogi,
+    fill_fedavgm,
 )
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import (
@@ -241,6 +245,10 @@ LOCAL_METHODS = (
     *("fedavg", "fedprox", "scaffold", "feddyn", "moon", "fednova", "fedavgm", "fedadam"),
     *("fedyogi", "feddc", "fedgen", "fedmix", "naivemix"),
 )
+# Those of which ABAVG's formula is the base with other weights, see there.
+_AVERAGING_METHODS = tuple(
+    name for name in LOCAL_METHODS if name not in ("fednova", "fedavgm", "fedadam", "fedyogi")
+)
 
 _FSL = Entry(
     fsl,
@@ -297,7 +305,6 @@ ALGORITHMS: dict[str, Entry] = {
     "fednova": Entry(
         fednova,
         "FedAvg of changes per unit of local work (Wang et al., 2020)",
-        check_hp=check_fednova_hp,
         scored=("global", "client"),
     ),
     "fedavgm": Entry(
@@ -306,7 +313,7 @@ ALGORITHMS: dict[str, Entry] = {
         hp=FEDAVGM_HP,
         options=FEDAVGM_OPTIONS,
         check=check_fedavgm,
-        check_hp=check_fedavgm_hp,
+        fill=fill_fedavgm,
         scored=("global", "client"),
     ),
     "fedadam": Entry(
@@ -332,25 +339,27 @@ ALGORITHMS: dict[str, Entry] = {
     "fedgen": Entry(
         fedgen,
         "clients also learn from features that a generator at the server makes (Zhu et al., 2021)",
-        hp=FEDGEN_HP,
+        hp=fedgen_hyper_parameters,
         options=FEDGEN_OPTIONS,
         check=check_fedgen,
         check_hp=check_fedgen_hp,
+        fill=fill_fedgen,
     ),
     "fedmix": Entry(
         fedmix,
         "mixup with other clients' averaged data, to first order (Yoon et al., 2021)",
         hp=FEDMIX_HP,
-        options=MIX_OPTIONS,
-        check=check_mix,
+        options=FEDMIX_OPTIONS,
+        check=check_fedmix,
         check_hp=check_mix_hp,
+        fill=fill_fedmix,
         scored=("global", "client"),
     ),
     "naivemix": Entry(
         naivemix,
         "mixup with other clients' averaged data (Yoon et al., 2021)",
         hp=NAIVEMIX_HP,
-        options=MIX_OPTIONS,
+        options=NAIVEMIX_OPTIONS,
         check=check_mix,
         check_hp=check_mix_hp,
         scored=("global", "client"),
@@ -389,7 +398,7 @@ ALGORITHMS: dict[str, Entry] = {
     "abavg": Entry(
         abavg,
         "clients' models averaged by their accuracy on the server's examples (Xiao et al., 2021)",
-        bases=LOCAL_METHODS,
+        bases=_AVERAGING_METHODS,
         server_data=True,
     ),
     "feddm": Entry(
@@ -537,4 +546,6 @@ def register(name: str, entry: Entry) -> None:
     require_name("protocol", entry.protocol, PROTOCOLS)
     for base in entry.bases:
         require_name("base", base, ALGORITHMS)
+        ok = ALGORITHMS[base].global_model and not ALGORITHMS[base].bases
+        require(ok, "base", base, "a method with one global model that is on no other")
     ALGORITHMS[name] = entry

@@ -1,0 +1,188 @@
+"""Methods on other methods: every pair, what is left of the base, and how it is asked for."""
+
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close
+from problems import SIZES, blobs, small
+from test_algorithms import FAST
+from test_fedbn import centred_model
+
+from fedjax_het import ConfigError, RunSpec
+from fedjax_het.algorithms import ALGORITHMS, entry_of
+from fedjax_het.algorithms.refined import RefinedServer
+from fedjax_het.cli import main
+from fedjax_het.engine.plan import make_plan
+
+ON_OTHERS = tuple(name for name, entry in ALGORITHMS.items() if entry.bases)
+
+
+def made(name, base=None, *, wrap=lambda build: build, hp=None, **settings):
+    """A federation of a method, or of one on another, such that it is quick."""
+    entry = entry_of(name, {} if base is None else {"base": base})
+    fast = {**FAST.get(base, {}), **FAST.get(name, {})}
+    options = entry.fill({**entry.options, **fast})
+    numbers = entry.hyper_parameters("sgd", options, len(SIZES)) | {"local_lr": 0.1, **(hp or {})}
+    return small(wrap(partial(entry.build, **options)), hp=numbers, **settings)
+
+
+def handing_out(build):
+    return lambda training, plan: build(training._replace(hands_out_models=True), plan)
+
+
+@pytest.mark.parametrize("name", ON_OTHERS)
+def test_a_method_and_its_bases_have_names_of_their_own(name):
+    """One option or number of two methods would be given to both."""
+    entry = ALGORITHMS[name]
+    own = {*entry.option_names, *entry.own_hp(entry.options, 6)}
+    for base in entry.bases:
+        theirs = ALGORITHMS[base]
+        names = {*theirs.option_names, *theirs.own_hp(theirs.options, 6)} - {"server_lr"}
+        assert not own & names, base
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("feddf", base) for base in ("fednova", "fedavgm", "fedadam", "fedgen")]
+    + [("dynafed", "fedgen"), ("fsl", "moon"), ("data_sharing", "fedmix")],
+)
+def test_it_can_be_put_on_methods_with_servers_of_their_own(name, base):
+    """Traced, not run: the state has the same shapes after a round."""
+    federation = made(name, base)
+    start = jax.eval_shape(federation.start)
+    arguments = (federation.hp, start, jax.random.key(0), federation.cohort(0))
+    after, info = jax.eval_shape(federation.algorithm.round, *arguments)
+    assert jax.tree.structure(after) == jax.tree.structure(start)
+    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(start), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    assert info.models is None
+
+
+@pytest.mark.parametrize("base", ["fedprox", "feddc"])
+def test_until_data_are_synthesised_dynafed_is_its_base_and_keeps_its_models(base):
+    hp = {"prox_mu": 0.5} if base == "fedprox" else {"feddc_alpha": 0.3}
+    alone, over = made(base, hp=hp, epochs=2), made("dynafed", base, hp=hp, epochs=2)
+    state, plain = over.start(), alone.start()
+    trajectory = [alone.model(plain)]
+    for _ in range(3):
+        state, plain = over.run(1, state)[0], alone.run(1, plain)[0]
+        trajectory.append(alone.model(plain))
+    assert_trees_all_close(state.server.base, plain.server, atol=1e-7)
+    assert_trees_all_close(state.clients, plain.clients, atol=1e-7)
+    rows = [np.concatenate([p["b"], p["w"].ravel()]) for p in trajectory]
+    np.testing.assert_allclose(state.server.own.trajectory, rows, atol=1e-6)
+    usual = made("dynafed", "fedavg", epochs=2)
+    gap = usual.model(usual.run(3)[0])["w"] - trajectory[-1]["w"]
+    assert np.abs(gap).max() > 1e-3
+
+
+# --- ABAVG -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "model"),
+    [
+        *((base, None) for base in ("fedavg", "scaffold", "feddyn", "feddc", "fedgen")),
+        ("fedavg", centred_model()),
+    ],
+)
+def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base, model):
+    """In a round from a state with a past, under weights of the run that are others; of a network
+    with running statistics, these too."""
+    settings = {"averaging": "weighted", "participation": 0.8, "hp": {"server_lr": 0.7}}
+    settings |= {"model": model, "server": (blobs((60,), seed=3), 1)}
+
+    alone, over = made(base, wrap=handing_out, **settings), made("abavg", base, **settings)
+    round_ = jax.jit(alone.algorithm.round)
+    state, _ = round_(alone.hp, alone.start(), jax.random.key(1), alone.cohort(0))
+    cohort, key = alone.cohort(1), jax.random.key(2)
+    _, info = round_(alone.hp, state, key, cohort)
+    x, y = over.server.examples
+    apply = alone.task.model.apply
+    logits = jax.vmap(lambda variables: apply(variables, x, train=False)[0])(info.models.variables)
+    present = np.asarray(info.models.present)
+    right = np.where(present, (np.asarray(logits).argmax(-1) == np.asarray(y)).mean(1), 0)
+    assert len(set(right[present])) > 1 and right.sum() > 0
+    share = dict(zip(np.asarray(cohort.schedule.participants), right / right.sum(), strict=True))
+    ids = np.asarray(cohort.schedule.client_ids)
+    given = np.asarray(cohort.schedule.weights)
+    weights = np.array([share.get(k, 0.0) for k in ids.ravel()], np.float32).reshape(ids.shape)
+    weights = np.where(given > 0, weights, 0)
+    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
+    reweighted = cohort._replace(schedule=cohort.schedule._replace(weights=jnp.asarray(weights)))
+    expected, _ = round_(alone.hp, state, key, reweighted)
+    lifted = state._replace(server=RefinedServer(state.server, ()))
+    result, _ = jax.jit(over.algorithm.round)(over.hp, lifted, key, over.cohort(1))
+    found, wanted = (
+        one.algorithm.global_model(state) for one, state in ((over, result), (alone, expected))
+    )
+    assert_trees_all_close(found, wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize("base", ["fednova", "fedavgm", "fedadam", "fedyogi"])
+def test_abavg_is_not_put_on_what_weighs_in_another_way(base):
+    with pytest.raises(ConfigError, match=f"base = '{base}'"):
+        RunSpec("abavg", options={"base": base}).resolved()
+
+
+# --- FedGen's models ---------------------------------------------------------------------------
+
+
+def test_fedgen_is_the_same_when_it_hands_out_its_models():
+    """The generator then learns from the models that are gathered, by client, from where they
+    were trained."""
+
+    settings = {"participation": 0.7, "averaging": "weighted"}
+    plan = make_plan(2, 2)
+    usual = made("fedgen", **settings)
+    other = made("fedgen", wrap=handing_out, plan=plan, **settings)
+    start = usual.start()
+    (state, _), (same, _) = usual.run(2, start), other.run(2, plan.put(start))
+    after, info = other.run(1, same)
+    assert_trees_all_close(same, state, rtol=1e-4, atol=1e-5)
+    weights, kernels = info.models.weights, info.models.variables["params"]["w"]
+    assert info.models.present.sum() >= 2
+    average = np.einsum("s,sij->ij", weights, kernels)
+    np.testing.assert_allclose(average, other.model(after)["w"], atol=1e-5)
+
+
+# --- how it is asked for -----------------------------------------------------------------------
+
+QUICK = {
+    "dynafed": [
+        *("trajectory_rounds=2", "segment_length=1", "num_iterations=2", "inner_steps=1"),
+        *("num_samples=10", "fine_tune_epochs=1"),
+    ],
+    "feddf": ["distill_epochs=1"],
+    "fsl": [],
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_on_fedprox_by_the_command_line(name, tmp_path, capsys):
+    code = main(
+        [
+            *("run", "--quiet", "--algorithm", name, "--model", "mlp", "--rounds", "3"),
+            *("--output-dir", str(tmp_path), "--option", "base=fedprox", *QUICK[name]),
+            *("--hp", "prox_mu=0.25"),
+        ]
+    )
+    assert code == 0
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert last["algorithm"] == name and not last["diverged"]
+    spec = json.loads(next(tmp_path.glob("[0-9a-f]*.json")).read_text())["spec"]
+    assert spec["options"]["base"] == "fedprox" and spec["hp"]["prox_mu"] == 0.25
+    assert RunSpec(**spec).digest() == RunSpec.from_dict(spec).resolved().digest()
+
+
+def test_bases_that_there_are_not():
+    for name in ON_OTHERS:
+        for base in ("fedavgg", "dynafed", "fedbn", "fedamp", "feddm"):
+            with pytest.raises(ConfigError, match=f"base = '{base}'"):
+                RunSpec(name, options={"base": base}).resolved()
+    with pytest.raises(ConfigError, match="prox_mu"):
+        RunSpec("feddf", hp={"prox_mu": 0.1}).resolved()
