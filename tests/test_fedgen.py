@@ -364,12 +364,3 @@ def test_presets_are_the_public_codes(preset, sizes, numbers):
     assert spec.resolved() == spec
     own = RunSpec("fedgen", options={"fedgen_preset": preset, "generator_hidden": 7}).resolved()
     assert own.options["generator_hidden"] == 7 and own.options["generator_noise"] == sizes[1]
-
-
-def test_the_usual_preset_does_not_change_a_runs_name():
-    usual = RunSpec("fedgen").resolved()
-    assert "fedgen_preset" not in usual.options
-    told = {"generator_hidden": 512, "generator_noise": 64, "generator_steps": 50}
-    told |= {"generator_batch_size": 32, "guided_steps": 20}
-    assert usual.options == told
-    assert RunSpec("fedgen", options=told).digest() == usual.digest()

@@ -376,13 +376,6 @@ def test_bad_input_is_told(settings, message):
         spec(**settings).resolved()
 
 
-def test_the_usual_coefficient_does_not_change_a_runs_name():
-    usual = spec()
-    assert usual.resolved().options == {"mean_size": 4}
-    said = spec(options={"mean_size": 4, "coefficient": "expansion"})
-    assert said.digest() == usual.digest() != spec(options={"coefficient": "printed"}).digest()
-
-
 def test_lambda_is_the_papers_for_each_data_set():
     for name, data, strength in (
         ("fedmix", "cifar10", 0.05),

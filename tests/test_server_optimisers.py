@@ -246,11 +246,3 @@ def test_options_that_make_no_sense():
         RunSpec("fedbe", hp={"distill_momentum": 1}).resolved()
     with pytest.raises(ConfigError, match="hp server_lr = 'a': expected a finite number"):
         RunSpec("fedadam", hp={"server_lr": "a"}).resolved()
-
-
-def test_a_form_that_is_not_asked_for_does_not_change_a_runs_name():
-    usual = RunSpec("fedavgm").resolved()
-    assert usual.options == {"nesterov": False}
-    assert RunSpec("fedavgm", options={"damped": False}).digest() == usual.digest()
-    damped = RunSpec("fedavgm", options={"damped": True})
-    assert damped.digest() == damped.resolved().digest() != usual.digest()

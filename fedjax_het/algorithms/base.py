@@ -257,12 +257,6 @@ def written_out(options: dict[str, Any], chosen: dict[str, Any]) -> dict[str, An
     return {name: chosen.get(name) if value is None else value for name, value in options.items()}
 
 
-def unsaid(options: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
-    """Options less those that are as in `usual`: options that were added to a method later, without
-    which its runs keep the names that they had."""
-    return {n: value for n, value in options.items() if n not in usual or value != usual[n]}
-
-
 def num_bytes(tree) -> int:
     """What the arrays of a tree take."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -14,7 +14,6 @@ from fedjax_het.algorithms.base import (
     add_mean_change,
     num_bytes,
     sent_model,
-    unsaid,
     with_sent_model,
     written_out,
 )
@@ -321,7 +320,7 @@ def _num_features(model: Model) -> int:
 def check_fedgen(options: dict[str, Any]) -> None:
     """Raise ConfigError unless sizes and steps are whole numbers that make sense; a size may be
     left to the preset."""
-    require_name("fedgen_preset", options.get("fedgen_preset", "cifar"), FEDGEN_PRESETS)
+    require_name("fedgen_preset", options["fedgen_preset"], FEDGEN_PRESETS)
     least = {
         "generator_hidden": 1,
         "generator_noise": 1,
@@ -337,13 +336,13 @@ def check_fedgen(options: dict[str, Any]) -> None:
 
 def fill_fedgen(options: dict[str, Any]) -> dict[str, Any]:
     """The options with the preset's sizes written out."""
-    sizes = FEDGEN_PRESETS[options.get("fedgen_preset", "cifar")]
-    return unsaid(written_out(options, sizes), {"fedgen_preset": "cifar"})
+    sizes = FEDGEN_PRESETS[options["fedgen_preset"]]
+    return written_out(options, sizes)
 
 
 def fedgen_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
     """Those of the preset."""
-    return FEDGEN_HP | (_EMNIST_HP if options.get("fedgen_preset") == "emnist" else {})
+    return FEDGEN_HP | (_EMNIST_HP if options["fedgen_preset"] == "emnist" else {})
 
 
 def check_fedgen_hp(hp: dict[str, float]) -> None:

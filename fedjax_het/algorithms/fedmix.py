@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, federated, unsaid
+from fedjax_het.algorithms.base import Algorithm, federated
 from fedjax_het.data import Averaging
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
@@ -127,10 +127,6 @@ def check_fedmix(options: dict[str, Any]) -> None:
     """Raise ConfigError for an unknown coefficient besides."""
     check_mix(options)
     require_name("coefficient", options["coefficient"], COEFFICIENTS)
-
-
-def fill_fedmix(options: dict[str, Any]) -> dict[str, Any]:
-    return unsaid(options, {"coefficient": "expansion"})
 
 
 def check_mix_hp(hp: dict[str, float]) -> None:

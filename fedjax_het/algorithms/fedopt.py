@@ -8,14 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import (
-    Algorithm,
-    Traffic,
-    add_mean_change,
-    federated,
-    num_bytes,
-    unsaid,
-)
+from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.errors import require
@@ -101,10 +94,6 @@ def check_fedavgm(options: dict[str, Any]) -> None:
     """Raise ConfigError unless the choices are yes or no."""
     for name in FEDAVGM_OPTIONS:
         require(isinstance(options[name], bool), name, options[name], "True or False")
-
-
-def fill_fedavgm(options: dict[str, Any]) -> dict[str, Any]:
-    return unsaid(options, {"damped": False})
 
 
 def check_adaptive_hp(hp: dict[str, float]) -> None:

@@ -85,7 +85,6 @@ from fedjax_het.algorithms.fedmix import (
     check_mix,
     check_mix_hp,
     fedmix,
-    fill_fedmix,
     naivemix,
 )
 from fedjax_het.algorithms.fednova import fednova
@@ -98,7 +97,6 @@ from fedjax_het.algorithms.fedopt import (
     fedadam,
     fedavgm,
     fedyogi,
-    fill_fedavgm,
 )
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import (
@@ -313,7 +311,6 @@ ALGORITHMS: dict[str, Entry] = {
         hp=FEDAVGM_HP,
         options=FEDAVGM_OPTIONS,
         check=check_fedavgm,
-        fill=fill_fedavgm,
         scored=("global", "client"),
     ),
     "fedadam": Entry(
@@ -352,7 +349,6 @@ ALGORITHMS: dict[str, Entry] = {
         options=FEDMIX_OPTIONS,
         check=check_fedmix,
         check_hp=check_mix_hp,
-        fill=fill_fedmix,
         scored=("global", "client"),
     ),
     "naivemix": Entry(
