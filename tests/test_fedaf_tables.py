@@ -247,7 +247,6 @@ def test_fedbns_cell_of_a_domain_is_its_clients_accuracy(tmp_path):
     np.testing.assert_allclose(drawn[-1], accuracy.mean(1), atol=1e-3)
 
 
-@pytest.mark.slow
 def test_fedbn_is_read_both_ways_under_label_skew(tmp_path):
     table, results = filled(1, tmp_path, "--methods", "fedbn", OWN_NORMS, "--alphas", "0.1")
     shared, own = results[None], results["personal"]
