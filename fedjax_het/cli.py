@@ -6,7 +6,10 @@ import logging
 import re
 import sys
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import jax
@@ -72,7 +75,8 @@ def _as_lists() -> type:
     kinds = get_type_hints(RunSpec)
     fields = []
     for name in _LISTED:
-        kind = next(k for k in get_args(kinds[name]) or (kinds[name],) if k is not None)
+        own = [kind for kind in get_args(kinds[name]) if kind is not NoneType]
+        kind = reduce(or_, own) if own else kinds[name]
         fields.append((name, tuple[kind, ...], dataclasses.field(default=())))
     return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
 

@@ -28,6 +28,7 @@ from fedjax_het.data import (
     partition_from_clients,
     server_examples,
     server_pool,
+    whole_tests,
     withheld_examples,
 )
 from fedjax_het.data.server_data import Pool
@@ -626,10 +627,12 @@ def server_data_of(
 
 
 def test_clients(spec: RunSpec, split: Partition, dataset: Dataset) -> Partition:
-    """The tests of every client that resolved settings name, see `local_tests` and `domain_tests`.
-    Raises ConfigError."""
+    """The tests of every client that resolved settings name, see `local_tests`, `domain_tests` and
+    `whole_tests`. Raises ConfigError."""
     if split.scheme == "by_domain":
         return domain_tests(split, dataset.test_domains, per_client=spec.test_per_client)
+    if spec.test_per_client == "all":
+        return whole_tests(split, len(dataset.test_labels))
     return local_tests(
         split,
         dataset.train_labels,

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedjax_het.errors import is_whole, require, require_name
 from fedjax_het.protocols import PROTOCOLS, protocol_values
@@ -90,8 +90,9 @@ class RunSpec:
     """Whose settings fill what is left out: one of `PROTOCOLS` (default: the method's)."""
     local_tests: bool | None = None
     """Test every client on data like its own (default: for methods of personalised models)."""
-    test_per_client: int | None = None
-    """Test images of each client (default: 100, or fewer where the test split has too few)."""
+    test_per_client: int | Literal["all"] | None = None
+    """Test images of each client (default: 100, or fewer where the test split has too few); all:
+    the whole test split for everyone, instead of data like its own."""
     scored: str | None = None
     """Which model a client's own test is for: global, client, received (default: the method's)."""
     partition_options: dict[str, Any] = field(default_factory=dict)
@@ -271,7 +272,8 @@ def _with_local_tests(
         scored = count = None
     if scored is not None:
         require_name("scored", scored, models)
-    require(count is None or is_whole(count, 1), "test_per_client", count, "a whole number >= 1")
+    ok = count in (None, "all") or is_whole(count, 1)
+    require(ok, "test_per_client", count, "a whole number >= 1, or 'all'")
     said = None if own else True if tested else False if usual.get("local_tests") else None
     unsaid = scored == models[0] and "scored" not in usual
     return dataclasses.replace(

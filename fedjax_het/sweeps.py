@@ -308,6 +308,8 @@ def describe(spec: RunSpec) -> str:
     usual = RunSpec(spec.algorithm, local_optimizer=spec.local_optimizer, options=spec.options)
     usual = usual.resolved().hp
     parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual[name]]
+    if spec.scored is not None:
+        parts.append(f"{spec.scored} models scored")
     return ", ".join([*parts, f"seed {spec.seed}"])
 
 

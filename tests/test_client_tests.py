@@ -13,6 +13,7 @@ from fedjax_het.data import (
     local_tests,
     make_partition,
     partition_from_clients,
+    whole_tests,
 )
 from fedjax_het.data.tfds import SOURCES
 from fedjax_het.errors import ConfigError
@@ -131,6 +132,11 @@ def test_client_without_data_has_no_test():
     tests = make_tests(partition, per_client=10)
     assert tests.sizes.tolist() == [10, 0, 10]
     assert make_tests(partition_from_clients([[], []])).sizes.tolist() == [0, 0]
+
+
+def test_the_whole_split_for_everyone_who_trains():
+    tests = whole_tests(partition_from_clients([[0, 1, 2], [], [3]]), 5)
+    assert [list(tests.client(k)) for k in range(3)] == [[0, 1, 2, 3, 4], [], [0, 1, 2, 3, 4]]
 
 
 def test_seed_decides_and_files_come_back(tmp_path):

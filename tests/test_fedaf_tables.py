@@ -8,14 +8,17 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_het.experiment
 from fedjax_het import RunSpec
 from fedjax_het.experiment import Arguments, _departures, main, make_cells
 from fedjax_het.federation import prepare
-from fedjax_het.report import AVERAGE
+from fedjax_het.report import AVERAGE, plot_curves
 from fedjax_het.reported import reported_values
+from fedjax_het.result import Result
+from fedjax_het.store import load_curves, load_results
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "fedaf"
 
@@ -29,8 +32,10 @@ def declared(name):
 
 
 TABLES = {n: getattr(declared(f"table{n}"), f"TABLE{n}") for n in range(1, 7)}
-FIG3, FIG5 = declared("fig3"), declared("fig5")
+FIG3, FIG4, FIG5 = declared("fig3"), declared("fig4"), declared("fig5")
 TABLE7, DOMAINS = declared("table7"), declared("domains")
+BASELINES = ("fedavg", "fedprox", "fedbn", "moon", "feddyn", "fedgen")
+OWN_NORMS = "fedbn(scored='personal')"  # a row that the paper's Table 1 does not have
 
 
 def runs(experiment, preset="paper", **filters):
@@ -45,11 +50,22 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
     reported = reported_values("fedaf", f"table{number}")
     ours = [(cell.dataset, cell.model, cell.level, cell.method) for cell in cells]
     theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
-    assert sorted(ours) == sorted(theirs)
-    for cell in cells:
-        if cell.method.split("(")[0] in ("fedavg", "fedprox", "feddm", "fedaf"):
-            assert len(cell.runs) == 3
+    assert sorted(place for place in ours if place[3] != OWN_NORMS) == sorted(theirs)
+    assert sum(place[3] == OWN_NORMS for place in ours) == (9 if number == 1 else 0)
+    assert all(len(cell.runs) == 3 for cell in cells)
     assert _departures(experiment, cells) == []
+
+
+@pytest.mark.parametrize("number", [1, 2, 6])
+def test_rows_are_in_the_papers_order(number):
+    reported = tuple(dict.fromkeys(reported_values("fedaf", f"table{number}")["method"]))
+    assert reported == (*BASELINES, "feddm", "fedaf")
+    for preset in TABLES[number].presets:
+        cells = make_cells(TABLES[number], Arguments(preset=preset))
+        rows = dict.fromkeys(cell.method for cell in cells)
+        assert tuple(row for row in rows if row != OWN_NORMS) == reported
+        assert all(cell.runs for cell in cells)
+        assert (OWN_NORMS in rows) == (number == 1)
 
 
 def test_the_paper_presets_have_the_papers_settings():
@@ -81,6 +97,37 @@ def test_the_paper_presets_have_the_papers_settings():
         run.resolved().stem for c in make_cells(TABLES[6], Arguments("paper")) for run in c.runs
     }
     assert six == "imagenet"
+
+
+def test_the_baselines_have_the_papers_settings():
+    for preset in ("paper", "cpu", "quick"):
+        cells = make_cells(TABLES[1], Arguments(preset=preset))
+        by_method = {cell.method: cell.runs[0].resolved() for cell in cells}
+        for name in (*BASELINES, OWN_NORMS):
+            spec = by_method[name]
+            assert (spec.local_optimizer, spec.optimizer_state) == ("momentum", "reset")
+            assert [spec.hp[name] for name in ("local_lr", "local_momentum")] == [0.01, 0.9]
+            assert spec.batch_size == 64
+            assert (spec.norm, spec.averaging) == ("batch", "weighted")
+        assert by_method["fedprox"].hp["prox_mu"] == 0.001
+        moon, feddyn, fedgen = (by_method[name] for name in ("moon", "feddyn", "fedgen"))
+        assert (moon.hp["moon_mu"], moon.hp["moon_tau"]) == (1.0, 0.5)
+        assert moon.options["projection"] == 0
+        assert feddyn.hp["feddyn_alpha"] == 0.01
+        sizes = [fedgen.options[f"generator_{name}"] for name in ("hidden", "noise")]
+        assert sizes == [512, 64]  # its authors' for CIFAR
+        assert not by_method["fedbn"].tests_clients
+        own = by_method[OWN_NORMS]
+        assert (own.tests_clients, own.scored_model, own.test_per_client) == (
+            True,
+            "personal",
+            "all",
+        )
+    for preset in ("paper", "quick"):
+        for cell in make_cells(TABLES[2], Arguments(preset=preset)):
+            spec = cell.runs[0].resolved()
+            assert spec.tests_clients == (cell.method == "fedbn")
+            assert not spec.tests_clients or spec.scored_model == "personal"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +177,7 @@ def test_the_quick_preset_needs_no_download(number):
         cell.runs[0].resolved()
     filled = {cell.method.split("(")[0] for cell in cells}
     assert filled >= ({"fedaf"} if number in (3, 5) else {"feddm", "fedaf"})
+    assert number not in (1, 2, 6) or filled == {*BASELINES, "feddm", "fedaf"}
 
 
 def test_domains_are_columns_of_the_same_runs():
@@ -163,6 +211,54 @@ def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
     figure = fedjax_het.experiment.write_curves("fig3")
     assert main(FIG3.FIG3, command, write=figure) == 0
     assert (tmp_path / "fig3.png").read_bytes().startswith(b"\x89PNG")
+
+
+def filled(number, folder, *command):
+    """The table's rows and the runs behind them, of one seed and three rounds of a small network"""
+    command = [*command, "--seeds", "0", "--rounds", "3", "--width", "4"]
+    assert main(TABLES[number], [*command, "--output-dir", str(folder)]) == 0
+    stem = f"table{number}" if TABLES[number].folder else "table"
+    table = pd.read_csv(folder / f"{stem}.csv")
+    results = {run.spec.scored: run for run in map(Result.load, folder.glob("*.json"))}
+    return table, results
+
+
+def test_fedbns_cell_of_a_domain_is_its_clients_accuracy(tmp_path):
+    table, results = filled(2, tmp_path, "--methods", "fedbn")
+    (run,) = results.values()
+    accuracy = 100 * run.metrics["client_accuracy"]
+    best = accuracy.mean(1).argmax()
+    cells = dict(zip(table["domain"], table["mean"], strict=True))
+    assert list(cells) == [*DOMAINS.DOMAINS, AVERAGE]
+    expected = [*accuracy[best], accuracy[best].mean()]
+    np.testing.assert_allclose(list(cells.values()), expected, atol=1e-3)
+    shared = [100 * run.metrics[f"test_accuracy_{name}"][best] for name in DOMAINS.DOMAINS]
+    assert np.abs(accuracy[best] - shared).max() > 1  # not those of the global model
+    figure = plot_curves(
+        make_cells(
+            FIG4.FIG4, Arguments("quick", methods=("fedbn",), seeds=(0,), rounds=3, width=4)
+        ),
+        load_results(tmp_path),
+        load_curves(tmp_path),
+        reported_values("fedaf", "table2"),
+    )
+    drawn = [panel.lines[0].get_ydata() for panel in figure.axes]
+    np.testing.assert_allclose(np.stack(drawn[:-1], 1), accuracy, atol=1e-3)
+    np.testing.assert_allclose(drawn[-1], accuracy.mean(1), atol=1e-3)
+
+
+def test_fedbn_is_read_both_ways_under_label_skew(tmp_path):
+    table, results = filled(1, tmp_path, "--methods", "fedbn", OWN_NORMS, "--alphas", "0.1")
+    shared, own = results[None], results["personal"]
+    for name in ("train_loss", "test_accuracy"):
+        np.testing.assert_allclose(shared.metrics[name], own.metrics[name], atol=1e-6)
+    of_clients = own.metrics["client_accuracy"].mean(1)
+    cells = dict(zip(table["method"], table["mean"], strict=True))
+    assert cells["fedbn"] == pytest.approx(100 * shared.metrics["test_accuracy"].max(), abs=1e-3)
+    assert cells[OWN_NORMS] == pytest.approx(100 * of_clients.max(), abs=1e-3)
+    (last,) = table["final_mean"][table["method"] == OWN_NORMS]
+    assert last == pytest.approx(100 * of_clients.mean(), abs=1e-3)
+    assert abs(cells["fedbn"] - cells[OWN_NORMS]) > 1
 
 
 # Table 7
@@ -316,8 +412,6 @@ def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypa
 
 
 def test_gains_are_differences_from_the_base():
-    import pandas as pd
-
     from fedjax_het.report.gain import plot_gain
 
     rows = [

@@ -414,6 +414,7 @@ def test_tuned_copies_leave_the_global_model_alone_and_are_scored_instead(base):
         ("fedamp", {"local_tests": False, "test_per_client": None}, "local_tests = False"),
         ("fedavg", {"local_tests": False}, "test_per_client = 12"),
         ("fedavg", {"test_per_client": 0}, "test_per_client = 0"),
+        ("fedavg", {"test_per_client": "none"}, "test_per_client = 'none'"),
     ],
 )
 def test_bad_settings(algorithm, given, message):

@@ -219,11 +219,12 @@ def test_layers_are_taken_out_and_put_back():
 # --- runs ----------------------------------------------------------------------------------
 
 
-def test_a_clients_own_test_is_for_the_body_with_its_own_layers():
-    """By hand, on a run with local tests."""
+@pytest.mark.parametrize("count", [12, "all"])
+def test_a_clients_own_test_is_for_the_body_with_its_own_layers(count):
+    """By hand, on a run with local tests, or with all tests for everyone."""
     settings = {"num_clients": 3, "rounds": 2, "partition": "classes_per_client", "classes": 2}
     settings |= {"participation": 0.7, "local_epochs": 1, "batch_size": BATCH}
-    settings |= {"test_per_client": 12, "model": "convnet", "width": 2, "depth": 1}
+    settings |= {"test_per_client": count, "model": "convnet", "width": 2, "depth": 1}
     spec = RunSpec("fedbn", "user", protocol="fedamp", norm="batch", **settings)
     assert spec.resolved().scored_model == "personal"
     data = user_dataset()
@@ -237,6 +238,7 @@ def test_a_clients_own_test_is_for_the_body_with_its_own_layers():
         if clients.trained[k]:
             variables = with_norms(model, server, [leaf[k] for leaf in clients.norms])
         mine = result.tests.client(k)
+        assert len(mine) == (len(data.test_labels) if count == "all" else count)
         x = jnp.float32((data.test_images[mine] - mean) / std)
         right = model.apply(variables, x, train=False)[0].argmax(1) == data.test_labels[mine]
         found = result.metrics["client_accuracy"][-1, k]

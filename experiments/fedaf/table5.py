@@ -10,7 +10,7 @@ from runpy import run_path
 
 from fedjax_het.experiment import Experiment, main
 
-PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"].presets
+PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["PRESETS"]
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
 TABLE5 = Experiment(

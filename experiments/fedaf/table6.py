@@ -14,7 +14,7 @@ from runpy import run_path
 
 from fedjax_het.experiment import Experiment, Preset, main
 
-PAPER = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"].presets["paper"]
+PAPER = run_path(str(Path(__file__).with_name("table1.py")))["PRESETS"]["paper"]
 
 TABLE6 = Experiment(
     name="fedaf-table6",

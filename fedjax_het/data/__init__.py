@@ -7,6 +7,7 @@ from fedjax_het.data.client_tests import (
     client_mixtures,
     domain_tests,
     local_tests,
+    whole_tests,
 )
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.datasets import DATASETS, load_dataset
@@ -58,5 +59,6 @@ __all__ = [
     "plot_server_examples",
     "server_examples",
     "server_pool",
+    "whole_tests",
     "withheld_examples",
 ]

@@ -111,6 +111,17 @@ def domain_tests(
     )
 
 
+def whole_tests(partition: Partition, num_examples: int) -> Partition:
+    """The same where each client is tested on the whole test split, of `num_examples`; one without
+    training examples has no test."""
+    everything, nothing = np.arange(num_examples), np.arange(0)
+    return partition_from_clients(
+        [everything if size else nothing for size in partition.sizes],
+        scheme="whole_tests",
+        parameters={"of": partition.digest()},
+    )
+
+
 def client_mixtures(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """[K, C] the class proportions that each client's data come from; rows sum to 1.
 

@@ -166,7 +166,8 @@ def compare(
       results: as `load_results` gives it. Only the cells' own runs count, found by their digests.
       reported: as `reported_values` gives it, at most one row per cell and metric, accuracies in
         percent. Its metric says which measure of a run counts, see `MEASURES`; one of `ROUNDS` may
-        be there besides.
+        be there besides. Where runs score clients' own models (`RunSpec.scored`), the best accuracy
+        is that of the mean over clients (`bmta`), and a domain's that of its client.
     Returns:
       `dataset`, `model`, `alpha`, `domain` and `classes` (where the cells have one), `method`;
       `mean` and `std`
@@ -219,10 +220,21 @@ def _made(cell: Cell, results: "pd.DataFrame") -> "pd.DataFrame":
     return results[results["settings"].isin([run.digest() for run in cell.runs])]
 
 
+def _scores_own_models(cell: Cell) -> bool:
+    """Whether accuracies are those of the clients' own models, in place of the global one's."""
+    if not cell.runs:
+        return False
+    run = cell.runs[0].resolved()
+    return run.tests_clients and run.scored_model != "global"
+
+
 def _measured(made: "pd.DataFrame", cell: Cell, measure: str) -> dict[str, float]:
-    besides = _BESIDES[measure]
+    besides, own = _BESIDES[measure], _scores_own_models(cell)
+    if own and measure == "best_accuracy":
+        measure, besides = "bmta", {"final_mean": "final_client_accuracy"}
     if cell.domain is not None:
-        measure = "best_domains_accuracy" if cell.domain == AVERAGE else f"accuracy_{cell.domain}"
+        average, one = ("bmta", "client_accuracy") if own else ("best_domains_accuracy", "accuracy")
+        measure = average if cell.domain == AVERAGE else f"{one}_{cell.domain}"
         besides = {}
     if not len(made):
         nothing = dict.fromkeys(("mean", "std", *besides, "seconds"), math.nan)
@@ -436,8 +448,12 @@ def plot_curves(
     for cell in cells:
         made = _made(cell, results)
         own = measure
-        if cell.domain is not None:
-            own += "_domains" if cell.domain == AVERAGE else f"_{cell.domain}"
+        if personal := _scores_own_models(cell):
+            own = _CURVES["bmta"][0]
+        if cell.domain == AVERAGE:
+            own += "" if personal else "_domains"
+        elif cell.domain is not None:
+            own = f"{'client_accuracy' if personal else measure}_{cell.domain}"
         lines.append(
             Curve(
                 panel=title(cell),

@@ -51,6 +51,7 @@ _OTHER_COLOURS = ("#DDCC77", "#661100", "#6699CC", "#888888")
 # Methods whose curves often lie on another's: it shows through their gaps.
 _DASHES = {
     "fedprox": (0, (4, 1.5)),
+    "fedbn": (0, (1.5, 1)),
     "feddf": (0, (6, 2)),
     "fedbe": (0, (2, 1.5)),
     "fedprox_ft": (0, (4, 1.5)),
