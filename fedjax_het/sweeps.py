@@ -307,7 +307,7 @@ def describe(spec: RunSpec) -> str:
         parts.append(f"{spec.classes} classes a client")
     usual = RunSpec(spec.algorithm, local_optimizer=spec.local_optimizer, options=spec.options)
     usual = usual.resolved().hp
-    parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual[name]]
+    parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.get(name)]
     if spec.scored is not None:
         parts.append(f"{spec.scored} models scored")
     return ", ".join([*parts, f"seed {spec.seed}"])
