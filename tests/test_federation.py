@@ -48,6 +48,8 @@ def spec(algorithm="fedavg", **settings):
         "options": OPTIONS.get(algorithm, {}),
         **({"pretrain_epochs": 4} if ALGORITHMS[algorithm].server_data else {}),
         **({"gradient_gaps": 2} if algorithm == "fsl" else {}),
+        # After few steps the mean of logits is nearly the mean model's: rounding would decide.
+        **({"hp": {"server_lr": 0.7}} if algorithm == "feddf" else {}),
     }
     return RunSpec(algorithm=algorithm, **{**defaults, **settings})
 
