@@ -162,8 +162,9 @@ def markdown(title: str, made: Sequence[tuple[Program, Record | None]], folder: 
             if record and record.text:
                 parts += ["", "```", record.text, "```"]
             for path in map(Path, record.files if record else ()):
-                if path.suffix == ".md":
-                    parts += ["", path.read_text().strip()]
+                if path.suffix == ".md":  # its title is below this page's headings
+                    text = path.read_text().strip()
+                    parts += ["", re.sub(r"^# (.*)", r"**\1**", text, count=1)]
             for path in map(Path, record.files if record else ()):
                 if path.suffix == ".png":
                     link = quote(os.path.relpath(path, folder).replace(os.sep, "/"))
