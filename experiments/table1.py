@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, main
+from fedjax_het.experiment import main
 
 SHARED = run_path(str(Path(__file__).with_name("dynafed") / "settings.py"))
 QUICK, PAPER = SHARED["QUICK"], SHARED["PAPER"]
@@ -21,14 +21,11 @@ MORE_ROWS = (
 )
 ROWS = (*SHARED["ROWS"], *MORE_ROWS)
 
-TABLE1 = Experiment(
+TABLE1 = SHARED["EXPERIMENT"](
     name=SHARED["FOLDER"],
-    paper="dynafed",
     item="table1",
     title="DynaFed, Table 1: test accuracy of the global model.",
     note=SHARED["NOTE"],
-    settings=SHARED["SETTINGS"],
-    read_row=SHARED["row_of"],
     presets={
         "quick": replace(
             QUICK,

@@ -15,7 +15,7 @@ class Rule(NamedTuple):
     """Settings of the runs that match; None and () match all.
 
     settings: fields of `RunSpec`; options, hp: those of the method (others' are ignored). A number
-    may be a function of the run's settings.
+    may be a function of the run's settings, of which None leaves the method its own.
     """
 
     algorithms: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class Rule(NamedTuple):
     models: tuple[str, ...] = ()
     settings: dict[str, Any] = {}  # noqa: RUF012
     options: dict[str, Any] = {}  # noqa: RUF012
-    hp: dict[str, float | Callable[[dict[str, Any]], float]] = {}  # noqa: RUF012
+    hp: dict[str, float | Callable[[dict[str, Any]], float | None]] = {}  # noqa: RUF012
 
 
 # A server's examples that stand for data of its own: no client holds them. Whose papers take
@@ -149,15 +149,14 @@ _FEDAMP = (
 )
 
 
-# Methods whose server does not take a step along the mean change, and what it takes instead.
-_OTHER_SERVERS = {"feddyn": 1.0, "feddc": 1.0, "fedavgm": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
+# Methods whose server does not take a step along the mean change: their step is their own.
+_OTHER_SERVERS = ("feddyn", "feddc", "fedavgm", "fedadam", "fedyogi")
 
 
-def _server_lr(settings: dict[str, Any]) -> float:
+def _server_lr(settings: dict[str, Any]) -> float | None:
     """The root of the cohort's size, for methods whose server steps along the mean change."""
-    method = settings["options"].get("base", settings["algorithm"])
-    if method in _OTHER_SERVERS:
-        return _OTHER_SERVERS[method]
+    if settings["options"].get("base", settings["algorithm"]) in _OTHER_SERVERS:
+        return None
     sampled = cohort_size(settings["num_clients"], settings["participation"])
     return math.sqrt(sampled)
 

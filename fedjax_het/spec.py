@@ -169,6 +169,7 @@ class RunSpec:
         share = spec.participation
         require(0 < share <= 1, "participation", share, "a share in (0, 1]")
         told = {n: value(spec.__dict__) if callable(value) else value for n, value in told.items()}
+        told = {name: value for name, value in told.items() if value is not None}
         hp = {name: _number(name, value) for name, value in {**hp, **told, **self.hp}.items()}
         entry.check_hp(hp)
         spec = dataclasses.replace(spec, hp=hp, options=options)

@@ -184,3 +184,41 @@ def small(
         made = average_examples(images, labels, CLASSES, partition, algorithm.averaging, seed)
         averages = plan.put(Averages(*made, np.int32(len(made[1]))))
     return Small(algorithm, scheduler, examples, task, hp, len(sizes), plan.put(own), averages)
+
+
+class FlatLoop:
+    """What float64 loops of softmax regression share whose parameters are one vector: w's twelve
+    numbers, then b's three. A method's own adds its state and `round(r)` -> the clients' ids."""
+
+    def __init__(self, federation, start, *, averaging):
+        images, labels = blobs()
+        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
+        self.f, self.averaging = federation, averaging
+        self.hp = {name: float(value) for name, value in federation.hp.items()}
+        params = federation.model(start)
+        self.w = np.concatenate([params["w"].ravel(), params["b"]]).astype(np.float64)
+
+    def gradient(self, theta, use):
+        dw, db = softmax_gradient(theta[:12].reshape(4, 3), theta[12:], self.x[use], self.y[use])
+        return np.concatenate([dw.ravel(), db])
+
+    def mean(self, models, clients):
+        weights = [SIZES[k] for k in clients] if self.averaging == "weighted" else None
+        return np.average(models, axis=0, weights=weights)
+
+
+def four_rounds_beside(make_loop, build, *, averaging, hp):
+    """-> (state, loop) after rounds in which clients come back and an empty one is drawn; their
+    models are equal."""
+    settings = {"participation": 0.5, "averaging": averaging, "epochs": 2}
+    federation = small(build, hp={"local_lr": 0.2, **hp}, **settings)
+    start = federation.start()
+    loop = make_loop(federation, start, averaging=averaging)
+    state, _ = federation.run(4, start)
+    rounds = [loop.round(r) for r in range(4)]
+    assert any(len(clients) < 3 for clients in rounds)  # the empty client was drawn too
+    assert set(rounds[0]) & set(rounds[1] + rounds[2] + rounds[3])  # with a state by then
+    found = federation.model(state)
+    np.testing.assert_allclose(found["w"].ravel(), loop.w[:12], atol=5e-6)
+    np.testing.assert_allclose(found["b"], loop.w[12:], atol=5e-6)
+    return state, loop

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import SIZES, blobs, small, softmax_gradient
+from problems import SIZES, FlatLoop, four_rounds_beside, small
 from test_feddyn import different_quadratics, distance
 
 from fedjax_het.algorithms.fedavg import fedavg
@@ -14,22 +14,13 @@ from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.engine.lanes import Cohort
 
 
-class Loop:
+class Loop(FlatLoop):
     """The method as the paper and its code write it: g_i from how far theta_i went under SGD, the
     server's means over all clients' states."""
 
     def __init__(self, federation, start, *, averaging):
-        images, labels = blobs()
-        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
-        self.f, self.averaging = federation, averaging
-        self.hp = {name: float(value) for name, value in federation.hp.items()}
-        params = federation.model(start)
-        self.w = np.concatenate([params["w"].ravel(), params["b"]]).astype(np.float64)
+        super().__init__(federation, start, averaging=averaging)
         self.h, self.g = np.zeros((2, len(SIZES), len(self.w)))
-
-    def gradient(self, theta, use):
-        dw, db = softmax_gradient(theta[:12].reshape(4, 3), theta[12:], self.x[use], self.y[use])
-        return np.concatenate([dw.ravel(), db])
 
     def round(self, r):
         clients = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
@@ -45,8 +36,7 @@ class Loop:
             self.h[k] += theta - self.w
             self.g[k] = g - mean_g + (self.w - theta) / (len(batches) * lr)
             models.append(theta)
-        weights = [SIZES[k] for k in clients] if self.averaging == "weighted" else None
-        target = np.average(models, axis=0, weights=weights) + self.h.mean(0)
+        target = self.mean(models, clients) + self.h.mean(0)
         self.w = self.w + self.hp["server_lr"] * (target - self.w)
         return clients
 
@@ -55,22 +45,8 @@ class Loop:
     ("averaging", "server_lr"), [("uniform", 1.0), ("weighted", 1.0), ("uniform", 0.6)]
 )
 def test_rounds_equal_a_float64_loop(averaging, server_lr):
-    federation = small(
-        feddc,
-        hp={"local_lr": 0.2, "feddc_alpha": 0.3, "server_lr": server_lr},
-        participation=0.5,
-        averaging=averaging,
-        epochs=2,
-    )
-    start = federation.start()
-    loop = Loop(federation, start, averaging=averaging)
-    state, _ = federation.run(4, start)
-    rounds = [loop.round(r) for r in range(4)]
-    assert any(len(clients) < 3 for clients in rounds)  # the empty client was drawn too
-    assert set(rounds[0]) & set(rounds[1] + rounds[2] + rounds[3])  # with a state by then
-    found = federation.model(state)
-    np.testing.assert_allclose(found["w"].ravel(), loop.w[:12], atol=5e-6)
-    np.testing.assert_allclose(found["b"], loop.w[12:], atol=5e-6)
+    hp = {"feddc_alpha": 0.3, "server_lr": server_lr}
+    state, loop = four_rounds_beside(Loop, feddc, averaging=averaging, hp=hp)
     for own, theirs in ((state.clients.drift, loop.h), (state.clients.gradient, loop.g)):
         rows = np.asarray(own["w"]).reshape(len(SIZES), -1)
         np.testing.assert_allclose(rows, theirs[:, :12], atol=1e-5)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import SIZES, blobs, linear_model, small, softmax_gradient
+from problems import SIZES, FlatLoop, four_rounds_beside, linear_model, small
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddyn import feddyn
@@ -19,22 +19,14 @@ from fedjax_het.spec import RunSpec
 # --- a float64 loop ------------------------------------------------------------------------
 
 
-class Loop:
+class Loop(FlatLoop):
     """The paper's Algorithm 1 on softmax regression, with h_i and h as it writes them."""
 
     def __init__(self, federation, start, *, averaging):
-        images, labels = blobs()
-        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
-        self.f, self.averaging = federation, averaging
-        hp = {name: float(value) for name, value in federation.hp.items()}
+        super().__init__(federation, start, averaging=averaging)
+        hp = self.hp
         self.alpha, self.lr, self.server_lr = hp["feddyn_alpha"], hp["local_lr"], hp["server_lr"]
-        params = federation.model(start)
-        self.w = np.concatenate([params["w"].ravel(), params["b"]]).astype(np.float64)
         self.h, self.h_k = np.zeros_like(self.w), np.zeros((len(SIZES), len(self.w)))
-
-    def gradient(self, theta, use):
-        dw, db = softmax_gradient(theta[:12].reshape(4, 3), theta[12:], self.x[use], self.y[use])
-        return np.concatenate([dw.ravel(), db])
 
     def round(self, r):
         clients = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
@@ -47,8 +39,7 @@ class Loop:
             self.h_k[k] -= self.alpha * (theta - self.w)
             models.append(theta)
         self.h -= self.alpha / len(SIZES) * sum(theta - self.w for theta in models)
-        weights = [SIZES[k] for k in clients] if self.averaging == "weighted" else None
-        target = np.average(models, axis=0, weights=weights) - self.h / self.alpha
+        target = self.mean(models, clients) - self.h / self.alpha
         self.w += self.server_lr * (target - self.w)
         return clients
 
@@ -57,22 +48,8 @@ class Loop:
     ("averaging", "server_lr"), [("uniform", 1.0), ("weighted", 1.0), ("uniform", 0.6)]
 )
 def test_rounds_equal_a_float64_loop(averaging, server_lr):
-    federation = small(
-        feddyn,
-        hp={"local_lr": 0.2, "feddyn_alpha": 0.3, "server_lr": server_lr},
-        participation=0.5,
-        averaging=averaging,
-        epochs=2,
-    )
-    start = federation.start()
-    loop = Loop(federation, start, averaging=averaging)
-    state, _ = federation.run(4, start)
-    rounds = [loop.round(r) for r in range(4)]
-    assert any(len(clients) < 3 for clients in rounds)  # the empty client was drawn too
-    assert set(rounds[0]) & set(rounds[1] + rounds[2] + rounds[3])  # with an h_i by then
-    found = federation.model(state)
-    np.testing.assert_allclose(found["w"].ravel(), loop.w[:12], atol=5e-6)
-    np.testing.assert_allclose(found["b"], loop.w[12:], atol=5e-6)
+    hp = {"feddyn_alpha": 0.3, "server_lr": server_lr}
+    state, loop = four_rounds_beside(Loop, feddyn, averaging=averaging, hp=hp)
     own = 0.3 * np.asarray(state.clients.shift["w"]).reshape(len(SIZES), -1)
     np.testing.assert_allclose(own, loop.h_k[:, :12], atol=5e-6)
     server = 0.3 * np.asarray(state.server.extra["w"]).ravel()

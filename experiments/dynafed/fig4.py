@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.condensation.pictures import plot_synthesis
 from fedjax_het.data import load_dataset
-from fedjax_het.experiment import Experiment, Outcome, main
+from fedjax_het.experiment import Outcome, main
 from fedjax_het.store import load_result
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
@@ -28,13 +28,11 @@ def shortened(preset):
     return replace(preset, settings={**preset.settings, "rounds": 21}, **ONE_RUN)
 
 
-FIG4 = Experiment(
+FIG4 = SHARED["EXPERIMENT"](
     name="dynafed-fig4",
-    paper="dynafed",
     item="fig4",
     title="DynaFed, Figure 4: synthetic images over the iterations of their synthesis.",
     reported=False,
-    read_row=SHARED["row_of"],
     presets={name: shortened(SHARED[name.upper()]) for name in ("quick", "paper")},
 )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, main, write_drawing
+from fedjax_het.experiment import main, write_drawing
 from fedjax_het.report import plot_against, plot_learning_curves
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
@@ -25,14 +25,12 @@ def both(**changes):
     return {name: replace(SHARED[name.upper()], **changes) for name in ("quick", "paper")}
 
 
-LENGTH = Experiment(
+LENGTH = SHARED["EXPERIMENT"](
     name="dynafed-fig5",
     folder="dynafed-fig5",
-    paper="dynafed",
     item="fig5",
     title="DynaFed, Figure 5, left: test accuracy by the length of the trajectory.",
     reported=False,
-    read_row=SHARED["row_of"],
     presets=both(
         alphas=(0.01,),
         rows=(*RIVALS, *(f"dynafed(trajectory_rounds={length})" for length in LENGTHS)),

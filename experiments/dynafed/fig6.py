@@ -29,7 +29,7 @@ from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scr
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
-from fedjax_het.experiment import Experiment, Outcome, main
+from fedjax_het.experiment import Outcome, main
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.style import add_legend, make_panels, plain_axes
@@ -51,13 +51,11 @@ def shortened(name: str):
     return replace(preset, rows=rows, settings={**preset.settings, "rounds": 21})
 
 
-FIG6 = Experiment(
+FIG6 = SHARED["EXPERIMENT"](
     name="dynafed-fig6",
-    paper="dynafed",
     item="fig6",
     title="DynaFed, Figure 6: the quality of the synthetic data.",
     reported=False,
-    read_row=SHARED["row_of"],
     presets={name: shortened(name) for name in LOCAL_EPOCHS},
 )
 

@@ -12,20 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, main
+from fedjax_het.experiment import main
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 ALPHAS = (0.01, 0.04, 0.08, 0.16)
 
-TABLE2 = Experiment(
+TABLE2 = SHARED["EXPERIMENT"](
     name="dynafed-table2",
     folder=SHARED["FOLDER"],
-    paper="dynafed",
     item="table2",
     title="DynaFed, Table 2: test accuracy of the global model, a hundred classes.",
     note=SHARED["NOTE"],
-    settings=SHARED["SETTINGS"],
-    read_row=SHARED["row_of"],
     presets={
         "quick": replace(SHARED["QUICK"], alphas=ALPHAS),
         "paper": replace(SHARED["PAPER"], datasets=("cifar100",), alphas=ALPHAS),

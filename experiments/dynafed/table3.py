@@ -14,7 +14,7 @@ from runpy import run_path
 
 import pandas as pd
 
-from fedjax_het.experiment import Experiment, Outcome, main, write_table
+from fedjax_het.experiment import Outcome, main, write_table
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 
@@ -27,21 +27,19 @@ def rows(*lengths: tuple[int, int]) -> tuple[str, ...]:
     return tuple(as_row(method, *length) for length, method in product(lengths, SHARED["ROWS"]))
 
 
-TABLE3 = Experiment(
+TABLE3 = SHARED["EXPERIMENT"](
     name="dynafed-table3",
-    paper="dynafed",
     item="table3",
     title="DynaFed, Table 3: test accuracy of the global model after longer local training.",
     note=SHARED["NOTE"],
-    settings=SHARED["SETTINGS"],
-    read_row=SHARED["row_of"],
     presets={
         "quick": replace(
             SHARED["QUICK"],
             alphas=(0.01, 0.04),
             rows=rows((10, 30), (20, 15)),
             method_settings={
-                "dynafed": {"options": {"num_iterations": 200, "trajectory_rounds": 10}}
+                **SHARED["OF_METHOD"],
+                "dynafed": {"options": {"num_iterations": 200, "trajectory_rounds": 10}},
             },
         ),
         "paper": replace(SHARED["PAPER"], alphas=(0.01, 0.04), rows=rows((5, 100), (10, 50))),

@@ -17,7 +17,7 @@ import pandas as pd
 
 from fedjax_het import report
 from fedjax_het.convergence import rounds_to
-from fedjax_het.experiment import Experiment, Outcome, main
+from fedjax_het.experiment import Outcome, main
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text, plus_minus
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.reported import reported_values
@@ -43,14 +43,11 @@ def paper_targets() -> dict[tuple[str, float], float]:
 # Those of the digits are about what FedAvg has at the end.
 TARGETS = {**paper_targets(), ("digits", 0.01): 0.7, ("digits", 0.04): 0.85}
 
-TABLE4 = Experiment(
+TABLE4 = SHARED["EXPERIMENT"](
     name="dynafed-table4",
     folder=SHARED["FOLDER"],
-    paper="dynafed",
     item="table4",
     title="DynaFed, Table 4: rounds to a target accuracy.",
-    settings=SHARED["SETTINGS"],
-    read_row=SHARED["row_of"],
     presets={
         "quick": replace(SHARED["QUICK"], alphas=(0.01, 0.04)),
         "paper": replace(SHARED["PAPER"], datasets=("cifar10", "cinic10"), alphas=(0.01, 0.04)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, main
+from fedjax_het.experiment import main
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 QUICK, PAPER = SHARED["QUICK"], SHARED["PAPER"]
@@ -23,19 +23,16 @@ DYNAFED = {
     "options": {"preset": "code", "num_iterations": 1000, "augment_strategy": "none"},
 }
 
-TABLE5 = Experiment(
+TABLE5 = SHARED["EXPERIMENT"](
     name="dynafed-table5",
-    paper="dynafed",
     item="table5",
     title="DynaFed, Table 5: test accuracy of the global model, two networks.",
     note=SHARED["NOTE"],
-    settings=SHARED["SETTINGS"],
-    read_row=SHARED["row_of"],
     presets={
         "paper": replace(
             PAPER,
             datasets=("fashion_mnist",),
-            method_settings={"dynafed": DYNAFED},
+            method_settings={**PAPER.method_settings, "dynafed": DYNAFED},
             **NETWORKS,
         ),
         "quick": replace(QUICK, model_settings={"convnet": {"width": 16}}, **NETWORKS),

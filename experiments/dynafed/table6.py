@@ -9,18 +9,16 @@ Its learning curves are the paper's Figure 7 (`fig7.py`).
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, main
+from fedjax_het.experiment import main
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 
-TABLE6 = Experiment(
+TABLE6 = SHARED["EXPERIMENT"](
     name="dynafed-table6",
-    paper="dynafed",
     item="table6",
     title="DynaFed, Table 6: test accuracy of the global model, a fifth of the clients a round.",
     note=SHARED["NOTE"],
     settings={**SHARED["SETTINGS"], "participation": 0.2},
-    read_row=SHARED["row_of"],
     presets={"quick": SHARED["QUICK"], "paper": SHARED["PAPER"]},
 )
 

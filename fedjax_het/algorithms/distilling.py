@@ -62,8 +62,7 @@ def distilling(
     def refine(hp, of: Round, models: ClientModels):
         images = of.cohort.server.examples.images
         draw_key, key = jax.random.split(jax.random.fold_in(of.key, SERVER_FOLD))
-        batch_size = min(distill_batch_size, len(images))
-        num_steps = distill_epochs * steps_per_epoch(len(images), batch_size)
+        num_steps = distill_epochs * steps_per_epoch(len(images), distill_batch_size)
         return distilled(
             task,
             of.after,
@@ -71,7 +70,7 @@ def distilling(
             ensemble(hp, of, models, images, draw_key),
             key,
             optimizer=optimizer(hp, num_steps),
-            batch_size=batch_size,
+            batch_size=distill_batch_size,
             num_steps=jnp.where(models.present.any(), num_steps, 0),
             collects=collects(num_steps),
         )

@@ -74,12 +74,12 @@ def fedgen(
     training: LocalTraining,
     plan: Plan,
     *,
-    fedgen_preset: str = "cifar",
-    generator_hidden: int | None = None,
-    generator_noise: int | None = None,
+    generator_hidden: int,
+    generator_noise: int,
     generator_steps: int = 50,
     generator_batch_size: int = 32,
     guided_steps: int = 20,
+    fedgen_preset: str = "",
 ) -> Algorithm:
     """A generator G(noise, y) of features z, what the last layer h reads, carries what all clients'
     last layers know to each of them.
@@ -115,24 +115,11 @@ def fedgen(
     server: the generator and its Adam. Needs a network with `embed` and `head`. Cost: a step of the
     generator is a pass through it and through the last layer of every client of the round.
     """
-    options = {
-        "fedgen_preset": fedgen_preset,
-        "generator_hidden": generator_hidden,
-        "generator_noise": generator_noise,
-        "generator_steps": generator_steps,
-        "generator_batch_size": generator_batch_size,
-        "guided_steps": guided_steps,
-    }
-    check_fedgen(options)
-    sizes = fill_fedgen(options)
     model = training.task.model
     needs = "a network with `embed` and `head`, whose features are generated"
     require(model.embed is not None and model.head is not None, "model", model.name, needs)
     generator = make_generator(
-        model.num_classes,
-        _num_features(model),
-        sizes["generator_hidden"],
-        sizes["generator_noise"],
+        model.num_classes, _num_features(model), generator_hidden, generator_noise
     )
     client = _guided_client(training, generator, guided_steps)
     hands_out = training.hands_out_models

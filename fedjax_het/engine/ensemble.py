@@ -1,14 +1,15 @@
 """A round's client models as an ensemble on the server's examples, and a student of it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.engine.lanes import Batch, ClientModels
-from fedjax_het.engine.server import epoch_batch
+from fedjax_het.engine.lanes import ClientModels
+from fedjax_het.engine.server import minibatch_steps
 from fedjax_het.engine.task import Task
 
 Tree = Any
@@ -66,35 +67,28 @@ def distilled(
 
     Args:
       targets: `[n, C]` probabilities.
-      optimizer: starts afresh. key: an epoch's shuffle and a step's dropout depend on it and on
-        their number alone.
-      num_steps: may be traced.
+      key, optimizer: see `minibatch_steps`. num_steps: may be traced.
       collects: says of the number of steps done, from 1, whether the variables then reached are
         part of the mean that is returned (stochastic weight averaging); of those after the last
         step if none are, or `collects` is None.
     """
-    order_key, step_key = jax.random.split(key)
-    batch_size = min(batch_size, len(images))
-
-    def step(number, carry):
-        variables, moments, mean, count = carry
-        index, mask = epoch_batch(order_key, number, len(images), batch_size)
-        # The cross-entropy differs from the divergence by what does not depend on the student.
-        batch = Batch(images[index], targets[index], mask, number)
-        key = jax.random.fold_in(step_key, number)
-        _, gradient, variables = task.loss_and_gradient(variables, batch, key)
-        updates, moments = optimizer.update(gradient, moments, variables["params"])
-        variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
-        if collects is not None:
-            due = collects(number + 1)
-            count += due
-            share = jnp.where(due, 1 / jnp.maximum(count, 1), 0)
-            mean = jax.tree.map(lambda m, v: m + share * (v - m), mean, variables)
-        return variables, moments, mean, count
-
-    mean = () if collects is None else student
-    start = (student, optimizer.init(student["params"]), mean, jnp.int32(0))
-    last, _, mean, count = jax.lax.fori_loop(0, num_steps, step, start)
+    # Their cross-entropy differs from the divergence by what does not depend on the student.
+    steps = partial(
+        minibatch_steps,
+        *(task, student, images, targets, key),
+        optimizer=optimizer,
+        batch_size=min(batch_size, len(images)),
+        last=num_steps,
+    )
     if collects is None:
-        return last
+        return steps()[0]
+
+    def collect(done, variables, collected):
+        mean, count = collected
+        due = collects(done)
+        count += due
+        share = jnp.where(due, 1 / jnp.maximum(count, 1), 0)
+        return jax.tree.map(lambda m, v: m + share * (v - m), mean, variables), count
+
+    last, (mean, count) = steps(watch=collect, seen=(student, jnp.int32(0)))
     return jax.tree.map(lambda m, v: jnp.where(count > 0, m, v), mean, last)

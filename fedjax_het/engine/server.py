@@ -1,5 +1,6 @@
-"""Training at the server: plain SGD on examples of its own."""
+"""Training at the server, on examples of its own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,29 +24,65 @@ def train_on_server(
     epochs: jax.Array,
     first_epoch: jax.Array | int = 0,
 ) -> Tree:
-    """Variables after `epochs` epochs of minibatch SGD, each a shuffle of its own.
+    """Variables after `epochs` epochs of plain minibatch SGD, each a shuffle of its own.
 
     Args:
-      key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
+      key: see `minibatch_steps`.
       lr, epochs: may be traced. first_epoch: the number of the first, where others went before.
     Cost: epochs * ceil(n_0 / batch_size) steps, one after the other, on every device of a plan.
     """
-    order_key, step_key = jax.random.split(key)
     num_examples = len(examples.labels)
     batch_size = min(batch_size, num_examples)
     per_epoch = steps_per_epoch(num_examples, batch_size)
-    optimizer = optax.sgd(lr)
+    first = first_epoch * per_epoch
+    return minibatch_steps(
+        task,
+        variables,
+        *(examples.images, examples.labels, key),
+        optimizer=optax.sgd(lr),
+        batch_size=batch_size,
+        first=first,
+        last=first + epochs * per_epoch,
+    )[0]
 
-    def step(number, variables):
-        index, mask = epoch_batch(order_key, number, num_examples, batch_size)
-        batch = Batch(examples.images[index], examples.labels[index], mask, number)
+
+def minibatch_steps(
+    task: Task,
+    variables: Tree,
+    images: jax.Array,
+    labels: jax.Array,
+    key: jax.Array,
+    *,
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    first: jax.Array | int = 0,
+    last: jax.Array | int,
+    watch: Callable[[jax.Array, Tree, Tree], Tree] = lambda done, variables, seen: seen,
+    seen: Tree = (),
+) -> tuple[Tree, Tree]:
+    """(variables, seen) after the steps `first` to `last` - 1, whose bounds may be traced.
+
+    Args:
+      labels: `[n]` classes, or `[n, C]` probabilities.
+      key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
+      optimizer: starts afresh. batch_size: at most n.
+      watch(done, variables, seen) -> seen, after each step; `done` counts them from 1.
+    """
+    order_key, step_key = jax.random.split(key)
+
+    def step(number, carry):
+        variables, moments, seen = carry
+        index, mask = epoch_batch(order_key, number, len(labels), batch_size)
+        batch = Batch(images[index], labels[index], mask, number)
         key = jax.random.fold_in(step_key, number)
         _, gradient, variables = task.loss_and_gradient(variables, batch, key)
-        updates, _ = optimizer.update(gradient, optimizer.init(variables["params"]))
-        return {**variables, "params": optax.apply_updates(variables["params"], updates)}
+        updates, moments = optimizer.update(gradient, moments, variables["params"])
+        variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
+        return variables, moments, watch(number + 1, variables, seen)
 
-    first = first_epoch * per_epoch
-    return jax.lax.fori_loop(first, first + epochs * per_epoch, step, variables)
+    start = (variables, optimizer.init(variables["params"]), seen)
+    variables, _, seen = jax.lax.fori_loop(first, last, step, start)
+    return variables, seen
 
 
 def epoch_batch(
