@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_het import RunSpec
 from fedjax_het._startup import available_cores
-from fedjax_het.errors import exit_status
+from fedjax_het.common.errors import exit_status
 
 PEER = Path(__file__).parent / "speed_peers" / "torch_condensation.py"
 
@@ -49,8 +49,8 @@ def main() -> int:
 
 def measure(a: Arguments) -> int:
     from fedjax_het.data import load_dataset
-    from fedjax_het.federation import split_clients
-    from fedjax_het.simulation import benchmark_rounds
+    from fedjax_het.running.prepare import split_clients
+    from fedjax_het.running.simulation import benchmark_rounds
 
     dataset = load_dataset(a.dataset, normalisation="fedaf")
     spec = RunSpec(

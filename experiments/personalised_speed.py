@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_het import RunSpec
 from fedjax_het._startup import available_cores
-from fedjax_het.errors import ConfigError, exit_status, require, require_name
+from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
 
 PEER = Path(__file__).parent / "speed_peers" / "torch_fedamp.py"
 MODELS = {"mlp": {}, "convnet": {"width": 32}}
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def measure(a: Arguments) -> int:
-    from fedjax_het.federation import split_clients
+    from fedjax_het.running.prepare import split_clients
 
     require_name("model", a.model, MODELS)
     require(a.clients >= 5, "clients", a.clients, "at least 5, one for each group")
@@ -147,7 +147,7 @@ def run_peer(settings: list[dict]) -> str:
 
 
 def time_both(spec: RunSpec, dataset, a: Arguments, settings: list[dict]) -> int:
-    from fedjax_het.simulation import benchmark_rounds
+    from fedjax_het.running.simulation import benchmark_rounds
 
     threads = a.threads or sorted({1, available_cores()})
     ours, compiled = [], []
@@ -202,7 +202,7 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
         squared_distances,
         stacked,
     )
-    from fedjax_het.federation import prepare
+    from fedjax_het.running.prepare import prepare
 
     group = prepare([spec], dataset=dataset)
     task, plan = group.program.task, group.plan
@@ -229,8 +229,8 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
 
 def check(spec: RunSpec, dataset, settings: list[dict], folder: Path) -> int:
     """Whether both sides make the same models of the same start and batches."""
-    from fedjax_het.batch import Batch
-    from fedjax_het.federation import prepare
+    from fedjax_het.running.advance import Batch
+    from fedjax_het.running.prepare import prepare
 
     rounds = CHECKED_ROUNDS + 5
     hp = {**spec.hp, "prox_lambda": CHECKED_PROX}

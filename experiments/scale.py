@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_het import RunSpec
 from fedjax_het._startup import available_cores
-from fedjax_het.errors import ConfigError, exit_status, require, require_name
+from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
 
 SHAPE, TRAIN, TEST, EACH = (32, 32, 3), 50_000, 500, 50
 
@@ -98,9 +98,9 @@ def in_process(a: Arguments, method: str, clients: int) -> dict:
 def run_alone(a: Arguments) -> int:
     """One run, with the time of its chunks."""
     from fedjax_het import dataset_from_arrays
-    from fedjax_het.batch import Batch
     from fedjax_het.data import partition_from_clients
-    from fedjax_het.federation import client_state_bytes, prepare
+    from fedjax_het.running.advance import Batch
+    from fedjax_het.running.prepare import client_state_bytes, prepare
 
     (method,), (clients,) = a.methods, a.clients
     random = np.random.default_rng(0)

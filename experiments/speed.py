@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het._startup import available_cores
-from fedjax_het.errors import ConfigError, exit_status, require, require_name
+from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
 
 PROGRAMS = Path(__file__).parent / "speed_peers"
 PEERS = {

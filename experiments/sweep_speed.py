@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from fedjax_het._startup import available_cores
-from fedjax_het.errors import exit_status
+from fedjax_het.common.errors import exit_status
 
 
 @dataclass

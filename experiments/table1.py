@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main
+from fedjax_het.report.paper_table import main
 
 SHARED = run_path(str(Path(__file__).with_name("dynafed") / "settings.py"))
 QUICK, PAPER = SHARED["QUICK"], SHARED["PAPER"]

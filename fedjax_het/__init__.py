@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from fedjax_het._startup import request_one_cpu_device_per_core
-from fedjax_het.cache import keep_compiled_programs
+from fedjax_het.common.cache import keep_compiled_programs
 
 request_one_cpu_device_per_core()
 keep_compiled_programs()
@@ -13,14 +13,14 @@ __version__ = "0.6.0"
 
 # Imported when first used, so that `import fedjax_het` stays fast.
 _PUBLIC = {
-    "RunSpec": "fedjax_het.spec",
-    "Result": "fedjax_het.result",
-    "simulate": "fedjax_het.simulation",
-    "sweep": "fedjax_het.sweeps",
-    "grid": "fedjax_het.grids",
-    "load_results": "fedjax_het.store",
-    "load_curves": "fedjax_het.store",
-    "ConfigError": "fedjax_het.errors",
+    "RunSpec": "fedjax_het.settings.spec",
+    "Result": "fedjax_het.running.result",
+    "simulate": "fedjax_het.running.simulation",
+    "sweep": "fedjax_het.running.sweeps",
+    "grid": "fedjax_het.settings.grids",
+    "load_results": "fedjax_het.running.store",
+    "load_curves": "fedjax_het.running.store",
+    "ConfigError": "fedjax_het.common.errors",
     "load_dataset": "fedjax_het.data",
     "dataset_from_arrays": "fedjax_het.data",
     "load_image_folder": "fedjax_het.data",

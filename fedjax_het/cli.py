@@ -15,9 +15,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 import jax
 import tyro
 
-from fedjax_het.errors import ConfigError, exit_status, require
+from fedjax_het.common.errors import ConfigError, exit_status, require
 from fedjax_het.report.command import Report, report_command
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.spec import RunSpec
 
 _HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
 _OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
@@ -169,7 +169,7 @@ def spec_of(command: Run) -> RunSpec:
 
 def specs_of(command: Sweep) -> list[RunSpec]:
     """The runs that a sweep's command line names."""
-    from fedjax_het.grids import grid
+    from fedjax_het.settings.grids import grid
 
     settings = {name: getattr(command, name) for name in _LISTED if getattr(command, name)}
     hp = {
@@ -193,7 +193,7 @@ def specs_of(command: Sweep) -> list[RunSpec]:
 
 
 def _sweep(command: Sweep) -> int:
-    from fedjax_het.sweeps import describe, plan_sweep, sweep
+    from fedjax_het.running.sweeps import describe, plan_sweep, sweep
 
     _log_to_stderr(logging.WARNING)
     specs = specs_of(command)
@@ -225,9 +225,9 @@ def _sweep(command: Sweep) -> int:
 
 def _run(command: Run) -> int:
     from fedjax_het.data import load_dataset
-    from fedjax_het.pictures import draw_run
-    from fedjax_het.progress import progress_line
-    from fedjax_het.simulation import simulate
+    from fedjax_het.report.run_pictures import draw_run
+    from fedjax_het.running.progress import progress_line
+    from fedjax_het.running.simulation import simulate
 
     first = jax.process_index() == 0
     quiet = command.quiet or not first

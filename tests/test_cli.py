@@ -74,7 +74,7 @@ def test_clients_that_learn_from_each_other_leave_their_weights(tmp_path, capsys
 def test_a_curve_of_clients_is_their_mean_in_a_band():
     from matplotlib.figure import Figure
 
-    from fedjax_het.pictures import _draw_clients
+    from fedjax_het.report.run_pictures import _draw_clients
 
     axes = Figure().add_subplot()
     missing = np.full(11, np.nan)

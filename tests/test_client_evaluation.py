@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from problems import user_dataset
 
-from fedjax_het import ConfigError, RunSpec, evaluation, simulate
+from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data import Partition
-from fedjax_het.federation import prepare
+from fedjax_het.engine import evaluation
 from fedjax_het.nn import make_model
-from fedjax_het.result import summarise
+from fedjax_het.running.prepare import prepare
+from fedjax_het.running.result import summarise
 
 DATA = user_dataset()
 DEVICES = sorted({1, len(jax.devices())})

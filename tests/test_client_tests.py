@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     PARTITIONS,
     Partition,
@@ -16,7 +17,6 @@ from fedjax_het.data import (
     whole_tests,
 )
 from fedjax_het.data.tfds import SOURCES
-from fedjax_het.errors import ConfigError
 
 
 def shuffled_labels(sizes, seed=0):

@@ -13,13 +13,13 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.algorithms.condensing import class_mean_logits
 from fedjax_het.algorithms.fedaf import fedaf
 from fedjax_het.algorithms.feddm import feddm, gradient_noise
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation.privacy import gaussian_epsilon
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.units import PairUnits, PairWork
-from fedjax_het.errors import ConfigError
-from fedjax_het.federation import prepare
+from fedjax_het.running.prepare import prepare
 
 PIXELS = int(np.prod(SHAPE))
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het.convergence import rise_time, rolling_mean, rounds_to
+from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
 from fedjax_het.report.measures import higher_is_better, measure_label, scale_of
-from fedjax_het.result import summarise
+from fedjax_het.running.result import summarise
 
 NAN = math.nan
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     DATASETS,
     NORMALISATIONS,
@@ -21,7 +22,6 @@ from fedjax_het.data.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
-from fedjax_het.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.experiment import Arguments, Outcome, _departures, main, make_cells
-from fedjax_het.reported import reported_values
-from fedjax_het.result import Result
+from fedjax_het.report.paper_table import Arguments, Outcome, _departures, main, make_cells
+from fedjax_het.report.reported import reported_values
+from fedjax_het.running.result import Result
 
 FOLDER = Path(__file__).parent.parent / "experiments"
 

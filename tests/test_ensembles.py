@@ -21,8 +21,8 @@ from fedjax_het.engine.lanes import ClientModels, Cohort
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.randomness import SERVER_FOLD
 from fedjax_het.engine.task import Task
-from fedjax_het.federation import prepare, split_clients
 from fedjax_het.nn import make_model
+from fedjax_het.running.prepare import prepare, split_clients
 
 METHODS = ("feddf", "fedbe", "abavg")
 SERVER = blobs((7,), seed=3)

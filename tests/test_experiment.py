@@ -10,10 +10,10 @@ import pytest
 
 import fedjax_het
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.experiment import Arguments, main, make_cells
-from fedjax_het.reported import reported_values
-from fedjax_het.result import Result
-from fedjax_het.store import load_results
+from fedjax_het.report.paper_table import Arguments, main, make_cells
+from fedjax_het.report.reported import reported_values
+from fedjax_het.running.result import Result
+from fedjax_het.running.store import load_results
 
 ROOT = Path(__file__).parent.parent
 

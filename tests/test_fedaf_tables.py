@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import fedjax_het.experiment
+import fedjax_het.report.paper_table
 from fedjax_het import RunSpec
-from fedjax_het.experiment import Arguments, _departures, main, make_cells
-from fedjax_het.federation import prepare
 from fedjax_het.report import AVERAGE, plot_curves
-from fedjax_het.reported import reported_values
-from fedjax_het.result import Result
-from fedjax_het.store import load_curves, load_results
+from fedjax_het.report.paper_table import Arguments, _departures, main, make_cells
+from fedjax_het.report.reported import reported_values
+from fedjax_het.running.prepare import prepare
+from fedjax_het.running.result import Result
+from fedjax_het.running.store import load_curves, load_results
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "fedaf"
 
@@ -207,8 +207,8 @@ def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
     def no_more(*args, **keywords):
         raise AssertionError("a run that is done was made again")
 
-    monkeypatch.setattr("fedjax_het.sweeps.prepare", no_more)
-    figure = fedjax_het.experiment.write_curves("fig3")
+    monkeypatch.setattr("fedjax_het.running.sweeps.prepare", no_more)
+    figure = fedjax_het.report.paper_table.write_curves("fig3")
     assert main(FIG3.FIG3, command, write=figure) == 0
     assert (tmp_path / "fig3.png").read_bytes().startswith(b"\x89PNG")
 

@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 from fedjax_het.data import client_groups, load_dataset
-from fedjax_het.experiment import Arguments, _departures, main, make_cells
-from fedjax_het.federation import split_clients
-from fedjax_het.personal import group_contrast
-from fedjax_het.reported import reported_values
-from fedjax_het.result import Result
+from fedjax_het.measures.personal import group_contrast
+from fedjax_het.report.paper_table import Arguments, _departures, main, make_cells
+from fedjax_het.report.reported import reported_values
+from fedjax_het.running.prepare import split_clients
+from fedjax_het.running.result import Result
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "fedamp"
 PARTITIONS = {1: "iid", 2: "pathological", 3: "grouped"}
@@ -166,7 +166,7 @@ def nothing_runs(monkeypatch):
     def no_more(*args, **keywords):
         raise AssertionError("a run that is done was made again")
 
-    monkeypatch.setattr("fedjax_het.sweeps.prepare", no_more)
+    monkeypatch.setattr("fedjax_het.running.sweeps.prepare", no_more)
 
 
 def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, nothing_runs):

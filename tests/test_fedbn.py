@@ -12,8 +12,8 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
 from fedjax_het.nn import Model, make_model, norm_mask, norms_of, with_norms
 from fedjax_het.nn.modules import BatchNorm, InstanceNorm, Linear, norm_paths
-from fedjax_het.protocols import PROTOCOLS
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.protocols import PROTOCOLS
+from fedjax_het.settings.spec import RunSpec
 
 LR = 0.3
 

@@ -11,10 +11,10 @@ from problems import SIZES, FlatLoop, four_rounds_beside, linear_model, small
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddyn import feddyn
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.lanes import Cohort
-from fedjax_het.errors import ConfigError
 from fedjax_het.nn import Model
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.spec import RunSpec
 
 # --- a float64 loop ------------------------------------------------------------------------
 

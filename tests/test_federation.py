@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from problems import domains_dataset, user_dataset
 
-from fedjax_het import ConfigError, Result, RunSpec, batch, evaluation, federation, simulate
+from fedjax_het import ConfigError, Result, RunSpec, simulate
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data import make_partition
-from fedjax_het.result import summarise
-from fedjax_het.store import load_curves, load_results
+from fedjax_het.engine import evaluation
+from fedjax_het.running import advance as batch
+from fedjax_het.running import prepare as federation
+from fedjax_het.running.result import summarise
+from fedjax_het.running.store import load_curves, load_results
 
 SYNTHESIS = {
     "num_iterations": 6,

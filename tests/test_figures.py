@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedjax_het import report
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.heat_map import numeric_pair
 
 ROUNDS = 12

@@ -251,7 +251,7 @@ def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples()
 
 
 def prepared(spec_, dataset=None):
-    from fedjax_het.federation import prepare
+    from fedjax_het.running.prepare import prepare
 
     return prepare([spec_], dataset=dataset or user_dataset())
 
@@ -282,7 +282,7 @@ def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
 
 
 def test_the_epochs_of_the_server_follow_the_papers_rule():
-    from fedjax_het.batch import Batch
+    from fedjax_het.running.advance import Batch
 
     group = prepared(spec(local_epochs=2))
     (federation,) = group.federations

@@ -10,11 +10,18 @@ import pandas as pd
 import pytest
 
 from fedjax_het import RunSpec, report
-from fedjax_het.errors import ConfigError
-from fedjax_het.experiment import Arguments, Outcome, _departures, main, make_cells, write_drawing
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.report import Cell, compare, comparison_table
-from fedjax_het.reported import reported_values
-from fedjax_het.result import Result
+from fedjax_het.report.paper_table import (
+    Arguments,
+    Outcome,
+    _departures,
+    main,
+    make_cells,
+    write_drawing,
+)
+from fedjax_het.report.reported import reported_values
+from fedjax_het.running.result import Result
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "fsl"
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import client_groups, client_mixtures, load_dataset, make_partition
 from fedjax_het.data.dealing import whole_counts
 from fedjax_het.data.superclasses import CIFAR100_SUPERCLASSES
 from fedjax_het.data.tfds import SOURCES
-from fedjax_het.errors import ConfigError
 
 BYCLASS = SOURCES["emnist_byclass"].class_names
 

@@ -8,10 +8,13 @@ import pytest
 from problems import user_dataset
 from test_federation import KilledError, assert_same, kill_after, run, spec
 
-from fedjax_het import ConfigError, batch, cli, federation, sweep, sweeps
+from fedjax_het import ConfigError, cli, sweep
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine.checkpoint import read_meta
 from fedjax_het.engine.host_state import HostState
+from fedjax_het.running import advance as batch
+from fedjax_het.running import prepare as federation
+from fedjax_het.running import sweeps
 
 CLIENTS = 12
 

@@ -12,12 +12,12 @@ from problems import CLASSES, SIZES, blobs, small, user_dataset
 from fedjax_het import simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.moon import _Earlier, _loss_and_gradient, contrastive_losses, moon
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.lanes import Batch
 from fedjax_het.engine.local import Broadcast, Local
 from fedjax_het.engine.task import Task
-from fedjax_het.errors import ConfigError
 from fedjax_het.nn import Model, count_parameters, make_model, with_projection_head
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.spec import RunSpec
 
 HIDDEN = 3
 NAMES = ("w1", "b1", "w2", "b2")

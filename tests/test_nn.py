@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.nn import (
     conv,
     conv2d,

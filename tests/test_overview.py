@@ -10,13 +10,13 @@ import pytest
 
 from fedjax_het import report
 from fedjax_het.cli import main
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.grouping import following_settings
 from fedjax_het.report.measures import usual_measure
 from fedjax_het.report.write import write_report
-from fedjax_het.result import Result, summarise
-from fedjax_het.spec import RunSpec
-from fedjax_het.store import load_results
+from fedjax_het.running.result import Result, summarise
+from fedjax_het.running.store import load_results
+from fedjax_het.settings.spec import RunSpec
 
 ACCURACY = {  # by method, prox_mu and alpha: of each seed; None diverged
     ("fedavg", None, 0.1): [0.50, 0.56, 0.53],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     PARTITIONS,
     Partition,
@@ -21,7 +22,6 @@ from fedjax_het.data import (
 from fedjax_het.data import schemes as schemes_module
 from fedjax_het.data.dealing import equal_counts
 from fedjax_het.data.npz import write_npz
-from fedjax_het.errors import ConfigError
 
 
 def shuffled_labels(num_classes, per_class, seed=0):

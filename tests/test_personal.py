@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from fedjax_het.errors import ConfigError
-from fedjax_het.personal import (
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.measures.personal import (
     best_mean_accuracy,
     group_contrast,
     mean_accuracies,

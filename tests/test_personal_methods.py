@@ -16,12 +16,12 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.per_fedavg import per_fedavg
 from fedjax_het.algorithms.pfedme import pfedme
 from fedjax_het.algorithms.separate import separate
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.lanes import Batch, for_each_client
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import make_plan
-from fedjax_het.errors import ConfigError
 from fedjax_het.nn import Model
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.spec import RunSpec
 
 LR = 0.2
 FIXED = partial(apfl, mixing="weights", adaptive=False)

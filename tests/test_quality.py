@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from problems import CLASSES, SHAPE, linear_model, user_dataset
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation.quality import gain_over_random, random_subset, train_from_init
 from fedjax_het.engine.task import Task
-from fedjax_het.errors import ConfigError
 
 DATASET = user_dataset()
 MODEL = linear_model()

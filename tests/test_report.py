@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from fedjax_het import report
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.report import Cell, TextTable
 from fedjax_het.report.render import Section, best_of, latex_text
-from fedjax_het.reported import reported_values
-from fedjax_het.spec import RunSpec
+from fedjax_het.report.reported import reported_values
+from fedjax_het.settings.spec import RunSpec
 
 ALPHA = 0.01
 

@@ -11,6 +11,7 @@ from PIL import Image
 from test_datasets import prepare
 
 from fedjax_het import RunSpec
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     SERVER_SOURCES,
     check_server_options,
@@ -25,8 +26,7 @@ from fedjax_het.data import (
 )
 from fedjax_het.data.server_data import total_variation
 from fedjax_het.data.stl10 import block_mean
-from fedjax_het.errors import ConfigError
-from fedjax_het.federation import split_clients
+from fedjax_het.running.prepare import split_clients
 
 BALANCED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

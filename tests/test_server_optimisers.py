@@ -11,9 +11,9 @@ from problems import SIZES, blobs, small, softmax_gradient
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedopt import ADAPTIVE_HP, fedadam, fedavgm, fedyogi
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.lanes import Cohort
-from fedjax_het.errors import ConfigError
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.spec import RunSpec
 
 LR = 0.2
 # Changes of the blobs' weights are 0.01 to 0.3: a tau that matters beside them.

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedjax_het.environment import environment
-from fedjax_het.result import Result
-from fedjax_het.spec import RunSpec
-from fedjax_het.store import load_curves, load_results, newest
+from fedjax_het.common.environment import environment
+from fedjax_het.running.result import Result
+from fedjax_het.running.store import load_curves, load_results, newest
+from fedjax_het.settings.spec import RunSpec
 
 FEDAVG = RunSpec("fedavg", "digits", model="mlp", alpha=0.1, rounds=6)
 FEDPROX = RunSpec("fedprox", "digits", model="mlp", alpha=0.1, rounds=6, hp={"prox_mu": 0.5})

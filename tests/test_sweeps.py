@@ -8,12 +8,14 @@ import pytest
 from problems import domains_dataset, user_dataset
 from test_federation import KilledError, assert_same, check_domains, kill_after, run, spec
 
-from fedjax_het import ConfigError, RunSpec, batch, simulate, sweep, sweeps
+from fedjax_het import ConfigError, RunSpec, simulate, sweep
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine.memory import free_bytes
-from fedjax_het.federation import prepare
-from fedjax_het.store import load_results
-from fedjax_het.sweeps import plan_sweep
+from fedjax_het.running import advance as batch
+from fedjax_het.running import sweeps
+from fedjax_het.running.prepare import prepare
+from fedjax_het.running.store import load_results
+from fedjax_het.running.sweeps import plan_sweep
 
 SPECS = [
     spec(seed=0),

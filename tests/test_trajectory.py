@@ -10,6 +10,7 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation import (
     SynthesisConfig,
     SyntheticData,
@@ -22,9 +23,8 @@ from fedjax_het.condensation import (
     train_from_scratch,
     unroll,
 )
-from fedjax_het.condensation.pictures import plot_synthesis
 from fedjax_het.engine.server import epoch_batch
-from fedjax_het.errors import ConfigError
+from fedjax_het.report.synthetic_images import plot_synthesis
 
 CLASSES = 3
 SHAPE = (5, 4, 1)

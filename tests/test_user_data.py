@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import dataset_from_arrays, load_dataset, load_image_folder
-from fedjax_het.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

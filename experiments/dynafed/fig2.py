@@ -13,8 +13,8 @@ from runpy import run_path
 
 import pandas as pd
 
-from fedjax_het.experiment import Outcome, main, write_curves
-from fedjax_het.reported import reported_values
+from fedjax_het.report.paper_table import Outcome, main, write_curves
+from fedjax_het.report.reported import reported_values
 
 TABLE2 = run_path(str(Path(__file__).with_name("table2.py")))["TABLE2"]
 DATASETS = ("fashion_mnist", "cifar10", "cinic10", "cifar100")

@@ -14,10 +14,10 @@ from runpy import run_path
 import numpy as np
 
 from fedjax_het.condensation import SyntheticData
-from fedjax_het.condensation.pictures import plot_synthesis
 from fedjax_het.data import load_dataset
-from fedjax_het.experiment import Outcome, main
-from fedjax_het.store import load_result
+from fedjax_het.report.paper_table import Outcome, main
+from fedjax_het.report.synthetic_images import plot_synthesis
+from fedjax_het.running.store import load_result
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 NUM_CLASSES = 3

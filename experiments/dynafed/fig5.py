@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main, write_drawing
 from fedjax_het.report import plot_against, plot_learning_curves
+from fedjax_het.report.paper_table import main, write_drawing
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 LENGTHS = (10, 15, 20, 25)  # the caption has 15 twice, the text 25

@@ -29,13 +29,13 @@ from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scr
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
-from fedjax_het.experiment import Outcome, main
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
+from fedjax_het.report.paper_table import Outcome, main
 from fedjax_het.report.style import add_legend, make_panels, plain_axes
 from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.result import Result
-from fedjax_het.store import load_result
+from fedjax_het.running.result import Result
+from fedjax_het.running.store import load_result
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 LOCAL_EPOCHS = {"quick": (2, 5, 10), "paper": (1, 5, 10)}

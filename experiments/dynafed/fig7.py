@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main, write_curves
+from fedjax_het.report.paper_table import main, write_curves
 
 TABLE6 = run_path(str(Path(__file__).with_name("table6.py")))["TABLE6"]
 FIG7 = replace(TABLE6, title="DynaFed, Figure 7: learning curves, a fifth of the clients a round.")

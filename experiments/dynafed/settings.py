@@ -7,9 +7,9 @@ twice.
 from functools import partial
 from typing import Any
 
-from fedjax_het.experiment import Experiment, Preset
 from fedjax_het.report import parse_row
-from fedjax_het.reported import reported_values
+from fedjax_het.report.paper_table import Experiment, Preset
+from fedjax_het.report.reported import reported_values
 
 ROWS = tuple(dict.fromkeys(reported_values("dynafed", "table1")["method"]))
 NOTE = "The paper does not say whether its ± is over seeds or over the last five rounds."

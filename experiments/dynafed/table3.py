@@ -14,7 +14,7 @@ from runpy import run_path
 
 import pandas as pd
 
-from fedjax_het.experiment import Outcome, main, write_table
+from fedjax_het.report.paper_table import Outcome, main, write_table
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 

@@ -16,12 +16,12 @@ from runpy import run_path
 import pandas as pd
 
 from fedjax_het import report
-from fedjax_het.convergence import rounds_to
-from fedjax_het.experiment import Outcome, main
+from fedjax_het.measures.convergence import rounds_to
+from fedjax_het.report.paper_table import Outcome, main
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text, plus_minus
+from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.reported import reported_values
-from fedjax_het.store import load_result
+from fedjax_het.running.store import load_result
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 METRIC = "rounds_to_accuracy_"

@@ -9,7 +9,7 @@ Its learning curves are the paper's Figure 7 (`fig7.py`).
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main
+from fedjax_het.report.paper_table import main
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main, write_curves
+from fedjax_het.report.paper_table import main, write_curves
 
 TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"]
 PAPER = replace(TABLE1.presets["paper"], datasets=("cifar10", "cifar100", "fashion_mnist"))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main, write_curves
+from fedjax_het.report.paper_table import main, write_curves
 
 TABLE2 = run_path(str(Path(__file__).with_name("table2.py")))["TABLE2"]
 FIG4 = replace(TABLE2, title="FedAF, Figure 4: learning curves by domain.")

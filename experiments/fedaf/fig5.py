@@ -14,10 +14,10 @@ from runpy import run_path
 import pandas as pd
 
 from fedjax_het import report
-from fedjax_het.experiment import Outcome, main
 from fedjax_het.report.gain import plot_gain
+from fedjax_het.report.paper_table import Outcome, main
+from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure
-from fedjax_het.reported import reported_values
 
 TABLE3 = run_path(str(Path(__file__).with_name("table3.py")))["TABLE3"]
 FIG5 = replace(

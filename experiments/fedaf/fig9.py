@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het import RunSpec, simulate
+from fedjax_het.common.errors import exit_status, require, require_name
+from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, load_dataset
-from fedjax_het.errors import exit_status, require, require_name
-from fedjax_het.files import make_output_directory
 from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import write_figure
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.errors import exit_status, require_name
+from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Partition, make_partition, plot_partition
-from fedjax_het.errors import exit_status, require_name
-from fedjax_het.files import make_output_directory
 
 CLIENTS = 10
 ALPHAS = (0.02, 0.05, 0.1)

@@ -24,8 +24,8 @@ FedBN   has no model for one test of all. Row `fedbn` is the mean of the clients
 from dataclasses import replace
 from typing import Any
 
-from fedjax_het.experiment import Experiment, Preset, main
 from fedjax_het.report import parse_row
+from fedjax_het.report.paper_table import Experiment, Preset, main
 
 ALPHAS = (0.02, 0.05, 0.1)
 BASELINES = ("fedavg", "fedprox", "fedbn", "fedbn(scored='personal')", "moon", "feddyn", "fedgen")

@@ -15,8 +15,8 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-from fedjax_het.experiment import Experiment, Preset, main
 from fedjax_het.report import parse_row
+from fedjax_het.report.paper_table import Experiment, Preset, main
 
 HERE = Path(__file__)
 QUICK = run_path(str(HERE.with_name("table1.py")))["QUICK"]

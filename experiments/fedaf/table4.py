@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, main
+from fedjax_het.report.paper_table import Experiment, main
 
 PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["PRESETS"]
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]

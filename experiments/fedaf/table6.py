@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, Preset, main
+from fedjax_het.report.paper_table import Experiment, Preset, main
 
 PAPER = run_path(str(Path(__file__).with_name("table1.py")))["PRESETS"]["paper"]
 

@@ -13,11 +13,11 @@ from runpy import run_path
 import numpy as np
 
 from fedjax_het import report
-from fedjax_het.errors import exit_status, require, require_name
-from fedjax_het.files import make_output_directory
+from fedjax_het.common.errors import exit_status, require, require_name
+from fedjax_het.common.files import make_output_directory
 from fedjax_het.report.render import Section, number_text
+from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_text
-from fedjax_het.reported import reported_values
 
 PARTITIONS = run_path(str(Path(__file__).with_name("partitions.py")))
 CLIENTS, SOURCES = PARTITIONS["CLIENTS"], PARTITIONS["SOURCES"]

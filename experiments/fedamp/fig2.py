@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 
 from fedjax_het import report
-from fedjax_het.experiment import Outcome, main
+from fedjax_het.report.paper_table import Outcome, main
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text
+from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.reported import reported_values
-from fedjax_het.store import load_result
+from fedjax_het.running.store import load_result
 
 TABLE3 = run_path(str(Path(__file__).with_name("table3.py")))["TABLE3"]
 FIG2 = replace(TABLE3, title="FedAMP, Figure 2: test accuracies of clients, in groups.")

@@ -20,13 +20,13 @@ import pandas as pd
 
 from fedjax_het import report
 from fedjax_het.data import client_groups, load_dataset
-from fedjax_het.experiment import Outcome, main
-from fedjax_het.federation import split_clients
-from fedjax_het.personal import group_contrast
+from fedjax_het.measures.personal import group_contrast
+from fedjax_het.report.paper_table import Outcome, main
 from fedjax_het.report.render import Section, TextTable, number_text
 from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.spec import RunSpec
-from fedjax_het.store import load_result
+from fedjax_het.running.prepare import split_clients
+from fedjax_het.running.store import load_result
+from fedjax_het.settings.spec import RunSpec
 
 TABLE3 = run_path(str(Path(__file__).with_name("table3.py")))["TABLE3"]
 METHODS = ("fedamp", "heurfedamp")

@@ -9,8 +9,8 @@ are the paper's nine methods, then three that it does not have. Tables 1 to 3 an
 share a folder of results: both figures are drawn from the runs of Table 3.
 """
 
-from fedjax_het.experiment import Experiment, Preset, main
-from fedjax_het.reported import reported_values
+from fedjax_het.report.paper_table import Experiment, Preset, main
+from fedjax_het.report.reported import reported_values
 
 ROWS = (
     *dict.fromkeys(reported_values("fedamp", "table1")["method"]),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main
+from fedjax_het.report.paper_table import main
 
 TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"]
 TABLE2 = replace(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main
+from fedjax_het.report.paper_table import main
 
 TABLES = run_path(str(Path(__file__).with_name("table1.py")))
 TABLE1 = TABLES["TABLE1"]

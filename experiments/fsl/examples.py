@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedjax_het.common.errors import exit_status, require_name
+from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import (
     load_dataset,
     make_partition,
@@ -10,8 +12,6 @@ from fedjax_het.data import (
     server_examples,
     server_pool,
 )
-from fedjax_het.errors import exit_status, require_name
-from fedjax_het.files import make_output_directory
 from fedjax_het.report.write import write_figure
 
 # Sizes, in points, at which glyphs fill the images as its own do; of other data sets the paper's.

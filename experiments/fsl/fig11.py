@@ -7,7 +7,7 @@ python experiments/fsl/fig11.py --preset paper   EMNIST: a GPU's work
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main, write_drawing
+from fedjax_het.report.paper_table import main, write_drawing
 
 FIG10 = run_path(str(Path(__file__).with_name("fig10.py")))
 FIG11 = FIG10["curves_of"]("emnist_45", "fig11")

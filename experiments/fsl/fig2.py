@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Own, main, write_drawing
+from fedjax_het.report.paper_table import Own, main, write_drawing
 
 SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 with_rows = SHARED["with_rows"]

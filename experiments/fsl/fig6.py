@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main, write_drawing
+from fedjax_het.report.paper_table import main, write_drawing
 
 SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 FIG1 = run_path(str(Path(__file__).with_name("fig1.py")))

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.convergence import WINDOW
-from fedjax_het.experiment import Own, main, write_drawing
+from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report import plot_learning_curves
+from fedjax_het.report.paper_table import Own, main, write_drawing
 
 SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 PANELS = ("dataset", "participation", "classes")

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import main, write_drawing
 from fedjax_het.report import plot_gradient_gaps
+from fedjax_het.report.paper_table import main, write_drawing
 
 SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 with_rows = SHARED["with_rows"]

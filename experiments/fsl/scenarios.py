@@ -10,8 +10,8 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-from fedjax_het.experiment import Experiment, Own, Preset
 from fedjax_het.report import parse_row, plot_against
+from fedjax_het.report.paper_table import Experiment, Own, Preset
 
 GLYPH_SIZES = run_path(str(Path(__file__).with_name("examples.py")))["GLYPH_SIZES"]
 LEARNERS = ("fsl", "fsl_p", "data_sharing")  # methods that use the server's examples

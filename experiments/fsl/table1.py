@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 
-from fedjax_het.experiment import Experiment, Outcome, main, write_table
 from fedjax_het.report import Cell, compare
-from fedjax_het.reported import reported_values
+from fedjax_het.report.paper_table import Experiment, Outcome, main, write_table
+from fedjax_het.report.reported import reported_values
 
 SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 ROWS = tuple(dict.fromkeys(reported_values("fsl", "table1")["method"]))

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, State, written_out
 from fedjax_het.algorithms.beside import federated_beside
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.engine.lanes import client_row
 from fedjax_het.engine.local import Local, LocalTraining, descend
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import require, require_name
 from fedjax_het.nn import Model
 
 Tree = Any

@@ -17,6 +17,7 @@ from fedjax_het.algorithms.base import (
     sent_model,
     with_sent_model,
 )
+from fedjax_het.common.errors import is_whole, require, require_name
 from fedjax_het.condensation.augment import augment, parse_strategy
 from fedjax_het.condensation.distribution import (
     clipped,
@@ -30,7 +31,6 @@ from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import NETWORKS_FOLD, SERVER_FOLD
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import PairWork
-from fedjax_het.errors import is_whole, require, require_name
 
 Tree = Any
 

@@ -9,13 +9,13 @@ import optax
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.refined import Round, refined
+from fedjax_het.common.errors import is_whole, require
 from fedjax_het.engine.ensemble import distilled
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import SERVER_FOLD
 from fedjax_het.engine.server import steps_per_epoch
-from fedjax_het.errors import is_whole, require
 
 Tree = Any
 

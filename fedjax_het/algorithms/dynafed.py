@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_het.algorithms.base import Algorithm, HostWork
 from fedjax_het.algorithms.refined import Round, refined
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.condensation import (
     SynthesisConfig,
     SynthesisHyperParameters,
@@ -23,7 +24,6 @@ from fedjax_het.condensation import (
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import SERVER_FOLD
-from fedjax_het.errors import require, require_name
 
 Tree = Any
 

@@ -13,6 +13,7 @@ from fedjax_het.algorithms.condensing import (
     check_condensing_hp,
     condensing,
 )
+from fedjax_het.common.errors import is_whole, require, require_name
 from fedjax_het.condensation.distribution import (
     interpolated,
     sliced_wasserstein,
@@ -22,7 +23,6 @@ from fedjax_het.condensation.knowledge import over_owners, soft_labels
 from fedjax_het.condensation.pool import Knowledge
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import is_whole, require, require_name
 
 LGKM = ("minibatch", "exact")
 OWNERS = ("condensing", "all")

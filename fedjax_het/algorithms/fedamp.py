@@ -34,10 +34,10 @@ from fedjax_het.algorithms.separate import (
     own_models,
     rms_change,
 )
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.engine.lanes import ClientMethod, Cohort, client_row, train_cohort
 from fedjax_het.engine.local import LocalTraining, begin_training, pulled, training_step
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import require, require_name
 
 Tree = Any
 

@@ -10,11 +10,11 @@ import optax
 from fedjax_het.algorithms.base import Algorithm, written_out
 from fedjax_het.algorithms.distilling import DISTILLING_OPTIONS, check_distilling, distilling
 from fedjax_het.algorithms.refined import Round
+from fedjax_het.common.errors import is_whole, require, require_name
 from fedjax_het.engine.ensemble import logits_of, sum_over_models, weighted_sum
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import is_whole, require, require_name
 
 Tree = Any
 

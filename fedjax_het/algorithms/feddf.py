@@ -10,11 +10,11 @@ import optax
 from fedjax_het.algorithms.base import Algorithm, written_out
 from fedjax_het.algorithms.distilling import check_distilling, distilling
 from fedjax_het.algorithms.refined import Round
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.engine.ensemble import logits_of, sum_over_models
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import require, require_name
 
 FEDDF_OPTIONS: dict[str, Any] = {
     "preset": "paper",

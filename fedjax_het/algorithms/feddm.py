@@ -15,11 +15,11 @@ from fedjax_het.algorithms.condensing import (
     condensing,
     require_switch,
 )
+from fedjax_het.common.errors import require
 from fedjax_het.condensation.distribution import in_ball
 from fedjax_het.condensation.privacy import gaussian_epsilon, require_privacy
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import require
 
 FEDDM_OPTIONS: dict[str, Any] = {
     **CONDENSING_OPTIONS,

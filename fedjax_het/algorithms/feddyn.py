@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
+from fedjax_het.common.errors import require
 from fedjax_het.engine.lanes import ClientMethod
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import require
 
 Tree = Any
 

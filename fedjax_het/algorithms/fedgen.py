@@ -17,11 +17,11 @@ from fedjax_het.algorithms.base import (
     with_sent_model,
     written_out,
 )
+from fedjax_het.common.errors import is_whole, require, require_name
 from fedjax_het.engine.lanes import ClientMethod, Cohort, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import GENERATOR_FOLD, SERVER_FOLD
-from fedjax_het.errors import is_whole, require, require_name
 from fedjax_het.nn import Generator, Model, make_generator
 
 Tree = Any

@@ -8,11 +8,11 @@ import jax
 import optax
 
 from fedjax_het.algorithms.base import Algorithm, federated
+from fedjax_het.common.errors import is_whole, require, require_name
 from fedjax_het.data import Averaging
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import MIXING_FOLD
-from fedjax_het.errors import is_whole, require, require_name
 
 NAIVEMIX_OPTIONS: dict[str, Any] = {"mean_size": None}
 FEDMIX_OPTIONS: dict[str, Any] = {**NAIVEMIX_OPTIONS, "coefficient": "expansion"}

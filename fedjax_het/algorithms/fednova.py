@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
+from fedjax_het.common.errors import require
 from fedjax_het.engine.local import LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import require
 
 Tree = Any
 

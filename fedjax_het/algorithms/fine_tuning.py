@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_het.algorithms.base import Algorithm, Tuning
+from fedjax_het.common.errors import is_whole, require
 from fedjax_het.engine.local import LocalTraining, whole_model
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import is_whole, require
 
 FINE_TUNING_OPTIONS = {"tuning_epochs": 5}
 

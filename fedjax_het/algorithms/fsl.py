@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.refined import Round, refined
+from fedjax_het.common.errors import is_whole, require
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import SERVER_FOLD
 from fedjax_het.engine.server import steps_per_epoch, train_on_server
-from fedjax_het.errors import is_whole, require
 
 FSL_HP = {"gamma": 1.0}
 FSL_OPTIONS = {"server_epochs": None}

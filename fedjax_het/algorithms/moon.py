@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.base import Algorithm, federated
+from fedjax_het.common.errors import is_whole, require
 from fedjax_het.engine.lanes import Batch, ClientMethod
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.task import Task
-from fedjax_het.errors import is_whole, require
 from fedjax_het.nn import Model, micro_batched_value_and_grad, with_projection_head
 
 Tree = Any

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 
 from fedjax_het.algorithms.base import Algorithm, Tuning, federated
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.engine.local import Local, LocalTraining, descend, local_sgd, whole_model
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import require, require_name
 
 PER_FEDAVG_OPTIONS = {"order": "first"}
 ORDERS = ("first", "hessian_free", "exact")

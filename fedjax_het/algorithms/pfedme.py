@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, federated
+from fedjax_het.common.errors import is_whole, require
 from fedjax_het.engine.lanes import ClientMethod, client_row
 from fedjax_het.engine.local import LocalTraining, descend, local_sgd, pulled
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import is_whole, require
 
 Tree = Any
 

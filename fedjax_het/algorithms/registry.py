@@ -129,10 +129,10 @@ from fedjax_het.algorithms.pfedme import (
 )
 from fedjax_het.algorithms.scaffold import check_scaffold, scaffold
 from fedjax_het.algorithms.separate import check_separate, separate
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.engine.local import optimizer_defaults
-from fedjax_het.errors import require, require_name
 from fedjax_het.nn import Model
-from fedjax_het.protocols import PROTOCOLS
+from fedjax_het.settings.protocols import PROTOCOLS
 
 
 class Entry(NamedTuple):

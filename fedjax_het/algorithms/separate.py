@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.common.errors import require_name
 from fedjax_het.engine.lanes import (
     ClientMethod,
     CohortResult,
@@ -22,7 +23,6 @@ from fedjax_het.engine.local import (
     training_step,
 )
 from fedjax_het.engine.plan import Plan
-from fedjax_het.errors import require_name
 
 Tree = Any
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
 
 DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
 

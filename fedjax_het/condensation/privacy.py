@@ -1,6 +1,6 @@
 """Differential privacy of what is condensed with clipped and noised gradients."""
 
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
 
 
 def require_privacy() -> None:

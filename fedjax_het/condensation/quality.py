@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.condensation.pool import Pool, train_on_pool
 from fedjax_het.data import Dataset
 from fedjax_het.engine.task import Task
-from fedjax_het.errors import ConfigError, is_whole, require
 from fedjax_het.nn import Model
 
 _TEST_BATCH = 500

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import Array
 
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
 from fedjax_het.condensation.synthetic import LOSS_SCALINGS
-from fedjax_het.errors import require, require_name
 
 DISTANCES = ("normalized_l2", "cosine")
 

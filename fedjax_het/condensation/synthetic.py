@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from fedjax_het.common.errors import require_name
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.engine.server import epoch_batch, steps_per_epoch
-from fedjax_het.errors import require_name
 
 ApplyParams = Callable[[Any, Array], Array]
 LOSS_SCALINGS = ("cross_entropy_over_classes", "cross_entropy")

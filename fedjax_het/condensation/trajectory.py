@@ -23,6 +23,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
+from fedjax_het.common.errors import require
 from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.condensation.synthesis_config import (
     SynthesisConfig,
@@ -35,7 +36,6 @@ from fedjax_het.condensation.synthetic import (
     soft_cross_entropy,
     synthetic_batch,
 )
-from fedjax_het.errors import require
 
 Unravel = Callable[[Array], Any]
 

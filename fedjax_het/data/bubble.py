@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_het.common.errors import require
 from fedjax_het.data.partition import Partition
-from fedjax_het.errors import require
 
 _BUBBLE = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_het.cache import cache_root, private_folder
+from fedjax_het.common.cache import cache_root, private_folder
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 
 _log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 def cache_folder(cache_dir: str | os.PathLike | None = None) -> Path:
     """Where decoded data sets are kept.
 
-    `cache_dir`, else `datasets` in the user's cache folder (`fedjax_het.cache`).
+    `cache_dir`, else `datasets` in the user's cache folder (`fedjax_het.common.cache`).
     """
     return cache_root() / "datasets" if cache_dir is None else Path(cache_dir).expanduser()
 

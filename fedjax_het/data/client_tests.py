@@ -4,10 +4,10 @@ import logging
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.data.dealing import deal, shuffled_classes, whole_counts
 from fedjax_het.data.partition import Partition, checked_labels, partition_from_clients
 from fedjax_het.data.schemes import SCHEMES
-from fedjax_het.errors import ConfigError, is_whole, require
 
 _log = logging.getLogger(__name__)
 

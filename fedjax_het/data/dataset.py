@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.data.npz import digest_arrays
-from fedjax_het.errors import ConfigError, is_whole, require
 
 # Images that were standardised before they came here stay well within this; images in 0..255
 # that were turned to floats do not.

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from fedjax_het.common.errors import ConfigError, require_name
 from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.digits import read_digits
@@ -11,7 +12,6 @@ from fedjax_het.data.emnist import first_45_classes
 from fedjax_het.data.folder import read_image_folder
 from fedjax_het.data.normalisation import normalisation_constants
 from fedjax_het.data.tfds import fingerprint, prepared_folder, read_prepared
-from fedjax_het.errors import ConfigError, require_name
 
 DATASETS = {
     "digits": "scikit-learn's digits: 1,797 grey 8x8 images, 10 classes; needs no download",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.tfds import (
     SOURCES,
@@ -13,7 +14,6 @@ from fedjax_het.data.tfds import (
     reading,
     stored_examples,
 )
-from fedjax_het.errors import ConfigError
 
 CLASSES = (
     *("bird", "feather", "headphones", "ice_cream", "teapot"),

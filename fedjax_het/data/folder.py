@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
-from fedjax_het.errors import ConfigError, require
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _THREADS = 8  # hides the latency of opening many small files

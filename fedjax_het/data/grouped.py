@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.data.dealing import deal, shuffled_classes, whole_counts
 from fedjax_het.data.superclasses import CIFAR100_SUPERCLASSES
-from fedjax_het.errors import ConfigError, is_whole, require
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ public; the training set's own statistics are assumed, as `dataset`.
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, require_name
 from fedjax_het.data.dataset import channel_statistics
-from fedjax_het.errors import ConfigError, require_name
 
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))

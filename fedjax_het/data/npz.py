@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_het.files import write_atomically
+from fedjax_het.common.files import write_atomically
 
 
 class DamagedFileError(ValueError):

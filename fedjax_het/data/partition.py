@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, is_whole, require, require_name
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 from fedjax_het.data.schemes import SCHEMES
-from fedjax_het.errors import ConfigError, is_whole, require, require_name
 
 # Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
 _PARTITION_STREAM = 0x5EED

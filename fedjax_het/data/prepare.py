@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from fedjax_het.common.errors import ConfigError, require_name
 from fedjax_het.data.tfds import SOURCES, data_root
-from fedjax_het.errors import ConfigError, require_name
 
 
 def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Path:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.data.dealing import deal, equal_counts, shuffled_classes
 from fedjax_het.data.grouped import grouped, grouped_mixtures, grouped_setting
-from fedjax_het.errors import ConfigError, is_whole, require
 
 _log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, is_whole, require, require_name
 from fedjax_het.data.dataset import Dataset, checked_server_examples
 from fedjax_het.data.dealing import equal_counts, shuffled_classes
 from fedjax_het.data.glyphs import FIGURE, glyph_images, open_font
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.stl10 import shared_class_images
-from fedjax_het.errors import ConfigError, is_whole, require, require_name
 
 # A stream of its own, so that D_0 does not depend on how many draws a partition took.
 _SERVER_STREAM = 0x5E12

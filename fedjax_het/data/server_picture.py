@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_het.common.errors import require
 from fedjax_het.data.dataset import Dataset
-from fedjax_het.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

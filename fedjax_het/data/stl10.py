@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.data.dataset import Dataset
-from fedjax_het.errors import ConfigError, require
 
 # What STL-10 calls otherwise than CIFAR-10.
 _ALSO_CALLED = {"car": "automobile"}

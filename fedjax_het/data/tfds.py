@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
 
 _CHUNK = 10_000  # examples read at once; bounds the memory that undecoded images take
 

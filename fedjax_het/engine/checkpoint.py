@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_het.errors import ConfigError
-from fedjax_het.files import write_atomically
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.files import write_atomically
 
 _META = "__meta__"
 

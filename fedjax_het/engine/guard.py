@@ -20,7 +20,7 @@ import jax
 import jaxlib
 import numpy as np
 
-from fedjax_het.cache import private_folder, programs_folder
+from fedjax_het.common.cache import private_folder, programs_folder
 
 log = logging.getLogger("fedjax_het")
 

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from fedjax_het.cache import cache_root, private_folder
+from fedjax_het.common.cache import cache_root, private_folder
+from fedjax_het.common.files import write_atomically
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, optimizer_defaults
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.units import ClientUnits
-from fedjax_het.files import write_atomically
 
 log = logging.getLogger("fedjax_het")
 

@@ -6,6 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.engine.evaluation import (
+    ClientTests,
+    Evaluation,
+    EvaluationSet,
+    evaluate,
+    evaluate_clients,
+)
 from fedjax_het.engine.gradient_gaps import GAPS, gradient_gaps
 from fedjax_het.engine.lanes import (
     Averages,
@@ -21,13 +28,6 @@ from fedjax_het.engine.plan import DEVICE, RUN, SHARED, Plan
 from fedjax_het.engine.randomness import TUNING_FOLD
 from fedjax_het.engine.schedule import RoundSchedule
 from fedjax_het.engine.task import Task
-from fedjax_het.evaluation import (
-    ClientTests,
-    Evaluation,
-    EvaluationSet,
-    evaluate,
-    evaluate_clients,
-)
 
 
 class ChunkInputs(NamedTuple):

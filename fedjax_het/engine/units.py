@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.errors import require
 from fedjax_het.data import Partition
 from fedjax_het.engine.randomness import Stream, host_rng
-from fedjax_het.errors import require
 
 
 class ClientUnits:

@@ -11,7 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.errors import require_name
+from fedjax_het.common.errors import require_name
 from fedjax_het.nn.micro_batch import piece_size
 
 barrier = jax.lax.optimization_barrier

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.errors import require, require_name
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.nn.conv import CONV_IMPLS
 
 Variables = dict[str, Any]  # {"params": tree, "state": tree}; "state" is {} without batch norm

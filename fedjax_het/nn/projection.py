@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.errors import require
+from fedjax_het.common.errors import require
 from fedjax_het.nn.models import Model
 
 HEAD = "head"  # what every network here calls its last layer

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedjax_het.errors import require, require_name
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.report.grouping import (
     Line,
     chosen_settings,
@@ -28,7 +28,7 @@ from fedjax_het.report.style import (
     plain_axes,
     within_percent,
 )
-from fedjax_het.store import newest
+from fedjax_het.running.store import newest
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.errors import require, require_name
-from fedjax_het.personal import wilcoxon
+from fedjax_het.common.errors import require, require_name
+from fedjax_het.measures.personal import wilcoxon
 from fedjax_het.report.style import (
     empty_panel,
     is_leftmost,

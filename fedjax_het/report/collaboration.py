@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.errors import require, require_name
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.report.style import is_leftmost, is_lowest, make_panels
 
 if TYPE_CHECKING:

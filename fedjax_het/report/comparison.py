@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedjax_het.convergence import WINDOW
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report.grouping import describe_settings, diverged, is_missing, setting_text
 from fedjax_het.report.learning_curves import (
     SMOOTHED_ROUNDS,
@@ -26,7 +26,7 @@ from fedjax_het.report.render import (
     number_text,
     plus_minus,
 )
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.spec import RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,10 +5,10 @@ import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.errors import require, require_name
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.report.render import MISSING
 from fedjax_het.report.style import method_rank
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.spec import RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.errors import ConfigError, require, require_name
+from fedjax_het.common.errors import ConfigError, require, require_name
 from fedjax_het.report.grouping import (
     chosen_settings,
     describe_settings,
@@ -21,7 +21,7 @@ from fedjax_het.report.measures import measure_label, require_measure, scale_of
 from fedjax_het.report.overview import summarise_runs
 from fedjax_het.report.render import DIVERGED, MISSING, number_form, number_text
 from fedjax_het.report.style import is_leftmost, is_lowest, make_panels
-from fedjax_het.store import newest
+from fedjax_het.running.store import newest
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedjax_het.errors import ConfigError, require_name
+from fedjax_het.common.errors import ConfigError, require_name
 from fedjax_het.report.grouping import (
     chosen_settings,
     diverged,
@@ -25,7 +25,7 @@ from fedjax_het.report.style import (
     plain_axes,
     within_percent,
 )
-from fedjax_het.store import newest
+from fedjax_het.running.store import newest
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedjax_het.errors import require_name
+from fedjax_het.common.errors import require_name
 from fedjax_het.report.grouping import diverged, is_numeric, setting_columns
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedjax_het.environment import IDENTITY
-from fedjax_het.errors import require_name
+from fedjax_het.common.environment import IDENTITY
+from fedjax_het.common.errors import require_name
 from fedjax_het.report.grouping import (
     chosen_settings,
     constant_settings,
@@ -36,7 +36,7 @@ from fedjax_het.report.render import (
     number_text,
     plus_minus,
 )
-from fedjax_het.store import newest
+from fedjax_het.running.store import newest
 
 if TYPE_CHECKING:
     import pandas as pd

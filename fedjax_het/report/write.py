@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedjax_het.convergence import WINDOW
-from fedjax_het.errors import require
-from fedjax_het.files import write_atomically
+from fedjax_het.common.errors import require
+from fedjax_het.common.files import write_atomically
+from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report.against import plot_against_alpha
 from fedjax_het.report.grouping import chosen_settings
 from fedjax_het.report.heat_map import numeric_pair, plot_heat_map
@@ -15,7 +15,7 @@ from fedjax_het.report.learning_curves import SMOOTHED_ROUNDS, plot_learning_cur
 from fedjax_het.report.measures import OF_WINDOW, usual_measure
 from fedjax_het.report.overview import overview_table, pivot_table, summarise_runs
 from fedjax_het.report.render import TextTable, to_csv, to_latex, to_markdown
-from fedjax_het.store import load_curves, load_results, newest
+from fedjax_het.running.store import load_curves, load_results, newest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

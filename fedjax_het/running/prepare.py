@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_het.algorithms import ALGORITHMS, entry_of
 from fedjax_het.algorithms.base import Algorithm, Tuning, num_bytes
 from fedjax_het.algorithms.pretraining import pretrained
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.data import (
     Dataset,
     Partition,
@@ -32,6 +33,7 @@ from fedjax_het.data import (
     withheld_examples,
 )
 from fedjax_het.data.server_data import Pool
+from fedjax_het.engine.evaluation import TestsShape, evaluation_set, tests_shape
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.lanes import Averages, Examples
 from fedjax_het.engine.local import LocalTraining
@@ -43,10 +45,8 @@ from fedjax_het.engine.rounds import ChunkInputs, Measuring, chunk_kinds, make_c
 from fedjax_het.engine.schedule import Scheduler, Shape, cohort_size, common_shape, useful_fraction
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import ClientUnits, PairUnits
-from fedjax_het.errors import require, require_name
-from fedjax_het.evaluation import TestsShape, evaluation_set, tests_shape
 from fedjax_het.nn import make_model
-from fedjax_het.spec import RunSpec
+from fedjax_het.settings.spec import RunSpec
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
 # are traced.

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.convergence import rise_time, rolling_mean, rounds_to
+from fedjax_het.common.environment import run_digest
+from fedjax_het.common.files import write_atomically
 from fedjax_het.data import Partition
-from fedjax_het.environment import run_digest
-from fedjax_het.files import write_atomically
-from fedjax_het.personal import best_mean_accuracy, worst_decile
-from fedjax_het.spec import RunSpec
+from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
+from fedjax_het.measures.personal import best_mean_accuracy, worst_decile
+from fedjax_het.settings.spec import RunSpec
 
 
 @dataclass

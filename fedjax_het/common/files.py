@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from fedjax_het.errors import ConfigError
+from fedjax_het.common.errors import ConfigError
 
 
 def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.batch import Batch, resumable
+from fedjax_het.common.environment import environment, run_digest
+from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import RUNS
-from fedjax_het.environment import environment, run_digest
-from fedjax_het.errors import ConfigError, require
-from fedjax_het.federation import (
+from fedjax_het.running.advance import Batch, resumable
+from fedjax_het.running.prepare import (
     Group,
     narrower,
     prepare,
@@ -31,11 +32,10 @@ from fedjax_het.federation import (
     split_clients,
     static_key,
 )
-from fedjax_het.files import make_output_directory
-from fedjax_het.progress import clock, progress_line
-from fedjax_het.result import Result
-from fedjax_het.spec import RunSpec
-from fedjax_het.store import frame, load_result
+from fedjax_het.running.progress import clock, progress_line
+from fedjax_het.running.result import Result
+from fedjax_het.running.store import frame, load_result
+from fedjax_het.settings.spec import RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd

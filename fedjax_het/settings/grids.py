@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.errors import ConfigError, require, require_name
-from fedjax_het.spec import RunSpec, of_use
+from fedjax_het.common.errors import ConfigError, require, require_name
+from fedjax_het.settings.spec import RunSpec, of_use
 
 _FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
 

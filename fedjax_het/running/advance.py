@@ -14,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, num_bytes
+from fedjax_het.common.environment import environment
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
+from fedjax_het.engine.evaluation import client_tests
 from fedjax_het.engine.host_state import Pager
 from fedjax_het.engine.lanes import Averages, ServerTraining
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, RUNS, host_values
@@ -28,13 +31,10 @@ from fedjax_het.engine.schedule import (
     stack_rounds,
     with_rows,
 )
-from fedjax_het.environment import environment
-from fedjax_het.errors import ConfigError
-from fedjax_het.evaluation import client_tests
-from fedjax_het.federation import HOST_STATE, Federation, Group, client_state_bytes
-from fedjax_het.personal import mean_accuracies
-from fedjax_het.result import Result, summarise
-from fedjax_het.spec import RunSpec
+from fedjax_het.measures.personal import mean_accuracies
+from fedjax_het.running.prepare import HOST_STATE, Federation, Group, client_state_bytes
+from fedjax_het.running.result import Result, summarise
+from fedjax_het.settings.spec import RunSpec
 
 log = logging.getLogger("fedjax_het")
 

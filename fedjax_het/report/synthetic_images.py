@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedjax_het.common.errors import require
 from fedjax_het.condensation.synthetic import SyntheticData
-from fedjax_het.errors import require
 
 _IMAGE, _GAP = 0.42, 0.12  # inches, of a condensed image and between clients
 

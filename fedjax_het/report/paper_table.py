@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het import report, store
-from fedjax_het.errors import exit_status, require, require_name
+from fedjax_het import report
+from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.report import Cell
 from fedjax_het.report.render import number_text
+from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.reported import reported_values
-from fedjax_het.spec import RunSpec, of_use
-from fedjax_het.sweeps import describe, plan_sweep, sweep
+from fedjax_het.running import store
+from fedjax_het.running.sweeps import describe, plan_sweep, sweep
+from fedjax_het.settings.spec import RunSpec, of_use
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_het.data import Dataset, Partition, client_groups, plot_partition
-from fedjax_het.personal import mean_accuracies
-from fedjax_het.result import Result
+from fedjax_het.measures.personal import mean_accuracies
+from fedjax_het.running.result import Result
 
 
 def draw_run(result: Result, dataset: Dataset, partition: Partition, directory: str | Path) -> None:
@@ -97,7 +97,7 @@ def _plot_collaboration(result: Result, partition: Partition, path: Path) -> Non
 
 def _plot_snapshots(artifacts: dict[str, np.ndarray], dataset: Dataset, path: Path) -> None:
     from fedjax_het.condensation import SyntheticData
-    from fedjax_het.condensation.pictures import plot_synthesis
+    from fedjax_het.report.synthetic_images import plot_synthesis
 
     logits = artifacts["synthetic_label_logits"][artifacts["snapshot_samples"]]
     steps = zip(artifacts["snapshot_iterations"], artifacts["snapshots"], strict=True)
@@ -109,7 +109,7 @@ def _plot_snapshots(artifacts: dict[str, np.ndarray], dataset: Dataset, path: Pa
 
 
 def _plot_condensed(artifacts: dict[str, np.ndarray], dataset: Dataset, path: Path) -> None:
-    from fedjax_het.condensation.pictures import plot_condensed
+    from fedjax_het.report.synthetic_images import plot_condensed
 
     plot_condensed(
         artifacts["condensed_images"],

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.batch import Batch, Progress, resumable
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.errors import ConfigError
-from fedjax_het.federation import prepare
-from fedjax_het.files import make_output_directory
-from fedjax_het.result import Result
-from fedjax_het.spec import RunSpec
+from fedjax_het.running.advance import Batch, Progress, resumable
+from fedjax_het.running.prepare import prepare
+from fedjax_het.running.result import Result
+from fedjax_het.settings.spec import RunSpec
 
 
 def simulate(

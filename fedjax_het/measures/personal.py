@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.errors import ConfigError, require, require_name
+from fedjax_het.common.errors import ConfigError, require, require_name
 
 
 class BestMean(NamedTuple):

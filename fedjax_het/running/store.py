@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_het.result import Result
+from fedjax_het.running.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

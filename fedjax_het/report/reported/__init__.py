@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedjax_het.errors import require_name
+from fedjax_het.common.errors import require_name
 
 if TYPE_CHECKING:
     import pandas as pd

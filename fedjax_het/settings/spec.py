@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedjax_het.errors import is_whole, require, require_name
-from fedjax_het.protocols import PROTOCOLS, protocol_values
+from fedjax_het.common.errors import is_whole, require, require_name
+from fedjax_het.settings.protocols import PROTOCOLS, protocol_values
 
 if TYPE_CHECKING:
     from fedjax_het.algorithms import Entry
