@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.data import average_examples, dataset_from_arrays, partition_from_clients
-from fedjax_het.engine.lanes import Averages, Cohort, Examples, ServerTraining
+from fedjax_het.engine.lanes import Cohort, Examples
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan, make_plan
 from fedjax_het.engine.schedule import Scheduler

@@ -15,7 +15,7 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.data import load_dataset
-from fedjax_het.engine.lanes import Batch
+from fedjax_het.engine.contract import Batch
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.nn import make_model
 

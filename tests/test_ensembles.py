@@ -19,7 +19,7 @@ from fedjax_het.algorithms.refined import Round
 from fedjax_het.engine.ensemble import logits_of
 from fedjax_het.engine.lanes import ClientModels, Cohort
 from fedjax_het.engine.plan import make_plan
-from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.running.prepare import prepare, split_clients

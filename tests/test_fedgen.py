@@ -21,7 +21,7 @@ from fedjax_het.algorithms.fedgen import (
     label_shares,
     train_generator,
 )
-from fedjax_het.engine.randomness import GENERATOR_FOLD, SERVER_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.nn import count_parameters, make_generator, make_model
 
 TINY = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
@@ -154,7 +154,7 @@ class Loop:
         key = jax.random.fold_in(jax.random.key(7), r)
         ids = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
         teachers = [self.client(r, k, jax.random.fold_in(key, k)) for k in ids]
-        self.teach(teachers, jax.random.fold_in(key, SERVER_FOLD), r)
+        self.teach(teachers, key_for(key, Purpose.SERVER), r)
         weights = [SIZES[k] for k in ids] if self.averaging == "weighted" else None
         self.w = np.average([w for w, *_ in teachers], axis=0, weights=weights)
         self.b = np.average([b for _, b, _ in teachers], axis=0, weights=weights)

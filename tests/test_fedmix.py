@@ -24,8 +24,8 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedmix import _first_order, fedmix, naivemix
 from fedjax_het.algorithms.fsl import fsl
 from fedjax_het.data import Averaging, average_examples
-from fedjax_het.engine.lanes import Batch
-from fedjax_het.engine.randomness import MIXING_FOLD
+from fedjax_het.engine.contract import Batch
+from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, make_model
 

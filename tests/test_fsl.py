@@ -28,7 +28,7 @@ from fedjax_het.data import dataset_from_arrays, make_partition, partition_from_
 from fedjax_het.engine.gradient_gaps import gradient_gaps
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import make_plan
-from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.server import epoch_batch
 from fedjax_het.engine.units import ClientUnits

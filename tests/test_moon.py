@@ -13,7 +13,7 @@ from fedjax_het import simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.moon import _Earlier, _loss_and_gradient, contrastive_losses, moon
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.lanes import Batch
+from fedjax_het.engine.contract import Batch
 from fedjax_het.engine.local import Broadcast, Local
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, count_parameters, make_model, with_projection_head

@@ -17,7 +17,8 @@ from fedjax_het.algorithms.per_fedavg import per_fedavg
 from fedjax_het.algorithms.pfedme import pfedme
 from fedjax_het.algorithms.separate import separate
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.lanes import Batch, for_each_client
+from fedjax_het.engine.contract import Batch
+from fedjax_het.engine.lanes import for_each_client
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.nn import Model

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.distilling import over_models
-from fedjax_het.algorithms.refined import Round
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.algorithms.refined import Round, server_examples
 from fedjax_het.engine.ensemble import logits_of, weighted_sum
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
@@ -36,7 +37,7 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
     task = training.task
 
     def refine(hp, of: Round, models: ClientModels):
-        examples = of.cohort.server.examples
+        examples = server_examples(of)
 
         def accuracy(variables):
             found = logits_of(task, variables, examples.images).argmax(1)
@@ -56,3 +57,14 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
         }
 
     return over_models(training, plan, base, refine)
+
+
+ENTRY = Entry(
+    "abavg",
+    abavg,
+    "clients' models averaged by their accuracy on the server's examples (Xiao et al., 2021)",
+    paper="Xiao et al., ISPDC 2021",
+    colour="#332288",
+    refines="average",
+    needs=("proxy_data",),
+)

@@ -1,13 +1,15 @@
 """APFL (Deng, Kamani and Mahdavi, 2020, arXiv:2003.13461)."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, State, written_out
 from fedjax_het.algorithms.beside import federated_beside
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.algorithms.contract import Algorithm, State
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.records import Record, Share
 from fedjax_het.engine.lanes import client_row
 from fedjax_het.engine.local import Local, LocalTraining, descend
 from fedjax_het.engine.plan import Plan
@@ -15,28 +17,33 @@ from fedjax_het.nn import Model
 
 Tree = Any
 
-APFL_OPTIONS: dict[str, Any] = {
-    "preset": "paper",
-    "mixing": None,
-    "adaptive": None,
-    "alpha_update": None,
-}
-APFL_HP = {"apfl_alpha": 0.5}
 
-_PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"mixing": "weights", "adaptive": True, "alpha_update": "round"},
-    "fedtorch": {"mixing": "outputs", "adaptive": False, "alpha_update": "round"},
-}
+@dataclass(frozen=True)
+class ApflOptions(Record):
+    """See `apfl` for what each is."""
+
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "fedtorch": {"mixing": "outputs", "adaptive": False},
+    }
+
+    preset: str = "paper"
+    mixing: Literal["weights", "outputs"] = "weights"
+    adaptive: bool = True
+    alpha_update: Literal["round", "step"] = "round"
+
+
+@dataclass(frozen=True)
+class ApflNumbers(Record):
+    apfl_alpha: Share = 0.5
+    "Share of its own model in a client's mixture; where it starts, if it learns."
 
 
 def apfl(
     training: LocalTraining,
     plan: Plan,
     *,
-    mixing: str,
-    adaptive: bool,
-    alpha_update: str = "round",
-    preset: str = "",
+    options: ApflOptions = ApflOptions(),
 ) -> Algorithm:
     """Algorithm 1: client k trains its copy w_k of FedAvg's model and a model v_k of its own, which
     learns as part of their mixture; every step, on one minibatch,
@@ -63,7 +70,7 @@ def apfl(
     w's, and those that v_k met in the mixture. Traffic: FedAvg's. State: one model per client.
     Cost: two gradients a step; "outputs" has one forward pass more.
     """
-    task = training.task
+    task, mixing = training.task, options.mixing
 
     def step_own(hp, broadcast, local, moved, batch, client, key):
         own, shared = local.memory, (local if mixing == "weights" else moved).variables
@@ -81,8 +88,8 @@ def apfl(
         variables = {**seen, "params": params["own"]}
         variables, optimizer = descend(training, hp, variables, slopes["own"], own.optimizer)
         alpha = params["alpha"]
-        if adaptive:
-            due = alpha_update == "step" or batch.number == 0
+        if options.adaptive:
+            due = options.alpha_update == "step" or batch.number == 0
             learned = jnp.clip(alpha - hp["local_lr"] * slopes["alpha"], 0, 1)
             alpha = jnp.where(due, learned, alpha)
         return Local(variables, optimizer, alpha), loss
@@ -138,22 +145,14 @@ def _ensemble(model: Model) -> Model:
     return model._replace(init=init, apply=apply, embed=None)
 
 
-def fill_apfl(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the preset's choices written out."""
-    return written_out(options, _PRESETS[options["preset"]])
-
-
-def check_apfl(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless every choice is one that there is."""
-    require_name("preset", options["preset"], _PRESETS)
-    options = fill_apfl(options)
-    require_name("mixing", options["mixing"], ("weights", "outputs"))
-    require_name("alpha_update", options["alpha_update"], ("step", "round"))
-    adaptive = options["adaptive"]
-    require(isinstance(adaptive, bool), "adaptive", adaptive, "True or False")
-
-
-def check_apfl_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError unless alpha is a share."""
-    alpha = hp["apfl_alpha"]
-    require(0 <= alpha <= 1, "hp apfl_alpha", alpha, "a share in [0, 1]")
+ENTRY = Entry(
+    "apfl",
+    apfl,
+    "each client mixes a model of its own with the global one (Deng et al., 2020)",
+    paper="Deng, Kamani and Mahdavi, 2020, arXiv:2003.13461",
+    options=ApflOptions,
+    numbers=ApflNumbers,
+    protocol="fedamp",
+    colour="#7B3294",
+    scored=("personal",),
+)

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_het.algorithms.base import Algorithm, federated
-from fedjax_het.engine.lanes import ClientMethod, client_row
+from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.engine.contract import ClientMethod
+from fedjax_het.engine.lanes import client_row
 from fedjax_het.engine.local import (
     Local,
     LocalTraining,

@@ -6,14 +6,14 @@ differences of large numbers.
 """
 
 import itertools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 Tree = Any
 
-GUARDS = ("step", "rows")
+Guard = Literal["step", "rows"]
 
 
 def stacked(models: Tree) -> jax.Array:

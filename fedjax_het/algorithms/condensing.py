@@ -1,23 +1,18 @@
 """What FedDM and FedAF share: clients condense their classes, the server trains on the images."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_het.algorithms.base import (
-    Algorithm,
-    RoundInfo,
-    State,
-    Traffic,
-    num_bytes,
-    sent_model,
-    with_sent_model,
-)
-from fedjax_het.common.errors import is_whole, require, require_name
+from fedjax_het.algorithms.building import num_bytes, sent_model, with_sent_model
+from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.common.errors import require
+from fedjax_het.common.records import Count, Momentum, NonNegative, Positive, Record, Whole
 from fedjax_het.condensation.augment import augment, parse_strategy
 from fedjax_het.condensation.distribution import (
     clipped,
@@ -25,57 +20,59 @@ from fedjax_het.condensation.distribution import (
     mean_embedding,
 )
 from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
-from fedjax_het.engine.lanes import Client, ClientMethod, Cohort, train_cohort
+from fedjax_het.engine.contract import Client, ClientMethod, Upload
+from fedjax_het.engine.lanes import Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import NETWORKS_FOLD, SERVER_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import PairWork
 
 Tree = Any
 
-INITS = ("mean", "real", "noise")
-CLIPPINGS = ("none", "per_class", "global")
 
-CONDENSING_HP = {
-    "image_lr": 1.0,
-    "image_momentum": 0.9,
-    "clip_norm": 2.0,
-    "server_lr": 0.001,
-    "server_momentum": 0.9,
-    "server_weight_decay": 0.0,
-}
+@dataclass(frozen=True)
+class CondensingNumbers(Record):
+    image_lr: NonNegative = 1.0
+    image_momentum: Momentum = 0.9
+    clip_norm: Positive = 2.0
+    server_lr: NonNegative = 0.001
+    server_momentum: Momentum = 0.9
+    server_weight_decay: NonNegative = 0.0
 
 
-class Condensation(NamedTuple):
-    """How clients condense and the server trains; static. The numbers are in `hp`.
+@dataclass(frozen=True)
+class CondensingOptions(Record):
+    """How clients condense and the server trains."""
 
-    ipc: synthetic images of each class and client; steps of condensation a round.
-    threshold: classes of which a client holds fewer examples are dropped (None: ipc).
-    init: an image starts from the "mean" of `init_images` real ones, a "real" one, or "noise".
-    augment_strategy: DSA, one transformation for the real and the synthetic batch of a step.
-    clipping: of the image gradient at hp clip_norm: "none", "per_class", or "global", over all of
-      a client's classes; then the client, not the class, is what the lanes run through.
-    logit_term: match mean logits besides mean embeddings.
-    top_up: see `PairWork`.
-    warm_start: go on from the client's images of its last round instead of starting anew.
-    """
-
-    ipc: int = 50
-    steps: int = 1000
-    threshold: int | None = None
-    init: str = "mean"
-    init_images: int = 5
+    ipc: Count = 50
+    "Synthetic images of each class and client."
+    steps: Count = 1000
+    "Of condensation, each round."
+    threshold: Count | None = None
+    "Classes of which a client holds fewer examples are dropped; None: fewer than ipc."
+    init: Literal["mean", "real", "noise"] = "mean"
+    "An image starts from the mean of `init_images` real ones, a real one, or noise."
+    init_images: Count = 5
     augment_strategy: str = "none"
-    clipping: str = "none"
+    "DSA, one transformation for the real and the synthetic batch of a step: names joined by '_'."
+    clipping: Literal["none", "per_class", "global"] = "none"
+    """Of the image gradient at clip_norm; "global": over all of a client's classes; then the
+    client, not the class, is what the lanes run through."""
     logit_term: bool = False
+    "Whether mean logits are matched besides mean embeddings."
     top_up: bool = False
+    "See `PairWork`."
     warm_start: bool = False
-    server_epochs: int = 500
-    server_batch_size: int = 256
+    "Whether a client goes on from its images of its last round instead of starting anew."
+    server_epochs: Whole = 500
+    server_batch_size: Count = 256
 
+    def completed(self):
+        return replace(self, threshold=self.threshold or self.ipc)
 
-CONDENSING_OPTIONS: dict[str, Any] = Condensation()._asdict()
+    def check(self) -> None:
+        parse_strategy(self.augment_strategy)
 
 
 class ImageState(NamedTuple):
@@ -95,47 +92,10 @@ class Working(NamedTuple):
     made: jax.Array
 
 
-def check_condensing(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the options make sense."""
-    for name in ("ipc", "steps", "init_images", "server_batch_size"):
-        require(is_whole(options[name], 1), name, options[name], "a whole number >= 1")
-    require(
-        is_whole(options["server_epochs"], 0),
-        "server_epochs",
-        options["server_epochs"],
-        "a whole number >= 0",
-    )
-    threshold = options["threshold"]
-    require(
-        threshold is None or is_whole(threshold, 1), "threshold", threshold, "a whole number >= 1"
-    )
-    require_name("init", options["init"], INITS)
-    require_name("clipping", options["clipping"], CLIPPINGS)
-    for name in ("logit_term", "top_up", "warm_start"):
-        require_switch(options, name)
-    strategy = options["augment_strategy"]
-    require(isinstance(strategy, str), "augment_strategy", strategy, "names joined by '_'")
-    parse_strategy(strategy)
-
-
-def require_switch(options: dict[str, Any], name: str) -> None:
-    require(isinstance(options[name], bool), name, options[name], "true or false")
-
-
-def check_condensing_hp(hp: dict[str, float]) -> None:
-    require(hp["clip_norm"] > 0, "hp clip_norm", hp["clip_norm"], "a norm > 0")
-
-
-def fill_condensing(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the threshold written out."""
-    threshold = options["ipc"] if options["threshold"] is None else options["threshold"]
-    return {**options, "threshold": threshold}
-
-
 def condensing(
     task: Task,
     plan: Plan,
-    config: Condensation,
+    config: CondensingOptions,
     *,
     perturb: Callable[[dict, jax.Array, Tree], Tree],
     collaboration: Callable | None = None,
@@ -191,7 +151,7 @@ def condensing(
             start = task.normalise(client.start).reshape(group, config.ipc, per_image, *shape)
             images = start.mean(2)
         else:
-            key = jax.random.fold_in(client.key, SERVER_FOLD)
+            key = key_for(client.key, Purpose.SERVER)
             images = jax.random.normal(key, (group, config.ipc, *shape))
         if config.warm_start:
             known = (state.made > 0)[:, None, None, None, None]
@@ -207,7 +167,7 @@ def condensing(
         turns = jnp.maximum(client.num_steps // config.steps, 1)  # classes that take turns
         iteration = batch.number // turns
         # All classes of a client see one network in a step, whatever lane they are on.
-        networks_key = jax.random.fold_in(round_key, NETWORKS_FOLD)
+        networks_key = key_for(round_key, Purpose.NETWORKS)
         owner_key = jax.random.fold_in(jax.random.fold_in(networks_key, owner), iteration)
         augment_key, noise_key, distance_key = jax.random.split(key, 3)
         variables = {
@@ -252,7 +212,7 @@ def condensing(
         return jax.lax.cond(last, take, lambda _: wait, gradients), value
 
     def end(hp, broadcast, local: Working, state, client):
-        return (), ImageState(local.images, local.made, client.num_samples), ()
+        return Upload(), ImageState(local.images, local.made, client.num_samples), ()
 
     client_method = ClientMethod(init=lambda hp, variables: (), begin=begin, step=step, end=end)
 
@@ -288,7 +248,7 @@ def condensing(
             model,
             variables,
             pool,
-            jax.random.fold_in(key, SERVER_FOLD),
+            key_for(key, Purpose.SERVER),
             epochs=jnp.where(trial, min(1, config.server_epochs), config.server_epochs),
             batch_size=config.server_batch_size,
             lr=hp["server_lr"],

@@ -1,9 +1,19 @@
 """Ditto (Li et al., ICML 2021, arXiv:2012.04221)."""
 
-from fedjax_het.algorithms.base import Algorithm
+from dataclasses import dataclass
+
 from fedjax_het.algorithms.beside import federated_beside
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.records import NonNegative, Record
 from fedjax_het.engine.local import LocalTraining, pulled, training_step
 from fedjax_het.engine.plan import Plan
+
+
+@dataclass(frozen=True)
+class DittoNumbers(Record):
+    ditto_lambda: NonNegative = 1.0
+    "Of the pull to the global model."
 
 
 def ditto(training: LocalTraining, plan: Plan) -> Algorithm:
@@ -31,3 +41,15 @@ def ditto(training: LocalTraining, plan: Plan) -> Algorithm:
         return step(hp, broadcast, local.memory, batch, client, key)
 
     return federated_beside(training, plan, step_own)
+
+
+ENTRY = Entry(
+    "ditto",
+    ditto,
+    "FedAvg, and a model of each client's own that is pulled to it (Li et al., 2021)",
+    paper="Li et al., ICML 2021, arXiv:2012.04221",
+    numbers=DittoNumbers,
+    protocol="fedamp",
+    colour="#5B8C1A",
+    scored=("personal",),
+)

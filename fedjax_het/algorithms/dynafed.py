@@ -1,29 +1,32 @@
 """DynaFed (Pi et al., CVPR 2023, arXiv:2211.10878)."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.algorithms.base import Algorithm, HostWork
+from fedjax_het.algorithms.contract import Algorithm, HostWork
+from fedjax_het.algorithms.entry import Entry
 from fedjax_het.algorithms.refined import Round, refined
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.records import NonNegative, Whole, read
 from fedjax_het.condensation import (
-    SynthesisConfig,
     SynthesisHyperParameters,
     SynthesisInfo,
+    SynthesisNumbers,
+    SynthesisOptions,
     SynthesisState,
     fine_tune,
     j_by_start,
     make_synthesis,
 )
+from fedjax_het.condensation.synthesis_config import check_step_size
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 
 Tree = Any
 
@@ -33,36 +36,29 @@ SNAPSHOT_IMAGES = 40
 # Numeric settings of the synthesis: traced hyper-parameters, not options.
 _NUMERIC = SynthesisHyperParameters._fields
 
-# Static settings: the preset, what fine-tuning does, and whatever overrides the preset.
-DYNAFED_OPTIONS: dict[str, Any] = {
-    "preset": "paper",
-    "fine_tune_epochs": 20,
-    "fine_tune_optimizer": "adam",
-    **{f.name: None for f in dataclasses.fields(SynthesisConfig) if f.name not in _NUMERIC},
-}
+
+@dataclass(frozen=True)
+class DynaFedOptions(SynthesisOptions):
+    PRESETS = SynthesisOptions.NAMED
+
+    preset: str = "paper"
+    fine_tune_epochs: Whole = 20
+    "Over the synthetic data, each round."
+    fine_tune_optimizer: Literal["adam", "sgd"] = "adam"
+
+    def check(self) -> None:
+        super().check()
+        check_step_size(SynthesisNumbers.preset(self.preset).step_size, self)
 
 
-def dynafed_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+@dataclass(frozen=True)
+class DynaFedNumbers(SynthesisNumbers):
+    fine_tune_lr: NonNegative = 1e-4
+
+
+def dynafed_numbers(options: DynaFedOptions, num_clients: int) -> DynaFedNumbers:
     """Learning rates of synthesis and fine-tuning; those of synthesis depend on the preset."""
-    config = _config(options)
-    return {"fine_tune_lr": 1e-4, **{name: getattr(config, name) for name in _NUMERIC}}
-
-
-def check_dynafed(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the options make sense together."""
-    epochs = options["fine_tune_epochs"]
-    require(
-        isinstance(epochs, int) and epochs >= 0, "fine_tune_epochs", epochs, "a whole number >= 0"
-    )
-    require_name("fine_tune_optimizer", options["fine_tune_optimizer"], ("adam", "sgd"))
-    _config(options)
-
-
-def fill_dynafed(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the preset's values written out, as JSON-able values."""
-    config = dataclasses.asdict(_config(options))
-    named = {name: config[name] for name in options if name in config}
-    return {**options, **named, "target_counts": list(config["target_counts"])}
+    return DynaFedNumbers.preset(options.preset)
 
 
 class DynaFedServer(NamedTuple):
@@ -82,7 +78,11 @@ class DynaFedServer(NamedTuple):
 
 
 def dynafed(
-    training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm], **options
+    training: LocalTraining,
+    plan: Plan,
+    *,
+    base: Callable[..., Algorithm],
+    options: DynaFedOptions | None = None,
 ) -> Algorithm:
     """Any method `base` for L rounds; then, once, data are synthesised whose training dynamics
     are those of the global model; from round L + 1 on the average is fine-tuned on them.
@@ -91,15 +91,16 @@ def dynafed(
     epochs over the synthetic data in batches of 256, fresh Adam at `fine_tune_lr` (1e-4) each
     round, as the public code does for CIFAR-10; the paper states neither.
 
-    Options are those of `SynthesisConfig`, from `preset` "paper" or "code" where None. Clients
+    Options are those of `SynthesisOptions`, those of `preset` "paper" or "code" where they are not
+    given. Clients
     and traffic are those of `base`; the synthetic data never leave the server. A network with
     batch norm uses the synthetic batch's statistics and keeps its running ones (the paper has
     no such network).
     Cost: N iterations, once, each differentiating s' training steps; then 20 steps a round.
     """
     model = training.task.model
-    epochs, optimizer = options["fine_tune_epochs"], options["fine_tune_optimizer"]
-    config = _config(options)
+    config = read(DynaFedOptions, {}) if options is None else options
+    epochs, optimizer = config.fine_tune_epochs, config.fine_tune_optimizer
     num_samples = config.total_samples(model.num_classes)
     num_pictured = min(SNAPSHOT_IMAGES, num_samples)
     pictured = np.linspace(0, num_samples - 1, num_pictured).astype(int)
@@ -127,7 +128,7 @@ def dynafed(
         length = config.num_iterations
         return DynaFedServer(
             jnp.zeros((config.trajectory_rounds + 1, vector.size)).at[0].set(vector),
-            synthesis.init(numbers(hp), jax.random.fold_in(key, SERVER_FOLD)),
+            synthesis.init(numbers(hp), key_for(key, Purpose.SERVER)),
             jnp.int32(0),
             SynthesisInfo(
                 jnp.full(length, jnp.nan),
@@ -149,7 +150,7 @@ def dynafed(
                 lambda p, x: apply_params(p, x, variables["state"]),
                 params,
                 synthesis.result(own.synthesis),
-                jax.random.fold_in(of.key, SERVER_FOLD),
+                key_for(of.key, Purpose.SERVER),
                 epochs=epochs,
                 lr=hp["fine_tune_lr"],
                 augment_strategy=config.augment_strategy,
@@ -225,23 +226,21 @@ def dynafed(
     )
 
 
-def _config(options: dict[str, Any]) -> SynthesisConfig:
-    names = {f.name for f in dataclasses.fields(SynthesisConfig)}
-    given = {name: value for name, value in options.items() if name in names and value is not None}
-    if "target_counts" in given:
-        counts = given["target_counts"]
-        given["target_counts"] = tuple(counts) if isinstance(counts, list | tuple) else (counts,)
-    # A count of one kind replaces the preset's of the other.
-    if "num_samples" in given:
-        given.setdefault("samples_per_class", None)
-    elif "samples_per_class" in given:
-        given.setdefault("num_samples", None)
-    return SynthesisConfig.preset(options["preset"], **given)
-
-
 def _snapshot_interval(total: int) -> int:
     return max(1, (total - 1) // (NUM_SNAPSHOTS - 1))
 
 
 def _snapshot_iterations(total: int) -> np.ndarray:
     return np.append(np.arange(NUM_SNAPSHOTS - 1) * _snapshot_interval(total), total)
+
+
+ENTRY = Entry(
+    "dynafed",
+    dynafed,
+    "FedAvg, fine-tuned on data synthesised from the global trajectory (Pi et al., 2023)",
+    paper="Pi et al., CVPR 2023, arXiv:2211.10878",
+    options=DynaFedOptions,
+    numbers=dynafed_numbers,
+    colour="#D55E00",
+    refines="model",
+)

@@ -1,21 +1,15 @@
 """FedAMP and HeurFedAMP (Huang et al., AAAI 2021, arXiv:2007.03797)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import (
-    Algorithm,
-    RoundInfo,
-    State,
-    Traffic,
-    num_bytes,
-    written_out,
-)
+from fedjax_het.algorithms.building import num_bytes
 from fedjax_het.algorithms.collaboration import (
-    GUARDS,
+    Guard,
     attention,
     cosine_distances,
     median_pair,
@@ -25,8 +19,10 @@ from fedjax_het.algorithms.collaboration import (
     stacked,
     unstacked,
 )
+from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.algorithms.entry import Entry
 from fedjax_het.algorithms.separate import (
-    INITIALISATIONS,
+    Initialisation,
     OwnModel,
     clients_own,
     keep_own,
@@ -34,36 +30,47 @@ from fedjax_het.algorithms.separate import (
     own_models,
     rms_change,
 )
-from fedjax_het.common.errors import require, require_name
-from fedjax_het.engine.lanes import ClientMethod, Cohort, client_row, train_cohort
+from fedjax_het.common.records import NonNegative, Positive, Record, Share
+from fedjax_het.engine.contract import ClientMethod, checked_client
+from fedjax_het.engine.lanes import Cohort, client_row, train_cohort
 from fedjax_het.engine.local import LocalTraining, begin_training, pulled, training_step
 from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
-_COMMON = {
-    "preset": "relative",
-    "scale": None,
-    "initialisation": None,
-    "start": "received",
-    "prox": None,
-    "history": False,
-}
-FEDAMP_OPTIONS: dict[str, Any] = {**_COMMON, "guard": None}
-HEURFEDAMP_OPTIONS: dict[str, Any] = _COMMON
+_FLGO = {"scale": "absolute", "initialisation": "independent", "prox": "coupled"}
 
-# What a preset says of an option that is None, and the numbers; HeurFedAMP's sigma is its own.
-_PRESETS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
-    "relative": (
-        {"scale": "relative", "initialisation": "shared", "prox": "decoupled", "guard": "rows"},
-        {"alpha": 25.0, "sigma": 0.2, "prox_lambda": 0.1, "alpha_decay": 1.0, "alpha_every": 30.0},
-    ),
-    "flgo": (
-        {"scale": "absolute", "initialisation": "independent", "prox": "coupled", "guard": "step"},
-        {"alpha": 1e4, "sigma": 25.0, "prox_lambda": 1.0, "alpha_decay": 0.1, "alpha_every": 30.0},
-    ),
-}
-_HEURISTIC_SIGMA = {"relative": 5.0, "flgo": 25.0}
+
+@dataclass(frozen=True)
+class HeurFedAMPOptions(Record):
+    """See `fedamp` for what each is."""
+
+    PRESETS = {"relative": {}, "flgo": _FLGO}  # noqa: RUF012
+
+    preset: str = "relative"
+    scale: Literal["relative", "absolute"] = "relative"
+    initialisation: Initialisation = "shared"
+    start: Literal["received", "own"] = "received"
+    prox: Literal["coupled", "decoupled"] = "decoupled"
+    history: bool = False
+
+
+@dataclass(frozen=True)
+class FedAMPOptions(HeurFedAMPOptions):
+    PRESETS = {"relative": {}, "flgo": {**_FLGO, "guard": "step"}}  # noqa: RUF012
+
+    guard: Guard = "rows"
+
+
+@dataclass(frozen=True)
+class FedAMPNumbers(Record):
+    alpha: Positive = 25.0
+    sigma: Positive = 0.2
+    prox_lambda: NonNegative = 0.1
+    alpha_decay: Positive = 1.0
+    alpha_every: Positive = 30.0
+    self_weight: Share | None = None
+    "HeurFedAMP's alone."
 
 
 class Messages(NamedTuple):
@@ -79,13 +86,7 @@ class Messages(NamedTuple):
 
 
 def fedamp(
-    training: LocalTraining,
-    plan: Plan,
-    *,
-    scale: str,
-    guard: str,
-    preset: str = "",
-    **common,
+    training: LocalTraining, plan: Plan, *, options: FedAMPOptions = FedAMPOptions()
 ) -> Algorithm:
     """Algorithm 1: the server sends client i its own mixture of all models,
 
@@ -126,21 +127,16 @@ def fedamp(
         distances = squared_distances(vectors)
         heard = _heard(state.clients)
         sigma = hp["sigma"]
-        if scale == "relative":
+        if options.scale == "relative":
             sigma = jnp.maximum(sigma * median_pair(distances, heard), 1e-12)
             alpha = alpha * sigma / (len(distances) - 1)
-        return attention(distances, alpha, sigma, heard, guard=guard), alpha
+        return attention(distances, alpha, sigma, heard, guard=options.guard), alpha
 
-    return _attentive(training, plan, numbers, **common)
+    return _attentive(training, plan, numbers, options)
 
 
 def heurfedamp(
-    training: LocalTraining,
-    plan: Plan,
-    *,
-    scale: str,
-    preset: str = "",
-    **common,
+    training: LocalTraining, plan: Plan, *, options: HeurFedAMPOptions = HeurFedAMPOptions()
 ) -> Algorithm:
     """FedAMP with weights by Eq. 8: xi_ii = self_weight (default: 1 / K), the rest shared out among
     the others by a softmax of sigma * cos(w_i, w_j), over all weights of the networks.
@@ -153,42 +149,39 @@ def heurfedamp(
     def numbers(hp, state: State, vectors):
         distances = cosine_distances(vectors)
         heard, sigma = _heard(state.clients), hp["sigma"]
-        if scale == "relative":
+        if options.scale == "relative":
             sigma = sigma / jnp.maximum(median_pair(distances, heard), 1e-12)
         weights = softmax_attention(distances, sigma, hp["self_weight"], heard)
         return weights, _decayed(hp, state.round)
 
-    return _attentive(training, plan, numbers, **common)
+    return _attentive(training, plan, numbers, options)
 
 
 def _attentive(
     training: LocalTraining,
     plan: Plan,
     numbers: Callable,
-    *,
-    initialisation: str,
-    start: str,
-    prox: str,
-    history: bool,
+    options: HeurFedAMPOptions,
 ) -> Algorithm:
     """Algorithm 1 with weights and alpha_k by `numbers(hp, state, vectors)`, of the weights of all
     networks, [K, P]."""
 
     def begin(hp, messages, state, client):
         received = unstacked(client_row(messages.received, client.id), state.variables)
-        first = received if start == "received" else state.variables
+        first = received if options.start == "received" else state.variables
         return begin_training(training, hp, first, state.optimizer, received["params"])
 
     def pull(hp, gradient, local, messages, batch, client):
         here, received = local.variables["params"], local.memory
         return pulled(gradient, here, received, messages.pull), received
 
-    client = ClientMethod(
-        own_model(training), begin, training_step(training, pull), keep_own(training)
+    client = checked_client(
+        ClientMethod(own_model(training), begin, training_step(training, pull), keep_own(training))
     )
 
     def init(hp, key, variables, num_clients):
-        clients = own_models(training, client, hp, key, variables, num_clients, initialisation)
+        given = (hp, key, variables, num_clients, options.initialisation)
+        clients = own_models(training, client, *given)
         everything = stacked(clients.variables)
         server = Messages(everything, jnp.eye(num_clients), jnp.float32(0))
         return State(server, clients, jnp.int32(0))
@@ -198,10 +191,10 @@ def _attentive(
         size = sum(leaf[0].size for leaf in jax.tree.leaves(state.clients.variables["params"]))
         weights, alpha = numbers(hp, state, vectors[:, :size])
         received = pass_messages(weights, vectors)
-        strength = hp["prox_lambda"] / (alpha if prox == "coupled" else 1.0)
+        strength = hp["prox_lambda"] / (alpha if options.prox == "coupled" else 1.0)
         messages = Messages(received, weights, jnp.float32(strength))
         result = train_cohort(client, plan, hp, messages, state.clients, key, cohort)
-        records = {"collaboration": weights} if history else {}
+        records = {"collaboration": weights} if options.history else {}
         info = RoundInfo(result.train_loss, rms_change(result), records)
         return State(messages, result.states, state.round + 1), info
 
@@ -220,7 +213,7 @@ def _attentive(
         traffic=traffic,
         personal={"client": clients_own, "received": received}[training.scored],
         records=lambda num_clients: (
-            {"collaboration": (num_clients, num_clients)} if history else {}
+            {"collaboration": (num_clients, num_clients)} if options.history else {}
         ),
         artifacts=lambda state: {"collaboration": state.server.weights},
     )
@@ -237,44 +230,40 @@ def _heard(clients: OwnModel) -> jax.Array:
     return trained | ~trained.any()
 
 
-def fill_fedamp(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the preset's choices written out."""
-    return written_out(options, _PRESETS[options["preset"]][0])
-
-
-def check_fedamp(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless every choice is one that there is."""
-    require_name("preset", options["preset"], _PRESETS)
-    options = fill_fedamp(options)
-    known = {
-        "scale": ("relative", "absolute"),
-        "guard": GUARDS,
-        "initialisation": INITIALISATIONS,
-        "start": ("received", "own"),
-        "prox": ("coupled", "decoupled"),
-        "history": (False, True),
-    }
-    for name in known.keys() & options.keys():
-        require_name(name, options[name], known[name])
-
-
-def fedamp_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+def fedamp_numbers(options: HeurFedAMPOptions, num_clients: int) -> FedAMPNumbers:
     """The preset's numbers."""
-    return dict(_PRESETS[options["preset"]][1])
+    if options.preset == "flgo":
+        return FedAMPNumbers(alpha=1e4, sigma=25.0, prox_lambda=1.0, alpha_decay=0.1)
+    return FedAMPNumbers()
 
 
-def heurfedamp_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+def heurfedamp_numbers(options: HeurFedAMPOptions, num_clients: int) -> FedAMPNumbers:
     """The preset's numbers with a sigma for cosines, and a self-weight of 1 / num_clients."""
-    numbers = fedamp_hyper_parameters(options, num_clients)
-    sigma = _HEURISTIC_SIGMA[options["preset"]]
-    return {**numbers, "sigma": sigma, "self_weight": 1 / num_clients}
+    sigma = 25.0 if options.preset == "flgo" else 5.0
+    numbers = fedamp_numbers(options, num_clients)
+    return replace(numbers, sigma=sigma, self_weight=1 / num_clients)
 
 
-def check_fedamp_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for sigma, alpha or a schedule of it that is not above 0, and a self-weight
-    that is not a share."""
-    for name in ("sigma", "alpha", "alpha_decay", "alpha_every"):
-        require(hp[name] > 0, f"hp {name}", hp[name], "a number > 0")
-    if "self_weight" in hp:
-        value = hp["self_weight"]
-        require(0 <= value <= 1, "hp self_weight", value, "a share in [0, 1]")
+FEDAMP = Entry(
+    "fedamp",
+    fedamp,
+    "each client receives its own mixture of similar models (Huang et al., 2021)",
+    paper="Huang et al., AAAI 2021, arXiv:2007.03797",
+    options=FedAMPOptions,
+    numbers=fedamp_numbers,
+    protocol="fedamp",
+    colour="#B2182B",
+    scored=("client", "received"),
+    global_model=False,
+    min_clients=2,
+)
+HEURFEDAMP = replace(
+    FEDAMP,
+    name="heurfedamp",
+    build=heurfedamp,
+    description="FedAMP with weights by the models' cosines (Huang et al., 2021)",
+    options=HeurFedAMPOptions,
+    numbers=heurfedamp_numbers,
+    colour="#E7298A",
+    dashes=(0, (4, 1.5)),
+)

@@ -1,16 +1,18 @@
 """FedBE (Chen and Chao, ICLR 2021, arXiv:2009.01974)."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, written_out
-from fedjax_het.algorithms.distilling import DISTILLING_OPTIONS, check_distilling, distilling
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.distilling import DistillingOptions, distilling
+from fedjax_het.algorithms.entry import Entry
 from fedjax_het.algorithms.refined import Round
-from fedjax_het.common.errors import is_whole, require, require_name
+from fedjax_het.common.records import Count, Momentum, NonNegative, Positive, Record, Share, Whole
 from fedjax_het.engine.ensemble import logits_of, sum_over_models, weighted_sum
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
@@ -18,20 +20,39 @@ from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
-FEDBE_OPTIONS: dict[str, Any] = {
-    **DISTILLING_OPTIONS,
-    "preset": "paper",
-    "posterior": None,
-    "num_samples": 10,
-    "swa_start": 0.5,
-    "swa_every": 1,
-    "cyclic": None,
-    "over_classes": None,
-}
-_PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"posterior": "gaussian", "cyclic": True, "over_classes": False},
-    "code": {"posterior": "normalised", "cyclic": False, "over_classes": True},
-}
+
+@dataclass(frozen=True)
+class FedBEOptions(DistillingOptions):
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "code": {"posterior": "normalised", "cyclic": False, "over_classes": True},
+    }
+
+    preset: str = "paper"
+    posterior: Literal["gaussian", "dirichlet", "normalised"] = "gaussian"
+    num_samples: Whole = 10
+    "Models drawn from it."
+    swa_start: Share = 0.5
+    "Of the steps: from there on models are averaged."
+    swa_every: Count = 1
+    "Steps between those that are."
+    cyclic: bool = True
+    over_classes: bool = False
+    "Whether the loss is divided by the number of classes."
+
+
+@dataclass(frozen=True)
+class FedBENumbers(Record):
+    distill_lr: NonNegative = 1e-3
+    distill_momentum: Momentum = 0.9
+    distill_weight_decay: NonNegative = 1e-5
+    sharpening: Positive = 0.5
+    swa_lr: NonNegative | None = None
+    "Where the rate falls to, in cycles."
+    posterior_alpha: Positive | None = None
+    "Of Dirichlet's."
+    posterior_scale: NonNegative | None = None
+    "Of the normalised one."
 
 
 def fedbe(
@@ -39,14 +60,7 @@ def fedbe(
     plan: Plan,
     *,
     base: Callable[..., Algorithm],
-    posterior: str,
-    num_samples: int,
-    swa_start: float,
-    swa_every: int,
-    cyclic: bool,
-    over_classes: bool,
-    preset: str = "",
-    **distillation,
+    options: FedBEOptions = FedBEOptions(),
 ) -> Algorithm:
     """After each round of `base` the global model learns what a Bayesian ensemble says.
 
@@ -79,7 +93,8 @@ def fedbe(
     Traffic and state: those of `base`. Cost: S + num_samples + 1 passes over the server's examples
     and the student's epochs, on every device alike; memory of the S models.
     """
-    draw = _POSTERIORS[posterior]
+    draw, num_samples = _POSTERIORS[options.posterior], options.num_samples
+    swa_every = options.swa_every
 
     def ensemble(hp, of: Round, models: ClientModels, images, key):
         def predictions(variables):
@@ -94,7 +109,7 @@ def fedbe(
 
     def first(num_steps: int) -> int:
         """Steps before those whose models are averaged."""
-        return int(swa_start * num_steps)
+        return int(options.swa_start * num_steps)
 
     def optimizer(hp, num_steps: int):
         def lr(done):
@@ -102,60 +117,25 @@ def fedbe(
             return hp["distill_lr"] + into * (hp["swa_lr"] - hp["distill_lr"])
 
         return optax.chain(
-            optax.scale(1 / training.task.model.num_classes if over_classes else 1.0),
+            optax.scale(1 / training.task.model.num_classes if options.over_classes else 1.0),
             optax.add_decayed_weights(hp["distill_weight_decay"]),
-            optax.sgd(lr if cyclic else hp["distill_lr"], momentum=hp["distill_momentum"]),
+            optax.sgd(lr if options.cyclic else hp["distill_lr"], momentum=hp["distill_momentum"]),
         )
 
     def collects(num_steps: int):
         start = first(num_steps)
         return lambda done: (done > start) & ((done - start) % swa_every == 0)
 
-    return distilling(training, plan, base, ensemble, optimizer, collects=collects, **distillation)
+    return distilling(training, plan, base, ensemble, optimizer, options, collects=collects)
 
 
-def fedbe_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+def fedbe_numbers(options: FedBEOptions, num_clients: int) -> FedBENumbers:
     """Those of distillation, and what the posterior and the rate's cycles need."""
-    options = fill_fedbe(options)
-    of_posterior = {
-        "dirichlet": {"posterior_alpha": 1.0},
-        "normalised": {"posterior_scale": 0.1},
-    }
-    return {
-        "distill_lr": 1e-3,
-        "distill_momentum": 0.9,
-        "distill_weight_decay": 1e-5,
-        "sharpening": 0.5,
-        **({"swa_lr": 4e-4} if options["cyclic"] else {}),
-        **of_posterior.get(options["posterior"], {}),
-    }
-
-
-def fill_fedbe(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the preset's choices written out."""
-    return written_out(options, _PRESETS[options["preset"]])
-
-
-def check_fedbe(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the options make sense."""
-    check_distilling(options)
-    require_name("preset", options["preset"], _PRESETS)
-    options = fill_fedbe(options)
-    require_name("posterior", options["posterior"], _POSTERIORS)
-    for name in ("cyclic", "over_classes"):
-        require(isinstance(options[name], bool), name, options[name], "True or False")
-    for name, least in (("num_samples", 0), ("swa_every", 1)):
-        ok = is_whole(options[name], least)
-        require(ok, name, options[name], f"a whole number >= {least}")
-    start = options["swa_start"]
-    ok = isinstance(start, int | float) and not isinstance(start, bool) and 0 <= start <= 1
-    require(ok, "swa_start", start, "a share in [0, 1]")
-
-
-def check_fedbe_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for a sharpening or an alpha that is 0."""
-    for name in ("sharpening", "posterior_alpha"):
-        require(hp.get(name, 1) > 0, f"hp {name}", hp.get(name), "a number > 0")
+    return FedBENumbers(
+        swa_lr=4e-4 if options.cyclic else None,
+        posterior_alpha=1.0 if options.posterior == "dirichlet" else None,
+        posterior_scale=0.1 if options.posterior == "normalised" else None,
+    )
 
 
 # Each is (hp, models, round) -> sample, and sample(key) a draw.
@@ -221,3 +201,17 @@ _POSTERIORS = {"gaussian": _gaussian, "dirichlet": _dirichlet, "normalised": _no
 
 def _shares(models: ClientModels) -> jax.Array:
     return models.weights / jnp.maximum(models.weights.sum(), jnp.finfo(jnp.float32).tiny)
+
+
+ENTRY = Entry(
+    "fedbe",
+    fedbe,
+    "FedDF from a Bayesian ensemble of clients and models drawn between (Chen & Chao, 2021)",
+    paper="Chen and Chao, ICLR 2021, arXiv:2009.01974",
+    options=FedBEOptions,
+    numbers=fedbe_numbers,
+    colour="#88CCEE",
+    dashes=(0, (2, 1.5)),
+    refines="model",
+    needs=("proxy_data",),
+)

@@ -5,8 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, Traffic, federated, num_bytes
-from fedjax_het.engine.lanes import ClientMethod, client_row
+from fedjax_het.algorithms.building import federated, num_bytes
+from fedjax_het.algorithms.contract import Algorithm, Traffic
+from fedjax_het.algorithms.entry import Entry, Rule
+from fedjax_het.engine.contract import ClientMethod
+from fedjax_het.engine.lanes import client_row
 from fedjax_het.engine.local import LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.nn import norms_of, with_norms
@@ -76,3 +79,20 @@ def fedbn(training: LocalTraining, plan: Plan) -> Algorithm:
     if training.scored == "personal":
         return algorithm._replace(personal=personal, pageable=False)
     return algorithm
+
+
+ENTRY = Entry(
+    "fedbn",
+    fedbn,
+    "FedAvg of all but normalisation layers, which clients keep (Li et al., 2021)",
+    paper="Li et al., ICLR 2021, arXiv:2102.07623",
+    rules=(
+        # Its own tests are for the client's own layers, wherever clients are tested.
+        Rule(settings={"scored": "personal"}),
+        # There each client is a domain: "personal" is each client's own model on its own domain.
+        Rule(("fedaf", "feddm"), ("domainnet",), settings={"local_tests": True}),
+    ),
+    colour="#56B4E9",
+    dashes=(0, (1.5, 1)),
+    scored=("global", "personal"),
+)

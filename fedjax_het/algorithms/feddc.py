@@ -1,18 +1,26 @@
 """FedDC (Gao et al., CVPR 2022, arXiv:2203.11751)."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
-from fedjax_het.engine.lanes import ClientMethod
+from fedjax_het.algorithms.building import Counts, add_mean_change, federated, num_bytes
+from fedjax_het.algorithms.contract import Algorithm, Traffic
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.records import NonNegative, Record
+from fedjax_het.engine.contract import ClientMethod, Upload
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
-FEDDC_HP = {"feddc_alpha": 0.01}
+
+@dataclass(frozen=True)
+class FedDCNumbers(Record):
+    feddc_alpha: NonNegative = 0.01
+    "Of the quadratic."
 
 
 class FedDCClient(NamedTuple):
@@ -30,13 +38,11 @@ class FedDCServer(NamedTuple):
     gradient: Tree
 
 
-class FedDCUpload(NamedTuple):
-    """Summed over the round's clients."""
+class FedDCSum(NamedTuple):
+    """What is added up over the round's clients."""
 
-    change: Tree  # weight * (theta_i - w), over all variables
     drift: Tree  # theta_i - w, of the parameters
     gradient: Tree  # the change of g_i
-    weight: jax.Array  # 1 in total; 0 where no client has taken part
 
 
 class _Training(NamedTuple):
@@ -80,27 +86,27 @@ def feddc(training: LocalTraining, plan: Plan) -> Algorithm:
         return local._replace(memory=_Training(state.drift, state.gradient, zeros))
 
     def end(hp, broadcast, local, state, client):
-        change, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
+        upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
         drift = jax.tree.map(jnp.subtract, local.variables["params"], broadcast.variables["params"])
         gradient = local.memory.next
         moved = jax.tree.map(jnp.subtract, gradient, state.gradient)
         kept = FedDCClient(jax.tree.map(jnp.add, state.drift, drift), gradient, optimizer)
-        return FedDCUpload(change, drift, moved, client.weight), kept, output
+        return upload._replace(sum=FedDCSum(drift, moved)), kept, output
 
     def init(hp, variables):
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
         return Broadcast(variables, extra=FedDCServer(zeros, zeros))
 
-    def update(hp, server, upload: FedDCUpload, num_clients):
+    def update(hp, server, upload: Upload, counts: Counts):
         drift, gradient = (
-            jax.tree.map(lambda mean, new: mean + new / num_clients, old, sums)
-            for old, sums in zip(server.extra, (upload.drift, upload.gradient), strict=True)
+            jax.tree.map(lambda mean, new: mean + new / counts.clients, old, sums)
+            for old, sums in zip(server.extra, upload.sum, strict=True)
         )
-        anyone = upload.weight > 0
+        anyone = counts.trained > 0
         params = jax.tree.map(
-            lambda mean, h: mean + jnp.where(anyone, h, 0), upload.change["params"], drift
+            lambda mean, h: mean + jnp.where(anyone, h, 0), upload.mean["params"], drift
         )
-        server = add_mean_change(hp, server, {**upload.change, "params": params}, num_clients)
+        server = add_mean_change(hp, server, {**upload.mean, "params": params})
         return server._replace(extra=FedDCServer(drift, gradient))
 
     def traffic(hp, state):
@@ -128,3 +134,16 @@ def _correct(hp, gradient, local, broadcast, batch, client):
         lambda s, own, g: s - own + g, slope, memory.gradient, broadcast.extra.gradient
     )
     return corrected, memory._replace(next=measured)
+
+
+ENTRY = Entry(
+    "feddc",
+    feddc,
+    "clients' drift is learned and taken off, besides control variates (Gao et al., 2022)",
+    paper="Gao et al., CVPR 2022, arXiv:2203.11751",
+    numbers=FedDCNumbers,
+    colour="#66C2A5",
+    server_step="own",
+    refinable="average",
+    scored=("global", "client"),
+)

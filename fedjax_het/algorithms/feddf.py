@@ -1,32 +1,41 @@
 """FedDF (Lin et al., NeurIPS 2020, arXiv:2006.07242)."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, written_out
-from fedjax_het.algorithms.distilling import check_distilling, distilling
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.distilling import DistillingOptions, distilling
+from fedjax_het.algorithms.entry import Entry
 from fedjax_het.algorithms.refined import Round
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.records import Count, NonNegative, Positive, Record
 from fedjax_het.engine.ensemble import logits_of, sum_over_models
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 
-FEDDF_OPTIONS: dict[str, Any] = {
-    "preset": "paper",
-    "distill_epochs": None,
-    "distill_batch_size": None,
-    "annealed": None,
-}
-_PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"distill_epochs": 20, "distill_batch_size": 64, "annealed": True},
-    "fedaux": {"distill_epochs": 1, "distill_batch_size": 128, "annealed": False},
-}
-_HP = {"paper": {"distill_lr": 1e-3, "distill_clip": 5.0}, "fedaux": {"distill_lr": 5e-5}}
+
+@dataclass(frozen=True)
+class FedDFOptions(DistillingOptions):
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "fedaux": {"distill_epochs": 1, "distill_batch_size": 128, "annealed": False},
+    }
+
+    preset: str = "paper"
+    distill_batch_size: Count = 64
+    annealed: bool = True
+    "Whether a cosine takes the rate to 0 over a round's steps."
+
+
+@dataclass(frozen=True)
+class FedDFNumbers(Record):
+    distill_lr: NonNegative = 1e-3
+    distill_clip: Positive | None = 5.0
+    "Norm at which gradients are clipped."
 
 
 def feddf(
@@ -34,9 +43,7 @@ def feddf(
     plan: Plan,
     *,
     base: Callable[..., Algorithm],
-    annealed: bool,
-    preset: str = "",
-    **distillation,
+    options: FedDFOptions = FedDFOptions(),
 ) -> Algorithm:
     """After each round of `base` the global model w learns what its clients' models say together:
 
@@ -71,34 +78,30 @@ def feddf(
 
     def optimizer(hp, num_steps: int):
         lr = hp["distill_lr"]
-        if annealed:
+        if options.annealed:
             lr = optax.cosine_decay_schedule(lr, max(num_steps, 1))
         clip = [optax.clip_by_global_norm(hp["distill_clip"])] if "distill_clip" in hp else []
         return optax.chain(*clip, optax.adam(lr))
 
-    return distilling(training, plan, base, ensemble, optimizer, **distillation)
+    return distilling(training, plan, base, ensemble, optimizer, options)
 
 
-def feddf_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+def feddf_numbers(options: FedDFOptions, num_clients: int) -> FedDFNumbers:
     """The preset's rate, and its bound on gradients if it has one."""
-    return _HP[options["preset"]]
+    if options.preset == "fedaux":
+        return FedDFNumbers(distill_lr=5e-5, distill_clip=None)
+    return FedDFNumbers()
 
 
-def fill_feddf(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the preset's choices written out."""
-    return written_out(options, _PRESETS[options["preset"]])
-
-
-def check_feddf(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless every choice is one that there is."""
-    require_name("preset", options["preset"], _PRESETS)
-    options = fill_feddf(options)
-    check_distilling(options)
-    annealed = options["annealed"]
-    require(isinstance(annealed, bool), "annealed", annealed, "True or False")
-
-
-def check_feddf_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for a clip that lets nothing through."""
-    clip = hp.get("distill_clip", 1)
-    require(clip > 0, "hp distill_clip", clip, "a norm > 0")
+ENTRY = Entry(
+    "feddf",
+    feddf,
+    "the average learns the mean logits of the clients' models (Lin et al., 2020)",
+    paper="Lin et al., NeurIPS 2020, arXiv:2006.07242",
+    options=FedDFOptions,
+    numbers=feddf_numbers,
+    colour="#CC79A7",
+    dashes=(0, (6, 2)),
+    refines="model",
+    needs=("proxy_data",),
+)

@@ -1,57 +1,46 @@
 """FedDM (Xiong et al., CVPR 2023, arXiv:2207.09653)."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
 
-from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.condensing import (
-    CONDENSING_HP,
-    CONDENSING_OPTIONS,
-    Condensation,
-    check_condensing,
-    check_condensing_hp,
-    condensing,
-    require_switch,
-)
+from fedjax_het.algorithms.condensing import CondensingNumbers, CondensingOptions, condensing
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.entry import Entry, Rule
 from fedjax_het.common.errors import require
+from fedjax_het.common.records import Bounds, NonNegative, Positive
 from fedjax_het.condensation.distribution import in_ball
 from fedjax_het.condensation.privacy import gaussian_epsilon, require_privacy
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 
-FEDDM_OPTIONS: dict[str, Any] = {
-    **CONDENSING_OPTIONS,
-    "clipping": "per_class",
-    "logit_term": True,
-    "private": False,
-}
-FEDDM_HP = {**CONDENSING_HP, "rho": 5.0}
-PRIVACY_HP = {"dp_noise": 1.0, "dp_delta": 1e-5}
+
+@dataclass(frozen=True)
+class FedDMOptions(CondensingOptions):
+    clipping: Literal["none", "per_class", "global"] = "per_class"
+    logit_term: bool = True
+    private: bool = False
+    "The Gaussian mechanism on the gradient of each class's images; see `feddm`."
+
+    def check(self) -> None:
+        super().check()
+        if self.private:
+            why = "per_class: privacy is counted for the gradient of one class"
+            require(self.clipping == "per_class", "clipping", self.clipping, why)
+            require(self.init == "noise", "init", self.init, "noise: real images are private")
+            require_privacy()
 
 
-def feddm_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
-    return {**FEDDM_HP, **(PRIVACY_HP if options["private"] else {})}
-
-
-def check_feddm(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the options make sense together."""
-    check_condensing(options)
-    require_switch(options, "private")
-    if not options["private"]:
-        return
-    why = "per_class: privacy is counted for the gradient of one class"
-    require(options["clipping"] == "per_class", "clipping", options["clipping"], why)
-    require(options["init"] == "noise", "init", options["init"], "noise: real images are private")
-    require_privacy()
-
-
-def check_feddm_hp(hp: dict[str, float]) -> None:
-    check_condensing_hp(hp)
-    if "dp_noise" in hp:
-        require(hp["dp_noise"] > 0, "hp dp_noise", hp["dp_noise"], "a multiplier > 0")
-        require(0 < hp["dp_delta"] < 1, "hp dp_delta", hp["dp_delta"], "a probability in (0, 1)")
+@dataclass(frozen=True)
+class FedDMNumbers(CondensingNumbers):
+    rho: NonNegative = 5.0
+    "Radius of the ball around the received model."
+    dp_noise: Positive | None = None
+    "Multiplier of clip_norm, where private."
+    dp_delta: Annotated[float, Bounds(0, 1, open_low=True, open_high=True)] | None = None
+    "The delta that epsilon is told for, where private."
 
 
 def gradient_noise(hp: dict, key: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -59,7 +48,9 @@ def gradient_noise(hp: dict, key: jax.Array, gradient: jax.Array) -> jax.Array:
     return hp["dp_noise"] * hp["clip_norm"] * jax.random.normal(key, gradient.shape)
 
 
-def feddm(training: LocalTraining, plan: Plan, *, private: bool = False, **options) -> Algorithm:
+def feddm(
+    training: LocalTraining, plan: Plan, *, options: FedDMOptions = FedDMOptions()
+) -> Algorithm:
     """Clients condense their classes in a ball around the received model; the server trains on
     the union of their images.
 
@@ -82,7 +73,6 @@ def feddm(training: LocalTraining, plan: Plan, *, private: bool = False, **optio
     Cost: per class and step, `batch_size` images forward, ipc forward and back to the pixels; then
     server_epochs over all images.
     """
-    config = Condensation(**options)
 
     def perturb(hp, key, params):
         return in_ball(key, params, hp["rho"])
@@ -90,12 +80,12 @@ def feddm(training: LocalTraining, plan: Plan, *, private: bool = False, **optio
     algorithm = condensing(
         training.task,
         plan,
-        config,
+        options,
         perturb=perturb,
-        noise=gradient_noise if private else None,
+        noise=gradient_noise if options.private else None,
     )
 
-    if not private:
+    if not options.private:
         return algorithm
 
     def summary(hp, state):
@@ -105,7 +95,7 @@ def feddm(training: LocalTraining, plan: Plan, *, private: bool = False, **optio
             "epsilon": gaussian_epsilon(
                 dp_noise=float(hp["dp_noise"]),
                 delta=float(hp["dp_delta"]),
-                queries=int(state.round) * config.steps,
+                queries=int(state.round) * options.steps,
                 # The fewest: sampling hides an example of a small class least.
                 examples=int(examples[examples > 0].min(initial=2**31 - 1)),
                 batch_size=training.batch_size,
@@ -114,3 +104,35 @@ def feddm(training: LocalTraining, plan: Plan, *, private: bool = False, **optio
         }
 
     return algorithm._replace(summary=summary)
+
+
+def feddm_numbers(options: FedDMOptions, num_clients: int) -> FedDMNumbers:
+    return FedDMNumbers(dp_noise=1.0, dp_delta=1e-5) if options.private else FedDMNumbers()
+
+
+ENTRY = Entry(
+    "feddm",
+    feddm,
+    "clients condense by distribution matching, the server trains on that (Xiong et al., 2023)",
+    paper="Xiong et al., CVPR 2023, arXiv:2207.09653",
+    options=FedDMOptions,
+    numbers=feddm_numbers,
+    protocol="fedaf",
+    rules=(
+        Rule(("fedaf", "feddm"), settings={"batch_size": 256}),
+        Rule(("fedaf", "feddm"), ("domainnet",), options={"ipc": 20}),
+        Rule(
+            ("feddm",),
+            options={
+                "ipc": 10,
+                "threshold": 10,
+                "init": "real",
+                "top_up": True,
+                "clipping": "none",
+            },
+            hp={"image_momentum": 0.5, "server_lr": 0.01, "server_weight_decay": 5e-4},
+        ),
+    ),
+    colour="#000000",
+    trains_locally=False,
+)

@@ -1,19 +1,26 @@
 """FedDyn (Acar et al., ICLR 2021, arXiv:2111.04263)."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
-from fedjax_het.common.errors import require
-from fedjax_het.engine.lanes import ClientMethod
+from fedjax_het.algorithms.building import Counts, add_mean_change, federated, model_both_ways
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.records import Positive, Record
+from fedjax_het.engine.contract import ClientMethod, Upload
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
-FEDDYN_HP = {"feddyn_alpha": 0.01}
+
+@dataclass(frozen=True)
+class FedDynNumbers(Record):
+    feddyn_alpha: Positive = 0.01
+    "Of the quadratic."
 
 
 class FedDynClient(NamedTuple):
@@ -21,14 +28,6 @@ class FedDynClient(NamedTuple):
 
     shift: Tree
     optimizer: Tree
-
-
-class FedDynUpload(NamedTuple):
-    """Summed over the round's clients, of which each sends its model."""
-
-    change: Tree  # weight * (theta_i - w), over all variables
-    drift: Tree  # theta_i - w, of the parameters
-    weight: jax.Array  # 1 in total; 0 where no client has taken part
 
 
 def feddyn(training: LocalTraining, plan: Plan) -> Algorithm:
@@ -68,35 +67,28 @@ def feddyn(training: LocalTraining, plan: Plan) -> Algorithm:
         return local._replace(memory=state.shift)
 
     def end(hp, broadcast, local, state, client):
-        change, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
+        upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
         received = broadcast.variables["params"]
         drift = jax.tree.map(jnp.subtract, local.variables["params"], received)
         shift = jax.tree.map(jnp.subtract, state.shift, drift)
-        return FedDynUpload(change, drift, client.weight), FedDynClient(shift, optimizer), output
+        return upload._replace(sum=drift), FedDynClient(shift, optimizer), output
 
     def init(hp, variables):
         return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
 
-    def update(hp, server, upload: FedDynUpload, num_clients):
-        shift = jax.tree.map(lambda h, d: h - d / num_clients, server.extra, upload.drift)
-        anyone = upload.weight > 0
+    def update(hp, server, upload: Upload, counts: Counts):
+        drift = upload.sum  # theta_i - w, of which each client's model tells
+        shift = jax.tree.map(lambda h, d: h - d / counts.clients, server.extra, drift)
+        anyone = counts.trained > 0
         params = jax.tree.map(
-            lambda mean, h: mean - jnp.where(anyone, h, 0), upload.change["params"], shift
+            lambda mean, h: mean - jnp.where(anyone, h, 0), upload.mean["params"], shift
         )
-        server = add_mean_change(hp, server, {**upload.change, "params": params}, num_clients)
+        server = add_mean_change(hp, server, {**upload.mean, "params": params})
         return server._replace(extra=shift)
 
-    def traffic(hp, state):
-        model = num_bytes(state.server.variables)
-        return Traffic(model, model)
-
     client = ClientMethod(init_client, begin, base.step, end)
-    return federated(training, plan, client, init=init, update=update)._replace(traffic=traffic)
-
-
-def check_feddyn_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError unless alpha is positive."""
-    require(hp["feddyn_alpha"] > 0, "hp feddyn_alpha", hp["feddyn_alpha"], "a number > 0")
+    algorithm = federated(training, plan, client, init=init, update=update)
+    return algorithm._replace(traffic=model_both_ways)
 
 
 def _pull(hp, gradient, local, broadcast, batch, client):
@@ -109,3 +101,16 @@ def _pull(hp, gradient, local, broadcast, batch, client):
         local.memory,
     )
     return pulled, local.memory
+
+
+ENTRY = Entry(
+    "feddyn",
+    feddyn,
+    "each client's loss shifted so that all have one optimum in common (Acar et al., 2021)",
+    paper="Acar et al., ICLR 2021, arXiv:2111.04263",
+    numbers=FedDynNumbers,
+    colour="#117733",
+    server_step="own",
+    refinable="average",
+    scored=("global", "client"),
+)

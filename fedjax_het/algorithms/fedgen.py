@@ -1,56 +1,70 @@
 """FedGen (Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056)."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import (
-    Algorithm,
-    RoundInfo,
-    State,
-    Traffic,
+from fedjax_het.algorithms.building import (
     add_mean_change,
     num_bytes,
     sent_model,
     with_sent_model,
-    written_out,
 )
-from fedjax_het.common.errors import is_whole, require, require_name
-from fedjax_het.engine.lanes import ClientMethod, Cohort, for_each_client, train_cohort
+from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.errors import require
+from fedjax_het.common.records import (
+    Count,
+    Decay,
+    NonNegative,
+    Record,
+    Whole,
+    at_least,
+)
+from fedjax_het.engine.contract import ClientMethod, checked_client
+from fedjax_het.engine.lanes import Cohort, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import GENERATOR_FOLD, SERVER_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.nn import Generator, Model, make_generator
 
 Tree = Any
 
-FEDGEN_OPTIONS: dict[str, Any] = {
-    "fedgen_preset": "cifar",
-    "generator_hidden": None,
-    "generator_noise": None,
-    "generator_steps": 50,
-    "generator_batch_size": 32,
-    "guided_steps": 20,
-}
-FEDGEN_HP = {
-    "generated_weight": 10.0,
-    "distilled_weight": 10.0,
-    "guidance_decay": 0.98,
-    "teacher_weight": 1.0,
-    "diversity_weight": 1.0,
-    "generator_lr": 3e-4,
-    "generator_lr_decay": 0.98,
-    "generator_weight_decay": 0.01,
-}
 _MNIST = {"generator_hidden": 256, "generator_noise": 32}
-FEDGEN_PRESETS: dict[str, dict[str, int]] = {
-    "cifar": {"generator_hidden": 512, "generator_noise": 64},
-    "mnist": _MNIST,
-    "emnist": _MNIST,
-}
-_EMNIST_HP = {"distilled_weight": 1.0, "generator_lr": 1e-4}
+
+
+@dataclass(frozen=True)
+class FedGenOptions(Record):
+    PRESET_FIELD = "fedgen_preset"
+    PRESETS = {"cifar": {}, "mnist": _MNIST, "emnist": _MNIST}  # noqa: RUF012
+
+    fedgen_preset: str = "cifar"
+    generator_hidden: Count = 512
+    "Of the generator's hidden layer."
+    generator_noise: Count = 64
+    "Numbers that it draws."
+    generator_steps: Whole = 50
+    "A round, at the server."
+    generator_batch_size: Annotated[int, at_least(2)] = 32  # batch norm, and features to keep apart
+    guided_steps: Whole = 20
+    "The first steps of a client's round, in which it learns from generated features."
+
+
+@dataclass(frozen=True)
+class FedGenNumbers(Record):
+    generated_weight: NonNegative = 10.0
+    distilled_weight: NonNegative = 10.0
+    guidance_decay: Decay = 0.98
+    teacher_weight: NonNegative = 1.0
+    diversity_weight: NonNegative = 1.0
+    generator_lr: NonNegative = 3e-4
+    generator_lr_decay: Decay = 0.98
+    generator_weight_decay: NonNegative = 0.01
+
+
 LEAST_WEIGHT = 1e-4  # of guidance, however late
 
 
@@ -74,12 +88,7 @@ def fedgen(
     training: LocalTraining,
     plan: Plan,
     *,
-    generator_hidden: int,
-    generator_noise: int,
-    generator_steps: int = 50,
-    generator_batch_size: int = 32,
-    guided_steps: int = 20,
-    fedgen_preset: str = "",
+    options: FedGenOptions = FedGenOptions(),
 ) -> Algorithm:
     """A generator G(noise, y) of features z, what the last layer h reads, carries what all clients'
     last layers know to each of them.
@@ -119,13 +128,16 @@ def fedgen(
     needs = "a network with `embed` and `head`, whose features are generated"
     require(model.embed is not None and model.head is not None, "model", model.name, needs)
     generator = make_generator(
-        model.num_classes, _num_features(model), generator_hidden, generator_noise
+        model.num_classes,
+        _num_features(model),
+        options.generator_hidden,
+        options.generator_noise,
     )
-    client = _guided_client(training, generator, guided_steps)
+    client = checked_client(_guided_client(training, generator, options.guided_steps))
     hands_out = training.hands_out_models
 
     def init(hp, key, variables, num_clients):
-        made = generator.init(jax.random.fold_in(key, SERVER_FOLD))
+        made = generator.init(key_for(key, Purpose.GENERATOR))
         server = FedGenServer(variables, made, _adam(hp).init(made["params"]))
         states = for_each_client(client.init(hp, variables), num_clients)
         return State(server, states, jnp.int32(0))
@@ -143,19 +155,20 @@ def fedgen(
             teachers = Teacher(model.head.of(variables), counts * present[:, None], present)
         else:
             teachers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), result.outputs)
-        steps = jnp.where(cohort.schedule.trial, min(1, generator_steps), generator_steps)
+        steps = options.generator_steps
+        steps = jnp.where(cohort.schedule.trial, min(1, steps), steps)
         made, optimizer = train_generator(
             model,
             generator,
             hp,
             (before.generator, before.optimizer),
             teachers,
-            jax.random.fold_in(key, SERVER_FOLD),
+            key_for(key, Purpose.GENERATOR),
             steps=jnp.where(teachers.present.any(), steps, 0),
-            batch_size=generator_batch_size,
+            batch_size=options.generator_batch_size,
             lr=hp["generator_lr"] * hp["generator_lr_decay"] ** state.round,
         )
-        server = add_mean_change(hp, before, result.upload, cohort.schedule.num_clients)
+        server = add_mean_change(hp, before, result.upload.mean)
         change = jax.tree.map(jnp.subtract, server.variables["params"], before.variables["params"])
         info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
         server = server._replace(generator=made, optimizer=optimizer)
@@ -194,7 +207,7 @@ def _guided_client(
             decayed = start * hp["guidance_decay"] ** number
             return jnp.where(guided, jnp.maximum(decayed, jnp.minimum(start, LEAST_WEIGHT)), 0)
 
-        label_key, *noise_keys = jax.random.split(jax.random.fold_in(key, GENERATOR_FOLD), 3)
+        label_key, *noise_keys = jax.random.split(key_for(key, Purpose.GENERATED), 3)
         labels = jax.random.randint(label_key, batch.labels.shape, 0, num_classes)
 
         def generated(key, labels):
@@ -304,35 +317,20 @@ def _num_features(model: Model) -> int:
     return jax.eval_shape(features, jax.random.key(0)).shape[-1]
 
 
-def check_fedgen(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless sizes and steps are whole numbers that make sense; a size may be
-    left to the preset."""
-    require_name("fedgen_preset", options["fedgen_preset"], FEDGEN_PRESETS)
-    least = {
-        "generator_hidden": 1,
-        "generator_noise": 1,
-        "generator_steps": 0,
-        "generator_batch_size": 2,  # batch norm, and features to keep apart
-        "guided_steps": 0,
-    }
-    for name, smallest in least.items():
-        value = options[name]
-        ok = is_whole(value, smallest) or (value is None and name in FEDGEN_PRESETS["cifar"])
-        require(ok, name, value, f"a whole number >= {smallest}")
-
-
-def fill_fedgen(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the preset's sizes written out."""
-    sizes = FEDGEN_PRESETS[options["fedgen_preset"]]
-    return written_out(options, sizes)
-
-
-def fedgen_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
+def fedgen_numbers(options: FedGenOptions, num_clients: int) -> FedGenNumbers:
     """Those of the preset."""
-    return FEDGEN_HP | (_EMNIST_HP if options["fedgen_preset"] == "emnist" else {})
+    if options.fedgen_preset == "emnist":
+        return FedGenNumbers(distilled_weight=1.0, generator_lr=1e-4)
+    return FedGenNumbers()
 
 
-def check_fedgen_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for a decay that grows."""
-    for name in ("guidance_decay", "generator_lr_decay"):
-        require(0 < hp[name] <= 1, f"hp {name}", hp[name], "a factor in (0, 1]")
+ENTRY = Entry(
+    "fedgen",
+    fedgen,
+    "clients also learn from features that a generator at the server makes (Zhu et al., 2021)",
+    paper="Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056",
+    options=FedGenOptions,
+    numbers=fedgen_numbers,
+    colour="#999933",
+    refinable="average",
+)

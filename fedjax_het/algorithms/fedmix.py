@@ -1,27 +1,67 @@
 """FedMix and NaiveMix (Yoon, Shin, Hwang and Yang, ICLR 2021, arXiv:2107.00233)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, federated
-from fedjax_het.common.errors import is_whole, require, require_name
-from fedjax_het.data import Averaging
+from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.contract import Algorithm, Holdings, OnceTraffic, RoundInput
+from fedjax_het.algorithms.entry import Entry, Rule
+from fedjax_het.common.records import Bounds, Count, Record
+from fedjax_het.data.averages import Averaging, average_examples
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import MIXING_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 
-NAIVEMIX_OPTIONS: dict[str, Any] = {"mean_size": None}
-FEDMIX_OPTIONS: dict[str, Any] = {**NAIVEMIX_OPTIONS, "coefficient": "expansion"}
-COEFFICIENTS = ("expansion", "printed")
-FEDMIX_HP = {"mixup_lambda": 0.05}
-NAIVEMIX_HP = {"mixup_lambda": 0.1}
+Tree = Any
+AVERAGES = "averages"  # the name of the rounds' input
 
 
-def naivemix(training: LocalTraining, plan: Plan, *, mean_size: int | None = None) -> Algorithm:
+@dataclass(frozen=True)
+class NaiveMixOptions(Record):
+    mean_size: Count | None = None
+    "M_k: examples in an average; None: all that a client has."
+
+
+@dataclass(frozen=True)
+class FedMixOptions(NaiveMixOptions):
+    coefficient: Literal["expansion", "printed"] = "expansion"
+    "Of the term with the derivative; see `fedmix`."
+
+
+Lambda = Annotated[float, Bounds(0, 1, open_high=True)]  # leaves something of the client's own
+
+
+@dataclass(frozen=True)
+class NaiveMixNumbers(Record):
+    mixup_lambda: Lambda = 0.1
+
+
+@dataclass(frozen=True)
+class FedMixNumbers(Record):
+    mixup_lambda: Lambda = 0.05
+
+
+class Averages(NamedTuple):
+    """Averages of clients' examples, which every client was sent; rows beyond `count` are padding.
+
+    images [M, H, W, C] float32, as stored or, where that is uint8, divided by 255. labels [M, C]
+    float32, shares of the classes. count [] int32.
+    """
+
+    images: jax.Array
+    labels: jax.Array
+    count: jax.Array
+
+
+def naivemix(
+    training: LocalTraining, plan: Plan, *, options: NaiveMixOptions = NaiveMixOptions()
+) -> Algorithm:
     """Mixup with averages of other clients' data, in local training.
 
     Mean-augmented federated learning: before the first round every client cuts its data into blocks
@@ -38,15 +78,11 @@ def naivemix(training: LocalTraining, plan: Plan, *, mean_size: int | None = Non
     everyone's. State: none besides FedAvg's; the averages are made anew from the data when a run is
     resumed. Memory on each device: all averages, 4 bytes a number.
     """
-    return _mixed(training, plan, _naive, mean_size)
+    return _mixed(training, plan, _naive, options.mean_size)
 
 
 def fedmix(
-    training: LocalTraining,
-    plan: Plan,
-    *,
-    mean_size: int | None = None,
-    coefficient: str = "expansion",
+    training: LocalTraining, plan: Plan, *, options: FedMixOptions = FedMixOptions()
 ) -> Algorithm:
     """NaiveMix's averages, of which mixup's loss is taken to first order in lambda.
 
@@ -66,8 +102,8 @@ def fedmix(
     which move along. Traffic and state: NaiveMix's. Cost of a step: the gradient of a gradient,
     about 3 times FedAvg's.
     """
-    check_fedmix({"mean_size": mean_size, "coefficient": coefficient})
-    return _mixed(training, plan, partial(_first_order, coefficient == "printed"), mean_size)
+    losses = partial(_first_order, options.coefficient == "printed")
+    return _mixed(training, plan, losses, options.mean_size)
 
 
 def _naive(strength, mean_image, mean_label, network: Callable, images, labels):
@@ -95,12 +131,11 @@ def _mixed(
     training: LocalTraining, plan: Plan, losses: Callable, mean_size: int | None
 ) -> Algorithm:
     """Local training on `losses(lambda, mean_image, mean_label, network, images, labels)`."""
-    check_mix({"mean_size": mean_size})
     task, base = training.task, local_sgd(training)
 
     def step(hp, broadcast, local, batch, client, key):
         images, labels, count = broadcast.extra
-        pair = jax.random.randint(jax.random.fold_in(key, MIXING_FOLD), (), 0, count)
+        pair = jax.random.randint(key_for(key, Purpose.MIXING), (), 0, count)
         mean_image = task.normalise(images[pair])
         of = partial(losses, hp["mixup_lambda"], mean_image, labels[pair])
         loss, gradient, variables = task.loss_and_gradient(local.variables, batch, key, losses=of)
@@ -111,25 +146,69 @@ def _mixed(
         training,
         plan,
         base._replace(step=step),
-        send=lambda server, cohort: Broadcast(server.variables, cohort.averages),
+        send=lambda server, cohort: Broadcast(server.variables, cohort.inputs[AVERAGES]),
     )
-    return mixed._replace(averaging=Averaging(mean_size))
+    averaging = Averaging(mean_size)
+    return mixed._replace(
+        inputs=(RoundInput(AVERAGES, partial(_averages, averaging)),),
+        first_traffic=partial(_first_traffic, averaging),
+    )
 
 
-def check_mix(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless averages are of a whole number of examples, or of all."""
-    size = options["mean_size"]
-    ok = size is None or is_whole(size, 1)
-    require(ok, "mean_size", size, "a whole number >= 1, or None for all of a client's examples")
+def _averages(averaging: Averaging, holdings: Sequence[Holdings]) -> list[Tree]:
+    """The averages of each federation, with room for those of any."""
+    made = [
+        average_examples(
+            held.dataset.train_images,
+            held.dataset.train_labels,
+            held.dataset.num_classes,
+            held.partition,
+            averaging,
+            held.seed,
+        )
+        for held in holdings
+    ]
+    most = max(len(labels) for _, labels in made)
+
+    def padded(array: np.ndarray) -> np.ndarray:
+        return np.pad(array, [(0, most - len(array))] + [(0, 0)] * (array.ndim - 1))
+
+    return [
+        Averages(padded(images), padded(labels), np.int32(len(labels))) for images, labels in made
+    ]
 
 
-def check_fedmix(options: dict[str, Any]) -> None:
-    """Raise ConfigError for an unknown coefficient besides."""
-    check_mix(options)
-    require_name("coefficient", options["coefficient"], COEFFICIENTS)
+def _first_traffic(averaging: Averaging, held: Holdings) -> OnceTraffic:
+    """Up, everyone's averages; down, all of them to each client: 4 bytes a number."""
+    numbers = int(np.prod(held.dataset.input_shape)) + held.dataset.num_classes
+    sent = 4 * numbers * int(averaging.counts(held.partition.sizes).sum())
+    return OnceTraffic(down=held.partition.num_clients * sent, up=sent)
 
 
-def check_mix_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError unless lambda leaves something of the client's own examples."""
-    value = hp["mixup_lambda"]
-    require(0 <= value < 1, "hp mixup_lambda", value, "a share in [0, 1)")
+FEDMIX = Entry(
+    "fedmix",
+    fedmix,
+    "mixup with other clients' averaged data, to first order (Yoon et al., 2021)",
+    paper="Yoon et al., ICLR 2021, arXiv:2107.00233",
+    options=FedMixOptions,
+    numbers=FedMixNumbers,
+    # DynaFed's text gives no settings of FedMix; these are of this method's own tables.
+    rules=(Rule(("dynafed",), ("cifar100",), hp={"mixup_lambda": 0.1}),),
+    colour="#882255",
+    refinable="average",
+    needs=("averages",),
+    scored=("global", "client"),
+)
+NAIVEMIX = Entry(
+    "naivemix",
+    naivemix,
+    "mixup with other clients' averaged data (Yoon et al., 2021)",
+    paper="Yoon et al., ICLR 2021, arXiv:2107.00233",
+    options=NaiveMixOptions,
+    numbers=NaiveMixNumbers,
+    colour="#CB6F97",
+    dashes=(0, (4, 1.5)),
+    refinable="average",
+    needs=("averages",),
+    scored=("global", "client"),
+)

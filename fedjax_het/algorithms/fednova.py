@@ -5,19 +5,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
+from fedjax_het.algorithms.building import Counts, add_mean_change, federated, model_both_ways
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.entry import Entry
 from fedjax_het.common.errors import require
+from fedjax_het.engine.contract import Upload
 from fedjax_het.engine.local import LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
 
-class NovaUpload(NamedTuple):
-    """Summed over the round's clients."""
+class NovaMean(NamedTuple):
+    """What is averaged over the round's clients."""
 
-    change: Tree  # weight * (w_i - w) / a_i; of batch-norm statistics without a_i
-    effective_steps: jax.Array  # weight * a_i
+    change: Tree  # (w_i - w) / a_i; of batch-norm statistics without a_i
+    effective_steps: jax.Array  # a_i
 
 
 def fednova(training: LocalTraining, plan: Plan) -> Algorithm:
@@ -47,21 +50,18 @@ def fednova(training: LocalTraining, plan: Plan) -> Algorithm:
     base = local_sgd(training)
 
     def end(hp, broadcast, local, state, client):
-        change, state, output = base.end(hp, broadcast, local, state, client)
+        upload, state, output = base.end(hp, broadcast, local, state, client)
         work = accumulated(training, hp, client.num_steps)
-        params = jax.tree.map(lambda c: c / work, change["params"])
-        return NovaUpload({**change, "params": params}, client.weight * work), state, output
+        params = jax.tree.map(lambda c: c / work, upload.mean["params"])
+        return Upload(NovaMean({**upload.mean, "params": params}, work)), state, output
 
-    def update(hp, server, upload: NovaUpload, num_clients):
-        params = jax.tree.map(lambda c: upload.effective_steps * c, upload.change["params"])
-        return add_mean_change(hp, server, {**upload.change, "params": params}, num_clients)
-
-    def traffic(hp, state):
-        model = num_bytes(state.server.variables)
-        return Traffic(model, model)
+    def update(hp, server, upload: Upload, counts: Counts):
+        mean: NovaMean = upload.mean
+        params = jax.tree.map(lambda c: mean.effective_steps * c, mean.change["params"])
+        return add_mean_change(hp, server, {**mean.change, "params": params})
 
     client = base._replace(end=end)
-    return federated(training, plan, client, update=update)._replace(traffic=traffic)
+    return federated(training, plan, client, update=update)._replace(traffic=model_both_ways)
 
 
 def accumulated(training: LocalTraining, hp, num_steps: jax.Array) -> jax.Array:
@@ -71,3 +71,14 @@ def accumulated(training: LocalTraining, hp, num_steps: jax.Array) -> jax.Array:
         return steps
     r = hp["local_momentum"]
     return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
+
+
+ENTRY = Entry(
+    "fednova",
+    fednova,
+    "FedAvg of changes per unit of local work (Wang et al., 2020)",
+    paper="Wang et al., NeurIPS 2020, arXiv:2007.07481",
+    colour="#A6761D",
+    refinable="model",
+    scored=("global", "client"),
+)

@@ -2,29 +2,43 @@
 arXiv:1909.06335), FedAdam and FedYogi (Reddi et al., ICLR 2021, arXiv:2003.00295)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, Traffic, add_mean_change, federated, num_bytes
-from fedjax_het.common.errors import require
+from fedjax_het.algorithms.building import Counts, add_mean_change, federated, model_both_ways
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.records import Momentum, NonNegative, Positive, Record
+from fedjax_het.engine.contract import Upload
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
 from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
-FEDAVGM_HP = {"server_momentum": 0.9}
-FEDAVGM_OPTIONS = {"nesterov": False, "damped": False}
-ADAPTIVE_HP = {"server_lr": 0.01, "server_beta1": 0.9, "server_beta2": 0.99, "server_tau": 1e-3}
+
+@dataclass(frozen=True)
+class FedAvgMOptions(Record):
+    nesterov: bool = False
+    damped: bool = False
 
 
-class ChangeUpload(NamedTuple):
-    """Summed over the round's clients."""
+@dataclass(frozen=True)
+class FedAvgMNumbers(Record):
+    server_momentum: Momentum = 0.9
 
-    change: Tree  # weight * (w_i - w), over all variables
-    weight: jax.Array  # 1 in total; 0 where no client has taken part
+
+@dataclass(frozen=True)
+class AdaptiveNumbers(Record):
+    """Of FedAdam and FedYogi."""
+
+    server_lr: NonNegative = 0.01
+    server_beta1: Momentum = 0.9
+    server_beta2: Momentum = 0.99
+    server_tau: Positive = 1e-3
 
 
 class Moments(NamedTuple):
@@ -35,7 +49,7 @@ class Moments(NamedTuple):
 
 
 def fedavgm(
-    training: LocalTraining, plan: Plan, *, nesterov: bool = False, damped: bool = False
+    training: LocalTraining, plan: Plan, *, options: FedAvgMOptions = FedAvgMOptions()
 ) -> Algorithm:
     """v <- server_momentum v + mean(w - w_i), w <- w - server_lr v.
 
@@ -52,8 +66,8 @@ def fedavgm(
 
     def optimizer(hp):
         # v is linear in the changes: damping them is damping the step.
-        lr = hp["server_lr"] * (1 - hp["server_momentum"] if damped else 1)
-        return optax.sgd(lr, momentum=hp["server_momentum"], nesterov=nesterov)
+        lr = hp["server_lr"] * (1 - hp["server_momentum"] if options.damped else 1)
+        return optax.sgd(lr, momentum=hp["server_momentum"], nesterov=options.nesterov)
 
     return _server_optimised(training, plan, optimizer)
 
@@ -90,48 +104,26 @@ def fedyogi(training: LocalTraining, plan: Plan) -> Algorithm:
     return _server_optimised(training, plan, lambda hp: _adaptive(hp, square))
 
 
-def check_fedavgm(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the choices are yes or no."""
-    for name in FEDAVGM_OPTIONS:
-        require(isinstance(options[name], bool), name, options[name], "True or False")
-
-
-def check_adaptive_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for decays that are no shares, or a tau that lets steps be infinite."""
-    for name in ("server_beta1", "server_beta2"):
-        require(0 <= hp[name] < 1, f"hp {name}", hp[name], "a number in [0, 1)")
-    require(hp["server_tau"] > 0, "hp server_tau", hp["server_tau"], "a number > 0")
-
-
 def _server_optimised(
     training: LocalTraining,
     plan: Plan,
     make_optimizer: Callable[[dict], optax.GradientTransformation],
 ) -> Algorithm:
     """FedAvg, whose server takes the mean of w - w_i for a gradient."""
-    base = local_sgd(training)
-
-    def end(hp, broadcast, local, state, client):
-        change, state, output = base.end(hp, broadcast, local, state, client)
-        return ChangeUpload(change, client.weight), state, output
 
     def init(hp, variables):
         return Broadcast(variables, extra=make_optimizer(hp).init(variables["params"]))
 
-    def update(hp, server, upload: ChangeUpload, num_clients):
-        gradient = jax.tree.map(jnp.negative, upload.change["params"])
+    def update(hp, server, upload: Upload, counts: Counts):
+        gradient = jax.tree.map(jnp.negative, upload.mean["params"])
         params = server.variables["params"]
         steps, optimizer = make_optimizer(hp).update(gradient, server.extra, params)
-        variables = add_mean_change(hp, server, upload.change, num_clients).variables
+        variables = add_mean_change(hp, server, upload.mean).variables
         moved = Broadcast({**variables, "params": optax.apply_updates(params, steps)}, optimizer)
-        return jax.tree.map(lambda new, old: jnp.where(upload.weight > 0, new, old), moved, server)
+        return jax.tree.map(lambda new, old: jnp.where(counts.trained > 0, new, old), moved, server)
 
-    def traffic(hp, state):
-        model = num_bytes(state.server.variables)
-        return Traffic(model, model)
-
-    client = base._replace(end=end)
-    return federated(training, plan, client, init=init, update=update)._replace(traffic=traffic)
+    algorithm = federated(training, plan, local_sgd(training), init=init, update=update)
+    return algorithm._replace(traffic=model_both_ways)
 
 
 def _adaptive(hp, next_square: Callable) -> optax.GradientTransformation:
@@ -153,3 +145,35 @@ def _adaptive(hp, next_square: Callable) -> optax.GradientTransformation:
         return steps, Moments(mean, square)
 
     return optax.GradientTransformation(init, update)
+
+
+FEDAVGM = Entry(
+    "fedavgm",
+    fedavgm,
+    "FedAvg with momentum at the server (Hsu et al., 2019)",
+    paper="Hsu, Qi and Brown, 2019, arXiv:1909.06335",
+    options=FedAvgMOptions,
+    numbers=FedAvgMNumbers,
+    colour="#3F51B5",
+    server_step="own",
+    refinable="model",
+    scored=("global", "client"),
+)
+FEDADAM = Entry(
+    "fedadam",
+    fedadam,
+    "FedAvg with Adam at the server (Reddi et al., 2021)",
+    paper="Reddi et al., ICLR 2021, arXiv:2003.00295",
+    numbers=AdaptiveNumbers,
+    colour="#B15928",
+    server_step="own",
+    refinable="model",
+    scored=("global", "client"),
+)
+FEDYOGI = replace(
+    FEDADAM,
+    name="fedyogi",
+    build=fedyogi,
+    description="FedAvg with Yogi at the server (Reddi et al., 2021)",
+    colour="#FB9A99",
+)

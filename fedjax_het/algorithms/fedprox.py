@@ -1,8 +1,19 @@
 """FedProx (Li et al., MLSys 2020, arXiv:1812.06127)."""
 
-from fedjax_het.algorithms.base import Algorithm, federated
+from dataclasses import dataclass
+
+from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.entry import Entry, Rule
+from fedjax_het.common.records import NonNegative, Record
 from fedjax_het.engine.local import LocalTraining, local_sgd, pulled
 from fedjax_het.engine.plan import Plan
+
+
+@dataclass(frozen=True)
+class FedProxNumbers(Record):
+    prox_mu: NonNegative = 0.002
+    "Of the pull to the model received."
 
 
 def fedprox(training: LocalTraining, plan: Plan) -> Algorithm:
@@ -18,3 +29,18 @@ def fedprox(training: LocalTraining, plan: Plan) -> Algorithm:
         return pulled(gradient, here, anchor, hp["prox_mu"]), ()
 
     return federated(training, plan, local_sgd(training, adjust=pull))
+
+
+ENTRY = Entry(
+    "fedprox",
+    fedprox,
+    "FedAvg with a proximal pull to the global model (Li et al., 2020)",
+    paper="Li et al., MLSys 2020, arXiv:1812.06127",
+    numbers=FedProxNumbers,
+    # FedAF, section 5.1.
+    rules=(Rule(("fedaf", "feddm"), hp={"prox_mu": 0.001}),),
+    colour="#E69F00",
+    dashes=(0, (4, 1.5)),
+    refinable="average",
+    scored=("global", "client"),
+)

@@ -1,22 +1,37 @@
 """FSL, federated learning with server learning (Mai, La and Zhang, arXiv:2210.02614), and what it
 is compared with: data sharing (Zhao et al., arXiv:1806.00582)."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.refined import Round, refined
-from fedjax_het.common.errors import is_whole, require
+from fedjax_het.algorithms.building import num_bytes
+from fedjax_het.algorithms.contract import Algorithm, Holdings, OnceTraffic, RoundInput
+from fedjax_het.algorithms.entry import Entry, Rule
+from fedjax_het.algorithms.refined import Round, refined, server_examples
+from fedjax_het.common.records import Count, NonNegative, Record
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import SERVER_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.server import steps_per_epoch, train_on_server
 
-FSL_HP = {"gamma": 1.0}
-FSL_OPTIONS = {"server_epochs": None}
+SERVER_EPOCHS = "server_epochs"  # the name of the rounds' input
+
+
+@dataclass(frozen=True)
+class FslOptions(Record):
+    server_epochs: Count | None = None
+    "E_s, epochs over the server's examples after each round; None: by the paper's rule."
+
+
+@dataclass(frozen=True)
+class FslNumbers(Record):
+    gamma: NonNegative = 1.0
+    "Weight of the server's loss."
 
 
 def fsl(
@@ -24,7 +39,7 @@ def fsl(
     plan: Plan,
     *,
     base: Callable[..., Algorithm],
-    server_epochs: int | None = None,
+    options: FslOptions = FslOptions(),
     incremental: bool = True,
 ) -> Algorithm:
     """After each round of `base` the server takes K_0 steps of SGD on its own examples D_0.
@@ -43,15 +58,14 @@ def fsl(
     Momentum and decay are not mentioned and taken to be none. State and traffic are those of
     `base`. Cost: K_0 steps a round, on every device alike where they share a federation.
     """
-    check_fsl({"server_epochs": server_epochs})
     algorithm, batch_size = base(training, plan), training.batch_size
     passes = training.local_epochs + algorithm.extra_passes
     training_share = training.local_epochs / passes  # SCAFFOLD's option I first only measures
 
     def refine(hp, own, of: Round):
-        server, schedule = of.cohort.server, of.cohort.schedule
-        epochs = server.epochs if server_epochs is None else server_epochs
-        steps = epochs * steps_per_epoch(len(server.examples.labels), batch_size)
+        examples, schedule = server_examples(of), of.cohort.schedule
+        epochs = options.server_epochs or of.cohort.inputs[SERVER_EPOCHS]
+        steps = epochs * steps_per_epoch(len(examples.labels), batch_size)
         present = jnp.maximum((schedule.num_steps > 0).sum(), 1)
         client_steps = training_share * schedule.num_steps.sum() / present
         lr = hp["gamma"] * hp["server_lr"] * hp["local_lr"] * client_steps / steps
@@ -59,8 +73,8 @@ def fsl(
         learnt = train_on_server(
             training.task,
             start,
-            server.examples,
-            jax.random.fold_in(of.key, SERVER_FOLD),
+            examples,
+            key_for(of.key, Purpose.SERVER),
             batch_size=batch_size,
             lr=lr,
             epochs=epochs,
@@ -70,14 +84,19 @@ def fsl(
         both = jax.tree.map(lambda a, new, old: a + (new - old), of.after, learnt, of.before)
         return both, own
 
-    return refined(algorithm, refine)
+    epochs_input = RoundInput(SERVER_EPOCHS, _server_epochs)
+    return refined(algorithm, refine)._replace(inputs=(*algorithm.inputs, epochs_input))
 
 
-def check_fsl(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the epochs are a whole number, or left to the paper's rule."""
-    epochs = options["server_epochs"]
-    ok = epochs is None or is_whole(epochs, 1)
-    require(ok, "server_epochs", epochs, "a whole number >= 1, or None for the paper's rule")
+def _server_epochs(holdings: Sequence[Holdings]) -> list[np.int32]:
+    """E_s = ceil(n E_c / (N n_0)), section IV-A: as many examples a round as a client sees."""
+
+    def epochs(held: Holdings) -> np.int32:
+        assert held.server is not None and held.local_epochs is not None
+        seen = len(held.partition.indices) * held.local_epochs
+        return np.int32(-(-seen // (held.partition.num_clients * len(held.server.labels))))
+
+    return [epochs(held) for held in holdings]
 
 
 def data_sharing(
@@ -89,4 +108,47 @@ def data_sharing(
     examples, those that it also held itself twice (the paper's multisets). Traffic: D_0 to every
     client once, and then that of `base`. Cost: n_0 / n_i more at every client.
     """
-    return base(training, plan)._replace(shares_server_data=True)
+    algorithm = base(training, plan)
+
+    def first_traffic(held: Holdings) -> OnceTraffic:
+        assert held.server is not None
+        down, up = algorithm.first_traffic(held)
+        return OnceTraffic(down + held.partition.num_clients * num_bytes(held.server), up)
+
+    return algorithm._replace(shares_server_data=True, first_traffic=first_traffic)
+
+
+_PRETRAINS = Rule(("fsl",), settings={"pretrain_epochs": 500})
+
+FSL = Entry(
+    "fsl",
+    fsl,
+    "after each round the server learns from examples of its own (Mai et al., 2022)",
+    paper="Mai, La and Zhang, arXiv:2210.02614",
+    options=FslOptions,
+    numbers=FslNumbers,
+    protocol="fsl",
+    rules=(_PRETRAINS,),
+    colour="#C51B7D",
+    refines="model",
+    needs=("server_data",),
+)
+FSL_P = replace(
+    FSL,
+    name="fsl_p",
+    build=partial(fsl, incremental=False),
+    description="FSL whose server learns beside the clients instead of after them "
+    "(Mai et al., 2022)",
+    colour="#762A83",
+)
+DATA_SHARING = Entry(
+    "data_sharing",
+    data_sharing,
+    "clients train on the server's examples besides their own (Zhao et al., 2018)",
+    paper="Zhao et al., 2018, arXiv:1806.00582",
+    protocol="fsl",
+    rules=(_PRETRAINS,),
+    colour="#E6AB02",
+    refines="model",
+    needs=("server_data",),
+)

@@ -1,14 +1,18 @@
 """MOON, model-contrastive learning (Li, He and Song, CVPR 2021, arXiv:2103.16257)."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, federated
-from fedjax_het.common.errors import is_whole, require
-from fedjax_het.engine.lanes import Batch, ClientMethod
+from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.errors import require
+from fedjax_het.common.records import NonNegative, Positive, Record, Whole
+from fedjax_het.engine.contract import Batch, ClientMethod
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.task import Task
@@ -16,8 +20,19 @@ from fedjax_het.nn import Model, micro_batched_value_and_grad, with_projection_h
 
 Tree = Any
 
-MOON_HP = {"moon_mu": 1.0, "moon_tau": 0.5}
-MOON_OPTIONS = {"projection": 0}
+
+@dataclass(frozen=True)
+class MoonOptions(Record):
+    projection: Whole = 0
+    "Outputs of a projection head; 0: none."
+
+
+@dataclass(frozen=True)
+class MoonNumbers(Record):
+    moon_mu: NonNegative = 1.0
+    "Weight of the contrastive loss."
+    moon_tau: Positive = 0.5
+    "Its temperature."
 
 
 class MoonClient(NamedTuple):
@@ -36,7 +51,7 @@ class _Earlier(NamedTuple):
     mu: jax.Array  # []
 
 
-def moon(training: LocalTraining, plan: Plan, *, projection: int = 0) -> Algorithm:
+def moon(training: LocalTraining, plan: Plan, *, options: MoonOptions = MoonOptions()) -> Algorithm:
     """Clients minimise cross-entropy + moon_mu times the mean over samples of
 
         -log(e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_p) / tau})),
@@ -57,7 +72,6 @@ def moon(training: LocalTraining, plan: Plan, *, projection: int = 0) -> Algorit
     Scored is the global model; the loss reported is the cross-entropy. Traffic: FedAvg's. State:
     one model per client. Cost: two more forward passes a step.
     """
-    check_moon({"projection": projection})
     model = training.task.model
     require(model.embed is not None, "model", model.name, "a network with `embed`: its features")
     base, task = local_sgd(training), training.task
@@ -83,20 +97,9 @@ def moon(training: LocalTraining, plan: Plan, *, projection: int = 0) -> Algorit
     return federated(training, plan, ClientMethod(init, begin, step, end))
 
 
-def moon_network(model: Model, *, projection: int) -> Model:
+def moon_network(model: Model, *, options: MoonOptions) -> Model:
     """The network that these options ask for."""
-    return with_projection_head(model, projection) if projection else model
-
-
-def check_moon(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the projection's size is a whole number."""
-    size = options["projection"]
-    require(is_whole(size, 0), "projection", size, "a whole number >= 0, 0 for no projection head")
-
-
-def check_moon_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for a temperature of 0."""
-    require(hp["moon_tau"] > 0, "hp moon_tau", hp["moon_tau"], "a number > 0")
+    return with_projection_head(model, options.projection) if options.projection else model
 
 
 def _loss_and_gradient(task: Task, hp, broadcast: Broadcast, local: Local, batch: Batch, key):
@@ -135,3 +138,17 @@ def _cosines(a, b):
         return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-16))
 
     return (unit(a) * unit(b)).sum(-1)
+
+
+ENTRY = Entry(
+    "moon",
+    moon,
+    "pulls features to the global model's, away from the client's last ones (Li et al., 2021)",
+    paper="Li, He and Song, CVPR 2021, arXiv:2103.16257",
+    options=MoonOptions,
+    numbers=MoonNumbers,
+    colour="#AA4499",
+    refinable="average",
+    scored=("global", "client"),
+    network=moon_network,
+)

@@ -1,19 +1,34 @@
 """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948)."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 
-from fedjax_het.algorithms.base import Algorithm, Tuning, federated
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.contract import Algorithm, Tuning
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.records import NonNegative, Positive, Record
 from fedjax_het.engine.local import Local, LocalTraining, descend, local_sgd, whole_model
 from fedjax_het.engine.plan import Plan
 
-PER_FEDAVG_OPTIONS = {"order": "first"}
-ORDERS = ("first", "hessian_free", "exact")
+
+@dataclass(frozen=True)
+class PerFedAvgOptions(Record):
+    order: Literal["first", "hessian_free", "exact"] = "first"
+    "What becomes of the Hessian; see `per_fedavg`."
 
 
-def per_fedavg(training: LocalTraining, plan: Plan, *, order: str) -> Algorithm:
+@dataclass(frozen=True)
+class PerFedAvgNumbers(Record):
+    inner_lr: NonNegative = 0.01
+    hf_delta: Positive | None = None
+    "Length of the differences, where they are taken."
+
+
+def per_fedavg(
+    training: LocalTraining, plan: Plan, *, options: PerFedAvgOptions = PerFedAvgOptions()
+) -> Algorithm:
     """Algorithm 1: FedAvg of the loss that a client has after one step on its own data. A local
     step takes two consecutive minibatches D, D' of the client's (they may be of two epochs):
 
@@ -34,8 +49,7 @@ def per_fedavg(training: LocalTraining, plan: Plan, *, order: str) -> Algorithm:
     of the client's. Traffic: FedAvg's. State: none. Cost: a gradient a minibatch; for every second
     one two more with HF, or about as much with "exact"; twice as often with lanes in one step.
     """
-    check_per_fedavg({"order": order})
-    base = local_sgd(training)
+    base, order = local_sgd(training), options.order
 
     def begin(hp, broadcast, state, client):
         # The memory is where the next gradient is taken: w, then w'.
@@ -90,17 +104,18 @@ def _one_step(training: LocalTraining) -> Tuning:
     return Tuning(client._replace(step=step), epochs=1, steps=1)
 
 
-def check_per_fedavg(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless the order is one of `ORDERS`."""
-    require_name("order", options["order"], ORDERS)
+def per_fedavg_numbers(options: PerFedAvgOptions, num_clients: int) -> PerFedAvgNumbers:
+    return PerFedAvgNumbers(hf_delta=1e-3 if options.order == "hessian_free" else None)
 
 
-def per_fedavg_hyper_parameters(options: dict[str, Any], num_clients: int) -> dict[str, float]:
-    """The inner rate, and the length of differences where they are taken."""
-    return {"inner_lr": 0.01, **({"hf_delta": 1e-3} if options["order"] == "hessian_free" else {})}
-
-
-def check_per_fedavg_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for differences over nothing."""
-    if "hf_delta" in hp:
-        require(hp["hf_delta"] > 0, "hp hf_delta", hp["hf_delta"], "a number > 0")
+ENTRY = Entry(
+    "per_fedavg",
+    per_fedavg,
+    "FedAvg of the loss after one step at each client (Fallah et al., 2020)",
+    paper="Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948",
+    options=PerFedAvgOptions,
+    numbers=per_fedavg_numbers,
+    protocol="fedamp",
+    colour="#17BECF",
+    scored=("tuned",),
+)

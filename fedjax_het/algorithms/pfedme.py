@@ -1,20 +1,33 @@
 """pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848)."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, federated
-from fedjax_het.common.errors import is_whole, require
-from fedjax_het.engine.lanes import ClientMethod, client_row
+from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.records import Count, Positive, Record
+from fedjax_het.engine.contract import ClientMethod
+from fedjax_het.engine.lanes import client_row
 from fedjax_het.engine.local import LocalTraining, descend, local_sgd, pulled
 from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
-PFEDME_OPTIONS = {"inner_steps": 5}
-PFEDME_HP = {"pfedme_lambda": 15.0, "personal_lr": 0.09}
+
+@dataclass(frozen=True)
+class PFedMeOptions(Record):
+    inner_steps: Count = 5
+    "Of theta_k on each minibatch."
+
+
+@dataclass(frozen=True)
+class PFedMeNumbers(Record):
+    pfedme_lambda: Positive = 15.0
+    personal_lr: Positive = 0.09
 
 
 class PFedMeClient(NamedTuple):
@@ -24,7 +37,9 @@ class PFedMeClient(NamedTuple):
     optimizer: Tree
 
 
-def pfedme(training: LocalTraining, plan: Plan, *, inner_steps: int) -> Algorithm:
+def pfedme(
+    training: LocalTraining, plan: Plan, *, options: PFedMeOptions = PFedMeOptions()
+) -> Algorithm:
     """Algorithm 1: the clients minimise the Moreau envelopes of their losses. Every local step
     approaches the proximal point theta_k of w_k on one minibatch, and moves w_k towards it:
 
@@ -44,7 +59,6 @@ def pfedme(training: LocalTraining, plan: Plan, *, inner_steps: int) -> Algorith
     Scored: theta_k of the client's last round. The loss reported is that of theta_k when it meets
     a minibatch. Traffic: FedAvg's. State: one model per client. Cost: inner_steps gradients a step.
     """
-    check_pfedme({"inner_steps": inner_steps})
     base = local_sgd(training)
 
     def init(hp, variables):
@@ -64,7 +78,7 @@ def pfedme(training: LocalTraining, plan: Plan, *, inner_steps: int) -> Algorith
             params = jax.tree.map(lambda p, g: p - hp["personal_lr"] * g, personal["params"], slope)
             return {**seen, "params": params}, loss
 
-        personal, losses = jax.lax.scan(approach, local.memory, jnp.arange(inner_steps))
+        personal, losses = jax.lax.scan(approach, local.memory, jnp.arange(options.inner_steps))
         gradient = jax.tree.map(lambda w, p: strength * (w - p), w, personal["params"])
         variables = {**personal, "params": w}
         variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
@@ -79,13 +93,14 @@ def pfedme(training: LocalTraining, plan: Plan, *, inner_steps: int) -> Algorith
     )
 
 
-def check_pfedme(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless there is at least one inner step."""
-    steps = options["inner_steps"]
-    require(is_whole(steps, 1), "inner_steps", steps, "a whole number >= 1")
-
-
-def check_pfedme_hp(hp: dict[str, float]) -> None:
-    """Raise ConfigError for a lambda or a personal_lr with which nothing would move."""
-    for name in ("pfedme_lambda", "personal_lr"):
-        require(hp[name] > 0, f"hp {name}", hp[name], "a number > 0")
+ENTRY = Entry(
+    "pfedme",
+    pfedme,
+    "clients' models are proximal points of the global one (Dinh et al., 2020)",
+    paper="Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848",
+    options=PFedMeOptions,
+    numbers=PFedMeNumbers,
+    protocol="fedamp",
+    colour="#8C6D31",
+    scored=("personal",),
+)

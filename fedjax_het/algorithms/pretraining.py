@@ -3,13 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, HostWork
+from fedjax_het.algorithms.contract import Algorithm, HostWork
 from fedjax_het.algorithms.refined import RefinedServer, refined, unrefined
-from fedjax_het.engine.lanes import ServerTraining
+from fedjax_het.common.records import Bounds, Number
+from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.server import train_on_server
 
-PRETRAINING_HP = {"pretrain_lr": 0.01}
+PRETRAINING_NUMBERS = {"pretrain_lr": Number(0.01, Bounds(0))}
 
 
 def pretrained(
@@ -23,12 +24,12 @@ def pretrained(
     Cost: epochs * ceil(n_0 / batch_size) steps, once; shown and resumed like rounds.
     """
 
-    def advance(hp, state, key, count, server: ServerTraining):
+    def advance(hp, state, key, count, server: Examples):
         done = state.server.own
         variables = train_on_server(
             training.task,
             algorithm.global_model(unrefined(state)),
-            server.examples,
+            server,
             key,
             batch_size=training.batch_size,
             lr=hp["pretrain_lr"],

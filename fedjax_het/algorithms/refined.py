@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_het.algorithms.base import Algorithm, HostWork, State
-from fedjax_het.engine.lanes import ClientModels, Cohort
+from fedjax_het.algorithms.contract import Algorithm, HostWork, State
+from fedjax_het.engine.lanes import ClientModels, Cohort, Examples
 
 Tree = Any
 
@@ -25,6 +25,12 @@ class Round(NamedTuple):
     key: Any  # the round's
     cohort: Cohort
     models: ClientModels | None  # where `LocalTraining.hands_out_models` asks for them
+
+
+def server_examples(of: Round) -> Examples:
+    """Those of a method whose entry says that it needs some."""
+    assert of.cohort.server is not None
+    return of.cohort.server
 
 
 def refined(

@@ -1,20 +1,17 @@
 """Clients with models of their own and no global one; Separate, which exchange nothing."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.common.errors import require_name
-from fedjax_het.engine.lanes import (
-    ClientMethod,
-    CohortResult,
-    client_row,
-    for_each_client,
-    train_cohort,
-)
+from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.algorithms.entry import Entry
+from fedjax_het.common.records import Record
+from fedjax_het.engine.contract import ClientMethod, Upload, checked_client
+from fedjax_het.engine.lanes import CohortResult, client_row, for_each_client, train_cohort
 from fedjax_het.engine.local import (
     LocalTraining,
     begin_training,
@@ -26,7 +23,13 @@ from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
-INITIALISATIONS = ("independent", "shared")
+Initialisation = Literal["independent", "shared"]
+
+
+@dataclass(frozen=True)
+class SeparateOptions(Record):
+    initialisation: Initialisation = "shared"
+    "Whether every client draws its first weights, or one draw serves all."
 
 
 class OwnModel(NamedTuple):
@@ -37,21 +40,25 @@ class OwnModel(NamedTuple):
     rounds: jax.Array  # [] int32
 
 
-def separate(training: LocalTraining, plan: Plan, *, initialisation: str = "shared") -> Algorithm:
+def separate(
+    training: LocalTraining, plan: Plan, *, options: SeparateOptions = SeparateOptions()
+) -> Algorithm:
     """Every client trains on its own data alone, `local_epochs` each round it takes part in.
 
     initialisation: "independent" draws every client's weights, "shared" is one draw for all. The
     update norm of a round is the root mean square over clients. Traffic: none. State: K models.
     """
-    check_separate({"initialisation": initialisation})
 
     def begin(hp, broadcast, state, client):
         return begin_training(training, hp, state.variables, state.optimizer)
 
-    client = ClientMethod(own_model(training), begin, training_step(training), keep_own(training))
+    client = checked_client(
+        ClientMethod(own_model(training), begin, training_step(training), keep_own(training))
+    )
 
     def init(hp, key, variables, num_clients):
-        clients = own_models(training, client, hp, key, variables, num_clients, initialisation)
+        given = (hp, key, variables, num_clients, options.initialisation)
+        clients = own_models(training, client, *given)
         return State((), clients, jnp.int32(0))
 
     def round_(hp, state, key, cohort):
@@ -67,11 +74,6 @@ def separate(training: LocalTraining, plan: Plan, *, initialisation: str = "shar
         traffic=lambda hp, state: Traffic(0, 0),
         personal=clients_own,
     )
-
-
-def check_separate(options: dict[str, Any]) -> None:
-    """Raise ConfigError for an unknown initialisation."""
-    require_name("initialisation", options["initialisation"], INITIALISATIONS)
 
 
 def own_model(training: LocalTraining):
@@ -91,7 +93,7 @@ def keep_own(training: LocalTraining):
         models = (local.variables["params"], state.variables["params"])
         moved = optax.tree.norm(jax.tree.map(jnp.subtract, *models), squared=True)
         optimizer = kept_optimizer(training, local.optimizer)
-        return moved, OwnModel(local.variables, optimizer, state.rounds + 1), ()
+        return Upload(sum=moved), OwnModel(local.variables, optimizer, state.rounds + 1), ()
 
     return end
 
@@ -119,4 +121,16 @@ def clients_own(hp, state: State, k) -> Tree:
 
 def rms_change(result: CohortResult) -> jax.Array:
     """Root mean square over all clients of the L2 norm of their weights' change, by `keep_own`."""
-    return jnp.sqrt(result.upload / len(result.states.rounds))
+    return jnp.sqrt(result.upload.sum / len(result.states.rounds))
+
+
+ENTRY = Entry(
+    "separate",
+    separate,
+    "every client trains alone",
+    options=SeparateOptions,
+    protocol="fedamp",
+    colour="#777777",
+    scored=("client",),
+    global_model=False,
+)

@@ -20,7 +20,12 @@ from fedjax_het.condensation.knowledge import knowledge_matching, soft_labels
 from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
 from fedjax_het.condensation.privacy import gaussian_epsilon
 from fedjax_het.condensation.quality import Quality, gain_over_random
-from fedjax_het.condensation.synthesis_config import SynthesisConfig, SynthesisHyperParameters
+from fedjax_het.condensation.synthesis_config import (
+    SynthesisConfig,
+    SynthesisHyperParameters,
+    SynthesisNumbers,
+    SynthesisOptions,
+)
 from fedjax_het.condensation.synthetic import (
     SyntheticData,
     fine_tune,
@@ -47,6 +52,8 @@ __all__ = [
     "SynthesisConfig",
     "SynthesisHyperParameters",
     "SynthesisInfo",
+    "SynthesisNumbers",
+    "SynthesisOptions",
     "SynthesisState",
     "SyntheticData",
     "distribution_distance",

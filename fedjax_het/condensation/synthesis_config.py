@@ -1,26 +1,47 @@
 """Settings of DynaFed's data synthesis: every number in which paper and public code differ."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from jax import Array
 
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.errors import is_whole, require, require_name
+from fedjax_het.common.records import (
+    Count,
+    NonNegative,
+    Positive,
+    Record,
+    Whole,
+    checked,
+    field_types,
+    read,
+)
 from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
-from fedjax_het.condensation.synthetic import LOSS_SCALINGS
 
-DISTANCES = ("normalized_l2", "cosine")
+
+_STATIC_PRESETS: dict[str, dict[str, Any]] = {
+    "code": {},
+    "paper": {
+        "trajectory_rounds": 20,
+        "segment_length": 5,
+        "target_counts": (2,),
+        "max_start": None,
+        "num_iterations": 1000,
+        "samples_per_class": None,
+        "num_samples": 150,
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class SynthesisConfig:
-    """Every setting of the synthesis; `preset("paper")` and `preset("code")` name two of them.
+class SynthesisOptions(Record):
+    """Every static setting of the synthesis; presets "paper" and "code" name two sets of them.
 
     The defaults are those of the public code. Where the paper gives no value, or one that cannot
     be meant, the `paper` preset takes the code's:
 
-    * `step_size`: the paper says "SGD with learning rate 1e-5". Inner steps of that length leave
+    * `step_size` (of `SynthesisNumbers`): the paper says "SGD with learning rate 1e-5". Inner steps of that length leave
       the network where it was (the matching loss stays at 1). 1e-5 is, in the code, the learning
       rate *of* the learned step size, which starts at 0.04.
     * `inner_steps` (s'), the loss, the augmentation and the distance are unstated.
@@ -34,11 +55,11 @@ class SynthesisConfig:
     (150); set one of the two.
     """
 
-    trajectory_rounds: int = 24
+    trajectory_rounds: Count = 24
     """L: rounds of plain training whose averages are kept, beside the initial model."""
-    segment_length: int = 3
+    segment_length: Count = 3
     """s: a target lies at most this many rounds behind its start."""
-    target_counts: tuple[int, ...] = (2, 3)
+    target_counts: tuple[Count, ...] = (2, 3)
     """Number of checkpoints in the target's mean, drawn uniformly from these."""
     target_replacement: bool = True
     """Whether one checkpoint may enter a mean more than once."""
@@ -46,76 +67,64 @@ class SynthesisConfig:
     """Whether checkpoint t + s itself may enter the mean."""
     include_initial: bool = True
     """Whether the random initial model (round 0) may be a start."""
-    min_start: int = 0
+    min_start: Whole = 0
     """First round that may be a start."""
-    max_start: int | None = 50
+    max_start: Whole | None = 50
     """Last round that may be a start, itself included; never beyond L - s."""
-    num_iterations: int = 3000
+    num_iterations: Count = 3000
     """N: outer iterations."""
-    inner_steps: int = 20
+    inner_steps: Count = 20
     """s': SGD steps on the synthetic data per iteration."""
-    inner_batch_size: int | None = None
+    inner_batch_size: Count | None = None
     """Synthetic samples per inner step; None: all."""
-    samples_per_class: int | None = 15
-    num_samples: int | None = None
+    samples_per_class: Count | None = 15
+    num_samples: Count | None = None
     """Synthetic samples in total, instead of per class."""
-    image_lr: float = 5e-2
-    """Adam's learning rate for the images."""
-    label_lr: float = 1e-2
-    """Adam's learning rate for the label logits."""
-    step_size: float = 0.04
-    """Inner learning rate to begin with."""
-    step_size_lr: float = 1e-5
-    """Adam's learning rate for the inner learning rate; 0 keeps it fixed."""
     label_init: float = 0.0
     """Label logits start at this times one-hot; 0 is the uniform soft label."""
-    loss_scaling: str = "cross_entropy_over_classes"
+    loss_scaling: Literal["cross_entropy", "cross_entropy_over_classes"] = (
+        "cross_entropy_over_classes"
+    )
     """Of the inner loss: "cross_entropy", or that divided by the number of classes."""
-    distance: str = "normalized_l2"
+    distance: Literal["normalized_l2", "cosine"] = "normalized_l2"
     """Of the end from the target: "normalized_l2" or "cosine"."""
     augment_strategy: str = DSA_STRATEGY
     """Families of `augment`, one drawn per inner step; "none" switches it off."""
-    step_size_floor: float = 1e-4
+    step_size_floor: Positive = 1e-4
     """Guard: the learned step size is kept at or above this."""
-    step_size_ceiling: float = 10.0
+    step_size_ceiling: Positive = 10.0
     """Guard: and at or below this."""
-    keep: str = "last"
+    keep: Literal["last", "best"] = "last"
     """Which iterate is the result: the "last" (as in the code) or the "best" (`SynthesisState`)."""
 
-    @classmethod
-    def preset(cls, name: str, **overrides: Any) -> "SynthesisConfig":
-        """The settings of the DynaFed `paper` or of its public `code`, with `overrides`."""
-        require_name("preset", name, _PRESETS)
-        for setting in overrides:
-            require_name("setting", setting, (field.name for field in dataclasses.fields(cls)))
-        return cls(**{**_PRESETS[name], **overrides})
+    NAMED: ClassVar[dict[str, dict[str, Any]]] = _STATIC_PRESETS
 
-    def __post_init__(self) -> None:
-        whole = ("trajectory_rounds", "segment_length", "num_iterations", "inner_steps")
-        for name in whole:
-            value = getattr(self, name)
-            require(isinstance(value, int) and value >= 1, name, value, "a whole number >= 1")
-        for name in ("inner_batch_size", "samples_per_class", "num_samples"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "None or a whole number >= 1")
+    @classmethod
+    def adjusted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """A count of samples of one kind replaces the preset's of the other; one target count is a
+        list of one."""
+        counts = given.get("target_counts")
+        if is_whole(counts, 1):
+            given = {**given, "target_counts": (counts,)}
+        if given.get("num_samples") is not None:
+            return {"samples_per_class": None, **given}
+        if given.get("samples_per_class") is not None:
+            return {"num_samples": None, **given}
+        return given
+
+    def check(self) -> None:
         require(
             (self.samples_per_class is None) != (self.num_samples is None),
             "samples_per_class, num_samples",
             (self.samples_per_class, self.num_samples),
             "exactly one of the two",
         )
-        for name in ("image_lr", "label_lr", "step_size_lr"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), f"{name} >= 0")
         require(
-            0 < self.step_size_floor <= self.step_size <= self.step_size_ceiling < float("inf"),
-            "step_size",
-            self.step_size,
-            f"0 < step_size_floor ({self.step_size_floor}) <= step_size <= step_size_ceiling "
-            f"({self.step_size_ceiling})",
+            self.step_size_floor <= self.step_size_ceiling,
+            "step_size_floor",
+            self.step_size_floor,
+            f"at most step_size_ceiling ({self.step_size_ceiling})",
         )
-        require_name("loss_scaling", self.loss_scaling, LOSS_SCALINGS)
-        require_name("distance", self.distance, DISTANCES)
-        require_name("keep", self.keep, ("last", "best"))
         parse_strategy(self.augment_strategy)
         first, last = self.start_range
         require(
@@ -140,25 +149,71 @@ class SynthesisConfig:
         """M, the number of synthetic samples."""
         return self.num_samples or self.samples_per_class * num_classes
 
+
+@dataclasses.dataclass(frozen=True)
+class SynthesisNumbers(Record):
+    """The numeric settings, of which one compiled program serves all values."""
+
+    image_lr: NonNegative = 5e-2
+    """Adam's learning rate for the images."""
+    label_lr: NonNegative = 1e-2
+    """Adam's learning rate for the label logits."""
+    step_size: Positive = 0.04
+    """Inner learning rate to begin with."""
+    step_size_lr: NonNegative = 1e-5
+    """Adam's learning rate for the inner learning rate; 0 keeps it fixed."""
+
+    @classmethod
+    def preset(cls, name: str) -> "SynthesisNumbers":
+        """Those of the DynaFed `paper` or of its public `code`."""
+        return cls(**_NUMERIC_PRESETS[name])
+
+
+_NUMERIC_PRESETS: dict[str, dict[str, Any]] = {"code": {}, "paper": {"label_lr": 5e-2}}
+
+
+@dataclasses.dataclass(frozen=True)
+class SynthesisConfig(SynthesisNumbers, SynthesisOptions):
+    """Every setting of the synthesis: `SynthesisOptions` and `SynthesisNumbers` in one record.
+
+    The defaults are those of the public code; `preset("paper")` and `preset("code")` name two sets.
+    """
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> "SynthesisConfig":
+        """The settings of the DynaFed `paper` or of its public `code`, with `overrides`."""
+        require_name("preset", name, _STATIC_PRESETS)
+        return read(
+            cls,
+            {**_STATIC_PRESETS[name], **_NUMERIC_PRESETS[name], **overrides},
+            name="setting",
+        )
+
+    def __post_init__(self) -> None:
+        types = field_types(type(self))
+        for name in types:
+            checked(name, getattr(self, name), types[name])
+        self.check()
+
+    def check(self) -> None:
+        super().check()
+        check_step_size(self.step_size, self)
+
     def hyper_parameters(self) -> "SynthesisHyperParameters":
         """The numeric settings as a tree that `Synthesis.init` and `.run` take as traced input."""
         names = SynthesisHyperParameters._fields
         return SynthesisHyperParameters(*(np.float32(getattr(self, name)) for name in names))
 
 
-_PRESETS = {
-    "code": {},
-    "paper": {
-        "trajectory_rounds": 20,
-        "segment_length": 5,
-        "target_counts": (2,),
-        "max_start": None,
-        "num_iterations": 1000,
-        "label_lr": 5e-2,
-        "samples_per_class": None,
-        "num_samples": 150,
-    },
-}
+def check_step_size(step_size: float, options: SynthesisOptions) -> None:
+    """Raise ConfigError for an inner rate that the guards do not let through."""
+    floor, ceiling = options.step_size_floor, options.step_size_ceiling
+    require(
+        floor <= step_size <= ceiling,
+        "step_size",
+        step_size,
+        f"0 < step_size_floor ({floor}) <= step_size <= step_size_ceiling ({ceiling})",
+    )
 
 
 class SynthesisHyperParameters(NamedTuple):

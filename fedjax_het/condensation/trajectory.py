@@ -26,7 +26,7 @@ from jax import Array, lax
 from fedjax_het.common.errors import require
 from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.condensation.synthesis_config import (
-    SynthesisConfig,
+    SynthesisOptions,
     SynthesisHyperParameters,
     check_targets,
 )
@@ -195,7 +195,7 @@ class Synthesis(NamedTuple):
 
 
 def make_synthesis(
-    config: SynthesisConfig,
+    config: SynthesisOptions,
     apply_params: ApplyParams,
     unravel: Unravel,
     *,

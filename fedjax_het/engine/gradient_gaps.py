@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.engine.lanes import Batch, ClientMethod, Cohort, ServerTraining, train_cohort
+from fedjax_het.engine.contract import Batch, ClientMethod, Upload
+from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.server import epoch_batch, steps_per_epoch
@@ -30,10 +31,10 @@ def gradient_gaps(task: Task, plan: Plan, variables: Tree, cohort: Cohort) -> di
     """
     broadcast = Broadcast(variables)
     key = jax.random.key(0)  # nothing is drawn
-    upload = train_cohort(_measuring(task), plan, {}, broadcast, (), key, cohort).upload
-    whole, mean, square = upload["whole"], upload["sum"], upload["square"]
-    present = jnp.maximum((cohort.schedule.num_steps > 0).sum(), 1)
-    mean, square = mean / present, square / present
+    result = train_cohort(_measuring(task), plan, {}, broadcast, (), key, cohort)
+    present = jnp.maximum(result.num_trained, 1)
+    whole = result.upload.mean
+    mean, square = (total / present for total in result.upload.sum)
     to_server = jnp.float32(jnp.nan)
     if cohort.server is not None:
         own = ravel_pytree(_server_gradient(task, variables, cohort.server))[0]
@@ -45,7 +46,7 @@ def gradient_gaps(task: Task, plan: Plan, variables: Tree, cohort: Cohort) -> di
 
 
 def _measuring(task: Task) -> ClientMethod:
-    """A client that moves nothing and sends its gradient: weighted, as it is, and its square."""
+    """A client that moves nothing and sends its gradient: to be averaged, and to be added up with its square."""
 
     def begin(hp, broadcast, state, client):
         return jax.tree.map(jnp.zeros_like, broadcast.variables["params"])
@@ -57,21 +58,18 @@ def _measuring(task: Task) -> ClientMethod:
 
     def end(hp, broadcast, local, state, client):
         gradient = ravel_pytree(local)[0]
-        square = jnp.square(gradient).sum()
-        return {"whole": client.weight * gradient, "sum": gradient, "square": square}, (), ()
+        return Upload(mean=gradient, sum=(gradient, jnp.square(gradient).sum())), (), ()
 
     return ClientMethod(lambda hp, variables: (), begin, step, end)
 
 
-def _server_gradient(
-    task: Task, variables: Tree, server: ServerTraining, batch_size: int = 64
-) -> Tree:
-    count = len(server.examples.labels)
+def _server_gradient(task: Task, variables: Tree, server: Examples, batch_size: int = 64) -> Tree:
+    count = len(server.labels)
     batch_size = min(batch_size, count)
 
     def add(step, total):
         index, mask = epoch_batch(jax.random.key(0), step, count, batch_size)
-        batch = Batch(server.examples.images[index], server.examples.labels[index], mask, step)
+        batch = Batch(server.images[index], server.labels[index], mask, step)
         _, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
         return jax.tree.map(lambda t, g: t + mask.sum() / count * g, total, gradient)
 

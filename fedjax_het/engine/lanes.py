@@ -15,49 +15,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
+from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, checked_client
+from fedjax_het.engine.packing import from_words, to_words
 from fedjax_het.engine.plan import AXIS, Plan
 from fedjax_het.engine.schedule import RoundSchedule
 
 Tree = Any
-
-
-class Client(NamedTuple):
-    """What a client knows of itself in a round; scalars but for `start`."""
-
-    id: jax.Array  # int32; of a pair of client and class where those are what the lanes run through
-    weight: jax.Array  # float32, sums to 1 over the round
-    num_samples: jax.Array  # int32
-    num_steps: jax.Array  # int32, over all passes
-    key: jax.Array  # its own of this round; a step's is fold_in(key, step)
-    start: jax.Array  # [I, H, W, C] stored images that it starts from; I = 0 in local training
-
-
-class Batch(NamedTuple):
-    """One minibatch as stored; `mask` is 1 for samples and 0 for padding."""
-
-    images: jax.Array  # [B, H, W, C] uint8 or float32
-    labels: jax.Array  # [B] int32
-    mask: jax.Array  # [B] float32
-    number: jax.Array  # [] int32: the client's steps so far in this round
-
-
-class ClientMethod(NamedTuple):
-    """How one client trains: pure functions of a single client.
-
-    init(hp, variables) -> state            what the client keeps between rounds; () if nothing
-    begin(hp, broadcast, state, client) -> local
-    step(hp, broadcast, local, batch, client, key) -> (local, loss)
-    end(hp, broadcast, local, state, client) -> (upload, state, output)
-
-    Uploads are summed over the round's clients (weight them with `client.weight`); outputs are
-    kept per client. `extra_passes` are passes over the client's data before its local epochs.
-    """
-
-    init: Callable
-    begin: Callable
-    step: Callable
-    end: Callable
-    extra_passes: int = 0
 
 
 class Examples(NamedTuple):
@@ -67,36 +30,18 @@ class Examples(NamedTuple):
     labels: jax.Array  # [N] int32
 
 
-class ServerTraining(NamedTuple):
-    """What the server has to learn from besides what clients send."""
-
-    examples: Examples  # [n_0, ...]
-    epochs: jax.Array  # [] int32: over them, to see about as many examples as a client in a round
-
-
-class Averages(NamedTuple):
-    """Averages of clients' examples, which every client was sent; rows beyond `count` are padding.
-
-    images [M, H, W, C] float32, as stored or, where that is uint8, divided by 255. labels [M, C]
-    float32, shares of the classes. count [] int32.
-    """
-
-    images: jax.Array
-    labels: jax.Array
-    count: jax.Array
-
-
 class Cohort(NamedTuple):
-    """A round's schedule and the examples that it indexes."""
+    """A round's schedule, the examples that it indexes, and what else the round reads."""
 
     schedule: RoundSchedule
     examples: Examples
-    server: ServerTraining | None = None  # None where the server has no examples
-    averages: Averages | None = None  # None where clients share none
+    server: Examples | None = None  # [n_0, ...] the server's own; None where it has none
+    inputs: dict[str, Tree] = {}  # noqa: RUF012  what the method asked for, by name
 
 
 class CohortResult(NamedTuple):
-    upload: Tree  # summed over the round's clients
+    upload: Upload  # of all the round's clients: their weighted mean, and their sum
+    num_trained: jax.Array  # [] int32: clients (or pairs) of the round that trained
     states: Tree  # as they were given; clients that took no part are unchanged
     outputs: Any
     """[D, V, J, ...] per client slot, whole on every device, zero where it is unused; a
@@ -138,7 +83,7 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    block = partial(_block, method, plan)
+    block = partial(_block, checked_client(method), plan)
     shared = (hp, broadcast, states, key, cohort.examples)
     of_the_round = ("round", "num_clients", "evaluate", "trial", "participants")
     lanes = schedule._replace(**dict.fromkeys((*of_the_round, "census", "census_pairs")))
@@ -169,8 +114,9 @@ def train_cohort(
         )(*shared, lanes)
     if gather:
         outputs = _models(schedule, *outputs)
-    upload, loss, count = sums
-    return CohortResult(upload, states, outputs, loss / jnp.maximum(count, 1))
+    upload, loss, count, trained = sums
+    loss = loss / jnp.maximum(count, 1)
+    return CohortResult(upload, trained.astype(jnp.int32), states, outputs, loss)
 
 
 def for_each_client(tree: Tree, num_clients: int) -> Tree:
@@ -205,21 +151,18 @@ def _exchange(sums, rows):
     One, because XLA's CPU devices share a pool of threads: two collectives that are ready at the
     same time can be entered in different orders, hold all threads, and wait for ever.
     """
-    summed, unravel_sums = ravel_pytree(sums)
-    leaves, structure = jax.tree.flatten(rows)
-    if not leaves:
-        return unravel_sums(jax.lax.psum(summed, AXIS)), rows
-    words = [jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1) for leaf in leaves]
-    mine = jnp.concatenate([jax.lax.bitcast_convert_type(summed, jnp.uint32), *words])
-    everyones = jax.lax.all_gather(mine, AXIS)  # [D, ...]
-    ends = np.cumsum([summed.size, *(word.size for word in words)])
-    first, *parts = jnp.split(everyones, ends[:-1], axis=1)
-    total = jax.lax.bitcast_convert_type(first, summed.dtype).sum(0)
-    gathered = [
-        jax.lax.bitcast_convert_type(part, leaf.dtype).reshape(-1, *leaf.shape)
-        for part, leaf in zip(parts, leaves, strict=True)
-    ]
-    return unravel_sums(total), jax.tree.unflatten(structure, gathered)
+    leaves, structure = jax.tree.flatten((sums, rows))
+    num_sums = len(jax.tree.leaves(sums))
+    if len(leaves) == num_sums and all(leaf.dtype == jnp.float32 for leaf in leaves):
+        summed, unravel = ravel_pytree(sums)
+        return unravel(jax.lax.psum(summed, AXIS)), rows
+    words = [to_words(leaf) for leaf in leaves]
+    everyones = jax.lax.all_gather(jnp.concatenate(words), AXIS)  # [D, ...]
+    ends = np.cumsum([word.size for word in words])
+    parts = jnp.split(everyones, ends[:-1], axis=1)
+    gathered = [from_words(part, leaf) for part, leaf in zip(parts, leaves, strict=True)]
+    totals = [part.sum(0, dtype=part.dtype) for part in gathered[:num_sums]]
+    return jax.tree.unflatten(structure, totals + gathered[num_sums:])
 
 
 def _put_back(states, new, rows):
@@ -253,7 +196,7 @@ class _Running(NamedTuple):
 
 
 def _block(method, plan, hp, broadcast, states, key, examples, schedule):
-    """One block of lanes: -> ((summed upload, loss sum, sample count), states, outputs).
+    """One block of lanes: -> ((upload, loss, samples, clients: sums), states, outputs).
 
     `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`.
     """
@@ -261,10 +204,10 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
     over_lanes = partial(_over_lanes, num_lanes)
 
     def client_of(clients, slot):
-        id_, weight, num_samples, num_steps, seeds, _ = (field[slot] for field in clients)
+        id_, num_samples, num_steps, seeds = (field[slot] for field in clients[:4])
         client_key = jax.random.fold_in(key, id_)
         start = examples.images[seeds]
-        return Client(id_, weight, num_samples, num_steps, client_key, start)
+        return Client(id_, num_samples, num_steps, client_key, start)
 
     def state_of(clients, slot):
         return client_row(states, clients[-1][slot])
@@ -290,15 +233,16 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
         )
 
     def end(clients, slot, running):
-        client = client_of(clients, slot)
-        return method.end(hp, broadcast, running.local, state_of(clients, slot), client)
+        client, weight = client_of(clients, slot), clients[4][slot]
+        upload, *kept = method.end(hp, broadcast, running.local, state_of(clients, slot), client)
+        return _weighed(upload, weight), *kept
 
     clients = (
         schedule.client_ids,
-        schedule.weights,
         schedule.num_samples,
         schedule.num_steps,
         schedule.seeds,
+        schedule.weights,
         schedule.rows,
     )
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
@@ -330,16 +274,37 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
         running = over_lanes(train)(clients, slot, running, batches, batch_sizes)
         sent, new, output = over_lanes(end)(clients, slot, running)
         sent = _where(plan.in_step, ends, sent, jax.tree.map(jnp.zeros_like, sent))
-        upload, loss, count = sums
-        upload = jax.tree.map(lambda total, s: total + s.sum(0), upload, sent)
+        upload, loss, count, trained = sums
+        upload = jax.tree.map(lambda total, s: total + s.sum(0, dtype=s.dtype), upload, sent)
         loss += jnp.where(ends, running.loss, 0).sum()
         count += jnp.where(ends, running.count, 0).sum()
+        trained += ends.sum(dtype=jnp.float32)
         write = partial(_write, plan, slot, ends)
-        return running, (upload, loss, count), write(new_states, new), write(outputs, output)
+        sums = (upload, loss, count, trained)
+        return running, sums, write(new_states, new), write(outputs, output)
 
     zero = jnp.zeros((), jnp.float32)
-    carry = (running, (upload, zero, zero), new_states, outputs)
+    carry = (running, (upload, zero, zero, zero), new_states, outputs)
     return jax.lax.fori_loop(0, schedule.num_segments, segment, carry)[1:]
+
+
+def _weighed(upload: Upload, weight: jax.Array) -> Upload:
+    """What is added up over the clients, in at least 32 bits: see `Upload`."""
+
+    def widened(leaf, integers):
+        leaf = jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        return leaf.astype(jnp.promote_types(leaf.dtype, integers))
+
+    def unsigned(leaf):
+        return jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.unsignedinteger)
+
+    mean = jax.tree.map(lambda leaf: weight * widened(leaf, jnp.float32), upload.mean)
+    total = jax.tree.map(
+        lambda leaf: widened(leaf, jnp.uint32 if unsigned(leaf) else jnp.int32), upload.sum
+    )
+    return Upload(mean, total)
 
 
 def _over_lanes(num_lanes: int, function: Callable) -> Callable:

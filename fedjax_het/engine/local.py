@@ -4,26 +4,44 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from fedjax_het.engine.lanes import ClientMethod
+from fedjax_het.common.records import Bounds, Number
+from fedjax_het.engine.contract import ClientMethod, Upload
 from fedjax_het.engine.task import Task
 
 Tree = Any
 
-OPTIMIZERS: dict[str, Callable[[dict], optax.GradientTransformation]] = {
-    "sgd": lambda hp: optax.sgd(hp["local_lr"]),
-    "momentum": lambda hp: optax.sgd(hp["local_lr"], momentum=hp["local_momentum"]),
-    "adam": lambda hp: optax.adam(hp["local_lr"]),
-    "adamw": lambda hp: optax.adamw(hp["local_lr"], weight_decay=hp["local_weight_decay"]),
+
+class LocalOptimizer(NamedTuple):
+    """An optimiser that clients may have: how it is made of `hp`, and the numbers that it reads."""
+
+    make: Callable[[Any], optax.GradientTransformation]
+    numbers: dict[str, Number]
+
+
+def _rate(default: float) -> dict[str, Number]:
+    return {"local_lr": Number(default, Bounds(0))}
+
+
+OPTIMIZERS = {
+    "sgd": LocalOptimizer(lambda hp: optax.sgd(hp["local_lr"]), _rate(0.01)),
+    "momentum": LocalOptimizer(
+        lambda hp: optax.sgd(hp["local_lr"], momentum=hp["local_momentum"]),
+        {**_rate(0.01), "local_momentum": Number(0.9, Bounds(0, 1, open_high=True))},
+    ),
+    "adam": LocalOptimizer(lambda hp: optax.adam(hp["local_lr"]), _rate(1e-3)),
+    "adamw": LocalOptimizer(
+        lambda hp: optax.adamw(hp["local_lr"], weight_decay=hp["local_weight_decay"]),
+        {**_rate(1e-3), "local_weight_decay": Number(1e-4, Bounds(0))},
+    ),
 }
 
 
-def optimizer_defaults(name: str) -> dict[str, float]:
+def optimizer_numbers(name: str) -> dict[str, Number]:
     """The numeric hyper-parameters that a local optimiser reads."""
-    extra = {"momentum": {"local_momentum": 0.9}, "adamw": {"local_weight_decay": 1e-4}}
-    rate = 1e-3 if name.startswith("adam") else 0.01
-    return {"local_lr": rate, **extra.get(name, {})}
+    return OPTIMIZERS[name].numbers
 
 
 class LocalTraining(NamedTuple):
@@ -70,7 +88,12 @@ def begin_training(training: LocalTraining, hp, variables: Tree, kept: Tree, mem
 
 def new_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
     """The state of a local optimiser that has not made a step."""
-    return OPTIMIZERS[training.optimizer](hp).init(variables["params"])
+    return _optimizer(training, hp).init(variables["params"])
+
+
+def _optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
+    assert training.optimizer is not None, "clients that condense have none"
+    return OPTIMIZERS[training.optimizer].make(hp)
 
 
 def kept_optimizer(training: LocalTraining, optimizer: Tree) -> Tree:
@@ -80,8 +103,8 @@ def kept_optimizer(training: LocalTraining, optimizer: Tree) -> Tree:
 
 def descend(training: LocalTraining, hp, variables: Tree, gradient: Tree, optimizer: Tree):
     """One step of the local optimiser -> (variables, optimiser's state)."""
-    make_optimizer = OPTIMIZERS[training.optimizer]
-    updates, optimizer = make_optimizer(hp).update(gradient, optimizer, variables["params"])
+    step = _optimizer(training, hp).update
+    updates, optimizer = step(gradient, optimizer, variables["params"])
     return {**variables, "params": optax.apply_updates(variables["params"], updates)}, optimizer
 
 
@@ -111,8 +134,8 @@ def local_sgd(training: LocalTraining, *, adjust: Callable = no_adjustment) -> C
 
     Methods differ in `adjust`, see `training_step`.
 
-    Upload: client.weight * (client - server), over all variables, so that batch-norm statistics
-    are averaged like weights. State: the optimiser's, if it is kept.
+    Upload: the mean of client - server over all variables, so that batch-norm statistics are
+    averaged like weights. State: the optimiser's, if it is kept.
     """
 
     def init(hp, variables):
@@ -122,10 +145,8 @@ def local_sgd(training: LocalTraining, *, adjust: Callable = no_adjustment) -> C
         return begin_training(training, hp, broadcast.variables, state)
 
     def end(hp, broadcast, local, state, client):
-        upload = jax.tree.map(
-            lambda new, old: client.weight * (new - old), local.variables, broadcast.variables
-        )
-        return upload, kept_optimizer(training, local.optimizer), ()
+        change = jax.tree.map(jnp.subtract, local.variables, broadcast.variables)
+        return Upload(mean=change), kept_optimizer(training, local.optimizer), ()
 
     return ClientMethod(init, begin, training_step(training, adjust), end)
 
@@ -139,6 +160,6 @@ def whole_model(training: LocalTraining) -> ClientMethod:
         return Local(broadcast.variables, fresh, ())
 
     def end(hp, broadcast, local, state, client):
-        return (), local.variables, ()
+        return Upload(), local.variables, ()
 
     return ClientMethod(lambda hp, variables: variables, begin, training_step(training), end)

@@ -19,7 +19,7 @@ from fedjax_het.common.cache import cache_root, private_folder
 from fedjax_het.common.files import write_atomically
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
-from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, optimizer_defaults
+from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, optimizer_numbers
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.units import ClientUnits
@@ -140,7 +140,8 @@ def _seconds_per_step(
     images = rng.integers(0, 256, (clients * each, *model.input_shape), dtype=np.uint8)
     labels = rng.integers(0, model.num_classes, clients * each)
     hp = {
-        name: jnp.float32(value) for name, value in optimizer_defaults(training.optimizer).items()
+        name: jnp.float32(number.default)
+        for name, number in optimizer_numbers(training.optimizer).items()
     }
     method = local_sgd(training._replace(keep_state=False))
 

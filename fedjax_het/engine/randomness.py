@@ -1,4 +1,5 @@
-"""One tree of keys: seed -> named stream -> round -> client.
+"""One tree of keys: seed -> named stream -> round -> client, and purposes where one node serves
+several.
 
 Nothing is ever drawn from a carried chain of splits, so what a client draws in a round depends
 on (seed, stream, round, client id) alone: not on lanes, devices, chunks or resuming.
@@ -22,12 +23,23 @@ class Stream(enum.IntEnum):
     TUNING = 6
 
 
-# Folded into a round's key for what the server draws; no client has this id.
-SERVER_FOLD = 2**32 - 1
-NETWORKS_FOLD = 2**32 - 2  # and for the networks that clients draw while they condense
-MIXING_FOLD = 2**32 - 4  # into a step's, for what its batch is mixed with
-GENERATOR_FOLD = 2**32 - 5  # and for what a client has generated beside it
-TUNING_FOLD = 2**32 - 3  # and for copies of the global model that clients tune to be scored
+class Purpose(enum.IntEnum):
+    """What is drawn at a node of the tree besides what its children draw: no client has these ids.
+
+    Two things that may draw at one node have purposes of their own, here and nowhere else.
+    """
+
+    SERVER = 2**32 - 1  # what a method does with the model after a round, and keeps from the start
+    NETWORKS = 2**32 - 2  # networks that clients draw while they condense
+    TUNING = 2**32 - 3  # copies of the global model that clients tune to be scored
+    MIXING = 2**32 - 4  # what a step's minibatch is mixed with
+    GENERATED = 2**32 - 5  # what a client has generated beside a step's minibatch
+    GENERATOR = 2**32 - 6  # the generator at the server, at its start and in every round
+
+
+def key_for(key: jax.Array, purpose: Purpose) -> jax.Array:
+    """The key of one purpose at a node."""
+    return jax.random.fold_in(key, int(purpose))
 
 
 def device_key(seed: int, stream: Stream) -> jax.Array:

@@ -14,18 +14,10 @@ from fedjax_het.engine.evaluation import (
     evaluate_clients,
 )
 from fedjax_het.engine.gradient_gaps import GAPS, gradient_gaps
-from fedjax_het.engine.lanes import (
-    Averages,
-    Cohort,
-    Examples,
-    ServerTraining,
-    client_row,
-    for_each_client,
-    train_cohort,
-)
+from fedjax_het.engine.lanes import Cohort, Examples, client_row, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import DEVICE, RUN, SHARED, Plan
-from fedjax_het.engine.randomness import TUNING_FOLD
+from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.schedule import RoundSchedule
 from fedjax_het.engine.task import Task
 
@@ -173,7 +165,7 @@ def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring):
         cohort = Cohort(schedule._replace(num_segments=segments), inputs.examples)
         variables = algorithm.global_model(state)
         copies = for_each_client(variables, num_clients)
-        key = jax.random.fold_in(key, TUNING_FOLD)
+        key = key_for(key, Purpose.TUNING)
         sent, client = Broadcast(variables), algorithm.tuning.client
         return train_cohort(client, plan, inputs.hp, sent, copies, key, cohort).states
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.engine.lanes import Batch, Examples
+from fedjax_het.engine.contract import Batch
+from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.task import Task
 
 Tree = Any

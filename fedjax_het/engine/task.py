@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_het.engine.lanes import Batch
+from fedjax_het.engine.contract import Batch
 from fedjax_het.nn import Model, micro_batched_value_and_grad
 
 

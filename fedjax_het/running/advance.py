@@ -19,7 +19,6 @@ from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
 from fedjax_het.engine.evaluation import client_tests
 from fedjax_het.engine.host_state import Pager
-from fedjax_het.engine.lanes import Averages, ServerTraining
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, RUNS, host_values
 from fedjax_het.engine.randomness import Stream, device_key
 from fedjax_het.engine.rounds import SCHEDULE_KINDS, ChunkInputs, RoundMetrics

@@ -35,7 +35,7 @@ from fedjax_het.data import (
 from fedjax_het.data.server_data import Pool
 from fedjax_het.engine.evaluation import TestsShape, evaluation_set, tests_shape
 from fedjax_het.engine.guard import CheckedProgram
-from fedjax_het.engine.lanes import Averages, Examples
+from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import AXIS, RUN, RUNS, SHARED, Plan, make_plan

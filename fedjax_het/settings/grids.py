@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError, require, require_name
 from fedjax_het.settings.spec import RunSpec, of_use
 
@@ -35,15 +35,15 @@ def grid(
     hps = {name: _values(f"hp {name}", value) for name, value in (hp or {}).items()}
     choices = {name: _values(f"option {name}", value) for name, value in (options or {}).items()}
     unused = {("hp", name) for name in hps} | {("option", name) for name in choices}
-    named = [name for name in lists.get("algorithm", ()) if name in ALGORITHMS]
-    some_train = any(ALGORITHMS[name].trains_locally for name in named)
+    named = [name for name in lists.get("algorithm", ()) if name in METHODS]
+    some_train = any(METHODS[name].trains_locally for name in named)
     specs: dict[str, RunSpec] = {}
     for values in _combinations(lists):
         spec = RunSpec(**values)
-        require_name("algorithm", spec.algorithm, ALGORITHMS)
+        require_name("algorithm", spec.algorithm, METHODS)
         if some_train:
             spec = RunSpec(**of_use(spec.algorithm, values))
-        entry = ALGORITHMS[spec.algorithm]
+        entry = METHODS[spec.algorithm]
         known = {name: v for name, v in choices.items() if name in entry.option_names}
         unused -= {("option", name) for name in known}
         for chosen in _combinations(known):

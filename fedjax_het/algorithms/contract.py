@@ -1,0 +1,347 @@
+"""The contract of a federated method: a record of pure functions.
+
+An algorithm never prints, touches a disk, calls `jit`, or loops over clients. Static choices are
+closed over; numeric hyper-parameters come in the traced dict `hp`. Most methods are built by
+`building.federated` from a `ClientMethod`, and read like this one, FedAvg whose clients pull their
+steps to the model that they received:
+
+>>> from typing import Annotated
+>>> import jax
+>>> from dataclasses import dataclass
+>>> from fedjax_het import RunSpec, register_method, simulate
+>>> from fedjax_het.algorithms.building import federated
+>>> from fedjax_het.common.records import NonNegative, Record
+>>> from fedjax_het.engine.local import local_sgd
+>>>
+>>> @dataclass(frozen=True)
+... class TetherNumbers(Record):
+...     tether: NonNegative = 0.1
+...     "How strongly a client is pulled to the model that it received."
+>>>
+>>> def tethered(training, plan):
+...     def pull(hp, gradient, local, broadcast, batch, client):
+...         here, start = local.variables["params"], broadcast.variables["params"]
+...         pulled = jax.tree.map(lambda g, w, a: g + hp["tether"] * (w - a), gradient, here, start)
+...         return pulled, local.memory
+...
+...     return federated(training, plan, local_sgd(training, adjust=pull))
+>>>
+>>> entry = register_method("tethered", tethered, "FedAvg on a tether", numbers=TetherNumbers)
+>>> spec = RunSpec("tethered", num_clients=4, rounds=2, model="mlp", hp={"tether": 0.5})
+>>> simulate(spec).metrics["test_accuracy"].shape
+(2,)
+
+What a method brings is checked by shapes and types alone, while its program is traced and before
+anything compiles: see `checked_algorithm`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from fedjax_het.data import Dataset, Partition
+from fedjax_het.engine.contract import (
+    ClientMethod,
+    ContractError,
+    HyperParameters,
+    call,
+    kind_of,
+    parts,
+    require_like,
+    require_scalar,
+)
+from fedjax_het.engine.lanes import ClientModels, Cohort, Examples
+from fedjax_het.engine.units import PairWork
+from fedjax_het.nn import Model
+
+Tree = Any
+
+
+class State(NamedTuple):
+    """Everything that a federation carries from round to round."""
+
+    server: Tree
+    clients: Tree  # leading axis K, or of a table, see `Algorithm.pageable`; () if stateless
+    round: jax.Array  # [] int32, rounds done
+
+
+class RoundInfo(NamedTuple):
+    """What every method reports of a round; scalars."""
+
+    train_loss: jax.Array  # mean over samples, met in local training (nats) or in condensing
+    update_norm: jax.Array  # L2 norm of the global model's change; of clients' own, see the method
+    records: dict[str, jax.Array] = {}  # noqa: RUF012  what else: see `Algorithm.records`
+    models: ClientModels | None = None  # where `LocalTraining.hands_out_models` asks for them
+
+
+class Traffic(NamedTuple):
+    """Bytes per participating client and round."""
+
+    down: int
+    up: int
+    up_per_pair: int = 0  # besides, for every class that it condenses
+
+
+class OnceTraffic(NamedTuple):
+    """Bytes that go once, with the first model: of all clients together."""
+
+    down: int = 0
+    up: int = 0
+
+
+class Holdings(NamedTuple):
+    """What is known of a federation's data before its first round; arrays on the host."""
+
+    dataset: Dataset
+    partition: Partition  # of what clients hold of their own
+    server: Examples | None  # the server's examples, [n_0, ...]
+    local_epochs: int | None  # None where clients condense
+    seed: int  # of the partition
+
+
+class RoundInput(NamedTuple):
+    """Arrays that every round of a method reads besides its schedule and the examples.
+
+    make(holdings) -> one pytree of host arrays for each federation, all of the same shapes. In a
+    round it is `cohort.inputs[name]`.
+    """
+
+    name: str
+    make: Callable[[Sequence[Holdings]], list[Tree]]
+
+
+class InitState(Protocol):
+    """-> the state before the first round, from the first model's variables."""
+
+    def __call__(
+        self, hp: HyperParameters, key: jax.Array, variables: Tree, num_clients: int
+    ) -> State: ...
+
+
+class RunRound(Protocol):
+    """-> (state, of the same structure, shapes and types; what is reported)."""
+
+    def __call__(
+        self, hp: HyperParameters, state: State, key: jax.Array, cohort: Cohort
+    ) -> tuple[State, RoundInfo]: ...
+
+
+class GetModel(Protocol):
+    """-> the global model's variables."""
+
+    def __call__(self, state: State) -> Tree: ...
+
+
+class PutModel(Protocol):
+    """-> the state with these variables for the global model's."""
+
+    def __call__(self, state: State, variables: Tree) -> State: ...
+
+
+class CountTraffic(Protocol):
+    """-> bytes; of arrays or of their shapes."""
+
+    def __call__(self, hp: HyperParameters, state: State) -> Traffic: ...
+
+
+class PersonalModel(Protocol):
+    """-> variables of the model that client k's own test is for."""
+
+    def __call__(self, hp: HyperParameters, state: State, k: jax.Array) -> Tree: ...
+
+
+class Algorithm(NamedTuple):
+    """A federated method.
+
+    init(hp, key, variables, num_clients) -> State
+    round(hp, state, key, cohort) -> (State, RoundInfo)
+    global_model(state) -> variables             what is broadcast and evaluated; None without one
+    with_global_model(state, variables) -> State
+    traffic(hp, state) -> Traffic
+    first_traffic(holdings) -> OnceTraffic       what goes once, with the first model
+    personal(hp, state, k) -> variables          of the model that client k's own test is for;
+                                                 default: the global one
+    personal_model: the network of these variables (default: the run's own)
+    tuning: how every client tunes a copy of the global model that is scored in its place
+    records(num_clients) -> {name: shape}        of what `RoundInfo.records` holds
+    extra_passes: passes over a client's data before its local epochs
+    shares_server_data: whether clients train on the server's examples besides their own
+    pageable: whether a round reads the states of its own clients alone, by row, so that the others'
+      can be elsewhere; `init` then makes as many equal ones as it is asked for, which do not depend
+      on the first model's weights, since those may be pretrained
+    pairs: how clients condense their data, where they do so instead of training
+    inputs: what a round reads besides
+    host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
+    artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
+      as a JSON-able record
+    """
+
+    init: InitState
+    round: RunRound
+    global_model: GetModel | None
+    with_global_model: PutModel | None
+    traffic: CountTraffic
+    first_traffic: Callable[[Holdings], OnceTraffic] = lambda holdings: OnceTraffic()
+    personal: PersonalModel | None = None
+    personal_model: Model | None = None
+    tuning: "Tuning | None" = None
+    records: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
+    extra_passes: int = 0
+    shares_server_data: bool = False
+    pageable: bool = False
+    pairs: PairWork | None = None
+    inputs: tuple[RoundInput, ...] = ()
+    host_work: "tuple[HostWork, ...]" = ()
+    artifacts: Callable[[State], dict[str, Any]] = lambda state: {}
+    summary: Callable[[Any, State], dict[str, Any]] = lambda hp, state: {}
+
+
+class Tuning(NamedTuple):
+    """Training of a copy of the global model by every client, before it is scored.
+
+    The copies are scored and discarded: the federation goes on as if they had not been.
+    client: a `ClientMethod` whose state is the model, as `whole_model` makes it.
+    epochs: over the client's data; steps: at most so many minibatches of them (None: all).
+    Cost: every evaluation trains all clients, and holds a model of each.
+    """
+
+    client: ClientMethod
+    epochs: int
+    steps: int | None = None
+
+
+class AdvanceWork(Protocol):
+    """-> the state after `count` (traced) more iterations; `server` are the server's examples."""
+
+    def __call__(
+        self,
+        hp: HyperParameters,
+        state: State,
+        key: jax.Array,
+        count: jax.Array,
+        server: Examples | None,
+    ) -> State: ...
+
+
+class HostWork(NamedTuple):
+    """Long server work between two rounds, done piece by piece so that it shows and resumes.
+
+    done(state) -> int: iterations finished, of `total`.
+    advance(hp, state, key, count, server) -> state after `count` (traced) more iterations;
+      `server` are the server's examples (None if it has none).
+    """
+
+    name: str
+    before_round: int
+    total: int
+    done: Callable[[State], int]
+    advance: AdvanceWork
+
+
+class Build(Protocol):
+    """What a method's entry calls: `build(training, plan)`, with `options=` its record of options
+    if it has any, and `base=` the method that it is put over if it needs one."""
+
+    def __call__(self, training: Any, plan: Any, **static: Any) -> Algorithm: ...
+
+
+def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
+    """The same, whose functions say which of them breaks the contract, and of which method.
+
+    All checks are of shapes and types, made while the program is traced: none is in the program.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ContractError(f"method {name!r} built {kind_of(algorithm)}: expected an Algorithm")
+
+    def guarded(function: Callable) -> Callable:
+        def in_method(*args):
+            try:
+                return function(*args)
+            except ContractError as error:
+                if str(error).startswith("method "):  # of one that this one is put over
+                    raise
+                raise ContractError(f"method {name!r}: {error}") from error
+            except Exception as error:
+                if not hasattr(error, "__notes__") or "in method" not in error.__notes__[-1]:
+                    error.add_note(f"in method {name!r}")
+                raise
+
+        return in_method
+
+    def init(hp, key, variables, num_clients):
+        given = (hp, key, variables, num_clients)
+        state = call("Algorithm.init", algorithm.init, InitState, *given)
+        _require_state("Algorithm.init", state)
+        return state
+
+    def round_(hp, state, key, cohort):
+        found = call("Algorithm.round", algorithm.round, RunRound, hp, state, key, cohort)
+        new, info = parts("Algorithm.round", found, ("state", "info"))
+        _require_state("Algorithm.round", new)
+        require_like("Algorithm.round: state", new, state, "what `init` made")
+        if not isinstance(info, RoundInfo):
+            raise ContractError(f"Algorithm.round: info is {kind_of(info)}: expected a RoundInfo")
+        require_scalar("Algorithm.round: info.train_loss", info.train_loss)
+        require_scalar("Algorithm.round: info.update_norm", info.update_norm)
+        _require_records(info.records, algorithm.records(1))
+        return new, info
+
+    def global_model(state):
+        assert algorithm.global_model is not None
+        return call("Algorithm.global_model", algorithm.global_model, GetModel, state)
+
+    def with_global_model(state, variables):
+        assert algorithm.with_global_model is not None
+        given = (algorithm.with_global_model, PutModel, state, variables)
+        new = call("Algorithm.with_global_model", *given)
+        require_like("Algorithm.with_global_model: state", new, state, "the state given")
+        return new
+
+    def traffic(hp, state):
+        found = call("Algorithm.traffic", algorithm.traffic, CountTraffic, hp, state)
+        if not isinstance(found, Traffic):
+            raise ContractError(f"Algorithm.traffic returned {kind_of(found)}: expected a Traffic")
+        return found
+
+    has_model = algorithm.global_model is not None
+    return algorithm._replace(
+        init=guarded(init),
+        round=guarded(round_),
+        global_model=guarded(global_model) if has_model else None,
+        with_global_model=guarded(with_global_model) if algorithm.with_global_model else None,
+        traffic=guarded(traffic),
+        personal=guarded(algorithm.personal) if algorithm.personal else None,
+        host_work=tuple(
+            work._replace(advance=guarded(_checked_advance(work))) for work in algorithm.host_work
+        ),
+    )
+
+
+def _checked_advance(work: HostWork) -> Callable:
+    def advance(hp, state, key, count, server=None):
+        name = f"HostWork({work.name!r}).advance"
+        new = call(name, work.advance, AdvanceWork, hp, state, key, count, server)
+        require_like(f"{name}: state", new, state, "the state given")
+        return new
+
+    return advance
+
+
+def _require_state(name: str, found: Any) -> None:
+    if not isinstance(found, State):
+        raise ContractError(f"{name}: state is {kind_of(found)}: expected a State")
+    count = getattr(found.round, "dtype", None)
+    if count is None or np.shape(found.round) != () or count != np.int32:
+        raise ContractError(
+            f"{name}: state.round is {kind_of(found.round)}: expected an int32 scalar"
+        )
+
+
+def _require_records(found: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    if found.keys() != shapes.keys():
+        raise ContractError(
+            f"Algorithm.round: info.records has {sorted(found)}: expected {sorted(shapes)}, as "
+            "`Algorithm.records` says"
+        )

@@ -1,0 +1,264 @@
+"""Typed settings: frozen dataclasses whose annotations are their documentation and their checks.
+
+    @dataclass(frozen=True)
+    class Options(Record):
+        steps: Count = 20
+        "Steps of the server after each round."
+        option: Literal["I", "II"] = "II"
+
+    read(Options, {"steps": 5})        # Options(steps=5, option="II")
+    read(Options, {"steps": 0})        # ConfigError: steps = 0: expected a whole number >= 1
+
+A field is an `int`, a `float`, a `bool`, a `str`, a `Literal`, a tuple of these, or one of them or
+`None`; bounds are `Annotated` to it.
+"""
+
+import dataclasses
+import functools
+import math
+import numbers
+import types
+from collections.abc import Mapping
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from fedjax_het.common.errors import ConfigError, is_whole, require, require_name
+
+
+class Bounds(NamedTuple):
+    """What a number may be: from `low` to `high`, which an open end leaves out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def allow(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return bool(above and below)
+
+    def __str__(self) -> str:
+        """As a continuation of "a number"."""
+        if math.isinf(self.high):
+            return f"{'>' if self.open_low else '>='} {self.low:g}"
+        brackets = "[("[self.open_low], "])"[self.open_high]
+        return f"in {brackets[0]}{self.low:g}, {self.high:g}{brackets[1]}"
+
+
+def at_least(low: float) -> Bounds:
+    return Bounds(low)
+
+
+def above(low: float) -> Bounds:
+    return Bounds(low, open_low=True)
+
+
+Whole = Annotated[int, at_least(0)]
+Count = Annotated[int, at_least(1)]
+NonNegative = Annotated[float, at_least(0)]
+Positive = Annotated[float, above(0)]
+Share = Annotated[float, Bounds(0, 1)]
+Momentum = Annotated[float, Bounds(0, 1, open_high=True)]  # 1 would forget nothing
+Decay = Annotated[float, Bounds(0, 1, open_low=True)]  # a factor
+
+R = TypeVar("R", bound="Record")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Base of typed settings.
+
+    PRESETS: by name, the values that a preset has for fields that are not given; what it leaves out
+      is as the class has it. A record with presets has the field `PRESET_FIELD`, which names one.
+    """
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
+    PRESET_FIELD: ClassVar[str] = "preset"
+
+    @classmethod
+    def adjusted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What is given, with what follows from it; before a preset fills the rest in."""
+        return given
+
+    def completed(self: "R") -> "R":
+        """The same with what follows from its values, where a field was left to them."""
+        return self
+
+    def check(self) -> None:
+        """Raise ConfigError for values that do not go together."""
+
+
+def read(kind: type[R], given: Mapping[str, Any], *, name: str = "option", label: str = "") -> R:
+    """The record of the values that are given, a preset's or the defaults in place of the others.
+
+    None stands for "not given" where a field cannot be None. `name` is what fields are called where
+    one is misspelt, `label` is put before a field's name in other messages.
+    Raises ConfigError that names the field, its value and what would be right.
+    """
+    fields = field_types(kind)
+    for key in given:
+        require_name(name, key, fields)
+    values = {
+        key: value for key, value in given.items() if value is not None or _takes_none(fields[key])
+    }
+    values = kind.adjusted(values)
+    if kind.PRESETS:
+        default = next(f.default for f in dataclasses.fields(kind) if f.name == kind.PRESET_FIELD)
+        preset = values.get(kind.PRESET_FIELD, default)
+        require_name(label + kind.PRESET_FIELD, preset, kind.PRESETS)
+        values = {**kind.PRESETS[preset], **values}
+    values = {key: checked(label + key, value, fields[key]) for key, value in values.items()}
+    record = kind(**values).completed()
+    record.check()
+    return record
+
+
+def as_dict(record: Record) -> dict[str, Any]:
+    """The values of a record as JSON has them: what `read` takes."""
+    values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+
+
+@functools.cache
+def field_types(kind: type[Record]) -> dict[str, Any]:
+    """Every field's annotation, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+def checked(argument: str, value: Any, kind: Any) -> Any:
+    """`value` as the annotation `kind` has it (a list as a tuple, a whole float as an int's
+    float). Raises ConfigError."""
+    if value is None and _takes_none(kind):
+        return None
+    bounds, kind = _bounds(kind), _plain(kind)
+    if get_origin(kind) is Literal:
+        require_name(argument, value, get_args(kind))
+        return value
+    if get_origin(kind) is tuple:
+        require(isinstance(value, list | tuple), argument, value, "a list")
+        return tuple(checked(argument, item, get_args(kind)[0]) for item in value)
+    if kind is bool:
+        require(isinstance(value, bool), argument, value, "True or False")
+    elif kind is int:
+        whole = is_whole(value, -math.inf)  # type: ignore[arg-type]
+        require(whole and bounds.allow(value), argument, value, f"a whole number {bounds}")
+        return int(value)
+    elif kind is float:
+        return number(argument, value, bounds)
+    elif kind is str:
+        require(isinstance(value, str), argument, value, "a word")
+    return value
+
+
+def number(argument: str, value: Any, bounds: Bounds) -> float:
+    """`value` as a float within bounds. Raises ConfigError; a truth value is no number."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        found = float(value)
+    else:
+        found = math.nan
+    ok = math.isfinite(found) and bounds.allow(found)
+    require(ok, argument, value, f"a {'finite ' if math.isinf(bounds.high) else ''}number {bounds}")
+    return found
+
+
+class Number(NamedTuple):
+    """A numeric hyper-parameter: its default and what it may be."""
+
+    default: float
+    bounds: Bounds
+
+
+def numbers_of(record: Record) -> dict[str, Number]:
+    """The numeric hyper-parameters that a record's values are the defaults of; a field that is None
+    is none of this configuration."""
+    fields = field_types(type(record))
+    return {
+        name: Number(float(getattr(record, name)), _bounds(kind))
+        for name, kind in fields.items()
+        if getattr(record, name) is not None
+    }
+
+
+def documentation(kind: type[Record]) -> dict[str, str]:
+    """What a field may be, and its default, in words; by name. For lists of a method's options."""
+    return {f.name: f"{_in_words(field_types(kind)[f.name])}; {f.default!r}" for f in _fields(kind)}
+
+
+def _fields(kind: type[Record]):
+    return dataclasses.fields(kind)
+
+
+def _in_words(kind: Any) -> str:
+    if _takes_none(kind):
+        return f"{_in_words(_not_none(kind))} or None"
+    bounds, plain = _bounds(kind), _plain(kind)
+    if get_origin(plain) is Literal:
+        return " or ".join(map(str, get_args(plain)))
+    if get_origin(plain) is tuple:
+        return f"a list, each {_in_words(get_args(plain)[0])}"
+    words = {bool: "True or False", str: "a word", int: "a whole number", float: "a number"}
+    limit = "" if bounds == Bounds() else f" {bounds}"
+    return words.get(plain, str(plain)) + limit
+
+
+def _takes_none(kind: Any) -> bool:
+    return _is_union(kind) and types.NoneType in get_args(kind)
+
+
+def _not_none(kind: Any) -> Any:
+    if not _is_union(kind):
+        return kind
+    (only,) = (one for one in get_args(kind) if one is not types.NoneType)
+    return only
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def _bounds(kind: Any) -> Bounds:
+    kind = _not_none(kind)
+    if get_origin(kind) is Annotated:
+        return next(extra for extra in get_args(kind)[1:] if isinstance(extra, Bounds))
+    return Bounds()
+
+
+def _plain(kind: Any) -> Any:
+    kind = _not_none(kind)
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+__all__ = [
+    "Bounds",
+    "ConfigError",
+    "Count",
+    "Decay",
+    "Momentum",
+    "NonNegative",
+    "Number",
+    "Positive",
+    "Record",
+    "Share",
+    "Whole",
+    "above",
+    "as_dict",
+    "at_least",
+    "checked",
+    "documentation",
+    "field_types",
+    "number",
+    "numbers_of",
+    "read",
+]
