@@ -1,13 +1,15 @@
 """Small problems that the engine's tests share."""
 
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.data import average_examples, dataset_from_arrays, partition_from_clients
+from fedjax_het.algorithms.contract import Algorithm, Holdings
+from fedjax_het.common.records import read
+from fedjax_het.data import dataset_from_arrays, partition_from_clients
 from fedjax_het.engine.lanes import Cohort, Examples
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan, make_plan
@@ -95,8 +97,8 @@ class Small(NamedTuple):
     task: Task
     hp: dict
     num_clients: int
-    server: ServerTraining
-    averages: Averages | None = None
+    server: Examples
+    inputs: dict
 
     def start(self, seed=0):
         variables = self.task.model.init(jax.random.key(seed))
@@ -104,7 +106,7 @@ class Small(NamedTuple):
 
     def cohort(self, r):
         """What a round reads besides the state."""
-        return Cohort(self.scheduler.round(r), self.examples, self.server, self.averages)
+        return Cohort(self.scheduler.round(r), self.examples, self.server, self.inputs)
 
     def run(self, rounds, state=None):
         state = self.start() if state is None else state
@@ -146,7 +148,8 @@ def small(
     scored="global",
     server=None,
 ) -> Small:
-    """`build(training, plan) -> Algorithm` on the blobs; `server`: its examples, and epochs."""
+    """`build(training, plan) -> Algorithm` on the blobs; `server`: its examples, and the epochs over
+    them of a method that asks how many."""
     plan = plan or make_plan(1, 1, spread=None)
     server = (blobs((7,), seed=3), 2) if server is None else server
     task = Task(model or linear_model(), (0.0,), (1.0,))
@@ -178,12 +181,32 @@ def small(
     )
     examples = plan.put(Examples(jnp.asarray(images), jnp.asarray(labels)))
     hp = {name: jnp.float32(value) for name, value in {"server_lr": 1.0, **hp}.items()}
-    own = ServerTraining(Examples(*map(jnp.asarray, server[0])), jnp.int32(server[1]))
-    averages = None
-    if algorithm.averaging is not None:
-        made = average_examples(images, labels, CLASSES, partition, algorithm.averaging, seed)
-        averages = plan.put(Averages(*made, np.int32(len(made[1]))))
-    return Small(algorithm, scheduler, examples, task, hp, len(sizes), plan.put(own), averages)
+    own = Examples(*map(jnp.asarray, server[0]))
+    dataset = dataset_from_arrays(images, labels, images, labels, num_classes=CLASSES)
+    held = Holdings(dataset, partition, own, epochs, seed)
+    inputs = {need.name: plan.put(need.make([held])[0]) for need in algorithm.inputs}
+    if "server_epochs" in inputs:
+        inputs["server_epochs"] = jnp.int32(server[1])
+    return Small(algorithm, scheduler, examples, task, hp, len(sizes), plan.put(own), inputs)
+
+
+def chosen(build, *, base=None, tuned=None, **values):
+    """`build` with these options, and over this base."""
+    record = get_type_hints(build.func if isinstance(build, partial) else build)["options"]
+    others = {"base": base, "tuned": tuned}
+    others = {name: other for name, other in others.items() if other is not None}
+    return partial(build, options=read(record, values), **others)
+
+
+def defaults(entry, options, optimizer="sgd", num_clients=len(SIZES)) -> dict[str, float]:
+    """A method's hyper-parameters as they are where nothing is said."""
+    numbers = entry.hyper_parameters(optimizer, entry.fill(options), num_clients)
+    return {name: number.default for name, number in numbers.items()}
+
+
+def builder_of(entry, options):
+    """The method's `build(training, plan)`."""
+    return lambda training, plan: entry.make(training, plan, entry.fill(options))
 
 
 class FlatLoop:

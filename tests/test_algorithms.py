@@ -1,16 +1,26 @@
 """The methods against float64 oracles, limit identities and invariances."""
 
 import re
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import BATCH, CLASSES, SIZES, blobs, consecutive, small, softmax_gradient
+from problems import (
+    BATCH,
+    CLASSES,
+    SIZES,
+    blobs,
+    chosen,
+    consecutive,
+    defaults,
+    builder_of,
+    small,
+    softmax_gradient,
+)
 
-from fedjax_het.algorithms import ALGORITHMS, entry_of
+from fedjax_het.algorithms import METHODS, entry_of
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
@@ -44,12 +54,10 @@ NUMBERS = {"feddf": {"server_lr": 0.7}}
 
 def registered(name):
     """-> (build, settings of `small`) of a registered method, such that it is quick."""
-    entry = entry_of(name, {})
-    options = entry.fill({**entry.options, **FAST.get(name, {})})
-    numbers = entry.hyper_parameters("sgd", options, len(SIZES))
-    numbers |= {"local_lr": 0.1, **NUMBERS.get(name, {})}
+    entry, options = entry_of(name, {}), FAST.get(name, {})
+    numbers = defaults(entry, options) | {"local_lr": 0.1, **NUMBERS.get(name, {})}
     settings = {"hp": numbers, "scored": entry.scored[0]}
-    return partial(entry.build, **options), settings
+    return builder_of(entry, options), settings
 
 
 # --- NumPy oracles, in float64 -------------------------------------------------------------
@@ -113,8 +121,8 @@ class Oracle:
     [
         (fedavg, {}, None),
         (fedprox, {"prox_mu": 0.7}, None),
-        (partial(scaffold, option="II"), {}, "II"),
-        (partial(scaffold, option="I"), {}, "I"),
+        (chosen(scaffold, option="II"), {}, "II"),
+        (chosen(scaffold, option="I"), {}, "I"),
     ],
     ids=["fedavg", "fedprox", "scaffold-II", "scaffold-I"],
 )
@@ -266,7 +274,7 @@ def test_zero_learning_rate_changes_nothing():
 # --- every registered method ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("devices", "lanes"), [(2, 1), (1, 3), (2, 2)])
 def test_lanes_and_devices_change_nothing(name, devices, lanes):
     build, settings = registered(name)
@@ -279,7 +287,7 @@ def test_lanes_and_devices_change_nothing(name, devices, lanes):
     assert_trees_all_close(other_info, info, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_round_keeps_structure_shapes_and_types(name):
     build, settings = registered(name)
     federation = small(build, **settings)
@@ -292,7 +300,7 @@ def test_a_round_keeps_structure_shapes_and_types(name):
 
 
 # Clients of data_sharing always have data: the server's.
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "data_sharing"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "data_sharing"])
 def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_state(name):
     build, settings = registered(name)
     federation = small(
@@ -315,7 +323,7 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
     assert float(info.update_norm) == 0 and np.isfinite(float(info.train_loss))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_clients_outside_the_cohort_keep_their_state(name):
     build, settings = registered(name)
     federation = small(build, participation=0.5, epochs=2, optimizer="adam", keep=True, **settings)
@@ -338,7 +346,7 @@ def test_clients_outside_the_cohort_keep_their_state(name):
     assert changed == drawn
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_traffic_counts_what_is_sent(name):
     build, settings = registered(name)
     federation = small(build, **settings)
@@ -384,7 +392,7 @@ def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
     )
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_round_on_several_devices_has_one_collective(name):
     # Two that are ready at once can be entered in different orders, which hangs XLA's CPU devices.
     build, settings = registered(name)

@@ -6,7 +6,7 @@ import pytest
 from problems import user_dataset
 
 from fedjax_het import ConfigError, RunSpec, simulate
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.data import Partition
 from fedjax_het.engine import evaluation
 from fedjax_het.nn import make_model
@@ -91,7 +91,7 @@ def test_scaffold_is_scored_on_clients_models_in_fedamps_protocol():
     assert spec("fedavg").resolved().scored_model == "global"
 
 
-PERSONAL = [name for name, entry in ALGORITHMS.items() if entry.scored[0] != "global"]
+PERSONAL = [name for name, entry in METHODS.items() if entry.scored[0] != "global"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", *PERSONAL])

@@ -1,33 +1,31 @@
 """Methods on other methods: every pair, what is left of the base, and how it is asked for."""
 
 import json
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import SIZES, blobs, small
+from problems import blobs, builder_of, defaults, small
 from test_algorithms import FAST
 from test_fedbn import centred_model
 
 from fedjax_het import ConfigError, RunSpec
-from fedjax_het.algorithms import ALGORITHMS, entry_of
+from fedjax_het.algorithms import METHODS, entry_of
 from fedjax_het.algorithms.refined import RefinedServer
 from fedjax_het.cli import main
 from fedjax_het.engine.plan import make_plan
 
-ON_OTHERS = tuple(name for name, entry in ALGORITHMS.items() if entry.bases)
+ON_OTHERS = tuple(name for name, entry in METHODS.items() if entry.has_base)
 
 
 def made(name, base=None, *, wrap=lambda build: build, hp=None, **settings):
     """A federation of a method, or of one on another, such that it is quick."""
     entry = entry_of(name, {} if base is None else {"base": base})
     fast = {**FAST.get(base, {}), **FAST.get(name, {})}
-    options = entry.fill({**entry.options, **fast})
-    numbers = entry.hyper_parameters("sgd", options, len(SIZES)) | {"local_lr": 0.1, **(hp or {})}
-    return small(wrap(partial(entry.build, **options)), hp=numbers, **settings)
+    numbers = defaults(entry, fast) | {"local_lr": 0.1, **(hp or {})}
+    return small(wrap(builder_of(entry, fast)), hp=numbers, **settings)
 
 
 def handing_out(build):
@@ -37,10 +35,10 @@ def handing_out(build):
 @pytest.mark.parametrize("name", ON_OTHERS)
 def test_a_method_and_its_bases_have_names_of_their_own(name):
     """One option or number of two methods would be given to both."""
-    entry = ALGORITHMS[name]
+    entry = METHODS[name]
     own = {*entry.option_names, *entry.own_hp(entry.options, 6)}
     for base in entry.bases:
-        theirs = ALGORITHMS[base]
+        theirs = METHODS[base]
         names = {*theirs.option_names, *theirs.own_hp(theirs.options, 6)} - {"server_lr"}
         assert not own & names, base
 

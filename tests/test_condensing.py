@@ -1,15 +1,24 @@
 """FedDM and FedAF: rounds against float64 loops, limit identities, invariances, bad input."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, SHAPE, SIZES, blobs, consecutive, linear_model, small, user_dataset
+from problems import (
+    CLASSES,
+    SHAPE,
+    SIZES,
+    blobs,
+    consecutive,
+    defaults,
+    linear_model,
+    builder_of,
+    small,
+    user_dataset,
+)
 
 from fedjax_het import RunSpec
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.condensing import class_mean_logits
 from fedjax_het.algorithms.fedaf import fedaf
 from fedjax_het.algorithms.feddm import feddm, gradient_noise
@@ -26,14 +35,14 @@ PIXELS = int(np.prod(SHAPE))
 
 def build(name, **options):
     """-> a method with settings that make it quick; every batch is the whole class or pool."""
-    entry = ALGORITHMS[name]
+    entry = METHODS[name]
     fast = {"ipc": 2, "steps": 3, "server_epochs": 4, "server_batch_size": 64}
-    return partial(entry.build, **entry.fill({**entry.options, **fast, **options}))
+    return builder_of(entry, {**fast, **options})
 
 
 def numbers(name, options=(), **hp):
-    entry = ALGORITHMS[name]
-    return {**entry.hyper_parameters(None, {**entry.options, **dict(options)}, len(SIZES)), **hp}
+    entry = METHODS[name]
+    return {**defaults(entry, dict(options), None), **hp}
 
 
 def run(name, rounds=1, options=None, hp=None, **settings):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.report.paper_table import Arguments, Outcome, _departures, main, make_cells
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
@@ -37,7 +37,7 @@ ALL = {name: getattr(MODULES[name], name.upper()) for name in ("table1", *TABLES
 ALL |= {name: getattr(MODULES[name], name.upper()) for name in ("fig2", "fig4", "fig6", "fig7")}
 ALL |= {"fig5_length": MODULES["fig5"].LENGTH, "fig5_samples": MODULES["fig5"].NUMBER}
 PRESETS = ("quick", "paper")
-METHODS = tuple(dict.fromkeys(reported_values("dynafed", "table1")["method"]))
+ROWS = tuple(dict.fromkeys(reported_values("dynafed", "table1")["method"]))
 
 
 def cells(name, preset="paper", **filters):
@@ -71,8 +71,8 @@ def test_a_tables_cells_are_the_papers(name):
 
 def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_model():
     rows = ALL["table1"].rows("paper")
-    assert rows[:9] == METHODS and len(METHODS) == 9
-    one_model = {name for name, e in ALGORITHMS.items() if e.scored[0] == "global"}
+    assert rows[:9] == ROWS and len(ROWS) == 9
+    one_model = {name for name, e in METHODS.items() if e.scored[0] == "global"}
     assert set(rows) == one_model
     for name in PRESETS:
         assert {spec.protocol or "dynafed" for spec in specs("table1", name)} == {"dynafed"}
@@ -86,7 +86,7 @@ def test_every_row_is_filled_and_proxy_data_are_withheld_from_clients(name, pres
     for spec in specs(name, preset):
         if spec.algorithm in ("feddf", "fedbe", "abavg"):
             assert (spec.server_data, spec.server_options) == ("held_out", with_proxy)
-        elif spec.algorithm in METHODS:
+        elif spec.algorithm in ROWS:
             assert spec.server_data is None
 
 

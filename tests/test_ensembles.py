@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import CLASSES, SIZES, blobs, small, user_dataset
+from problems import CLASSES, SIZES, blobs, builder_of, defaults, small, user_dataset
 from test_fsl import descended, flat, server_batches
 
 from fedjax_het import ConfigError, RunSpec, simulate, sweep
@@ -38,10 +38,9 @@ def made(name, *, hp=None, base=None, settings=None, **options):
     """A federation of a method over a base."""
     named = {} if base is None else {"base": base}
     entry = entry_of(name, named)
-    options = entry.fill({**entry.options, **options})
-    numbers = entry.hyper_parameters("sgd", options, len(SIZES))
+    numbers = defaults(entry, options)
     told = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
-    return small(partial(entry.build, **options), hp={**numbers, **told}, **(settings or {}))
+    return small(builder_of(entry, options), hp={**numbers, **told}, **(settings or {}))
 
 
 # --- the round's models ------------------------------------------------------------------------
@@ -141,7 +140,7 @@ class Rounds:
                 * sum(p * (m[i] - old) for p, m in zip(shares, models, strict=True))
                 for i, old in enumerate(self.model)
             ]
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), SERVER_FOLD)
+            key = key_for(jax.random.fold_in(jax.random.key(7), r), Purpose.SERVER)
             self.model = self.refine(self.hp, self.model, average, models, shares, key)
         return self.model
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_het
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.report.paper_table import Arguments, main, make_cells
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
@@ -44,7 +44,7 @@ def test_the_paper_preset_is_the_papers_table(experiment):
             spec = run.resolved()
             assert (spec.algorithm, spec.dataset) == (cell.method, cell.dataset)
             assert (spec.num_clients, spec.participation, spec.rounds) == (80, 0.4, 200)
-            trains = ALGORITHMS[cell.method].trains_locally
+            trains = METHODS[cell.method].trains_locally
             expected = ("dirichlet_balanced", 1 if trains else None)
             assert (spec.partition, spec.local_epochs) == expected
             assert (spec.width, spec.depth, spec.norm) == (None, None, None)

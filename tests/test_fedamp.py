@@ -1,13 +1,11 @@
 """FedAMP and HeurFedAMP: weights, messages, rounds against a float64 loop, limits, bad input."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import BATCH, SIZES, blobs, small, softmax_gradient, user_dataset
+from problems import BATCH, SIZES, blobs, chosen, small, softmax_gradient, user_dataset
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.collaboration import (
@@ -240,7 +238,7 @@ class Oracle:
 )
 def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participation):
     hp, options = {**hp, "local_lr": 0.3}, settings(**options)
-    build = partial(heurfedamp if heuristic else fedamp, **options)
+    build = chosen(heurfedamp if heuristic else fedamp, **options)
     federation = small(build, hp=hp, epochs=2, participation=participation, scored="client")
     start = federation.start()
     state, _ = federation.run(4, start)
@@ -262,7 +260,7 @@ def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participatio
 
 @pytest.mark.parametrize("scored", ["client", "received"])
 def test_either_model_can_be_scored(scored):
-    build = partial(fedamp, **settings(guard="rows"))
+    build = chosen(fedamp, **settings(guard="rows"))
     federation = small(build, hp={**RELATIVE, "local_lr": 0.3}, scored=scored)
     state, _ = federation.run(2)
     own = jax.tree.map(lambda a: np.asarray(a[3]), state.clients.variables)
@@ -279,8 +277,8 @@ def test_without_pull_from_its_own_model_it_is_separate(method, initialisation):
     options |= {"guard": "rows"} if method is fedamp else {}
     common = {"optimizer": "momentum", "keep": True, "participation": 0.7, "scored": "client"}
     hp["local_momentum"] = 0.9
-    found, _ = small(partial(method, **options), hp=hp, **common).run(3)
-    alone = partial(separate, initialisation=initialisation)
+    found, _ = small(chosen(method, **options), hp=hp, **common).run(3)
+    alone = chosen(separate, initialisation=initialisation)
     expected, _ = small(alone, hp=hp, **common).run(3)
     assert_trees_all_equal(found.clients, expected.clients)
     assert not np.allclose(found.server.weights, np.eye(len(SIZES)), atol=1e-3)
@@ -292,16 +290,14 @@ def test_identical_clients_stay_identical(method):
     data = np.tile(images, (5, 1, 1, 1)), np.tile(labels, 5)
     options = settings() | ({"guard": "rows"} if method is fedamp else {})
     hp = {**RELATIVE, "self_weight": 0.2, "local_lr": 0.3}
-    federation = small(
-        partial(method, **options), hp=hp, sizes=(4,) * 5, data=data, scored="client"
-    )
+    federation = small(chosen(method, **options), hp=hp, sizes=(4,) * 5, data=data, scored="client")
     state, _ = federation.run(4)
     models = federation.model(state)
     assert np.isfinite(models["w"]).all()
     for k in range(1, 5):
         np.testing.assert_allclose(models["w"][k], models["w"][0], atol=1e-5)
     one, _ = small(
-        partial(separate, initialisation="shared"),
+        chosen(separate, initialisation="shared"),
         hp={**hp, "prox_lambda": 0.0},
         sizes=(4,) * 5,
         data=data,
@@ -312,7 +308,7 @@ def test_identical_clients_stay_identical(method):
 
 
 def test_a_strong_pull_stays_with_the_message():
-    build = partial(fedamp, **settings(guard="rows"))
+    build = chosen(fedamp, **settings(guard="rows"))
     gaps = []
     for strength in (0.0, 1.0, 9.0):
         hp = {**RELATIVE, "local_lr": 0.1, "prox_lambda": strength}
@@ -324,7 +320,7 @@ def test_a_strong_pull_stays_with_the_message():
 
 def test_who_was_never_trained_teaches_nobody():
     hp = {**RELATIVE, "local_lr": 0.3}
-    build = partial(fedamp, **settings(guard="rows", initialisation="independent"))
+    build = chosen(fedamp, **settings(guard="rows", initialisation="independent"))
     federation = small(build, hp=hp, scored="client")
     state, _ = federation.run(2)
     empty = SIZES.index(0)
@@ -367,7 +363,7 @@ def test_history_keeps_the_weights_of_every_round():
 
 @pytest.mark.parametrize("base", [fedavg, fedprox])
 def test_tuning_for_no_epochs_is_the_base_method(base):
-    build = partial(fine_tuned, base=base, tuning_epochs=0)
+    build = chosen(fine_tuned, tuned=base, tuning_epochs=0)
     federation = small(build, hp={"local_lr": 0.1, "prox_mu": 0.1}, scored="tuned")
     assert federation.algorithm.tuning is None and federation.algorithm.personal is None
     plain = small(base, hp={"local_lr": 0.1, "prox_mu": 0.1})

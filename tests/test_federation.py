@@ -13,7 +13,7 @@ import pytest
 from problems import domains_dataset, user_dataset
 
 from fedjax_het import ConfigError, Result, RunSpec, simulate
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.data import make_partition
 from fedjax_het.engine import evaluation
 from fedjax_het.running import advance as batch
@@ -49,7 +49,7 @@ def spec(algorithm="fedavg", **settings):
         "batch_size": 4,
         "rounds": 9,
         "options": OPTIONS.get(algorithm, {}),
-        **({"pretrain_epochs": 4} if ALGORITHMS[algorithm].server_data else {}),
+        **({"pretrain_epochs": 4} if METHODS[algorithm].server_data else {}),
         **({"gradient_gaps": 2} if algorithm == "fsl" else {}),
         # After few steps the mean of logits is nearly the mean model's: rounding would decide.
         **({"hp": {"server_lr": 0.7}} if algorithm == "feddf" else {}),
@@ -90,7 +90,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
     whole = run(spec(name))
     monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time

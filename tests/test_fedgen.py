@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import BATCH, CLASSES, SIZES, blobs, linear_model, small
+from problems import BATCH, CLASSES, SIZES, blobs, chosen, linear_model, small
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedgen import (
-    FEDGEN_HP,
+    FedGenNumbers,
     Teacher,
     _adam,
     fedgen,
@@ -25,8 +25,8 @@ from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.nn import count_parameters, make_generator, make_model
 
 TINY = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
-HP = {**FEDGEN_HP, "local_lr": 0.1, "generated_weight": 2.0, "distilled_weight": 3.0}
-method = partial(fedgen, **TINY)
+HP = {**vars(FedGenNumbers()), "local_lr": 0.1, "generated_weight": 2.0, "distilled_weight": 3.0}
+method = partial(chosen, fedgen, **TINY)
 
 
 # --- a float64 loop --------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Loop:
             error = p - np.eye(CLASSES)[y]
             dw, db = x.T @ error / size, error.mean(0)
             if r > 0 and number < self.guided:
-                step = jax.random.fold_in(jax.random.fold_in(key, number), GENERATOR_FOLD)
+                step = key_for(jax.random.fold_in(key, number), Purpose.GENERATED)
                 labels_key, *noise_keys = jax.random.split(step, 3)
                 labels = np.asarray(jax.random.randint(labels_key, (len(batch),), 0, CLASSES))
                 noises = [np.asarray(jax.random.uniform(n, (len(batch), 2))) for n in noise_keys]
@@ -163,7 +163,7 @@ class Loop:
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 def test_three_rounds_equal_a_float64_loop(averaging):
     hp = {**HP, "generator_lr": 0.02, "generator_lr_decay": 0.7, "guidance_decay": 0.8}
-    build = partial(method, generator_batch_size=6, guided_steps=4)
+    build = method(generator_batch_size=6, guided_steps=4)
     settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
     federation = small(build, hp=hp, **settings)
     loop = Loop(federation, generator_batch=6, guided_steps=4, averaging=averaging)
@@ -191,7 +191,7 @@ def test_three_rounds_equal_a_float64_loop(averaging):
 def test_without_guidance_it_is_fedavg(options, hp):
     settings = {"participation": 0.7, "optimizer": "adam", "keep": True}
     plain = small(fedavg, hp={"local_lr": 0.1}, **settings)
-    guided = small(partial(method, **options), hp={**HP, **hp}, **settings)
+    guided = small(method(**options), hp={**HP, **hp}, **settings)
     ours, theirs = guided.run(3)[0], plain.run(3)[0]
     assert_trees_all_close(ours.server.variables, theirs.server.variables, rtol=1e-5, atol=1e-6)
     assert_trees_all_close(ours.clients, theirs.clients, rtol=1e-5, atol=1e-6)
@@ -229,7 +229,7 @@ def teachers(num_clients=3):
 def trained(of, steps, **hp):
     """-> (generator, as it was, as it is)."""
     generator = make_generator(CLASSES, 4, 16, 3)
-    hp = {**FEDGEN_HP, **hp}
+    hp = {**vars(FedGenNumbers()), **hp}
     start = jax.jit(generator.init)(jax.random.key(0))
     run = jax.jit(partial(train_generator, linear_model(), generator, hp, batch_size=16, lr=0.01))
     made, _ = run((start, _adam(hp).init(start["params"])), of, jax.random.key(1), steps=steps)
@@ -244,7 +244,7 @@ def test_training_makes_features_that_teachers_recognise():
     shares, losses = label_shares(of), []
     for made in both:
         features, _ = generator.apply(made, noise, labels, train=False)
-        hp = {**FEDGEN_HP, "diversity_weight": 0.0}
+        hp = {**vars(FedGenNumbers()), "diversity_weight": 0.0}
         losses.append(
             float(generator_loss(linear_model(), hp, of.head, shares, features, noise, labels))
         )

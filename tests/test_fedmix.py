@@ -12,6 +12,7 @@ from problems import (
     SHAPE,
     SIZES,
     blobs,
+    chosen,
     consecutive,
     linear_model,
     small,
@@ -30,7 +31,7 @@ from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, make_model
 
 METHODS = {"fedmix": fedmix, "naivemix": naivemix}
-PRINTED = partial(fedmix, coefficient="printed")
+PRINTED = chosen(fedmix, coefficient="printed")
 
 
 def method(name, mean_size=3):
@@ -122,7 +123,7 @@ def loop(name, federation, rounds, strength, lr):
             w, b = server
             batches = zip(*federation.scheduler.client_batches(r, k), strict=True)
             for number, (batch, size) in enumerate(batches):
-                draw = jax.random.fold_in(jax.random.fold_in(key, number), MIXING_FOLD)
+                draw = key_for(jax.random.fold_in(key, number), Purpose.MIXING)
                 pair = int(jax.random.randint(draw, (), 0, count))
                 seen.add(pair)
                 use = batch[:size]
@@ -310,7 +311,7 @@ def test_a_single_average_pulls_the_model_to_its_label():
 def test_other_methods_can_sit_on_it():
     hp = {"local_lr": 0.1, "mixup_lambda": 0.2, "gamma": 0.0}
     alone = small(method("fedmix"), hp=hp, participation=0.7)
-    over = small(partial(fsl, base=method("fedmix")), hp=hp, participation=0.7)
+    over = small(chosen(fsl, base=method("fedmix")), hp=hp, participation=0.7)
     assert over.algorithm.averaging == alone.algorithm.averaging == Averaging(3)
     found, expected = (one.model(one.run(2)[0]) for one in (over, alone))
     assert_trees_all_close(found, expected, atol=1e-6)

@@ -1,7 +1,6 @@
 """Server learning: FSL against loops in float64, its limits, pretraining, data sharing, gaps."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,8 @@ from problems import (
     SIZES,
     blobs,
     consecutive,
+    defaults,
+    builder_of,
     small,
     softmax_gradient,
     user_dataset,
@@ -21,7 +22,7 @@ from problems import (
 from test_federation import KilledError, assert_same, kill_after
 
 from fedjax_het import ConfigError, RunSpec, simulate, sweep
-from fedjax_het.algorithms import ALGORITHMS, entry_of
+from fedjax_het.algorithms import METHODS, entry_of
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.pretraining import pretrained
 from fedjax_het.data import dataset_from_arrays, make_partition, partition_from_clients
@@ -39,12 +40,12 @@ SERVER = blobs((7,), seed=3)
 
 def method(name, **options):
     entry = entry_of(name, options)
-    return partial(entry.build, **{**entry.options, **options})
+    return builder_of(entry, options)
 
 
 def numbers(name, **hp):
     entry = entry_of(name, {})
-    return {**entry.hyper_parameters("sgd", entry.options, len(SIZES)), **HP, **hp}
+    return {**defaults(entry, {}), **HP, **hp}
 
 
 def flat(images):
@@ -86,7 +87,7 @@ def fsl_loop(federation, start, rounds, *, epochs, incremental, batch_size=BATCH
             change = [c + (m - w) / len(ids) for c, m, w in zip(change, moved, model, strict=True)]
             steps += len(mine)
         average = [w + hp["server_lr"] * c for w, c in zip(model, change, strict=True)]
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), SERVER_FOLD)
+        key = key_for(jax.random.fold_in(jax.random.key(7), r), Purpose.SERVER)
         mine = list(server_batches(key, epochs, len(y0), batch_size))
         lr = hp["gamma"] * hp["server_lr"] * hp["local_lr"] * steps / len(ids) / len(mine)
         begun = average if incremental else model
@@ -134,7 +135,7 @@ def test_with_all_data_and_clients_that_stand_still_fsl_is_sgd():
     start = federation.model(federation.start())
     model = [start["w"].astype(np.float64), start["b"].astype(np.float64)]
     for r in range(3):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), SERVER_FOLD)
+        key = key_for(jax.random.fold_in(jax.random.key(7), r), Purpose.SERVER)
         model = descended(model, x, y, server_batches(key, 1, len(y), BATCH), rate)
     found = federation.model(federation.run(3)[0])
     np.testing.assert_allclose(found["w"], model[0], atol=3e-6)
@@ -185,7 +186,7 @@ def test_what_is_derived_from_the_first_model_is_derived_from_the_pretrained_one
     entry = entry_of("ditto", {})  # clients' own models begin as the global one
 
     def build(training, plan):
-        inner = entry.build(training, plan, **entry.options)
+        inner = entry.make(training, plan, {})
         return pretrained(inner, training, 2, len(SIZES))
 
     hp = {**numbers("ditto"), "pretrain_lr": 0.2}
@@ -216,7 +217,7 @@ def spec(algorithm="fsl", **more):
         "protocol": "fsl",
         "hp": {"local_lr": 0.05},
     }
-    if ALGORITHMS[algorithm].server_data:
+    if METHODS[algorithm].server_data:
         common |= {"server_options": {"size": 6}, "pretrain_epochs": 0}
     return RunSpec(algorithm, **{**common, **more})
 

@@ -9,7 +9,7 @@ from problems import user_dataset
 from test_federation import KilledError, assert_same, kill_after, run, spec
 
 from fedjax_het import ConfigError, cli, sweep
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.engine.checkpoint import read_meta
 from fedjax_het.engine.host_state import HostState
 from fedjax_het.running import advance as batch
@@ -243,14 +243,14 @@ def test_methods_that_need_all_states_at_once_say_so(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {*ALL_AT_ONCE, "scaffold", "fedavg"}))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {*ALL_AT_ONCE, "scaffold", "fedavg"}))
 def test_every_other_method_is_the_same_bits(name, short):
     kept = stateful(name, local_optimizer="adam", optimizer_state="keep", rounds=5)
     host, device = (run(kept, client_state=where) for where in ("host", "device"))
     assert_same_run(host, device)
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - set(ALL_AT_ONCE)))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - set(ALL_AT_ONCE)))
 def test_a_clients_first_state_does_not_depend_on_the_model(name):
     kept = stateful(name, local_optimizer="adam", optimizer_state="keep")
     group = federation.prepare([kept], dataset=user_dataset(), lanes=1)

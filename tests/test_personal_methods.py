@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import SIZES, blobs, linear_model, small, softmax_gradient
+from problems import SIZES, blobs, chosen, defaults, linear_model, builder_of, small, softmax_gradient
 
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.apfl import apfl
 from fedjax_het.algorithms.ditto import ditto
 from fedjax_het.algorithms.fedavg import fedavg
@@ -25,7 +25,7 @@ from fedjax_het.nn import Model
 from fedjax_het.settings.spec import RunSpec
 
 LR = 0.2
-FIXED = partial(apfl, mixing="weights", adaptive=False)
+FIXED = chosen(apfl, mixing="weights", adaptive=False)
 
 
 def personal(federation, state):
@@ -158,7 +158,7 @@ def test_apfl_with_mixed_weights(model, update):
             w, v = w - LR * gradient(w, use), moved
         return w, (v, alpha)
 
-    build = partial(apfl, mixing="weights", adaptive=adaptive, alpha_update=when)
+    build = chosen(apfl, mixing="weights", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
     federation = small(build, hp=hp, model=model(), **SETTINGS)
     state, own = check(
@@ -192,7 +192,7 @@ def test_apfl_with_mixed_outputs(update):
                 alpha = np.clip(alpha - LR * slopes[-1], 0, 1)
         return w, (v, alpha)
 
-    build = partial(apfl, mixing="outputs", adaptive=adaptive, alpha_update=when)
+    build = chosen(apfl, mixing="outputs", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
     federation = small(build, hp=hp, model=curved_model(), **SETTINGS)
     state, own = check(federation, client, lambda server: (server, 0.4), None)
@@ -234,7 +234,7 @@ def test_pfedme(beta):
         return w, personal
 
     hp = {"local_lr": LR, "pfedme_lambda": strength, "personal_lr": rate, "server_lr": beta}
-    federation = small(partial(pfedme, inner_steps=4), hp=hp, **SETTINGS)
+    federation = small(chosen(pfedme, inner_steps=4), hp=hp, **SETTINGS)
     check(
         federation, client, lambda server: server, lambda personal, server: personal, server_lr=beta
     )
@@ -256,7 +256,7 @@ def test_per_fedavg(order):
         return w, own
 
     hp = {"local_lr": LR, "inner_lr": inner, "hf_delta": delta}
-    federation = small(partial(per_fedavg, order=order), hp=hp, participation=0.7, epochs=3)
+    federation = small(chosen(per_fedavg, order=order), hp=hp, participation=0.7, epochs=3)
     assert any(len(minibatches(federation, 0, k)) % 2 for k, n in enumerate(SIZES) if n)
     check(federation, client, lambda server: server, None)
 
@@ -277,7 +277,7 @@ def test_apfl_at_its_ends_is_fedavg_and_separate(problem):
     hp = {"local_lr": 0.1, "local_momentum": 0.9}
     average = small(fedavg, hp=hp, **settings)
     together, info = average.run(3)
-    alone = small(partial(separate, initialisation="shared"), hp=hp, **settings)
+    alone = small(chosen(separate, initialisation="shared"), hp=hp, **settings)
     apart, info_apart = alone.run(3)
     for alpha, expected, loss in (
         (0.0, [together.server.variables] * average.num_clients, info.train_loss),
@@ -301,7 +301,7 @@ def test_outputs_and_weights_are_mixed_alike_only_by_a_linear_model(model):
     settings = {"hp": {"local_lr": 0.0, "apfl_alpha": 0.3}, "model": model()}
     logits = {}
     for mixing in ("weights", "outputs"):
-        federation = small(partial(apfl, mixing=mixing, adaptive=False), **settings)
+        federation = small(chosen(apfl, mixing=mixing, adaptive=False), **settings)
         start = federation.start()
         other = federation.start(seed=1).clients.own.variables
         own = start.clients.own._replace(variables=other)
@@ -320,7 +320,7 @@ def test_apfls_alpha_moves_to_the_better_model(own_is_better):
     good = trained.server.variables
     bad = jax.tree.map(lambda a: -a, good)
     for lr, away in ((0.01, 0.001), (100.0, 0.5)):  # a small step, and one that is clipped
-        build = partial(apfl, mixing="weights", adaptive=True, alpha_update="step")
+        build = chosen(apfl, mixing="weights", adaptive=True, alpha_update="step")
         federation = small(build, hp={"local_lr": lr, "apfl_alpha": 0.5}, **settings)
         start = federation.start()
         v, w = (good, bad) if own_is_better else (bad, good)
@@ -337,7 +337,7 @@ def test_ditto_without_a_pull_is_separate_and_its_global_model_fedavgs(problem):
     hp = {"local_lr": 0.1, "local_momentum": 0.9}
     federation = small(ditto, hp={**hp, "ditto_lambda": 0.0}, **settings)
     state, info = federation.run(3)
-    alone = small(partial(separate, initialisation="shared"), hp=hp, **settings)
+    alone = small(chosen(separate, initialisation="shared"), hp=hp, **settings)
     apart, info_apart = alone.run(3)
     together, _ = small(fedavg, hp=hp, **settings).run(3)
     close = partial(assert_trees_all_close, rtol=1e-6, atol=1e-7)
@@ -363,7 +363,7 @@ def test_pfedmes_personal_model_is_the_proximal_point():
     strength, lr = 4.0, 0.1
     settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
     hp = {"local_lr": lr, "pfedme_lambda": strength, "personal_lr": 0.15}
-    federation = small(partial(pfedme, inner_steps=200), hp=hp, **settings)
+    federation = small(chosen(pfedme, inner_steps=200), hp=hp, **settings)
     start = federation.start()
     state, info = federation.run(1, start)
     w = flat(federation.model(start))
@@ -379,7 +379,7 @@ def test_pfedmes_personal_model_is_the_proximal_point():
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
 def test_per_fedavg_without_an_inner_step_is_fedavg_on_every_second_minibatch(order):
     hp = {"local_lr": LR, "inner_lr": 0.0, "hf_delta": 1e-3}
-    federation = small(partial(per_fedavg, order=order), hp=hp, epochs=3)
+    federation = small(chosen(per_fedavg, order=order), hp=hp, epochs=3)
 
     def client(batches, server, own):
         for use in batches[1::2]:
@@ -393,7 +393,7 @@ def meta_gradient(order, hp, model=None):
     """-> (weights, the step that one client with one minibatch, seen twice, takes from them)."""
     settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8]), "epochs": 2}
     hp = {"local_lr": 1.0, **hp}
-    federation = small(partial(per_fedavg, order=order), hp=hp, model=model, **settings)
+    federation = small(chosen(per_fedavg, order=order), hp=hp, model=model, **settings)
     start = federation.start()
     state, _ = federation.run(1, start)
     before, after = (flat(federation.algorithm.global_model(s)["params"]) for s in (start, state))
@@ -426,7 +426,7 @@ def test_exact_per_fedavg_descends_the_meta_objective(model):
 def test_per_fedavg_is_scored_after_one_step_on_one_minibatch():
     inner = 0.5
     hp = {"local_lr": LR, "inner_lr": inner}
-    federation = small(partial(per_fedavg, order="first"), hp=hp, epochs=2)
+    federation = small(chosen(per_fedavg, order="first"), hp=hp, epochs=2)
     state, _ = federation.run(2)
     tuning = federation.algorithm.tuning
     assert (tuning.epochs, tuning.steps) == (1, 1)
@@ -452,9 +452,9 @@ CHOICES = {
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_lanes_and_devices_change_nothing_with_kept_optimisers_and_statistics(name):
-    entry = ALGORITHMS[name]
-    options = {**entry.options, **CHOICES[name]}
-    hp = {**entry.hyper_parameters("momentum", options, len(SIZES)), "local_lr": 0.02}
+    entry = METHODS[name]
+    options = CHOICES[name]
+    hp = {**defaults(entry, options, "momentum"), "local_lr": 0.02}
     settings = {
         "hp": hp,
         "optimizer": "momentum",
@@ -462,7 +462,7 @@ def test_lanes_and_devices_change_nothing_with_kept_optimisers_and_statistics(na
         "model": curved_model(centred=True),
     }
     settings |= SETTINGS
-    build = partial(entry.build, **options)
+    build = builder_of(entry, options)
     reference, info = small(build, **settings).run(3)
     plan = make_plan(2, 2)
     federation = small(build, plan=plan, **settings)
@@ -485,9 +485,9 @@ def test_pfedme_and_per_fedavg_take_the_statistics_of_the_minibatches_that_count
         state, _ = small(build, hp=hp, epochs=epochs, model=model, **settings).run(1)
         return state.server.variables["state"]["mean"]
 
-    first = partial(per_fedavg, order="first")
+    first = chosen(per_fedavg, order="first")
     np.testing.assert_allclose(mean(first, 3), mean(fedavg, 2), rtol=1e-5)
-    np.testing.assert_allclose(mean(partial(pfedme, inner_steps=3), 1), mean(fedavg, 3), rtol=1e-5)
+    np.testing.assert_allclose(mean(chosen(pfedme, inner_steps=3), 1), mean(fedavg, 3), rtol=1e-5)
 
 
 # --- bad input and presets -----------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_het
 from fedjax_het import ConfigError, Entry, RunSpec, grid, load_results, register, simulate, sweep
-from fedjax_het.algorithms.base import federated
+from fedjax_het.algorithms.building import federated
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.refined import refined
 from fedjax_het.engine.local import local_sgd

@@ -1,23 +1,21 @@
 """FedAvgM, FedAdam, FedYogi and FedNova against float64 loops, closed forms and their limits."""
 
-from functools import partial
-
 import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import SIZES, blobs, small, softmax_gradient
+from problems import SIZES, blobs, chosen, small, softmax_gradient
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import fednova
-from fedjax_het.algorithms.fedopt import ADAPTIVE_HP, fedadam, fedavgm, fedyogi
+from fedjax_het.algorithms.fedopt import AdaptiveNumbers, fedadam, fedavgm, fedyogi
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.settings.spec import RunSpec
 
 LR = 0.2
 # Changes of the blobs' weights are 0.01 to 0.3: a tau that matters beside them.
-ADAPTIVE = {**ADAPTIVE_HP, "server_lr": 0.3, "server_tau": 0.05}
+ADAPTIVE = {**vars(AdaptiveNumbers()), "server_lr": 0.3, "server_tau": 0.05}
 HP = {
     "fedavgm": {"server_lr": 0.7, "server_momentum": 0.8},
     "nesterov": {"server_lr": 0.7, "server_momentum": 0.8},
@@ -28,8 +26,8 @@ HP = {
 }
 BUILDS = {
     "fedavgm": fedavgm,
-    "nesterov": partial(fedavgm, nesterov=True),
-    "damped": partial(fedavgm, damped=True),
+    "nesterov": chosen(fedavgm, nesterov=True),
+    "damped": chosen(fedavgm, damped=True),
     "fedadam": fedadam,
     "fedyogi": fedyogi,
     "fednova": fednova,
@@ -150,7 +148,7 @@ def test_an_adaptive_step_of_a_large_tau_is_fedavgs():
 @pytest.mark.parametrize("form", [{}, {"nesterov": True}, {"damped": True}])
 def test_fedavgm_without_momentum_is_fedavg(form):
     hp = {"local_lr": LR, "server_lr": 0.6}
-    build = partial(fedavgm, **form)
+    build = chosen(fedavgm, **form)
     still, _ = small(build, hp={**hp, "server_momentum": 0.0}, participation=0.7).run(3)
     plain, _ = small(fedavg, hp=hp, participation=0.7).run(3)
     assert_trees_all_close(still.server.variables, plain.server.variables, rtol=1e-6, atol=1e-7)

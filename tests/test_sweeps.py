@@ -9,7 +9,7 @@ from problems import domains_dataset, user_dataset
 from test_federation import KilledError, assert_same, check_domains, kill_after, run, spec
 
 from fedjax_het import ConfigError, RunSpec, simulate, sweep
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import METHODS
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.running import advance as batch
 from fedjax_het.running import sweeps
@@ -41,9 +41,9 @@ def assert_close(a, b):
 # --- a run's numbers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_run_is_the_same_alone_and_in_any_company(name):
-    number = "server_lr" if ALGORITHMS[name].global_model else "local_lr"
+    number = "server_lr" if METHODS[name].global_model else "local_lr"
     specs = [
         spec(name, seed=0),
         spec(name, seed=1, partition="dirichlet", alpha=0.5),
@@ -56,7 +56,7 @@ def test_a_run_is_the_same_alone_and_in_any_company(name):
     assert_same(make(specs[::-1], spread="runs").results[0], together[-1])
 
 
-@pytest.mark.parametrize(("name", "lanes"), [*((name, 1) for name in ALGORITHMS), ("fedavg", 2)])
+@pytest.mark.parametrize(("name", "lanes"), [*((name, 1) for name in METHODS), ("fedavg", 2)])
 def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
     specs = [spec(name, seed=s, partition="dirichlet", alpha=0.7) for s in range(5)]
     in_turn = make(specs, spread="runs", width=1, lanes=lanes).results

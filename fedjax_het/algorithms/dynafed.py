@@ -82,7 +82,7 @@ def dynafed(
     plan: Plan,
     *,
     base: Callable[..., Algorithm],
-    options: DynaFedOptions | None = None,
+    options: DynaFedOptions = read(DynaFedOptions, {}),
 ) -> Algorithm:
     """Any method `base` for L rounds; then, once, data are synthesised whose training dynamics
     are those of the global model; from round L + 1 on the average is fine-tuned on them.
@@ -99,7 +99,7 @@ def dynafed(
     Cost: N iterations, once, each differentiating s' training steps; then 20 steps a round.
     """
     model = training.task.model
-    config = read(DynaFedOptions, {}) if options is None else options
+    config = options
     epochs, optimizer = config.fine_tune_epochs, config.fine_tune_optimizer
     num_samples = config.total_samples(model.num_classes)
     num_pictured = min(SNAPSHOT_IMAGES, num_samples)

@@ -19,7 +19,6 @@ from fedjax_het.common.records import (
 )
 from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
 
-
 _STATIC_PRESETS: dict[str, dict[str, Any]] = {
     "code": {},
     "paper": {

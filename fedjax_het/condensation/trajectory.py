@@ -26,8 +26,8 @@ from jax import Array, lax
 from fedjax_het.common.errors import require
 from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.condensation.synthesis_config import (
-    SynthesisOptions,
     SynthesisHyperParameters,
+    SynthesisOptions,
     check_targets,
 )
 from fedjax_het.condensation.synthetic import (
