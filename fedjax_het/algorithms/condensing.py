@@ -87,7 +87,7 @@ class Working(NamedTuple):
     """Images in the making."""
 
     images: jax.Array
-    velocity: jax.Array
+    moments: optax.OptState
     gradient: jax.Array  # of the classes that were visited in this step; () where they are apart
     made: jax.Array
 
@@ -156,8 +156,8 @@ def condensing(
         if config.warm_start:
             known = (state.made > 0)[:, None, None, None, None]
             images = jnp.where(known, state.images, images)
-        zero = jnp.zeros_like(images)
-        return Working(images, zero, zero if by_client else (), jnp.zeros(group, jnp.int32))
+        waiting = jnp.zeros_like(images) if by_client else ()
+        return Working(images, _descent(hp).init(images), waiting, jnp.zeros(group, jnp.int32))
 
     def step(hp, broadcast, local: Working, batch, client: Client, key):
         round_key, round_number, told = broadcast.extra
@@ -294,11 +294,18 @@ def condensing(
     )
 
 
-def _descend(hp, local: Working, gradient: jax.Array, made: jax.Array) -> Working:
-    """A step of SGD with momentum, as in PyTorch."""
-    velocity = hp["image_momentum"] * local.velocity + gradient
-    images = local.images - hp["image_lr"] * velocity
-    return local._replace(images=images, velocity=velocity, made=made)
+def _descent(hp: dict[str, jax.Array]) -> optax.GradientTransformation:
+    """Of the images: SGD with momentum, as in PyTorch."""
+    return optax.sgd(hp["image_lr"], momentum=hp["image_momentum"])
+
+
+def _descend(
+    hp: dict[str, jax.Array], local: Working, gradient: jax.Array, made: jax.Array
+) -> Working:
+    """A step against the gradient of the images."""
+    updates, moments = _descent(hp).update(gradient, local.moments)
+    images = optax.apply_updates(local.images, updates)
+    return local._replace(images=images, moments=moments, made=made)
 
 
 def class_mean_logits(
