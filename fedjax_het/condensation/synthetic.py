@@ -14,7 +14,6 @@ from fedjax_het.engine.server import fit, in_order, shuffled
 
 Tree = Any
 ApplyParams = Callable[[Tree, Array], Array]
-LOSS_SCALINGS = ("cross_entropy_over_classes", "cross_entropy")
 
 
 class SyntheticData(NamedTuple):

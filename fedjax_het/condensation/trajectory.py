@@ -27,8 +27,8 @@ from jax import Array, lax
 from fedjax_het.common.errors import require
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.condensation.synthesis_config import (
-    SynthesisOptions,
     SynthesisHyperParameters,
+    SynthesisOptions,
     check_targets,
 )
 from fedjax_het.condensation.synthetic import (
@@ -278,7 +278,7 @@ def make_synthesis(
 
 
 def _initial_state(
-    config: SynthesisConfig,
+    config: SynthesisOptions,
     image_shape: tuple[int, int, int],
     num_classes: int,
     hp: SynthesisHyperParameters,
@@ -302,7 +302,7 @@ def _initial_state(
 
 
 def _run(
-    config: SynthesisConfig,
+    config: SynthesisOptions,
     unrolled: Callable[..., Array],
     hp: SynthesisHyperParameters,
     state: SynthesisState,
@@ -327,7 +327,7 @@ def _run(
 
 
 def _iteration(
-    config: SynthesisConfig,
+    config: SynthesisOptions,
     unrolled: Callable[..., Array],
     hp: SynthesisHyperParameters,
     trajectory: Array,
@@ -363,7 +363,7 @@ def _iteration(
 
 
 def _descended(
-    config: SynthesisConfig,
+    config: SynthesisOptions,
     hp: SynthesisHyperParameters,
     data: SyntheticData,
     direction: SyntheticData,
@@ -378,7 +378,7 @@ def _descended(
 
 
 def _recorded(
-    config: SynthesisConfig,
+    config: SynthesisOptions,
     state: SynthesisState,
     start: Array,
     loss: Array,
@@ -406,7 +406,7 @@ def _recorded(
     )
 
 
-def _result(config: SynthesisConfig, state: SynthesisState) -> SyntheticData:
+def _result(config: SynthesisOptions, state: SynthesisState) -> SyntheticData:
     if config.keep == "last":
         return state.data
     # Before every start has been drawn there is no score, and nothing better than the last.
