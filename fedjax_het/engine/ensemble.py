@@ -23,10 +23,17 @@ def logits_of(task: Task, variables: Tree, images: jax.Array) -> jax.Array:
     Cost: one pass, with the activations of `_AT_ONCE` images in memory.
     """
 
-    def logits(image):
-        return task.model.apply(variables, task.normalise(image[None]), train=False)[0][0]
+    # Whole pieces: mapped image by image (`lax.map` with a batch size), networks with max pooling
+    # took up to twice the time on CPU.
+    count = len(images)
+    size = min(_AT_ONCE, count)
+    padded = jnp.pad(images, ((0, -count % size),) + ((0, 0),) * (images.ndim - 1))
 
-    return jax.lax.map(logits, images, batch_size=_AT_ONCE)
+    def logits(piece):
+        return task.model.apply(variables, task.normalise(piece), train=False)[0]
+
+    by_piece = jax.lax.map(logits, padded.reshape(-1, size, *images.shape[1:]))
+    return by_piece.reshape(-1, by_piece.shape[-1])[:count]
 
 
 def sum_over_models(function: Callable[[Tree], jax.Array], models: ClientModels) -> jax.Array:
