@@ -10,7 +10,7 @@ from problems import CLASSES, SHAPE, SIZES, blobs, consecutive, linear_model, sm
 
 from fedjax_het import RunSpec
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.algorithms.condensing import class_mean_logits
+from fedjax_het.condensation.class_logits import class_mean_logits
 from fedjax_het.algorithms.fedaf import fedaf
 from fedjax_het.algorithms.feddm import feddm, gradient_noise
 from fedjax_het.common.errors import ConfigError
