@@ -40,8 +40,8 @@ def made(name, *, hp=None, base=None, settings=None, **options):
     entry = entry_of(name, named)
     options = entry.fill({**entry.options, **options})
     numbers = entry.hyper_parameters("sgd", options, len(SIZES))
-    told = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
-    return small(partial(entry.build, **options), hp={**numbers, **told}, **(settings or {}))
+    given = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
+    return small(partial(entry.build, **options), hp={**numbers, **given}, **(settings or {}))
 
 
 # --- the round's models ------------------------------------------------------------------------
@@ -76,8 +76,8 @@ def test_models_are_handed_out_by_client_wherever_they_were_trained(plan):
         assert (models.weights[len(trained) :] == 0).all()
         for i, k in enumerate(trained):
             batches, sizes = federation.scheduler.client_batches(r, k)
-            mine = [b[:n] for b, n in zip(batches, sizes, strict=True)]
-            w, b = descended((params["w"], params["b"]), x, y, mine, 0.2)
+            seen = [b[:n] for b, n in zip(batches, sizes, strict=True)]
+            w, b = descended((params["w"], params["b"]), x, y, seen, 0.2)
             np.testing.assert_allclose(models.variables["params"]["w"][i], w, atol=2e-6)
             np.testing.assert_allclose(models.variables["params"]["b"][i], b, atol=2e-6)
     assert 0 < empty < 4
@@ -133,15 +133,15 @@ class Rounds:
             models = []
             for k in ids:
                 batches, sizes = scheduler.client_batches(r, k)
-                mine = [b[:n] for b, n in zip(batches, sizes, strict=True)]
-                models.append(descended(self.model, x, y, mine, self.hp["local_lr"]))
+                seen = [b[:n] for b, n in zip(batches, sizes, strict=True)]
+                models.append(descended(self.model, x, y, seen, self.hp["local_lr"]))
             average = [
                 old
                 + self.hp["server_lr"]
                 * sum(p * (m[i] - old) for p, m in zip(shares, models, strict=True))
                 for i, old in enumerate(self.model)
             ]
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), SERVER_FOLD)
+            key = key_for(jax.random.fold_in(jax.random.key(7), r), Purpose.SERVER)
             self.model = self.refine(self.hp, self.model, average, models, shares, key)
         return self.model
 
@@ -221,7 +221,7 @@ def fedbe_loop(posterior, samples, divisor, hp, before, average, models, shares,
             params[i] = params[i] - lr * velocity[i]
         if t >= 1 and t % 2 == 0:  # of steps 1 to 4, after a quarter of them, every other one: 3
             kept.append(list(params))
-    return [np.mean([one[i] for one in kept], 0) for i in range(2)]
+    return [np.mean([model[i] for model in kept], 0) for i in range(2)]
 
 
 def abavg_loop(hp, before, average, models, shares, key):
@@ -456,8 +456,8 @@ def test_a_sweep_and_a_network_with_batch_norm():
         spec("fedbe", seed=seed, hp=hp | {"distill_lr": 0.05}, **settings) for seed in range(2)
     ]
     together = sweep(specs, dataset=data, progress=lambda line: None, spread="runs")
-    for one, run in zip(specs, together.results, strict=True):
-        alone = simulate(one, dataset=data)
+    for settings_of_run, run in zip(specs, together.results, strict=True):
+        alone = simulate(settings_of_run, dataset=data)
         assert np.isfinite(run.metrics["test_loss"]).all()
         np.testing.assert_allclose(alone.metrics["test_loss"], run.metrics["test_loss"], rtol=2e-3)
 
