@@ -116,9 +116,9 @@ def test_flip_mirrors_the_chosen_samples_and_twice_is_identity(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_scale_one_and_rotation_zero_are_identity(shape):
-    images, one = random_images(shape), np.ones(shape[0], np.float32)
-    np.testing.assert_allclose(aug.scale(images, one, one), images, atol=1e-6)
-    np.testing.assert_allclose(aug.rotate(images, 0 * one), images, atol=1e-6)
+    images, ones = random_images(shape), np.ones(shape[0], np.float32)
+    np.testing.assert_allclose(aug.scale(images, ones, ones), images, atol=1e-6)
+    np.testing.assert_allclose(aug.rotate(images, 0 * ones), images, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

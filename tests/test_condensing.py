@@ -19,10 +19,10 @@ from problems import (
 
 from fedjax_het import RunSpec
 from fedjax_het.algorithms import METHODS
-from fedjax_het.algorithms.condensing import class_mean_logits
 from fedjax_het.algorithms.fedaf import fedaf
 from fedjax_het.algorithms.feddm import feddm, gradient_noise
 from fedjax_het.common.errors import ConfigError
+from fedjax_het.condensation.class_logits import class_mean_logits
 from fedjax_het.condensation.privacy import gaussian_epsilon
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.lanes import Cohort
@@ -88,32 +88,32 @@ class Oracle:
         self.least = least
 
     def owned(self, k):
-        mine = self.f.scheduler.partition.client(k)
-        return {c: mine[self.y[mine] == c] for c in range(CLASSES) if (self.y[mine] == c).any()}
+        held = self.f.scheduler.partition.client(k)
+        return {c: held[self.y[held] == c] for c in range(CLASSES) if (self.y[held] == c).any()}
 
     def round(self, r):
         logits = self.x @ self.w + self.b
         owned = [self.owned(k) for k in range(len(SIZES))]
         v, targets = {}, {}
         for c in range(CLASSES):
-            mine = [of[c] for of in owned if c in of]
-            means = [logits[m].mean(0) for m in mine if len(m) >= self.least]
+            holdings = [classes[c] for classes in owned if c in classes]
+            means = [logits[m].mean(0) for m in holdings if len(m) >= self.least]
             if means:
                 v[c] = np.mean(means, 0)
                 if "tau" in self.hp:
                     targets[c] = np.mean([softmax(m / self.hp["tau"]) for m in means], 0)
         self.images = {
-            (k, c): self.condense(r, k, c, mine, v[c])
-            for k, of in enumerate(owned)
-            for c, mine in of.items()
-            if len(mine) >= self.ipc  # so that it has peers: itself
+            (k, c): self.condense(r, k, c, held, v[c])
+            for k, classes in enumerate(owned)
+            for c, held in classes.items()
+            if len(held) >= self.ipc  # so that it has peers: itself
         }
         self.train(targets)
 
-    def condense(self, r, k, c, mine, peers):
+    def condense(self, r, k, c, held, peers):
         seeds = self.f.scheduler.units.seeds(0, r, k * CLASSES + c)
         s = self.x[seeds].reshape(self.ipc, -1, PIXELS).mean(1)
-        velocity, real = np.zeros_like(s), self.x[mine].mean(0)
+        velocity, real = np.zeros_like(s), self.x[held].mean(0)
         for _ in range(self.steps):
             gap = s.mean(0) - real
             slope = 2 * gap
@@ -135,9 +135,11 @@ class Oracle:
             z = x @ self.w + self.b
             dz = (softmax(z) - np.eye(CLASSES)[y]) / len(y)
             for c, r in targets.items():
-                of = y == c
-                if of.any():
-                    dz[of] += self.hp["lambda_glob"] * self.pull(z[of].mean(0), r) / of.sum()
+                members = y == c
+                if members.any():
+                    dz[members] += (
+                        self.hp["lambda_glob"] * self.pull(z[members].mean(0), r) / members.sum()
+                    )
             gradients = x.T @ dz, dz.sum(0)
             for i, (weight, gradient) in enumerate(zip((self.w, self.b), gradients, strict=True)):
                 velocity[i] = (
@@ -273,12 +275,12 @@ def test_images_start_as_the_options_say():
         federation, state = run("feddm", 1, {"init": init, **options}, still)
         here, found = made(state), images_of(state)
         for k, c in zip(*np.nonzero(here), strict=True):
-            mine = federation.scheduler.partition.client(k)
-            mine = flat[mine[labels[mine] == c]]
+            held = federation.scheduler.partition.client(k)
+            real = flat[held[labels[held] == c]]
             if init == "real":
-                nearest = np.abs(mine[:, None] - found[k, c][None]).max(-1).argmin(0)
+                nearest = np.abs(real[:, None] - found[k, c][None]).max(-1).argmin(0)
                 assert len(set(nearest)) == 2  # different ones
-                np.testing.assert_allclose(mine[nearest], found[k, c], atol=1e-6)
+                np.testing.assert_allclose(real[nearest], found[k, c], atol=1e-6)
             elif init == "mean":
                 unit = k * CLASSES + c
                 seeds = federation.scheduler.units.seeds(0, 0, unit).reshape(2, 3)
@@ -316,12 +318,12 @@ def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
             lambda v, c, p=plan, o=other: class_mean_logits(o.task, p, v, c, len(SIZES))
         )(plan.put(variables), cohort)
         for k in range(len(SIZES)):
-            mine = federation.scheduler.partition.client(k)
+            held = federation.scheduler.partition.client(k)
             for c in range(CLASSES):
-                of = mine[labels[mine] == c]
-                assert bool(owns[k, c]) == (k in drawn and len(of) > 0)
+                members = held[labels[held] == c]
+                assert bool(owns[k, c]) == (k in drawn and len(members) > 0)
                 if owns[k, c]:
-                    np.testing.assert_allclose(means[k, c], logits[of].mean(0), atol=1e-5)
+                    np.testing.assert_allclose(means[k, c], logits[members].mean(0), atol=1e-5)
 
 
 def test_clients_that_do_not_condense_a_class_may_be_left_out_of_its_logits():
@@ -333,8 +335,8 @@ def test_clients_that_do_not_condense_a_class_may_be_left_out_of_its_logits():
     logits = images.reshape(len(images), -1) @ params["w"] + params["b"]
     for c in range(CLASSES):
         means = [
-            logits[mine[labels[mine] == c]].mean(0)
-            for k, mine in enumerate(map(consecutive().client, range(len(SIZES))))
+            logits[held[labels[held] == c]].mean(0)
+            for k, held in enumerate(map(consecutive().client, range(len(SIZES))))
             if counts[k, c] >= 3
         ]
         np.testing.assert_allclose(state.server.extra.logits[c], np.mean(means, 0), atol=1e-5)
@@ -358,7 +360,7 @@ def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
     counts = consecutive().label_counts(labels, CLASSES)
     assert units.steps.sum() == 5 * (counts >= 3).sum() == 5 * units.pairs.sum()
     for client in range(len(SIZES)):
-        mine = set(consecutive().client(client).tolist())
+        held = set(consecutive().client(client).tolist())
         for unit in units.of_client(client):
             if not units.steps[unit]:
                 continue
@@ -366,7 +368,7 @@ def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
             assert batches.shape == (units.steps[unit], 4)
             for batch, size in zip(batches, sizes, strict=True):
                 (class_,) = set(labels[batch].tolist())
-                assert set(batch.tolist()) <= mine
+                assert set(batch.tolist()) <= held
                 there = counts[client, class_]
                 assert size == (4 if top_up else min(4, there)) and there >= 3
                 assert len(set(batch[: min(size, there)].tolist())) == min(size, there)
@@ -455,8 +457,8 @@ def test_epsilon_of_gaussian_queries_is_that_of_renyis_closed_form():
 def test_a_private_run_says_what_it_spent():
     pytest.importorskip("dp_accounting")
     federation = small(build("feddm", **PRIVATE), hp=numbers("feddm", PRIVATE), batch_size=32)
-    one, two = (federation.run(rounds)[0] for rounds in (1, 2))
-    spent = [federation.algorithm.summary(federation.hp, s)["epsilon"] for s in (one, two)]
+    first, second = (federation.run(rounds)[0] for rounds in (1, 2))
+    spent = [federation.algorithm.summary(federation.hp, s)["epsilon"] for s in (first, second)]
     assert 0 < spent[0] < spent[1] < np.inf
 
 
@@ -552,8 +554,9 @@ def test_the_protocols_are_the_papers():
     average = RunSpec("fedprox", "cifar10", protocol="fedaf").resolved()
     assert (average.local_epochs, average.batch_size, average.hp["prox_mu"]) == (10, 64, 0.001)
     assert average.local_optimizer == "momentum" and average.hp["local_momentum"] == 0.9
-    for one in (known, domains, original, average):
-        assert one.resolved() == one and RunSpec.from_dict(one.to_dict()).digest() == one.digest()
+    for spec in (known, domains, original, average):
+        assert spec.resolved() == spec
+        assert RunSpec.from_dict(spec.to_dict()).digest() == spec.digest()
 
 
 def test_clients_of_one_class_each_still_make_a_model_of_all():

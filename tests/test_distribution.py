@@ -51,11 +51,11 @@ def test_the_gradient_on_images_equals_finite_differences(norm):
 
         def loss(images):
             features, logits = mean_embedding(embed, real, mask, None)
-            found, said = (value.mean(0) for value in embed(images))
+            found, mean_logits = (value.mean(0) for value in embed(images))
             return (
                 distribution_distance(features, found)
-                + distribution_distance(logits, said)
-                + 0.5 * sliced_wasserstein(said, jnp.arange(3.0))
+                + distribution_distance(logits, mean_logits)
+                + 0.5 * sliced_wasserstein(mean_logits, jnp.arange(3.0))
             )
 
         loss = jax.jit(loss)

@@ -39,8 +39,8 @@ def made(name, *, hp=None, base=None, settings=None, **options):
     named = {} if base is None else {"base": base}
     entry = entry_of(name, named)
     numbers = defaults(entry, options)
-    told = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
-    return small(builder_of(entry, options), hp={**numbers, **told}, **(settings or {}))
+    given = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
+    return small(builder_of(entry, options), hp={**numbers, **given}, **(settings or {}))
 
 
 # --- the round's models ------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def test_models_are_handed_out_by_client_wherever_they_were_trained(plan):
         assert (models.weights[len(trained) :] == 0).all()
         for i, k in enumerate(trained):
             batches, sizes = federation.scheduler.client_batches(r, k)
-            mine = [b[:n] for b, n in zip(batches, sizes, strict=True)]
-            w, b = descended((params["w"], params["b"]), x, y, mine, 0.2)
+            seen = [b[:n] for b, n in zip(batches, sizes, strict=True)]
+            w, b = descended((params["w"], params["b"]), x, y, seen, 0.2)
             np.testing.assert_allclose(models.variables["params"]["w"][i], w, atol=2e-6)
             np.testing.assert_allclose(models.variables["params"]["b"][i], b, atol=2e-6)
     assert 0 < empty < 4
@@ -132,8 +132,8 @@ class Rounds:
             models = []
             for k in ids:
                 batches, sizes = scheduler.client_batches(r, k)
-                mine = [b[:n] for b, n in zip(batches, sizes, strict=True)]
-                models.append(descended(self.model, x, y, mine, self.hp["local_lr"]))
+                seen = [b[:n] for b, n in zip(batches, sizes, strict=True)]
+                models.append(descended(self.model, x, y, seen, self.hp["local_lr"]))
             average = [
                 old
                 + self.hp["server_lr"]
@@ -220,7 +220,7 @@ def fedbe_loop(posterior, samples, divisor, hp, before, average, models, shares,
             params[i] = params[i] - lr * velocity[i]
         if t >= 1 and t % 2 == 0:  # of steps 1 to 4, after a quarter of them, every other one: 3
             kept.append(list(params))
-    return [np.mean([one[i] for one in kept], 0) for i in range(2)]
+    return [np.mean([model[i] for model in kept], 0) for i in range(2)]
 
 
 def abavg_loop(hp, before, average, models, shares, key):
@@ -455,8 +455,8 @@ def test_a_sweep_and_a_network_with_batch_norm():
         spec("fedbe", seed=seed, hp=hp | {"distill_lr": 0.05}, **settings) for seed in range(2)
     ]
     together = sweep(specs, dataset=data, progress=lambda line: None, spread="runs")
-    for one, run in zip(specs, together.results, strict=True):
-        alone = simulate(one, dataset=data)
+    for settings_of_run, run in zip(specs, together.results, strict=True):
+        alone = simulate(settings_of_run, dataset=data)
         assert np.isfinite(run.metrics["test_loss"]).all()
         np.testing.assert_allclose(alone.metrics["test_loss"], run.metrics["test_loss"], rtol=2e-3)
 

@@ -583,8 +583,8 @@ def test_training_from_scratch_fits_separable_synthetic_data():
         )
     )(stacked, jax.random.split(jax.random.key(0), 3))
     for index in range(3):
-        one = jax.tree.map(lambda leaf, index=index: leaf[index], trained)
-        assert (np.argmax(apply_params(one, data.images), 1) == labels).all()
+        network = jax.tree.map(lambda leaf, index=index: leaf[index], trained)
+        assert (np.argmax(apply_params(network, data.images), 1) == labels).all()
 
 
 def test_an_unknown_optimizer_is_named():

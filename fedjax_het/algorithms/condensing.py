@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,13 +15,14 @@ from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
 from fedjax_het.common.errors import require
 from fedjax_het.common.records import Count, Momentum, NonNegative, Positive, Record, Whole
 from fedjax_het.condensation.augment import augment, parse_strategy
+from fedjax_het.condensation.class_logits import class_mean_logits
 from fedjax_het.condensation.distribution import (
     clipped,
     distribution_distance,
     mean_embedding,
 )
 from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
-from fedjax_het.engine.contract import Client, ClientMethod, Upload
+from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload
 from fedjax_het.engine.lanes import Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
@@ -87,9 +89,65 @@ class Working(NamedTuple):
     """Images in the making."""
 
     images: jax.Array
-    velocity: jax.Array
-    gradient: jax.Array  # of the classes that were visited in this step; () where they are apart
+    moments: optax.OptState
+    gradient: (
+        jax.Array | tuple[()]
+    )  # of the classes that were visited in this step; () where they are apart
     made: jax.Array
+
+
+class Condensing(NamedTuple):
+    """What the parts of the method read; static. See `condensing`, whose arguments these are."""
+
+    task: Task
+    plan: Plan
+    config: CondensingOptions
+    perturb: Callable[[dict, jax.Array, Tree], Tree]
+    collaboration: Callable | None
+    knowledge: Callable[[dict, jax.Array, jax.Array], tuple[Tree, Knowledge]] | None
+    least: int  # examples of an owner of a class
+    exact: bool
+    noise: Callable[[dict, jax.Array, jax.Array], jax.Array] | None
+
+    @property
+    def threshold(self) -> int:
+        return self.config.ipc if self.config.threshold is None else self.config.threshold
+
+    @property
+    def by_client(self) -> bool:
+        """Whether a unit is a client, with all of its classes, instead of one class of it."""
+        return self.config.clipping == "global"
+
+    @property
+    def group(self) -> int:
+        """Classes of a unit."""
+        return self.task.model.num_classes if self.by_client else 1
+
+    @property
+    def seeds_per_image(self) -> int:
+        """Real images that an image starts from."""
+        return {"mean": self.config.init_images, "real": 1, "noise": 0}[self.config.init]
+
+    @property
+    def pairs(self) -> PairWork:
+        """What the schedule must know."""
+        return PairWork(
+            ipc=self.config.ipc,
+            steps=self.config.steps,
+            threshold=self.threshold,
+            seeds_per_image=self.seeds_per_image,
+            top_up=self.config.top_up,
+            by_client=self.by_client,
+            census=self.knowledge is not None,
+        )
+
+
+class RoundExtra(NamedTuple):
+    """What clients are told besides the variables."""
+
+    key: jax.Array  # of the round
+    number: jax.Array  # of the round, counted from 1
+    consensus: Tree  # what all clients' class-mean logits came to; () where nobody asks
 
 
 def condensing(
@@ -116,220 +174,247 @@ def condensing(
     Args:
       perturb(hp, key, params) -> the parameters that one step of one client uses for all its
         classes.
-      collaboration(hp, mean_logits, class_, told, key) -> a term of a class's loss, where `told`
-        is what all clients' class-mean logits came to.
-      knowledge(hp, mean_logits [K, C, C], owned [K, C]) -> (told, what the server matches); asks
-        for the class-mean logits, over all of a client's data.
+      collaboration(hp, mean_logits, class_, consensus, key) -> a term of a class's loss, where
+        `consensus` is what all clients' class-mean logits came to.
+      knowledge(hp, mean_logits [K, C, C], owned [K, C]) -> (consensus, what the server matches);
+        asks for the class-mean logits, over all of a client's data.
       condensing_owners: whether they leave out the classes that a client does not condense.
       exact: see `train_on_pool`.
       noise(hp, key, gradient): what is added to a class's clipped gradient.
+    Errors: ConfigError: a network without `embed`.
     Memory: one set of images, its velocity and the activations of a batch for every lane; the
       images of all K * C pairs.
     """
-    model = task.model
-    require(
-        model.embed is not None, "model", model.name, "a network with `embed`, to match features"
-    )
-    num_classes, shape = model.num_classes, model.input_shape
-    by_client = config.clipping == "global"
-    group = num_classes if by_client else 1
-    threshold = config.ipc if config.threshold is None else config.threshold
-    least = max(1, threshold) if condensing_owners else 1
-    per_image = {"mean": config.init_images, "real": 1, "noise": 0}[config.init]
-    pairs = PairWork(
-        ipc=config.ipc,
-        steps=config.steps,
-        threshold=threshold,
-        seeds_per_image=per_image,
-        top_up=config.top_up,
-        by_client=by_client,
-        census=knowledge is not None,
-    )
-
-    def begin(hp, broadcast, state: ImageState, client: Client):
-        if per_image:
-            start = task.normalise(client.start).reshape(group, config.ipc, per_image, *shape)
-            images = start.mean(2)
-        else:
-            key = key_for(client.key, Purpose.SERVER)
-            images = jax.random.normal(key, (group, config.ipc, *shape))
-        if config.warm_start:
-            known = (state.made > 0)[:, None, None, None, None]
-            images = jnp.where(known, state.images, images)
-        zero = jnp.zeros_like(images)
-        return Working(images, zero, zero if by_client else (), jnp.zeros(group, jnp.int32))
-
-    def step(hp, broadcast, local: Working, batch, client: Client, key):
-        round_key, round_number, told = broadcast.extra
-        class_ = batch.labels[0]
-        slot = class_ if by_client else 0
-        owner = client.id if by_client else client.id // num_classes
-        turns = jnp.maximum(client.num_steps // config.steps, 1)  # classes that take turns
-        iteration = batch.number // turns
-        # All classes of a client see one network in a step, whatever lane they are on.
-        networks_key = key_for(round_key, Purpose.NETWORKS)
-        owner_key = jax.random.fold_in(jax.random.fold_in(networks_key, owner), iteration)
-        augment_key, noise_key, distance_key = jax.random.split(key, 3)
-        variables = {
-            **broadcast.variables,
-            "params": perturb(hp, owner_key, broadcast.variables["params"]),
-        }
-
-        def embed(images):
-            return model.embed(variables, images, train=False)[:2]
-
-        def augmented(images):
-            return augment(augment_key, images, strategy=config.augment_strategy, siamese=True)
-
-        real = augmented(task.normalise(batch.images))
-        real_features, real_logits = mean_embedding(embed, real, batch.mask, model.cached_samples)
-
-        def loss(images):
-            features, logits = (value.mean(0) for value in embed(augmented(images)))
-            total = distribution_distance(real_features, features)
-            if config.logit_term:
-                total += distribution_distance(real_logits, logits)
-            if collaboration is not None:
-                total += collaboration(hp, logits, class_, told, distance_key)
-            return total
-
-        value, gradient = jax.value_and_grad(loss)(local.images[slot])
-        if config.clipping == "per_class":
-            gradient = clipped(gradient, hp["clip_norm"])
-        if noise is not None:
-            gradient += noise(hp, noise_key, gradient)
-        made = local.made.at[slot].set(round_number)
-        if not by_client:
-            return _descend(hp, local, gradient[None], made), value
-        gradients = local.gradient.at[slot].set(gradient)
-
-        def take(gradients):
-            moved = _descend(hp, local, clipped(gradients, hp["clip_norm"]), made)
-            return moved._replace(gradient=jnp.zeros_like(gradients))
-
-        last = (batch.number + 1) % turns == 0
-        wait = local._replace(gradient=gradients, made=made)
-        return jax.lax.cond(last, take, lambda _: wait, gradients), value
-
-    def end(hp, broadcast, local: Working, state, client):
-        return Upload(), ImageState(local.images, local.made, client.num_samples), ()
-
-    client_method = ClientMethod(init=lambda hp, variables: (), begin=begin, step=step, end=end)
-
-    def init(hp, key, variables, num_clients):
-        units = num_clients * (1 if by_client else num_classes)
-        images = jnp.zeros((units, group, config.ipc, *shape))
-        made = jnp.zeros((units, group), jnp.int32)
-        clients = ImageState(images, made, jnp.zeros(units, jnp.int32))
-        told = ()
-        if knowledge is not None:
-            nobody = jnp.zeros((num_clients, num_classes), bool)
-            told, _ = knowledge(hp, jnp.zeros((*nobody.shape, num_classes)), nobody)
-        return State(Broadcast(variables, told), clients, jnp.int32(0))
-
-    def round_(hp, state: State, key, cohort: Cohort):
-        variables, told, matched = state.server.variables, (), None
-        trial = cohort.schedule.trial
-        num_clients = state.clients.made.size // num_classes
-        if knowledge is not None:
-            told, matched = knowledge(
-                hp, *class_mean_logits(task, plan, variables, cohort, num_clients, least)
-            )
-        number = state.round + 1
-        broadcast = Broadcast(variables, (key, number, told))
-        result = train_cohort(client_method, plan, hp, broadcast, state.clients, key, cohort)
-        made = result.states
-        pool = Pool(
-            made.images.reshape(-1, *shape),
-            jnp.tile(jnp.repeat(jnp.arange(num_classes), config.ipc), num_clients),
-            jnp.repeat(made.made.reshape(-1) == number, config.ipc),
-        )
-        trained = train_on_pool(
-            model,
-            variables,
-            pool,
-            key_for(key, Purpose.SERVER),
-            epochs=jnp.where(trial, min(1, config.server_epochs), config.server_epochs),
-            batch_size=config.server_batch_size,
-            lr=hp["server_lr"],
-            momentum=hp["server_momentum"],
-            weight_decay=hp["server_weight_decay"],
-            knowledge=matched,
-            exact=exact,
-        )
-        change = jax.tree.map(jnp.subtract, trained["params"], variables["params"])
-        info = RoundInfo(result.train_loss, optax.tree.norm(change))
-        return State(Broadcast(trained, told), made, number), info
-
-    def traffic(hp, state):
-        tables = 0 if knowledge is None else 4 * num_classes**2
-        image_set = 4 * config.ipc * int(np.prod(shape))
-        # Down: the model and V. Up: V_k and R_k, whole tables as the paper counts them; the images.
-        return Traffic(num_bytes(state.server.variables) + tables, 2 * tables, image_set)
-
-    def artifacts(state):
-        made = np.asarray(state.clients.made).reshape(-1)
-        (now,) = np.nonzero((made == int(state.round)) & (made > 0))
-        images = np.asarray(state.clients.images).reshape(len(made), config.ipc, *shape)[now]
-        return {
-            "condensed_images": images.astype(np.float16),  # half the file; pixels keep 3 digits
-            "condensed_clients": now // num_classes,
-            "condensed_classes": now % num_classes,
-        }
-
-    def summary(hp, state):
-        made = np.asarray(state.clients.made)
-        count = int(((made == int(state.round)) & (made > 0)).sum())
-        return {"condensed_pairs": count, "condensed_images": count * config.ipc}
-
+    embeds = task.model.embed is not None
+    require(embeds, "model", task.model.name, "a network with `embed`, to match features")
+    setup = Condensing(task, plan, config, perturb, collaboration, knowledge, 1, exact, noise)
+    if condensing_owners:
+        setup = setup._replace(least=max(1, setup.threshold))
     return Algorithm(
-        init=init,
-        round=round_,
+        init=partial(_first_state, setup),
+        round=partial(_round, setup),
         global_model=sent_model,
         with_global_model=with_sent_model,
-        traffic=traffic,
-        pairs=pairs,
-        artifacts=artifacts,
-        summary=summary,
+        traffic=partial(_traffic, setup),
+        pairs=setup.pairs,
+        artifacts=partial(_artifacts, setup),
+        summary=partial(_summary, setup),
     )
 
 
-def _descend(hp, local: Working, gradient: jax.Array, made: jax.Array) -> Working:
-    """A step of SGD with momentum, as in PyTorch."""
-    velocity = hp["image_momentum"] * local.velocity + gradient
-    images = local.images - hp["image_lr"] * velocity
-    return local._replace(images=images, velocity=velocity, made=made)
+# --- a client ------------------------------------------------------------------------------
 
 
-def class_mean_logits(
-    task: Task, plan: Plan, variables: Tree, cohort: Cohort, num_clients: int, least: int = 1
+def _client_method(setup: Condensing) -> ClientMethod:
+    def end(hp, broadcast, local: Working, state, client: Client):
+        return Upload(), ImageState(local.images, local.made, client.num_samples), ()
+
+    return ClientMethod(
+        init=lambda hp, variables: (),
+        begin=partial(_begin, setup),
+        step=partial(_step, setup),
+        end=end,
+    )
+
+
+def _begin(setup: Condensing, hp, broadcast: Broadcast, state: ImageState, client: Client):
+    """The images that a unit starts from."""
+    shape, seeds = setup.task.model.input_shape, setup.seeds_per_image
+    group, ipc = setup.group, setup.config.ipc
+    if seeds:
+        start = setup.task.normalise(client.start).reshape(group, ipc, seeds, *shape)
+        images = start.mean(2)
+    else:
+        key = key_for(client.key, Purpose.SERVER)
+        images = jax.random.normal(key, (group, ipc, *shape))
+    if setup.config.warm_start:
+        known = (state.made > 0)[:, None, None, None, None]
+        images = jnp.where(known, state.images, images)
+    waiting = jnp.zeros_like(images) if setup.by_client else ()
+    return Working(images, _descent(hp).init(images), waiting, jnp.zeros(group, jnp.int32))
+
+
+def _step(
+    setup: Condensing, hp, broadcast: Broadcast, local: Working, batch: Batch, client: Client, key
+):
+    """A step of one class's images; with global clipping, the classes of a client take turns, and
+    move together after the last."""
+    class_ = batch.labels[0]
+    slot = class_ if setup.by_client else 0
+    turns = jnp.maximum(client.num_steps // setup.config.steps, 1)
+    variables = _network(setup, hp, broadcast, client, batch.number // turns)
+    value, gradient = _loss_and_gradient(
+        setup, hp, variables, local.images[slot], batch, broadcast.extra.consensus, key
+    )
+    made = local.made.at[slot].set(broadcast.extra.number)
+    if not setup.by_client:
+        return _descend(hp, local, gradient[None], made), value
+    assert isinstance(local.gradient, jax.Array)  # what `_begin` made for several classes
+    gradients = local.gradient.at[slot].set(gradient)
+
+    def take(gradients):
+        moved = _descend(hp, local, clipped(gradients, hp["clip_norm"]), made)
+        return moved._replace(gradient=jnp.zeros_like(gradients))
+
+    last = (batch.number + 1) % turns == 0
+    wait = local._replace(gradient=gradients, made=made)
+    return jax.lax.cond(last, take, lambda _: wait, gradients), value
+
+
+def _network(
+    setup: Condensing, hp, broadcast: Broadcast, client: Client, iteration: jax.Array
+) -> Tree:
+    """The variables of an iteration: all classes of a client see one network in it, whatever lane
+    they are on."""
+    owner = client.id if setup.by_client else client.id // setup.task.model.num_classes
+    networks_key = key_for(broadcast.extra.key, Purpose.NETWORKS)
+    owner_key = jax.random.fold_in(jax.random.fold_in(networks_key, owner), iteration)
+    params = setup.perturb(hp, owner_key, broadcast.variables["params"])
+    return {**broadcast.variables, "params": params}
+
+
+def _loss_and_gradient(
+    setup: Condensing,
+    hp,
+    variables: Tree,
+    images: jax.Array,
+    batch: Batch,
+    consensus: Tree,
+    key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Every client's mean logit of each of its classes, over all of its data (FedAF, Eq. 5).
+    """Of a class's images `[ipc, H, W, C]` against the batch of real ones, under one augmentation;
+    the gradient clipped, where it is by class, and noised."""
+    model, config = setup.task.model, setup.config
+    augment_key, noise_key, distance_key = jax.random.split(key, 3)
 
-    Returns: `[K, C, C]`, zero where a client has none of a class, and which it owns, `[K, C]`:
-    those of which it has `least` examples (one, in a trial, which sees a single batch).
-    Cost: one pass in evaluation mode over the data of the round's clients, shared by the devices.
-    """
-    num_classes = task.model.num_classes
-    num_pairs = num_clients * num_classes
-    schedule, examples = cohort.schedule, cohort.examples
+    def embed(images):
+        return model.embed(variables, images, train=False)[:2]
 
-    def block(variables, images, trial, part):
-        census, pairs = part
+    def augmented(images):
+        return augment(augment_key, images, strategy=config.augment_strategy, siamese=True)
 
-        def add(i, sums):
-            logits, _ = task.model.apply(variables, task.normalise(images[census[i]]), train=False)
-            counted = jnp.concatenate([logits, jnp.ones((len(logits), 1))], axis=1)
-            return sums.at[pairs[i]].add(counted, mode="drop")  # padding is beyond the end
+    real = augmented(setup.task.normalise(batch.images))
+    real_features, real_logits = mean_embedding(embed, real, batch.mask, model.cached_samples)
 
-        batches = (pairs[:, 0] < num_pairs).sum()
-        batches = jnp.where(trial, jnp.minimum(1, batches), batches)
-        return jax.lax.fori_loop(0, batches, add, jnp.zeros((num_pairs, num_classes + 1)))
+    def loss(images):
+        features, logits = (value.mean(0) for value in embed(augmented(images)))
+        total = distribution_distance(real_features, features)
+        if config.logit_term:
+            total += distribution_distance(real_logits, logits)
+        if setup.collaboration is not None:
+            total += setup.collaboration(hp, logits, batch.labels[0], consensus, distance_key)
+        return total
 
-    shared = (variables, examples.images, schedule.trial)
-    sums = plan.sum_over_blocks(block, shared, (schedule.census, schedule.census_pairs))
-    count = sums[:, -1:]
-    means = sums[:, :-1] / jnp.maximum(count, 1)
-    square = (num_clients, num_classes)
-    owns = count >= jnp.where(schedule.trial, 1, least)
-    return means.reshape(*square, num_classes), owns.reshape(square)
+    value, gradient = jax.value_and_grad(loss)(images)
+    if config.clipping == "per_class":
+        gradient = clipped(gradient, hp["clip_norm"])
+    if setup.noise is not None:
+        gradient += setup.noise(hp, noise_key, gradient)
+    return value, gradient
+
+
+def _descent(hp: dict[str, jax.Array]) -> optax.GradientTransformation:
+    """Of the images: SGD with momentum, as in PyTorch."""
+    return optax.sgd(hp["image_lr"], momentum=hp["image_momentum"])
+
+
+def _descend(
+    hp: dict[str, jax.Array], local: Working, gradient: jax.Array, made: jax.Array
+) -> Working:
+    """A step against the gradient of the images."""
+    updates, moments = _descent(hp).update(gradient, local.moments)
+    images = optax.apply_updates(local.images, updates)
+    return local._replace(images=images, moments=moments, made=made)
+
+
+# --- the server ----------------------------------------------------------------------------
+
+
+def _first_state(setup: Condensing, hp, key, variables: Tree, num_clients: int) -> State:
+    num_classes, shape = setup.task.model.num_classes, setup.task.model.input_shape
+    units = num_clients * num_classes // setup.group
+    images = jnp.zeros((units, setup.group, setup.config.ipc, *shape))
+    made = jnp.zeros((units, setup.group), jnp.int32)
+    clients = ImageState(images, made, jnp.zeros(units, jnp.int32))
+    consensus = ()
+    if setup.knowledge is not None:
+        nobody = jnp.zeros((num_clients, num_classes), bool)
+        consensus, _ = setup.knowledge(hp, jnp.zeros((*nobody.shape, num_classes)), nobody)
+    return State(Broadcast(variables, consensus), clients, jnp.int32(0))
+
+
+def _round(setup: Condensing, hp, state: State, key, cohort: Cohort) -> tuple[State, RoundInfo]:
+    variables, consensus, matched = state.server.variables, (), None
+    if setup.knowledge is not None:
+        num_clients = state.clients.made.size // setup.task.model.num_classes
+        logits_and_owners = class_mean_logits(
+            setup.task, setup.plan, variables, cohort, num_clients, setup.least
+        )
+        consensus, matched = setup.knowledge(hp, *logits_and_owners)
+    number = state.round + 1
+    broadcast = Broadcast(variables, RoundExtra(key, number, consensus))
+    result = train_cohort(
+        _client_method(setup), setup.plan, hp, broadcast, state.clients, key, cohort
+    )
+    epochs = setup.config.server_epochs
+    trained = train_on_pool(
+        setup.task.model,
+        variables,
+        _pool(setup, result.states, number),
+        key_for(key, Purpose.SERVER),
+        epochs=jnp.where(cohort.schedule.trial, min(1, epochs), epochs),
+        batch_size=setup.config.server_batch_size,
+        lr=hp["server_lr"],
+        momentum=hp["server_momentum"],
+        weight_decay=hp["server_weight_decay"],
+        knowledge=matched,
+        exact=setup.exact,
+    )
+    change = jax.tree.map(jnp.subtract, trained["params"], variables["params"])
+    info = RoundInfo(result.train_loss, optax.tree.norm(change))
+    return State(Broadcast(trained, consensus), result.states, number), info
+
+
+def _pool(setup: Condensing, clients: ImageState, number: jax.Array) -> Pool:
+    """All clients' images, of which those made in round `number` are valid."""
+    model, ipc = setup.task.model, setup.config.ipc
+    num_clients = clients.made.size // model.num_classes
+    return Pool(
+        clients.images.reshape(-1, *model.input_shape),
+        jnp.tile(jnp.repeat(jnp.arange(model.num_classes), ipc), num_clients),
+        jnp.repeat(clients.made.reshape(-1) == number, ipc),
+    )
+
+
+# --- what is reported ----------------------------------------------------------------------
+
+
+def _traffic(setup: Condensing, hp, state: State) -> Traffic:
+    """Down: the model and V. Up: V_k and R_k, whole tables as the paper counts them; the images."""
+    model = setup.task.model
+    tables = 0 if setup.knowledge is None else 4 * model.num_classes**2
+    image_set = 4 * setup.config.ipc * int(np.prod(model.input_shape))
+    return Traffic(num_bytes(state.server.variables) + tables, 2 * tables, image_set)
+
+
+def _artifacts(setup: Condensing, state: State) -> dict[str, np.ndarray]:
+    """The images of the last round, with their clients and classes."""
+    num_classes, shape = setup.task.model.num_classes, setup.task.model.input_shape
+    (pairs,) = np.nonzero(_made_now(state))
+    images = np.asarray(state.clients.images).reshape(-1, setup.config.ipc, *shape)[pairs]
+    return {
+        "condensed_images": images.astype(np.float16),  # half the file; pixels keep 3 digits
+        "condensed_clients": pairs // num_classes,
+        "condensed_classes": pairs % num_classes,
+    }
+
+
+def _summary(setup: Condensing, hp, state: State) -> dict[str, int]:
+    count = int(_made_now(state).sum())
+    return {"condensed_pairs": count, "condensed_images": count * setup.config.ipc}
+
+
+def _made_now(state: State) -> np.ndarray:
+    """`[K * C]` bool: the pairs whose images are of the last round; none before the first."""
+    made = np.asarray(state.clients.made).reshape(-1)
+    return (made == int(state.round)) & (made > 0)

@@ -77,7 +77,7 @@ def distilling(
             key,
             optimizer=optimizer(hp, num_steps),
             batch_size=batch_size,
-            num_steps=jnp.where(models.present.any(), num_steps, 0),
+            epochs=jnp.where(models.present.any(), options.distill_epochs, 0),
             collects=collects(num_steps),
         )
 

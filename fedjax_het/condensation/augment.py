@@ -61,7 +61,9 @@ def crop(images: Array, row_shift: Array, column_shift: Array) -> Array:
     return _resample_separably(images, rows, columns)
 
 
-def cutout(images: Array, centre_row: Array, centre_column: Array, *, size: tuple[int, int]):
+def cutout(
+    images: Array, centre_row: Array, centre_column: Array, *, size: tuple[int, int]
+) -> Array:
     """Set a `size` rectangle around the centre (`[B]`, whole pixels) to zero.
 
     It covers rows `centre - size // 2` up to, but without, `centre - size // 2 + size`, cut off at
@@ -189,7 +191,7 @@ def _draw_crop(key: Array, images: Array, draw: Callable) -> Array:
 def _draw_cutout(key: Array, images: Array, draw: Callable) -> Array:
     row_key, column_key = jax.random.split(key)
     height, width = images.shape[1:3]
-    size = tuple(int(side * CUTOUT_FRACTION + 0.5) for side in (height, width))
+    size = int(height * CUTOUT_FRACTION + 0.5), int(width * CUTOUT_FRACTION + 0.5)
     # An even rectangle has its centre between two pixels, which adds one position.
     last_row, last_column = height - size[0] % 2, width - size[1] % 2
     return cutout(images, draw(row_key, 0, last_row), draw(column_key, 0, last_column), size=size)

@@ -1,6 +1,7 @@
 """Training of the global model on the synthetic images that clients sent."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,10 @@ import optax
 from jax import Array
 
 from fedjax_het.condensation.knowledge import class_sums, knowledge_matching, mean_of
-from fedjax_het.nn import Model, micro_batched_value_and_grad
+from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.server import LossAndGradient, fit, shuffled_present
+from fedjax_het.engine.task import Task
+from fedjax_het.nn import Model
 
 Tree = Any
 
@@ -39,9 +43,9 @@ def train_on_pool(
     *,
     epochs: int | Array,
     batch_size: int,
-    lr: Array,
-    momentum: Array,
-    weight_decay: Array,
+    lr: float | Array,
+    momentum: float | Array,
+    weight_decay: float | Array,
     knowledge: Knowledge | None = None,
     exact: bool = False,
 ) -> Tree:
@@ -52,78 +56,85 @@ def train_on_pool(
     velocity <- momentum * velocity + gradient + weight_decay * w, from rest in every call.
 
     Args:
+      key: of the permutations; the network draws nothing.
       knowledge: adds the matching of soft labels, summed over classes, to the mean cross-entropy.
         The mean logit of a class is that of its images in the minibatch, and classes that are not
         in it add nothing; or of all its images in the pool, `exact`, in evaluation mode.
     Cost: epochs * ceil(valid / batch_size) steps; `exact` adds two passes over the pool to each.
     """
-    size = len(pool.images)
-    batch_size = min(batch_size, size)
-    count = pool.valid.sum()
-    per_epoch = -(-count // batch_size)
+    batches = shuffled_present(key, pool.valid, batch_size)
+    if knowledge is None:
+        loss_and_gradient = _mean_loss(model)
+    elif exact:
+        loss_and_gradient = _with_exact_matching(model, pool, knowledge, batches.size)
+    else:
+        loss_and_gradient = _mean_loss(model, knowledge)
+    return fit(
+        variables,
+        Examples(pool.images, pool.labels),
+        batches,
+        loss_and_gradient,
+        optimizer=optax.chain(
+            optax.add_decayed_weights(weight_decay), optax.sgd(lr, momentum=momentum)
+        ),
+        epochs=epochs,
+    )[0]
 
-    coupled = knowledge is not None and not exact
 
-    def gradient_of(params, state, samples):
-        def loss_sum(params, samples):
-            logits, new = model.apply(
-                {"params": params, "state": state}, samples["images"], train=True
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])
-            total = (losses * samples["weights"]).sum()
-            if coupled:  # a term of the whole batch: weighed so that dividing leaves it as it is
-                sums, seen = class_sums(
-                    logits, samples["labels"], samples["weights"], model.num_classes
-                )
-                total += samples["weights"].sum() * matching(sums, seen)
-            return total, new
+def _mean_loss(model: Model, knowledge: Knowledge | None = None) -> LossAndGradient:
+    """The mean cross-entropy of normalised images, and the matching of the batch's mean logits."""
+    if knowledge is not None:  # a term of the whole batch, which cannot be taken in pieces
+        model = model._replace(micro_batch=None)
+    task = Task(model, mean=(0.0,), std=(1.0,))  # pixels are left as they are
 
-        piece = None if coupled else model.micro_batch
-        both = micro_batched_value_and_grad(loss_sum, piece, has_aux=True)
-        (_, state), gradient = both(params, samples)
-        weight = jnp.maximum(samples["weights"].sum(), 1)
-        return state, jax.tree.map(lambda g: g / weight, gradient)
+    def losses(network, images, labels, mask):
+        logits, state = network(images)
+        by_sample = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        if knowledge is not None:  # to every sample, so that their mean leaves it as it is
+            sums, count = class_sums(logits, labels, mask, model.num_classes)
+            by_sample += _matching(knowledge, sums, count)
+        return by_sample, state
 
-    def matching(sums, seen):
-        present = (seen > 0) & knowledge.owned
-        means = mean_of(sums, seen)
-        return knowledge.weight * knowledge_matching(
-            means, present, knowledge.soft_labels, knowledge.tau
-        )
+    def loss_and_gradient(variables, batch, key):
+        return task.loss_and_gradient(variables, batch, key, losses=losses, more=(batch.mask,))
 
-    def step(i, carry):
-        params, state, velocity, order = carry
-        place = i * batch_size + jnp.arange(batch_size)
-        index = order[place % jnp.maximum(count, 1)]
-        samples = {
-            "images": pool.images[index],
-            "labels": pool.labels[index],
-            "weights": (place < count).astype(jnp.float32),
-        }
-        state, gradient = gradient_of(params, state, samples)
-        if knowledge is not None and exact:
-            more = _exact_gradient(model, params, state, pool, matching, batch_size)
-            gradient = jax.tree.map(jnp.add, gradient, more)
-        velocity = jax.tree.map(
-            lambda v, g, w: momentum * v + g + weight_decay * w, velocity, gradient, params
-        )
-        params = jax.tree.map(lambda w, v: w - lr * v, params, velocity)
-        return params, state, velocity, order
+    return loss_and_gradient
 
-    def epoch(e, carry):
-        params, state, velocity = carry
-        draws = jax.random.uniform(jax.random.fold_in(key, e), (size,))
-        order = jnp.argsort(jnp.where(pool.valid, draws, jnp.inf))
-        return jax.lax.fori_loop(0, per_epoch, step, (params, state, velocity, order))[:3]
 
-    rest = jax.tree.map(jnp.zeros_like, variables["params"])
-    start = (variables["params"], variables["state"], rest)
-    params, state, _ = jax.lax.fori_loop(0, epochs, epoch, start)
-    return {"params": params, "state": state}
+def _with_exact_matching(
+    model: Model, pool: Pool, knowledge: Knowledge, piece: int
+) -> LossAndGradient:
+    """`_mean_loss` and the gradient of the matching over the pool, whose loss is left out.
+
+    The network's statistics are those after the batch, its parameters those before.
+    """
+    of_batch = _mean_loss(model)
+
+    def loss_and_gradient(variables, batch, key):
+        params = variables["params"]
+        loss, gradient, variables = of_batch(variables, batch, key)
+        matching = partial(_matching, knowledge)
+        of_pool = _exact_gradient(model, params, variables["state"], pool, matching, piece)
+        return loss, jax.tree.map(jnp.add, gradient, of_pool), variables
+
+    return loss_and_gradient
+
+
+def _matching(knowledge: Knowledge, sums: Array, count: Array) -> Array:
+    """The weighted term of the sums of logits by class `[C, C]` and their numbers `[C]`."""
+    present = (count > 0) & knowledge.owned
+    means = mean_of(sums, count)
+    term = knowledge_matching(means, present, knowledge.soft_labels, knowledge.tau)
+    return knowledge.weight * term
 
 
 def _exact_gradient(
-    model: Model, params: Tree, state: Tree, pool: Pool, matching: Callable, batch_size: int
+    model: Model,
+    params: Tree,
+    state: Tree,
+    pool: Pool,
+    matching: Callable[[Array, Array], Array],
+    batch_size: int,
 ) -> Tree:
     """Gradient of `matching(sums of logits by class, counts)` over the whole pool.
 

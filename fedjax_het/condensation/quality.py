@@ -10,9 +10,10 @@ from jax import Array
 
 from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.condensation.pool import Pool, train_on_pool
+from fedjax_het.condensation.synthetic import decayed_once
 from fedjax_het.data import Dataset
 from fedjax_het.engine.task import Task
-from fedjax_het.nn import Model
+from fedjax_het.nn import Model, Variables
 
 _TEST_BATCH = 500
 
@@ -65,18 +66,9 @@ def gain_over_random(
       compilation.
     """
     images, labels = np.asarray(images, np.float32), np.asarray(labels)
-    right = images.ndim == 4 and images.shape[1:] == model.input_shape and len(images) > 0
-    require(right, "shape of images", images.shape, f"[M, *{model.input_shape}]")
-    right = labels.shape == images.shape[:1] and np.issubdtype(labels.dtype, np.integer)
-    require(right, "labels", f"{labels.dtype} {labels.shape}", f"{len(images)} integers")
-    in_range = labels.min() >= 0 and labels.max() < dataset.num_classes
-    require(in_range, "labels", labels, f"classes in [0, {dataset.num_classes})")
-    for name, value in (
-        ("num_networks", num_networks),
-        ("epochs", epochs),
-        ("batch_size", batch_size),
-        ("at_once", at_once),
-    ):
+    _check_images(model, images, labels, dataset.num_classes)
+    counts = {"num_networks": num_networks, "epochs": epochs}
+    for name, value in {**counts, "batch_size": batch_size, "at_once": at_once}.items():
         require(is_whole(value, 1), name, value, "a whole number >= 1")
 
     normalise = Task(model, dataset.mean, dataset.std).normalise
@@ -101,6 +93,15 @@ def gain_over_random(
     )
     condensed, random = np.asarray(accuracies, np.float64).reshape(2, num_networks)
     return Quality(*map(_mean_std, (condensed, random, condensed - random)))
+
+
+def _check_images(model: Model, images: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+    right = images.ndim == 4 and images.shape[1:] == model.input_shape and len(images) > 0
+    require(right, "shape of images", images.shape, f"[M, *{model.input_shape}]")
+    right = labels.shape == images.shape[:1] and np.issubdtype(labels.dtype, np.integer)
+    require(right, "labels", f"{labels.dtype} {labels.shape}", f"{len(images)} integers")
+    in_range = bool(labels.min() >= 0 and labels.max() < num_classes)
+    require(in_range, "labels", labels, f"classes in [0, {num_classes})")
 
 
 def random_subset(
@@ -136,23 +137,27 @@ def train_from_init(
     momentum: Array | float,
     weight_decay: Array | float,
     batch_size: int,
-) -> dict:
-    """Variables of a network that learned `images [M, H, W, C]` (normalised) and `labels [M]` by
-    the recipe of `gain_over_random`; after epoch `epochs // 2 + 1`, counted from 0 as in the public
-    code, at a tenth of `lr`. `key` decides the initial parameters and the order of the images."""
+) -> Variables:
+    """Variables of a network that learned `images` by the recipe of `gain_over_random`.
+
+    Args:
+      images: `[M, H, W, C]` normalised. labels: `[M]` classes.
+      key: decides the initial parameters and the order of the images.
+      lr: decays as in `decayed_once`.
+    Cost: epochs * ceil(M / batch_size) steps.
+    """
     init_key, order_key = jax.random.split(key)
     variables = model.init(init_key)
     pool = Pool(images, labels, jnp.ones(len(labels), bool))
-    early = min(epochs // 2 + 2, epochs)  # counted from 0
-    for part, (rate, count) in enumerate(((lr, early), (0.1 * lr, epochs - early))):
+    for number, part in enumerate(decayed_once(lr, epochs)):
         variables = train_on_pool(
             model,
             variables,
             pool,
-            jax.random.fold_in(order_key, part),
-            epochs=count,
+            jax.random.fold_in(order_key, number),
+            epochs=part.epochs,
             batch_size=batch_size,
-            lr=rate,
+            lr=part.lr,
             momentum=momentum,
             weight_decay=weight_decay,
         )
@@ -168,7 +173,7 @@ def _accuracies(
     keys: Array,
     test_images: Array,
     test_labels: Array,
-    recipe: dict[str, Array],
+    recipe: dict[str, Array | float],
     *,
     epochs: int,
     batch_size: int,
@@ -176,17 +181,17 @@ def _accuracies(
 ) -> Array:
     """[N] test accuracy of network n, trained on `sets[which[n]]`, which all have `labels`."""
 
-    def one(network):
+    def accuracy_of(network):
         number, key = network
         variables = train_from_init(
             model, sets[number], labels, key, epochs=epochs, batch_size=batch_size, **recipe
         )
         return _accuracy(model, variables, test_images, test_labels)
 
-    return jax.lax.map(one, (which, keys), batch_size=at_once)
+    return jax.lax.map(accuracy_of, (which, keys), batch_size=at_once)
 
 
-def _accuracy(model: Model, variables, images: Array, labels: Array) -> Array:
+def _accuracy(model: Model, variables: Variables, images: Array, labels: Array) -> Array:
     """Share of right answers, with the activations of `_TEST_BATCH` images in memory."""
 
     def right(piece):

@@ -19,6 +19,8 @@ from fedjax_het.common.records import (
 )
 from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
 
+Number = Array | np.floating  # a scalar: traced, or on the host
+
 _STATIC_PRESETS: dict[str, dict[str, Any]] = {
     "code": {},
     "paper": {
@@ -40,9 +42,9 @@ class SynthesisOptions(Record):
     The defaults are those of the public code. Where the paper gives no value, or one that cannot
     be meant, the `paper` preset takes the code's:
 
-    * `step_size` (of `SynthesisNumbers`): the paper says "SGD with learning rate 1e-5". Inner steps of that length leave
-      the network where it was (the matching loss stays at 1). 1e-5 is, in the code, the learning
-      rate *of* the learned step size, which starts at 0.04.
+    * `step_size` (of `SynthesisNumbers`): the paper says "SGD with learning rate 1e-5". Inner
+      steps of that length leave the network where it was (the matching loss stays at 1). 1e-5 is,
+      in the code, the learning rate *of* the learned step size, which starts at 0.04.
     * `inner_steps` (s'), the loss, the augmentation and the distance are unstated.
     * `include_initial`: the paper's first checkpoint is w^1, which Algorithm 2 sends out in round
       1, so it is the initial model, but the same algorithm stores only the averages that follow.
@@ -146,7 +148,10 @@ class SynthesisOptions(Record):
 
     def total_samples(self, num_classes: int) -> int:
         """M, the number of synthetic samples."""
-        return self.num_samples or self.samples_per_class * num_classes
+        if self.samples_per_class is None:
+            assert self.num_samples is not None  # exactly one of the two is
+            return self.num_samples
+        return self.samples_per_class * num_classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +194,8 @@ class SynthesisConfig(SynthesisNumbers, SynthesisOptions):
         )
 
     def __post_init__(self) -> None:
-        types = field_types(type(self))
+        record: Any = type(self)  # a class can be hashed, whatever mypy says of its instances
+        types = field_types(record)
         for name in types:
             checked(name, getattr(self, name), types[name])
         self.check()
@@ -218,10 +224,10 @@ def check_step_size(step_size: float, options: SynthesisOptions) -> None:
 class SynthesisHyperParameters(NamedTuple):
     """The numbers of `SynthesisConfig` that may differ between runs of one compiled program."""
 
-    image_lr: Array
-    label_lr: Array
-    step_size_lr: Array
-    step_size: Array
+    image_lr: Number
+    label_lr: Number
+    step_size_lr: Number
+    step_size: Number
 
 
 def check_targets(

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax import Array, lax
+from jax import Array
 
 from fedjax_het.common.errors import require_name
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
-from fedjax_het.engine.server import epoch_batch, steps_per_epoch
+from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.server import fit, in_order, shuffled
 
-ApplyParams = Callable[[Any, Array], Array]
-LOSS_SCALINGS = ("cross_entropy_over_classes", "cross_entropy")
+Tree = Any
+ApplyParams = Callable[[Tree, Array], Array]
 
 
 class SyntheticData(NamedTuple):
@@ -54,7 +54,7 @@ def soft_cross_entropy(
 
 def fine_tune(
     apply_params: ApplyParams,
-    params: Any,
+    params: Tree,
     synthetic: SyntheticData,
     key: Array,
     *,
@@ -65,7 +65,7 @@ def fine_tune(
     loss_scaling: str = "cross_entropy_over_classes",
     optimizer: str = "adam",
     momentum: Array | float = 0.0,
-) -> Any:
+) -> Tree:
     """Train the round's average on the synthetic data: DynaFed's server step.
 
     A fresh optimiser each call: "adam" (as in the code) or "sgd" with `momentum`. `lr` and
@@ -76,24 +76,22 @@ def fine_tune(
     Errors: ConfigError: unknown optimizer.
     """
     require_name("optimizer", optimizer, ("adam", "sgd"))
-    tx = optax.adam(lr) if optimizer == "adam" else _sgd(lr, momentum)
-    steps = epochs * steps_per_epoch(len(synthetic.images), batch_size)
     return _train(
         apply_params,
-        tx,
         params,
         synthetic,
         key,
-        jnp.arange(steps),
-        batch_size,
-        augment_strategy,
-        loss_scaling,
+        optimizer=optax.adam(lr) if optimizer == "adam" else optax.sgd(lr, momentum=momentum),
+        epochs=epochs,
+        batch_size=batch_size,
+        augment_strategy=augment_strategy,
+        loss_scaling=loss_scaling,
     )
 
 
 def train_from_scratch(
     apply_params: ApplyParams,
-    params: Any,
+    params: Tree,
     synthetic: SyntheticData,
     key: Array,
     *,
@@ -104,76 +102,91 @@ def train_from_scratch(
     batch_size: int = 256,
     augment_strategy: str = DSA_STRATEGY,
     loss_scaling: str = "cross_entropy_over_classes",
-) -> Any:
+) -> Tree:
     """Train a network on the synthetic data alone: the quality check of DynaFed's Fig. 6.
 
-    SGD at `lr` (default: the learned step size); after epoch `epochs // 2 + 1` (counted from 0, as
-    in the code: 251 of 501) it goes on at a tenth of it, with a new momentum buffer.
+    SGD at `lr` (default: the learned step size), which decays as in `decayed_once`, with a new
+    momentum buffer; orders and augmentations go on.
 
     `params` are freshly initialised ones. vmap over them and `key` for several networks, and use
     different ones: the code trains three copies of the same initial network.
 
     Returns: params of the same structure.
+    Cost: epochs * ceil(M / batch_size) steps.
     """
-    lr = synthetic.step_size if lr is None else lr
-    per_epoch = steps_per_epoch(len(synthetic.images), batch_size)
-    decay_from, total = min(epochs // 2 + 2, epochs) * per_epoch, epochs * per_epoch
-    for rate, steps in ((lr, range(decay_from)), (lr * 0.1, range(decay_from, total))):
-        tx = optax.chain(optax.add_decayed_weights(weight_decay), _sgd(rate, momentum))
+    for part in decayed_once(synthetic.step_size if lr is None else lr, epochs):
         params = _train(
             apply_params,
-            tx,
             params,
             synthetic,
             key,
-            jnp.asarray(steps, jnp.int32),
-            batch_size,
-            augment_strategy,
-            loss_scaling,
+            optimizer=optax.chain(
+                optax.add_decayed_weights(weight_decay), optax.sgd(part.lr, momentum=momentum)
+            ),
+            epochs=part.epochs,
+            first_epoch=part.first_epoch,
+            batch_size=batch_size,
+            augment_strategy=augment_strategy,
+            loss_scaling=loss_scaling,
         )
     return params
 
 
+class Part(NamedTuple):
+    """Epochs `first_epoch` to `first_epoch + epochs - 1` of a training, at one rate."""
+
+    lr: Array | float
+    first_epoch: int
+    epochs: int
+
+
+def decayed_once(lr: Array | float, epochs: int) -> tuple[Part, Part]:
+    """A training from scratch in the public codes of distribution and trajectory matching: after
+    epoch `epochs // 2 + 1`, counted from 0 (251 of 501), it goes on at a tenth of the rate."""
+    early = min(epochs // 2 + 2, epochs)
+    return Part(lr, 0, early), Part(lr * 0.1, early, epochs - early)
+
+
 def _train(
     apply_params: ApplyParams,
-    tx: optax.GradientTransformation,
-    params: Any,
+    params: Tree,
     synthetic: SyntheticData,
     key: Array,
-    steps: Array,
+    *,
+    optimizer: optax.GradientTransformation,
+    epochs: int,
+    first_epoch: int = 0,
     batch_size: int,
     augment_strategy: str,
     loss_scaling: str,
-) -> Any:
-    """Train on synthetic data for `steps`, whose numbers select batches and augmentations."""
+) -> Tree:
+    """Train on synthetic data; the steps' numbers select batches and augmentations.
 
-    def loss(params: Any, images: Array, labels: Array, weights: Array | None) -> Array:
-        logits = apply_params(params, images)
-        return soft_cross_entropy(logits, labels, scaling=loss_scaling, weights=weights)
-
-    def step(carry, index):
-        params, optimizer_state = carry
-        batch = synthetic_batch(synthetic, key, index, batch_size, augment_strategy)
-        gradient = jax.grad(loss)(params, *batch)
-        updates, optimizer_state = tx.update(gradient, optimizer_state, params)
-        return (optax.apply_updates(params, updates), optimizer_state), None
-
-    return lax.scan(step, (params, tx.init(params)), steps)[0][0]
-
-
-def synthetic_batch(
-    synthetic: SyntheticData, key: Array, step: Array, batch_size: int | None, strategy: str
-) -> tuple[Array, Array, Array | None]:
-    """Augmented images, label logits and weights (None: equal) of one training step."""
+    Batches and keys are those of the inner loop, see `trajectory.unroll`.
+    """
     order_key, augment_key = jax.random.split(key)
-    images, labels, weights = synthetic.images, synthetic.label_logits, None
-    if batch_size is not None and batch_size < len(images):
-        index, weights = epoch_batch(order_key, step, len(images), batch_size)
-        images, labels = images[index], labels[index]
-    images = augment(jax.random.fold_in(augment_key, step), images, strategy=strategy)
-    return images, labels, weights
 
+    def loss_and_gradient(variables, batch, key):
+        images = augment(key, batch.images, strategy=augment_strategy)
 
-def _sgd(lr: Array | float, momentum: Array | float) -> optax.GradientTransformation:
-    """PyTorch's SGD: `buffer <- momentum * buffer + gradient; params <- params - lr * buffer`."""
-    return optax.chain(optax.trace(momentum), optax.scale_by_learning_rate(lr))
+        def loss(params):
+            logits = apply_params(params, images)
+            return soft_cross_entropy(
+                logits, batch.labels, scaling=loss_scaling, weights=batch.mask
+            )
+
+        value, gradient = jax.value_and_grad(loss)(variables["params"])
+        return value, gradient, variables
+
+    count = len(synthetic.images)
+    whole = batch_size >= count  # then their order does not matter, and is left alone
+    return fit(
+        {"params": params},
+        Examples(synthetic.images, synthetic.label_logits),
+        in_order(count, count) if whole else shuffled(order_key, count, batch_size),
+        loss_and_gradient,
+        optimizer=optimizer,
+        epochs=epochs,
+        first_epoch=first_epoch,
+        key=augment_key,
+    )[0]["params"]

@@ -15,6 +15,7 @@ of carried leaves.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ import optax
 from jax import Array, lax
 
 from fedjax_het.common.errors import require
-from fedjax_het.condensation.augment import DSA_STRATEGY
+from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.condensation.synthesis_config import (
     SynthesisHyperParameters,
     SynthesisOptions,
@@ -34,10 +35,22 @@ from fedjax_het.condensation.synthetic import (
     ApplyParams,
     SyntheticData,
     soft_cross_entropy,
-    synthetic_batch,
 )
+from fedjax_het.engine.server import epoch_batch
 
-Unravel = Callable[[Array], Any]
+Tree = Any
+Unravel = Callable[[Array], Tree]
+
+_ADAM = optax.scale_by_adam()
+
+
+class InnerBatch(NamedTuple):
+    """Augmented images `[B, H, W, C]`, label logits `[B, num_classes]` and weights `[B]` (None:
+    equal) of one inner step."""
+
+    images: Array
+    label_logits: Array
+    weights: Array | None
 
 
 def unroll(
@@ -71,16 +84,17 @@ def unroll(
       `rematerialise`, whose memory is `num_steps` x P plus the activations of one step.
     """
 
-    def batch_of(synthetic: SyntheticData, index: Array):
-        return synthetic_batch(synthetic, key, index, batch_size, augment_strategy)
+    def batch_of(synthetic: SyntheticData, index: Array) -> InnerBatch:
+        return inner_batch(synthetic, key, index, batch_size, augment_strategy)
 
-    def loss(vector: Array, images: Array, labels: Array, weights: Array | None) -> Array:
-        logits = apply_params(unravel(vector), images)
-        return soft_cross_entropy(logits, labels, scaling=loss_scaling, weights=weights)
+    def loss(vector: Array, batch: InnerBatch) -> Array:
+        logits = apply_params(unravel(vector), batch.images)
+        return soft_cross_entropy(
+            logits, batch.label_logits, scaling=loss_scaling, weights=batch.weights
+        )
 
     def step(vector: Array, index: Array) -> tuple[Array, None]:
-        gradient = jax.grad(loss)(vector, *batch_of(synthetic, index))
-        return vector - synthetic.step_size * gradient, None
+        return inner_step(loss, vector, batch_of(synthetic, index), synthetic.step_size), None
 
     # Augmentation is never worth storing: its branches would each keep what they need.
     if rematerialise:
@@ -88,6 +102,29 @@ def unroll(
     else:
         batch_of = jax.checkpoint(batch_of, prevent_cse=False)
     return lax.scan(step, vector, jnp.arange(num_steps))[0]
+
+
+def inner_step(
+    loss: Callable[[Array, InnerBatch], Array], vector: Array, batch: InnerBatch, step_size: Array
+) -> Array:
+    """One step of the inner loop: `vector - step_size * grad loss(vector, batch)`, `[P]`.
+
+    Differentiable in all but `loss`, which reads nothing else that is differentiated.
+    """
+    return vector - step_size * jax.grad(loss)(vector, batch)
+
+
+def inner_batch(
+    synthetic: SyntheticData, key: Array, step: Array, batch_size: int | None, strategy: str
+) -> InnerBatch:
+    """What step `step`, counted over all epochs, trains on: all samples for `batch_size` None."""
+    order_key, augment_key = jax.random.split(key)
+    images, labels, weights = synthetic.images, synthetic.label_logits, None
+    if batch_size is not None and batch_size < len(images):
+        index, weights = epoch_batch(order_key, step, len(images), batch_size)
+        images, labels = images[index], labels[index]
+    images = augment(jax.random.fold_in(augment_key, step), images, strategy=strategy)
+    return InnerBatch(images, labels, weights)
 
 
 def matching_loss(
@@ -163,7 +200,7 @@ class SynthesisState(NamedTuple):
     """
 
     data: SyntheticData
-    adam: Any
+    adam: optax.OptState
     latest_loss: Array
     best_data: SyntheticData
     best_score: Array
@@ -224,106 +261,157 @@ def make_synthesis(
     Errors: ConfigError from `run`, while tracing, if the trajectory does not fit the config.
     Cost: per iteration that of differentiating `unroll`.
     """
-    first_start, last_start = config.start_range
+    unrolled = partial(
+        unroll,
+        apply_params,
+        unravel,
+        num_steps=config.inner_steps,
+        batch_size=config.inner_batch_size,
+        augment_strategy=config.augment_strategy,
+        loss_scaling=config.loss_scaling,
+    )
+    return Synthesis(
+        init=partial(_initial_state, config, image_shape, num_classes),
+        run=partial(_run, config, unrolled),
+        result=partial(_result, config),
+    )
+
+
+def _initial_state(
+    config: SynthesisOptions,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    hp: SynthesisHyperParameters,
+    key: Array,
+) -> SynthesisState:
     num_samples = config.total_samples(num_classes)
-    adam = optax.scale_by_adam()
+    classes = jnp.arange(num_samples) * num_classes // num_samples
+    data = SyntheticData(
+        images=jax.random.normal(key, (num_samples, *image_shape), jnp.float32),
+        label_logits=config.label_init * jax.nn.one_hot(classes, num_classes),
+        step_size=jnp.asarray(hp.step_size, jnp.float32),
+    )
+    return SynthesisState(
+        data=data,
+        adam=_ADAM.init(data),
+        latest_loss=jnp.full(config.trajectory_rounds + 1, jnp.inf),
+        best_data=jax.tree.map(jnp.copy, data),  # a donated state may not hold a buffer twice
+        best_score=jnp.asarray(jnp.inf),
+        num_skipped=jnp.asarray(0, jnp.int32),
+    )
 
-    def init(hp: SynthesisHyperParameters, key: Array) -> SynthesisState:
-        classes = jnp.arange(num_samples) * num_classes // num_samples
-        data = SyntheticData(
-            images=jax.random.normal(key, (num_samples, *image_shape), jnp.float32),
-            label_logits=config.label_init * jax.nn.one_hot(classes, num_classes),
-            step_size=jnp.asarray(hp.step_size, jnp.float32),
-        )
-        return SynthesisState(
-            data=data,
-            adam=adam.init(data),
-            latest_loss=jnp.full(config.trajectory_rounds + 1, jnp.inf),
-            best_data=jax.tree.map(jnp.copy, data),  # a donated state may not hold a buffer twice
-            best_score=jnp.asarray(jnp.inf),
-            num_skipped=jnp.asarray(0, jnp.int32),
-        )
 
-    def iteration(hp, trajectory, state: SynthesisState, key: Array):
-        segment_key, unroll_key = jax.random.split(key)
-        start, target = draw_segment(
-            segment_key,
-            trajectory,
-            first_start=first_start,
-            last_start=last_start,
-            segment_length=config.segment_length,
-            target_counts=config.target_counts,
-            replacement=config.target_replacement,
-            endpoint=config.target_endpoint,
-        )
+def _run(
+    config: SynthesisOptions,
+    unrolled: Callable[..., Array],
+    hp: SynthesisHyperParameters,
+    state: SynthesisState,
+    trajectory: Array,
+    key: Array,
+    first_iteration: int | Array,
+    *,
+    num_iterations: int,
+) -> tuple[SynthesisState, SynthesisInfo]:
+    rounds = config.trajectory_rounds
+    require(
+        trajectory.ndim == 2 and len(trajectory) == rounds + 1,
+        "trajectory",
+        trajectory.shape,
+        f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds",
+    )
 
-        def loss(data: SyntheticData) -> Array:
-            end = unroll(
-                apply_params,
-                unravel,
-                trajectory[start],
-                data,
-                unroll_key,
-                num_steps=config.inner_steps,
-                batch_size=config.inner_batch_size,
-                augment_strategy=config.augment_strategy,
-                loss_scaling=config.loss_scaling,
-            )
-            return matching_loss(end, trajectory[start], target, distance=config.distance)
+    def iteration(state: SynthesisState, number: Array):
+        return _iteration(config, unrolled, hp, trajectory, state, jax.random.fold_in(key, number))
 
-        value, gradient = jax.value_and_grad(loss)(state.data)
-        finite = jnp.isfinite(value)
-        for leaf in gradient:
-            finite &= jnp.isfinite(leaf).all()
+    return lax.scan(iteration, state, first_iteration + jnp.arange(num_iterations))
 
-        direction, new_adam = adam.update(gradient, state.adam)
-        step_size = state.data.step_size - hp.step_size_lr * direction.step_size
-        moved = SyntheticData(
-            images=state.data.images - hp.image_lr * direction.images,
-            label_logits=state.data.label_logits - hp.label_lr * direction.label_logits,
-            step_size=jnp.clip(step_size, config.step_size_floor, config.step_size_ceiling),
-        )
 
-        def updated(new, old):
-            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+def _iteration(
+    config: SynthesisOptions,
+    unrolled: Callable[..., Array],
+    hp: SynthesisHyperParameters,
+    trajectory: Array,
+    state: SynthesisState,
+    key: Array,
+) -> tuple[SynthesisState, SynthesisInfo]:
+    """Draw a segment, and move the data against the gradient of its matching loss."""
+    segment_key, unroll_key = jax.random.split(key)
+    first_start, last_start = config.start_range
+    start, target = draw_segment(
+        segment_key,
+        trajectory,
+        first_start=first_start,
+        last_start=last_start,
+        segment_length=config.segment_length,
+        target_counts=config.target_counts,
+        replacement=config.target_replacement,
+        endpoint=config.target_endpoint,
+    )
 
-        latest_loss = updated(state.latest_loss.at[start].set(value), state.latest_loss)
-        score = latest_loss[first_start : last_start + 1].mean()
-        better = finite & (score < state.best_score)
-        new_state = SynthesisState(
-            data=updated(moved, state.data),
-            adam=updated(new_adam, state.adam),
-            latest_loss=latest_loss,
-            best_data=jax.tree.map(
-                lambda new, old: jnp.where(better, new, old), state.data, state.best_data
-            ),
-            best_score=jnp.where(better, score, state.best_score),
-            num_skipped=state.num_skipped + ~finite,
-        )
-        return new_state, SynthesisInfo(value, start, ~finite, new_state.data.step_size)
+    def loss(data: SyntheticData) -> Array:
+        end = unrolled(trajectory[start], data, unroll_key)
+        return matching_loss(end, trajectory[start], target, distance=config.distance)
 
-    def run(hp, state, trajectory, key, first_iteration, *, num_iterations: int):
-        rounds = config.trajectory_rounds
-        require(
-            trajectory.ndim == 2 and len(trajectory) == rounds + 1,
-            "trajectory",
-            trajectory.shape,
-            f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds",
-        )
+    value, gradient = jax.value_and_grad(loss)(state.data)
+    finite = jnp.isfinite(value)
+    for leaf in gradient:
+        finite &= jnp.isfinite(leaf).all()
+    direction, adam = _ADAM.update(gradient, state.adam)
+    moved = _descended(config, hp, state.data, direction)
+    new = _recorded(config, state, start, value, finite, moved, adam)
+    return new, SynthesisInfo(value, start, ~finite, new.data.step_size)
 
-        def body(state, index):
-            return iteration(hp, trajectory, state, jax.random.fold_in(key, index))
 
-        return lax.scan(body, state, first_iteration + jnp.arange(num_iterations))
+def _descended(
+    config: SynthesisOptions,
+    hp: SynthesisHyperParameters,
+    data: SyntheticData,
+    direction: SyntheticData,
+) -> SyntheticData:
+    """The data after a step against Adam's direction, each part at its own learning rate."""
+    step_size = data.step_size - hp.step_size_lr * direction.step_size
+    return SyntheticData(
+        images=data.images - hp.image_lr * direction.images,
+        label_logits=data.label_logits - hp.label_lr * direction.label_logits,
+        step_size=jnp.clip(step_size, config.step_size_floor, config.step_size_ceiling),
+    )
 
-    def result(state: SynthesisState) -> SyntheticData:
-        if config.keep == "last":
-            return state.data
-        # Before every start has been drawn there is no score, and nothing better than the last.
-        scored = jnp.isfinite(state.best_score)
-        return jax.tree.map(lambda b, d: jnp.where(scored, b, d), state.best_data, state.data)
 
-    return Synthesis(init, run, result)
+def _recorded(
+    config: SynthesisOptions,
+    state: SynthesisState,
+    start: Array,
+    loss: Array,
+    finite: Array,
+    moved: SyntheticData,
+    adam: optax.OptState,
+) -> SynthesisState:
+    """The state after an iteration whose data had this loss at this start; as it was but for the
+    count where something is not `finite`."""
+
+    def where(condition, new, old):
+        return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+    latest_loss = where(finite, state.latest_loss.at[start].set(loss), state.latest_loss)
+    first_start, last_start = config.start_range
+    score = latest_loss[first_start : last_start + 1].mean()
+    better = finite & (score < state.best_score)
+    return SynthesisState(
+        data=where(finite, moved, state.data),
+        adam=where(finite, adam, state.adam),
+        latest_loss=latest_loss,
+        best_data=where(better, state.data, state.best_data),
+        best_score=jnp.where(better, score, state.best_score),
+        num_skipped=state.num_skipped + ~finite,
+    )
+
+
+def _result(config: SynthesisOptions, state: SynthesisState) -> SyntheticData:
+    if config.keep == "last":
+        return state.data
+    # Before every start has been drawn there is no score, and nothing better than the last.
+    scored = jnp.isfinite(state.best_score)
+    return jax.tree.map(lambda b, d: jnp.where(scored, b, d), state.best_data, state.data)
 
 
 def j_by_start(info: SynthesisInfo, *, last: int | None = None) -> dict[int, float]:

@@ -8,33 +8,39 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.engine.lanes import ClientModels
-from fedjax_het.engine.server import minibatch_steps
+from fedjax_het.engine.lanes import ClientModels, Examples
+from fedjax_het.engine.server import fit, shuffled
 from fedjax_het.engine.task import Task
 
 Tree = Any
 
-_PIECE = 128  # images of a forward pass
+_AT_ONCE = 128  # images of a forward pass
 
 
 def logits_of(task: Task, variables: Tree, images: jax.Array) -> jax.Array:
-    """`[n, C]` of stored images, of the network as it is evaluated; a few images at a time."""
+    """`[n, C]` of stored images `[n, H, W, C]`, of the network as it is evaluated.
+
+    Cost: one pass, with the activations of `_AT_ONCE` images in memory.
+    """
+
+    # Whole pieces: mapped image by image (`lax.map` with a batch size), networks with max pooling
+    # took up to twice the time on CPU.
     count = len(images)
-    piece = min(_PIECE, count)
-    padded = jnp.pad(images, ((0, -count % piece),) + ((0, 0),) * (images.ndim - 1))
+    size = min(_AT_ONCE, count)
+    padded = jnp.pad(images, ((0, -count % size),) + ((0, 0),) * (images.ndim - 1))
 
-    def forward(some):
-        return task.model.apply(variables, task.normalise(some), train=False)[0]
+    def logits(piece):
+        return task.model.apply(variables, task.normalise(piece), train=False)[0]
 
-    logits = jax.lax.map(forward, padded.reshape(-1, piece, *images.shape[1:]))
-    return logits.reshape(-1, logits.shape[-1])[:count]
+    by_piece = jax.lax.map(logits, padded.reshape(-1, size, *images.shape[1:]))
+    return by_piece.reshape(-1, by_piece.shape[-1])[:count]
 
 
 def sum_over_models(function: Callable[[Tree], jax.Array], models: ClientModels) -> jax.Array:
-    """Sum of `function(variables)` over the models that are present; one model at a time."""
+    """Sum of `function(variables)`, an array, over the models that are present, one at a time."""
 
-    def add(total, one):
-        variables, present = one
+    def add(total, model):
+        variables, present = model
         return total + jnp.where(present, function(variables), 0), None
 
     first = jax.tree.map(lambda a: a[0], models.variables)
@@ -43,12 +49,10 @@ def sum_over_models(function: Callable[[Tree], jax.Array], models: ClientModels)
 
 
 def weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
-    """Sum over the leading axis `[S]` of the leaves, in full precision on every backend."""
-
-    def one(leaf):
-        return (weights.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0)
-
-    return jax.tree.map(one, trees)
+    """Sum of leaves `[S, ...]`, weighted by `[S]`, in full precision on every backend."""
+    return jax.tree.map(
+        lambda leaf: (weights.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0), trees
+    )
 
 
 def distilled(
@@ -60,28 +64,34 @@ def distilled(
     *,
     optimizer: optax.GradientTransformation,
     batch_size: int,
-    num_steps: jax.Array | int,
+    epochs: jax.Array | int,
     collects: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Tree:
     """The student after minibatch steps on KL(targets || its predictions), mean over samples.
 
     Args:
-      targets: `[n, C]` probabilities.
-      key, optimizer: see `minibatch_steps`. num_steps: may be traced.
+      images: `[n, H, W, C]` as stored. targets: `[n, C]` probabilities.
+      key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
+      optimizer: starts afresh. epochs: over the images; may be traced.
       collects: says of the number of steps done, from 1, whether the variables then reached are
         part of the mean that is returned (stochastic weight averaging); of those after the last
         step if none are, or `collects` is None.
+    Cost: epochs * ceil(n / batch_size) steps.
     """
+    order_key, step_key = jax.random.split(key)
     # Their cross-entropy differs from the divergence by what does not depend on the student.
-    steps = partial(
-        minibatch_steps,
-        *(task, student, images, targets, key),
+    learn = partial(
+        fit,
+        student,
+        Examples(images, targets),
+        shuffled(order_key, len(images), batch_size),
+        task.loss_and_gradient,
         optimizer=optimizer,
-        batch_size=min(batch_size, len(images)),
-        last=num_steps,
+        epochs=epochs,
+        key=step_key,
     )
     if collects is None:
-        return steps()[0]
+        return learn()[0]
 
     def collect(done, variables, collected):
         mean, count = collected
@@ -90,5 +100,5 @@ def distilled(
         share = jnp.where(due, 1 / jnp.maximum(count, 1), 0)
         return jax.tree.map(lambda m, v: m + share * (v - m), mean, variables), count
 
-    last, (mean, count) = steps(watch=collect, seen=(student, jnp.int32(0)))
+    last, (mean, count) = learn(watch=collect, watched=(student, jnp.int32(0)))
     return jax.tree.map(lambda m, v: jnp.where(count > 0, m, v), mean, last)

@@ -1,7 +1,7 @@
-"""Training at the server, on examples of its own."""
+"""Training at the server: one loop of minibatch steps, whatever it learns from."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,122 @@ from fedjax_het.engine.task import Task
 Tree = Any
 
 
+class LossAndGradient(Protocol):
+    """What a step of `fit` descends: `Task.loss_and_gradient`, or a function of one's own."""
+
+    def __call__(
+        self, variables: Tree, batch: Batch, key: jax.Array | None, /
+    ) -> tuple[jax.Array, Tree, Tree]:
+        """-> (loss, gradient of `variables["params"]`, variables with the network's new state).
+
+        The loss is a mean over the samples whose `batch.mask` is 1; `key` is the step's own.
+        """
+
+
+class Batches(NamedTuple):
+    """In which order epochs visit n examples, and how many a step takes.
+
+    order(epoch) -> `[n]` positions, of which the epoch visits the first `num_visited`.
+    num_visited: at most n; may be traced.
+    size: examples a step, at most n; static. An epoch's last batch is filled up with examples that
+      its mask leaves out.
+    """
+
+    order: Callable[[jax.Array], jax.Array]
+    num_visited: int | jax.Array
+    size: int
+
+    @property
+    def per_epoch(self) -> int | jax.Array:
+        """Steps of an epoch."""
+        return -(-self.num_visited // self.size)
+
+    def take(self, order: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Positions and mask `[size]` of step `step`, counted within its epoch, whose order this
+        is; the mask is float32."""
+        place = step * self.size + jnp.arange(self.size)
+        inside = (place < self.num_visited).astype(jnp.float32)
+        return order[place % jnp.maximum(self.num_visited, 1)], inside
+
+
+def shuffled(key: jax.Array, num_examples: int, batch_size: int) -> Batches:
+    """Every epoch is a permutation of its own, which depends on `key` and its number alone."""
+
+    def order(epoch):
+        return jax.random.permutation(jax.random.fold_in(key, epoch), num_examples)
+
+    return Batches(order, num_examples, min(batch_size, num_examples))
+
+
+def shuffled_present(key: jax.Array, present: jax.Array, batch_size: int) -> Batches:
+    """As `shuffled`, of those examples alone that are `present` `[n]`, which may be traced."""
+
+    def order(epoch):
+        draws = jax.random.uniform(jax.random.fold_in(key, epoch), present.shape)
+        return jnp.argsort(jnp.where(present, draws, jnp.inf))
+
+    return Batches(order, present.sum(), min(batch_size, len(present)))
+
+
+def in_order(num_examples: int, batch_size: int) -> Batches:
+    """Every epoch goes through the examples as they stand."""
+    return Batches(
+        lambda epoch: jnp.arange(num_examples), num_examples, min(batch_size, num_examples)
+    )
+
+
+def fit(
+    variables: Tree,
+    examples: Examples,
+    batches: Batches,
+    loss_and_gradient: LossAndGradient,
+    *,
+    optimizer: optax.GradientTransformation,
+    epochs: int | jax.Array,
+    first_epoch: int | jax.Array = 0,
+    key: jax.Array | None = None,
+    watch: Callable[[jax.Array, Tree, Tree], Tree] = lambda done, variables, watched: watched,
+    watched: Tree = (),
+) -> tuple[Tree, Tree]:
+    """(variables, watched) after `epochs` epochs of minibatch steps; to be jitted by the caller.
+
+    Args:
+      variables: `{"params": tree, ...}`, of which the optimiser moves the parameters.
+      examples: `[n, ...]` images and labels, in whatever form `loss_and_gradient` reads them: as
+        stored or normalised, classes or probabilities.
+      optimizer: starts afresh.
+      epochs: may be traced. first_epoch: the number of the first, where others went before: orders
+        and keys go on from there.
+      key: of what steps draw, see `LossAndGradient`: a step's depends on it and on the step's
+        number, counted over all epochs, alone. None: steps are given none.
+      watch(done, variables, watched) -> watched, after each step; `done` counts them from 1.
+    Cost: epochs * batches.per_epoch steps, one after the other, on every device of a plan, and the
+      order of the examples once an epoch.
+    """
+    per_epoch = batches.per_epoch
+
+    def step(order, number, place, carry):
+        variables, moments, watched = carry
+        index, mask = batches.take(order, place)
+        batch = Batch(examples.images[index], examples.labels[index], mask, number)
+        step_key = None if key is None else jax.random.fold_in(key, number)
+        _, gradient, variables = loss_and_gradient(variables, batch, step_key)
+        updates, moments = optimizer.update(gradient, moments, variables["params"])
+        variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
+        return variables, moments, watch(number + 1, variables, watched)
+
+    def epoch(number, carry):
+        order = batches.order(number)
+        first = number * per_epoch
+        return jax.lax.fori_loop(
+            0, per_epoch, lambda place, carry: step(order, first + place, place, carry), carry
+        )
+
+    start = (variables, optimizer.init(variables["params"]), watched)
+    variables, _, watched = jax.lax.fori_loop(first_epoch, first_epoch + epochs, epoch, start)
+    return variables, watched
+
+
 def train_on_server(
     task: Task,
     variables: Tree,
@@ -21,83 +137,44 @@ def train_on_server(
     key: jax.Array,
     *,
     batch_size: int,
-    lr: jax.Array,
-    epochs: jax.Array,
-    first_epoch: jax.Array | int = 0,
+    lr: float | jax.Array,
+    epochs: int | jax.Array,
+    first_epoch: int | jax.Array = 0,
 ) -> Tree:
     """Variables after `epochs` epochs of plain minibatch SGD, each a shuffle of its own.
 
     Args:
-      key: see `minibatch_steps`.
+      examples: `[n_0, ...]` as stored.
+      key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
       lr, epochs: may be traced. first_epoch: the number of the first, where others went before.
     Cost: epochs * ceil(n_0 / batch_size) steps, one after the other, on every device of a plan.
     """
-    num_examples = len(examples.labels)
-    batch_size = min(batch_size, num_examples)
-    per_epoch = steps_per_epoch(num_examples, batch_size)
-    first = first_epoch * per_epoch
-    return minibatch_steps(
-        task,
+    order_key, step_key = jax.random.split(key)
+    return fit(
         variables,
-        *(examples.images, examples.labels, key),
+        examples,
+        shuffled(order_key, len(examples.labels), batch_size),
+        task.loss_and_gradient,
         optimizer=optax.sgd(lr),
-        batch_size=batch_size,
-        first=first,
-        last=first + epochs * per_epoch,
+        epochs=epochs,
+        first_epoch=first_epoch,
+        key=step_key,
     )[0]
 
 
-def minibatch_steps(
-    task: Task,
-    variables: Tree,
-    images: jax.Array,
-    labels: jax.Array,
-    key: jax.Array,
-    *,
-    optimizer: optax.GradientTransformation,
-    batch_size: int,
-    first: jax.Array | int = 0,
-    last: jax.Array | int,
-    watch: Callable[[jax.Array, Tree, Tree], Tree] = lambda done, variables, seen: seen,
-    seen: Tree = (),
-) -> tuple[Tree, Tree]:
-    """(variables, seen) after the steps `first` to `last` - 1, whose bounds may be traced.
-
-    Args:
-      labels: `[n]` classes, or `[n, C]` probabilities.
-      key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
-      optimizer: starts afresh. batch_size: at most n.
-      watch(done, variables, seen) -> seen, after each step; `done` counts them from 1.
-    """
-    order_key, step_key = jax.random.split(key)
-
-    def step(number, carry):
-        variables, moments, seen = carry
-        index, mask = epoch_batch(order_key, number, len(labels), batch_size)
-        batch = Batch(images[index], labels[index], mask, number)
-        key = jax.random.fold_in(step_key, number)
-        _, gradient, variables = task.loss_and_gradient(variables, batch, key)
-        updates, moments = optimizer.update(gradient, moments, variables["params"])
-        variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
-        return variables, moments, watch(number + 1, variables, seen)
-
-    start = (variables, optimizer.init(variables["params"]), seen)
-    variables, _, seen = jax.lax.fori_loop(first, last, step, start)
-    return variables, seen
-
-
 def epoch_batch(
-    key: jax.Array, step: jax.Array, num_samples: int, batch_size: int
+    key: jax.Array, step: jax.Array, num_examples: int, batch_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Which samples step `step` uses: indices and weights `[batch_size]`.
+    """Which examples step `step`, counted over all epochs, takes: positions and mask
+    `[batch_size]`, those of `shuffled` in `fit`.
 
-    Each epoch is a permutation of its own. Its last batch is filled up with samples of weight 0.
+    Cost: the order of all examples, in every step.
     """
-    per_epoch = steps_per_epoch(num_samples, batch_size)
-    order = jax.random.permutation(jax.random.fold_in(key, step // per_epoch), num_samples)
-    place = (step % per_epoch) * batch_size + jnp.arange(batch_size)
-    return order[place % num_samples], (place < num_samples).astype(jnp.float32)
+    batches = shuffled(key, num_examples, batch_size)
+    per_epoch = batches.per_epoch
+    return batches.take(batches.order(step // per_epoch), step % per_epoch)
 
 
-def steps_per_epoch(num_samples: int, batch_size: int) -> int:
-    return -(-num_samples // batch_size)
+def steps_per_epoch(num_examples: int, batch_size: int) -> int:
+    """Minibatches of an epoch, the last of which may be smaller."""
+    return -(-num_examples // batch_size)

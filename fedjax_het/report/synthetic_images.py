@@ -2,12 +2,16 @@
 clients condensed (FedDM, FedAF)."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedjax_het.common.errors import require
 from fedjax_het.condensation.synthetic import SyntheticData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _IMAGE, _GAP = 0.42, 0.12  # inches, of a condensed image and between clients
 
@@ -64,8 +68,8 @@ def plot_synthesis(
 
 def plot_condensed(
     images: np.ndarray,
-    clients: Sequence[int],
-    classes: Sequence[int],
+    clients: Sequence[int] | np.ndarray,
+    classes: Sequence[int] | np.ndarray,
     path: str | os.PathLike,
     *,
     class_names: Sequence[str] | None = None,
@@ -86,8 +90,6 @@ def plot_condensed(
         beyond black and white as these. Without them each image is stretched to its own range.
     Errors: ConfigError: no pair, or arguments that do not fit together.
     """
-    from matplotlib.figure import Figure
-
     images, clients, classes = np.asarray(images), np.asarray(clients), np.asarray(classes)
     fits = images.ndim == 5 and images.size > 0
     require(fits, "shape of images", images.shape, "[P, ipc, H, W, C] with at least one pair")
@@ -99,53 +101,68 @@ def plot_condensed(
 
     order = np.lexsort((classes, clients))[:num_pairs]
     shown = images[order, :num_images].astype(np.float64)
-    if mean is not None:
+    if mean is None or std is None:
+        pixels = _stretched
+    else:
         shown = (shown * np.asarray(std) + np.asarray(mean)).clip(0, 1)
-    rows_of = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
-    height, width = images.shape[2:4]
+        pixels = _as_stored
     names = [str(c) if class_names is None else class_names[c] for c in classes[order]]
-    # In inches, so that a pixel is of one size in all panels.
-    pixel = _IMAGE / max(height, width)
-    left = 0.9 + 0.08 * max(map(len, names))
-    across = (shown.shape[1] * (width + 1) - 1) * pixel
-    down = len(order) * (height + 1) * pixel + _GAP * len(rows_of)
+    rows_of = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
+    panels = {
+        f"client {client}": ([names[row] for row in rows], _mosaic(shown[rows], pixels))
+        for client, rows in rows_of.items()
+    }
+    part = "" if len(order) == len(images) else f", {len(order)} of {len(images)} pairs"
+    height, width = images.shape[2:4]
+    figure = _stacked(
+        panels, f"condensed images by client and class{part}", height, _IMAGE / max(height, width)
+    )
+    figure.savefig(path, dpi=150)
+
+
+def _mosaic(shown: np.ndarray, pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """`[n, m, H, W, C]` -> `[n (H + 1) - 1, m (W + 1) - 1, 3]`, a white pixel between images;
+    `pixels` of an image is what is shown of it."""
+    rows, columns, height, width = shown.shape[:4]
+    mosaic = np.ones((rows * (height + 1) - 1, columns * (width + 1) - 1, 3))
+    for i, j in np.ndindex(rows, columns):
+        place = np.s_[i * (height + 1) :, j * (width + 1) :]
+        mosaic[place][:height, :width] = np.atleast_3d(pixels(shown[i, j]))
+    return mosaic
+
+
+def _stacked(
+    panels: Mapping[str, tuple[list[str], np.ndarray]], title: str, height: int, pixel: float
+) -> "Figure":
+    """A figure of mosaics, one below the other, with a name for every row of images.
+
+    In inches, so that a pixel, `pixel` wide and high, is of one size in all panels. `height` is an
+    image's, in pixels.
+    """
+    from matplotlib.figure import Figure
+
+    longest = max(len(name) for names, _ in panels.values() for name in names)
+    left = 0.9 + 0.08 * longest
+    across = next(mosaic.shape[1] for _, mosaic in panels.values()) * pixel
+    down = sum((len(mosaic) + 1) * pixel + _GAP for _, mosaic in panels.values())
     figure = Figure(figsize=(max(left + across + 0.2, 3.2), down + 0.4))
     full_width, full_height = figure.get_size_inches()
     top = full_height - 0.4
-    for client, rows in rows_of.items():
-        mosaic = np.ones((len(rows) * (height + 1) - 1, shown.shape[1] * (width + 1) - 1, 3))
+    for label, (names, mosaic) in panels.items():
         tall = len(mosaic) * pixel
-        panel = figure.add_axes(
-            [
-                left / full_width,
-                (top - tall) / full_height,
-                across / full_width,
-                tall / full_height,
-            ]
-        )
-        top -= tall + _GAP
-        for i, row in enumerate(rows):
-            for j, image in enumerate(shown[row]):
-                place = np.s_[i * (height + 1) :, j * (width + 1) :]
-                pixels = image if mean is not None else _stretched(image)
-                mosaic[place][:height, :width] = np.atleast_3d(pixels)
+        x, y = left / full_width, (top - tall) / full_height
+        panel = figure.add_axes((x, y, across / full_width, tall / full_height))
         panel.imshow(mosaic, interpolation="nearest")
-        ticks = np.arange(len(rows)) * (height + 1) + (height - 1) / 2
-        panel.set_yticks(ticks, [names[row] for row in rows], fontsize=8)
+        panel.set_yticks(np.arange(len(names)) * (height + 1) + (height - 1) / 2, names, fontsize=8)
         panel.set_xticks([])
         panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
         figure.text(
-            0.1 / full_width,
-            (top + _GAP + tall / 2) / full_height,
-            f"client {client}",
-            va="center",
-            fontsize=8,
+            0.1 / full_width, (top - tall / 2) / full_height, label, va="center", fontsize=8
         )
-    some = "" if len(order) == len(images) else f", {len(order)} of {len(images)} pairs"
-    title = f"condensed images by client and class{some}"
+        top -= tall + _GAP
     figure.text(0.1 / full_width, 1 - 0.2 / full_height, title, va="center", fontsize=9)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _surest_of_each_class(labels: np.ndarray) -> list[int]:
@@ -153,6 +170,10 @@ def _surest_of_each_class(labels: np.ndarray) -> list[int]:
     favoured = labels.argmax(1)
     classes = np.unique(favoured)
     return [int(np.where(favoured == c, labels[:, c], -1).argmax()) for c in classes]
+
+
+def _as_stored(image: np.ndarray) -> np.ndarray:
+    return image
 
 
 def _stretched(image: np.ndarray) -> np.ndarray:
