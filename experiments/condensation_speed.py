@@ -49,8 +49,8 @@ def main() -> int:
 
 def measure(a: Arguments) -> int:
     from fedjax_het.data import load_dataset
-    from fedjax_het.running.prepare import split_clients
-    from fedjax_het.running.simulation import benchmark_rounds
+    from fedjax_het.running.benchmark import benchmark_rounds
+    from fedjax_het.running.splits import split_clients
 
     dataset = load_dataset(a.dataset, normalisation="fedaf")
     spec = RunSpec(

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def measure(a: Arguments) -> int:
-    from fedjax_het.running.prepare import split_clients
+    from fedjax_het.running.splits import split_clients
 
     require_name("model", a.model, MODELS)
     require(a.clients >= 5, "clients", a.clients, "at least 5, one for each group")
@@ -147,7 +147,7 @@ def run_peer(settings: list[dict]) -> str:
 
 
 def time_both(spec: RunSpec, dataset, a: Arguments, settings: list[dict]) -> int:
-    from fedjax_het.running.simulation import benchmark_rounds
+    from fedjax_het.running.benchmark import benchmark_rounds
 
     threads = a.threads or sorted({1, available_cores()})
     ours, compiled = [], []
@@ -229,25 +229,27 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
 
 def check(spec: RunSpec, dataset, settings: list[dict], folder: Path) -> int:
     """Whether both sides make the same models of the same start and batches."""
-    from fedjax_het.running.advance import Batch
+    from fedjax_het.running.advance import start
+    from fedjax_het.running.checkpoints import Checkpoints
     from fedjax_het.running.prepare import prepare
+    from fedjax_het.running.runs import gathered
 
     rounds = CHECKED_ROUNDS + 5
     hp = {**spec.hp, "prox_lambda": CHECKED_PROX}
     spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds, hp=hp)
     group = prepare([spec], dataset=dataset)
-    batch = Batch(group, group.federations)
-    batch.start()
-    start = torch_models(batch.state)
+    runs = gathered(group, group.federations)
+    start(runs, Checkpoints())
+    first = torch_models(runs.state)
     orders = [batch_order(group.federations[0].scheduler, r) for r in range(CHECKED_ROUNDS)]
     for r in range(CHECKED_ROUNDS):
-        batch.state, _ = group.program.chunk(batch.state, batch.chunk_inputs(r, 1))
-    ours = torch_models(batch.state)
+        runs.state, _ = group.program.chunk(runs.state, runs.call(r, 1))
+    ours = torch_models(runs.state)
 
-    np.savez(folder / "start.npz", models=start, orders=np.stack(orders))
+    np.savez(folder / "start.npz", models=first, orders=np.stack(orders))
     paths = {"start": str(folder / "start.npz"), "models": str(folder / "models.npy")}
     run_peer([settings[0], {**settings[1], **paths, "prox_lambda": CHECKED_PROX}])
-    moved = np.linalg.norm(ours - start, axis=1)
+    moved = np.linalg.norm(ours - first, axis=1)
     apart = np.linalg.norm(ours - np.load(folder / "models.npy"), axis=1) / moved
     print(
         f"after {CHECKED_ROUNDS} rounds both sides' models of a client differ by "

@@ -97,10 +97,13 @@ def in_process(a: Arguments, method: str, clients: int) -> dict:
 
 def run_alone(a: Arguments) -> int:
     """One run, with the time of its chunks."""
-    from fedjax_het import dataset_from_arrays
+    from fedjax_het import Placement, dataset_from_arrays
     from fedjax_het.data import partition_from_clients
-    from fedjax_het.running.advance import Batch
-    from fedjax_het.running.prepare import client_state_bytes, prepare
+    from fedjax_het.running.advance import finish, start
+    from fedjax_het.running.checkpoints import Checkpoints
+    from fedjax_het.running.prepare import prepare
+    from fedjax_het.running.programs import client_state_bytes
+    from fedjax_het.running.runs import gathered
 
     (method,), (clients,) = a.methods, a.clients
     random = np.random.default_rng(0)
@@ -123,17 +126,17 @@ def run_alone(a: Arguments) -> int:
         eval_every=a.rounds,
     )
     began = time.perf_counter()
-    settings = {"dataset": dataset, "partitions": [partition], "client_state": a.client_state}
-    group = prepare([spec], lanes=1, **settings)
+    placement = Placement(lanes=1, client_state=a.client_state)
+    group = prepare([spec], dataset=dataset, partitions=[partition], placement=placement)
     ends = []
-    batch = Batch(
+    runs = gathered(
         group,
         group.federations,
         progress=lambda p: ends.append((p.done, time.perf_counter())),
     )
-    batch.start()
+    start(runs, Checkpoints())
     started = time.perf_counter()
-    batch.finish()
+    finish(runs, Checkpoints())
     pairs = [
         (later[0] - earlier[0], later[1] - earlier[1])
         for earlier, later in itertools.pairwise(ends)

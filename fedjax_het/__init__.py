@@ -17,6 +17,7 @@ _PUBLIC = {
     "Result": "fedjax_het.running.result",
     "simulate": "fedjax_het.running.simulation",
     "sweep": "fedjax_het.running.sweeps",
+    "Placement": "fedjax_het.running.placement",
     "grid": "fedjax_het.settings.grids",
     "load_results": "fedjax_het.running.store",
     "load_curves": "fedjax_het.running.store",

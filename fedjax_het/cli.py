@@ -193,7 +193,9 @@ def specs_of(command: Sweep) -> list[RunSpec]:
 
 
 def _sweep(command: Sweep) -> int:
-    from fedjax_het.running.sweeps import describe, plan_sweep, sweep
+    from fedjax_het.running.ledger import describe
+    from fedjax_het.running.placement import Placement
+    from fedjax_het.running.sweeps import plan_sweep, sweep
 
     _log_to_stderr(logging.WARNING)
     specs = specs_of(command)
@@ -211,11 +213,13 @@ def _sweep(command: Sweep) -> int:
         command.output_dir,
         shard=shard,
         data_dir=command.data_dir,
-        lanes=_count("lanes", command.lanes),
-        spread=command.spread,
-        width=_count("vmapped", command.vmapped),
-        client_state=command.client_state,
-        memory=None if command.memory is None else int(command.memory * 1e9),
+        placement=Placement(
+            lanes=_count("lanes", command.lanes),
+            spread=command.spread,
+            width=_count("vmapped", command.vmapped),
+            client_state=command.client_state,
+            memory=None if command.memory is None else int(command.memory * 1e9),
+        ),
     )
     if jax.process_index() == 0 and any(made.results):
         report_command(Report(command.output_dir))
@@ -226,6 +230,7 @@ def _sweep(command: Sweep) -> int:
 def _run(command: Run) -> int:
     from fedjax_het.data import load_dataset
     from fedjax_het.report.run_pictures import draw_run
+    from fedjax_het.running.placement import Placement
     from fedjax_het.running.progress import progress_line
     from fedjax_het.running.simulation import simulate
 
@@ -243,8 +248,9 @@ def _run(command: Run) -> int:
             output_dir=command.output_dir,
             resume=command.resume,
             progress=show,
-            lanes=_count("lanes", command.lanes),
-            client_state=command.client_state,
+            placement=Placement(
+                lanes=_count("lanes", command.lanes), client_state=command.client_state
+            ),
             data_dir=command.data_dir,
         )
     if not first:

@@ -31,7 +31,7 @@ def one_lane_per_device(monkeypatch):
     from fedjax_het.engine.probe import LaneChoice
 
     monkeypatch.setattr(
-        "fedjax_het.running.prepare.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
+        "fedjax_het.running.placement.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
     )
 
 

@@ -19,19 +19,21 @@ import numpy as np  # noqa: E402
 from problems import user_dataset  # noqa: E402
 from test_federation import spec  # noqa: E402
 
-from fedjax_het import simulate, sweep  # noqa: E402
+from fedjax_het import Placement, simulate, sweep  # noqa: E402
 
 folder = Path(folder)
-dataset = user_dataset()
+dataset, LANES = user_dataset(), Placement(lanes=1)
 wide = {"num_clients": 10, "participation": 0.9, "rounds": 6}  # nine clients a round
-result = simulate(spec(method, **wide), dataset=dataset, lanes=1, output_dir=folder / "run")
+result = simulate(spec(method, **wide), dataset=dataset, placement=LANES, output_dir=folder / "run")
 assert result.summary["lanes"].startswith(f"{len(jax.devices())} x cpu"), result.summary["lanes"]
 if method == "scaffold":
-    elsewhere = simulate(spec(method, **wide), dataset=dataset, lanes=1, client_state="host")
+    elsewhere = simulate(
+        spec(method, **wide), dataset=dataset, placement=Placement(lanes=1, client_state="host")
+    )
     assert elsewhere.summary["client_state"] == "host"
     for name, curve in result.metrics.items():
         np.testing.assert_array_equal(elsewhere.metrics[name], curve, err_msg=name)
 np.savez(folder / f"metrics-{count}-{index}.npz", **result.metrics)
 specs = [spec(method, seed=seed, rounds=3) for seed in range(5)]
-made = sweep(specs, folder / "sweep", dataset=dataset, lanes=1, progress=lambda line: None)
+made = sweep(specs, folder / "sweep", dataset=dataset, placement=LANES, progress=lambda line: None)
 (folder / f"made-{count}-{index}").write_text(str(sum(r is not None for r in made.results)))

@@ -1,5 +1,6 @@
 """Small problems that the engine's tests share."""
 
+import dataclasses
 from functools import partial
 from typing import NamedTuple, get_type_hints
 
@@ -17,6 +18,7 @@ from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.nn import Head, Model
+from fedjax_het.running.placement import Placement
 
 SIZES = (7, 0, 12, 3, 9, 20)  # unequal clients, one smaller than a batch, one empty
 CLASSES = 3
@@ -86,6 +88,13 @@ def domains_dataset():
         test_domains=np.random.default_rng(2).choice(3, 60, p=(0.5, 0.3, 0.2)),
         domain_names=("clipart", "real", "sketch"),
     )
+
+
+def placed(settings):
+    """The same keywords, with those of a `Placement` in one."""
+    names = {field.name for field in dataclasses.fields(Placement)}
+    own = {name: value for name, value in settings.items() if name in names}
+    return {k: v for k, v in settings.items() if k not in names} | {"placement": Placement(**own)}
 
 
 class Small(NamedTuple):

@@ -12,10 +12,10 @@ from problems import (
     CLASSES,
     SIZES,
     blobs,
+    builder_of,
     chosen,
     consecutive,
     defaults,
-    builder_of,
     small,
     softmax_gradient,
 )

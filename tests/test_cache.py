@@ -9,7 +9,8 @@ import fedjax_het, jax, sys
 from problems import user_dataset
 from test_federation import spec
 if "run" in sys.argv:
-    fedjax_het.simulate(spec(rounds=1), dataset=user_dataset(), lanes=1)
+    one_lane = fedjax_het.Placement(lanes=1)
+    fedjax_het.simulate(spec(rounds=1), dataset=user_dataset(), placement=one_lane)
 print(jax.config.jax_compilation_cache_dir)
 """
 

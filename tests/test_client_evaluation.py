@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from problems import user_dataset
 
-from fedjax_het import ConfigError, RunSpec, simulate
+from fedjax_het import ConfigError, Placement, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.data import Partition
 from fedjax_het.engine import evaluation
@@ -52,7 +52,7 @@ def counted(result, variables_of):
 def test_clients_models_are_counted_on_their_own_tests(lanes, devices, batch, monkeypatch):
     monkeypatch.setattr(evaluation, "BATCH", batch)  # tests larger than a batch, and smaller
     one = spec("separate", test_per_client=13)  # three batches of five, the last with padding
-    result = simulate(one, dataset=DATA, lanes=lanes, devices=devices)
+    result = simulate(one, dataset=DATA, placement=Placement(lanes=lanes, devices=devices))
     models = result.state.clients.variables
     expected = counted(result, lambda k: jax.tree.map(lambda a: a[k], models))
     np.testing.assert_allclose(result.metrics["client_accuracy"][-1], expected, rtol=1e-6)
@@ -62,7 +62,7 @@ def test_clients_models_are_counted_on_their_own_tests(lanes, devices, batch, mo
 
 @pytest.mark.parametrize("devices", DEVICES)
 def test_the_global_model_is_counted_on_clients_tests(devices):
-    result = simulate(spec("fedprox"), dataset=DATA, devices=devices)
+    result = simulate(spec("fedprox"), dataset=DATA, placement=Placement(devices=devices))
     expected = counted(result, lambda k: result.state.server.variables)
     np.testing.assert_allclose(result.metrics["client_accuracy"][-1], expected, rtol=1e-6)
     assert np.isfinite(result.metrics["test_accuracy"]).all()
@@ -96,9 +96,11 @@ PERSONAL = [name for name, entry in METHODS.items() if entry.scored[0] != "globa
 
 @pytest.mark.parametrize("name", ["fedavg", *PERSONAL])
 def test_lanes_and_devices_change_no_accuracy(name):
-    one = simulate(spec(name), dataset=DATA, lanes=1, devices=1).metrics
+    one = simulate(spec(name), dataset=DATA, placement=Placement(lanes=1, devices=1)).metrics
     for lanes, devices in ((3, 1), (2, len(jax.devices()))):
-        other = simulate(spec(name), dataset=DATA, lanes=lanes, devices=devices).metrics
+        other = simulate(
+            spec(name), dataset=DATA, placement=Placement(lanes=lanes, devices=devices)
+        ).metrics
         for curve in ("client_accuracy", "mean_client_accuracy", "train_loss"):
             # an example on the edge may fall to either side of it
             gap = 0.02 if "accuracy" in curve else 1e-5

@@ -99,7 +99,7 @@ def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base, model):
     state, _ = round_(alone.hp, alone.start(), jax.random.key(1), alone.cohort(0))
     cohort, key = alone.cohort(1), jax.random.key(2)
     _, info = round_(alone.hp, state, key, cohort)
-    x, y = over.server.examples
+    x, y = over.server
     apply = alone.task.model.apply
     logits = jax.vmap(lambda variables: apply(variables, x, train=False)[0])(info.models.variables)
     present = np.asarray(info.models.present)

@@ -9,10 +9,10 @@ from problems import (
     SHAPE,
     SIZES,
     blobs,
+    builder_of,
     consecutive,
     defaults,
     linear_model,
-    builder_of,
     small,
     user_dataset,
 )

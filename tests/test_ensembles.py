@@ -11,7 +11,7 @@ from chex import assert_trees_all_close, assert_trees_all_equal
 from problems import CLASSES, SIZES, blobs, builder_of, defaults, small, user_dataset
 from test_fsl import descended, flat, server_batches
 
-from fedjax_het import ConfigError, RunSpec, simulate, sweep
+from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import entry_of
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbe import _dirichlet, _gaussian
@@ -22,7 +22,8 @@ from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
-from fedjax_het.running.prepare import prepare, split_clients
+from fedjax_het.running.prepare import prepare
+from fedjax_het.running.splits import split_clients
 
 METHODS = ("feddf", "fedbe", "abavg")
 SERVER = blobs((7,), seed=3)
@@ -454,7 +455,9 @@ def test_a_sweep_and_a_network_with_batch_norm():
     specs = [
         spec("fedbe", seed=seed, hp=hp | {"distill_lr": 0.05}, **settings) for seed in range(2)
     ]
-    together = sweep(specs, dataset=data, progress=lambda line: None, spread="runs")
+    together = sweep(
+        specs, dataset=data, progress=lambda line: None, placement=Placement(spread="runs")
+    )
     for settings_of_run, run in zip(specs, together.results, strict=True):
         alone = simulate(settings_of_run, dataset=data)
         assert np.isfinite(run.metrics["test_loss"]).all()

@@ -14,8 +14,8 @@ from fedjax_het.data import client_groups, load_dataset
 from fedjax_het.measures.personal import group_contrast
 from fedjax_het.report.paper_table import Arguments, _departures, main, make_cells
 from fedjax_het.report.reported import reported_values
-from fedjax_het.running.prepare import split_clients
 from fedjax_het.running.result import Result
+from fedjax_het.running.splits import split_clients
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "fedamp"
 PARTITIONS = {1: "iid", 2: "pathological", 3: "grouped"}

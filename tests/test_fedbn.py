@@ -7,7 +7,7 @@ import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from problems import BATCH, CLASSES, SIZES, blobs, small, user_dataset
 
-from fedjax_het import simulate
+from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
 from fedjax_het.nn import Model, make_model, norm_mask, norms_of, with_norms
@@ -228,7 +228,7 @@ def test_a_clients_own_test_is_for_the_body_with_its_own_layers(count):
     spec = RunSpec("fedbn", "user", protocol="fedamp", norm="batch", **settings)
     assert spec.resolved().scored_model == "personal"
     data = user_dataset()
-    result = simulate(spec, dataset=data, lanes=1, devices=1)
+    result = simulate(spec, dataset=data, placement=Placement(lanes=1, devices=1))
     model = make_model("convnet", (2, 2, 1), CLASSES, width=2, depth=1, norm="batch")
     server, clients = result.state.server.variables, result.state.clients
     assert sorted(clients.trained.tolist()) == [0, 1, 1] or clients.trained.all()

@@ -10,14 +10,14 @@ import time
 import jax
 import numpy as np
 import pytest
-from problems import domains_dataset, user_dataset
+from problems import domains_dataset, placed, user_dataset
 
-from fedjax_het import ConfigError, Result, RunSpec, simulate
+from fedjax_het import ConfigError, Placement, Result, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.data import make_partition
 from fedjax_het.engine import evaluation
-from fedjax_het.running import advance as batch
-from fedjax_het.running import prepare as federation
+from fedjax_het.running import advance, checkpoints, runs
+from fedjax_het.running.prepare import prepare
 from fedjax_het.running.result import summarise
 from fedjax_het.running.store import load_curves, load_results
 
@@ -58,7 +58,7 @@ def spec(algorithm="fedavg", **settings):
 
 
 def run(spec_, **settings):
-    return simulate(spec_, dataset=user_dataset(), **settings)
+    return simulate(spec_, dataset=user_dataset(), **placed(settings))
 
 
 class KilledError(Exception):
@@ -86,14 +86,14 @@ def assert_same(a, b):
 @pytest.fixture
 def eager(monkeypatch):
     """Short chunks, and a checkpoint after each."""
-    monkeypatch.setattr(batch, "MAX_CHUNK", 2)
-    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
     whole = run(spec(name))
-    monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
     for stop in (2, 6):  # dynafed: in its rounds, in its synthesis
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
@@ -104,8 +104,8 @@ def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatc
 
 def test_chunks_change_nothing(monkeypatch):
     whole = run(spec("dynafed"))
-    monkeypatch.setattr(batch, "MAX_CHUNK", 3)
-    monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "MAX_CHUNK", 3)
+    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
     assert_same(run(spec("dynafed")), whole)
 
 
@@ -235,7 +235,7 @@ def check_domains(made, data):
 def test_accuracy_per_domain_is_counted(devices, monkeypatch):
     monkeypatch.setattr(evaluation, "BATCH", 7)  # several batches, the last of them short
     data = domains_dataset()
-    made = simulate(spec(), dataset=data, devices=devices)
+    made = simulate(spec(), dataset=data, placement=Placement(devices=devices))
     counted = check_domains(made, data)
     assert len(set(counted)) > 1 and len(set(np.bincount(data.test_domains))) == 3
     plain = run(spec(), devices=devices)
@@ -336,8 +336,8 @@ def test_the_users_own_partition():
 
 def test_runs_that_differ_in_numbers_only_share_one_compilation():
     own = {"local_epochs": 5}  # no other test's program
-    first = federation.prepare([spec(**own)], dataset=user_dataset())
+    first = prepare([spec(**own)], dataset=user_dataset())
     for other in (spec(**own), spec(seed=9, **own), spec(hp={"local_lr": 0.2}, **own)):
         run(other)
-        assert federation.prepare([other], dataset=user_dataset()).program is first.program
+        assert prepare([other], dataset=user_dataset()).program is first.program
     assert first.program.chunk.program._cache_size() == 1

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chex import assert_trees_all_close
+from chex import assert_trees_all_close, assert_trees_all_equal
 from problems import (
     CLASSES,
     SHAPE,
@@ -20,7 +20,7 @@ from problems import (
     user_dataset,
 )
 
-from fedjax_het import ConfigError, RunSpec, simulate, sweep
+from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedmix import _first_order, fedmix, naivemix
 from fedjax_het.algorithms.fsl import fsl
@@ -109,9 +109,9 @@ def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
 def loop(name, federation, rounds, strength, lr):
     images, labels = blobs()
     x = images.reshape(len(images), -1).astype(np.float64)
-    count = int(federation.averages.count)
-    means = np.asarray(federation.averages.images, np.float64).reshape(count, -1)
-    shares = np.asarray(federation.averages.labels, np.float64)
+    count = int(federation.inputs["averages"].count)
+    means = np.asarray(federation.inputs["averages"].images, np.float64).reshape(count, -1)
+    shares = np.asarray(federation.inputs["averages"].labels, np.float64)
     start = federation.model(federation.start())
     server = [start["w"].astype(np.float64), start["b"].astype(np.float64)]
     seen = set()
@@ -312,7 +312,8 @@ def test_other_methods_can_sit_on_it():
     hp = {"local_lr": 0.1, "mixup_lambda": 0.2, "gamma": 0.0}
     alone = small(method("fedmix"), hp=hp, participation=0.7)
     over = small(chosen(fsl, base=method("fedmix")), hp=hp, participation=0.7)
-    assert over.algorithm.averaging == alone.algorithm.averaging == Averaging(3)
+    assert set(over.inputs) - {"server_epochs"} == set(alone.inputs) == {"averages"}
+    assert_trees_all_equal(over.inputs["averages"], alone.inputs["averages"])
     found, expected = (one.model(one.run(2)[0]) for one in (over, alone))
     assert_trees_all_close(found, expected, atol=1e-6)
 
@@ -342,7 +343,12 @@ def run(spec_, **settings):
 def test_seeds_with_unequal_numbers_of_averages_share_a_program():
     """Whose averages are fewer than others' reads none of the padding."""
     specs = [spec(seed=s) for s in range(3)]
-    made = sweep(specs, dataset=user_dataset(), progress=lambda line: None, spread="runs")
+    made = sweep(
+        specs,
+        dataset=user_dataset(),
+        progress=lambda line: None,
+        placement=Placement(spread="runs"),
+    )
     counts = [int(Averaging(4).counts(one.partition.sizes).sum()) for one in made.results]
     fewest = int(np.argmin(counts))
     assert counts[fewest] < max(counts)

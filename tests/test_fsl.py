@@ -12,16 +12,16 @@ from problems import (
     CLASSES,
     SIZES,
     blobs,
+    builder_of,
     consecutive,
     defaults,
-    builder_of,
     small,
     softmax_gradient,
     user_dataset,
 )
 from test_federation import KilledError, assert_same, kill_after
 
-from fedjax_het import ConfigError, RunSpec, simulate, sweep
+from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS, entry_of
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.pretraining import pretrained
@@ -283,14 +283,14 @@ def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
 
 
 def test_the_epochs_of_the_server_follow_the_papers_rule():
-    from fedjax_het.running.advance import Batch
+    from fedjax_het.running.runs import gathered
 
     group = prepared(spec(local_epochs=2))
     (federation,) = group.federations
     held = len(federation.partition.indices)
-    server = Batch(group, group.federations).inputs.server
-    assert int(server.epochs) == -(-2 * held // (6 * 6))
-    assert len(server.examples.labels) == 6
+    kept = gathered(group, group.federations).kept
+    assert int(kept["inputs"]["server_epochs"]) == -(-2 * held // (6 * 6))
+    assert len(kept["server"].labels) == 6
 
 
 def test_pretraining_shows_resumes_and_starts_all_methods_alike(tmp_path):
@@ -312,7 +312,12 @@ def test_pretraining_shows_resumes_and_starts_all_methods_alike(tmp_path):
 
 def test_every_seed_has_examples_of_its_own_for_the_server():
     specs = [spec(seed=s) for s in range(3)]
-    together = sweep(specs, dataset=user_dataset(), progress=lambda line: None, spread="runs")
+    together = sweep(
+        specs,
+        dataset=user_dataset(),
+        progress=lambda line: None,
+        placement=Placement(spread="runs"),
+    )
     for one, made in zip(specs, together.results, strict=True):
         alone = run(one)
         np.testing.assert_allclose(alone.metrics["test_loss"], made.metrics["test_loss"], rtol=2e-4)

@@ -5,16 +5,19 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from problems import user_dataset
+from problems import placed, user_dataset
 from test_federation import KilledError, assert_same, kill_after, run, spec
 
-from fedjax_het import ConfigError, cli, sweep
+from fedjax_het import ConfigError, Placement, cli, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.engine.checkpoint import read_meta
 from fedjax_het.engine.host_state import HostState
-from fedjax_het.running import advance as batch
-from fedjax_het.running import prepare as federation
-from fedjax_het.running import sweeps
+from fedjax_het.running import advance, checkpoints, ledger, placement, runs
+from fedjax_het.running.advance import finish, start
+from fedjax_het.running.checkpoints import Checkpoints
+from fedjax_het.running.prepare import prepare
+from fedjax_het.running.programs import client_state_bytes
+from fedjax_het.running.runs import gathered, memory_needed
 
 CLIENTS = 12
 
@@ -27,7 +30,7 @@ def stateful(algorithm="scaffold", **settings):
 @pytest.fixture
 def short(monkeypatch):
     """Chunks of two rounds: so few clients have rows."""
-    monkeypatch.setattr(batch, "MAX_CHUNK", 2)
+    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
 
 
 def all_clients(made):
@@ -57,33 +60,33 @@ def test_a_run_is_the_same_bits(name, lanes, short):
 
 def test_the_devices_hold_no_more_than_the_clients_of_a_chunk(short):
     one = stateful("fedavg")
-    group = federation.prepare([one], dataset=user_dataset(), client_state="host")
-    made = batch.Batch(group, group.federations)
-    made.start()
+    group = prepare([one], dataset=user_dataset(), placement=Placement(client_state="host"))
+    made = gathered(group, group.federations)
+    start(made, Checkpoints())
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(made.state.clients)}
-    assert rows == {made.num_rows} == {6}
-    device = federation.prepare([one], dataset=user_dataset(), client_state="device")
-    row = federation.client_state_bytes(group.program, group.federations[0].spec)
-    assert batch.Batch(device, device.federations).memory() - made.memory() >= 6 * row
+    assert rows == {made.room.rows} == {6}
+    device = prepare([one], dataset=user_dataset(), placement=Placement(client_state="device"))
+    row = client_state_bytes(group.program, group.federations[0].spec)
+    everyones = gathered(device, device.federations)
+    assert memory_needed(everyones) - memory_needed(made) >= 6 * row
 
 
 def test_a_table_too_large_makes_chunks_shorter(monkeypatch):
-    group = federation.prepare([stateful()], dataset=user_dataset(), client_state="host")
-    row = federation.client_state_bytes(group.program, group.federations[0].spec)
+    group = prepare([stateful()], dataset=user_dataset(), placement=Placement(client_state="host"))
+    row = client_state_bytes(group.program, group.federations[0].spec)
     model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
     assert row == 3 * model + 4, "a control, Adam's two moments, and its count"
     for rounds, limit in ((1, 0), (1, 6 * row - 1), (2, 6 * row), (3, 9 * row)):
-        monkeypatch.setattr(batch, "MAX_TABLE_BYTES", limit)
-        made = batch.Batch(group, group.federations)
-        assert (made.capacity, made.num_rows) == (rounds, 3 * rounds)
+        monkeypatch.setattr(runs, "MAX_TABLE_BYTES", limit)
+        assert gathered(group, group.federations).room == (rounds, 3 * rounds)
 
 
 def test_the_programs_of_a_run_on_the_host_compile_once(short):
     one = stateful(local_epochs=3, rounds=5)  # no other test's program
-    group = federation.prepare([one], dataset=user_dataset(), client_state="host")
-    made = batch.Batch(group, group.federations)
-    made.start()
-    made.finish()
+    group = prepare([one], dataset=user_dataset(), placement=Placement(client_state="host"))
+    made = gathered(group, group.federations)
+    start(made, Checkpoints())
+    finish(made, Checkpoints())
     assert group.program.chunk.program._cache_size() == 1
 
 
@@ -93,7 +96,8 @@ def test_vmapped_federations_are_the_same_bits(short):
     settings = {"dataset": user_dataset(), "progress": lambda line: None}
     settings |= {"spread": "runs", "width": 2}
     host, device = (
-        sweep(specs, client_state=where, **settings).results for where in ("host", "device")
+        sweep(specs, **placed(settings | {"client_state": where})).results
+        for where in ("host", "device")
     )
     for one, other in zip(host, device, strict=True):
         assert_same(one, other)
@@ -109,8 +113,8 @@ RESUMED = [
 
 @pytest.mark.parametrize(("name", "before", "after"), RESUMED)
 def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, short, monkeypatch):
-    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
     whole = run(stateful(name), client_state="device")
     with pytest.raises(KilledError):
         run(stateful(name), output_dir=tmp_path, client_state=before, progress=kill_after(5))
@@ -120,30 +124,30 @@ def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, sh
 
 
 def test_a_killed_sweep_goes_on_to_the_bits_of_states_on_the_devices(tmp_path, short, monkeypatch):
-    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     specs = [stateful(seed=s) for s in range(len(jax.devices()))]
     settings = {"dataset": user_dataset(), "progress": lambda line: None}
     settings |= {"spread": "runs"}
-    whole = sweep(specs, client_state="device", **settings).results
+    whole = sweep(specs, **placed(settings | {"client_state": "device"})).results
     show = kill_after(3)
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(sweeps, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
-        sweep(specs, tmp_path, client_state="host", **settings)
+        patch.setattr(ledger, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
+        sweep(specs, tmp_path, **placed(settings | {"client_state": "host"}))
     assert len(list((tmp_path / "unfinished").iterdir())) == len(specs)
-    made = sweep(specs, tmp_path, client_state="host", **settings).results
+    made = sweep(specs, tmp_path, **placed(settings | {"client_state": "host"})).results
     for one, other in zip(made, whole, strict=True):
         assert one.summary["client_state"] == "host"
         assert_same(one, other)
 
 
 def test_a_checkpoint_holds_the_clients_that_trained_and_no_other(tmp_path, short, monkeypatch):
-    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(batch, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
     with pytest.raises(KilledError):
         run(stateful(), output_dir=tmp_path, client_state="host", progress=kill_after(2))
     path = tmp_path / "checkpoint.npz"
     rounds = read_meta(path)["round"]
-    group = federation.prepare([stateful()], dataset=user_dataset())
+    group = prepare([stateful()], dataset=user_dataset())
     scheduler = group.federations[0].scheduler
     trained = np.unique(np.concatenate([scheduler.participants(r) for r in range(rounds)]))
     assert 0 < len(trained) < CLIENTS
@@ -174,22 +178,22 @@ def test_rows_that_were_never_written_are_the_first_row():
 
 
 def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
-    group = federation.prepare([stateful()], dataset=user_dataset())
-    made = batch.Batch(group, group.federations, folders=[tmp_path])
-    made.start()
-    now, saved = [made.saved_at], []
+    group = prepare([stateful()], dataset=user_dataset())
+    made, files = gathered(group, group.federations), Checkpoints([tmp_path])
+    start(made, files)
+    now, saved = [files._saved_at], []
 
     def slow(path, tree, meta):
         saved.append(now[0])
         now[0] += 30.0
 
-    monkeypatch.setattr(batch.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(batch, "save_checkpoint", slow)
-    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 20.0)
+    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(checkpoints, "save_checkpoint", slow)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 20.0)
     begin = now[0]
     for _ in range(400):
         now[0] += 1.0
-        made._save()
+        files.save(made)
     assert [t - begin for t in saved] == [20.0, 350.0]  # 300 s after the first was written
 
 
@@ -197,7 +201,7 @@ def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
 
 
 def where(one, **settings):
-    return federation.prepare([one], dataset=user_dataset(), **settings).client_state
+    return prepare([one], dataset=user_dataset(), placement=Placement(**settings)).client_state
 
 
 def test_auto_asks_how_much_memory_there_is(monkeypatch):
@@ -206,18 +210,23 @@ def test_auto_asks_how_much_memory_there_is(monkeypatch):
     assert where(stateful(), memory=8 * needed) == "device"
     assert where(stateful(), memory=8 * needed - 1) == "host"
     assert where(stateful()) == "device"
-    monkeypatch.setattr(federation, "free_bytes", lambda devices: 8 * needed - 1)
+    monkeypatch.setattr(placement, "free_bytes", lambda devices: 8 * needed - 1)
     assert where(stateful()) == "host"
     assert where(stateful(), client_state="device") == "device"
-    monkeypatch.setattr(federation, "free_bytes", lambda devices: None)
+    monkeypatch.setattr(placement, "free_bytes", lambda devices: None)
     assert where(stateful()) == "device"
 
 
 def test_auto_counts_the_federations_of_a_device():
     devices = len(jax.devices())
     specs = [stateful(seed=s) for s in range(2 * devices)]
-    plan = {"dataset": user_dataset(), "spread": "runs", "memory": 12 * CLIENTS * 3 * 70_000}
-    found = {w: federation.prepare(specs, width=w, **plan).client_state for w in (1, 2)}
+    memory = 12 * CLIENTS * 3 * 70_000
+
+    def where_of(width):
+        placement = Placement(spread="runs", memory=memory, width=width)
+        return prepare(specs, dataset=user_dataset(), placement=placement).client_state
+
+    found = {width: where_of(width) for width in (1, 2)}
     assert found == {1: "device", 2: "host"}
 
 
@@ -253,7 +262,7 @@ def test_every_other_method_is_the_same_bits(name, short):
 @pytest.mark.parametrize("name", sorted(set(METHODS) - set(ALL_AT_ONCE)))
 def test_a_clients_first_state_does_not_depend_on_the_model(name):
     kept = stateful(name, local_optimizer="adam", optimizer_state="keep")
-    group = federation.prepare([kept], dataset=user_dataset(), lanes=1)
+    group = prepare([kept], dataset=user_dataset(), placement=Placement(lanes=1))
     task, algorithm = group.program.task, group.program.algorithm
     hp = group.federations[0].spec.hp
     one, other = (
@@ -275,15 +284,20 @@ def test_a_place_that_does_not_exist(bad):
     with pytest.raises(ConfigError, match="client_state"):
         run(stateful(), client_state=bad)
     with pytest.raises(ConfigError, match="client_state"):
-        sweep([stateful()], dataset=user_dataset(), client_state=bad)
+        sweep([stateful()], dataset=user_dataset(), placement=Placement(client_state=bad))
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_the_command_line_says_where(command, tmp_path, capsys, monkeypatch):
     given = []
-    monkeypatch.setattr(batch.Batch, "__init__", lambda self, group, *a, **k: given.append(group))
-    monkeypatch.setattr(batch.Batch, "announce", _interrupt)
-    monkeypatch.setattr(batch.Batch, "start", _interrupt)
+
+    def interrupt(group, *args, **settings):
+        given.append(group)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedjax_het.running.simulation.gathered", interrupt)
+    monkeypatch.setattr("fedjax_het.running.sweeps.gathered", interrupt)
+    monkeypatch.setattr("fedjax_het.running.sweeps._fitting", lambda group, memory: group)
     words = f"{command} --algorithm scaffold --dataset digits --model mlp --rounds 2 --lanes 1"
     words = [*words.split(), "--num-clients", "20", "--participation", "0.1"]
     words += ["--output-dir", str(tmp_path)]
@@ -292,7 +306,3 @@ def test_the_command_line_says_where(command, tmp_path, capsys, monkeypatch):
     assert [group.client_state for group in given] == ["host", "device"]
     assert cli.main([*words, "--client-state", "disk"]) == 2
     assert "client_state = 'disk'" in capsys.readouterr().err
-
-
-def _interrupt(self, *args):
-    raise KeyboardInterrupt

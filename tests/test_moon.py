@@ -9,7 +9,7 @@ import pytest
 from chex import assert_trees_all_close
 from problems import CLASSES, SIZES, blobs, small, user_dataset
 
-from fedjax_het import simulate
+from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.moon import _Earlier, _loss_and_gradient, contrastive_losses, moon
 from fedjax_het.common.errors import ConfigError
@@ -223,7 +223,7 @@ def test_a_run_trains_and_scores_the_network_with_its_head(options):
     settings |= {"model": "mlp", "batch_size": 8, "local_epochs": 8, "seed": 1}
     name, hp = ("fsl" if options else "moon"), {"local_lr": 0.05, "server_lr": 1.0}
     spec = RunSpec(name, "user", options={**options, "projection": 6}, hp=hp, **settings)
-    result = simulate(spec, dataset=user_dataset(), lanes=1, devices=1)
+    result = simulate(spec, dataset=user_dataset(), placement=Placement(lanes=1, devices=1))
     server = result.state.server
     params = (server.base if options else server).variables["params"]
     assert params["projection2"]["kernel"].shape == (128, 6)

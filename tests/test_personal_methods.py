@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import SIZES, blobs, chosen, defaults, linear_model, builder_of, small, softmax_gradient
+from problems import (
+    SIZES,
+    blobs,
+    builder_of,
+    chosen,
+    defaults,
+    linear_model,
+    small,
+    softmax_gradient,
+)
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.apfl import apfl

@@ -26,7 +26,7 @@ from fedjax_het.data import (
 )
 from fedjax_het.data.server_data import total_variation
 from fedjax_het.data.stl10 import block_mean
-from fedjax_het.running.prepare import split_clients
+from fedjax_het.running.splits import split_clients
 
 BALANCED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -5,15 +5,16 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from problems import domains_dataset, user_dataset
+from problems import domains_dataset, placed, user_dataset
 from test_federation import KilledError, assert_same, check_domains, kill_after, run, spec
 
-from fedjax_het import ConfigError, RunSpec, simulate, sweep
+from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.engine.memory import free_bytes
-from fedjax_het.running import advance as batch
-from fedjax_het.running import sweeps
+from fedjax_het.running import checkpoints, ledger, runs, sweeps
+from fedjax_het.running.ledger import Job, Ledger
 from fedjax_het.running.prepare import prepare
+from fedjax_het.running.runs import gathered, memory_needed
 from fedjax_het.running.store import load_results
 from fedjax_het.running.sweeps import plan_sweep
 
@@ -28,7 +29,7 @@ SPECS = [
 
 def make(specs, directory=None, **settings):
     settings = {"dataset": user_dataset(), "progress": lambda line: None, **settings}
-    return sweep(specs, directory, **settings)
+    return sweep(specs, directory, **placed(settings))
 
 
 def assert_close(a, b):
@@ -85,7 +86,7 @@ def test_runs_that_share_a_signature_share_one_compilation():
     ]  # no other test's program
     made = make(specs, spread="runs").results
     assert all(result is not None for result in made)
-    plan = {"dataset": user_dataset(), "spread": "runs"}
+    plan = {"dataset": user_dataset(), "placement": Placement(spread="runs")}
     program = prepare(specs, **plan).program
     assert program is prepare(specs[:1], **plan).program
     assert program.chunk.program._cache_size() == 1
@@ -135,15 +136,16 @@ def test_runs_have_devices_of_their_own_where_none_would_idle():
 
 def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog):
     specs = [spec(seed=s) for s in range(4 * len(jax.devices()))]
-    group = prepare(specs, dataset=user_dataset(), spread="runs", width=4)
-    estimated = batch.Batch(group, group.federations)
-    needed = estimated.memory()
+    group = prepare(specs, dataset=user_dataset(), placement=Placement(spread="runs", width=4))
+    estimated = gathered(group, group.federations)
+    needed = memory_needed(estimated)
     assert estimated.state is None, "an estimate allocates nothing"
     fits = sweeps._fitting(group, int(needed * 1.01))
     assert fits.plan.width == 4
     halved = sweeps._fitting(group, int(needed * 0.6))
     assert halved.plan.width in (1, 2) and halved.plan.spreads == "runs"
-    assert batch.Batch(halved, group.federations[: halved.plan.capacity]).memory() < 0.6 * needed
+    first = gathered(halved, group.federations[: halved.plan.capacity])
+    assert memory_needed(first) < 0.6 * needed
     assert sweeps._fitting(group, 1).plan.spreads == "lanes"
     made = make(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
     assert_close(made[0], run(specs[0]))
@@ -152,8 +154,9 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog)
 def test_the_memory_estimate_counts_what_a_federation_holds():
     def needed(width):
         specs = [spec("scaffold", seed=s) for s in range(width * len(jax.devices()))]
-        group = prepare(specs, dataset=user_dataset(), spread="runs", width=width)
-        return batch.Batch(group, group.federations).memory()
+        placement = Placement(spread="runs", width=width)
+        group = prepare(specs, dataset=user_dataset(), placement=placement)
+        return memory_needed(gathered(group, group.federations))
 
     one, three = needed(1), needed(3)
     model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
@@ -198,13 +201,13 @@ def test_a_broken_file_makes_the_run_again_and_no_other(tmp_path, suffix, damage
 
 @pytest.mark.parametrize("spread", ["runs", "lanes"])
 def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
-    monkeypatch.setattr(batch, "MAX_CHUNK", 2)
-    monkeypatch.setattr(batch, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     whole = make(SPECS, spread=spread).results
     at_once = len(jax.devices()) if spread == "runs" else 1
     show = kill_after(5 + 3)  # five chunks for the first runs, three for the next
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(sweeps, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
+        patch.setattr(ledger, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
         make(SPECS, tmp_path, spread=spread)
     assert len(load_results(tmp_path)) == at_once
     states = [state for *_, state in plan_sweep(SPECS, tmp_path, dataset=user_dataset())]
@@ -289,18 +292,18 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_the_time_to_go_is_that_of_runs_like_these(monkeypatch):
     now, lines = [0.0], []
-    monkeypatch.setattr(sweeps.time, "perf_counter", lambda: now[0])
-    jobs = [sweeps._Job(one.resolved(), "", None) for one in SPECS[:4]]
-    ledger = sweeps._Ledger(6, lines.append)
+    monkeypatch.setattr(ledger.time, "perf_counter", lambda: now[0])
+    jobs = [Job(one.resolved(), "", None) for one in SPECS[:4]]
+    account = Ledger(6, lines.append)
 
     class Made:
         summary = {"final_accuracy": 0.5, "diverged": False}  # noqa: RUF012
 
-    ledger.running(jobs[:2])
+    account.running(jobs[:2])
     now[0] = 8.0
-    ledger.made(jobs[:2], [Made, Made], jobs[2:])
+    account.made(jobs[:2], [Made, Made], jobs[2:])
     assert lines[0] == "[1/6] fedavg, user, mlp, seed 0: 50.00 % in 4.0 s; about 16 s to go"
-    ledger.running(jobs[2:])
+    account.running(jobs[2:])
     now[0] = 12.0
-    ledger.made(jobs[2:], [Made, Made], [])
+    account.made(jobs[2:], [Made, Made], [])
     assert lines[-1].endswith("in 2.0 s; about 6.0 s to go")  # two of another kind: the mean so far

@@ -32,7 +32,7 @@ from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.style import add_legend, plain_axes
 from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.running.sweeps import describe
+from fedjax_het.running.ledger import describe
 
 SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 CLIENTS = 3

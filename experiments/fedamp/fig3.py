@@ -24,7 +24,7 @@ from fedjax_het.measures.personal import group_contrast
 from fedjax_het.report.paper_table import Outcome, main
 from fedjax_het.report.render import Section, TextTable, number_text
 from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.running.prepare import split_clients
+from fedjax_het.running.splits import split_clients
 from fedjax_het.running.store import load_result
 from fedjax_het.settings.spec import RunSpec
 

@@ -20,7 +20,7 @@ from regime import peak_memory, report
 import fedjax_het
 from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
 from fedjax_het.nn import training_flops
-from fedjax_het.running.simulation import benchmark_rounds
+from fedjax_het.running.benchmark import benchmark_rounds
 
 MATMUL_SIZES = (512, 1024, 2048)
 MATMUL_SECONDS = 0.3

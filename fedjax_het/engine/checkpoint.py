@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_het.common.arrays import from_file, to_file
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.common.files import write_atomically
 
@@ -15,12 +16,12 @@ _META = "__meta__"
 
 
 def save_checkpoint(path: Path, tree: Any, meta: dict) -> None:
-    """Write a pytree of arrays and a JSON-able record, atomically.
+    """Write a pytree of arrays, of any type that jax has, and a JSON-able record, atomically.
 
-    No random keys are stored: they are derived from the seed and the round.
+    The keys of a run's rounds are not among them: they are derived from the seed and the round.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    arrays = {jax.tree_util.keystr(key): np.asarray(leaf) for key, leaf in leaves}
+    arrays = to_file({jax.tree_util.keystr(path): leaf for path, leaf in leaves})
     arrays[_META] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
@@ -41,13 +42,15 @@ def load_checkpoint(path: Path, like: Any) -> Any:
     """The pytree of a checkpoint, in the structure of `like`. Raises ConfigError on any misfit."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     with np.load(path, allow_pickle=False) as data:
-        found = []
-        for key, leaf in leaves:
-            name = jax.tree_util.keystr(key)
-            if name not in data or data[name].shape != leaf.shape or data[name].dtype != leaf.dtype:
-                raise ConfigError(
-                    f"checkpoint = {str(path)!r}: expected {name} of shape {leaf.shape} and type "
-                    f"{leaf.dtype}, as this configuration has; it is another configuration's"
-                )
-            found.append(data[name])
+        arrays = from_file(data)
+    found = []
+    for key, leaf in leaves:
+        name = jax.tree_util.keystr(key)
+        array = arrays.get(name)
+        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
+            raise ConfigError(
+                f"checkpoint = {str(path)!r}: expected {name} of shape {leaf.shape} and type "
+                f"{leaf.dtype}, as this configuration has; it is another configuration's"
+            )
+        found.append(array)
     return jax.tree_util.tree_unflatten(structure, found)

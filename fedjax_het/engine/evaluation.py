@@ -39,13 +39,18 @@ class Evaluation(NamedTuple):
         return cls(nan, nan, jnp.full(num_domains, nan) if num_domains else None)
 
 
+def test_batches(plan: Plan, count: int) -> tuple[int, int]:
+    """(size, number) of the batches of each block that hold so many images."""
+    batch = min(BATCH, -(-count // plan.blocks))
+    return batch, -(-count // (plan.blocks * batch))
+
+
 def evaluation_set(
     plan: Plan, images: np.ndarray, labels: np.ndarray, domains: np.ndarray | None = None
 ) -> EvaluationSet:
     """Place a test set on the plan's devices: a block on each, or all blocks on all."""
     count, blocks = len(labels), plan.blocks
-    batch = min(BATCH, -(-count // blocks))
-    batches = -(-count // (blocks * batch))
+    batch, batches = test_batches(plan, count)
     short = blocks * batches * batch - count
     images = np.concatenate([images, np.zeros((short, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.full(short, -1, labels.dtype)]).astype(np.int32)
@@ -93,8 +98,8 @@ def evaluate(
             if domains is None:
                 return sums + counts
             member = domains[i][:, None] == jnp.arange(num_domains)
-            of_domains = [(member & there[:, None]).sum(0) for there in (right, known)]
-            return sums + jnp.concatenate([counts, *of_domains])
+            by_domain = [(member & there[:, None]).sum(0) for there in (right, known)]
+            return sums + jnp.concatenate([counts, *by_domain])
 
         return jax.lax.fori_loop(0, num_batches, add, jnp.zeros(3 + 2 * num_domains))
 
@@ -133,8 +138,8 @@ def client_tests(plan: Plan, tests: Partition, shape: TestsShape) -> ClientTests
     clients = np.full(places, tests.num_clients, np.int32)
     indices = np.full((places, batches * batch), -1, np.int32)
     for place, k in enumerate(np.flatnonzero(tests.sizes)):
-        mine = tests.client(k)
-        clients[place], indices[place, : len(mine)] = k, mine
+        held = tests.client(k)
+        clients[place], indices[place, : len(held)] = k, held
     lanes = (groups, plan.blocks, plan.lanes)
     indices = indices.reshape(*lanes, batches, batch)
     return ClientTests(clients.reshape(lanes).swapaxes(0, 1), indices.swapaxes(0, 1))

@@ -1,7 +1,7 @@
 """Client states on the host, where those of all clients would not fit on the devices.
 
 Who takes part in the next rounds is known, so their states alone are put on the devices as a table
-`[U, ...]`, and taken back afterwards. Copies of float arrays: results are the same bits.
+`[U, ...]`, and taken back afterwards. Copies of arrays of any type: results are the same bits.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_het.engine.plan import RUN, RUNS, Plan, host_values
+from fedjax_het.common.arrays import bits, host_values, with_bits
+from fedjax_het.engine.plan import RUN, RUNS, Plan
 from fedjax_het.engine.schedule import Scheduler
 
 Tree = Any
@@ -26,35 +27,43 @@ class HostState:
     def __init__(self, first: Tree, num_clients: int):
         """`first`: a client's state before it ever trained."""
         self.num_clients = num_clients
-        self.first = jax.tree.map(np.asarray, first)
+        self.first = jax.tree.map(host_values, first)
+        self._first = jax.tree.map(bits, self.first)
         # The system gives memory to what is written, from the front on.
-        self._rows = jax.tree.map(lambda a: np.empty((num_clients, *a.shape), a.dtype), self.first)
+        self._rows = jax.tree.map(lambda a: np.empty((num_clients, *a.shape), a.dtype), self._first)
         self._row_of = np.full(num_clients, -1)
         self.touched = np.zeros(0, np.int64)
 
     @property
     def rows(self) -> Tree:
-        """The states of the clients `touched`; not a copy."""
-        return jax.tree.map(lambda rows: rows[: len(self.touched)], self._rows)
+        """The states of the clients `touched`; not a copy, but for random keys."""
+        return self._with_types(jax.tree.map(lambda rows: rows[: len(self.touched)], self._rows))
 
     def client(self, k: int) -> Tree:
         """Client k's state."""
         row = self._row_of[k]
         if row < 0:
             return self.first
-        return jax.tree.map(lambda rows: rows[row], self._rows)
+        return self._with_types(jax.tree.map(lambda rows: rows[row], self._rows))
+
+    def empty(self, shape: tuple[int, ...]) -> Tree:
+        """Memory for so many states: of their `bits`, as `gather` writes them."""
+        return jax.tree.map(lambda a: np.empty((*shape, *a.shape), a.dtype), self._first)
+
+    def _with_types(self, tree: Tree) -> Tree:
+        return jax.tree.map(with_bits, tree, self.first)
 
     def gather(self, ids: np.ndarray, out: Tree) -> None:
         """Write the states of these clients to the first rows of `out`, and the first state to the
-        rest."""
+        rest. `out` holds the `bits` of states."""
         source = self._row_of[ids]
 
-        def one(rows, first, out):
+        def gather_leaf(rows, first, out):
             for i, row in enumerate(source):
                 out[i] = rows[row] if row >= 0 else first
             out[len(ids) :] = first
 
-        jax.tree.map(one, self._rows, self.first, out)
+        jax.tree.map(gather_leaf, self._rows, self._first, out)
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
         """Take the states of these clients, all different, from the first rows of `rows`."""
@@ -63,10 +72,10 @@ class HostState:
         self.touched = np.concatenate([self.touched, new])
         target = self._row_of[ids]
 
-        def one(all_, rows):
-            all_[target] = rows[: len(ids)]
+        def scatter_leaf(kept, rows):
+            kept[target] = bits(rows)[: len(ids)]
 
-        jax.tree.map(one, self._rows, rows)
+        jax.tree.map(scatter_leaf, self._rows, rows)
 
 
 class Pager:
@@ -87,19 +96,21 @@ class Pager:
         own: dict[int, HostState] = {}
         for i, scheduler in enumerate(self._schedulers):
             if id(scheduler) not in own:
-                one = jax.tree.map(lambda a, i=i: a[i, 0] if self._apart else a[0], first)
-                own[id(scheduler)] = HostState(one, scheduler.partition.num_clients)
+                untrained = jax.tree.map(lambda a, i=i: a[i, 0] if self._apart else a[0], first)
+                own[id(scheduler)] = HostState(untrained, scheduler.partition.num_clients)
         self.states = [own[id(scheduler)] for scheduler in self._schedulers]  # of every place
 
     def load(self, rounds: Sequence[int]) -> Tree:
         """The table of the clients of these rounds, on the devices."""
         shape = (len(self.states), self.num_rows)
-        table = jax.tree.map(lambda a: np.empty((*shape, *a.shape), a.dtype), self.states[0].first)
+        first = self.states[0]
+        table = first.empty(shape)
         for i, (state, ids) in enumerate(zip(self.states, self._ids(rounds), strict=True)):
             state.gather(ids, jax.tree.map(lambda a, i=i: a[i], table))
         if self._apart:
-            return self._plan.put(table, RUN)
-        return self._plan.put(jax.tree.map(lambda a: a[0], table))
+            return self._plan.put(jax.tree.map(with_bits, table, first.first), RUN)
+        table = jax.tree.map(lambda a: a[0], table)
+        return self._plan.put(jax.tree.map(with_bits, table, first.first))
 
     def store(self, table: Tree, rounds: Sequence[int]) -> None:
         """Take the states back that these rounds have changed."""

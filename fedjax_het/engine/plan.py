@@ -9,6 +9,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedjax_het.common.arrays import bits, host_values, is_key, with_bits
+
 AXIS = "lanes"
 RUNS = "runs"
 
@@ -114,8 +116,8 @@ class Plan(NamedTuple):
             return jax.lax.map(lambda part: function(*shared, part), parts).sum(0)
 
         def sharded(shared, parts):
-            mine = jax.tree.map(lambda a: a[0], parts)
-            return jax.lax.psum(function(*shared, mine), AXIS)
+            own = jax.tree.map(lambda a: a[0], parts)
+            return jax.lax.psum(function(*shared, own), AXIS)
 
         return jax.shard_map(
             sharded,
@@ -167,15 +169,7 @@ def make_plan(
 
 
 def _put_global(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = np.asarray(jax.random.key_data(leaf))
-        return jax.random.wrap_key_data(_put_global(data, sharding))
     values = host_values(leaf)
+    if is_key(values):
+        return with_bits(_put_global(bits(values), sharding), values)
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
-
-
-def host_values(leaf: Any) -> np.ndarray:
-    """The values of an array that this process can see in full."""
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return np.asarray(leaf.addressable_data(0))
-    return np.asarray(leaf)

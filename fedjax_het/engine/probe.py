@@ -67,13 +67,13 @@ def choose_lanes(
     compilation of local training per candidate, once. Processes that share the devices take the
     first one's word.
     """
-    mine = [device for device in devices if device.process_index == jax.process_index()]
-    if len(mine) == len(devices):
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    if len(local) == len(devices):
         return _choose(training, batch_size, devices, cohort_size, federations, label)
     # Timings differ between processes, and programs that differ would wait for each other for ever.
     from jax.experimental import multihost_utils
 
-    here = _choose(training, batch_size, mine, cohort_size, federations, label)
+    here = _choose(training, batch_size, local, cohort_size, federations, label)
     agreed = multihost_utils.broadcast_one_to_all(np.array([here.lanes, here.width]))
     return LaneChoice(int(agreed[0]), int(agreed[1]), here.seconds)
 
@@ -83,8 +83,8 @@ def _choose(training, batch_size, devices, cohort_size, federations, label) -> L
     tried = sorted({*own, *candidates(len(devices), cohort_size, federations)})
     if len(tried) == 1:
         return LaneChoice(tried[0], 1, {})
-    of = (label, training.optimizer, batch_size, len(devices), devices[0].device_kind)
-    name = "|".join(map(str, (*of, jaxlib.__version__, STEPS, own[-1])))
+    given = (label, training.optimizer, batch_size, len(devices), devices[0].device_kind)
+    name = "|".join(map(str, (*given, jaxlib.__version__, STEPS, own[-1])))
     known = {int(v): s for v, s in _recall().get(name, {}).items()}
     new = {
         v: _seconds_per_step(training, batch_size, devices, v, max(v, own[-1]))

@@ -158,14 +158,24 @@ class Scheduler:
 
         `cuts` are where segments end in every block, if there are to be more than `self.cuts`.
         """
-        d_, v_, j_, t_, g_, m_ = shape or self.shape
+        out = self._empty_round(round_index, shape or self.shape)
+        self._fill_lanes(out, round_index)
+        for d, cut in enumerate(self.cuts(round_index) if cuts is None else cuts):
+            _fill_segments(out, d, self._block_steps(round_index, d), cut)
+        if out.census.size:
+            sampled = self.participants(round_index)
+            self.units.fill_census(out.census, out.census_pairs, sampled)
+        return out
+
+    def _empty_round(self, round_index: int, shape: Shape) -> RoundSchedule:
+        """A round's schedule in which no lane has anything to do yet."""
+        d_, v_, j_, t_, g_, m_ = shape
         units, none = self.units, len(self._steps)
-        lanes = self._packed[round_index]
         taking_part = np.full(self.cohort_size, self.partition.num_clients, np.int32)
         sampled = self.participants(round_index)
         trained = np.sort(sampled[self.partition.sizes[sampled] > 0])
         taking_part[: len(trained)] = trained
-        out = RoundSchedule(
+        return RoundSchedule(
             round=np.int32(round_index),
             num_clients=np.int32(self.partition.num_clients),
             evaluate=np.bool_(
@@ -189,11 +199,14 @@ class Scheduler:
             census=np.zeros((d_, m_, self.batch_size), np.int32),
             census_pairs=np.zeros((d_, m_, self.batch_size), np.int32),
         )
+
+    def _fill_lanes(self, out: RoundSchedule, round_index: int) -> None:
+        """Every lane's clients, one after the other, and their minibatches."""
+        units, sizes, lanes = self.units, self.units.sizes, self._packed[round_index]
         present = np.concatenate([np.asarray(lane, np.int64) for lane in lanes])
-        sizes = units.sizes
         total = sizes[present].sum() if self.averaging == "weighted" else len(present)
         for index, lane in enumerate(lanes):
-            d, v = divmod(index, v_)
+            d, v = divmod(index, self.shape.lanes)
             step = 0
             for j, client in enumerate(lane):
                 share = sizes[client] if self.averaging == "weighted" else 1
@@ -206,11 +219,6 @@ class Scheduler:
                 out.batches[d, step : step + len(batches), v] = batches
                 out.batch_sizes[d, step : step + len(batches), v] = batch_sizes
                 step += len(batches)
-        for d, cut in enumerate(self.cuts(round_index) if cuts is None else cuts):
-            _fill_segments(out, d, self._block_steps(round_index, d), cut)
-        if m_:
-            units.fill_census(out.census, out.census_pairs, self.participants(round_index))
-        return out
 
     def first_step(self, round_index: int, shape: Shape | None = None) -> RoundSchedule:
         """One round cut to the first step of every lane's first client."""

@@ -17,7 +17,8 @@ from fedjax_het.report.render import number_text
 from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running import store
-from fedjax_het.running.sweeps import describe, plan_sweep, sweep
+from fedjax_het.running.ledger import describe
+from fedjax_het.running.sweeps import plan_sweep, sweep
 from fedjax_het.settings.spec import RunSpec, of_use
 
 if TYPE_CHECKING:

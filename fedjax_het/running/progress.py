@@ -5,8 +5,21 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 PLAIN_SECONDS = 15.0  # between lines where there is no terminal
+
+
+class Progress(NamedTuple):
+    """Where runs stand; handed to the `progress` callable between calls of their programs."""
+
+    phase: str  # "rounds" or the name of work between rounds
+    done: int
+    total: int
+    rate: float  # rounds (or iterations) per second since this start, of each run
+    samples_per_second: float  # client samples of all runs; 0 outside rounds
+    seconds_to_go: float
+    accuracy: float = math.nan  # the latest measured, mean over the runs
 
 
 @contextlib.contextmanager
@@ -27,28 +40,29 @@ def progress_line(
         yield _plain(title, passing)
 
 
-def describe(p) -> str:
-    """Rates, time to go and the latest accuracy of a `Progress`, in one line."""
-    unit = "rounds" if p.phase == "rounds" else "iterations"
-    parts = [f"{p.rate:.3g} {unit}/s"]
-    if p.samples_per_second:
-        parts.append(f"{p.samples_per_second:,.0f} client samples/s")
-    parts.append(f"{clock(p.seconds_to_go)} to go")
-    if math.isfinite(p.accuracy):
-        parts.append(f"accuracy {100 * p.accuracy:.1f} %")
+def describe(progress: Progress) -> str:
+    """Rates, time to go and the latest accuracy, in one line."""
+    unit = "rounds" if progress.phase == "rounds" else "iterations"
+    parts = [f"{progress.rate:.3g} {unit}/s"]
+    if progress.samples_per_second:
+        parts.append(f"{progress.samples_per_second:,.0f} client samples/s")
+    parts.append(f"{clock(progress.seconds_to_go)} to go")
+    if math.isfinite(progress.accuracy):
+        parts.append(f"accuracy {100 * progress.accuracy:.1f} %")
     return ", ".join(parts)
 
 
 def _plain(title: str, passing: bool) -> Callable:
     last = time.monotonic() if passing else -math.inf
 
-    def show(p) -> None:
+    def show(progress: Progress) -> None:
         nonlocal last
-        told = passing or p.done < p.total  # else the last line is due
-        if time.monotonic() - last < PLAIN_SECONDS and told:
+        last_line_due = not passing and progress.done >= progress.total
+        if time.monotonic() - last < PLAIN_SECONDS and not last_line_due:
             return
         last = time.monotonic()
-        print(f"{title}: {p.phase} {p.done}/{p.total}, {describe(p)}", file=sys.stderr, flush=True)
+        stand = f"{progress.phase} {progress.done}/{progress.total}"
+        print(f"{title}: {stand}, {describe(progress)}", file=sys.stderr, flush=True)
 
     return show
 
@@ -56,7 +70,8 @@ def _plain(title: str, passing: bool) -> Callable:
 @contextlib.contextmanager
 def _bar(title: str, passing: bool) -> Iterator[Callable]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
 
     columns = (
         TextColumn("{task.description}"),
@@ -64,15 +79,16 @@ def _bar(title: str, passing: bool) -> Iterator[Callable]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[detail]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=passing) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=passing) as bars:
         tasks: dict[str, int] = {}
         opening = bars.add_task(f"{title}: compiling", total=None, detail="")
 
-        def show(p) -> None:
+        def show(progress: Progress) -> None:
+            phase = progress.phase
             bars.update(opening, visible=False)
-            if p.phase not in tasks:
-                tasks[p.phase] = bars.add_task(f"{title}: {p.phase}", total=p.total, detail="")
-            bars.update(tasks[p.phase], completed=p.done, detail=describe(p))
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(f"{title}: {phase}", total=progress.total, detail="")
+            bars.update(tasks[phase], completed=progress.done, detail=describe(progress))
 
         yield show
 

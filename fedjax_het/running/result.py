@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_het.common.arrays import from_file, to_file
 from fedjax_het.common.environment import run_digest
 from fedjax_het.common.files import write_atomically
 from fedjax_het.data import Partition
@@ -25,7 +26,7 @@ class Result:
     share), test_loss and train_loss (nats), update_norm, bytes_up, bytes_down, client_samples; of a
     data set with domains also test_accuracy_<domain>, and test_accuracy_domains, their mean; where
     clients have tests of their own also client_accuracy `[rounds, K]` and mean_client_accuracy, and
-    where each client is a domain client_accuracy_<domain>; and what a method records besides.
+    where clients have names client_accuracy_<name>; and what a method records besides.
     `artifacts` holds what a method leaves besides (arrays). `state` is the final federation
     (its `clients` a `HostState` where they are on the host: ask it for `client(k)`),
     `partition` how the data were split and `tests` which test images each client has, if any; none
@@ -56,6 +57,7 @@ class Result:
         name = self.digest()
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
+        arrays = to_file(arrays)
         write_atomically(
             directory / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays)
         )
@@ -75,9 +77,9 @@ class Result:
         record = json.loads(path.read_text())
         data = np.load(io.BytesIO(path.with_suffix(".npz").read_bytes()), allow_pickle=False)
         groups: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "artifacts": {}}
-        for key in data.files:
+        for key, array in from_file(data).items():
             group, name = key.split("/", 1)
-            groups[group][name] = data[key]
+            groups[group][name] = array
         return cls(RunSpec.from_dict(record["spec"]), summary=record["summary"], **groups)
 
 
@@ -98,9 +100,9 @@ def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) 
     Of clients tested on data like their own also bmta, the highest unweighted mean over clients
     (FedAMP's metric, section 7), bmta_round, the first round (from 1) that reached it,
     bmta_worst_decile, the mean over the worst tenth of clients in that round, and
-    final_client_accuracy, the mean over clients and the last five rounds; where each client is a
-    domain also client_accuracy_<domain> in the round of bmta. A method without a global model has
-    these alone; the others are None.
+    final_client_accuracy, the mean over clients and the last five rounds; where clients have names
+    (those of domains) also client_accuracy_<name> in the round of bmta. A method without a global
+    model has these alone; the others are None.
     """
     name = "test_accuracy"
     if np.isnan(metrics[name]).all() and "mean_client_accuracy" in metrics:
@@ -119,7 +121,7 @@ def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) 
         **_summarise_rise(accuracy, gone),
         "diverged": bool(diverged),
         **_summarise_domains(metrics, domain_names),
-        **_summarise_clients(metrics, diverged, domain_names),
+        **_summarise_clients(metrics, diverged),
     }
 
 
@@ -134,16 +136,13 @@ def _summarise_rise(accuracy: np.ndarray, gone: bool) -> dict[str, Any]:
     }
 
 
-def _summarise_clients(
-    metrics: dict[str, np.ndarray], diverged: bool, domain_names: Sequence[str]
-) -> dict[str, Any]:
+def _summarise_clients(metrics: dict[str, np.ndarray], diverged: bool) -> dict[str, Any]:
     if "client_accuracy" not in metrics:
         return {}
     mean = metrics["mean_client_accuracy"]
-    of_domains = [f"client_accuracy_{name}" for name in domain_names]
-    of_domains = [name for name in of_domains if name in metrics]
+    by_name = [name for name in metrics if name.startswith("client_accuracy_")]
     if not np.isfinite(mean).any():
-        names = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy", *of_domains)
+        names = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy", *by_name)
         return dict.fromkeys(names)
     accuracy, best = best_mean_accuracy(metrics["client_accuracy"])
     last = mean[-5:][np.isfinite(mean[-5:])]
@@ -152,7 +151,7 @@ def _summarise_clients(
         "bmta_round": best,
         "bmta_worst_decile": worst_decile(metrics["client_accuracy"][best - 1]),
         "final_client_accuracy": None if diverged or not len(last) else float(last.mean()),
-        **{name: float(metrics[name][best - 1]) for name in of_domains},
+        **{name: float(metrics[name][best - 1]) for name in by_name},
     }
 
 

@@ -4,36 +4,32 @@ Runs that differ in seed, partition, alpha or numeric hyper-parameters share the
 and go side by side: one on each core or device, or vmapped on an accelerator.
 """
 
+import dataclasses
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import numpy as np
 
 from fedjax_het.common.environment import environment, run_digest
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.data import Dataset, Partition, load_dataset
+from fedjax_het.data import Dataset, Partition
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import RUNS
-from fedjax_het.running.advance import Batch, resumable
-from fedjax_het.running.prepare import (
-    Group,
-    narrower,
-    prepare,
-    server_data_of,
-    server_pool_of,
-    split_clients,
-    static_key,
-)
-from fedjax_het.running.progress import clock, progress_line
+from fedjax_het.running.advance import finish, start
+from fedjax_het.running.checkpoints import Checkpoints, resumable
+from fedjax_het.running.ledger import Job, Ledger
+from fedjax_het.running.outcome import results_of
+from fedjax_het.running.placement import Placement
+from fedjax_het.running.prepare import Group, narrower, prepare
+from fedjax_het.running.programs import static_key
 from fedjax_het.running.result import Result
+from fedjax_het.running.runs import gathered, memory_needed
+from fedjax_het.running.splits import dataset_of, server_data_of, server_pool_of, split_clients
 from fedjax_het.running.store import frame, load_result
 from fedjax_het.settings.spec import RunSpec
 
@@ -45,7 +41,7 @@ log = logging.getLogger("fedjax_het")
 _UNUSABLE = (ConfigError, FileNotFoundError, ImportError)
 
 
-class Sweep(NamedTuple):
+class SweepResult(NamedTuple):
     """What a sweep made, or found made.
 
     `results[i]` is that of `specs[i]`: None if it is another shard's or could not be run.
@@ -71,14 +67,6 @@ class Sweep(NamedTuple):
         return frame(result for result in self.results if result is not None)
 
 
-class _Job(NamedTuple):
-    """One run to be made."""
-
-    spec: RunSpec
-    digest: str  # of its files
-    meta: dict | None  # of the checkpoint that it continues from
-
-
 def sweep(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike | None = None,
@@ -87,13 +75,8 @@ def sweep(
     data_dir: str | os.PathLike | None = None,
     shard: tuple[int, int] | None = None,
     progress: Callable[[str], None] = print,
-    lanes: int | str = "auto",
-    devices: Sequence[jax.Device] | int | None = None,
-    spread: str = "auto",
-    width: int | str = "auto",
-    client_state: str = "auto",
-    memory: int | None = None,
-) -> Sweep:
+    placement: Placement = Placement(),
+) -> SweepResult:
     """Make every run of `specs` that `directory` does not hold yet.
 
     Runs that differ in nothing but seed, partition, alpha, averaging and numeric hyper-parameters
@@ -109,39 +92,32 @@ def sweep(
         so that n programs need not know of each other. Default: everything; with
         `jax.distributed`, every process takes a part, on its own devices.
       progress: gets a line per run. What is running is shown besides, on standard error.
-      lanes, spread, width: see `engine.plan.Plan`; "auto" takes what should be fastest.
-      client_state: where clients' states are, "device", "host" or "auto", see `prepare`.
-      memory: bytes on each device that federations may take (default: what is free).
+      placement: where they go, on this process's devices unless it says otherwise; as many at a
+        time as memory allows.
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
-      optional package is missing does not stop the others: see `Sweep.not_run`.
+      optional package is missing does not stop the others: see `SweepResult.not_run`.
     """
     specs = [spec.resolved() for spec in specs]
-    require(spread in ("auto", "lanes", RUNS), "spread", spread, "'auto', 'lanes' or 'runs'")
-    devices = jax.local_devices() if devices is None else devices
+    if placement.devices is None:
+        placement = dataclasses.replace(placement, devices=jax.local_devices())
     directory = None if directory is None else make_output_directory(directory)
     names, named = _named(specs, dataset)
-    mine = _part(named, shard)
-    known = {d: None if directory is None else load_result(directory, d) for d in mine}
-    missing = {d: named[d] for d in mine if known[d] is None}
-    if done := len(mine) - len(missing):
-        progress(f"{done} of {len(mine)} runs are in {directory} already")
+    part = _part(named, shard)
+    known = {d: None if directory is None else load_result(directory, d) for d in part}
+    missing = {d: named[d] for d in part if known[d] is None}
+    if done := len(part) - len(missing):
+        progress(f"{done} of {len(part)} runs are in {directory} already")
 
     reasons: dict[str, str] = {}
-    ledger = _Ledger(len(missing), progress)
-    settings = {"lanes": lanes, "devices": devices, "spread": spread, "width": width}
-    settings |= {"client_state": client_state, "memory": memory}
+    ledger = Ledger(len(missing), progress)
     for jobs in _groups(missing, directory):
-        jobs, group = _prepared(jobs, dataset, data_dir, settings, ledger, reasons)
+        jobs, group = _prepared(jobs, dataset, data_dir, placement, ledger, reasons)
         if group is None:
             continue
-        group = _fitting(group, memory)
-        capacity = group.plan.capacity
-        for start in range(0, len(jobs), capacity):
-            made = _run(
-                group, jobs[start : start + capacity], start, directory, ledger, jobs[start:]
-            )
-            known |= made
-    return Sweep([known.get(name) for name in names], reasons)
+        group = _fitting(group, placement.memory)
+        for first in range(0, len(jobs), group.plan.capacity):
+            known |= _run(group, jobs, first, directory, ledger)
+    return SweepResult([known.get(name) for name in names], reasons)
 
 
 def plan_sweep(
@@ -187,70 +163,69 @@ def _part(named: dict[str, RunSpec], shard: tuple[int, int] | None) -> list[str]
     return digests[index::count]
 
 
-def _groups(missing: dict[str, RunSpec], directory: Path | None) -> list[list[_Job]]:
+def _groups(missing: dict[str, RunSpec], directory: Path | None) -> list[list[Job]]:
     """Runs that can be made together: of one signature, and at the same point if they resume."""
-    groups: dict[tuple, list[_Job]] = {}
+    groups: dict[tuple, list[Job]] = {}
     for digest, spec in missing.items():
-        meta = None
+        record, point = None, None
         if directory is not None:
-            meta = resumable(directory / "unfinished" / digest, spec)
-        point = meta and (meta["round"], str(meta["work"]), meta["blocks"], meta["lanes"])
-        groups.setdefault((static_key(spec), point), []).append(_Job(spec, digest, meta))
+            record = resumable(directory / "unfinished" / digest, spec)
+        if record is not None:
+            point = record["round"], str(record["work"]), record["blocks"], record["lanes"]
+        groups.setdefault((static_key(spec), point), []).append(Job(spec, digest, record))
     return list(groups.values())
 
 
 def _prepared(
-    jobs: list[_Job],
+    jobs: list[Job],
     dataset: Dataset | None,
     data_dir: str | os.PathLike | None,
-    settings: dict,
-    ledger: "_Ledger",
+    placement: Placement,
+    ledger: Ledger,
     reasons: dict[str, str],
-) -> tuple[list[_Job], Group | None]:
+) -> tuple[list[Job], Group | None]:
     """The group of those jobs whose data are there; why the others cannot run goes to `reasons`."""
 
-    def cannot(those: list[_Job], error: Exception) -> None:
+    def cannot(unusable: list[Job], error: Exception) -> None:
         reason = " ".join(str(error).split())
-        ledger.cannot(those, reason, told=reason in reasons.values())
-        reasons.update({job.spec.digest(): reason for job in those})
+        ledger.cannot(unusable, reason, shown=reason not in reasons.values())
+        reasons.update({job.spec.digest(): reason for job in unusable})
 
     first = jobs[0].spec
     try:
-        if first.dataset != "user" or dataset is None:
-            require(first.dataset != "user", "dataset", "user", "a Dataset passed to sweep()")
-            dataset = load_dataset(
-                first.dataset, normalisation=first.normalisation, data_dir=data_dir
-            )
+        own = dataset if first.dataset == "user" else None
+        dataset = dataset_of(first, own, data_dir, caller="sweep")
         pool = server_pool_of(first, dataset, data_dir)
     except _UNUSABLE as error:
         cannot(jobs, error)
         return [], None
-    usable: list[_Job] = []
+    usable: list[Job] = []
     partitions: list[Partition] = []
     for job in jobs:
         try:
-            split = split_clients(job.spec, dataset)
-            server_data_of(job.spec, dataset, split, pool)
-            partitions.append(split)
-            usable.append(job)
+            partition = split_clients(job.spec, dataset)
+            server_data_of(job.spec, dataset, partition, pool)
         except ConfigError as error:
             cannot([job], error)
+        else:
+            partitions.append(partition)
+            usable.append(job)
     if not usable:
         return [], None
-    if (meta := usable[0].meta) is not None:  # as it began, so that sums are taken in one order
-        settings = {**settings, "lanes": meta["lanes"], "blocks": meta["blocks"]}
-    specs = [job.spec for job in usable]
-    return usable, prepare(specs, dataset=dataset, partitions=partitions, pool=pool, **settings)
+    if (record := usable[0].record) is not None:  # as it began: sums are taken in one order
+        begun = {"lanes": record["lanes"], "blocks": record["blocks"]}
+        placement = dataclasses.replace(placement, **begun)
+    specs, data = [job.spec for job in usable], {"dataset": dataset, "pool": pool}
+    return usable, prepare(specs, partitions=partitions, placement=placement, **data)
 
 
 def _fitting(group: Group, memory: int | None) -> Group:
     """The group with as many federations at a time as memory allows."""
-    while group.plan.spreads == RUNS:
-        devices = list(group.plan.mesh.devices.flat)
-        allowed = memory or free_bytes(devices)
+    while group.plan.spreads == RUNS and group.plan.mesh is not None:
+        allowed = memory or free_bytes(list(group.plan.mesh.devices.flat))
         if allowed is None or group.plan.capacity == 1:
             break
-        needed = Batch(group, group.federations[: group.plan.capacity]).memory()
+        needed = memory_needed(gathered(group, group.federations[: group.plan.capacity]))
         if needed <= allowed:
             break
         width = group.plan.width
@@ -267,97 +242,31 @@ def _fitting(group: Group, memory: int | None) -> Group:
 
 
 def _run(
-    group: Group,
-    jobs: list[_Job],
-    start: int,
-    directory: Path | None,
-    ledger: "_Ledger",
-    left: list[_Job],
+    group: Group, jobs: list[Job], first: int, directory: Path | None, ledger: Ledger
 ) -> dict[str, Result]:
-    """Make one batch of a group's runs and save them; -> results by digest."""
-    federations = group.federations[start : start + len(jobs)]
+    """Make as many of a group's runs as go together, from the `first` on, and save them.
+
+    Args:
+      jobs: of all federations of the group. Returns: results by digest.
+    """
+    end = first + group.plan.capacity
+    together, federations = jobs[first:end], group.federations[first:end]
     folders = None
     if directory is not None:
-        folders = [directory / "unfinished" / job.digest for job in jobs]
+        folders = [directory / "unfinished" / job.digest for job in together]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-    with ledger.running(jobs) as show:
-        batch = Batch(group, federations, folders=folders, progress=show)
-        batch.start([job.meta for job in jobs] if jobs[0].meta is not None else None)
-        batch.finish()
-        results = batch.results()
+    with ledger.running(together) as show:
+        runs, checkpoints = gathered(group, federations, progress=show), Checkpoints(folders)
+        records = [job.record for job in together if job.record is not None]
+        start(runs, checkpoints, records or None)
+        finish(runs, checkpoints)
+        results = results_of(runs)
     for result in results:
         result.state = None  # a sweep's states together may not fit
         if directory is not None:
             result.save(directory)
     for folder in folders or ():
         shutil.rmtree(folder, ignore_errors=True)
-    ledger.made(jobs, results, left[len(jobs) :])
-    return {job.digest: result for job, result in zip(jobs, results, strict=True)}
-
-
-def describe(spec: RunSpec) -> str:
-    """A run in a few words, for status lines: what it is, not every setting."""
-    parts = [spec.algorithm, spec.dataset]
-    if spec.model:
-        parts.append(spec.model + (f" width {spec.width}" if spec.width else ""))
-    if spec.alpha is not None:
-        parts.append(f"alpha {spec.alpha:g}")
-    if spec.classes is not None:
-        parts.append(f"{spec.classes} classes a client")
-    usual = RunSpec(spec.algorithm, local_optimizer=spec.local_optimizer, options=spec.options)
-    usual = usual.resolved().hp
-    parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.get(name)]
-    if spec.scored is not None:
-        parts.append(f"{spec.scored} models scored")
-    return ", ".join([*parts, f"seed {spec.seed}"])
-
-
-class _Ledger:
-    """Says what is made, how it ended and how long the rest may take."""
-
-    def __init__(self, total: int, progress: Callable[[str], None]):
-        self.total, self.progress = total, progress
-        self.number = 0  # runs dealt with
-        self.finished = 0
-        self.began = time.perf_counter()
-
-    def cannot(self, jobs: list[_Job], reason: str, *, told: bool) -> None:
-        if not told:
-            more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
-            label = self._label(self.number + 1, jobs[0])
-            self.progress(f"{label}{more}: not run: {reason}")
-        self.number += len(jobs)
-
-    def running(self, jobs: list[_Job]) -> AbstractContextManager[Callable | None]:
-        """Shows how far these are."""
-        first, last = self.number + 1, self.number + len(jobs)
-        more = "" if first == last else f" to {last}"
-        label = f"[{first}{more}/{self.total}] {describe(jobs[0].spec)}"
-        self.batch_began = time.perf_counter()
-        return progress_line(label + (" and more" if more else ""), passing=True)
-
-    def made(self, jobs: list[_Job], results: list[Result], left: list[_Job]) -> None:
-        each = (time.perf_counter() - self.batch_began) / len(jobs)
-        self.finished += len(jobs)
-        # The rest of the group as these; of other groups only the mean so far is known.
-        mean = (time.perf_counter() - self.began) / self.finished
-        others = self.total - self.number - len(jobs) - len(left)
-        to_go = each * len(left) + mean * others
-        for job, result in zip(jobs, results, strict=True):
-            self.number += 1
-            outcome = _outcome(result.summary)
-            rest = f"about {clock(to_go)} to go" if self.number < self.total else "done"
-            self.progress(f"{self._label(self.number, job)}: {outcome} in {clock(each)}; {rest}")
-
-    def _label(self, number: int, job: _Job) -> str:
-        return f"[{number}/{self.total}] {describe(job.spec)}"
-
-
-def _outcome(summary: dict) -> str:
-    if summary.get("diverged"):
-        return "diverged"
-    if summary.get("bmta") is not None:
-        return f"{100 * summary['bmta']:.2f} % of clients' own tests"
-    accuracy = summary["final_accuracy"]
-    return "no accuracy" if accuracy is None or np.isnan(accuracy) else f"{100 * accuracy:.2f} %"
+    ledger.made(together, results, jobs[end:])
+    return {job.digest: result for job, result in zip(together, results, strict=True)}

@@ -1,0 +1,66 @@
+"""Arrays of every type that jax has, in NumPy's memory and files: random keys by their bits, and
+the small floats and integers that NumPy does not know by theirs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_MARK = "::"  # between an array's name and the type that its bits are of
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether these are typed random keys."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def host_values(leaf: Any) -> Any:
+    """The values of an array that this process can see in full: NumPy's, or keys as keys."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        leaf = leaf.addressable_data(0)
+    return with_bits(bits(leaf), leaf)
+
+
+def bits(leaf: Any) -> np.ndarray:
+    """The array itself; of keys `[...]` their data `[..., n]`."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
+
+def with_bits(data: np.ndarray, like: Any) -> Any:
+    """What has these `bits` and the type of `like`."""
+    if not is_key(like):
+        return data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+
+
+def stacked(leaves: Sequence[Any]) -> Any:
+    """Host arrays of one shape and type, along a new leading axis."""
+    return with_bits(np.stack([bits(leaf) for leaf in leaves]), leaves[0])
+
+
+def to_file(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays by name as `np.savez` keeps them; what it would not keep is marked in its name."""
+    kept: dict[str, np.ndarray] = {}
+    for name, leaf in arrays.items():
+        data = bits(leaf)
+        if is_key(leaf):
+            name = f"{name}{_MARK}key<{jax.random.key_impl(leaf)}>"
+        elif data.dtype.isbuiltin == 2:  # registered with NumPy by others: bfloat16, float8, int4
+            name = f"{name}{_MARK}{data.dtype.name}"
+            data = data.view(f"u{data.dtype.itemsize}")
+        kept[name] = data
+    return kept
+
+
+def from_file(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What `to_file` was given."""
+    found: dict[str, Any] = {}
+    for name, data in arrays.items():
+        name, _, type_ = name.partition(_MARK)
+        if type_.startswith("key<"):
+            found[name] = jax.random.wrap_key_data(data, impl=type_[4:-1])
+        else:
+            found[name] = data.view(jnp.dtype(type_)) if type_ else data
+    return found

@@ -1,0 +1,103 @@
+"""What runs measured and cost: curves, traffic, time."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedjax_het.algorithms.contract import Algorithm, OnceTraffic, Traffic
+from fedjax_het.data import Dataset, Partition
+from fedjax_het.engine.rounds import RoundMetrics
+from fedjax_het.engine.schedule import Work
+from fedjax_het.measures.personal import mean_accuracies
+
+log = logging.getLogger("fedjax_het")
+
+Curves = dict[str, np.ndarray]
+
+
+@dataclass
+class Spent:
+    """Seconds of runs that go in step, together; and the rounds that were timed."""
+
+    started: float = field(default_factory=time.perf_counter)
+    before: float = 0.0  # of each run, before it was resumed
+    compiling: float = 0.0
+    rounds: float = 0.0
+    host_work: float = 0.0  # work between rounds
+    timed_rounds: int = 0  # of each run, in `rounds`
+    timed_samples: int = 0  # of the clients of all runs
+
+    @property
+    def rounds_per_second(self) -> float:
+        return self.timed_rounds / max(self.rounds, 1e-9)
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.timed_samples / max(self.rounds, 1e-9)
+
+    def wall(self, num_runs: int) -> float:
+        """Wall-clock of one run: those made together share it."""
+        return self.before + (time.perf_counter() - self.started) / num_runs
+
+
+def curves_of(metrics: RoundMetrics, dataset: Dataset, partition: Partition) -> Curves:
+    """Metrics by name, `[R]` each; a domain's apart, and their unweighted mean; of clients
+    `[R, K]`, their mean, and apart where they have names; what else the method records as it is.
+    """
+    curves = {name: getattr(metrics, name) for name in RoundMetrics._fields[:4]}
+    if metrics.domain_accuracy is not None:
+        domains = metrics.domain_accuracy
+        names = (*dataset.domain_names, "domains")
+        columns = [*domains.T, domains.mean(1)]
+        curves |= {f"test_accuracy_{n}": a for n, a in zip(names, columns, strict=True)}
+    if metrics.client_accuracy is not None:
+        clients = metrics.client_accuracy
+        curves["client_accuracy"] = clients
+        curves["mean_client_accuracy"] = mean_accuracies(clients).astype(np.float32)
+        names = client_names(partition, dataset)
+        curves |= {f"client_accuracy_{n}": clients[:, k] for k, n in enumerate(names)}
+    return curves | metrics.records
+
+
+def client_names(partition: Partition, dataset: Dataset) -> Sequence[str]:
+    """What clients are called, where the partition gives them names."""
+    by_domain = dataset.domain_names if partition.scheme == "by_domain" else ()
+    return getattr(partition, "client_names", by_domain) or ()
+
+
+def recorded(curves: Curves, new: Curves, done: int, count: int) -> int | None:
+    """Write `count` rounds to the curves, from round `done` on, up to the one in which the run
+    diverged, which is returned (from 1); None if it did not."""
+    bad = np.flatnonzero(~np.isfinite(new["train_loss"][:count]))
+    kept = int(bad[0]) + 1 if len(bad) else count
+    for name, values in new.items():
+        curves[name][done : done + kept] = values[:kept]
+    return done + kept if len(bad) else None
+
+
+def latest_accuracy(algorithm: Algorithm, curves: Sequence[Curves], done: int) -> float:
+    """The latest measured, mean over the runs; NaN before the first."""
+    name = "test_accuracy" if algorithm.global_model else "mean_client_accuracy"
+    seen = [curve[name][:done] for curve in curves]
+    latest = [a[np.isfinite(a)][-1] for a in seen if np.isfinite(a).any()]
+    return float(np.mean(latest)) if latest else np.nan
+
+
+def traffic_curves(work: Work, traffic: Traffic, once: OnceTraffic, ran: int) -> Curves:
+    """Bytes and samples of each round, of which the first `ran` took place.
+
+    Args:
+      traffic: of each client that takes part.
+      once: of all clients together, with the first model.
+    """
+    rounds = np.arange(len(work.participants))
+    took_place, first = rounds < ran, np.where(rounds == 0, 1.0, 0.0)
+    up = work.participants * traffic.up + work.pairs * traffic.up_per_pair
+    return {
+        "bytes_down": work.participants * traffic.down * took_place + first * once.down,
+        "bytes_up": up * took_place + first * once.up,
+        "client_samples": work.samples * took_place,
+    }

@@ -1,0 +1,171 @@
+"""A run made ready on the host: who holds what, and when each client is worked on."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_het.algorithms.contract import Algorithm, Holdings
+from fedjax_het.data import Dataset, Partition, ServerData
+from fedjax_het.data.server_data import Pool
+from fedjax_het.engine.evaluation import TestsShape, tests_shape
+from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.randomness import Stream
+from fedjax_het.engine.schedule import Scheduler, Shape, common_shape
+from fedjax_het.engine.units import ClientUnits, PairUnits
+from fedjax_het.running.splits import Split
+from fedjax_het.settings.spec import RunSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """One run made ready on the host.
+
+    `inputs` is what its method asks for besides, see `Algorithm.inputs`: pytrees by name.
+    """
+
+    spec: RunSpec
+    split: Split
+    scheduler: Scheduler
+    tuning: Scheduler | None = None  # of all clients, where copies are tuned to be scored
+    survey: Scheduler | None = None  # of all clients, where their gradients are measured
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def partition(self) -> Partition:
+        return self.split.partition
+
+    @property
+    def tests(self) -> Partition | None:
+        return self.split.tests
+
+    @property
+    def server(self) -> ServerData | None:
+        return self.split.server
+
+    @property
+    def hp(self) -> dict[str, np.float32]:
+        """Its numeric hyper-parameters as programs read them."""
+        return {name: np.float32(value) for name, value in self.spec.hp.items()}
+
+
+class Shapes(NamedTuple):
+    """Static sizes that hold for every round of all federations of a group."""
+
+    schedule: Shape
+    tuning: Shape | None
+    survey: Shape | None
+    tests: TestsShape | None
+
+
+def federation_of(
+    spec: RunSpec,
+    split: Split,
+    units: ClientUnits | PairUnits,
+    algorithm: Algorithm,
+    *,
+    blocks: int,
+    lanes: int,
+) -> Federation:
+    """The run of resolved settings, on so many blocks of lanes."""
+    on = {"blocks": blocks, "lanes": lanes}
+    scheduler = Scheduler(
+        split.trained_on,
+        units,
+        seed=spec.seed,
+        rounds=spec.rounds,
+        participation=spec.participation,
+        averaging=spec.averaging,
+        eval_every=spec.eval_every,
+        **on,
+    )
+    tuning = survey = None
+    if algorithm.tuning is not None:
+        copies, own = algorithm.tuning, split.partition
+        tuned = ClientUnits(
+            own, copies.epochs, spec.batch_size, steps=copies.steps, stream=Stream.TUNING
+        )
+        tuning = _all_clients(spec, own, tuned, rounds=spec.rounds, averaging=None, **on)
+    if spec.gradient_gaps:  # one round, which serves whenever gradients are due
+        once = ClientUnits(split.partition, 1, spec.batch_size)
+        survey = _all_clients(spec, split.partition, once, rounds=1, averaging="weighted", **on)
+    return Federation(spec, split, scheduler, tuning, survey)
+
+
+def _all_clients(
+    spec: RunSpec, partition: Partition, units: ClientUnits, *, rounds: int, **settings: Any
+) -> Scheduler:
+    """Every client in every round that is evaluated."""
+    return Scheduler(
+        partition,
+        units,
+        seed=spec.seed,
+        rounds=rounds,
+        participation=1.0,
+        eval_every=spec.eval_every,
+        **settings,
+    )
+
+
+def units_of(
+    spec: RunSpec, trained_on: Partition, dataset: Dataset, algorithm: Algorithm
+) -> ClientUnits | PairUnits:
+    """What the lanes of a run go through."""
+    if algorithm.pairs is None:
+        passes = spec.local_epochs + algorithm.extra_passes
+        return ClientUnits(trained_on, passes, spec.batch_size)
+    labels, num_classes = dataset.train_labels, dataset.num_classes
+    return PairUnits(trained_on, labels, num_classes, algorithm.pairs, spec.batch_size)
+
+
+def shapes_of(federations: Sequence[Federation], plan: Plan) -> Shapes:
+    """Sizes that hold for all of them."""
+    first = federations[0]
+    tuning = survey = tests = None
+    if first.tuning is not None:
+        tuning = common_shape([f.tuning for f in federations if f.tuning], plan.width)
+    if first.survey is not None:
+        survey = common_shape([f.survey for f in federations if f.survey], plan.width)
+    if first.tests is not None:
+        shapes = (tests_shape(plan, f.tests) for f in federations if f.tests is not None)
+        tests = TestsShape(*map(max, zip(*shapes, strict=True)))
+    schedule = common_shape([f.scheduler for f in federations], plan.width)
+    return Shapes(schedule, tuning, survey, tests)
+
+
+def server_examples_of(
+    federation: Federation, dataset: Dataset, pool: Pool | None
+) -> Examples | None:
+    """What a federation's server learns from, on the host; None where it has nothing."""
+    if federation.server is None:
+        return None
+    return Examples(*federation.server.examples(dataset, pool))
+
+
+def holdings_of(federation: Federation, dataset: Dataset, pool: Pool | None) -> Holdings:
+    """What a method's own functions of the host read."""
+    spec = federation.spec
+    return Holdings(
+        dataset,
+        federation.partition,
+        server_examples_of(federation, dataset, pool),
+        spec.local_epochs,
+        spec.partition_seed,
+    )
+
+
+def with_method_inputs(
+    federations: Sequence[Federation], algorithm: Algorithm, dataset: Dataset, pool: Pool | None
+) -> list[Federation]:
+    """The same, with what their method asks for besides."""
+    if not algorithm.inputs:
+        return list(federations)
+    holdings = [holdings_of(federation, dataset, pool) for federation in federations]
+    made = {wanted.name: wanted.make(holdings) for wanted in algorithm.inputs}
+    return [
+        dataclasses.replace(federation, inputs={name: trees[i] for name, trees in made.items()})
+        for i, federation in enumerate(federations)
+    ]

@@ -1,0 +1,89 @@
+"""The account of a sweep as it goes: what is made, how it ended, how long the rest may take."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_het.running.progress import clock, progress_line
+from fedjax_het.running.result import Result
+from fedjax_het.settings.spec import RunSpec
+
+
+class Job(NamedTuple):
+    """One run to be made."""
+
+    spec: RunSpec
+    digest: str  # of its files
+    record: dict | None  # of the checkpoint that it continues from
+
+
+def describe(spec: RunSpec) -> str:
+    """A run in a few words, for status lines: what it is, not every setting."""
+    parts = [spec.algorithm, spec.dataset]
+    if spec.model:
+        parts.append(spec.model + (f" width {spec.width}" if spec.width else ""))
+    if spec.alpha is not None:
+        parts.append(f"alpha {spec.alpha:g}")
+    if spec.classes is not None:
+        parts.append(f"{spec.classes} classes a client")
+    usual = RunSpec(spec.algorithm, local_optimizer=spec.local_optimizer, options=spec.options)
+    usual = usual.resolved().hp
+    parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.get(name)]
+    if spec.scored is not None:
+        parts.append(f"{spec.scored} models scored")
+    return ", ".join([*parts, f"seed {spec.seed}"])
+
+
+class Ledger:
+    """Says what is made, how it ended and how long the rest may take."""
+
+    def __init__(self, total: int, progress: Callable[[str], None]):
+        self.total, self.progress = total, progress
+        self.number = 0  # runs dealt with
+        self.finished = 0
+        self.began = self.running_since = time.perf_counter()
+
+    def cannot(self, jobs: list[Job], reason: str, *, shown: bool = True) -> None:
+        """These cannot be run; the reason is shown unless it was."""
+        if shown:
+            more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+            label = self._label(self.number + 1, jobs[0])
+            self.progress(f"{label}{more}: not run: {reason}")
+        self.number += len(jobs)
+
+    def running(self, jobs: list[Job]) -> AbstractContextManager[Callable | None]:
+        """Shows how far these are."""
+        first, last = self.number + 1, self.number + len(jobs)
+        more = "" if first == last else f" to {last}"
+        label = f"[{first}{more}/{self.total}] {describe(jobs[0].spec)}"
+        self.running_since = time.perf_counter()
+        return progress_line(label + (" and more" if more else ""), passing=True)
+
+    def made(self, jobs: list[Job], results: list[Result], left: list[Job]) -> None:
+        """These were made together; `left` are those of their group that are still to be made."""
+        each = (time.perf_counter() - self.running_since) / len(jobs)
+        self.finished += len(jobs)
+        # The rest of the group as these; of other groups only the mean so far is known.
+        mean = (time.perf_counter() - self.began) / self.finished
+        others = self.total - self.number - len(jobs) - len(left)
+        to_go = each * len(left) + mean * others
+        for job, result in zip(jobs, results, strict=True):
+            self.number += 1
+            outcome = _outcome(result.summary)
+            rest = f"about {clock(to_go)} to go" if self.number < self.total else "done"
+            self.progress(f"{self._label(self.number, job)}: {outcome} in {clock(each)}; {rest}")
+
+    def _label(self, number: int, job: Job) -> str:
+        return f"[{number}/{self.total}] {describe(job.spec)}"
+
+
+def _outcome(summary: dict) -> str:
+    if summary.get("diverged"):
+        return "diverged"
+    if summary.get("bmta") is not None:
+        return f"{100 * summary['bmta']:.2f} % of clients' own tests"
+    accuracy = summary["final_accuracy"]
+    return "no accuracy" if accuracy is None or np.isnan(accuracy) else f"{100 * accuracy:.2f} %"

@@ -1,0 +1,86 @@
+"""The results of runs that are done: curves, traffic and a summary of each."""
+
+import dataclasses
+from datetime import UTC, datetime
+from typing import Any
+
+from fedjax_het.common.arrays import host_values
+from fedjax_het.common.environment import environment
+from fedjax_het.running.accounts import traffic_curves
+from fedjax_het.running.federations import holdings_of
+from fedjax_het.running.result import Result, summarise
+from fedjax_het.running.runs import Runs
+
+
+def results_of(runs: Runs) -> list[Result]:
+    """What was made, in the order of the federations."""
+    return [_result(runs, i, state) for i, state in enumerate(runs.host_states())]
+
+
+def _result(runs: Runs, i: int, state: Any) -> Result:
+    algorithm, group, federation = runs.algorithm, runs.group, runs.federations[i]
+    rounds = runs.stopped[i] or runs.done
+    once = algorithm.first_traffic(holdings_of(federation, group.dataset, group.pool))
+    traffic = algorithm.traffic(federation.hp, state)
+    moved = traffic_curves(federation.scheduler.work, traffic, once, rounds)
+    metrics = runs.curves[i] | moved
+    summary = {
+        "algorithm": federation.spec.algorithm,
+        "dataset": group.dataset.name,
+        "seed": federation.spec.seed,
+        **summarise(runs.curves[i], group.dataset.domain_names),
+        **algorithm.summary(federation.hp, state),
+        "rounds": rounds,
+        **_costs(runs, i),
+        "bytes_up": float(metrics["bytes_up"].sum()),
+        "bytes_down": float(metrics["bytes_down"].sum()),
+        **_data(runs, i),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **environment(),
+    }
+    artifacts = {name: host_values(a) for name, a in algorithm.artifacts(state).items()}
+    if runs.pager is not None:
+        state = state._replace(clients=runs.pager.states[i])
+    return Result(
+        federation.spec,
+        metrics,
+        summary,
+        artifacts,
+        state,
+        federation.partition,
+        federation.tests,
+    )
+
+
+def _costs(runs: Runs, i: int) -> dict[str, Any]:
+    """Where and how fast a run was made: its share of what those in step took together."""
+    spent, group, width = runs.spent, runs.group, runs.plan.width
+    made_together, on_device = len(runs.federations), i // width * width
+    neighbours = runs.federations[on_device : on_device + width]
+    seconds = group.lane_choice.seconds
+    return {
+        "client_samples_per_second": spent.samples_per_second,
+        "useful_work_fraction": group.useful_fraction(neighbours),
+        "compile_seconds": spent.compiling,
+        "round_seconds": spent.rounds / made_together,
+        "server_seconds": spent.host_work / made_together,
+        "wall_seconds": spent.wall(made_together),
+        "made_together": made_together,
+        "lanes": runs.plan.describe(),
+        "lane_probe_seconds_per_step": {str(lanes): taken for lanes, taken in seconds.items()},
+        "client_state": group.client_state,
+        "unfused": group.program.chunk.unfused,
+    }
+
+
+def _data(runs: Runs, i: int) -> dict[str, Any]:
+    """What a run learned from, in numbers."""
+    group, federation = runs.group, runs.federations[i]
+    server = group.server_summary(federation)
+    return {
+        "dataset_digest": group.dataset.digest(),
+        "partition_digest": federation.partition.digest(),
+        "split": dataclasses.asdict(group.split(federation)),
+        "server": None if server is None else dataclasses.asdict(server),
+        "dataset_note": group.dataset.note,
+    }

@@ -1,0 +1,196 @@
+"""Where runs go: on which devices, in how many lanes, how many of them at a time, and where the
+states of their clients are. Speed and memory depend on it; results do not, beyond rounding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+from fedjax_het.common.errors import is_whole, require, require_name
+from fedjax_het.engine.memory import free_bytes
+from fedjax_het.engine.plan import AXIS, RUNS, Plan, make_plan
+from fedjax_het.engine.probe import LaneChoice, choose_lanes
+from fedjax_het.engine.schedule import Scheduler, cohort_size
+from fedjax_het.engine.units import ClientUnits, PairUnits
+from fedjax_het.running.programs import Program, Signature, client_state_bytes, training_of
+from fedjax_het.settings.spec import RunSpec
+
+AUTO = "auto"
+DEVICE_STATE, HOST_STATE = "device", "host"  # where the states of all clients are
+# Of a device's memory: if all clients' states take more, they are on the host. Checking a program's
+# numbers holds four copies on every device, and CPU devices share the memory with the host.
+STATE_SHARE = 1 / 8
+PAIR_LANES = 16  # of condensation on an accelerator's device, unless told otherwise
+BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where runs go: a matter of speed and memory, on which results do not depend beyond
+    rounding.
+
+    Attributes:
+      lanes: vmapped lanes of one federation in each block, or "auto" for what a short timing found
+        fastest.
+      devices: which, or how many of the first; None for all (of a sweep: this process's).
+      blocks: of lanes (None: as many as devices). Sums are taken block by block, so what was begun
+        on another number of devices goes on to the same bits with the blocks that it had.
+      spread: what the devices share out: "lanes" (one federation over all devices), "runs" (each
+        has federations of its own), or "auto" for what should be faster.
+      width: federations that are vmapped on each device, or "auto". Only "runs" have several.
+      client_state: where the states of all clients are: "device"; "host", from where those of the
+        next rounds' clients alone are put on the devices (results are the same bits; it needs a
+        method whose server does not read them); or "auto", the host if all would take more than
+        an eighth of a device's memory.
+      memory: bytes on each device that may be taken (None: what is free).
+
+    Raises: ConfigError, which names the attribute, its value and what would be right.
+    """
+
+    lanes: int | str = AUTO
+    devices: Sequence[jax.Device] | int | None = None
+    blocks: int | None = None
+    spread: str = AUTO
+    width: int | str = AUTO
+    client_state: str = AUTO
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lanes", "width"):
+            value = getattr(self, name)
+            ok = value == AUTO or is_whole(value, 1)
+            require(ok, name, value, "'auto' or a whole number >= 1")
+        for name in ("blocks", "memory"):
+            value = getattr(self, name)
+            require(value is None or is_whole(value, 1), name, value, "a whole number >= 1 or None")
+        require(
+            self.spread in (AUTO, AXIS, RUNS),
+            "spread",
+            self.spread,
+            f"{AUTO!r}, {AXIS!r} or {RUNS!r}",
+        )
+        require_name("client_state", self.client_state, (AUTO, DEVICE_STATE, HOST_STATE))
+        several = not isinstance(self.devices, (str, bytes)) and isinstance(self.devices, Sequence)
+        listed = several and all(isinstance(device, jax.Device) for device in self.devices)
+        require(
+            self.devices is None or is_whole(self.devices, 1) or (listed and len(self.devices)),
+            "devices",
+            self.devices,
+            "a whole number >= 1, a sequence of jax devices, or None for all",
+        )
+
+    def present_devices(self) -> list[jax.Device]:
+        """The devices. Raises ConfigError if there are fewer."""
+        if isinstance(self.devices, Sequence):
+            return list(self.devices)
+        there = jax.devices()
+        fits = self.devices is None or self.devices <= len(there)
+        require(fits, "devices", self.devices, f"1 to {len(there)}, the devices that there are")
+        return there[: self.devices]
+
+
+def blocks_of(placement: Placement, devices: Sequence[jax.Device], spec: RunSpec) -> int:
+    """Blocks of lanes: no more than clients that take part in a round."""
+    sampled = cohort_size(spec.num_clients, spec.participation)
+    return placement.blocks or min(len(devices), sampled)
+
+
+def lanes_of(
+    placement: Placement,
+    signature: Signature,
+    devices: Sequence[jax.Device],
+    blocks: int,
+    specs: Sequence[RunSpec],
+    units: Sequence[ClientUnits | PairUnits],
+) -> LaneChoice:
+    """How many lanes there are in each block."""
+    if placement.lanes != AUTO:
+        return LaneChoice(int(placement.lanes), 1, {})
+    pairs = [own for own in units if isinstance(own, PairUnits)]
+    if pairs:
+        return LaneChoice(_lanes_of_pairs(pairs, blocks), 1, {})
+    spec = specs[0]
+    shape, num_classes = signature.input_shape, signature.num_classes
+    return choose_lanes(
+        training_of(signature),
+        batch_size=spec.batch_size,
+        devices=devices[:blocks],
+        cohort_size=cohort_size(spec.num_clients, spec.participation),
+        federations=len(specs),
+        label=f"{spec.model} {signature.model_options} {shape} {num_classes}",
+    )
+
+
+def _lanes_of_pairs(units: Sequence[PairUnits], blocks: int) -> int:
+    """Pairs side by side on a device: in turn on a CPU, else as many as there are, up to a bound.
+
+    Each holds the activations of a batch of real images and of its own; `lanes` sets it by hand.
+    """
+    if jax.default_backend() == "cpu":
+        return 1
+    most = max(int((own.steps > 0).sum()) for own in units)
+    return min(PAIR_LANES, -(-most // blocks))
+
+
+def plan_of(
+    placement: Placement,
+    devices: Sequence[jax.Device],
+    blocks: int,
+    choice: LaneChoice,
+    schedulers: Sequence[Scheduler],
+) -> Plan:
+    """The plan of as many federations as there are schedulers."""
+    width = choice.width if placement.width == AUTO else int(placement.width)
+    width = min(width, -(-len(schedulers) // len(devices)))
+    spread = placement.spread
+    if len(devices) < blocks:
+        spread = RUNS
+    if spread == AUTO:
+        spread = _fastest_spread(schedulers, len(devices), width)
+    if spread == AXIS:
+        return make_plan(choice.lanes, devices[:blocks], blocks=blocks)
+    return make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
+
+
+def _fastest_spread(schedulers: Sequence[Scheduler], devices: int, width: int) -> str:
+    """Whether devices should share every federation, or have federations of their own."""
+    count, at_once = len(schedulers), devices * width
+    if count == 1:
+        return AXIS
+    apart = count / (-(-count // at_once) * at_once)
+    work = schedulers[0].work
+    together = work.block_steps.sum() / max(1, (work.block_steps.max(1) * devices).sum())
+    return RUNS if apart >= BARRIERS * together else AXIS
+
+
+def narrower_plan(plan: Plan, width: int) -> Plan:
+    """`width` federations at a time on each device; 0: one at a time on all devices."""
+    assert plan.mesh is not None
+    if width:
+        return plan._replace(width=width)
+    devices = list(plan.mesh.devices.flat)
+    return make_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
+
+
+def client_state_of(placement: Placement, program: Program, spec: RunSpec) -> str:
+    """Where clients' states are to be: on the devices or on the host."""
+    size = client_state_bytes(program, spec)
+    if not size or placement.client_state == DEVICE_STATE:
+        return DEVICE_STATE
+    pageable, plan = program.algorithm.pageable, program.plan
+    if placement.client_state == HOST_STATE:
+        require(
+            pageable,
+            "client_state",
+            HOST_STATE,
+            f"'device' or 'auto': {spec.algorithm} needs the states of all clients at once"
+            + (", to score their own models" if spec.tests_clients else ""),
+        )
+        return HOST_STATE
+    if not pageable or cohort_size(spec.num_clients, spec.participation) == spec.num_clients:
+        return DEVICE_STATE
+    assert plan.mesh is not None
+    allowed = placement.memory or free_bytes(plan.mesh.local_devices)
+    needed = size * spec.num_clients * plan.width
+    too_much = plan.agreed(int(allowed is not None and needed > STATE_SHARE * allowed))
+    return HOST_STATE if too_much else DEVICE_STATE

@@ -1,0 +1,204 @@
+"""What is compiled once: the programs that all runs of one static signature share."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_het.algorithms import entry_of
+from fedjax_het.algorithms.building import num_bytes
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.algorithms.pretraining import pretrained
+from fedjax_het.common.arrays import is_key
+from fedjax_het.data import Dataset
+from fedjax_het.engine.guard import CheckedProgram
+from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.plan import RUN, SHARED, Plan, make_plan
+from fedjax_het.engine.rounds import Measuring, make_chunk
+from fedjax_het.engine.task import Task
+from fedjax_het.nn import make_model
+from fedjax_het.running.inputs import Reader, kinds_of
+from fedjax_het.settings.spec import RunSpec
+
+# Settings in which runs that share their programs may differ: they decide what the host draws, or
+# are traced.
+MAPPED = (
+    "seed",
+    "partition_seed",
+    "partition",
+    "partition_options",
+    "alpha",
+    "classes",
+    "averaging",
+    "hp",
+)
+
+
+def static_key(spec: RunSpec) -> str:
+    """Equal for resolved specs that can be made by the same programs, in step."""
+    return repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in MAPPED))
+
+
+class Signature(NamedTuple):
+    """Every static choice of a run; equal signatures share their compiled programs."""
+
+    algorithm: str
+    methods: tuple  # the functions that the names of the method and its base stand for now
+    options: tuple
+    model: str
+    model_options: tuple
+    input_shape: tuple
+    num_classes: int
+    measuring: Measuring
+    mean: tuple
+    std: tuple
+    optimizer: str | None
+    keep_state: bool
+    local_epochs: int | None
+    batch_size: int
+    scored: str
+    server: bool
+    pretrain_epochs: int
+
+
+def signature_of(spec: RunSpec, dataset: Dataset) -> Signature:
+    """That of resolved settings on these data."""
+    return Signature(
+        algorithm=spec.algorithm,
+        methods=entry_of(spec.algorithm, spec.options).functions,
+        options=tuple(sorted((k, _hashable(v)) for k, v in spec.options.items())),
+        model=spec.model,
+        model_options=tuple(sorted(spec.model_options.items())),
+        input_shape=tuple(dataset.input_shape),
+        num_classes=dataset.num_classes,
+        measuring=Measuring(
+            spec.num_clients,
+            len(dataset.domain_names),
+            spec.tests_clients,
+            spec.gradient_gaps or 0,
+        ),
+        mean=tuple(dataset.mean),
+        std=tuple(dataset.std),
+        optimizer=spec.local_optimizer,
+        keep_state=spec.optimizer_state == "keep",
+        local_epochs=spec.local_epochs,
+        batch_size=spec.batch_size,
+        scored=spec.scored_model if spec.tests_clients else "global",
+        server=spec.server_data is not None,
+        pretrain_epochs=spec.pretrain_epochs or 0,
+    )
+
+
+class Program(NamedTuple):
+    """What runs of one static signature share: one compilation serves all of them."""
+
+    signature: Signature
+    task: Task
+    plan: Plan
+    reader: Reader
+    init: Callable  # (number of client states) -> jitted (hp, key) -> State
+    chunk: CheckedProgram
+    host_work: dict[str, CheckedProgram]
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.reader.algorithm
+
+    @property
+    def measuring(self) -> Measuring:
+        return self.reader.measuring
+
+
+@functools.lru_cache(maxsize=32)
+def training_of(signature: Signature) -> LocalTraining:
+    """How clients train, and which network."""
+    model = make_model(
+        signature.model,
+        signature.input_shape,
+        signature.num_classes,
+        **dict(signature.model_options),
+    )
+    options = dict(signature.options)
+    model = entry_of(signature.algorithm, options).network_of(model, options)
+    return LocalTraining(
+        Task(model, signature.mean, signature.std),
+        signature.optimizer,
+        signature.local_epochs,
+        signature.keep_state,
+        signature.batch_size,
+        signature.scored,
+    )
+
+
+def algorithm_of(signature: Signature, plan: Plan | None = None) -> Algorithm:
+    """The method; without a plan for what it asks of the host alone."""
+    plan = plan or make_plan(spread=None)
+    options = dict(signature.options)
+    training = training_of(signature)
+    algorithm = entry_of(signature.algorithm, options).make(training, plan, options)
+    if signature.pretrain_epochs:
+        clients = signature.measuring.num_clients
+        algorithm = pretrained(algorithm, training, signature.pretrain_epochs, clients)
+    return algorithm
+
+
+@functools.lru_cache(maxsize=32)
+def program_of(signature: Signature, plan: Plan) -> Program:
+    """The programs, built but not compiled."""
+    task, measuring = training_of(signature).task, signature.measuring
+    algorithm = algorithm_of(signature, plan)
+    reader = Reader(algorithm, measuring, signature.server)
+    kinds = kinds_of(reader)
+    chunk = CheckedProgram(
+        plan.over_runs(make_chunk(algorithm, task, plan, measuring), (RUN, kinds)),
+        baseline=lambda args: (
+            args[0],
+            jax.tree.map(lambda a: 0.0, measuring.nothing(algorithm, 1)),
+        ),
+        name=f"{signature.algorithm} rounds",
+        donate_argnums=0,
+    )
+    host_work = {
+        work.name: CheckedProgram(
+            plan.over_runs(work.advance, (RUN, RUN, RUN, SHARED, kinds.server)),
+            baseline=lambda args: args[1],
+            name=work.name,
+            donate_argnums=1,
+        )
+        for work in algorithm.host_work
+    }
+    init = _make_init(algorithm, task, plan)
+    return Program(signature, task, plan, reader, init, chunk, host_work)
+
+
+def _make_init(algorithm: Algorithm, task: Task, plan: Plan) -> Callable:
+    """-> init(number of client states) -> jitted (hp, key) -> State."""
+
+    def strong(leaf: jax.Array) -> jax.Array:
+        # A weakly typed leaf would come back strong, and the next call would compile again.
+        return leaf if is_key(leaf) else jax.lax.convert_element_type(leaf, leaf.dtype)
+
+    def init(num_clients: int, hp: Any, key: jax.Array):
+        state = algorithm.init(hp, key, task.model.init(key), num_clients)
+        return jax.tree.map(strong, state)
+
+    @functools.lru_cache
+    def init_of(num_clients: int) -> Callable:
+        return jax.jit(plan.over_runs(functools.partial(init, num_clients), (RUN, RUN)))
+
+    return init_of
+
+
+def client_state_bytes(program: Program, spec: RunSpec) -> int:
+    """What a client of one federation keeps between rounds."""
+    hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model = program.task.model
+    init = lambda hp, key: program.algorithm.init(hp, key, model.init(key), 1)  # noqa: E731
+    return num_bytes(jax.eval_shape(init, hp, key).clients)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,209 @@
+"""Runs that go in step: what they keep while they are advanced, and how they begin."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.contract import Algorithm, HostWork
+from fedjax_het.common.arrays import host_values
+from fedjax_het.engine.host_state import Pager
+from fedjax_het.engine.plan import RUN, Plan
+from fedjax_het.engine.randomness import Stream
+from fedjax_het.engine.rounds import ChunkInputs
+from fedjax_het.running.accounts import Curves, Spent, curves_of
+from fedjax_het.running.federations import Federation
+from fedjax_het.running.inputs import Source, call_inputs, run_inputs
+from fedjax_het.running.placement import HOST_STATE
+from fedjax_het.running.prepare import Group
+from fedjax_het.running.programs import client_state_bytes
+from fedjax_het.running.progress import Progress
+
+MAX_CHUNK = 16  # rounds per call of the compiled program, at most
+MAX_SCHEDULE_BYTES = 2**26  # of the rounds of a call, unless one alone takes more
+MAX_TABLE_BYTES = 2**26  # likewise of client states where they are moved to the devices and back
+
+
+class Room(NamedTuple):
+    """What a call of the rounds' program has room for."""
+
+    rounds: int
+    rows: int  # client states on the devices
+
+
+@dataclass(eq=False)
+class Runs:
+    """Runs of one group that go in step, and where they stand.
+
+    federations: as many as run at once, or fewer. source, kept: of what their program reads, and
+    the part that stays the same. state: of all of them, on the devices. pager: of their clients'
+    states, where those are on the host.
+    """
+
+    group: Group
+    federations: list[Federation]
+    source: Source
+    kept: dict[str, Any]
+    room: Room
+    curves: list[Curves]  # of each
+    spent: Spent
+    progress: Callable[[Progress], None]
+    state: Any = None
+    pager: Pager | None = None
+    done: int = 0  # rounds
+    stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in
+
+    @property
+    def plan(self) -> Plan:
+        return self.group.plan
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.group.program.algorithm
+
+    @property
+    def rounds(self) -> int:
+        """From the first to the last."""
+        return self.federations[0].spec.rounds
+
+    @property
+    def paged(self) -> bool:
+        return self.group.client_state == HOST_STATE
+
+    def keys(self, stream: Stream) -> jax.Array:
+        return self.source.keys(stream)
+
+    def call(self, first: int, count: int) -> ChunkInputs:
+        """What the program reads for rounds `first .. first+count-1`."""
+        source = dataclasses.replace(self.source, rounds=range(first, first + count))
+        return call_inputs(source, self.kept)
+
+    def first_step(self) -> ChunkInputs:
+        """The same for the first step of every lane of the next round, and of an evaluation."""
+        return call_inputs(self.trial_source(), self.kept)
+
+    def trial_source(self) -> Source:
+        upcoming = min(self.done, self.rounds - 1)
+        rounds = range(upcoming, upcoming + 1)
+        return dataclasses.replace(self.source, rounds=rounds, trial=True)
+
+    def load_states(self, rounds: Sequence[int]) -> None:
+        """Put the states of these rounds' clients on the devices, if they are on the host."""
+        if self.pager is not None:
+            self.state = self.state._replace(clients=())  # makes room
+            self.state = self.state._replace(clients=self.pager.load(rounds))
+
+    def store_states(self, rounds: Sequence[int]) -> None:
+        """Take them back when these rounds are done."""
+        if self.pager is not None:
+            self.pager.store(self.state.clients, rounds)
+
+    def host_states(self) -> list[Any]:
+        """Every run's state, on the host."""
+        host = jax.tree.map(host_values, self.state)
+        if not self.source.apart:
+            return [host]
+        return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.federations))]
+
+    def work_done(self, work: HostWork) -> int:
+        """Iterations of work between rounds, of each run."""
+        apart = self.source.apart
+        return work.done(jax.tree.map(lambda a: a[0], self.state) if apart else self.state)
+
+
+def gathered(
+    group: Group,
+    federations: Sequence[Federation],
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    started: float | None = None,
+) -> Runs:
+    """Runs of a group that are to go in step: nothing is allocated for their states yet.
+
+    Args:
+      federations: as many as run at once, or fewer.
+      started: when their wall-clock began (default: now).
+    """
+    assert len(federations) <= group.plan.capacity
+    federations = list(federations)
+    # An idle place does the last federation's work once more, or nothing.
+    places = federations + federations[-1:] * (group.plan.capacity - len(federations))
+    room = _room(group, federations)
+    source = dataclasses.replace(
+        group.source,
+        places=places,
+        num_federations=len(federations),
+        num_rows=room.rows if group.client_state == HOST_STATE else None,
+        capacity=room.rounds,
+    )
+    program, rounds = group.program, federations[0].spec.rounds
+    return Runs(
+        group,
+        federations,
+        source,
+        kept=group.shared | run_inputs(source),
+        room=room,
+        curves=[
+            curves_of(
+                program.measuring.nothing(program.algorithm, rounds), group.dataset, f.partition
+            )
+            for f in federations
+        ],
+        spent=Spent() if started is None else Spent(started=started),
+        progress=progress or (lambda progress: None),
+        stopped=[None] * len(federations),
+    )
+
+
+def _room(group: Group, federations: Sequence[Federation]) -> Room:
+    """As many rounds as schedules, and client states on the host, leave room for."""
+    spec, plan, shapes = federations[0].spec, group.plan, group.shapes
+    scheduled = [shape for shape in (shapes.schedule, shapes.tuning) if shape is not None]
+    bytes_a_round = sum(shape.num_bytes(spec.batch_size) for shape in scheduled)
+    fitting = MAX_SCHEDULE_BYTES // (bytes_a_round * plan.capacity)
+    cohort, all_clients = 0, group.program.measuring.num_clients
+    if group.client_state == HOST_STATE:
+        cohort = max(f.scheduler.cohort_size for f in federations)
+        row = client_state_bytes(group.program, spec)
+        fitting = min(fitting, MAX_TABLE_BYTES // (row * cohort * plan.width))
+    rounds = max(1, min(MAX_CHUNK, spec.rounds, fitting))
+    rows = min(all_clients, rounds * cohort) if cohort else all_clients
+    return Room(rounds, rows)
+
+
+def begin_states(runs: Runs) -> None:
+    """Make the states before the first round, where they are to be."""
+    given = (runs.kept["hp"], runs.keys(Stream.INIT))
+    state = runs.group.program.init(1 if runs.paged else runs.room.rows)(*given)
+    if runs.paged:
+        schedulers = [f.scheduler for f in runs.source.places]
+        runs.pager = Pager(runs.plan, schedulers, state.clients, runs.room.rows)
+        state = state._replace(clients=())
+    runs.state = state if runs.source.apart else runs.plan.put(state)
+
+
+def memory_needed(runs: Runs) -> int:
+    """Bytes that the compiled programs need on each device. Nothing is allocated for it."""
+    hp, key = runs.kept["hp"], runs.keys(Stream.INIT)
+    sharding = runs.plan.sharding(RUN)
+    programs = runs.group.program
+    state = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+        jax.eval_shape(programs.init(runs.room.rows), hp, key),
+    )
+    lowered = [programs.chunk.program.lower(state, runs.first_step())]
+    lowered += [
+        work.program.lower(hp, state, key, jnp.int32(1), runs.kept.get("server"))
+        for work in programs.host_work.values()
+    ]
+    needs = (program.compile().memory_analysis() for program in lowered)
+    return max(
+        need.argument_size_in_bytes
+        + need.output_size_in_bytes
+        - need.alias_size_in_bytes
+        + need.temp_size_in_bytes
+        for need in needs
+    )
