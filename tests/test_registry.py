@@ -1,0 +1,68 @@
+"""Records by name, of the package and of its users."""
+
+from typing import NamedTuple
+
+import pytest
+
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.registry import Registry
+
+
+class Tool(NamedTuple):
+    name: str
+    description: str
+
+
+@pytest.fixture
+def tools() -> Registry[Tool]:
+    records = (Tool("hammer", "for nails"), Tool("saw", "for boards"))
+    return Registry("tool", records, argument="tool_name")
+
+
+def test_it_is_a_mapping_with_the_packages_own_first(tools):
+    tools.add(Tool("awl", "for holes"))
+    assert list(tools) == ["hammer", "saw", "awl"]
+    assert len(tools) == 3 and "awl" in tools and "axe" not in tools
+    assert tools["awl"].description == tools.get("awl").description == "for holes"
+    assert tools.get("axe") is None
+    assert {name: record.name for name, record in tools.items()} == {name: name for name in tools}
+    assert tools.built_in == {"hammer", "saw"}
+    with pytest.raises(KeyError):
+        tools["axe"]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_the_users_own_among_them(tools):
+    assert tools.require("saw").description == "for boards"
+    with pytest.raises(ConfigError, match=r"tool_name = 'hamer' is unknown: did you mean 'hammer'"):
+        tools.require("hamer")
+    tools.add(Tool("screwdriver", ""))
+    with pytest.raises(ConfigError, match=r"option base = 'skrewdriver'.*'screwdriver'"):
+        tools.require("skrewdriver", argument="option base")
+
+
+def test_a_users_name_may_be_given_again_and_is_forgotten_by_reset(tools):
+    tools.add(Tool("awl", "blunt"))
+    tools.add(Tool("awl", "sharp"))
+    assert tools["awl"].description == "sharp" and len(tools) == 3
+    tools.reset()
+    assert list(tools) == ["hammer", "saw"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("saw", "name = 'saw': expected one that no tool of the package has"),
+        ("my tool", "name = 'my tool': expected letters, digits and underscores"),
+        ("", "name = '': expected letters"),
+        (3, "name = 3: expected letters"),
+    ],
+)
+def test_what_cannot_be_added_says_why_and_changes_nothing(tools, name, message):
+    with pytest.raises(ConfigError, match=message):
+        tools.add(Tool(name, "another"))
+    assert list(tools) == ["hammer", "saw"] and tools["saw"].description == "for boards"
+
+
+def test_the_package_cannot_give_a_name_twice():
+    with pytest.raises(ValueError, match="two records of the registry of tools"):
+        Registry("tool", (Tool("saw", ""), Tool("saw", "")))
