@@ -287,12 +287,12 @@ def _with_local_tests(
 
 def _check(spec: RunSpec) -> None:
     from fedjax_het.data import DATASETS, PARTITIONS
-    from fedjax_het.nn import MODELS
+    from fedjax_het.nn import NETWORKS
 
     if spec.dataset != "user":
         require_name("dataset", spec.dataset, DATASETS)
     require_name("partition", spec.partition, PARTITIONS)
-    require_name("model", spec.model, MODELS)
+    NETWORKS.require(spec.model)
     for name in ("num_clients", "local_epochs", "batch_size", "rounds", "eval_every"):
         value = getattr(spec, name)
         if value is None and name in LOCAL_TRAINING:
