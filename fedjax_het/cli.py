@@ -271,7 +271,7 @@ def _log_to_stderr(level: int) -> None:
 def _list(command: List) -> int:
     from fedjax_het.algorithms import ALGORITHMS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
-    from fedjax_het.nn import MODELS
+    from fedjax_het.nn import NETWORKS
 
     def described(entries: dict[str, Any]) -> dict[str, str]:
         return {name: entry.description for name, entry in entries.items()}
@@ -280,7 +280,7 @@ def _list(command: List) -> int:
         "methods": described(ALGORITHMS),
         "data sets": DATASETS,
         "partitions": PARTITIONS,
-        "networks": MODELS,
+        "networks": described(NETWORKS),
         "server's examples": described(SERVER_SOURCES),
     }
     width = max(len(name) for group in groups.values() for name in group)

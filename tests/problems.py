@@ -58,7 +58,7 @@ def linear_model() -> Model:
         return embed(variables, x, train=train, key=key)[1:]
 
     head = Head(
-        of=lambda variables: variables["params"],
+        path=(),
         apply=lambda params, features: features @ params["w"] + params["b"],
     )
     return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed, head=head)

@@ -89,11 +89,11 @@ def test_a_curve_of_clients_is_their_mean_in_a_band():
 def test_list_names_everything(capsys):
     from fedjax_het.algorithms import METHODS
     from fedjax_het.data import DATASETS, PARTITIONS
-    from fedjax_het.nn import MODELS
+    from fedjax_het.nn import NETWORKS
 
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    for group in (METHODS, DATASETS, PARTITIONS, MODELS):
+    for group in (METHODS, DATASETS, PARTITIONS, NETWORKS):
         assert all(name in out for name in group)
 
 

@@ -11,7 +11,8 @@ from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
 from fedjax_het.nn import Model, make_model, norm_mask, norms_of, with_norms
-from fedjax_het.nn.modules import BatchNorm, InstanceNorm, Linear, norm_paths
+from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.settings.protocols import PROTOCOLS
 from fedjax_het.settings.spec import RunSpec
 
@@ -202,7 +203,8 @@ def test_the_kind_of_layer_decides_and_not_its_name():
             x = BatchNorm(name="linear1")(x, train)
             return InstanceNorm()(x, train)
 
-    assert norm_paths(Misleading(), (4, 4, 2)) == {("linear1",), ("InstanceNorm_0",)}
+    found = flax_model(Misleading(), (4, 4, 2)).norm_layers()
+    assert found == {("linear1",), ("InstanceNorm_0",)}
 
 
 def test_layers_are_taken_out_and_put_back():

@@ -16,7 +16,7 @@ from fedjax_het.nn import (
     micro_batched_value_and_grad,
     training_flops,
 )
-from fedjax_het.nn.modules import Dropout, max_pool, max_pool_overlapping
+from fedjax_het.nn.layers import Dropout, max_pool, max_pool_overlapping
 
 KEY = jax.random.key(0)
 
@@ -459,7 +459,7 @@ def test_features_are_what_the_last_layer_reads(name, shape, options, train):
     expected = np.asarray(features, np.float64) @ head["kernel"] + head["bias"]
     tolerance = 1e-5 * np.abs(expected).max()
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
-    alone = model.head.apply(model.head.of(variables), features)
+    alone = model.head.apply(model.head.parameters(variables), features)
     np.testing.assert_allclose(alone, expected, rtol=0, atol=tolerance)
     same, same_state = jax.jit(partial(model.apply, train=train))(variables, x)
     np.testing.assert_allclose(same, logits, rtol=0, atol=tolerance)

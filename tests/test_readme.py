@@ -111,11 +111,11 @@ def understood_by_tyro(script, arguments):
 def test_the_tables_name_everything_there_is():
     from fedjax_het.algorithms import METHODS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
-    from fedjax_het.nn import MODELS
+    from fedjax_het.nn import NETWORKS
 
     cells = re.findall(r"^\| (`.*?) \|", README, flags=re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-    assert named == {*METHODS, *DATASETS, *PARTITIONS, *SERVER_SOURCES, *MODELS}
+    assert named == {*METHODS, *DATASETS, *PARTITIONS, *SERVER_SOURCES, *NETWORKS}
 
 
 def test_ci_runs_the_readmes_test_command():

@@ -152,7 +152,7 @@ def fedgen(
             variables, counts = gathered.variables
             present = gathered.present.astype(jnp.float32)
             models = gathered._replace(variables=variables)
-            teachers = Teacher(model.head.of(variables), counts * present[:, None], present)
+            teachers = Teacher(model.head.parameters(variables), counts * present[:, None], present)
         else:
             teachers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), result.outputs)
         steps = options.generator_steps
@@ -215,7 +215,7 @@ def _guided_client(
             return generator.apply(made, noise, labels, train=False)[0]
 
         features = generated(noise_keys[0], labels)
-        alike = head.apply(head.of(local.variables), generated(noise_keys[1], batch.labels))
+        alike = head.apply(head.parameters(local.variables), generated(noise_keys[1], batch.labels))
         distilled_weight = weight_of(hp["distilled_weight"])
 
         def losses(network, images, labels, target):
@@ -229,7 +229,7 @@ def _guided_client(
         )
 
         def generated_loss(params):
-            logits = head.apply(head.of({**local.variables, "params": params}), features)
+            logits = head.apply(head.parameters({**local.variables, "params": params}), features)
             own = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return weight_of(hp["generated_weight"]) * own.mean()
 
@@ -243,7 +243,7 @@ def _guided_client(
         upload, kept, _ = base.end(hp, broadcast, local, state, client)
         if training.hands_out_models:
             return upload, kept, (local.variables, local.memory)
-        return upload, kept, Teacher(head.of(local.variables), local.memory, jnp.float32(1))
+        return upload, kept, Teacher(head.parameters(local.variables), local.memory, jnp.float32(1))
 
     return ClientMethod(base.init, begin, step, end)
 

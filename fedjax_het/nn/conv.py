@@ -5,7 +5,10 @@ times slower than a matrix product of the same size; elsewhere the native convol
 one. Both forms take the same HWIO kernel and agree to rounding.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import partial
 
 import jax
@@ -20,13 +23,25 @@ CACHED_PATCHES = 2**17  # numbers: 0.5 MB, which several arrays of a step share 
 
 CONV_IMPLS = ("auto", "native", "im2col")
 
+_native = ContextVar("native convolutions", default=False)
+
+
+@contextlib.contextmanager
+def native_convolutions() -> Iterator[None]:
+    """Inside, `auto` is `native` on every backend, for traces that are compared between them."""
+    before = _native.set(True)
+    try:
+        yield
+    finally:
+        _native.reset(before)
+
 
 def resolve_conv_impl(impl: str) -> str:
     """`auto` becomes `im2col` on the CPU backend and `native` elsewhere; asks jax which it is."""
     require_name("conv_impl", impl, CONV_IMPLS)
     if impl != "auto":
         return impl
-    return "im2col" if jax.default_backend() == "cpu" else "native"
+    return "im2col" if jax.default_backend() == "cpu" and not _native.get() else "native"
 
 
 def conv2d(
@@ -146,10 +161,10 @@ def _sum_of_strided_patches(shares, padding, stride, size):
     height, width = (-(-(pixels + 2 * padding) // stride) for pixels in size)
 
     def part(row, column):
-        mine = shares[:, :, :, row::stride, column::stride]
-        if mine.size == 0:  # a kernel smaller than its stride skips pixels
+        sharing = shares[:, :, :, row::stride, column::stride]
+        if sharing.size == 0:  # a kernel smaller than its stride skips pixels
             return jnp.zeros((batch, height, width, channels), shares.dtype)
-        total = _sum_of_patches(mine, 0)
+        total = _sum_of_patches(sharing, 0)
         unread = (height - total.shape[1], width - total.shape[2])
         return jnp.pad(total, ((0, 0), (0, unread[0]), (0, unread[1]), (0, 0)))
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.nn.layers import BatchNorm, Linear
 from fedjax_het.nn.models import Variables
 
 
@@ -21,13 +23,26 @@ class Generator(NamedTuple):
     apply: Callable
 
 
+class FeatureGenerator(nn.Module):
+    """See `make_generator`; returns the features alone."""
+
+    num_classes: int
+    num_features: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, noise, labels, train):
+        x = jnp.concatenate([noise, jax.nn.one_hot(labels, self.num_classes)], axis=1)
+        x = Linear(self.hidden, name="hidden")(x)
+        x = BatchNorm(name="norm")(x[:, None, None], train)[:, 0, 0]  # as images of one pixel
+        return Linear(self.num_features, name="features")(jax.nn.relu(x))
+
+
 def make_generator(num_classes: int, num_features: int, hidden: int, noise_size: int) -> Generator:
     """[noise, one-hot label] -> linear, `hidden` -> batch norm -> ReLU -> linear, `num_features`,
     with no activation at the end, as FedGen's public code has it (zhuangdizhu/FedGen); weights are
     drawn as PyTorch does by default."""
-    from fedjax_het.nn import modules  # here, since flax is slow to import
-
-    module = modules.FeatureGenerator(num_classes, num_features, hidden)
+    module = FeatureGenerator(num_classes, num_features, hidden)
 
     def init(key: jax.Array) -> Variables:
         noise, labels = jnp.zeros((1, noise_size)), jnp.zeros(1, jnp.int32)

@@ -1,12 +1,15 @@
 """A projection head between a network and its classifier."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.common.errors import require
-from fedjax_het.nn.models import Model
+from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.nn.layers import uniform_fan_in
+from fedjax_het.nn.models import Head, Model
 
-HEAD = "head"  # what every network here calls its last layer
+LAYERS = ("projection1", "projection2", "head")
 
 
 def with_projection_head(model: Model, size: int = 256) -> Model:
@@ -18,22 +21,23 @@ def with_projection_head(model: Model, size: int = 256) -> Model:
     F size + size and size C + C, for F C + C that are left out. Weights and biases are drawn as
     PyTorch does by default.
     """
+    needs = "a network with a last fully connected layer, to put a projection before"
+    if model.embed is None or model.head is None or not model.head.path:
+        raise ConfigError(f"model = {model.name!r}: expected {needs}")
+    embed_body, path = model.embed, model.head.path
     variables = jax.eval_shape(model.init, jax.random.key(0))
-    require(HEAD in variables["params"], "model", model.name, f"a network with a layer {HEAD!r}")
-    left_out = variables["params"][HEAD]
-    features = left_out["kernel"].shape[0]
-    layers = {
-        "projection1": (features, features),
-        "projection2": (features, size),
-        HEAD: (size, model.num_classes),
-    }
+    left_out = model.head.parameters(variables)
+    taken = [name for name in LAYERS if name in variables["params"] and (name,) != path]
+    require(not taken, "model", model.name, f"a network without layers called {', '.join(taken)}")
+    images = jax.ShapeDtypeStruct((2, *model.input_shape), jnp.float32)
+    features = jax.eval_shape(lambda v, x: embed_body(v, x, train=False)[0], variables, images)
+    width = features.shape[1]
+    shapes = ((width, width), (width, size), (size, model.num_classes))
 
     def init(key):
-        from fedjax_het.nn.modules import uniform_fan_in  # here, since flax is slow to import
-
         drawn = model.init(key)
-        params = {name: part for name, part in drawn["params"].items() if name != HEAD}
-        for number, (name, shape) in enumerate(layers.items()):
+        params = _replaced(drawn["params"], path, None)
+        for number, (name, shape) in enumerate(zip(LAYERS, shapes, strict=True)):
             keys = jax.random.split(jax.random.fold_in(key, number))
             draw = uniform_fan_in(shape[0])
             params[name] = {"kernel": draw(keys[0], shape), "bias": draw(keys[1], shape[1:])}
@@ -41,18 +45,29 @@ def with_projection_head(model: Model, size: int = 256) -> Model:
 
     def embed(variables, x, *, train, key=None):
         params = dict(variables["params"])
-        one, two, last = (params.pop(name) for name in layers)
+        hidden, projection, last = (params.pop(name) for name in LAYERS)
         unused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), left_out)
-        body = {**variables, "params": {**params, HEAD: unused}}
-        z, _, state = model.embed(body, x, train=train, key=key)
-        z = _linear(two, jax.nn.relu(_linear(one, z)))
+        body = {**variables, "params": _replaced(params, path, unused)}
+        features, _, state = embed_body(body, x, train=train, key=key)
+        z = _linear(projection, jax.nn.relu(_linear(hidden, features)))
         return z, _linear(last, z), state
 
     def apply(variables, x, *, train, key=None):
         return embed(variables, x, train=train, key=key)[1:]
 
-    return model._replace(init=init, apply=apply, embed=embed)
+    return model._replace(
+        init=init, apply=apply, embed=embed, head=Head(LAYERS[-1:], apply=_linear)
+    )
 
 
 def _linear(layer, x):
     return x @ layer["kernel"] + layer["bias"]
+
+
+def _replaced(params: dict, path: tuple[str, ...], layer: Any) -> dict:
+    """`params` with this layer at `path`, or (None) without one there."""
+    name, *inside = path
+    if inside:
+        return {**params, name: _replaced(params[name], tuple(inside), layer)}
+    others = {other: part for other, part in params.items() if other != name}
+    return others if layer is None else {**others, name: layer}

@@ -322,7 +322,7 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
     `ConfigError` for a preset or row that the table does not have; runs are checked when resolved.
     """
     from fedjax_het.algorithms import ALGORITHMS
-    from fedjax_het.nn.models import OPTIONS
+    from fedjax_het.nn import NETWORKS
 
     require_name("preset", arguments.preset, experiment.presets)
     preset = experiment.presets[arguments.preset]
@@ -332,7 +332,7 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
         *preset.models,
         *(model for own in preset.of_dataset.values() for model in own.models),
     )
-    wide = {model for model in models if "width" in OPTIONS.get(model, ())}
+    wide = {name for name in models if name in NETWORKS and "width" in NETWORKS[name].options}
     if arguments.width is not None:
         require(bool(wide), "width", arguments.width, "a ConvNet: add --models convnet")
     if not preset.alphas:

@@ -1,10 +1,6 @@
-"""The networks as flax modules; imported when a model is made, since flax is slow to import.
-
-Each returns `(features, logits)`: what the last fully connected layer reads, and what it says.
-"""
+"""The layers of the package's networks, as flax modules."""
 
 import math
-from functools import partial
 
 import flax.linen as nn
 import jax
@@ -121,23 +117,7 @@ class BatchNorm(nn.Module):
         return (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
 
 
-NORM_LAYERS = (InstanceNorm, BatchNorm)
 NORMS = {"group": InstanceNorm, "instance": InstanceNorm, "batch": BatchNorm, "none": None}
-
-
-def norm_paths(module: nn.Module, input_shape: tuple[int, ...]) -> frozenset[tuple[str, ...]]:
-    """Where among its variables a network keeps those of its `NORM_LAYERS`."""
-    found = set()
-
-    def note(call, args, kwargs, context):
-        if isinstance(context.module, NORM_LAYERS):
-            found.add(context.module.path)
-        return call(*args, **kwargs)
-
-    with nn.intercept_methods(note):
-        image = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
-        jax.eval_shape(partial(module.init, train=False), jax.random.key(0), image)
-    return frozenset(found)
 
 
 def average_pool(x):
@@ -165,48 +145,6 @@ def max_pool_overlapping(x):
     return jnp.maximum(jnp.maximum(x[:, :, :width:2], x[:, :, 1 : width + 1 : 2]), x[:, :, 2::2])
 
 
-class ConvNet(nn.Module):
-    num_classes: int
-    width: int
-    depth: int
-    norm: str
-    first_padding: int
-    conv_impl: str
-
-    @nn.compact
-    def __call__(self, x, train):
-        norm = NORMS[self.norm]
-        for block in range(self.depth):
-            padding = self.first_padding if block == 0 else 1
-            # Instance normalisation removes a constant per channel: adding the bias, a parameter
-            # all the same, would change neither the output nor any gradient (its own is zero).
-            add_bias = norm is not InstanceNorm
-            name = f"conv{block + 1}"
-            conv = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)
-            x = conv(x, in_pieces=train and norm is BatchNorm)
-            if norm:
-                x = norm(name=f"norm{block + 1}")(x, train)
-            x = average_pool(jax.nn.relu(x))
-        features = x.reshape(x.shape[0], -1)
-        return features, Linear(self.num_classes, name="head")(features)
-
-
-class Cnn(nn.Module):
-    num_classes: int
-    filters: tuple[int, ...]
-    hidden: int
-    conv_impl: str
-
-    @nn.compact
-    def __call__(self, x, train):
-        for block, features in enumerate(self.filters):
-            name = f"conv{block + 1}"
-            x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
-            x = jax.nn.relu(max_pool(x))  # as the maximum of ReLUs, on a quarter of the numbers
-        x = jax.nn.relu(Linear(self.hidden, name="hidden")(x.reshape(x.shape[0], -1)))
-        return x, Linear(self.num_classes, name="head")(x)
-
-
 class Dropout(nn.Module):
     """Numbers are zero with probability `rate`, the others grow so that the mean is kept.
 
@@ -227,104 +165,3 @@ class Dropout(nn.Module):
         draws = jnp.concatenate([(bits >> shift) & 255 for shift in (0, 8, 16, 24)], axis=1)
         keep = draws[:, : flat.shape[1]] >= round(256 * self.rate)
         return jnp.where(keep, flat / (1 - self.rate), 0).reshape(x.shape)
-
-
-class FslCnn(nn.Module):
-    """FSL's networks: Table II's for images of one channel, Table III's for others.
-
-    The convolutions go in pieces of the batch, as dropout masks could not without being drawn for
-    every piece: as fast as micro-batches.
-    """
-
-    num_classes: int
-    filters: tuple[int, int]
-    hidden: int
-    conv_impl: str
-
-    @nn.compact
-    def __call__(self, x, train):
-        grey = x.shape[-1] == 1
-        for block, features in enumerate(self.filters):
-            last = block + 1 == len(self.filters)
-            padding = 0 if grey and last else 1
-            conv = Conv(features, 3, padding, self.conv_impl, True, True, name=f"conv{block + 1}")
-            x = conv(x, in_pieces=True)
-            if last or not grey:
-                x = max_pool(x)
-            x = jax.nn.relu(x)  # after the pool, as the maximum of ReLUs
-        x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train)
-        x = jax.nn.relu(Linear(self.hidden, True, name="hidden")(x))
-        x = Dropout(0.5, name="dropout2")(x, train)
-        return x, Linear(self.num_classes, True, name="head")(x)
-
-
-class Mlp(nn.Module):
-    num_classes: int
-    hidden: tuple[int, ...]
-
-    @nn.compact
-    def __call__(self, x, train):
-        x = x.reshape(x.shape[0], -1)
-        for layer, features in enumerate(self.hidden):
-            x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
-        return x, Linear(self.num_classes, name="head")(x)
-
-
-class ResidualBlock(nn.Module):
-    """relu(x + two 3x3 convolutions of x); the shortcut is a 1x1 convolution where sizes differ."""
-
-    features: int
-    stride: int
-    conv_impl: str
-
-    @nn.compact
-    def __call__(self, x, train):
-        def convolved(x, name, kernel_size, stride):
-            conv = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)
-            x = conv(x, in_pieces=train)
-            return BatchNorm(name=f"{name}_norm")(x, train)
-
-        y = jax.nn.relu(convolved(x, "conv1", 3, self.stride))
-        y = convolved(y, "conv2", 3, 1)
-        if self.stride > 1 or x.shape[-1] != self.features:
-            x = convolved(x, "shortcut", 1, self.stride)
-        return jax.nn.relu(x + y)
-
-
-class ResNet18(nn.Module):
-    num_classes: int
-    width: int
-    stem: str
-    conv_impl: str
-
-    @nn.compact
-    def __call__(self, x, train):
-        kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
-        conv = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")
-        x = conv(x, in_pieces=train)
-        x = jax.nn.relu(BatchNorm(name="norm")(x, train))
-        if self.stem == "imagenet":
-            x = max_pool_overlapping(x)
-        for stage in range(4):
-            for block in range(2):
-                stride = 2 if stage > 0 and block == 0 else 1
-                name = f"stage{stage + 1}_block{block + 1}"
-                features = self.width * 2**stage
-                x = ResidualBlock(features, stride, self.conv_impl, name=name)(x, train)
-        features = x.mean(axis=(1, 2))
-        return features, Linear(self.num_classes, name="head")(features)
-
-
-class FeatureGenerator(nn.Module):
-    """See `make_generator`; returns the features alone."""
-
-    num_classes: int
-    num_features: int
-    hidden: int
-
-    @nn.compact
-    def __call__(self, noise, labels, train):
-        x = jnp.concatenate([noise, jax.nn.one_hot(labels, self.num_classes)], axis=1)
-        x = Linear(self.hidden, name="hidden")(x)
-        x = BatchNorm(name="norm")(x[:, None, None], train)[:, 0, 0]  # as images of one pixel
-        return Linear(self.num_features, name="features")(jax.nn.relu(x))

@@ -1,0 +1,108 @@
+"""What a network must be, found out before anything compiles."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.nn.models import Model
+
+_BATCH = 2
+
+
+@contextmanager
+def errors_named(owner: str, step: str):
+    """What fails inside is one ConfigError that names the network and what was done with it."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(owner) else f"{owner}: {text}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{owner}: {step} fails ({type(error).__name__}: {reason})") from error
+
+
+def check_network(model: Model, owner: str, function: str, num_classes: int) -> None:
+    """Raise ConfigError unless `model` is one of images of its `input_shape`, by shapes alone.
+
+    owner: the network in words; function: what the user wrote, for messages.
+    Cost: two abstract evaluations.
+    """
+    images = jax.ShapeDtypeStruct((_BATCH, *model.input_shape), jnp.float32)
+    key = jax.random.key(0)
+    with errors_named(owner, f"init of {function}"):
+        variables = jax.eval_shape(model.init, key)
+    for train in (False, True):
+        step = f"{function} of images {images.shape} with train={train}"
+        # The keys of dropout are for training.
+        more = {"key": key} if train else {}
+
+        def applied(variables, images, more=more, train=train):
+            return model.apply(variables, images, train=train, **more)
+
+        with errors_named(owner, step):
+            logits, state = _shapes(applied, variables, images)
+        _check_logits(logits, f"{owner}: {step}", (_BATCH, num_classes))
+        _check_state(variables["state"], state, f"{owner}: {step}")
+        if model.embed is not None:
+            with errors_named(owner, step):
+                features = jax.eval_shape(
+                    lambda v, x, more=more, train=train: model.embed(v, x, train=train, **more)[0],
+                    *(variables, images),
+                )
+            _check_features(features, f"{owner}: {step}")
+
+
+def _shapes(function: Callable, *arguments: Any) -> Any:
+    """`jax.eval_shape`, but for outputs that are no arrays, which are returned as they are."""
+    odd: list[Any] = []
+
+    def only_arrays(*arguments: Any) -> Any:
+        out = function(*arguments)
+        leaves = jax.tree.leaves(out)
+        if all(isinstance(leaf, jax.Array) or hasattr(leaf, "dtype") for leaf in leaves):
+            return out
+        odd.append(out)
+        return ()
+
+    found = jax.eval_shape(only_arrays, *arguments)
+    return odd[0] if odd else found
+
+
+def _check_logits(logits: Any, step: str, expected: tuple[int, int]) -> None:
+    shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
+    if shape is None:
+        raise ConfigError(f"{step} gives a {type(logits).__name__}: expected logits {expected}")
+    if shape != expected or not jnp.issubdtype(dtype, jnp.floating):
+        raise ConfigError(f"{step} gives {dtype} {shape}: expected logits, floats {expected}")
+
+
+def _check_features(features: Any, step: str) -> None:
+    if len(features.shape) != 2:
+        raise ConfigError(f"{step} gives features {features.shape}: expected [{_BATCH}, F]")
+
+
+def _check_state(before: Any, after: Any, step: str) -> None:
+    """The state after a batch must be like the one before, leaf by leaf."""
+    old, new = (
+        {jax.tree_util.keystr(path): leaf for path, leaf in _leaves(tree)}
+        for tree in (before, after)
+    )
+    for where in [*old, *(where for where in new if where not in old)]:
+        leaf, other = (_words(leaves.get(where)) for leaves in (old, new))
+        if leaf != other:
+            raise ConfigError(
+                f"{step} turns state{where}, {leaf}, into {other}: expected no change"
+            )
+
+
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
+
+
+def _words(leaf: Any) -> str:
+    return "nothing" if leaf is None else f"{leaf.dtype} {leaf.shape}"

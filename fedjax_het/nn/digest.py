@@ -1,0 +1,43 @@
+"""What tells two networks apart that have one name."""
+
+import hashlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.nn.conv import native_convolutions
+from fedjax_het.nn.models import Model
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def network_digest(model: Model) -> str:
+    """16 hexadecimal digits: the hash of what the network computes, from its traces.
+
+    In it are the shapes of the variables and the programs of `init` and of `apply`, in evaluation
+    and in training, with the arrays that they close over: so two networks differ that differ in
+    weights' shapes, layers, activations, or how weights are drawn. Names do not enter, nor does the
+    backend. Another version of jax may give another digest. Cost: three traces.
+    """
+    key, images = jax.random.key(0), jnp.zeros((2, *model.input_shape))
+    with native_convolutions():
+        variables = jax.eval_shape(model.init, key)
+        programs = [jax.make_jaxpr(model.init)(key)]
+        for train in (False, True):
+            more = {"key": key} if train else {}
+
+            def applied(variables, images, more=more, train=train):
+                return model.apply(variables, images, train=train, **more)
+
+            programs.append(jax.make_jaxpr(applied)(variables, images))
+    sha = hashlib.sha256()
+    for program in programs:
+        sha.update(_ADDRESS.sub("", str(program)).encode())
+        for constant in program.consts:
+            if not jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
+                sha.update(np.asarray(constant).tobytes())
+    leaves, structure = jax.tree.flatten(variables)
+    sha.update(f"{structure}{[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}".encode())
+    return sha.hexdigest()[:16]

@@ -1,0 +1,43 @@
+"""FedAvg's CNN (McMahan et al., AISTATS 2017)."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_het.common.errors import require
+from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.layers import Conv, Linear, max_pool
+from fedjax_het.nn.models import Model
+from fedjax_het.nn.network import Network
+
+FILTERS, HIDDEN = (32, 64), 512
+
+
+class Cnn(nn.Module):
+    num_classes: int
+    filters: tuple[int, ...]
+    hidden: int
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        for block, features in enumerate(self.filters):
+            name = f"conv{block + 1}"
+            x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
+            x = jax.nn.relu(max_pool(x))  # as the maximum of ReLUs, on a quarter of the numbers
+        x = jax.nn.relu(Linear(self.hidden, name="hidden")(x.reshape(x.shape[0], -1)))
+        return x, Linear(self.num_classes, name="head")(x)
+
+
+def cnn(input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: str = "auto") -> Model:
+    """Without padding, as PFLlib has it: 32 and 64 filters of 5x5, each with ReLU and a 2x2 max
+    pool, a hidden layer of 512; 582,026 parameters for 28x28x1. Weights and biases are drawn as
+    PyTorch does by default, U(±1/√fan_in)."""
+    require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
+    return flax_model(Cnn(num_classes, FILTERS, HIDDEN, conv_impl), input_shape)
+
+
+NETWORK = Network(
+    "cnn",
+    cnn,
+    "FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512",
+)

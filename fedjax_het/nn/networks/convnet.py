@@ -1,0 +1,78 @@
+"""DynaFed's ConvNet."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_het.common.errors import require, require_name
+from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.layers import NORMS, BatchNorm, Conv, InstanceNorm, Linear, average_pool
+from fedjax_het.nn.models import Model, cached_samples
+from fedjax_het.nn.network import Network
+
+
+class ConvNet(nn.Module):
+    num_classes: int
+    width: int
+    depth: int
+    norm: str
+    first_padding: int
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        norm = NORMS[self.norm]
+        for block in range(self.depth):
+            padding = self.first_padding if block == 0 else 1
+            # Instance normalisation removes a constant per channel: adding the bias, a parameter
+            # all the same, would change neither the output nor any gradient (its own is zero).
+            add_bias = norm is not InstanceNorm
+            name = f"conv{block + 1}"
+            conv = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)
+            x = conv(x, in_pieces=train and norm is BatchNorm)
+            if norm:
+                x = norm(name=f"norm{block + 1}")(x, train)
+            x = average_pool(jax.nn.relu(x))
+        features = x.reshape(x.shape[0], -1)
+        return features, Linear(self.num_classes, name="head")(features)
+
+
+def convnet(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    width: int = 128,
+    depth: int = 3,
+    norm: str = "group",
+    conv_impl: str = "auto",
+) -> Model:
+    """`depth` blocks of 3x3 convolution with `width` filters, norm, ReLU and 2x2 average pool.
+
+    norm: `group` (GroupNorm with one channel a group, which is instance normalisation: `instance`
+        is the same), `batch` or `none`.
+    The first convolution pads 28x28 images of one channel to give 32x32, as DynaFed's code does.
+    Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
+    """
+    require(width > 0, "width", width, "a positive number of filters")
+    require_name("norm", norm, NORMS)
+    first_padding = 3 if input_shape == (28, 28, 1) else 1
+    smallest = min(input_shape[:2]) + 2 * (first_padding - 1)
+    fits = smallest.bit_length() - 1  # each block halves the image, rounding down
+    require(1 <= depth <= fits, "depth", depth, f"1 to {fits} for images of {input_shape}")
+    module = ConvNet(num_classes, width, depth, norm, first_padding, conv_impl)
+    height, length = (size + 2 * (first_padding - 1) for size in input_shape[:2])
+    # At least two: a single sample would make the products of the last block too thin.
+    samples = cached_samples(height, length, width)
+    mixes_samples = norm == "batch"
+    return flax_model(
+        module,
+        input_shape,
+        micro_batch=None if mixes_samples else samples,
+        cached_samples=samples,
+    )
+
+
+NETWORK = Network(
+    "convnet",
+    convnet,
+    "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
+)

@@ -1,0 +1,68 @@
+"""FSL's CNNs (Mai, La and Zhang, arXiv 2210.02614)."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_het.common.errors import require
+from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.layers import Conv, Dropout, Linear, max_pool
+from fedjax_het.nn.models import Model, cached_samples
+from fedjax_het.nn.network import Network
+
+FILTERS, HIDDEN = (32, 64), 128
+
+
+class FslCnn(nn.Module):
+    """FSL's networks: Table II's for images of one channel, Table III's for others.
+
+    The convolutions go in pieces of the batch, as dropout masks could not without being drawn for
+    every piece: as fast as micro-batches.
+    """
+
+    num_classes: int
+    filters: tuple[int, int]
+    hidden: int
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        grey = x.shape[-1] == 1
+        for block, features in enumerate(self.filters):
+            last = block + 1 == len(self.filters)
+            padding = 0 if grey and last else 1
+            conv = Conv(features, 3, padding, self.conv_impl, True, True, name=f"conv{block + 1}")
+            x = conv(x, in_pieces=True)
+            if last or not grey:
+                x = max_pool(x)
+            x = jax.nn.relu(x)  # after the pool, as the maximum of ReLUs
+        x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train)
+        x = jax.nn.relu(Linear(self.hidden, True, name="hidden")(x))
+        x = Dropout(0.5, name="dropout2")(x, train)
+        return x, Linear(self.num_classes, True, name="head")(x)
+
+
+def fsl_cnn(
+    input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: str = "auto"
+) -> Model:
+    """Two forms. For images of one channel, Table II's: 32 and 64 filters of 3x3, each with ReLU,
+    the first with padding, the second without, a 2x2 max pool, dropout of 1/4, a hidden layer of
+    128 with ReLU, dropout of 1/2; 1,409,197 parameters for 28x28x1 and 45 classes. For others,
+    Table III's: both with padding, and each with a 2x2 max pool; 545,098 for 32x32x3 and 10
+    classes.
+
+    Weights are drawn as Keras does, U(±√(6 / (fan_in + fan_out))), and biases are zero: the paper
+    does not say.
+    """
+    require(min(input_shape[:2]) >= 4, "input_shape", input_shape, "at least 4x4 for fsl_cnn")
+    return flax_model(
+        FslCnn(num_classes, FILTERS, HIDDEN, conv_impl),
+        input_shape,
+        cached_samples=cached_samples(*input_shape[:2], FILTERS[0]),
+    )
+
+
+NETWORK = Network(
+    "fsl_cnn",
+    fsl_cnn,
+    "FSL's CNNs with dropout: two 3x3 convolutions, pooling as the image's colours ask",
+)

@@ -1,0 +1,39 @@
+"""A multi-layer perceptron."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+
+from fedjax_het.common.errors import require
+from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.layers import Linear
+from fedjax_het.nn.models import Model
+from fedjax_het.nn.network import Network
+
+
+class Mlp(nn.Module):
+    num_classes: int
+    hidden: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = x.reshape(x.shape[0], -1)
+        for layer, features in enumerate(self.hidden):
+            x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
+        return x, Linear(self.num_classes, name="head")(x)
+
+
+def mlp(
+    input_shape: tuple[int, int, int], num_classes: int, *, hidden: Sequence[int] = (128, 128)
+) -> Model:
+    """Fully connected layers of `hidden` numbers with ReLU. Weights and biases are drawn as PyTorch
+    does by default, U(±1/√fan_in)."""
+    hidden = tuple(hidden)
+    require(all(size > 0 for size in hidden), "hidden", hidden, "positive layer sizes")
+    return flax_model(Mlp(num_classes, hidden), input_shape)
+
+
+NETWORK = Network(
+    "mlp", mlp, "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise"
+)

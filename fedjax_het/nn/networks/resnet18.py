@@ -1,0 +1,90 @@
+"""ResNet-18 (He et al., CVPR 2016), as torchvision has it."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_het.common.errors import require, require_name
+from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.layers import BatchNorm, Linear, ResidualConv, max_pool_overlapping
+from fedjax_het.nn.models import Model, cached_samples
+from fedjax_het.nn.network import Network
+
+STEMS = ("imagenet", "cifar")
+
+
+class ResidualBlock(nn.Module):
+    """relu(x + two 3x3 convolutions of x); the shortcut is a 1x1 convolution where sizes differ."""
+
+    features: int
+    stride: int
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        def convolved(x, name, kernel_size, stride):
+            conv = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)
+            x = conv(x, in_pieces=train)
+            return BatchNorm(name=f"{name}_norm")(x, train)
+
+        y = jax.nn.relu(convolved(x, "conv1", 3, self.stride))
+        y = convolved(y, "conv2", 3, 1)
+        if self.stride > 1 or x.shape[-1] != self.features:
+            x = convolved(x, "shortcut", 1, self.stride)
+        return jax.nn.relu(x + y)
+
+
+class ResNet18(nn.Module):
+    num_classes: int
+    width: int
+    stem: str
+    conv_impl: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
+        conv = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")
+        x = conv(x, in_pieces=train)
+        x = jax.nn.relu(BatchNorm(name="norm")(x, train))
+        if self.stem == "imagenet":
+            x = max_pool_overlapping(x)
+        for stage in range(4):
+            for block in range(2):
+                stride = 2 if stage > 0 and block == 0 else 1
+                name = f"stage{stage + 1}_block{block + 1}"
+                features = self.width * 2**stage
+                x = ResidualBlock(features, stride, self.conv_impl, name=name)(x, train)
+        features = x.mean(axis=(1, 2))
+        return features, Linear(self.num_classes, name="head")(features)
+
+
+def resnet18(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    width: int = 64,
+    stem: str = "imagenet",
+    conv_impl: str = "auto",
+) -> Model:
+    """stem: `imagenet`, a 7x7 convolution of stride 2 and a 3x3 max pool of stride 2, as FedAF's
+        Table 6 must have used on 32x32 images (its count of 11,181,642 parameters says so); or
+        `cifar`, a 3x3 convolution and no pool (11,173,962).
+    width: filters of the first stage; each of the three others has twice as many as the one before.
+
+    Convolutions are drawn as torchvision does, N(0, 2/fan_out).
+    """
+    require(width > 0, "width", width, "a positive number of filters")
+    require_name("stem", stem, STEMS)
+    # Of the first stage: the stem's activations live for a moment only.
+    height, length = (-(-size // (4 if stem == "imagenet" else 1)) for size in input_shape[:2])
+    return flax_model(
+        ResNet18(num_classes, width, stem, conv_impl),
+        input_shape,
+        cached_samples=cached_samples(height, length, width),
+    )
+
+
+NETWORK = Network(
+    "resnet18",
+    resnet18,
+    "ResNet-18 with batch norm; `stem` for large images (imagenet) or small (cifar)",
+)
