@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,10 +48,10 @@ class Arguments:
     """Run one case in this process, once; print it as JSON."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
-    arguments = tyro.cli(Arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    arguments = tyro.cli(Arguments, args=argv, config=(tyro.conf.FlagCreatePairsOff,))
     work = run_alone if arguments.alone else compare
     return exit_status(lambda: work(arguments), name="error", stopped="stopped")
 

@@ -1,41 +1,30 @@
 """DynaFed's tables and figures: they are the paper's, share their runs, and hold what they say; and
 the one command for all papers."""
 
-import importlib.util
 import json
 import math
-import sys
-from pathlib import Path
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.report.paper_table import Arguments, Outcome, _departures, main, make_cells
+from fedjax_het.report.paper_table import Arguments, Outcome, departures, make_cells
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
 
-FOLDER = Path(__file__).parent.parent / "experiments"
-
-
-def declared(name):
-    spec = importlib.util.spec_from_file_location(
-        f"dynafed_{Path(name).stem}", FOLDER / f"{name}.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 TABLES = ("table2", "table3", "table4", "table5", "table6")
 FIGURES = ("fig2", "fig4", "fig5", "fig6", "fig7")
-MODULES = {name: declared(f"dynafed/{name}") for name in (*TABLES, *FIGURES, "fig3")}
-MODULES["table1"] = declared("table1")
+MODULES = {
+    name: import_module(f"experiments.dynafed.{name}") for name in (*TABLES, *FIGURES, "fig3")
+}
+MODULES["table1"] = import_module("experiments.table1")
 ALL = {name: getattr(MODULES[name], name.upper()) for name in ("table1", *TABLES)}
 ALL |= {name: getattr(MODULES[name], name.upper()) for name in ("fig2", "fig4", "fig6", "fig7")}
 ALL |= {"fig5_length": MODULES["fig5"].LENGTH, "fig5_samples": MODULES["fig5"].NUMBER}
+PROGRAMS = {name: MODULES[name].main for name in ALL if name in MODULES}
+PROGRAMS |= dict(zip(("fig5_length", "fig5_samples"), MODULES["fig5"].HALVES, strict=True))
 PRESETS = ("quick", "paper")
 METHODS = tuple(dict.fromkeys(reported_values("dynafed", "table1")["method"]))
 
@@ -98,7 +87,7 @@ def test_table_3_has_fewer_rounds_of_longer_training():
     assert reported.set_index(["level", "method"]).loc[
         (0.01, "dynafed(local_epochs=10, rounds=50)"), "mean"
     ] == pytest.approx(59.04)
-    assert _departures(ALL["table3"], cells("table3")) == []
+    assert departures(ALL["table3"], cells("table3")) == []
 
 
 def test_cifar100_has_fifteen_synthetic_samples_a_class():
@@ -146,7 +135,7 @@ def test_figures_4_to_6_are_the_papers():
 @pytest.mark.parametrize("name", ALL)
 def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
     command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
-    assert main(ALL[name], command) == 0
+    assert PROGRAMS[name](command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(runs(name, preset)) > 0
     if preset == "quick":
@@ -215,11 +204,11 @@ def test_figure_3_visits_every_example_once_an_epoch():
 # All papers
 
 
-ALL_PROGRAMS = declared("all")
+ALL_PROGRAMS = import_module("experiments.all")
 
 
 def test_all_has_every_table_and_figure():
-    found = ALL_PROGRAMS.programs()
+    found = ALL_PROGRAMS.items()
     names = [program.name for program in found]
     assert len(names) == len(set(names))
     for paper in ("dynafed", "fedaf", "fedamp", "fsl"):
@@ -227,9 +216,9 @@ def test_all_has_every_table_and_figure():
         assert items <= set(names)
     assert names[:2] == ["dynafed-table1", "dynafed-table2"]
     assert names.index("fsl-fig2") < names.index("fsl-fig10")
-    assert {p.paper for p in ALL_PROGRAMS.programs(["fsl", "fedaf-fig9"])} == {"fsl", "fedaf"}
+    assert {p.paper for p in ALL_PROGRAMS.items(["fsl", "fedaf-fig9"])} == {"fsl", "fedaf"}
     with pytest.raises(ValueError, match="only = 'fls' is unknown"):
-        ALL_PROGRAMS.programs(["fls"])
+        ALL_PROGRAMS.items(["fls"])
 
 
 @pytest.fixture
@@ -289,7 +278,7 @@ def test_a_round_of_table_3(tmp_path, capsys):
     row = "fedavg(local_epochs=10, rounds=30)"
     few = ["--rounds", "1", "--seeds", "0", "--alphas", "0.04", "--methods", row]
     module = MODULES["table3"]
-    assert main(module.TABLE3, [*few, "--output-dir", str(tmp_path)], write=module.write) == 0
+    assert module.main([*few, "--output-dir", str(tmp_path)]) == 0
     (result,) = map(Result.load, tmp_path.glob("*.json"))
     assert (result.spec.local_epochs, result.spec.rounds) == (10, 1)
     accuracy = 100 * result.metrics["test_accuracy"].mean()
@@ -302,7 +291,7 @@ def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     fig6 = MODULES["fig6"]
     monkeypatch.setattr(fig6, "EPOCHS", 4)
     few = ["--seeds", "0", "--alphas", "0.01", "--methods", "dynafed(local_epochs=2)"]
-    assert main(fig6.FIG6, [*few, "--output-dir", str(tmp_path)], write=fig6.write) == 0
+    assert fig6.main([*few, "--output-dir", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "fig6_distance.csv")
     assert table["start"].tolist() == [*range(16)]
     assert (table[["synthetic", "real", "noise"]] > 0).all(axis=None)
