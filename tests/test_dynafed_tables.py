@@ -3,23 +3,26 @@ the one command for all papers."""
 
 import json
 import math
+import sys
 from importlib import import_module
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from experiments import all as every
+from experiments import table1
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.report.paper_table import Arguments, Outcome, departures, make_cells
+from fedjax_het.report.programs import Module
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
 
 TABLES = ("table2", "table3", "table4", "table5", "table6")
 FIGURES = ("fig2", "fig4", "fig5", "fig6", "fig7")
-MODULES = {
-    name: import_module(f"experiments.dynafed.{name}") for name in (*TABLES, *FIGURES, "fig3")
-}
-MODULES["table1"] = import_module("experiments.table1")
+NAMES = (*TABLES, *FIGURES, "fig3")
+MODULES = {name: import_module(f"experiments.dynafed.{name}") for name in NAMES}
+MODULES["table1"] = table1
 ALL = {name: getattr(MODULES[name], name.upper()) for name in ("table1", *TABLES)}
 ALL |= {name: getattr(MODULES[name], name.upper()) for name in ("fig2", "fig4", "fig6", "fig7")}
 ALL |= {"fig5_length": MODULES["fig5"].LENGTH, "fig5_samples": MODULES["fig5"].NUMBER}
@@ -204,11 +207,8 @@ def test_figure_3_visits_every_example_once_an_epoch():
 # All papers
 
 
-ALL_PROGRAMS = import_module("experiments.all")
-
-
 def test_all_has_every_table_and_figure():
-    found = ALL_PROGRAMS.items()
+    found = every.items()
     names = [program.name for program in found]
     assert len(names) == len(set(names))
     for paper in ("dynafed", "fedaf", "fedamp", "fsl"):
@@ -216,9 +216,12 @@ def test_all_has_every_table_and_figure():
         assert items <= set(names)
     assert names[:2] == ["dynafed-table1", "dynafed-table2"]
     assert names.index("fsl-fig2") < names.index("fsl-fig10")
-    assert {p.paper for p in ALL_PROGRAMS.items(["fsl", "fedaf-fig9"])} == {"fsl", "fedaf"}
+    assert {p.paper for p in every.items(["fsl", "fedaf-fig9"])} == {"fsl", "fedaf"}
     with pytest.raises(ValueError, match="only = 'fls' is unknown"):
-        ALL_PROGRAMS.items(["fls"])
+        every.items(["fls"])
+
+
+PROGRAMS_OF_FSL = ("table1", "fig1", "fig2")
 
 
 @pytest.fixture
@@ -236,16 +239,19 @@ def papers(tmp_path, monkeypatch):
     (here / "fsl" / "table1.py").write_text(
         f'"""A table."""\n{draw}Path("results/x/table1.md").write_text("{table}")\n'
     )
-    monkeypatch.setattr(ALL_PROGRAMS, "HERE", here)
+    modules = [Module(f"fsl.{name}", here / "fsl" / f"{name}.py") for name in PROGRAMS_OF_FSL]
+    monkeypatch.setattr(every, "HERE", here)
+    monkeypatch.setattr(every, "find_programs", lambda: {each.name: each for each in modules})
+    monkeypatch.setattr(every, "command", lambda item, preset: [sys.executable, item.path])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_all_goes_on_after_a_failure_and_skips_what_is_done(papers, capsys):
     command = ["--preset", "quick", "--only", "fsl"]
-    assert ALL_PROGRAMS.main([*command, "--list"]) == 0
+    assert every.main([*command, "--list"]) == 0
     assert capsys.readouterr().out.count("missing") == 3
-    assert ALL_PROGRAMS.main(command) == 1
+    assert every.main(command) == 1
     out = capsys.readouterr().out
     assert "[3/3] fsl-fig2: made, FAILED with exit status 1" in out
     folder = papers / "results" / "all-quick"
@@ -260,14 +266,14 @@ def test_all_goes_on_after_a_failure_and_skips_what_is_done(papers, capsys):
     assert record["files"] == ["results/x/fig1.png"] and record["seconds"] > 0
 
     # Done: not started again, unless its file is gone or its program another.
-    assert ALL_PROGRAMS.main([*command, "--list"]) == 0
+    assert every.main([*command, "--list"]) == 0
     assert capsys.readouterr().out.count("done") == 2
-    assert ALL_PROGRAMS.main(command) == 1
+    assert every.main(command) == 1
     assert (papers / "count").read_text() == "1"
     (papers / "results/x/fig1.png").unlink()
-    assert ALL_PROGRAMS.main(command) == 1
+    assert every.main(command) == 1
     assert (papers / "count").read_text() == "11"
-    assert ALL_PROGRAMS.main([*command, "--again"]) == 1
+    assert every.main([*command, "--again"]) == 1
     assert (papers / "count").read_text() == "111"
 
 

@@ -9,7 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het import RunSpec
+from experiments.fedaf import domains as DOMAINS
+from experiments.fedaf import fig3 as FIG3
+from experiments.fedaf import fig4 as FIG4
+from experiments.fedaf import fig5 as FIG5
+from experiments.fedaf import fig9
+from experiments.fedaf import table7 as TABLE7
+from fedjax_het import RunSpec, load_dataset
 from fedjax_het.report import AVERAGE, plot_curves
 from fedjax_het.report.paper_table import Arguments, departures, make_cells
 from fedjax_het.report.reported import reported_values
@@ -19,15 +25,6 @@ from fedjax_het.running.store import load_curves, load_results
 
 MODULES = {n: import_module(f"experiments.fedaf.table{n}") for n in range(1, 7)}
 TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
-FIG3, FIG4, FIG5 = (
-    import_module("experiments.fedaf.fig3"),
-    import_module("experiments.fedaf.fig4"),
-    import_module("experiments.fedaf.fig5"),
-)
-TABLE7, DOMAINS = (
-    import_module("experiments.fedaf.table7"),
-    import_module("experiments.fedaf.domains"),
-)
 BASELINES = ("fedavg", "fedprox", "fedbn", "moon", "feddyn", "fedgen")
 OWN_NORMS = "fedbn(scored='personal')"  # a row that the paper's Table 1 does not have
 
@@ -327,7 +324,7 @@ def test_balanced_labels_are_the_data_sets(prepared_data):
     for name in ("fashion_mnist", "cifar10"):
         source, dataset = (
             TABLE7.SOURCES[name],
-            fedjax_het.load_dataset(name, data_dir=prepared_data),
+            load_dataset(name, data_dir=prepared_data),
         )
         assert dataset.input_shape == source.image_shape
         np.testing.assert_array_equal(
@@ -341,7 +338,7 @@ def test_balanced_labels_are_the_data_sets(prepared_data):
 def test_domains_hold_equal_parts_of_every_class():
     dataset, again = DOMAINS.digit_domains(), DOMAINS.digit_domains()
     assert dataset.digest() == again.digest()
-    digits = fedjax_het.load_dataset("digits")
+    digits = load_dataset("digits")
     np.testing.assert_array_equal(dataset.train_labels, digits.train_labels)
     for domains, labels in (
         (dataset.train_domains, dataset.train_labels),
@@ -388,7 +385,6 @@ def test_partitions_are_drawn(name, dataset, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypatch, capsys):
-    fig9 = import_module("experiments.fedaf.fig9")
     titles = []
     monkeypatch.setattr(
         fig9,

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from experiments.fedamp import fig2 as FIG2
+from experiments.fedamp import fig3 as FIG3
 from fedjax_het.data import client_groups, load_dataset
 from fedjax_het.measures.personal import group_contrast
 from fedjax_het.report.paper_table import Arguments, departures, make_cells
@@ -21,7 +23,6 @@ ADDED = ("ditto", "pfedme", "per_fedavg")  # rows that the paper does not have
 
 MODULES = {n: import_module(f"experiments.fedamp.table{n}") for n in PARTITIONS}
 TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
-FIG2, FIG3 = import_module("experiments.fedamp.fig2"), import_module("experiments.fedamp.fig3")
 
 
 def runs(experiment, preset="paper", **filters):
@@ -131,8 +132,8 @@ def test_a_table_holds_the_best_means_of_its_runs(number, folder):
 
 
 def test_nothing_that_is_not_there_is_printed_as_a_number(folder, capsys):
-    for number, table in TABLES.items():
-        assert MODULES[number].main([*command(folder, number), "--show"]) == 0
+    for number, module in MODULES.items():
+        assert module.main([*command(folder, number), "--show"]) == 0
     out = capsys.readouterr().out
     texts = [out, *(path.read_text() for path in folder.glob("table?.md"))]
     texts += [path.read_text() for path in folder.glob("table?.tex")]
