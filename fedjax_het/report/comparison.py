@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.cell import AVERAGE, Cell
 from fedjax_het.report.grouping import diverged
 from fedjax_het.report.measures import values_of
 from fedjax_het.report.ranks import add_ranks
+from fedjax_het.running.store import settings_digest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,15 +109,19 @@ def runs_made(cell: Cell, results: "pd.DataFrame") -> "pd.DataFrame":
     """The rows of `results` that are a cell's runs."""
     if not len(results):
         return results
-    return results[results["settings"].isin([run.digest() for run in cell.runs])]
+    return results[results["settings"].isin([settings_digest(run) for run in cell.runs])]
 
 
 def scores_own_models(cell: Cell) -> bool:
     """Whether accuracies are those of the clients' own models, in place of the global one's."""
     if not cell.runs:
         return False
-    run = cell.runs[0].resolved()
-    return run.tests_clients and run.scored_model != "global"
+    run = cell.runs[0]
+    try:
+        resolved = run.resolved()
+    except ConfigError:  # its method is not registered in this process: what it states counts
+        return run.scored not in (None, "global")
+    return resolved.tests_clients and resolved.scored_model != "global"
 
 
 def _measured(made: "pd.DataFrame", cell: Cell, measure: str) -> dict[str, float]:
@@ -191,5 +197,5 @@ def diverged_runs(cells: Sequence[Cell], results: "pd.DataFrame") -> list[str]:
         f"{cell.method}, {cell.group}, seed {run.seed}"
         for cell in cells
         for run in cell.runs
-        if run.digest() in lost
+        if settings_digest(run) in lost
     ]
