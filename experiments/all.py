@@ -6,8 +6,8 @@ python experiments/all.py --list
 
 Writes `report.md`, with links to the pictures, and `report.html`, which holds them, to
 `results/all-PRESET`; the programs write where they always do, to `results/`. One that fails is
-told with its last lines, and the others go on. One that is done is not started again, unless it or
-what it shares with others has changed, or with `--again`; a program that is cut off goes on from
+reported with its last lines, and the others go on. One that is done is not started again, unless it
+or what it shares with others has changed, or with `--again`; a program that is cut off goes on from
 the runs that it has made.
 """
 
@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from fedjax_het.report.programs import Module, find_programs
+
 HERE = Path(__file__).resolve().parent
 PAPERS = {
     "dynafed": "DynaFed (Pi et al., CVPR 2023)",
@@ -36,21 +38,25 @@ LAST_LINES = 12  # of a program that failed
 
 
 @dataclass(frozen=True)
-class Program:
-    """A table or figure."""
+class Item:
+    """A table or figure of a paper."""
 
     paper: str
-    item: str
-    path: Path
+    stem: str
+    """table1"""
+    module: Module
 
     @property
     def name(self) -> str:
-        return f"{self.paper}-{self.item}"
+        return f"{self.paper}-{self.stem}"
+
+    @property
+    def path(self) -> Path:
+        return self.module.path
 
     @property
     def title(self) -> str:
-        """Its docstring's first line."""
-        return self.path.read_text().split('"""', 2)[1].strip().splitlines()[0]
+        return self.module.description
 
 
 @dataclass
@@ -80,43 +86,38 @@ class Arguments:
     """Print what would be made, and whether it is done; run nothing."""
 
 
-def _order(path: Path) -> tuple[str, int]:
-    kind, number = re.fullmatch(r"([a-z]+)(\d+)", path.stem).groups()
-    return ("0" if kind == "table" else "1"), int(number)
-
-
-def programs(only: Sequence[str] = ()) -> list[Program]:
+def items(only: Sequence[str] = ()) -> list[Item]:
     """By paper, tables first. ValueError for a name that none has."""
     found = []
-    for paper in PAPERS:
-        paths = [p for p in (HERE / paper).glob("*.py") if re.fullmatch(r"(table|fig)\d+", p.stem)]
-        if paper == "dynafed":
-            paths.append(HERE / "table1.py")
-        found += [Program(paper, path.stem, path) for path in sorted(paths, key=_order)]
-    known = {*PAPERS, *(program.name for program in found)}
+    for name, module in find_programs().items():
+        paper, _, stem = name.rpartition(".")
+        if stem != "all":
+            found.append(Item(paper or "dynafed", stem, module))
+    found.sort(key=lambda item: list(PAPERS).index(item.paper))
+    known = {*PAPERS, *(item.name for item in found)}
     if unknown := [name for name in only if name not in known]:
         raise ValueError(f"only = {unknown[0]!r} is unknown: expected one of {sorted(known)}")
-    return [p for p in found if not only or p.paper in only or p.name in only]
+    return [item for item in found if not only or item.paper in only or item.name in only]
 
 
-def version_of(program: Program) -> str:
+def version_of(item: Item) -> str:
     """Changes with the programs of its folder, which share settings, and with the package's."""
     import fedjax_het
 
     digest = hashlib.sha256(fedjax_het.__version__.encode())
-    for path in sorted({program.path, *(HERE / program.paper).glob("*.py")}):
+    for path in sorted({item.path, *(HERE / item.paper).glob("*.py")}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def read_record(folder: Path, program: Program) -> Record | None:
+def read_record(folder: Path, item: Item) -> Record | None:
     """None unless it was made of what is there now, and its files are."""
     try:
-        record = Record(**json.loads((folder / f"{program.name}.json").read_text()))
+        record = Record(**json.loads((folder / f"{item.name}.json").read_text()))
     except (OSError, ValueError, TypeError):
         return None
     good = record.status == 0 and all(Path(file).is_file() for file in record.files)
-    return record if good and record.version == version_of(program) else None
+    return record if good and record.version == version_of(item) else None
 
 
 def written(results: Path, folder: Path) -> dict[Path, int]:
@@ -126,39 +127,47 @@ def written(results: Path, folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in paths if folder not in path.parents}
 
 
-def run(program: Program, preset: str, folder: Path, results: Path) -> Record:
+def command(item: Item, preset: str) -> list[str]:
+    """The same from a checkout and from an installed package; -P: nothing of this folder is
+    imported."""
+    words = ["-P", "-m", "fedjax_het.cli", "table", item.module.name, "--preset", preset]
+    return [sys.executable, *words]
+
+
+def run(item: Item, preset: str, folder: Path, results: Path) -> Record:
     """Run it; its files are what it wrote below `results`."""
-    log = folder / f"{program.name}.log"
+    log = folder / f"{item.name}.log"
     before, clock = written(results, folder), time.perf_counter()
     with log.open("w") as file:
-        command = [sys.executable, str(program.path), "--preset", preset]
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            command(item, preset), stdout=file, stderr=subprocess.STDOUT, check=False
+        )
     status, seconds = done.returncode, time.perf_counter() - clock
     after = written(results, folder)
     changed = [path for path, when in after.items() if before.get(path) != when]
     text = "" if status == 0 else "\n".join(log.read_text().splitlines()[-LAST_LINES:])
     files = [str(path) for path in changed]
-    record = Record(program.name, version_of(program), status, seconds, files, text)
-    (folder / f"{program.name}.json").write_text(json.dumps(asdict(record), indent=1))
+    record = Record(item.name, version_of(item), status, seconds, files, text)
+    (folder / f"{item.name}.json").write_text(json.dumps(asdict(record), indent=1))
     return record
 
 
-def told(record: Record | None) -> str:
+def state_text(record: Record | None) -> str:
     if record is None:
         return "not made"
     state = "" if record.status == 0 else f"FAILED with exit status {record.status} after "
     return f"{state}{record.seconds:.0f} s"
 
 
-def markdown(title: str, made: Sequence[tuple[Program, Record | None]], folder: Path) -> str:
+def markdown(title: str, made: Sequence[tuple[Item, Record | None]], folder: Path) -> str:
     parts = [f"# {title}", "", summary(made), ""]
     parts += ["| paper | item | wall-clock |", "| --- | --- | ---: |"]
-    parts += [f"| {p.paper} | [{p.item}](#{p.name}) | {told(r)} |" for p, r in made]
+    parts += [f"| {p.paper} | [{p.stem}](#{p.name}) | {state_text(r)} |" for p, r in made]
     for paper, members in by_paper(made):
         parts += ["", f"## {PAPERS[paper]}"]
-        for program, record in members:
-            parts += ["", f'<a id="{program.name}"></a>', "", f"### {program.title}", ""]
-            parts += [f"`{program.path.relative_to(HERE.parent)}`, {told(record)}."]
+        for item, record in members:
+            parts += ["", f'<a id="{item.name}"></a>', "", f"### {item.title}", ""]
+            parts += [f"`{item.path.relative_to(HERE.parent)}`, {state_text(record)}."]
             if record and record.text:
                 parts += ["", "```", record.text, "```"]
             for path in map(Path, record.files if record else ()):
@@ -168,7 +177,7 @@ def markdown(title: str, made: Sequence[tuple[Program, Record | None]], folder: 
             for path in map(Path, record.files if record else ()):
                 if path.suffix == ".png":
                     link = quote(os.path.relpath(path, folder).replace(os.sep, "/"))
-                    parts += ["", f"![{program.name}: {path.stem}]({link})"]
+                    parts += ["", f"![{item.name}: {path.stem}]({link})"]
     return "\n".join(parts) + "\n"
 
 
@@ -179,22 +188,22 @@ img{max-width:100%;display:block;margin:1em 0}pre{background:#f4f4f4;padding:.8e
 .failed{color:#b00;font-weight:bold}h2{border-top:2px solid #ccc;padding-top:.6em}"""
 
 
-def page(title: str, made: Sequence[tuple[Program, Record | None]]) -> str:
+def page(title: str, made: Sequence[tuple[Item, Record | None]]) -> str:
     """One file that needs no other."""
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>',
         f"<style>{STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(summary(made))}</p>",
         "<table><tr><th>paper<th>item<th>wall-clock</tr>",
     ]
-    for program, record in made:
-        link = f'<a href="#{program.name}">{program.item}</a>'
-        parts.append(f"<tr><td>{program.paper}<td>{link}<td>{state(record)}</tr>")
+    for item, record in made:
+        link = f'<a href="#{item.name}">{item.stem}</a>'
+        parts.append(f"<tr><td>{item.paper}<td>{link}<td>{state(record)}</tr>")
     parts.append("</table>")
     for paper, members in by_paper(made):
         parts.append(f"<h2>{html.escape(PAPERS[paper])}</h2>")
-        for program, record in members:
-            path = program.path.relative_to(HERE.parent)
-            parts.append(f'<h3 id="{program.name}">{html.escape(program.title)}</h3>')
+        for item, record in members:
+            path = item.path.relative_to(HERE.parent)
+            parts.append(f'<h3 id="{item.name}">{html.escape(item.title)}</h3>')
             parts.append(f"<p><code>{path}</code>, {state(record)}.</p>")
             if record and record.text:
                 parts.append(f"<pre>{html.escape(record.text)}</pre>")
@@ -208,7 +217,7 @@ def page(title: str, made: Sequence[tuple[Program, Record | None]]) -> str:
 
 def state(record: Record | None) -> str:
     failed = record is not None and record.status != 0
-    return f'<span class="failed">{told(record)}</span>' if failed else told(record)
+    return f'<span class="failed">{state_text(record)}</span>' if failed else state_text(record)
 
 
 def as_html(text: str) -> str:
@@ -229,13 +238,13 @@ def as_html(text: str) -> str:
     return "\n".join([*parts, *(["</table>"] if table else [])])
 
 
-def by_paper(made: Sequence[tuple[Program, Record | None]]):
+def by_paper(made: Sequence[tuple[Item, Record | None]]):
     for paper in PAPERS:
-        if members := [(program, record) for program, record in made if program.paper == paper]:
+        if members := [(item, record) for item, record in made if item.paper == paper]:
             yield paper, members
 
 
-def summary(made: Sequence[tuple[Program, Record | None]]) -> str:
+def summary(made: Sequence[tuple[Item, Record | None]]) -> str:
     records = [record for _, record in made if record]
     failed = [record.name for record in records if record.status]
     seconds = sum(record.seconds for record in records)
@@ -250,28 +259,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = Path("results")
     folder = results / f"all-{arguments.preset}"
     try:
-        chosen = programs(arguments.only)
+        chosen = items(arguments.only)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.list:
-        for program in chosen:
-            done = "done" if read_record(folder, program) else "missing"
-            print(f"{done:8} {program.name:16} {program.title}")
+        for item in chosen:
+            done = "done" if read_record(folder, item) else "missing"
+            print(f"{done:8} {item.name:16} {item.title}")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     title = f"Tables and figures of four papers, preset {arguments.preset}"
-    made: list[tuple[Program, Record | None]] = [(program, None) for program in chosen]
-    for place, program in enumerate(chosen):
-        record = None if arguments.again else read_record(folder, program)
+    made: list[tuple[Item, Record | None]] = [(item, None) for item in chosen]
+    for place, item in enumerate(chosen):
+        record = None if arguments.again else read_record(folder, item)
         how = "done" if record else "made"
         try:
-            record = record or run(program, arguments.preset, folder, results)
+            record = record or run(item, arguments.preset, folder, results)
         except KeyboardInterrupt:
             print("stopped; the same command goes on from what is done", file=sys.stderr)
             return 130
-        made[place] = (program, record)
-        print(f"[{place + 1}/{len(chosen)}] {program.name}: {how}, {told(record)}", flush=True)
+        made[place] = (item, record)
+        print(f"[{place + 1}/{len(chosen)}] {item.name}: {how}, {state_text(record)}", flush=True)
         # Written anew each time: what is there can be read while the rest is made.
         (folder / "report.md").write_text(markdown(title, made, folder))
         (folder / "report.html").write_text(page(title, made))

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +42,11 @@ class Arguments:
     """How often each side is timed; every turn of ours is three rounds."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
-    return exit_status(lambda: measure(tyro.cli(Arguments)), name="error", stopped="stopped")
+    arguments = tyro.cli(Arguments, args=argv)
+    return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
 
 
 def measure(a: Arguments) -> int:
@@ -80,30 +82,30 @@ def measure(a: Arguments) -> int:
         np.savez(
             problem,
             images=(dataset.train_images / 255 - dataset.mean) / dataset.std,
-            **{f"pair{i}": mine for i, mine in enumerate(held)},
+            **{f"pair{i}": positions for i, positions in enumerate(held)},
         )
         for _ in range(a.turns):
             times = benchmark_rounds(spec, 3, dataset)
             ours.append(statistics.median(times.seconds))
             compiled.append(times.compile_seconds)
             words = [problem, a.width, a.ipc, a.batch_size, a.steps, available_cores()]
-            told = subprocess.run(
+            done = subprocess.run(
                 [sys.executable, PEER, *map(str, words)], capture_output=True, text=True, check=True
             )
-            theirs.append(json.loads(told.stdout.splitlines()[-1])["seconds"])
+            theirs.append(json.loads(done.stdout.splitlines()[-1])["seconds"])
     padded = benchmark_rounds(
         RunSpec(**{**spec.to_dict(), "partition": "iid", "alpha": None}), 3, dataset
     )
-    mine, other = statistics.median(ours), statistics.median(theirs)
+    here, other = statistics.median(ours), statistics.median(theirs)
     all_pairs = partition.num_clients * dataset.num_classes
     full = statistics.median(padded.seconds)
     print(f"compilation {compiled[0]:.1f} s; lanes: {times.lanes}")
-    print(f"fedjax_het     {mine:7.2f} s a round  {images / mine:9,.0f} image steps/s")
+    print(f"fedjax_het     {here:7.2f} s a round  {images / here:9,.0f} image steps/s")
     print(f"PyTorch loop   {other:7.2f} s a round  {images / other:9,.0f} image steps/s")
-    print(f"ratio          {other / mine:7.2f}")
+    print(f"ratio          {other / here:7.2f}")
     print(
         f"all {all_pairs} pairs {full:7.2f} s a round: packing the {pairs} that exist saves a "
-        f"factor {full / mine:.1f} ({all_pairs / pairs:.1f} by their numbers)"
+        f"factor {full / here:.1f} ({all_pairs / pairs:.1f} by their numbers)"
     )
     return 0
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,10 +55,10 @@ class Arguments:
     """Compare the models of both sides after two rounds; time nothing."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
-    arguments = tyro.cli(Arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    arguments = tyro.cli(Arguments, args=argv, config=(tyro.conf.FlagCreatePairsOff,))
     return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
 
 
@@ -137,7 +138,7 @@ def write_regime(spec: RunSpec, dataset, partition, a: Arguments, folder: Path) 
 
 
 def run_peer(settings: list[dict]) -> str:
-    command = [sys.executable, PEER, *(json.dumps(one) for one in settings)]
+    command = [sys.executable, PEER, *(json.dumps(record) for record in settings)]
     # On a busy machine threads that spin while they wait for each other take minutes for a round.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -163,9 +164,9 @@ def time_both(spec: RunSpec, dataset, a: Arguments, settings: list[dict]) -> int
             assert made["samples"] == times.samples
             theirs[n] += made["seconds"]
             shares[n].append(made["message_share"])
-    mine = statistics.median(ours)
+    here = statistics.median(ours)
     print(f"compilation {compiled[0]:.1f} s; lanes: {times.lanes}; {made['version']}")
-    print(row("fedjax_het", ours, a.clients, time_messages(spec, dataset) / mine))
+    print(row("fedjax_het", ours, a.clients, time_messages(spec, dataset) / here))
     for n in threads:
         share = statistics.median(shares[n])
         name = f"PyTorch, {n} thread{'s' if n > 1 else ''}"

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,19 +48,19 @@ class Arguments:
     """Run one case in this process, once; print it as JSON."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
-    arguments = tyro.cli(Arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    arguments = tyro.cli(Arguments, args=argv, config=(tyro.conf.FlagCreatePairsOff,))
     work = run_alone if arguments.alone else compare
     return exit_status(lambda: work(arguments), name="error", stopped="stopped")
 
 
 def compare(a: Arguments) -> int:
-    from fedjax_het.algorithms import ALGORITHMS
+    from fedjax_het.algorithms import METHODS
 
     for method in a.methods:
-        require_name("methods", method, ALGORITHMS)
+        require_name("methods", method, METHODS)
     require(a.sampled >= 1, "sampled", a.sampled, "a whole number >= 1")
     require(min(a.clients) >= a.sampled, "clients", a.clients, f"at least {a.sampled} each")
     require(a.rounds >= 20, "rounds", a.rounds, "a whole number >= 20")

@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,10 +154,10 @@ class Arguments:
     """Write OUTPUT.json, everything measured, and OUTPUT.md, the tables."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
-    arguments = tyro.cli(Arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    arguments = tyro.cli(Arguments, args=argv, config=(tyro.conf.FlagCreatePairsOff,))
     return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -35,10 +35,11 @@ class Arguments:
     num_clients: int = 80
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
-    return exit_status(lambda: measure(tyro.cli(Arguments)), name="error", stopped="stopped")
+    arguments = tyro.cli(Arguments, args=argv)
+    return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
 
 
 def measure(arguments: Arguments) -> int:

@@ -8,28 +8,26 @@ have, under the same protocol. `--help` lists the filters.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import main
+from experiments.dynafed.settings import EXPERIMENT, FOLDER, NOTE, PAPER, QUICK, ROWS
+from fedjax_het.algorithms import METHODS
+from fedjax_het.report.paper_table import program
 
-SHARED = run_path(str(Path(__file__).with_name("dynafed") / "settings.py"))
-QUICK, PAPER = SHARED["QUICK"], SHARED["PAPER"]
-MORE_ROWS = (
-    *("feddyn", "moon", "fedbn", "fednova", "fedavgm", "fedadam", "fedyogi", "feddc", "naivemix"),
-    *("fsl", "fsl_p", "data_sharing", "feddm", "fedaf"),
+# Of methods with one global model that is tested on all test images.
+GLOBAL = tuple(
+    name for name, entry in METHODS.items() if entry.global_model and entry.scored[0] == "global"
 )
-ROWS = (*SHARED["ROWS"], *MORE_ROWS)
+ALL_ROWS = tuple(dict.fromkeys((*ROWS, *GLOBAL)))
 
-TABLE1 = SHARED["EXPERIMENT"](
-    name=SHARED["FOLDER"],
+TABLE1 = EXPERIMENT(
+    name=FOLDER,
     item="table1",
     title="DynaFed, Table 1: test accuracy of the global model.",
-    note=SHARED["NOTE"],
+    note=NOTE,
     presets={
         "quick": replace(
             QUICK,
-            rows=ROWS,
+            rows=ALL_ROWS,
             method_settings={
                 **QUICK.method_settings,
                 **{
@@ -38,9 +36,11 @@ TABLE1 = SHARED["EXPERIMENT"](
                 },
             },
         ),
-        "paper": replace(PAPER, datasets=("fashion_mnist", "cifar10", "cinic10"), rows=ROWS),
+        "paper": replace(PAPER, datasets=("fashion_mnist", "cifar10", "cinic10"), rows=ALL_ROWS),
     },
 )
 
+main = program(TABLE1)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE1))
+    raise SystemExit(main())

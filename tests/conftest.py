@@ -38,10 +38,10 @@ def one_lane_per_device(monkeypatch):
 @pytest.fixture(autouse=True)
 def methods_of_the_package_alone():
     """What a test registers, the next one does not know."""
-    from fedjax_het.algorithms import ALGORITHMS
+    from fedjax_het.algorithms import METHODS
 
-    before = dict(ALGORITHMS)
+    before = dict(METHODS)
     yield
-    for name in set(ALGORITHMS) - set(before):
-        del ALGORITHMS[name]
-    assert before == ALGORITHMS
+    for name in set(METHODS) - set(before):
+        del METHODS[name]
+    assert before == METHODS

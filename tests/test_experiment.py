@@ -1,6 +1,5 @@
 """The tables' declarations, their command line, and one table filled for real."""
 
-import importlib.util
 import re
 import runpy
 from pathlib import Path
@@ -9,24 +8,15 @@ import numpy as np
 import pytest
 
 import fedjax_het
+from experiments.dynafed.table5 import TABLE5
+from experiments.table1 import TABLE1, main
 from fedjax_het.algorithms import METHODS
-from fedjax_het.report.paper_table import Arguments, main, make_cells
+from fedjax_het.report.paper_table import Arguments, make_cells
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_results
 
 ROOT = Path(__file__).parent.parent
-
-
-def declared(path):
-    spec = importlib.util.spec_from_file_location("declaration", ROOT / "experiments" / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLE1 = declared("table1.py").TABLE1
-TABLE5 = declared("dynafed/table5.py").TABLE5
 
 
 @pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
@@ -88,7 +78,7 @@ def test_filters_choose_and_settings_reach_the_runs():
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(arguments, message, capsys, tmp_path):
-    status = main(TABLE1, [*arguments, "--output-dir", str(tmp_path / "out")])
+    status = main([*arguments, "--output-dir", str(tmp_path / "out")])
     error = capsys.readouterr().err.strip()
     assert status == 2
     assert message in error
@@ -99,11 +89,11 @@ def test_bad_input_is_one_line_and_exit_status_2(arguments, message, capsys, tmp
 def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, monkeypatch):
     command = ["--methods", "fedavg", "--alphas", "0.1", "0.5", "--seeds", "0", "1"]
     command += ["--rounds", "2", "--output-dir", str(tmp_path)]
-    assert main(TABLE1, [*command, "--list"]) == 0
+    assert main([*command, "--list"]) == 0
     assert capsys.readouterr().out.count("missing") == 4
     assert not list(tmp_path.iterdir())
 
-    assert main(TABLE1, command) == 0
+    assert main(command) == 0
     text = capsys.readouterr().out
     assert "rounds 2 instead of 200" in text
     assert "no values for digits" in text
@@ -122,22 +112,22 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
         raise AssertionError("a run that is done was made again")
 
     monkeypatch.setattr(fedjax_het, "simulate", no_more)
-    assert main(TABLE1, command) == 0
+    assert main(command) == 0
     assert "4 of 4 runs" in capsys.readouterr().out
-    assert main(TABLE1, [*command, "--list"]) == 0
+    assert main([*command, "--list"]) == 0
     assert capsys.readouterr().out.count("done") == 4
 
     # A third seed is planned, but --show runs nothing.
     made = {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")}
     (tmp_path / "table.md").unlink()
-    assert main(TABLE1, [*command, "--seeds", "0", "1", "2", "--show"]) == 0
+    assert main([*command, "--seeds", "0", "1", "2", "--show"]) == 0
     assert capsys.readouterr().out.count("2 of 3") == 2
     assert "| 2 of 3 |" in (tmp_path / "table.md").read_text()
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")} == made
 
 
 def test_show_needs_a_folder(tmp_path, capsys):
-    assert main(TABLE1, ["--show", "--output-dir", str(tmp_path / "out")]) == 2
+    assert main(["--show", "--output-dir", str(tmp_path / "out")]) == 2
     assert "output_dir" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -153,12 +143,12 @@ def test_missing_data_leaves_cells_missing_and_says_why(tmp_path, capsys, monkey
     monkeypatch.delenv("CINIC10_DIR", raising=False)
     command = ["--methods", "fedavg", "--alphas", "0.01", "--seeds", "0", "--rounds", "1"]
     command += ["--models", "mlp", "--output-dir", str(tmp_path), "--preset", "paper"]
-    assert main(TABLE1, [*command, "--datasets", "cinic10", "digits"]) == 0
+    assert main([*command, "--datasets", "cinic10", "digits"]) == 0
     text = capsys.readouterr().out
     assert "Not run (1 runs)" in text
     assert "CINIC10_DIR" in text
     assert "0 of 1" in text
-    assert main(TABLE1, [*command, "--datasets", "cinic10"]) == 2
+    assert main([*command, "--datasets", "cinic10"]) == 2
 
 
 PROGRAMS = sorted(

@@ -1,39 +1,30 @@
 """FedAF's tables and figures: they are the paper's, and no run of theirs is made twice."""
 
-import importlib.util
 import math
 import re
-import sys
-from pathlib import Path
+from importlib import import_module
 
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 
-import fedjax_het.report.paper_table
-from fedjax_het import RunSpec
+from experiments.fedaf import domains as DOMAINS
+from experiments.fedaf import fig3 as FIG3
+from experiments.fedaf import fig4 as FIG4
+from experiments.fedaf import fig5 as FIG5
+from experiments.fedaf import fig9
+from experiments.fedaf import table7 as TABLE7
+from fedjax_het import RunSpec, load_dataset
 from fedjax_het.report import AVERAGE, plot_curves
-from fedjax_het.report.paper_table import Arguments, _departures, main, make_cells
+from fedjax_het.report.paper_table import Arguments, departures, make_cells
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.prepare import prepare
 from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_curves, load_results
 
-FOLDER = Path(__file__).parent.parent / "experiments" / "fedaf"
-
-
-def declared(name):
-    spec = importlib.util.spec_from_file_location(f"fedaf_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLES = {n: getattr(declared(f"table{n}"), f"TABLE{n}") for n in range(1, 7)}
-FIG3, FIG4, FIG5 = declared("fig3"), declared("fig4"), declared("fig5")
-TABLE7, DOMAINS = declared("table7"), declared("domains")
+MODULES = {n: import_module(f"experiments.fedaf.table{n}") for n in range(1, 7)}
+TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
 BASELINES = ("fedavg", "fedprox", "fedbn", "moon", "feddyn", "fedgen")
 OWN_NORMS = "fedbn(scored='personal')"  # a row that the paper's Table 1 does not have
 
@@ -53,7 +44,7 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
     assert sorted(place for place in ours if place[3] != OWN_NORMS) == sorted(theirs)
     assert sum(place[3] == OWN_NORMS for place in ours) == (9 if number == 1 else 0)
     assert all(len(cell.runs) == 3 for cell in cells)
-    assert _departures(experiment, cells) == []
+    assert departures(experiment, cells) == []
 
 
 @pytest.mark.parametrize("number", [1, 2, 6])
@@ -189,14 +180,14 @@ def test_domains_are_columns_of_the_same_runs():
 
 
 def test_a_table_of_domains_takes_no_alpha(capsys, tmp_path):
-    assert main(TABLES[2], ["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
+    assert MODULES[2].main(["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
     assert "alphas = (0.1,)" in capsys.readouterr().err
 
 
 def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
     command = ["--methods", "fedavg", "--alphas", "0.1", "--seeds", "0", "--rounds", "2"]
     command += ["--models", "mlp", "--output-dir", str(tmp_path)]
-    assert main(TABLES[1], command) == 0
+    assert MODULES[1].main(command) == 0
     text = capsys.readouterr().out
     assert "Last five" in text and "of the round where it is highest" in text
     assert "num_clients 5 instead of 10" in text
@@ -208,15 +199,14 @@ def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
         raise AssertionError("a run that is done was made again")
 
     monkeypatch.setattr("fedjax_het.running.sweeps.prepare", no_more)
-    figure = fedjax_het.report.paper_table.write_curves("fig3")
-    assert main(FIG3.FIG3, command, write=figure) == 0
+    assert FIG3.main(command) == 0
     assert (tmp_path / "fig3.png").read_bytes().startswith(b"\x89PNG")
 
 
 def filled(number, folder, *command):
     """The table's rows and the runs behind them, of one seed and three rounds of a small network"""
     command = [*command, "--seeds", "0", "--rounds", "3", "--width", "4"]
-    assert main(TABLES[number], [*command, "--output-dir", str(folder)]) == 0
+    assert MODULES[number].main([*command, "--output-dir", str(folder)]) == 0
     stem = f"table{number}" if TABLES[number].folder else "table"
     table = pd.read_csv(folder / f"{stem}.csv")
     results = {run.spec.scored: run for run in map(Result.load, folder.glob("*.json"))}
@@ -334,7 +324,7 @@ def test_balanced_labels_are_the_data_sets(prepared_data):
     for name in ("fashion_mnist", "cifar10"):
         source, dataset = (
             TABLE7.SOURCES[name],
-            fedjax_het.load_dataset(name, data_dir=prepared_data),
+            load_dataset(name, data_dir=prepared_data),
         )
         assert dataset.input_shape == source.image_shape
         np.testing.assert_array_equal(
@@ -348,7 +338,7 @@ def test_balanced_labels_are_the_data_sets(prepared_data):
 def test_domains_hold_equal_parts_of_every_class():
     dataset, again = DOMAINS.digit_domains(), DOMAINS.digit_domains()
     assert dataset.digest() == again.digest()
-    digits = fedjax_het.load_dataset("digits")
+    digits = load_dataset("digits")
     np.testing.assert_array_equal(dataset.train_labels, digits.train_labels)
     for domains, labels in (
         (dataset.train_domains, dataset.train_labels),
@@ -385,7 +375,7 @@ def test_transformations_by_hand():
 
 @pytest.mark.parametrize(("name", "dataset"), [("fig6", "cifar10"), ("fig8", "cifar100")])
 def test_partitions_are_drawn(name, dataset, tmp_path, capsys):
-    draw = declared(name).main
+    draw = import_module(f"experiments.fedaf.{name}").main
     assert draw(name, dataset, ["--list", "--output-dir", str(tmp_path / "x")]) == 0
     assert not (tmp_path / "x").exists()
     assert draw(name, dataset, ["--output-dir", str(tmp_path / "x")]) == 0
@@ -395,7 +385,6 @@ def test_partitions_are_drawn(name, dataset, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypatch, capsys):
-    fig9 = declared("fig9")
     titles = []
     monkeypatch.setattr(
         fig9,

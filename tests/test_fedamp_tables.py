@@ -1,37 +1,28 @@
 """FedAMP's tables and figures: they are the paper's, and the figures come from Table 3's runs."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
+from experiments.fedamp import fig2 as FIG2
+from experiments.fedamp import fig3 as FIG3
 from fedjax_het.data import client_groups, load_dataset
 from fedjax_het.measures.personal import group_contrast
-from fedjax_het.report.paper_table import Arguments, _departures, main, make_cells
+from fedjax_het.report.paper_table import Arguments, departures, make_cells
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
 from fedjax_het.running.splits import split_clients
 
-FOLDER = Path(__file__).parent.parent / "experiments" / "fedamp"
 PARTITIONS = {1: "iid", 2: "pathological", 3: "grouped"}
 ADDED = ("ditto", "pfedme", "per_fedavg")  # rows that the paper does not have
 
 
-def declared(name):
-    spec = importlib.util.spec_from_file_location(f"fedamp_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLES = {n: getattr(declared(f"table{n}"), f"TABLE{n}") for n in PARTITIONS}
-FIG2, FIG3 = declared("fig2"), declared("fig3")
+MODULES = {n: import_module(f"experiments.fedamp.table{n}") for n in PARTITIONS}
+TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
 
 
 def runs(experiment, preset="paper", **filters):
@@ -48,7 +39,7 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
     assert ours[:9] == [("mnist", name) for name in reported["method"].unique()]
     assert sorted(ours) == sorted(zip(reported["dataset"], reported["method"], strict=True))
     assert all(cell.level is None for cell in cells)
-    assert _departures(TABLES[number], cells) == []
+    assert departures(TABLES[number], cells) == []
 
 
 @pytest.mark.parametrize("preset", ["quick", "cpu", "paper"])
@@ -87,7 +78,7 @@ def test_figures_are_drawn_from_the_runs_of_table_3():
 
 
 def test_a_table_without_alpha_takes_none(capsys, tmp_path):
-    assert main(TABLES[3], ["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
+    assert MODULES[3].main(["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
     assert "alphas = (0.1,): expected none" in capsys.readouterr().err
 
 
@@ -104,8 +95,8 @@ METHODS = {
 def folder(tmp_path_factory):
     """Of all three tables: two rounds of two seeds."""
     folder = tmp_path_factory.mktemp("fedamp")
-    for number, table in TABLES.items():
-        assert main(table, command(folder, number)) == 0
+    for number, module in MODULES.items():
+        assert module.main(command(folder, number)) == 0
     return folder
 
 
@@ -141,8 +132,8 @@ def test_a_table_holds_the_best_means_of_its_runs(number, folder):
 
 
 def test_nothing_that_is_not_there_is_printed_as_a_number(folder, capsys):
-    for number, table in TABLES.items():
-        assert main(table, [*command(folder, number), "--show"]) == 0
+    for number, module in MODULES.items():
+        assert module.main([*command(folder, number), "--show"]) == 0
     out = capsys.readouterr().out
     texts = [out, *(path.read_text() for path in folder.glob("table?.md"))]
     texts += [path.read_text() for path in folder.glob("table?.tex")]
@@ -170,7 +161,7 @@ def nothing_runs(monkeypatch):
 
 
 def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, nothing_runs):
-    assert main(FIG2.FIG2, command(folder), write=FIG2.write_figure_and_tests) == 0
+    assert FIG2.main(command(folder)) == 0
     out = capsys.readouterr().out
     assert "Left out" not in out and not re.search(r"\bnan\b", out)
     assert (folder / "fig2.png").read_bytes().startswith(b"\x89PNG")
@@ -196,7 +187,7 @@ def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, no
 
 def test_figure_2_leaves_out_a_method_that_lacks_a_seed(folder, capsys):
     more = [*command(folder), "--seeds", "0", "1", "7", "--show"]
-    assert main(FIG2.FIG2, more, write=FIG2.write_figure_and_tests) == 0
+    assert FIG2.main(more) == 0
     assert "Left out, as not all their runs are there: separate, fedavg," in (
         capsys.readouterr().out.replace("\n", " ")
     )
@@ -218,14 +209,7 @@ def test_the_paper_reports_tests_of_three_data_sets_against_seven_methods():
 
 
 def test_figure_3_contrasts_the_weights_of_the_runs(folder, capsys, nothing_runs):
-    assert (
-        main(
-            FIG3.FIG3,
-            ["--rounds", "2", "--output-dir", str(folder)],
-            write=FIG3.write_figures_and_contrasts,
-        )
-        == 0
-    )
+    assert FIG3.main(["--rounds", "2", "--output-dir", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "Inside / between" in out and not re.search(r"\bnan\b", out)
     assert (folder / "fig3_digits.png").read_bytes().startswith(b"\x89PNG")
@@ -247,6 +231,6 @@ def test_figure_3_contrasts_the_weights_of_the_runs(folder, capsys, nothing_runs
 
 def test_figures_without_runs_say_so(tmp_path, capsys):
     arguments = ["--show", "--output-dir", str(tmp_path)]
-    assert main(FIG2.FIG2, arguments, write=FIG2.write_figure_and_tests) == 0
-    assert main(FIG3.FIG3, arguments, write=FIG3.write_figures_and_contrasts) == 0
+    assert FIG2.main(arguments) == 0
+    assert FIG3.main(arguments) == 0
     assert "No run is there to be drawn." in capsys.readouterr().out

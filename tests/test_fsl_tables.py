@@ -1,41 +1,27 @@
 """FSL's table and figures: they are the paper's, and no run of theirs is made twice."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.fedamp.table1 import TABLE1 as WITHOUT_CLASSES
 from fedjax_het import RunSpec, report
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report import Cell, compare, comparison_table
 from fedjax_het.report.paper_table import (
     Arguments,
     Outcome,
-    _departures,
-    main,
+    departures,
     make_cells,
-    write_drawing,
 )
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
 
-FOLDER = Path(__file__).parent.parent / "experiments" / "fsl"
-
-
-def declared(name):
-    spec = importlib.util.spec_from_file_location(f"fsl_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 NAMES = ("table1", "fig1", "fig2", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig11")
-MODULES = {name: declared(name) for name in NAMES}
+MODULES = {name: import_module(f"experiments.fsl.{name}") for name in NAMES}
 ALL = {name: getattr(module, name.upper()) for name, module in MODULES.items()}
 PRESETS = ("quick", "cpu", "paper")
 
@@ -81,7 +67,7 @@ def test_scenario_1_is_the_papers(dataset, clients, share, size, classes):
             assert spec.server_data == ("iid" if learns else None)
             assert spec.server_options == ({"size": size} if learns else {})
     assert all(len(cell.runs) == 3 for cell in cells("fig1"))
-    assert _departures(ALL["fig1"], cells("fig1")) == []
+    assert departures(ALL["fig1"], cells("fig1")) == []
 
 
 def test_figure_6_is_figure_1_without_pretraining():
@@ -174,7 +160,7 @@ def test_figures_7_8_and_9_are_the_papers():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
     command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
-    assert main(ALL[name], command) == 0
+    assert MODULES[name].main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(runs(name, preset)) > 0
     datasets = {cell.dataset for cell in cells(name, preset)}
@@ -188,12 +174,8 @@ def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
 def test_classes_can_be_chosen_where_a_table_has_them(tmp_path, capsys):
     (cell,) = cells("fig1", "quick", classes=(3,), methods=("fedavg",))
     assert cell.level == 3 and cell.runs[0].resolved().classes == 3
-    fedaf = FOLDER.parent / "fedamp" / "table1.py"
-    spec = importlib.util.spec_from_file_location("fedamp_without_classes", fedaf)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with pytest.raises(ConfigError, match=r"classes = \(2,\): expected none"):
-        make_cells(module.TABLE1, Arguments(preset="quick", classes=(2,)))
+        make_cells(WITHOUT_CLASSES, Arguments(preset="quick", classes=(2,)))
 
 
 # A table with rounds beside accuracies
@@ -405,9 +387,7 @@ def test_rounds_to_a_value_say_whose_mean_they_are():
 
 def figure(name, folder, *command):
     few = ["--rounds", "3", "--seeds", "0", "--output-dir", str(folder)]
-    module = MODULES[name]
-    write = write_drawing(name, module.draw, by=module.BY, measure="window_accuracy")
-    assert main(ALL[name], [*command, *few], write=write) == 0
+    assert MODULES[name].main([*command, *few]) == 0
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "Rise time" in (folder / f"{name}.md").read_text()
     return [Result.load(path) for path in folder.glob("*.json")]
@@ -435,14 +415,13 @@ def test_figure_9_measures_gradients(tmp_path):
 
 
 def test_a_figure_without_runs_says_so(tmp_path, capsys):
-    write = write_drawing("fig1", MODULES["fig1"].draw, by=MODULES["fig1"].BY)
-    assert main(ALL["fig1"], ["--show", "--output-dir", str(tmp_path)], write=write) == 0
+    assert MODULES["fig1"].main(["--show", "--output-dir", str(tmp_path)]) == 0
     assert "No run is there to be drawn." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig4"])
 def test_examples_are_drawn(name, tmp_path, capsys):
-    draw = declared(name)
+    draw = import_module(f"experiments.fsl.{name}")
     for preset in draw.PRESETS:
         listed = ["--preset", preset, "--list", "--output-dir", str(tmp_path / "x")]
         assert draw.main(listed) == 0

@@ -3,7 +3,8 @@
 import pytest
 
 from fedjax_het import ConfigError, RunSpec, grid
-from fedjax_het.cli import Sweep, main, specs_of
+from fedjax_het.cli import main
+from fedjax_het.cli.sweep import SweepCommand, specs_of
 
 
 def test_every_combination_once():
@@ -64,7 +65,7 @@ def test_what_does_not_exist_is_named(settings, message):
 
 
 def test_the_command_line_names_the_same_runs():
-    command = Sweep(
+    command = SweepCommand(
         algorithm=("fedavg", "fedprox"),
         alpha=(0.01, 0.1),
         seeds=(0, 1, 2),

@@ -85,11 +85,20 @@ def test_a_command_is_understood(command, monkeypatch, tmp_path):
             assert name in SOURCES
         case ["fedjax-het", *arguments]:
             from fedjax_het import cli
+            from fedjax_het.cli.run import spec_of
+            from fedjax_het.cli.sweep import specs_of
 
             # What would run is resolved, so that every name and value in it is checked.
-            monkeypatch.setattr(cli, "_run", lambda command: cli.spec_of(command).resolved() and 0)
-            monkeypatch.setattr(cli, "_sweep", lambda command: cli.specs_of(command) and 0)
-            monkeypatch.setattr(cli, "report_command", lambda command: 0)
+            checks = {
+                "run": lambda command: spec_of(command).resolved() and 0,
+                "sweep": lambda command: specs_of(command) and 0,
+                "report": lambda command: 0,
+            }
+            for name, check in checks.items():
+                command = cli.COMMANDS[name]._replace(work=check)
+                monkeypatch.setitem(cli.COMMANDS, name, command)
+            if arguments[:1] == ["table"] and not arguments[1].startswith("-"):
+                arguments = [*arguments, "--list"]  # resolves every run and makes none
             joined = []  # this process has used its devices: too late for it to join others
             monkeypatch.setattr("jax.distributed.initialize", lambda: joined.append(True))
             assert cli.main(arguments) == 0

@@ -8,15 +8,13 @@ there.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
 import pandas as pd
 
-from fedjax_het.report.paper_table import Outcome, main, write_curves
+from experiments.dynafed.table2 import TABLE2
+from fedjax_het.report.paper_table import Outcome, program, write_curves
 from fedjax_het.report.reported import reported_values
 
-TABLE2 = run_path(str(Path(__file__).with_name("table2.py")))["TABLE2"]
 DATASETS = ("fashion_mnist", "cifar10", "cinic10", "cifar100")
 ALPHAS = (0.01, 0.04)
 FIG2 = replace(
@@ -35,5 +33,7 @@ def write(outcome: Outcome) -> list[str]:
     return write_curves("fig2")(outcome._replace(reported=reported))
 
 
+main = program(FIG2, write)
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG2, write=write))
+    raise SystemExit(main())

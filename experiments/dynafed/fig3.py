@@ -10,11 +10,10 @@ clients take part in every one of these rounds, the others are drawn; clients st
 optimiser, where the run before them keeps it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from runpy import run_path
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ import numpy as np
 import optax
 import pandas as pd
 
+from experiments.dynafed import settings
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.common.files import make_output_directory
@@ -34,7 +34,6 @@ from fedjax_het.report.style import add_legend, plain_axes
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.ledger import describe
 
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 CLIENTS = 3
 COLOURS = ("#0072B2", "#009E73", "#E69F00")
 TUNING_STEPS = (0, 5, 20)  # after which the global model is measured: each is compiled
@@ -42,15 +41,16 @@ TUNING_STEPS = (0, 5, 20)  # after which the global model is measured: each is c
 
 def spec_of(preset: str) -> RunSpec:
     """Of one run that ends with the round after the synthesis."""
-    of = SHARED[preset.upper()]
-    (dataset,), (model,) = of.datasets, of.models
-    settings = {k: v for k, v in of.settings.items() if k not in ("server_options", "rounds")}
-    options = of.method_settings.get("dynafed", {})
-    run = RunSpec("dynafed", dataset, model=model, alpha=0.01, rounds=21, **settings, **options)
+    declared = settings.PRESETS[preset]
+    (dataset,), (model,) = declared.datasets, declared.models
+    unused = ("server_options", "rounds")
+    shared = {name: value for name, value in declared.settings.items() if name not in unused}
+    own = declared.method_settings.get("dynafed", {})
+    run = RunSpec("dynafed", dataset, model=model, alpha=0.01, rounds=21, **shared, **own)
     return run.resolved()
 
 
-PRESETS = {name: spec_of(name) for name in ("quick", "paper")}
+PRESETS = {name: spec_of(name) for name in settings.PRESETS}
 
 
 @dataclass
@@ -214,7 +214,7 @@ def draw(table: pd.DataFrame, title: str):
     return figure
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
     about = "DynaFed, Figure 3: losses of clients' data in local training and fine-tuning."

@@ -8,18 +8,16 @@ images are: here at the smallest.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
 import numpy as np
 
+from experiments.dynafed.settings import EXPERIMENT, PRESETS
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.data import load_dataset
-from fedjax_het.report.paper_table import Outcome, main
+from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.synthetic_images import plot_synthesis
 from fedjax_het.running.store import load_result
 
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 NUM_CLASSES = 3
 ONE_RUN = {"alphas": (0.01,), "seeds": (0,), "rows": ("dynafed",)}
 
@@ -28,12 +26,12 @@ def shortened(preset):
     return replace(preset, settings={**preset.settings, "rounds": 21}, **ONE_RUN)
 
 
-FIG4 = SHARED["EXPERIMENT"](
+FIG4 = EXPERIMENT(
     name="dynafed-fig4",
     item="fig4",
     title="DynaFed, Figure 4: synthetic images over the iterations of their synthesis.",
     reported=False,
-    presets={name: shortened(SHARED[name.upper()]) for name in ("quick", "paper")},
+    presets={name: shortened(preset) for name, preset in PRESETS.items()},
 )
 
 
@@ -55,5 +53,7 @@ def write(outcome: Outcome) -> list[str]:
     return ["fig4.png"]
 
 
+main = program(FIG4, write)
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG4, write=write))
+    raise SystemExit(main())

@@ -8,24 +8,23 @@ alpha = .01. `fig5_samples.png`: accuracy against the number of synthetic sample
 The filters hold for both halves.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
+from experiments.dynafed.settings import EXPERIMENT, PRESETS
 from fedjax_het.report import plot_against, plot_learning_curves
-from fedjax_het.report.paper_table import main, write_drawing
+from fedjax_het.report.paper_table import program, write_drawing
 
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 LENGTHS = (10, 15, 20, 25)  # the caption has 15 twice, the text 25
 SAMPLES = (50, 100, 150, 200, 300)  # the paper names 150 alone
 RIVALS = ("fedavg", "fedgen")
 
 
 def both(**changes):
-    return {name: replace(SHARED[name.upper()], **changes) for name in ("quick", "paper")}
+    return {name: replace(preset, **changes) for name, preset in PRESETS.items()}
 
 
-LENGTH = SHARED["EXPERIMENT"](
+LENGTH = EXPERIMENT(
     name="dynafed-fig5",
     folder="dynafed-fig5",
     item="fig5",
@@ -57,9 +56,14 @@ def draw_numbers(results, curves):
 
 
 HALVES = (
-    (LENGTH, write_drawing("fig5_length", draw_lengths, by=BY_LENGTH)),
-    (NUMBER, write_drawing("fig5_samples", draw_numbers, by=BY_NUMBER)),
+    program(LENGTH, write_drawing("fig5_length", draw_lengths, by=BY_LENGTH)),
+    program(NUMBER, write_drawing("fig5_samples", draw_numbers, by=BY_NUMBER)),
 )
 
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return max(half(argv) for half in HALVES)
+
+
 if __name__ == "__main__":
-    raise SystemExit(max(main(experiment, write=write) for experiment, write in HALVES))
+    raise SystemExit(main())

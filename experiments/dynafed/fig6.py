@@ -15,8 +15,6 @@ that the federation started from; here each of the three has an initialisation o
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from runpy import run_path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +22,7 @@ import numpy as np
 import pandas as pd
 from jax.flatten_util import ravel_pytree
 
+from experiments.dynafed.settings import EXPERIMENT, PRESETS
 from fedjax_het import RunSpec, simulate
 from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
 from fedjax_het.condensation.quality import random_subset
@@ -31,13 +30,12 @@ from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
-from fedjax_het.report.paper_table import Outcome, main
+from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.style import add_legend, make_panels, plain_axes
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_result
 
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 LOCAL_EPOCHS = {"quick": (2, 5, 10), "paper": (1, 5, 10)}
 NETWORKS = 3
 EPOCHS = 501
@@ -46,12 +44,12 @@ LOOKS = {"synthetic": "#D55E00", "real": "#0072B2", "noise": "#777777"}
 
 
 def shortened(name: str):
-    preset = SHARED[name.upper()]
+    preset = PRESETS[name]
     rows = tuple(f"dynafed(local_epochs={epochs})" for epochs in LOCAL_EPOCHS[name])
     return replace(preset, rows=rows, settings={**preset.settings, "rounds": 21})
 
 
-FIG6 = SHARED["EXPERIMENT"](
+FIG6 = EXPERIMENT(
     name="dynafed-fig6",
     item="fig6",
     title="DynaFed, Figure 6: the quality of the synthetic data.",
@@ -239,5 +237,7 @@ def write(outcome: Outcome) -> list[str]:
     return [f"fig6_{half}.{kind}" for half in ("distance", "scratch") for kind in ("png", "csv")]
 
 
+main = program(FIG6, write)
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG6, write=write))
+    raise SystemExit(main())

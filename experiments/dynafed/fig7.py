@@ -7,13 +7,13 @@ Makes the runs of Table 6 that are missing; `--show` draws those that are there.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import main, write_curves
+from experiments.dynafed.table6 import TABLE6
+from fedjax_het.report.paper_table import program, write_curves
 
-TABLE6 = run_path(str(Path(__file__).with_name("table6.py")))["TABLE6"]
 FIG7 = replace(TABLE6, title="DynaFed, Figure 7: learning curves, a fifth of the clients a round.")
 
+main = program(FIG7, write_curves("fig7"))
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG7, write=write_curves("fig7")))
+    raise SystemExit(main())

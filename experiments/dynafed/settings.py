@@ -60,3 +60,4 @@ PAPER = Preset(
     rows=ROWS,
     method_settings=OF_METHOD,
 )
+PRESETS = {"quick": QUICK, "paper": PAPER}

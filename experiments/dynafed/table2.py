@@ -9,25 +9,25 @@ and does not except this data set.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import main
+from experiments.dynafed.settings import EXPERIMENT, FOLDER, NOTE, PAPER, QUICK
+from fedjax_het.report.paper_table import program
 
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 ALPHAS = (0.01, 0.04, 0.08, 0.16)
 
-TABLE2 = SHARED["EXPERIMENT"](
+TABLE2 = EXPERIMENT(
     name="dynafed-table2",
-    folder=SHARED["FOLDER"],
+    folder=FOLDER,
     item="table2",
     title="DynaFed, Table 2: test accuracy of the global model, a hundred classes.",
-    note=SHARED["NOTE"],
+    note=NOTE,
     presets={
-        "quick": replace(SHARED["QUICK"], alphas=ALPHAS),
-        "paper": replace(SHARED["PAPER"], datasets=("cifar100",), alphas=ALPHAS),
+        "quick": replace(QUICK, alphas=ALPHAS),
+        "paper": replace(PAPER, datasets=("cifar100",), alphas=ALPHAS),
     },
 )
 
+main = program(TABLE2)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE2))
+    raise SystemExit(main())

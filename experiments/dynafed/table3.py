@@ -9,14 +9,11 @@ rounds. The paper does not say how long DynaFed's trajectory is there: 20 rounds
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from runpy import run_path
 
 import pandas as pd
 
-from fedjax_het.report.paper_table import Outcome, main, write_table
-
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
+from experiments.dynafed.settings import EXPERIMENT, NOTE, OF_METHOD, PAPER, QUICK, ROWS
+from fedjax_het.report.paper_table import Outcome, program, write_table
 
 
 def as_row(method: str, local_epochs: int, rounds: int) -> str:
@@ -24,25 +21,25 @@ def as_row(method: str, local_epochs: int, rounds: int) -> str:
 
 
 def rows(*lengths: tuple[int, int]) -> tuple[str, ...]:
-    return tuple(as_row(method, *length) for length, method in product(lengths, SHARED["ROWS"]))
+    return tuple(as_row(method, *length) for length, method in product(lengths, ROWS))
 
 
-TABLE3 = SHARED["EXPERIMENT"](
+TABLE3 = EXPERIMENT(
     name="dynafed-table3",
     item="table3",
     title="DynaFed, Table 3: test accuracy of the global model after longer local training.",
-    note=SHARED["NOTE"],
+    note=NOTE,
     presets={
         "quick": replace(
-            SHARED["QUICK"],
+            QUICK,
             alphas=(0.01, 0.04),
             rows=rows((10, 30), (20, 15)),
             method_settings={
-                **SHARED["OF_METHOD"],
+                **OF_METHOD,
                 "dynafed": {"options": {"num_iterations": 200, "trajectory_rounds": 10}},
             },
         ),
-        "paper": replace(SHARED["PAPER"], alphas=(0.01, 0.04), rows=rows((5, 100), (10, 50))),
+        "paper": replace(PAPER, alphas=(0.01, 0.04), rows=rows((5, 100), (10, 50))),
     },
 )
 
@@ -57,5 +54,7 @@ def write(outcome: Outcome) -> list[str]:
     return write_table(outcome._replace(reported=reported_rows(outcome.reported)))
 
 
+main = program(TABLE3, write)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE3, write=write))
+    raise SystemExit(main())

@@ -10,20 +10,18 @@ FedAvg has at the end, so the curves are not smoothed there.
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
 import pandas as pd
 
+from experiments.dynafed.settings import EXPERIMENT, FOLDER, PAPER, QUICK
 from fedjax_het import report
 from fedjax_het.measures.convergence import rounds_to
-from fedjax_het.report.paper_table import Outcome, main
+from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text, plus_minus
 from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.store import load_result
 
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
 METRIC = "rounds_to_accuracy_"
 CAPTION = (
     "The first round, from 1, whose test accuracy reaches the target. Measured: mean ± standard "
@@ -43,14 +41,14 @@ def paper_targets() -> dict[tuple[str, float], float]:
 # Those of the digits are about what FedAvg has at the end.
 TARGETS = {**paper_targets(), ("digits", 0.01): 0.7, ("digits", 0.04): 0.85}
 
-TABLE4 = SHARED["EXPERIMENT"](
+TABLE4 = EXPERIMENT(
     name="dynafed-table4",
-    folder=SHARED["FOLDER"],
+    folder=FOLDER,
     item="table4",
     title="DynaFed, Table 4: rounds to a target accuracy.",
     presets={
-        "quick": replace(SHARED["QUICK"], alphas=(0.01, 0.04)),
-        "paper": replace(SHARED["PAPER"], datasets=("cifar10", "cinic10"), alphas=(0.01, 0.04)),
+        "quick": replace(QUICK, alphas=(0.01, 0.04)),
+        "paper": replace(PAPER, datasets=("cifar10", "cinic10"), alphas=(0.01, 0.04)),
     },
 )
 
@@ -132,5 +130,7 @@ def write_rounds(outcome: Outcome) -> list[str]:
     return [*texts, "table4_curves.png"]
 
 
+main = program(TABLE4, write_rounds)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE4, write=write_rounds))
+    raise SystemExit(main())

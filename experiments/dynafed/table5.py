@@ -5,13 +5,10 @@ python experiments/dynafed/table5.py                both networks; the ConvNet i
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import main
+from experiments.dynafed.settings import EXPERIMENT, NOTE, PAPER, QUICK
+from fedjax_het.report.paper_table import program
 
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
-QUICK, PAPER = SHARED["QUICK"], SHARED["PAPER"]
 NETWORKS = {"models": ("mlp", "convnet"), "alphas": (0.01, 0.04)}
 
 # The paper leaves open how strongly the average is fine-tuned, and its code has no script for this
@@ -23,11 +20,11 @@ DYNAFED = {
     "options": {"preset": "code", "num_iterations": 1000, "augment_strategy": "none"},
 }
 
-TABLE5 = SHARED["EXPERIMENT"](
+TABLE5 = EXPERIMENT(
     name="dynafed-table5",
     item="table5",
     title="DynaFed, Table 5: test accuracy of the global model, two networks.",
-    note=SHARED["NOTE"],
+    note=NOTE,
     presets={
         "paper": replace(
             PAPER,
@@ -39,5 +36,7 @@ TABLE5 = SHARED["EXPERIMENT"](
     },
 )
 
+main = program(TABLE5)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE5))
+    raise SystemExit(main())

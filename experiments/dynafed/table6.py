@@ -6,21 +6,19 @@ python experiments/dynafed/table6.py --preset paper   CIFAR-10, 16 of 80 clients
 Its learning curves are the paper's Figure 7 (`fig7.py`).
 """
 
-from pathlib import Path
-from runpy import run_path
+from experiments.dynafed.settings import EXPERIMENT, NOTE, PAPER, QUICK, SETTINGS
+from fedjax_het.report.paper_table import program
 
-from fedjax_het.report.paper_table import main
-
-SHARED = run_path(str(Path(__file__).with_name("settings.py")))
-
-TABLE6 = SHARED["EXPERIMENT"](
+TABLE6 = EXPERIMENT(
     name="dynafed-table6",
     item="table6",
     title="DynaFed, Table 6: test accuracy of the global model, a fifth of the clients a round.",
-    note=SHARED["NOTE"],
-    settings={**SHARED["SETTINGS"], "participation": 0.2},
-    presets={"quick": SHARED["QUICK"], "paper": SHARED["PAPER"]},
+    note=NOTE,
+    settings={**SETTINGS, "participation": 0.2},
+    presets={"quick": QUICK, "paper": PAPER},
 )
 
+main = program(TABLE6)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE6))
+    raise SystemExit(main())

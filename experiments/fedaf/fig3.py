@@ -7,12 +7,10 @@ Makes the runs of Table 1 that are missing; `--show` draws those that are there.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import main, write_curves
+from experiments.fedaf.table1 import TABLE1
+from fedjax_het.report.paper_table import program, write_curves
 
-TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"]
 PAPER = replace(TABLE1.presets["paper"], datasets=("cifar10", "cifar100", "fashion_mnist"))
 FIG3 = replace(
     TABLE1,
@@ -20,5 +18,7 @@ FIG3 = replace(
     presets={**TABLE1.presets, "paper": PAPER},
 )
 
+main = program(FIG3, write_curves("fig3"))
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG3, write=write_curves("fig3")))
+    raise SystemExit(main())

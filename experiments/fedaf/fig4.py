@@ -7,13 +7,13 @@ Makes the runs of Table 2 that are missing; `--show` draws those that are there.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import main, write_curves
+from experiments.fedaf.table2 import TABLE2
+from fedjax_het.report.paper_table import program, write_curves
 
-TABLE2 = run_path(str(Path(__file__).with_name("table2.py")))["TABLE2"]
 FIG4 = replace(TABLE2, title="FedAF, Figure 4: learning curves by domain.")
 
+main = program(FIG4, write_curves("fig4"))
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG4, write=write_curves("fig4")))
+    raise SystemExit(main())

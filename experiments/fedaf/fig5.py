@@ -8,18 +8,16 @@ Makes the runs of Table 3 and FedAvg's of Table 1 that are missing, in the folde
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
 import pandas as pd
 
+from experiments.fedaf.table3 import TABLE3
 from fedjax_het import report
 from fedjax_het.report.gain import plot_gain
-from fedjax_het.report.paper_table import Outcome, main
+from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure
 
-TABLE3 = run_path(str(Path(__file__).with_name("table3.py")))["TABLE3"]
 FIG5 = replace(
     TABLE3,
     title="FedAF, Figure 5: learning curves by condensed images per class, and gain over FedAvg.",
@@ -43,5 +41,7 @@ def write_figures(outcome: Outcome) -> list[str]:
     return list(figures)
 
 
+main = program(FIG5, write_figures)
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG5, write=write_figures))
+    raise SystemExit(main())

@@ -3,10 +3,9 @@
 python experiments/fedaf/fig6.py    seconds; label counts are enough, so no data set is needed
 """
 
-from pathlib import Path
-from runpy import run_path
+from experiments.fedaf.partitions import partition_program
 
-main = run_path(str(Path(__file__).with_name("partitions.py")))["main"]
+main = partition_program("fig6", "cifar10")
 
 if __name__ == "__main__":
-    raise SystemExit(main("fig6", "cifar10"))
+    raise SystemExit(main())

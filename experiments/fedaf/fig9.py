@@ -9,21 +9,18 @@ another picture than the paper's, which the figure's title says.
 """
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
-from runpy import run_path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.fedaf.domains import digit_domains
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import write_figure
-
-DIGITS = run_path(str(Path(__file__).with_name("domains.py")))
 
 
 class Preset(NamedTuple):
@@ -54,7 +51,7 @@ def centralised(dataset: str, epochs: int, **settings: Any) -> RunSpec:
 
 PRESETS = {
     "quick": Preset(
-        DIGITS["digit_domains"],
+        digit_domains,
         "the digits in six made-up domains",
         centralised("user", 20, width=32, depth=2),
     ),
@@ -134,7 +131,7 @@ def draw(points: np.ndarray, labels: np.ndarray, domains: np.ndarray, dataset: D
     return figure
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
     about = "FedAF, Figure 9: features of domains by t-SNE, from a network trained here."

@@ -9,16 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import exit_status, require_name
+from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Partition, make_partition, plot_partition
+from fedjax_het.report.programs import Program, function_program
 
 CLIENTS = 10
 ALPHAS = (0.02, 0.05, 0.1)
-PRESETS = (
-    "quick",
-    "paper",
-)  # of the other tables and figures; nothing here is worth making quicker
+# Of the other tables and figures; nothing here is worth making quicker.
+PRESETS = ("quick", "paper")
 
 
 class Source(NamedTuple):
@@ -52,9 +51,8 @@ def paper_partition(dataset: str, alpha: float, seed: int) -> Partition:
     )
 
 
-def main(figure: str, dataset: str, argv=None) -> int:
-    """Draw the partitions of a data set at the three alphas, one file each."""
-    import tyro
+def partition_program(figure: str, dataset: str) -> Program:
+    """`main` of a figure: draw the partitions of a data set at the three alphas, a file each."""
 
     def draw(
         preset: str = "paper",
@@ -89,6 +87,4 @@ def main(figure: str, dataset: str, argv=None) -> int:
         return 0
 
     about = f"FedAF, {figure}: who holds what of {dataset} at alpha 0.02, 0.05 and 0.1."
-    return exit_status(
-        lambda: tyro.cli(draw, args=argv, description=about), name="error", stopped="stopped"
-    )
+    return function_program(draw, about)

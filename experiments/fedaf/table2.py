@@ -11,16 +11,12 @@ averaged network with the client's own normalisation layers. All others have one
 the paper leaves open of the baselines is chosen as in `table1.py`.
 """
 
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
+from experiments.fedaf.domains import DOMAINS, digit_domains
+from experiments.fedaf.table1 import QUICK
 from fedjax_het.report import parse_row
-from fedjax_het.report.paper_table import Experiment, Preset, main
-
-HERE = Path(__file__)
-QUICK = run_path(str(HERE.with_name("table1.py")))["QUICK"]
-DIGITS = run_path(str(HERE.with_name("domains.py")))
+from fedjax_het.report.paper_table import Experiment, Preset, program
 
 
 def read_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
@@ -42,10 +38,10 @@ TABLE2 = Experiment(
         "quick": Preset(
             datasets=("user",),
             models=("convnet",),
-            domains=DIGITS["DOMAINS"],
+            domains=DOMAINS,
             seeds=(0, 1),
             about="the embedded digits in six made-up domains, no images of DomainNet",
-            make_dataset=DIGITS["digit_domains"],
+            make_dataset=digit_domains,
             settings={"local_epochs": 5, "rounds": 5},
             model_settings=QUICK["model_settings"],
             method_settings={
@@ -65,5 +61,7 @@ TABLE2 = Experiment(
     },
 )
 
+main = program(TABLE2)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE2))
+    raise SystemExit(main())

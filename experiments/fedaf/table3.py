@@ -7,12 +7,10 @@ Classes that a client has fewer images of than the IPC are not condensed: a larg
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import Experiment, main
+from experiments.fedaf.table1 import PRESETS
+from fedjax_het.report.paper_table import Experiment, program
 
-PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["PRESETS"]
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
 TABLE3 = Experiment(
@@ -29,5 +27,7 @@ TABLE3 = Experiment(
     },
 )
 
+main = program(TABLE3)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE3))
+    raise SystemExit(main())

@@ -7,12 +7,10 @@ python experiments/fedaf/table4.py --preset paper   CIFAR-10: a GPU's work
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import Experiment, main
+from experiments.fedaf.table1 import PRESETS
+from fedjax_het.report.paper_table import Experiment, program
 
-PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["PRESETS"]
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
 TABLE4 = Experiment(
@@ -29,5 +27,7 @@ TABLE4 = Experiment(
     },
 )
 
+main = program(TABLE4)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE4))
+    raise SystemExit(main())

@@ -5,12 +5,10 @@ python experiments/fedaf/table5.py --preset paper   CIFAR-10: a GPU's work
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import Experiment, main
+from experiments.fedaf.table1 import PRESETS
+from fedjax_het.report.paper_table import Experiment, program
 
-PRESETS = run_path(str(Path(__file__).with_name("table1.py")))["PRESETS"]
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
 TABLE5 = Experiment(
@@ -27,5 +25,7 @@ TABLE5 = Experiment(
     },
 )
 
+main = program(TABLE5)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE5))
+    raise SystemExit(main())

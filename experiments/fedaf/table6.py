@@ -9,12 +9,9 @@ the stem for small images, an eighth of the filters, and a single alpha.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import Experiment, Preset, main
-
-PAPER = run_path(str(Path(__file__).with_name("table1.py")))["PRESETS"]["paper"]
+from experiments.fedaf.table1 import PRESETS
+from fedjax_het.report.paper_table import Experiment, Preset, program
 
 TABLE6 = Experiment(
     name="fedaf-table6",
@@ -35,9 +32,11 @@ TABLE6 = Experiment(
                 for method in ("feddm", "fedaf")
             },
         ),
-        "paper": replace(PAPER, datasets=("cifar10",), models=("resnet18",)),
+        "paper": replace(PRESETS["paper"], datasets=("cifar10",), models=("resnet18",)),
     },
 )
 
+main = program(TABLE6)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE6))
+    raise SystemExit(main())

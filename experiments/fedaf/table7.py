@@ -6,12 +6,12 @@ Partitions need label counts only, see `partitions.py`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from runpy import run_path
 
 import numpy as np
 
+from experiments.fedaf.partitions import CLIENTS, PRESETS, SOURCES, balanced_labels, paper_partition
 from fedjax_het import report
 from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.common.files import make_output_directory
@@ -19,8 +19,6 @@ from fedjax_het.report.render import Section, number_text
 from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_text
 
-PARTITIONS = run_path(str(Path(__file__).with_name("partitions.py")))
-CLIENTS, SOURCES = PARTITIONS["CLIENTS"], PARTITIONS["SOURCES"]
 MEGABYTE = 2**20
 PAPER_PARAMETERS = {"convnet": 381_450, "resnet18": 11_181_642}  # for every data set
 TITLE = "FedAF, Table 7: megabytes that a client sends in a round."
@@ -46,8 +44,8 @@ class Arguments:
 
 def label_counts(dataset: str, alpha: float, seed: int) -> np.ndarray:
     """[clients, classes] of the paper's partition."""
-    split = PARTITIONS["paper_partition"](dataset, alpha, seed)
-    labels = PARTITIONS["balanced_labels"](dataset)
+    split = paper_partition(dataset, alpha, seed)
+    labels = balanced_labels(dataset)
     return split.label_counts(labels, SOURCES[dataset].num_classes)
 
 
@@ -166,13 +164,13 @@ def as_table(rows: list[dict], arguments: Arguments) -> report.TextTable:
     )
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
     arguments = tyro.cli(Arguments, args=argv, description=TITLE)
 
     def run() -> int:
-        require_name("preset", arguments.preset, PARTITIONS["PRESETS"])
+        require_name("preset", arguments.preset, PRESETS)
         require(arguments.ipc >= 1, "ipc", arguments.ipc, "a whole number >= 1")
         require(len(arguments.seeds) > 0, "seeds", arguments.seeds, "at least one seed")
         require(arguments.partitions >= 2, "partitions", arguments.partitions, "at least 2")

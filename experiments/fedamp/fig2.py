@@ -11,20 +11,18 @@ with every other method, on the same clients: `fig2.png` has the accuracies, `fi
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
 import numpy as np
 import pandas as pd
 
+from experiments.fedamp.table3 import TABLE3
 from fedjax_het import report
-from fedjax_het.report.paper_table import Outcome, main
+from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text
 from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.store import load_result
 
-TABLE3 = run_path(str(Path(__file__).with_name("table3.py")))["TABLE3"]
 FIG2 = replace(TABLE3, title="FedAMP, Figure 2: test accuracies of clients, in groups.")
 SUBJECTS = ("fedamp", "heurfedamp")
 # Where the paper says that every p-value is below 1e-4, of these against its other methods.
@@ -109,5 +107,7 @@ def write_figure_and_tests(outcome: Outcome) -> list[str]:
     return ["fig2.png", "fig2.md", "fig2.csv"]
 
 
+main = program(FIG2, write_figure_and_tests)
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG2, write=write_figure_and_tests))
+    raise SystemExit(main())

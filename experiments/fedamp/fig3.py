@@ -11,24 +11,22 @@ with weights between groups.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from experiments.fedamp.table3 import TABLE3
 from fedjax_het import report
 from fedjax_het.data import client_groups, load_dataset
 from fedjax_het.measures.personal import group_contrast
-from fedjax_het.report.paper_table import Outcome, main
+from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import Section, TextTable, number_text
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.splits import split_clients
 from fedjax_het.running.store import load_result
 from fedjax_het.settings.spec import RunSpec
 
-TABLE3 = run_path(str(Path(__file__).with_name("table3.py")))["TABLE3"]
 METHODS = ("fedamp", "heurfedamp")
 FIG3 = replace(
     TABLE3,
@@ -141,5 +139,7 @@ def write_figures_and_contrasts(outcome: Outcome) -> list[str]:
     return names
 
 
+main = program(FIG3, write_figures_and_contrasts)
+
 if __name__ == "__main__":
-    raise SystemExit(main(FIG3, write=write_figures_and_contrasts))
+    raise SystemExit(main())

@@ -9,7 +9,7 @@ are the paper's nine methods, then three that it does not have. Tables 1 to 3 an
 share a folder of results: both figures are drawn from the runs of Table 3.
 """
 
-from fedjax_het.report.paper_table import Experiment, Preset, main
+from fedjax_het.report.paper_table import Experiment, Preset, program
 from fedjax_het.report.reported import reported_values
 
 ROWS = (
@@ -75,5 +75,7 @@ TABLE1 = Experiment(
     note=NOTE,
 )
 
+main = program(TABLE1)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE1))
+    raise SystemExit(main())

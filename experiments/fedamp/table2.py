@@ -8,12 +8,10 @@ The settings, rows and score are those of `table1.py`.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import main
+from experiments.fedamp.table1 import TABLE1
+from fedjax_het.report.paper_table import program
 
-TABLE1 = run_path(str(Path(__file__).with_name("table1.py")))["TABLE1"]
 TABLE2 = replace(
     TABLE1,
     name="fedamp-table2",
@@ -22,5 +20,7 @@ TABLE2 = replace(
     settings={"partition": "pathological"},
 )
 
+main = program(TABLE2)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE2))
+    raise SystemExit(main())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedjax_het.common.errors import exit_status, require_name
+from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import (
     load_dataset,
@@ -12,6 +12,7 @@ from fedjax_het.data import (
     server_examples,
     server_pool,
 )
+from fedjax_het.report.programs import Program, function_program
 from fedjax_het.report.write import write_figure
 
 # Sizes, in points, at which glyphs fill the images as its own do; of other data sets the paper's.
@@ -27,9 +28,8 @@ class Source:
     options: dict
 
 
-def main(figure: str, presets: dict[str, Source], argv=None) -> int:
-    """Draw `<figure>.png`, and say what the server has."""
-    import tyro
+def examples_program(figure: str, presets: dict[str, Source]) -> Program:
+    """`main` of a figure: draw `<figure>.png`, and print what the server has."""
 
     def draw(
         preset: str = "quick", seed: int = 0, output_dir: str | None = None, list: bool = False
@@ -61,6 +61,4 @@ def main(figure: str, presets: dict[str, Source], argv=None) -> int:
         return 0
 
     about = f"FSL, {figure}: examples of clients' data and of the server's."
-    return exit_status(
-        lambda: tyro.cli(draw, args=argv, description=about), name="error", stopped="stopped"
-    )
+    return function_program(draw, about)

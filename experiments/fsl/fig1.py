@@ -10,15 +10,12 @@ Figure 6 is the same without pretraining.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
+from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, with_rows
 from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report import plot_learning_curves
-from fedjax_het.report.paper_table import main, write_drawing
+from fedjax_het.report.paper_table import program, write_drawing
 
-SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
-with_rows = SHARED["with_rows"]
 BY = ("dataset", "classes", "algorithm", "hp.gamma")
 
 
@@ -28,12 +25,12 @@ def rows(smallest: float) -> tuple[str, ...]:
 
 
 FIG1 = replace(
-    SHARED["SCENARIO1"],
+    SCENARIO1,
     title="FSL, Figure 1: test accuracy by labels per client.",
     presets={
-        "quick": with_rows(SHARED["QUICK"], rows(0.35)),
-        "cpu": SHARED["CPU"],
-        "paper": with_rows(SHARED["PAPER"], {"emnist_45": rows(0.09375), "cifar10": rows(0.1)}),
+        "quick": with_rows(QUICK, rows(0.35)),
+        "cpu": CPU,
+        "paper": with_rows(PAPER, {"emnist_45": rows(0.09375), "cifar10": rows(0.1)}),
     },
 )
 
@@ -44,6 +41,7 @@ def draw(results, curves):
     return plot_learning_curves(results, curves, by=by, panels=panels, window=WINDOW)
 
 
+main = program(FIG1, write_drawing("fig1", draw, by=BY, measure="window_accuracy"))
+
 if __name__ == "__main__":
-    write = write_drawing("fig1", draw, by=BY, measure="window_accuracy")
-    raise SystemExit(main(FIG1, write=write))
+    raise SystemExit(main())

@@ -4,15 +4,13 @@ python experiments/fsl/fig11.py                  the embedded digits, a minute o
 python experiments/fsl/fig11.py --preset paper   EMNIST: a GPU's work
 """
 
-from pathlib import Path
-from runpy import run_path
+from experiments.fsl.fig5 import BY
+from experiments.fsl.fig10 import curves_of, draw
+from fedjax_het.report.paper_table import program, write_drawing
 
-from fedjax_het.report.paper_table import main, write_drawing
+FIG11 = curves_of("emnist_45", "fig11")
 
-FIG10 = run_path(str(Path(__file__).with_name("fig10.py")))
-FIG11 = FIG10["curves_of"]("emnist_45", "fig11")
+main = program(FIG11, write_drawing("fig11", draw, by=BY, measure="window_accuracy"))
 
 if __name__ == "__main__":
-    by = FIG10["FIG5"]["BY"]
-    write = write_drawing("fig11", FIG10["draw"], by=by, measure="window_accuracy")
-    raise SystemExit(main(FIG11, write=write))
+    raise SystemExit(main())

@@ -10,13 +10,10 @@ cpu is drawn from runs of Figure 1.
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import Own, main, write_drawing
+from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, draw_against_gamma, with_rows
+from fedjax_het.report.paper_table import Own, program, write_drawing
 
-SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
-with_rows = SHARED["with_rows"]
 LINES = ("hp.local_lr", "server_options.size")
 BY = ("dataset", "classes", *LINES, "algorithm", "hp.gamma")
 
@@ -37,24 +34,23 @@ OF_DATASET = {
     "cifar10": Own(classes=(2, 5), rows=rows((0.1, *GAMMAS), (0.01, 0.05), (200, 500))),
 }
 FIG2 = replace(
-    SHARED["SCENARIO1"],
+    SCENARIO1,
     name="fsl-fig2",
     item="fig2",
     title="FSL, Figure 2: test accuracy and rise time against gamma.",
     presets={
-        "quick": replace(
-            SHARED["QUICK"], classes=(1, 2), rows=rows((0.35, *GAMMAS), (0.02, 0.05), (20, 50))
-        ),
-        "cpu": with_rows(SHARED["CPU"], SHARED["CPU"].rows[1:]),
-        "paper": replace(SHARED["PAPER"], of_dataset=OF_DATASET),
+        "quick": replace(QUICK, classes=(1, 2), rows=rows((0.35, *GAMMAS), (0.02, 0.05), (20, 50))),
+        "cpu": with_rows(CPU, CPU.rows[1:]),
+        "paper": replace(PAPER, of_dataset=OF_DATASET),
     },
 )
 
 
 def draw(results, curves):
-    return SHARED["draw_against_gamma"](results, *LINES)
+    return draw_against_gamma(results, *LINES)
 
+
+main = program(FIG2, write_drawing("fig2", draw, by=BY, measure="window_accuracy"))
 
 if __name__ == "__main__":
-    write = write_drawing("fig2", draw, by=BY, measure="window_accuracy")
-    raise SystemExit(main(FIG2, write=write))
+    raise SystemExit(main())

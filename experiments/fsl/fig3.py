@@ -4,21 +4,13 @@ python experiments/fsl/fig3.py                  the embedded digits, seconds
 python experiments/fsl/fig3.py --preset paper   EMNIST
 """
 
-from pathlib import Path
-from runpy import run_path
+from experiments.fsl.examples import GLYPH_SIZES, Source, examples_program
 
-EXAMPLES = run_path(str(Path(__file__).with_name("examples.py")))
-Source = EXAMPLES["Source"]
-SIZES = EXAMPLES["GLYPH_SIZES"]
 PRESETS = {
-    "quick": Source("digits", "glyphs", {"sizes": SIZES["digits"]}),
+    "quick": Source("digits", "glyphs", {"sizes": GLYPH_SIZES["digits"]}),
     "paper": Source("emnist_45", "glyphs", {}),
 }
-
-
-def main(argv=None) -> int:
-    return EXAMPLES["main"]("fig3", PRESETS, argv)
-
+main = examples_program("fig3", PRESETS)
 
 if __name__ == "__main__":
     raise SystemExit(main())

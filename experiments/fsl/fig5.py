@@ -11,14 +11,11 @@ learning curves of the same runs.
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from runpy import run_path
 
+from experiments.fsl.scenarios import CPU2, PAPER, QUICK2, RATES, RIVALS, SCENARIO2
 from fedjax_het.report import plot_heat_map
-from fedjax_het.report.paper_table import Own, main, write_drawing
+from fedjax_het.report.paper_table import Own, program, write_drawing
 
-SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
-RIVALS = SHARED["RIVALS"]
 BY = ("dataset", "classes", "hp.local_lr", "algorithm", "server_data")
 
 
@@ -29,20 +26,20 @@ def rows(methods: tuple[str, ...], rates: tuple[float, ...]) -> tuple[str, ...]:
 # The learning rates, apart from .01 and .05, and the numbers of labels are chosen here: the
 # figure's are not known.
 FIG5 = replace(
-    SHARED["SCENARIO2"],
+    SCENARIO2,
     name="fsl-fig5",
     item="fig5",
     title="FSL, Figure 5: test accuracy over local learning rate and labels per client.",
     presets={
-        "quick": replace(SHARED["QUICK2"], rows=rows(RIVALS, (0.02, 0.05, 0.1))),
+        "quick": replace(QUICK2, rows=rows(RIVALS, (0.02, 0.05, 0.1))),
         "cpu": replace(
-            SHARED["CPU2"],
+            CPU2,
             rows=rows(tuple(name for name in RIVALS if name != "fslsyn"), (0.01, 0.05)),
             classes=(1, 2),
         ),
         "paper": replace(
-            SHARED["PAPER"],
-            rows=rows(RIVALS, SHARED["RATES"]),
+            PAPER,
+            rows=rows(RIVALS, RATES),
             of_dataset={
                 "emnist_45": Own(classes=(1, 2, 5, 10)),
                 "cifar10": Own(classes=(1, 2, 5, 10)),
@@ -58,6 +55,7 @@ def draw(results, curves):
     return plot_heat_map(results, x="classes", y="hp.local_lr", by=by, measure="window_accuracy")
 
 
+main = program(FIG5, write_drawing("fig5", draw, by=BY, measure="window_accuracy"))
+
 if __name__ == "__main__":
-    write = write_drawing("fig5", draw, by=BY, measure="window_accuracy")
-    raise SystemExit(main(FIG5, write=write))
+    raise SystemExit(main())

@@ -8,25 +8,24 @@ FL's runs are those of Figure 1, as is all of preset cpu.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import main, write_drawing
+from experiments.fsl.fig1 import BY, FIG1, draw
+from experiments.fsl.scenarios import pretrained
+from fedjax_het.report.paper_table import program, write_drawing
 
-SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
-FIG1 = run_path(str(Path(__file__).with_name("fig1.py")))
 FIG6 = replace(
-    FIG1["FIG1"],
+    FIG1,
     name="fsl-fig6",
     item="fig6",
     title="FSL, Figure 6: test accuracy by labels per client, without pretraining.",
     settings={"pretrain_epochs": 0},
     presets={
-        name: replace(preset, method_settings=SHARED["pretrained"](0))
-        for name, preset in FIG1["FIG1"].presets.items()
+        name: replace(preset, method_settings=pretrained(0))
+        for name, preset in FIG1.presets.items()
     },
 )
 
+main = program(FIG6, write_drawing("fig6", draw, by=BY, measure="window_accuracy"))
+
 if __name__ == "__main__":
-    write = write_drawing("fig6", FIG1["draw"], by=FIG1["BY"], measure="window_accuracy")
-    raise SystemExit(main(FIG6, write=write))
+    raise SystemExit(main())

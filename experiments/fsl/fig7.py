@@ -8,14 +8,12 @@ gamma is 1. On CIFAR-10 the server has 200 images, fewer than elsewhere in the p
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
+from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1
 from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report import plot_learning_curves
-from fedjax_het.report.paper_table import Own, main, write_drawing
+from fedjax_het.report.paper_table import Own, program, write_drawing
 
-SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 PANELS = ("dataset", "participation", "classes")
 BY = (*PANELS, "algorithm")
 
@@ -27,15 +25,15 @@ def rows(*sampled: int, more: str = "") -> tuple[str, ...]:
 
 # The numbers of clients a round are chosen here: the figure's are not known.
 FIG7 = replace(
-    SHARED["SCENARIO1"],
+    SCENARIO1,
     name="fsl-fig7",
     item="fig7",
     title="FSL, Figure 7: FSL, FSL-p and data sharing.",
     presets={
-        "quick": replace(SHARED["QUICK"], rows=rows(2, 4)),
-        "cpu": replace(SHARED["CPU"], rows=rows(4)),
+        "quick": replace(QUICK, rows=rows(2, 4)),
+        "cpu": replace(CPU, rows=rows(4)),
         "paper": replace(
-            SHARED["PAPER"],
+            PAPER,
             of_dataset={
                 "emnist_45": Own(classes=(1, 5, 45), rows=rows(5, 10)),
                 "cifar10": Own(classes=(2, 5, 10), rows=rows(2, 4, more=", n0=200")),
@@ -49,6 +47,7 @@ def draw(results, curves):
     return plot_learning_curves(results, curves, by=BY, panels=PANELS, window=WINDOW)
 
 
+main = program(FIG7, write_drawing("fig7", draw, by=BY, measure="window_accuracy"))
+
 if __name__ == "__main__":
-    write = write_drawing("fig7", draw, by=BY, measure="window_accuracy")
-    raise SystemExit(main(FIG7, write=write))
+    raise SystemExit(main())

@@ -9,12 +9,10 @@ As in the paper, data sharing is shown at gamma = 0.
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from runpy import run_path
 
-from fedjax_het.report.paper_table import Own, main, write_drawing
+from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, draw_against_gamma
+from fedjax_het.report.paper_table import Own, program, write_drawing
 
-SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 BY = ("dataset", "classes", "algorithm", "hp.gamma")
 LARGE = (0.5, 1.0, 1.5, 2.0)
 
@@ -25,15 +23,15 @@ def rows(*gammas: float) -> tuple[str, ...]:
 
 
 FIG8 = replace(
-    SHARED["SCENARIO1"],
+    SCENARIO1,
     name="fsl-fig8",
     item="fig8",
     title="FSL, Figure 8: FSL, FSL-p and data sharing against gamma.",
     presets={
-        "quick": replace(SHARED["QUICK"], classes=(2,), rows=rows(0.35, *LARGE)),
-        "cpu": replace(SHARED["CPU"], rows=rows(0.5, 1.0, 1.5)),
+        "quick": replace(QUICK, classes=(2,), rows=rows(0.35, *LARGE)),
+        "cpu": replace(CPU, rows=rows(0.5, 1.0, 1.5)),
         "paper": replace(
-            SHARED["PAPER"],
+            PAPER,
             of_dataset={
                 "emnist_45": Own(classes=(5,), rows=rows(0.09375, *LARGE)),
                 "cifar10": Own(classes=(2,), rows=rows(0.1, *LARGE)),
@@ -44,9 +42,10 @@ FIG8 = replace(
 
 
 def draw(results, curves):
-    return SHARED["draw_against_gamma"](results, "algorithm")
+    return draw_against_gamma(results, "algorithm")
 
+
+main = program(FIG8, write_drawing("fig8", draw, by=BY, measure="window_accuracy"))
 
 if __name__ == "__main__":
-    write = write_drawing("fig8", draw, by=BY, measure="window_accuracy")
-    raise SystemExit(main(FIG8, write=write))
+    raise SystemExit(main())

@@ -10,14 +10,11 @@ Of FSL at gamma = 1; the paper does not say of which runs its figure is.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
+from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, with_rows
 from fedjax_het.report import plot_gradient_gaps
-from fedjax_het.report.paper_table import main, write_drawing
+from fedjax_het.report.paper_table import program, write_drawing
 
-SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
-with_rows = SHARED["with_rows"]
 BY = ("dataset", "classes", "server_options.size")
 
 
@@ -30,15 +27,15 @@ def measured(preset, every: int):
 
 
 FIG9 = replace(
-    SHARED["SCENARIO1"],
+    SCENARIO1,
     name="fsl-fig9",
     item="fig9",
     title="FSL, Figure 9: gradients of the server and of clients.",
     presets={
-        "quick": measured(with_rows(SHARED["QUICK"], rows(20, 50)), 3),
-        "cpu": measured(with_rows(SHARED["CPU"], rows(200, 500)), 5),
+        "quick": measured(with_rows(QUICK, rows(20, 50)), 3),
+        "cpu": measured(with_rows(CPU, rows(200, 500)), 5),
         "paper": measured(
-            with_rows(SHARED["PAPER"], {"emnist_45": rows(90, 225), "cifar10": rows(200, 500)}),
+            with_rows(PAPER, {"emnist_45": rows(90, 225), "cifar10": rows(200, 500)}),
             50,
         ),
     },
@@ -50,6 +47,7 @@ def draw(results, curves):
     return plot_gradient_gaps(results, curves, by=by, panels=["dataset", "classes"])
 
 
+main = program(FIG9, write_drawing("fig9", draw, by=BY, measure="window_accuracy"))
+
 if __name__ == "__main__":
-    write = write_drawing("fig9", draw, by=BY, measure="window_accuracy")
-    raise SystemExit(main(FIG9, write=write))
+    raise SystemExit(main())

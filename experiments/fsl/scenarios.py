@@ -6,14 +6,12 @@ with images from elsewhere. All results go to one folder, so that no run is made
 """
 
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
+from experiments.fsl.examples import GLYPH_SIZES
 from fedjax_het.report import parse_row, plot_against
 from fedjax_het.report.paper_table import Experiment, Own, Preset
 
-GLYPH_SIZES = run_path(str(Path(__file__).with_name("examples.py")))["GLYPH_SIZES"]
 LEARNERS = ("fsl", "fsl_p", "data_sharing")  # methods that use the server's examples
 CLIENTS = {"emnist_45": 45}  # of scenario 1; 10 of other data
 # Scenario 2: the clients that give the server data, and how much each; where else it has images of.

@@ -12,14 +12,12 @@ images): FedDyn's alpha, and gamma of FSL. `fsl(n0=250)` has 25 images from each
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 
+from experiments.fsl.scenarios import CPU2, PAPER, QUICK2, SCENARIO2
 from fedjax_het.report import Cell, compare
-from fedjax_het.report.paper_table import Experiment, Outcome, main, write_table
+from fedjax_het.report.paper_table import Experiment, Outcome, program, write_table
 from fedjax_het.report.reported import reported_values
 
-SHARED = run_path(str(Path(__file__).with_name("scenarios.py")))
 ROWS = tuple(dict.fromkeys(reported_values("fsl", "table1")["method"]))
 TUNED = {"feddyn": ("feddyn_alpha", (0.01, 0.05, 0.1, 0.5))}
 GAMMAS = ("gamma", (0.6, 0.8, 1.0, 1.2))
@@ -58,19 +56,19 @@ TABLE1 = Experiment(
     item="table1",
     title="FSL, Table I: test accuracy with many clients of few labels.",
     presets={
-        "quick": replace(SHARED["QUICK2"], classes=(2,), rows=tried(QUICK_ROWS)),
-        "cpu": replace(SHARED["CPU2"], classes=(2,), rows=tried(CPU_ROWS)),
+        "quick": replace(QUICK2, classes=(2,), rows=tried(QUICK_ROWS)),
+        "cpu": replace(CPU2, classes=(2,), rows=tried(CPU_ROWS)),
         "paper": replace(
-            SHARED["PAPER"],
+            PAPER,
             datasets=("cifar10",),
             rows=tried(ROWS),
             of_dataset={},
             classes=(2,),
         ),
     },
-    settings={**SHARED["SCENARIO2"].settings, "hp": {"local_lr": 0.05}},
-    dataset_settings=SHARED["SCENARIO2"].dataset_settings,
-    read_row=SHARED["SCENARIO2"].read_row,
+    settings={**SCENARIO2.settings, "hp": {"local_lr": 0.05}},
+    dataset_settings=SCENARIO2.dataset_settings,
+    read_row=SCENARIO2.read_row,
 )
 
 
@@ -100,5 +98,7 @@ def write_best(outcome: Outcome) -> list[str]:
     return write_table(outcome._replace(experiment=experiment, cells=cells))
 
 
+main = program(TABLE1, write_best)
+
 if __name__ == "__main__":
-    raise SystemExit(main(TABLE1, write=write_best))
+    raise SystemExit(main())

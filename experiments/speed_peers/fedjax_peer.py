@@ -43,20 +43,22 @@ def rounds_of(regime: Regime):
         fedjax.ShuffleRepeatBatchHParams(batch_size=regime.batch_size, num_epochs=1, seed=0),
     )
     data = [
-        fedjax.ClientDataset({"x": regime.images[mine], "y": regime.labels[mine].astype(np.int32)})
-        for mine in regime.clients
+        fedjax.ClientDataset(
+            {"x": regime.images[positions], "y": regime.labels[positions].astype(np.int32)}
+        )
+        for positions in regime.clients
     ]
     state = algorithm.init(params)
 
     def one_round(cohort: np.ndarray) -> int:
         nonlocal state
-        mine = [client for client in cohort.tolist() if len(data[client])]
-        keys = jax.random.split(jax.random.PRNGKey(1), len(mine))
-        clients = [(b"%d" % c, data[c], key) for c, key in zip(mine, keys, strict=True)]
+        holders = [client for client in cohort.tolist() if len(data[client])]
+        keys = jax.random.split(jax.random.PRNGKey(1), len(holders))
+        clients = [(b"%d" % c, data[c], key) for c, key in zip(holders, keys, strict=True)]
         state, _ = algorithm.apply(state, clients)
         jax.block_until_ready(state.params)
         size = regime.batch_size
-        return sum(math.ceil(len(data[client]) / size) * size for client in mine)
+        return sum(math.ceil(len(data[client]) / size) * size for client in holders)
 
     return one_round
 

@@ -17,12 +17,12 @@ class Client(NumPyClient):
 
     def fit(self, parameters, config):
         regime, (images, labels), model = actor(self.settings)
-        mine = torch.tensor(regime.clients[self.number]).long()
+        positions = torch.tensor(regime.clients[self.number]).long()
         weights = zip(model.state_dict(), map(torch.as_tensor, parameters), strict=True)
         model.load_state_dict(dict(weights))
-        shuffled = mine[torch.randperm(len(mine))]
+        shuffled = positions[torch.randperm(len(positions))]
         train_one_epoch(model, images[shuffled], labels[shuffled], regime)
-        return [value.numpy() for value in model.state_dict().values()], len(mine), {}
+        return [value.numpy() for value in model.state_dict().values()], len(positions), {}
 
 
 @functools.cache

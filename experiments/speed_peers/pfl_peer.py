@@ -56,8 +56,8 @@ def run(regime: Regime, cohorts: list, device: str, timer: Timer) -> None:
     network.loss, network.metrics = loss, lambda *data, **settings: {}
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     data = [
-        PyTorchTensorDataset((images[mine], labels[mine]), user_id=str(client))
-        for client, mine in enumerate(map(torch.tensor, regime.clients))
+        PyTorchTensorDataset((images[positions], labels[positions]), user_id=str(client))
+        for client, positions in enumerate(map(torch.tensor, regime.clients))
     ]
     order = iter([client for cohort in cohorts for client in cohort])
     dataset = FederatedDataset(data.__getitem__, lambda: next(order))

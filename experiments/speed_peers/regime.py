@@ -1,4 +1,9 @@
-"""What every program here reads and reports: one regime in, one line of JSON out. NumPy alone."""
+"""What every program here reads and reports: one regime in, one line of JSON out. NumPy alone.
+
+The programs of this folder run in environments of their own, most of which lack this package. So
+they are scripts, which import each other as Python finds them beside the script that runs, and no
+part of the package `experiments`.
+"""
 
 import json
 import resource
@@ -50,7 +55,7 @@ def time_rounds(
     Before, the two smallest clients that hold anything run, untimed: libraries start, programs
     compile.
     """
-    holding = [client for client, mine in enumerate(regime.clients) if len(mine)]
+    holding = [client for client, positions in enumerate(regime.clients) if len(positions)]
     one_round(np.array(sorted(holding, key=lambda client: len(regime.clients[client]))[:2]))
     seconds, samples = [], []
     for cohort in regime.cohorts:

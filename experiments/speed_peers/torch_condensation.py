@@ -42,8 +42,8 @@ def main() -> None:
         p.requires_grad_(False)
 
     def one_round() -> None:
-        for mine in pairs:
-            synthetic = images[mine[torch.randperm(len(mine))[: 5 * ipc]]]
+        for positions in pairs:
+            synthetic = images[positions[torch.randperm(len(positions))[: 5 * ipc]]]
             synthetic = synthetic[: len(synthetic) // ipc * ipc].reshape(ipc, -1, *images.shape[1:])
             synthetic = synthetic.mean(1).requires_grad_(True)
             optimizer = torch.optim.SGD([synthetic], lr=1.0, momentum=0.9)
@@ -53,7 +53,7 @@ def main() -> None:
                 for p, w, n in zip(parameters, received, noise, strict=True):
                     p.copy_(w + n * torch.clamp(5 / norm, max=1.0))
                 with torch.no_grad():
-                    real = body(images[mine[torch.randperm(len(mine))[:batch]]])
+                    real = body(images[positions[torch.randperm(len(positions))[:batch]]])
                     targets = real.mean(0), head(real).mean(0)
                 features = body(synthetic)
                 found = features.mean(0), head(features).mean(0)

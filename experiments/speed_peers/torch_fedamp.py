@@ -31,7 +31,7 @@ def main() -> None:
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     if "start" in method:
         return train_from(method, regime, device)
-    clients = [torch.tensor(mine).long() for mine in regime.clients]
+    clients = [torch.tensor(positions).long() for positions in regime.clients]
     vector = parameters_to_vector(make_network(regime).parameters()).detach()
     one_round, of_messages = rounds_of(regime, method, device, vector.repeat(len(clients), 1))
 
@@ -47,7 +47,7 @@ def train_from(method: dict, regime: Regime, device: str) -> None:
     """From given models and through given batches, to be compared with another program's."""
     with np.load(method["start"]) as file:
         models, orders = torch.tensor(file["models"]).to(device), torch.tensor(file["orders"])
-    sizes = [len(mine) for mine in regime.clients]
+    sizes = [len(positions) for positions in regime.clients]
     one_round, _ = rounds_of(regime, method, device, models)
     for order in orders:
         one_round(np.arange(len(sizes)), order.split(sizes).__getitem__)
@@ -65,9 +65,9 @@ def rounds_of(regime: Regime, method: dict, device: str, models: torch.Tensor):
         received = collaboration(models, **method["numbers"]) @ models
         of_messages.append(time.perf_counter() - start)
         for client in cohort:
-            mine = shuffled(client).to(device)
+            order = shuffled(client).to(device)
             vector_to_parameters(received[client].clone(), model.parameters())
-            train_one_epoch(model, images[mine], labels[mine], regime, method["prox_lambda"])
+            train_one_epoch(model, images[order], labels[order], regime, method["prox_lambda"])
             models[client] = parameters_to_vector(model.parameters()).detach()
         return regime.samples(cohort)
 

@@ -32,12 +32,12 @@ def rounds_of(regime: Regime, device: str):
         nonlocal weights
         total = regime.samples(cohort)
         average = {name: torch.zeros_like(value) for name, value in weights.items()}
-        for mine in (clients[client] for client in cohort if len(clients[client])):
+        for positions in (clients[client] for client in cohort if len(clients[client])):
             model.load_state_dict(weights)
-            shuffled = mine[torch.randperm(len(mine))].to(device)
+            shuffled = positions[torch.randperm(len(positions))].to(device)
             train_one_epoch(model, images[shuffled], labels[shuffled], regime)
             for name, value in model.state_dict().items():
-                average[name].add_(value, alpha=len(mine) / total)
+                average[name].add_(value, alpha=len(positions) / total)
         weights = average
         return total
 

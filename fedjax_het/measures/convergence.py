@@ -12,12 +12,13 @@ def rolling_mean(curve: np.ndarray, window: int = WINDOW) -> np.ndarray:
     NaN where nothing was measured. A run evaluated every n rounds is smoothed over the `window`
     rounds that were measured, which is n times as long.
     """
-    curve = np.asarray(curve, np.float64)
-    measured = np.flatnonzero(np.isfinite(curve))
-    values = curve[measured]
-    means = np.full(curve.shape, np.nan)
-    means[measured] = [values[max(0, n - window) : n].mean() for n in range(1, len(values) + 1)]
-    return means
+    import pandas as pd
+
+    rounds = pd.Series(np.asarray(curve, np.float64))
+    measured = rounds[np.isfinite(rounds)]
+    # Each mean of its own window: a running sum would carry the rounding of the rounds before.
+    means = measured.rolling(window, min_periods=1).apply(np.mean, raw=True)
+    return means.reindex(rounds.index).to_numpy()
 
 
 def rise_time(curve: np.ndarray, window: int = WINDOW, share: float = 0.9) -> int | None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.errors import require
-from fedjax_het.report.comparison import parse_row
+from fedjax_het.report.cell import parse_row
 from fedjax_het.report.style import add_legend, empty_panel, is_leftmost, make_panels, plain_axes
 
 if TYPE_CHECKING:

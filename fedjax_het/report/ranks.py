@@ -23,13 +23,10 @@ class RankCorrelation(NamedTuple):
 
 def ranks(values: Sequence[float]) -> list[float]:
     """1 for the highest percentage as printed; equal ones share the better rank, NaN has none."""
-    known = [round(value, _DIGITS) for value in values if not math.isnan(value)]
-    return [
-        math.nan
-        if math.isnan(value)
-        else 1.0 + sum(other > round(value, _DIGITS) for other in known)
-        for value in values
-    ]
+    import pandas as pd
+
+    printed = pd.Series([round(value, _DIGITS) for value in values], dtype=float)
+    return printed.rank(method="min", ascending=False).tolist()
 
 
 def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
@@ -55,14 +52,14 @@ def rank_correlations(table: "pd.DataFrame") -> list[RankCorrelation]:
     with both values, and where neither are all the same."""
     from scipy import stats
 
-    found = []
+    correlations = []
     for place, section in _sections(table):
         both = section[_comparable(section)]
         measured, reported = (both[name].round(_DIGITS) for name in ("mean", "reported_mean"))
         if len(both) >= _FEWEST and measured.nunique() > 1 and reported.nunique() > 1:
             rho = float(stats.spearmanr(measured, reported).statistic)
-            found.append(RankCorrelation(describe_settings(place), rho, len(both)))
-    return found
+            correlations.append(RankCorrelation(describe_settings(place), rho, len(both)))
+    return correlations
 
 
 def _sections(table: "pd.DataFrame") -> list[tuple[dict, "pd.DataFrame"]]:

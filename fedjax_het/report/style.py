@@ -1,7 +1,8 @@
 """How figures look: a method's colour, panels, legends."""
 
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -9,71 +10,80 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours for the first methods, Tol's muted ones for the rest: both are told apart
-# by colour-blind readers. Of the personalised methods those that tune another's model are lighter
-# than that one. A method keeps its colour in every figure.
-COLOURS = {
-    "fedavg": "#0072B2",
-    "fedprox": "#E69F00",
-    "scaffold": "#009E73",
-    "dynafed": "#D55E00",
-    "feddf": "#CC79A7",
-    "fedbe": "#88CCEE",
-    "abavg": "#332288",
-    "fedgen": "#999933",
-    "fedmix": "#882255",
-    "naivemix": "#CB6F97",
-    "fedbn": "#56B4E9",
-    "moon": "#AA4499",
-    "feddyn": "#117733",
-    "feddc": "#66C2A5",
-    "fednova": "#A6761D",
-    "fedavgm": "#3F51B5",
-    "fedadam": "#B15928",
-    "fedyogi": "#FB9A99",
-    "feddm": "#000000",
-    "fedaf": "#CC3311",
-    "separate": "#777777",
-    "fedavg_ft": "#6BAED6",
-    "fedprox_ft": "#F5C26B",
-    "apfl": "#7B3294",
-    "fedamp": "#B2182B",
-    "heurfedamp": "#E7298A",
-    "ditto": "#5B8C1A",
-    "pfedme": "#8C6D31",
-    "per_fedavg": "#17BECF",
-    "data_sharing": "#E6AB02",
-    "fsl": "#C51B7D",
-    "fsl_p": "#762A83",
-    "fslsyn": "#E08214",
+
+class Look(NamedTuple):
+    """How a method's lines are drawn in every figure."""
+
+    colour: str
+    """As hexadecimal digits."""
+    dashes: tuple[float, tuple[float, ...]] | None = None
+    """For a method whose curves often lie on another's, which shows through the gaps: where the
+    pattern starts and the lengths of its strokes and gaps, in widths of the line."""
+
+
+# Okabe and Ito's colours for the first methods, Tol's muted ones for the rest: both can be kept
+# apart by colour-blind readers. Of the personalised methods those that tune another's model are
+# lighter than that one.
+_LOOKS = {
+    "fedavg": Look("#0072B2"),
+    "fedprox": Look("#E69F00", (0, (4, 1.5))),
+    "scaffold": Look("#009E73"),
+    "dynafed": Look("#D55E00"),
+    "feddf": Look("#CC79A7", (0, (6, 2))),
+    "fedbe": Look("#88CCEE", (0, (2, 1.5))),
+    "abavg": Look("#332288"),
+    "fedgen": Look("#999933"),
+    "fedmix": Look("#882255"),
+    "naivemix": Look("#CB6F97", (0, (4, 1.5))),
+    "fedbn": Look("#56B4E9", (0, (1.5, 1))),
+    "moon": Look("#AA4499"),
+    "feddyn": Look("#117733"),
+    "feddc": Look("#66C2A5"),
+    "fednova": Look("#A6761D"),
+    "fedavgm": Look("#3F51B5"),
+    "fedadam": Look("#B15928"),
+    "fedyogi": Look("#FB9A99"),
+    "feddm": Look("#000000"),
+    "fedaf": Look("#CC3311"),
+    "separate": Look("#777777"),
+    "fedavg_ft": Look("#6BAED6"),
+    "fedprox_ft": Look("#F5C26B", (0, (4, 1.5))),
+    "apfl": Look("#7B3294"),
+    "fedamp": Look("#B2182B"),
+    "heurfedamp": Look("#E7298A", (0, (4, 1.5))),
+    "ditto": Look("#5B8C1A"),
+    "pfedme": Look("#8C6D31"),
+    "per_fedavg": Look("#17BECF"),
+    "data_sharing": Look("#E6AB02"),
+    "fsl": Look("#C51B7D"),
+    "fsl_p": Look("#762A83"),
+    "fslsyn": Look("#E08214"),
 }
 _OTHER_COLOURS = ("#DDCC77", "#661100", "#6699CC", "#888888")
-# Methods whose curves often lie on another's: it shows through their gaps.
-_DASHES = {
-    "fedprox": (0, (4, 1.5)),
-    "fedbn": (0, (1.5, 1)),
-    "feddf": (0, (6, 2)),
-    "fedbe": (0, (2, 1.5)),
-    "fedprox_ft": (0, (4, 1.5)),
-    "heurfedamp": (0, (4, 1.5)),
-    "naivemix": (0, (4, 1.5)),
-}
 _MARKERS = "os^Dv<>pPX*h"
 _LIGHTEST = 0.65  # share of white
 MOST_COLUMNS = 4
 
 
+def method_looks() -> dict[str, Look]:
+    """The looks of the methods that have one, in the order in which methods are listed."""
+    return _LOOKS
+
+
 def method_rank(method: str) -> tuple[int, str]:
-    """Sorts methods: those with a colour of their own in its order, then by name."""
-    known = list(COLOURS)
+    """Sorts methods: those with a look of their own in its order, then by name."""
+    known = list(method_looks())
     return (known.index(method) if method in known else len(known), method)
 
 
 def method_colours(methods: Iterable[str]) -> dict[str, str]:
     """A colour per method, as hexadecimal digits. Those without one of their own share four."""
-    names = list(dict.fromkeys(methods))
-    others = iter(_OTHER_COLOURS * (1 + len(names) // len(_OTHER_COLOURS)))
-    return {name: COLOURS.get(name) or next(others) for name in names}
+    looks = method_looks()
+    others = itertools.cycle(_OTHER_COLOURS)
+    return {
+        name: looks[name].colour if name in looks else next(others)
+        for name in dict.fromkeys(methods)
+    }
 
 
 def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
@@ -86,7 +96,7 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     variants: dict[str, list[str]] = {}
     for method, label in dict.fromkeys(lines):
         variants.setdefault(method, []).append(label)
-    colours = method_colours(variants)
+    looks, colours = method_looks(), method_colours(variants)
     styles = {}
     for number, (method, labels) in enumerate(variants.items()):
         whites = np.linspace(0, min(_LIGHTEST, 0.25 + 0.1 * len(labels)), len(labels))
@@ -94,7 +104,7 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
             colour = to_hex((1 - white) * np.array(to_rgb(colours[method])) + white)
             styles[label] = {
                 "color": colour.upper(),
-                "linestyle": _DASHES.get(method, "-"),
+                "linestyle": (looks[method].dashes if method in looks else None) or "-",
                 "marker": _MARKERS[number % len(_MARKERS)],
             }
     return styles

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.running.result import Result
+from fedjax_het.settings.spec import RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,24 +38,39 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
 
     `digest` names the files; `settings` is `RunSpec.digest()`, which results of one specification
     share whatever version or device made them (`newest` keeps one of them).
-    Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A run whose files
+    Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A method, network,
+    data set or partition that this process does not know keeps its stored name. A run whose files
     cannot be read is left out with a warning.
     """
-    return frame(_results(directory))
+    return _frame(_results(directory))
 
 
 def frame(results: Iterable[Result]) -> "pd.DataFrame":
     """The same of results at hand."""
+    return _frame((result.digest(), result) for result in results)
+
+
+def settings_digest(spec: RunSpec) -> str:
+    """`RunSpec.digest()`; of settings that this process cannot resolve, because what they name is
+    registered in another one, or is no more, the same of the settings as they are."""
+    try:
+        return spec.digest()
+    except ConfigError:
+        return spec.stored_digest()
+
+
+def _frame(results: "Iterable[tuple[str, Result]]") -> "pd.DataFrame":
+    """One row per run and the name of its files."""
     import pandas as pd
 
     rows = [
         {
-            "digest": result.digest(),
-            "settings": result.spec.digest(),
+            "digest": name,
+            "settings": settings_digest(result.spec),
             **_flat(result.summary),
             **_flat(result.spec.to_dict()),
         }
-        for result in results
+        for name, result in results
     ]
     return pd.DataFrame(rows)
 
@@ -77,21 +94,22 @@ def load_curves(directory: str | os.PathLike) -> "pd.DataFrame":
     import pandas as pd
 
     frames = []
-    for result in _results(directory):
-        curves = {name: values for name, values in result.metrics.items() if values.ndim == 1}
+    for name, result in _results(directory):
+        curves = {metric: values for metric, values in result.metrics.items() if values.ndim == 1}
         rounds = len(next(iter(curves.values()), ()))
         frames.append(
-            pd.DataFrame({"digest": result.digest(), "round": range(1, rounds + 1), **curves})
+            pd.DataFrame({"digest": name, "round": range(1, rounds + 1), **curves})
         )
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def _results(directory: str | os.PathLike) -> Iterator[Result]:
+def _results(directory: str | os.PathLike) -> Iterator[tuple[str, Result]]:
+    """The runs that can be read, each with the name of its files."""
     for path in sorted(Path(directory).glob("*.json")):
         if not _RUN_FILE.fullmatch(path.name):
             continue
         try:
-            yield Result.load(path)
+            yield path.stem, Result.load(path)
         except _UNREADABLE as error:
             warnings.warn(f"{path} is left out: it cannot be read ({error})", stacklevel=3)
 

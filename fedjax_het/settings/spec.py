@@ -154,5 +154,10 @@ class RunSpec:
 
     def digest(self) -> str:
         """16 hexadecimal digits that name this run: the hash of the resolved settings."""
-        text = json.dumps(self.resolved().to_dict(), sort_keys=True)
+        return self.resolved().stored_digest()
+
+    def stored_digest(self) -> str:
+        """The same of settings that are resolved already, as stored ones are: nothing is looked up,
+        so their names may be of what only another process has registered."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

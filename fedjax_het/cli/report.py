@@ -10,7 +10,7 @@ from fedjax_het.report.write import write_report
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportCommand:
     """Print the tables of a folder of results, and write them and their figures into it."""
 
     directory: tyro.conf.Positional[Path]
@@ -23,7 +23,7 @@ class Report:
     final_accuracy, or bmta where at least as many runs have that)."""
 
 
-def report_command(command: Report) -> int:
+def report_command(command: ReportCommand) -> int:
     """Print the tables, then name the files that were written. Returns the exit status."""
     report = write_report(command.directory, by=command.by, measure=command.measure)
     for table in report.tables:

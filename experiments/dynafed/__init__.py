@@ -1,0 +1,1 @@
+"""DynaFed (Pi et al., CVPR 2023): its tables and figures."""

@@ -1,0 +1,1 @@
+"""FedAF (Wang et al., 2024): its tables and figures."""

@@ -1,0 +1,1 @@
+"""FedAMP (Huang et al., AAAI 2021): its tables and figures."""

@@ -1,0 +1,1 @@
+"""FSL (Mai et al., 2022): its tables and figures."""

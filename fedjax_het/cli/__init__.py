@@ -1,0 +1,55 @@
+"""The command line: `fedjax-het run`, `sweep`, `report`, `table` and `list`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import tyro
+
+from fedjax_het.cli.list import ListCommand, list_command
+from fedjax_het.cli.report import ReportCommand, report_command
+from fedjax_het.cli.run import RunCommand, run_command
+from fedjax_het.cli.sweep import SweepCommand, sweep_command
+from fedjax_het.cli.table import TableCommand, split_words, table_command
+from fedjax_het.common.errors import exit_status
+
+
+class Command(NamedTuple):
+    """A subcommand."""
+
+    words: type
+    """The record of its arguments, whose docstring is its help."""
+    work: Callable[[Any], int]
+    """From that record, the exit status."""
+
+
+COMMANDS = {
+    "run": Command(RunCommand, run_command),
+    "sweep": Command(SweepCommand, sweep_command),
+    "report": Command(ReportCommand, report_command),
+    "table": Command(TableCommand, table_command),
+    "list": Command(ListCommand, list_command),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Exit code 2 for settings that cannot be used, 130 when interrupted."""
+    words, program_words = split_words(sys.argv[1:] if arguments is None else arguments)
+    command = tyro.extras.subcommand_cli_from_dict(
+        {name: command.words for name, command in COMMANDS.items()},
+        prog="fedjax-het",
+        description="Federated learning on heterogeneous clients, simulated.",
+        args=words,
+    )
+    if getattr(command, "distributed", False):  # before anything asks for devices
+        jax.distributed.initialize()
+    if isinstance(command, TableCommand):
+        command = command.with_words(program_words)
+    (work,) = (each.work for each in COMMANDS.values() if each.words is type(command))
+    again = "--resume" if isinstance(command, RunCommand) else "the same command"
+    return exit_status(
+        lambda: work(command),
+        name="fedjax-het",
+        stopped=f"interrupted; {again} continues from the checkpoint",
+    )

@@ -1,0 +1,99 @@
+"""`fedjax-het run`: one federation."""
+
+import dataclasses
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import tyro
+
+from fedjax_het.cli.words import (
+    HP_HELP,
+    OPTION_HELP,
+    PartitionOptions,
+    ServerOptions,
+    count,
+    literals,
+    log_to_stderr,
+    number,
+    pairs,
+)
+from fedjax_het.settings.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class RunCommand(RunSpec):
+    """Run one federation; the last line printed is one JSON object.
+
+    Whatever is not given is as in the method's paper. `fedjax-het list` names what there is.
+    """
+
+    # As words; the settings themselves, with their help, are those of RunSpec.
+    hp: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)] = ()
+    options: Annotated[
+        tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=OPTION_HELP)
+    ] = ()
+    partition_options: PartitionOptions = ()
+    server_options: ServerOptions = ()
+    data_dir: Path | None = None
+    """Folder of the prepared data (default: TFDS_DATA_DIR)."""
+    output_dir: Path | None = None
+    """Where the result, pictures and checkpoints are written (default: nothing is)."""
+    resume: bool = False
+    """Continue from the checkpoint in the output folder, if there is one."""
+    lanes: str = "auto"
+    """Vmapped lanes per device; a matter of speed only."""
+    client_state: str = "auto"
+    """Where clients' states are: device, host (those of the next rounds' clients are put on the
+    devices) or auto, the host if they would not fit; a matter of memory only."""
+    quiet: bool = False
+    """No progress on stderr."""
+    distributed: bool = False
+    """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
+
+
+def spec_of(command: RunCommand) -> RunSpec:
+    """The settings that a command line names."""
+    values = {field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
+    values["hp"] = {name: number("hp", name, text) for name, text in pairs("hp", command.hp)}
+    values["options"] = literals("option", command.options)
+    values["partition_options"] = literals("partition-option", command.partition_options)
+    values["server_options"] = literals("server-option", command.server_options)
+    return RunSpec(**values)
+
+
+def run_command(command: RunCommand) -> int:
+    from fedjax_het.data import load_dataset
+    from fedjax_het.report.run_pictures import draw_run
+    from fedjax_het.running.progress import progress_line
+    from fedjax_het.running.placement import Placement
+    from fedjax_het.running.simulation import simulate
+
+    first = jax.process_index() == 0
+    quiet = command.quiet or not first
+    log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    spec = spec_of(command).resolved()
+    dataset = load_dataset(
+        spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
+    )
+    with progress_line(f"{spec.algorithm} on {spec.dataset}", quiet=quiet) as show:
+        result = simulate(
+            spec,
+            dataset=dataset,
+            output_dir=command.output_dir,
+            resume=command.resume,
+            progress=show,
+            placement=Placement(
+                lanes=count("lanes", command.lanes), client_state=command.client_state
+            ),
+            data_dir=command.data_dir,
+        )
+    if not first:
+        return 0
+    if command.output_dir is not None:
+        draw_run(result, dataset, result.partition, command.output_dir)
+    print(json.dumps(result.summary, allow_nan=False))
+    return 0

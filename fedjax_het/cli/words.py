@@ -1,0 +1,70 @@
+"""The words of a command line as values, and what commands share."""
+
+import json
+import logging
+from typing import Annotated, Any
+
+import tyro
+
+from fedjax_het.common.errors import ConfigError
+
+HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
+OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
+_PARTITION_HELP = (
+    "What else the partition takes, e.g. --partition-option dominating_share=0.9 "
+    "groups=[[0,1],[2,3]]."
+)
+_SERVER_HELP = "What the source of the server's examples takes, e.g. --server-option size=500."
+PartitionOptions = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
+]
+ServerOptions = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(name="server-option", metavar="NAME=VALUE", help=_SERVER_HELP),
+]
+
+
+def pairs(argument: str, items: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Names and values of words such as prox_mu=0.01. ConfigError for other words."""
+    found = []
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not (name and equals and text):
+            raise ConfigError(f"{argument} = {item!r}: expected NAME=VALUE, e.g. prox_mu=0.01")
+        found.append((name, text))
+    return found
+
+
+def literals(argument: str, items: tuple[str, ...]) -> dict[str, Any]:
+    """Values by name, each as `literal` reads it."""
+    return {name: literal(text) for name, text in pairs(argument, items)}
+
+
+def number(argument: str, name: str, text: str) -> float:
+    """ConfigError for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{argument} {name} = {text!r}: expected a number") from None
+
+
+def count(argument: str, text: str) -> int | str:
+    """A whole number, or "auto"."""
+    return text if text == "auto" else int(number(argument, "", text))
+
+
+def literal(text: str) -> Any:
+    """A number, a truth value or a list if it reads as such, else the text."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except json.JSONDecodeError:
+        return text
+
+
+def log_to_stderr(level: int) -> None:
+    """What the package logs from this level on."""
+    log = logging.getLogger("fedjax_het")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+    log.setLevel(level)

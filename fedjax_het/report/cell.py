@@ -1,0 +1,58 @@
+"""One cell of a paper's table: its place, and the runs that fill it."""
+
+from ast import literal_eval
+from dataclasses import dataclass
+from typing import Any
+
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.report.grouping import describe_settings
+from fedjax_het.settings.spec import RunSpec
+
+AVERAGE = "average"
+# What places a cell besides its row and its domain: settings of its runs.
+PLACE = ("dataset", "model", "alpha", "classes")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a paper's table: its place, and the runs (one per seed) that fill it."""
+
+    dataset: str
+    model: str
+    alpha: float | None
+    method: str
+    """The row: a method, or a variant as `parse_row` reads it."""
+    runs: tuple[RunSpec, ...] = ()
+    """Empty where the method has no implementation."""
+    domain: str | None = None
+    """In a table of domains: whose test images count; `AVERAGE`: the mean over domains."""
+    classes: int | None = None
+    """In a table of clients with few labels each: how many."""
+
+    @property
+    def level(self) -> float | str | None:
+        """The column: alpha, labels per client or the domain; None of a table without any."""
+        levels = (self.domain, self.classes, self.alpha)
+        return next((level for level in levels if level is not None), None)
+
+    @property
+    def group(self) -> str:
+        """Its place in words, but for the row."""
+        place = {name: getattr(self, name) for name in PLACE}
+        return describe_settings(place) + (f", {self.domain}" if self.domain else "")
+
+
+def parse_row(row: str) -> tuple[str, dict[str, Any]]:
+    """A row's method, and the settings that make it a variant of the method.
+
+    `parse_row("fedaf(ipc=10)")` is `("fedaf", {"ipc": 10})`. ConfigError for what reads otherwise.
+    """
+    method, bracket, inside = row.partition("(")
+    pairs = inside.removesuffix(")").split(",") if bracket else []
+    try:
+        named = dict(pair.split("=") for pair in pairs)
+        return method, {name.strip(): literal_eval(value.strip()) for name, value in named.items()}
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"methods = {row!r}: expected a method, or one with settings: 'fedaf(ipc=10)'"
+        ) from error

@@ -1,0 +1,33 @@
+"""The command line of every table."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Arguments:
+    """The command line of every table."""
+
+    preset: str
+    """What is run, unless a filter below says otherwise."""
+    datasets: tuple[str, ...] | None = None
+    """Data sets instead of the preset's."""
+    models: tuple[str, ...] | None = None
+    """Networks instead of the preset's."""
+    alphas: tuple[float, ...] | None = None
+    """Dirichlet concentrations instead of the preset's."""
+    classes: tuple[int, ...] | None = None
+    """Labels per client instead of the preset's."""
+    methods: tuple[str, ...] | None = None
+    """Only these rows of the table; a method's name stands for all its variants."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds instead of the preset's."""
+    rounds: int | None = None
+    """Rounds of every run."""
+    width: int | None = None
+    """Filters of the ConvNet."""
+    output_dir: str | None = None
+    """Folder of the results (default: results/TABLE-PRESET). A run found there is not repeated."""
+    list: bool = False
+    """Print the runs and whether they are done; run nothing."""
+    show: bool = False
+    """Print and draw what is there; run nothing."""

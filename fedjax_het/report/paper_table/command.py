@@ -1,0 +1,75 @@
+"""The program of every table: the missing runs are made, then it is written."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedjax_het.common.errors import exit_status, require
+from fedjax_het.report.paper_table.arguments import Arguments
+from fedjax_het.report.paper_table.cells import make_cells, runs_of
+from fedjax_het.report.paper_table.declaration import Experiment
+from fedjax_het.report.paper_table.outcome import Outcome
+from fedjax_het.report.paper_table.writing import write_table
+from fedjax_het.report.programs import Program
+from fedjax_het.running import store
+from fedjax_het.running.ledger import describe
+from fedjax_het.running.sweeps import plan_sweep, sweep
+
+
+def program(
+    experiment: Experiment, write: Callable[[Outcome], Sequence[str]] = write_table
+) -> Program:
+    """`main` of a table: make the runs that are missing, then print and write the table and the
+    learning curves.
+
+    write: what is made of the outcome instead; it returns the names of the files it wrote.
+    """
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        import tyro
+
+        arguments = tyro.cli(
+            Arguments,
+            args=argv,
+            description=f"{experiment.title} Presets: {', '.join(experiment.presets)}.",
+            default=Arguments(preset=next(iter(experiment.presets))),
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+        return exit_status(
+            lambda: _run(experiment, arguments, write),
+            name="error",
+            stopped="stopped; the same command goes on from the runs that are done",
+        )
+
+    return main
+
+
+def _run(
+    experiment: Experiment, arguments: Arguments, write: Callable[[Outcome], Sequence[str]]
+) -> int:
+    cells = make_cells(experiment, arguments)
+    make_dataset = experiment.presets[arguments.preset].make_dataset
+    dataset = make_dataset() if make_dataset else None
+    specs = runs_of(cells)
+    folder = experiment.folder or experiment.name
+    directory = Path(arguments.output_dir or f"results/{folder}-{arguments.preset}")
+    if arguments.list:
+        for digest, spec, state in plan_sweep(specs, directory, dataset=dataset):
+            print(f"{digest}  {state:10}  {describe(spec)}")
+        return 0
+
+    if arguments.show:
+        require(directory.is_dir(), "output_dir", str(directory), "a folder: --show runs nothing")
+    reasons = {} if arguments.show else sweep(specs, directory, dataset=dataset).not_run
+    outcome = Outcome(
+        experiment,
+        arguments.preset,
+        cells,
+        store.newest(store.load_results(directory)),
+        store.load_curves(directory),
+        experiment.values(),
+        directory,
+        reasons,
+    )
+    names = write(outcome)
+    print(f"Written to {directory}: {', '.join(names)}, and two files per run.")
+    return 2 if specs and len(reasons) == len(specs) else 0

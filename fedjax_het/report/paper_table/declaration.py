@@ -1,0 +1,115 @@
+"""What a file in `experiments/` declares: a table of a paper, and the presets that fill it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedjax_het.report.cell import parse_row
+from fedjax_het.report.reported import reported_values
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedjax_het.data import Dataset
+
+
+def parse_row_of_any(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
+    """`parse_row`, whatever the data set."""
+    return parse_row(row)
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a preset has for one data set instead of its own; what is empty is the preset's."""
+
+    rows: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    classes: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+_NOTHING = Own()
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What is run: the grid of a table, and the settings of its runs where they are not the
+    paper's own (fields of `RunSpec`; for all runs, for those of one data set, of one network, of
+    one method).
+    What belongs to local training is left out for methods whose clients do not train."""
+
+    datasets: tuple[str, ...]
+    models: tuple[str, ...]
+    seeds: tuple[int, ...]
+    alphas: tuple[float, ...] = ()
+    domains: tuple[str, ...] = ()
+    """For a data set of several domains: a column for each and their mean."""
+    classes: tuple[int, ...] = ()
+    """Labels per client. Neither these nor alphas nor domains: one cell for each data set, network
+    and row."""
+    rows: tuple[str, ...] = ()
+    """Instead of the paper's."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    of_dataset: dict[str, Own] = field(default_factory=dict)
+    model_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    method_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    about: str = ""
+    """Printed in the table's title, after the preset's name."""
+    make_dataset: "Callable[[], Dataset] | None" = None
+    """Makes what the data set `user` is."""
+
+    def own(self, dataset: str) -> Own:
+        """What is declared for this data set alone."""
+        return self.of_dataset.get(dataset, _NOTHING)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table of one paper. Its first preset is the default."""
+
+    name: str
+    """Names the folder of its results."""
+    paper: str
+    """Its values are those of `reported_values`, its protocol that of `RunSpec`."""
+    item: str
+    title: str
+    presets: dict[str, Preset]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Where this table of the paper departs from the paper's protocol."""
+    dataset_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The same of one data set."""
+    reported: bool = True
+    """Whether the paper gives its values as numbers; if not, a preset has rows."""
+    read_row: Callable[[str, str], tuple[str, dict[str, Any]]] = parse_row_of_any
+    """A row's method and its variant's settings (fields of `RunSpec`; options and hyper-parameters
+    by name), from the row and the data set."""
+    note: str = ""
+    """Printed under the table: what to know about the paper's values."""
+    folder: str = ""
+    """Names the folder instead, where several tables share one, so that no run of theirs is made
+    twice; files are then named after the table (`table1.md`, `table1_curves.png`)."""
+
+    def values(self) -> "pd.DataFrame":
+        """The paper's, as `reported_values` has them; no row where it gives none."""
+        if self.reported:
+            return reported_values(self.paper, self.item)
+        return reported_values(self.paper).head(0)
+
+    def rows(self, preset: str, dataset: str | None = None) -> tuple[str, ...]:
+        """The rows in order, the paper's unless the preset has its own: methods, and variants as
+        `read_row` reads them. A method without an implementation stays a row.
+
+        dataset None: those of all its data sets."""
+        chosen = self.presets[preset]
+        if dataset is None:
+            datasets = [*chosen.datasets, *chosen.of_dataset]
+            rows = [row for each in datasets for row in self.rows(preset, each)]
+            return tuple(dict.fromkeys(rows))
+        reported_rows = tuple(dict.fromkeys(self.values()["method"]))
+        return chosen.own(dataset).rows or chosen.rows or reported_rows
+
+    def title_of(self, preset: str) -> str:
+        """The title of the table that a preset fills, without a full stop."""
+        about = self.presets[preset].about
+        return f"{self.title} Preset {preset}{about and ': ' + about}"

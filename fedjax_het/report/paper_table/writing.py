@@ -1,0 +1,134 @@
+"""What is made of a table's outcome: the table itself, its learning curves, a drawing."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedjax_het.report.comparison import compare, diverged_runs
+from fedjax_het.report.comparison_curves import plot_curves
+from fedjax_het.report.comparison_table import caption, comparison_table
+from fedjax_het.report.overview import overview_table, summarise_runs
+from fedjax_het.report.paper_table.departures import departures
+from fedjax_het.report.paper_table.outcome import Outcome
+from fedjax_het.report.ranks import rank_correlations
+from fedjax_het.report.render import number_text, print_table, to_csv, to_latex, to_markdown
+from fedjax_het.report.write import write_figure, write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def write_table(outcome: Outcome) -> list[str]:
+    """Print the table, and write it in three forms and the learning curves."""
+    experiment, cells, results = outcome.experiment, outcome.cells, outcome.results
+    table = compare(cells, results, outcome.reported)
+    notes = [
+        caption(table),
+        *_rank_note(table),
+        *([experiment.note] if experiment.note else []),
+        *_notes(outcome, table),
+        *_divergence_note(diverged_runs(cells, results)),
+    ]
+    title = f"{experiment.title_of(outcome.preset)}."
+    text_table = comparison_table(table, title=title, notes=notes)
+    print_table(text_table)
+    stem = experiment.item if experiment.folder else "table"
+    texts = {
+        f"{stem}.md": to_markdown(text_table),
+        f"{stem}.tex": to_latex(text_table),
+        f"{stem}.csv": to_csv(table),
+    }
+    for name, text in texts.items():
+        write_text(outcome.directory / name, text)
+    curves = f"{stem}_curves" if experiment.folder else "curves"
+    return [*texts, *write_curves(curves)(outcome)]
+
+
+def write_curves(name: str) -> Callable[[Outcome], list[str]]:
+    """For `program`: the learning curves alone, as `<name>.png`."""
+
+    def write(outcome: Outcome) -> list[str]:
+        figure = plot_curves(outcome.cells, outcome.results, outcome.curves, outcome.reported)
+        write_figure(outcome.directory / f"{name}.png", figure)
+        return [f"{name}.png"]
+
+    return write
+
+
+def write_drawing(
+    name: str,
+    draw: "Callable[[pd.DataFrame, pd.DataFrame], Figure]",
+    *,
+    by: Sequence[str],
+    measure: str = "final_accuracy",
+) -> Callable[[Outcome], list[str]]:
+    """For `program`, of a figure without reported numbers: print the means of its runs, and write
+    them and the figure, as `<name>.png`, `<name>.md` and `<name>.csv`.
+
+    draw: from results and curves, as `load_results` and `load_curves` give them, the figure.
+    by: settings that have rows of their own in the table, as far as the runs have them.
+    """
+
+    def write(outcome: Outcome) -> list[str]:
+        experiment, results = outcome.experiment, outcome.own_results
+        if not len(results):
+            print("No run is there to be drawn.")
+            return []
+        settings = [setting for setting in by if setting in results]
+        title = experiment.title_of(outcome.preset)
+        table = overview_table(results, title=title, by=settings, measure=measure)
+        own_note = [experiment.note] if experiment.note else []
+        table = replace(table, notes=(*table.notes, *own_note, *_missing_runs(outcome)))
+        print_table(table)
+        write_text(outcome.directory / f"{name}.md", to_markdown(table))
+        summary = summarise_runs(results, by=settings, measure=measure)
+        write_text(outcome.directory / f"{name}.csv", to_csv(summary))
+        write_figure(outcome.directory / f"{name}.png", draw(results, outcome.curves))
+        return [f"{name}.png", f"{name}.md", f"{name}.csv"]
+
+    return write
+
+
+def _notes(outcome: Outcome, table: "pd.DataFrame") -> list[str]:
+    """What a reader must know to compare the measured values with the reported ones."""
+    experiment, cells = outcome.experiment, outcome.cells
+    notes = []
+    if changed := departures(experiment, cells):
+        differ = f"Settings that differ from protocol {experiment.paper}"
+        notes.append(f"{differ}: {'; '.join(changed)}.")
+    unreported = table.groupby("dataset", sort=False)["reported_mean"].count()
+    if names := list(unreported.index[unreported == 0]):
+        notes.append(f"The paper's table has no values for {', '.join(names)}.")
+    if "dataset_note" in outcome.results:
+        first_notes = outcome.own_results.groupby("dataset")["dataset_note"].first()
+        for dataset, note in first_notes.dropna().items():
+            if note:
+                notes.append(f"{dataset}: {note}")
+    if unmade := list(dict.fromkeys(cell.method for cell in cells if not cell.runs)):
+        notes.append(f"Not implemented here yet: {', '.join(unmade)}.")
+    return [*notes, *_missing_runs(outcome)]
+
+
+def _missing_runs(outcome: Outcome) -> list[str]:
+    """Why runs are missing, each reason once."""
+    reasons = Counter(outcome.not_run.values()).items()
+    return [f"Not run ({count} runs): {reason}" for reason, count in reasons]
+
+
+def _rank_note(table: "pd.DataFrame") -> list[str]:
+    """Whether the measured values rank the methods as the reported ones do, where there are
+    ranks."""
+    if "rank" not in table:
+        return []
+    sections = [
+        f"{section} {number_text(rho)} ({count} methods)"
+        for section, rho, count in rank_correlations(table)
+    ]
+    what = "Spearman's rank correlation of measured and reported values"
+    return [f"{what}: {'; '.join(sections)}."] if sections else []
+
+
+def _divergence_note(runs: Sequence[str]) -> list[str]:
+    return [f"† Diverged, and left out of the mean: {'; '.join(runs)}."] if runs else []

@@ -1,0 +1,125 @@
+"""`fedjax-het table`: the papers' tables by name, whatever folder it is called from."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from fedjax_het.cli import main
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.report import programs
+from fedjax_het.report.programs import experiments_folder, find_programs, load_program
+from fedjax_het.report.reported import reported_values
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_item_of_every_paper_is_listed_with_what_it_is(capsys):
+    assert main(["table", "--list"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    for paper in ("dynafed", "fedaf", "fedamp", "fsl"):
+        for item in set(reported_values(paper)["item"]) - {"table1"}:
+            assert f"{paper}.{item}" in lines
+    assert {"table1", "all"} <= set(lines)
+    assert not [name for name, text in lines.items() if not re.match(r"[A-Z].*[.)]$", text)]
+    order = list(lines)
+    assert order.index("fsl.table1") < order.index("fsl.fig2") < order.index("fsl.fig10")
+
+
+@pytest.mark.parametrize("name", find_programs())
+def test_every_program_has_a_main_that_takes_its_words(name, capsys):
+    module = import_module(f"experiments.{name}")
+    assert load_program(name) is module.main
+    with pytest.raises(SystemExit) as stop:
+        main(["table", name, "--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: fedjax-het table {name} ") and "--preset" in printed
+
+
+def test_words_after_the_name_are_the_tables(tmp_path, capsys):
+    words = ["--models", "mlp", "--seeds", "0", "--list", "--output-dir", str(tmp_path)]
+    assert main(["table", "dynafed.table5", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 9 and all("missing" in line and "mlp" in line for line in lines)
+    before = sys.argv
+    assert main(["table", "dynafed.table5", "--preset", "papr"]) == 2
+    assert sys.argv is before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["dynafed.tabel5"], "table = 'dynafed.tabel5' is unknown: did you mean 'dynafed.table5'"),
+        (["speed"], "table = 'speed' is unknown"),
+        ([], "table --list"),
+    ],
+)
+def test_a_name_that_none_has_is_one_line_and_exit_status_2(words, message, capsys):
+    assert main(["table", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error
+
+
+def test_a_folder_of_the_users_is_not_taken(tmp_path):
+    """Not the current directory's, which Python would import first."""
+    (tmp_path / "experiments").mkdir()
+    for name in ("__init__.py", "table1.py"):
+        (tmp_path / "experiments" / name).write_text("raise SystemExit('a stranger')\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for words in (["--list"], ["table1", "--methods", "fedavg", "--list"]):
+        command = [sys.executable, "-m", "fedjax_het.cli", "table", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "fedavg, digits" in done.stdout or "DynaFed's Table 1" in done.stdout
+
+
+def test_another_package_of_that_name_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "experiments", pytest)
+    with pytest.raises(ConfigError, match="another module named experiments"):
+        load_program("table1")
+
+
+def test_the_folder_inside_the_package_comes_first_and_a_strangers_never(tmp_path, monkeypatch):
+    assert experiments_folder() == ROOT / "experiments"
+    package = tmp_path / "fedjax_het"
+    (tmp_path / "experiments").mkdir()
+    package.mkdir()
+    monkeypatch.setattr(programs.fedjax_het, "__file__", str(package / "__init__.py"))
+    with pytest.raises(ConfigError, match="experiments is missing"):  # beside it is a stranger's
+        experiments_folder()
+    (tmp_path / "pyproject.toml").touch()
+    assert experiments_folder() == tmp_path / "experiments"
+    (package / "experiments").mkdir()
+    assert experiments_folder() == package / "experiments"
+
+
+@pytest.mark.parametrize("script", ["table1.py", "dynafed/table5.py", "fsl/fig11.py"])
+def test_a_script_and_a_module_are_the_same(script, tmp_path):
+    module = "experiments." + script.removesuffix(".py").replace("/", ".")
+    words = ["--preset", "quick", "--seeds", "0", "--list", "--output-dir", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = {
+        subprocess.run(
+            [sys.executable, *start, *words],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for start in ([f"experiments/{script}"], ["-m", module])
+    }
+    assert len(printed) == 1 and "missing" in printed.pop()
+
+
+def test_no_program_is_loaded_by_its_path():
+    files = [path for path in (ROOT / "experiments").rglob("*.py")]
+    loads = re.compile(r"run_path|spec_from_file_location|SHARED\[")
+    assert not [path.name for path in files if loads.search(path.read_text())]

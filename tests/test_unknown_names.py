@@ -1,0 +1,106 @@
+"""Results of what only another process has registered are read, and shown by their stored names."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_het import ConfigError, RunSpec, load_results, report
+from fedjax_het.cli import main
+from fedjax_het.common.environment import environment
+from fedjax_het.report import Cell
+from fedjax_het.report.reported import reported_values
+from fedjax_het.running.result import Result
+from fedjax_het.running.store import load_curves
+
+# By setting: a name that this process does not know, and how it is shown.
+NAMES = {"algorithm": "mymethod", "model": "mynet", "dataset": "mydata", "partition": "mysplit"}
+ROUNDS = 6
+
+
+def save(folder, spec, renamed, level):
+    """A result as another process leaves it: its settings with other names."""
+    accuracy = np.linspace(level / 2, level, ROUNDS)
+    summary = {
+        **environment(),
+        "final_accuracy": float(accuracy[-5:].mean()),
+        "final_accuracy_std": 0.01,
+        "best_accuracy": level,
+        "diverged": False,
+        "wall_seconds": 1.0,
+        "client_samples_per_second": 1e3,
+        "finished": "2026-01-01T00:00:00+00:00",
+    }
+    result = Result(spec.resolved(), {"test_accuracy": accuracy}, summary)
+    path = result.save(folder)
+    record = json.loads(path.read_text())
+    record["spec"] |= renamed
+    path.write_text(json.dumps(record))
+    return RunSpec.from_dict(record["spec"])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """FedAvg, and four runs each with one unknown name."""
+    spec = RunSpec("fedavg", model="mlp", alpha=0.1, rounds=ROUNDS)
+    save(tmp_path, spec, {}, 0.5)
+    for seed, (setting, name) in enumerate(NAMES.items(), 1):
+        known = RunSpec("fedavg", model="mlp", alpha=0.1, rounds=ROUNDS, seed=seed)
+        save(tmp_path, known, {setting: name}, 0.5 + seed / 10)
+    return tmp_path
+
+
+def test_the_settings_of_a_resolved_run_have_its_digest():
+    spec = RunSpec("fedaf", alpha=0.02).resolved()
+    assert spec.stored_digest() == spec.digest() == RunSpec("fedaf", alpha=0.02).digest()
+
+
+def test_they_are_read_by_their_stored_names(folder):
+    with pytest.raises(ConfigError):
+        RunSpec("mymethod").digest()
+    results = load_results(folder)
+    assert len(results) == 5 and results["settings"].is_unique
+    for setting, name in NAMES.items():
+        assert set(results[setting]) > {name}
+    assert set(load_curves(folder)["digest"]) == set(results["digest"])
+    assert {f"{digest}.json" for digest in results["digest"]} == {
+        path.name for path in folder.glob("*.json")
+    }
+
+
+@pytest.mark.parametrize("setting", NAMES)
+def test_a_report_shows_them(setting, folder, capsys):
+    assert main(["report", str(folder), "--by", "algorithm", setting]) == 0
+    out = capsys.readouterr().out
+    assert NAMES[setting] in out
+    rows = (folder / "overview.csv").read_text().splitlines()
+    assert sum(NAMES[setting] in row for row in rows) == 1
+    assert (folder / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_has_a_colour_for_each(folder):
+    results, curves = load_results(folder), load_curves(folder)
+    figure = report.plot_learning_curves(results, curves, by=["algorithm"])
+    labels = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+    assert {"fedavg", "mymethod"} <= set(labels) and labels["fedavg"] != labels["mymethod"]
+
+
+def test_a_table_compares_them(tmp_path):
+    spec = RunSpec("fedavg", model="mlp", dataset="fashion_mnist", alpha=0.01, rounds=ROUNDS)
+    stored = save(tmp_path, spec, {"algorithm": "mymethod"}, 0.8)
+    other = RunSpec("fedavg", "fashion_mnist", model="mlp", alpha=0.01, rounds=ROUNDS, seed=1)
+    save(tmp_path, other, {}, 0.5)
+    cells = [
+        Cell("fashion_mnist", "mlp", 0.01, "fedavg", (other,)),
+        Cell("fashion_mnist", "mlp", 0.01, "mymethod", (stored,)),
+    ]
+    results, reported = load_results(tmp_path), reported_values("dynafed", "table5")
+    table = report.compare(cells, results, reported).set_index("method")
+    measured = results.set_index("algorithm")["final_accuracy"]
+    assert table.loc["mymethod", "mean"] == pytest.approx(100 * measured["mymethod"])
+    assert table.loc["fedavg", "mean"] == pytest.approx(100 * measured["fedavg"])
+    text = report.comparison_table(table.reset_index(), title="T")
+    assert [row["Method"] for row in text.sections[0].rows] == ["fedavg", "mymethod"]
+    assert report.diverged_runs(cells, results) == []
+    figure = report.plot_curves(cells, results, load_curves(tmp_path), reported)
+    assert {"fedavg", "mymethod"} <= {line.get_label() for line in figure.axes[0].lines}
