@@ -27,8 +27,11 @@ _PUBLIC = {
     "load_image_folder": "fedjax_het.data",
     "make_partition": "fedjax_het.data",
     "make_model": "fedjax_het.nn",
-    "Entry": "fedjax_het.algorithms",
-    "register": "fedjax_het.algorithms",
+    "register_method": "fedjax_het.algorithms",
+    "register_network": "fedjax_het.nn",
+    "register_dataset": "fedjax_het.data",
+    "register_partition": "fedjax_het.data",
+    "register_server_source": "fedjax_het.data",
 }
 __all__ = ["__version__", *_PUBLIC]
 

@@ -157,7 +157,7 @@ def small(
     scored="global",
     server=None,
 ) -> Small:
-    """`build(training, plan) -> Algorithm` on the blobs; `server`: its examples, and the epochs over
+    """`build(training, plan) -> Algorithm` on the blobs; `server`: its examples, and epochs over
     them of a method that asks how many."""
     plan = plan or make_plan(1, 1, spread=None)
     server = (blobs((7,), seed=3), 2) if server is None else server

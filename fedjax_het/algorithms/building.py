@@ -1,4 +1,4 @@
-"""The builder that most methods share: clients train locally, the server folds in what they send."""
+"""The builder that most methods share: clients train, the server folds in what they send."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol

@@ -68,8 +68,8 @@ def spec_of(command: RunCommand) -> RunSpec:
 def run_command(command: RunCommand) -> int:
     from fedjax_het.data import load_dataset
     from fedjax_het.report.run_pictures import draw_run
-    from fedjax_het.running.progress import progress_line
     from fedjax_het.running.placement import Placement
+    from fedjax_het.running.progress import progress_line
     from fedjax_het.running.simulation import simulate
 
     first = jax.process_index() == 0

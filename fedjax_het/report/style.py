@@ -2,88 +2,35 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fedjax_het.algorithms import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-class Look(NamedTuple):
-    """How a method's lines are drawn in every figure."""
-
-    colour: str
-    """As hexadecimal digits."""
-    dashes: tuple[float, tuple[float, ...]] | None = None
-    """For a method whose curves often lie on another's, which shows through the gaps: where the
-    pattern starts and the lengths of its strokes and gaps, in widths of the line."""
-
-
-# Okabe and Ito's colours for the first methods, Tol's muted ones for the rest: both can be kept
-# apart by colour-blind readers. Of the personalised methods those that tune another's model are
-# lighter than that one.
-_LOOKS = {
-    "fedavg": Look("#0072B2"),
-    "fedprox": Look("#E69F00", (0, (4, 1.5))),
-    "scaffold": Look("#009E73"),
-    "dynafed": Look("#D55E00"),
-    "feddf": Look("#CC79A7", (0, (6, 2))),
-    "fedbe": Look("#88CCEE", (0, (2, 1.5))),
-    "abavg": Look("#332288"),
-    "fedgen": Look("#999933"),
-    "fedmix": Look("#882255"),
-    "naivemix": Look("#CB6F97", (0, (4, 1.5))),
-    "fedbn": Look("#56B4E9", (0, (1.5, 1))),
-    "moon": Look("#AA4499"),
-    "feddyn": Look("#117733"),
-    "feddc": Look("#66C2A5"),
-    "fednova": Look("#A6761D"),
-    "fedavgm": Look("#3F51B5"),
-    "fedadam": Look("#B15928"),
-    "fedyogi": Look("#FB9A99"),
-    "feddm": Look("#000000"),
-    "fedaf": Look("#CC3311"),
-    "separate": Look("#777777"),
-    "fedavg_ft": Look("#6BAED6"),
-    "fedprox_ft": Look("#F5C26B", (0, (4, 1.5))),
-    "apfl": Look("#7B3294"),
-    "fedamp": Look("#B2182B"),
-    "heurfedamp": Look("#E7298A", (0, (4, 1.5))),
-    "ditto": Look("#5B8C1A"),
-    "pfedme": Look("#8C6D31"),
-    "per_fedavg": Look("#17BECF"),
-    "data_sharing": Look("#E6AB02"),
-    "fsl": Look("#C51B7D"),
-    "fsl_p": Look("#762A83"),
-    "fslsyn": Look("#E08214"),
-}
-_OTHER_COLOURS = ("#DDCC77", "#661100", "#6699CC", "#888888")
+# Of rows that papers report and that are no methods here, and of methods without a colour.
+_OTHER_COLOURS = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
 _MARKERS = "os^Dv<>pPX*h"
 _LIGHTEST = 0.65  # share of white
 MOST_COLUMNS = 4
 
 
-def method_looks() -> dict[str, Look]:
-    """The looks of the methods that have one, in the order in which methods are listed."""
-    return _LOOKS
-
-
 def method_rank(method: str) -> tuple[int, str]:
-    """Sorts methods: those with a look of their own in its order, then by name."""
-    known = list(method_looks())
+    """Sorts methods: those that this process knows in their order, then others by name."""
+    known = list(METHODS)
     return (known.index(method) if method in known else len(known), method)
 
 
 def method_colours(methods: Iterable[str]) -> dict[str, str]:
-    """A colour per method, as hexadecimal digits. Those without one of their own share four."""
-    looks = method_looks()
+    """A colour per method, as hexadecimal digits. Those without one of their own share a few."""
     others = itertools.cycle(_OTHER_COLOURS)
-    return {
-        name: looks[name].colour if name in looks else next(others)
-        for name in dict.fromkeys(methods)
-    }
+    own = {name: METHODS[name].colour for name in methods if name in METHODS}
+    return {name: own.get(name) or next(others) for name in dict.fromkeys(methods)}
 
 
 def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
@@ -96,7 +43,7 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     variants: dict[str, list[str]] = {}
     for method, label in dict.fromkeys(lines):
         variants.setdefault(method, []).append(label)
-    looks, colours = method_looks(), method_colours(variants)
+    colours = method_colours(variants)
     styles = {}
     for number, (method, labels) in enumerate(variants.items()):
         whites = np.linspace(0, min(_LIGHTEST, 0.25 + 0.1 * len(labels)), len(labels))
@@ -104,7 +51,7 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
             colour = to_hex((1 - white) * np.array(to_rgb(colours[method])) + white)
             styles[label] = {
                 "color": colour.upper(),
-                "linestyle": (looks[method].dashes if method in looks else None) or "-",
+                "linestyle": (METHODS[method].dashes if method in METHODS else None) or "-",
                 "marker": _MARKERS[number % len(_MARKERS)],
             }
     return styles

@@ -88,6 +88,7 @@ def prepare(
     *,
     dataset: Dataset | None = None,
     partitions: Sequence[Partition] | None = None,
+    network: Any = None,
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
     pool: Pool | None = None,
@@ -97,6 +98,7 @@ def prepare(
     Args:
       specs: of one `static_key`.
       partitions: one for each, instead of those that the settings name.
+      network: the user's own, for specs whose model is "user".
       placement: where they go.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
       pool: what `server_pool_of` gives for them, where it is there already.
@@ -107,7 +109,7 @@ def prepare(
     spec = specs[0]
     dataset = dataset_of(spec, dataset, data_dir, caller="simulate")
     devices = placement.present_devices()
-    signature = signature_of(spec, dataset)
+    signature = signature_of(spec, dataset, network)
     algorithm = algorithm_of(signature)
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 

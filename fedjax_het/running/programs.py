@@ -1,5 +1,6 @@
 """What is compiled once: the programs that all runs of one static signature share."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,14 +13,16 @@ from fedjax_het.algorithms.building import num_bytes
 from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.pretraining import pretrained
 from fedjax_het.common.arrays import is_key
+from fedjax_het.common.errors import require
 from fedjax_het.data import Dataset
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import RUN, SHARED, Plan, make_plan
 from fedjax_het.engine.rounds import Measuring, make_chunk
 from fedjax_het.engine.task import Task
-from fedjax_het.nn import make_model
+from fedjax_het.nn import NETWORKS, Model, as_model, make_model
 from fedjax_het.running.inputs import Reader, kinds_of
+from fedjax_het.settings.layers import USER
 from fedjax_het.settings.spec import RunSpec
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
@@ -48,6 +51,7 @@ class Signature(NamedTuple):
     methods: tuple  # the functions that the names of the method and its base stand for now
     options: tuple
     model: str
+    network: Made  # what that name stands for now
     model_options: tuple
     input_shape: tuple
     num_classes: int
@@ -63,14 +67,42 @@ class Signature(NamedTuple):
     pretrain_epochs: int
 
 
-def signature_of(spec: RunSpec, dataset: Dataset) -> Signature:
-    """That of resolved settings on these data."""
+class Made(NamedTuple):
+    """What a network is made of; another object is another network."""
+
+    network: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Made) and other.network is self.network
+
+    def __hash__(self) -> int:
+        return id(self.network)
+
+
+def with_network(spec: RunSpec, network: Any) -> RunSpec:
+    """The settings of a run whose network is given, or is to be the one that they name.
+
+    Raises ConfigError where they name one besides, or the user's where none is given.
+    """
+    if network is None:
+        require(spec.model != USER, "model", USER, "a network passed to the run: network=...")
+        return spec
+    ok = spec.model in (None, USER)
+    require(ok, "model", spec.model, "none beside a network that is passed to the run")
+    return dataclasses.replace(spec, model=USER)
+
+
+def signature_of(spec: RunSpec, dataset: Dataset, network: Any = None) -> Signature:
+    """That of resolved settings on these data; `network` is the user's, for the model "user"."""
+    if spec.model != USER:
+        network = NETWORKS[spec.model].make
     return Signature(
         algorithm=spec.algorithm,
         methods=entry_of(spec.algorithm, spec.options).functions,
         options=tuple(sorted((k, _hashable(v)) for k, v in spec.options.items())),
         model=spec.model,
-        model_options=tuple(sorted(spec.model_options.items())),
+        network=Made(network),
+        model_options=tuple(sorted((k, _hashable(v)) for k, v in spec.model_options.items())),
         input_shape=tuple(dataset.input_shape),
         num_classes=dataset.num_classes,
         measuring=Measuring(
@@ -114,12 +146,7 @@ class Program(NamedTuple):
 @functools.lru_cache(maxsize=32)
 def training_of(signature: Signature) -> LocalTraining:
     """How clients train, and which network."""
-    model = make_model(
-        signature.model,
-        signature.input_shape,
-        signature.num_classes,
-        **dict(signature.model_options),
-    )
+    model = network_of(signature)
     options = dict(signature.options)
     model = entry_of(signature.algorithm, options).network_of(model, options)
     return LocalTraining(
@@ -130,6 +157,15 @@ def training_of(signature: Signature) -> LocalTraining:
         signature.batch_size,
         signature.scored,
     )
+
+
+def network_of(signature: Signature) -> Model:
+    """The network that the settings name, or that the user gave."""
+    shape, num_classes = signature.input_shape, signature.num_classes
+    network_options = dict(signature.model_options)
+    if signature.model != USER:
+        return make_model(signature.model, shape, num_classes, **network_options)
+    return as_model(signature.network.network, shape, num_classes, **network_options)
 
 
 def algorithm_of(signature: Signature, plan: Plan | None = None) -> Algorithm:

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -16,6 +17,7 @@ from fedjax_het.running.checkpoints import Checkpoints, resumable
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import prepare
+from fedjax_het.running.programs import with_network
 from fedjax_het.running.progress import Progress
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered
@@ -27,6 +29,7 @@ def simulate(
     *,
     dataset: Dataset | None = None,
     partition: Partition | None = None,
+    network: Any = None,
     output_dir: str | Path | None = None,
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
@@ -38,6 +41,9 @@ def simulate(
     Args:
       spec: the settings; `None`s are filled from the method's paper.
       dataset, partition: the user's own; default: those that `spec` names.
+      network: the user's own, in place of the one that `spec` names: a flax.linen module or its
+        class, an (init, apply) pair, a function of either; see `nn.as_model`. Its options are
+        `spec.network_options`.
       output_dir: where the result, and checkpoints on the way, are written.
       resume: continue from the checkpoint in `output_dir`, if there is one. The metrics are
         those of an uninterrupted run, bit for bit on a CPU; lanes and blocks are those it began
@@ -52,7 +58,7 @@ def simulate(
     devices of all of them share the lanes, all return the result, and the first writes it.
     """
     started = time.perf_counter()
-    spec = spec.resolved()
+    spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
     if resume and folder is None:
         raise ConfigError("resume = True: expected an output_dir, where checkpoints are kept")
@@ -65,6 +71,7 @@ def simulate(
         [spec],
         dataset=dataset,
         partitions=None if partition is None else [partition],
+        network=network,
         placement=placement,
         data_dir=data_dir,
     )
