@@ -28,6 +28,10 @@ _PUBLIC = {
     "make_model": "fedjax_het.nn",
     "Entry": "fedjax_het.algorithms",
     "register": "fedjax_het.algorithms",
+    "register_dataset": "fedjax_het.data",
+    "register_network": "fedjax_het.nn",
+    "register_partition": "fedjax_het.data",
+    "register_server_source": "fedjax_het.data",
 }
 __all__ = ["__version__", *_PUBLIC]
 

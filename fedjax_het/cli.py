@@ -272,8 +272,8 @@ def _list(command: List) -> int:
 
     groups = {
         "methods": described(ALGORITHMS),
-        "data sets": DATASETS,
-        "partitions": PARTITIONS,
+        "data sets": described(DATASETS),
+        "partitions": described(PARTITIONS),
         "networks": described(NETWORKS),
         "server's examples": described(SERVER_SOURCES),
     }

@@ -36,12 +36,16 @@ def one_lane_per_device(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def methods_of_the_package_alone():
+def records_of_the_package_alone():
     """What a test registers, the next one does not know."""
     from fedjax_het.algorithms import ALGORITHMS
+    from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
+    from fedjax_het.nn import NETWORKS
 
     before = dict(ALGORITHMS)
     yield
+    for registry in (DATASETS, NETWORKS, PARTITIONS, SERVER_SOURCES):
+        registry.reset()
     for name in set(ALGORITHMS) - set(before):
         del ALGORITHMS[name]
     assert before == ALGORITHMS

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.data import Averaging
+from fedjax_het.data import MeanBlocks
 from fedjax_het.engine.lanes import (
     Client,
     ClientMethod,
@@ -92,7 +92,7 @@ class Algorithm(NamedTuple):
     shares_server_data: bool = False
     pageable: bool = False
     pairs: PairWork | None = None
-    averaging: Averaging | None = None
+    averaging: MeanBlocks | None = None
     host_work: "tuple[HostWork, ...]" = ()
     artifacts: Callable[[State], dict] = lambda state: {}
     summary: Callable[[Any, State], dict] = lambda hp, state: {}

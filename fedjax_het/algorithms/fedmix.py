@@ -9,7 +9,7 @@ import optax
 
 from fedjax_het.algorithms.base import Algorithm, federated
 from fedjax_het.common.errors import is_whole, require, require_name
-from fedjax_het.data import Averaging
+from fedjax_het.data import MeanBlocks
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import MIXING_FOLD
@@ -113,7 +113,7 @@ def _mixed(
         base._replace(step=step),
         send=lambda server, cohort: Broadcast(server.variables, cohort.averages),
     )
-    return mixed._replace(averaging=Averaging(mean_size))
+    return mixed._replace(averaging=MeanBlocks(mean_size))
 
 
 def check_mix(options: dict[str, Any]) -> None:

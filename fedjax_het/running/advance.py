@@ -367,7 +367,7 @@ class Batch:
 
     def _curves(self, metrics: RoundMetrics) -> dict[str, np.ndarray]:
         """Metrics by name, `[R]` each; a domain's apart, and their unweighted mean; of clients
-        `[R, K]`, their mean, and apart where each is a domain; what else the method records as it
+        `[R, K]`, their mean, and apart where they have names; what else the method records as it
         is."""
         curves = {name: getattr(metrics, name) for name in RoundMetrics._fields[:4]}
         if metrics.domain_accuracy is not None:
@@ -379,9 +379,8 @@ class Batch:
             clients = metrics.client_accuracy
             curves["client_accuracy"] = clients
             curves["mean_client_accuracy"] = mean_accuracies(clients).astype(np.float32)
-            if self.federations[0].partition.scheme == "by_domain":
-                names = self.group.dataset.domain_names
-                curves |= {f"client_accuracy_{n}": clients[:, k] for k, n in enumerate(names)}
+            names = self.federations[0].partition.client_names
+            curves |= {f"client_accuracy_{name}": clients[:, k] for k, name in enumerate(names)}
         return curves | metrics.records
 
     def _record(self, i: int, count: int, metrics: RoundMetrics) -> None:

@@ -22,14 +22,12 @@ from fedjax_het.data import (
     ServerData,
     ServerSummary,
     average_examples,
-    domain_tests,
     load_dataset,
-    local_tests,
     make_partition,
     partition_from_clients,
     server_examples,
     server_pool,
-    whole_tests,
+    tests_of,
     withheld_examples,
 )
 from fedjax_het.data.server_data import Pool
@@ -586,7 +584,7 @@ def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
         f"at most {len(rest)}, the number of training samples of {dataset.name}"
         + (" that are not the server's" if len(withheld) else ""),
     )
-    given = {"alpha": spec.alpha, "classes_per_client": spec.classes}
+    given = {"alpha": spec.alpha, "classes": spec.classes}
     domains = dataset.train_domains
     split = make_partition(
         spec.partition,
@@ -627,17 +625,5 @@ def server_data_of(
 
 
 def test_clients(spec: RunSpec, split: Partition, dataset: Dataset) -> Partition:
-    """The tests of every client that resolved settings name, see `local_tests`, `domain_tests` and
-    `whole_tests`. Raises ConfigError."""
-    if split.scheme == "by_domain":
-        return domain_tests(split, dataset.test_domains, per_client=spec.test_per_client)
-    if spec.test_per_client == "all":
-        return whole_tests(split, len(dataset.test_labels))
-    return local_tests(
-        split,
-        dataset.train_labels,
-        dataset.test_labels,
-        dataset.num_classes,
-        seed=spec.partition_seed,
-        per_client=spec.test_per_client,
-    )
+    """The tests of every client that resolved settings name, see `tests_of`."""
+    return tests_of(split, dataset, spec.partition_seed, spec.test_per_client)

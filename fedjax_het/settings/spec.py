@@ -114,6 +114,7 @@ class RunSpec:
         """The same run with every default written out, and checked. Raises `ConfigError`."""
         from fedjax_het.algorithms import ALGORITHMS, entry_of
         from fedjax_het.algorithms.pretraining import PRETRAINING_HP
+        from fedjax_het.data import PARTITIONS, parameter_called
         from fedjax_het.engine.local import OPTIMIZERS
 
         require_name("algorithm", self.algorithm, ALGORITHMS)
@@ -134,11 +135,12 @@ class RunSpec:
         # A protocol that is the method's own goes without saying.
         named = None if protocol == entry.protocol else protocol
         spec = dataclasses.replace(self, protocol=named, **filled)
-        if not str(spec.partition).startswith("dirichlet"):
+        PARTITIONS.require(spec.partition)
+        if parameter_called(spec.partition, "alpha") is None:
             require(self.alpha is None, "alpha", self.alpha, "no alpha: the partition takes none")
             spec = dataclasses.replace(spec, alpha=None)
-        if spec.partition != "classes_per_client":
-            none = "none: only the partition classes_per_client takes classes"
+        if parameter_called(spec.partition, "classes") is None:
+            none = "no classes: the partition takes none"
             require(self.classes is None, "classes", self.classes, none)
             spec = dataclasses.replace(spec, classes=None)
         spec = _with_server_data(self, spec, entry, usual)
@@ -286,12 +288,11 @@ def _with_local_tests(
 
 
 def _check(spec: RunSpec) -> None:
-    from fedjax_het.data import DATASETS, PARTITIONS
+    from fedjax_het.data import DATASETS
     from fedjax_het.nn import NETWORKS
 
     if spec.dataset != "user":
-        require_name("dataset", spec.dataset, DATASETS)
-    require_name("partition", spec.partition, PARTITIONS)
+        DATASETS.require(spec.dataset)
     NETWORKS.require(spec.model)
     for name in ("num_clients", "local_epochs", "batch_size", "rounds", "eval_every"):
         value = getattr(spec, name)
