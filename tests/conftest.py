@@ -36,12 +36,12 @@ def one_lane_per_device(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def methods_of_the_package_alone():
+def records_of_the_package_alone():
     """What a test registers, the next one does not know."""
     from fedjax_het.algorithms import METHODS
+    from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
+    from fedjax_het.nn import NETWORKS
 
-    before = dict(METHODS)
     yield
-    for name in set(METHODS) - set(before):
-        del METHODS[name]
-    assert before == METHODS
+    for registry in (METHODS, DATASETS, NETWORKS, PARTITIONS, SERVER_SOURCES):
+        registry.reset()

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
+    DATASETS,
     PARTITIONS,
     Partition,
     client_mixtures,
@@ -16,7 +17,6 @@ from fedjax_het.data import (
     partition_from_clients,
     whole_tests,
 )
-from fedjax_het.data.tfds import SOURCES
 
 
 def shuffled_labels(sizes, seed=0):
@@ -70,7 +70,7 @@ def test_pathological_tests_are_half_and_half():
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_emnists_clients_have_a_hundred_each(seed):
-    names = SOURCES["emnist_byclass"].class_names
+    names = DATASETS["emnist_byclass"].source.class_names
     train = shuffled_labels([3800] * 10 + [1200] * 26 + [500] * 26)
     test = shuffled_labels([600] * 10 + [200] * 26 + [150] * 26)
     partition = split("grouped", 62, train, 62, class_names=names)

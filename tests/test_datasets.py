@@ -601,7 +601,7 @@ def test_normalisation_presets(tmp_path):
         load_dataset("digits", normalisation="fedaf")
     with pytest.raises(ConfigError, match="'dynafed'"):
         load_dataset("digits", normalisation="dynafd")
-    assert all(NORMALISATIONS.values()) and all(DATASETS.values())
+    assert all(NORMALISATIONS.values()) and all(s.description for s in DATASETS.values())
 
 
 # --- imports, and the real data

@@ -24,7 +24,7 @@ from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedmix import _first_order, fedmix, naivemix
 from fedjax_het.algorithms.fsl import fsl
-from fedjax_het.data import Averaging, average_examples
+from fedjax_het.data import MeanBlocks, average_examples
 from fedjax_het.engine.contract import Batch
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.task import Task
@@ -48,7 +48,7 @@ def test_every_example_is_in_one_average_of_its_client(size):
     count = len(labels)
     marked = np.eye(count, dtype=np.float32).reshape(count, 1, count, 1)  # example i has pixel i
     means, shares = average_examples(
-        marked, labels, CLASSES, consecutive(), Averaging(size), seed=0
+        marked, labels, CLASSES, consecutive(), MeanBlocks(size), seed=0
     )
     members = [np.flatnonzero(mean) for mean in means.reshape(-1, count)]
     assert sorted(np.concatenate(members)) == list(range(count))
@@ -63,13 +63,13 @@ def test_every_example_is_in_one_average_of_its_client(size):
         [size] * (n // size) + [n % size] * (n % size > 0) if size else [n] * (n > 0) for n in SIZES
     ]
     assert blocks == expected
-    assert [len(b) for b in blocks] == Averaging(size).counts(np.array(SIZES)).tolist()
+    assert [len(b) for b in blocks] == MeanBlocks(size).counts(np.array(SIZES)).tolist()
 
 
 def test_averages_of_stored_images_are_in_the_unit_interval_and_shuffled():
     images, labels = blobs()
     stored = np.random.default_rng(0).integers(0, 256, images.shape).astype(np.uint8)
-    arguments = (labels, CLASSES, consecutive(), Averaging(3))
+    arguments = (labels, CLASSES, consecutive(), MeanBlocks(3))
     (means, _), (again, _), (other, _) = (
         average_examples(stored, *arguments, seed=seed) for seed in (0, 0, 1)
     )
@@ -349,7 +349,7 @@ def test_seeds_with_unequal_numbers_of_averages_share_a_program():
         progress=lambda line: None,
         placement=Placement(spread="runs"),
     )
-    counts = [int(Averaging(4).counts(one.partition.sizes).sum()) for one in made.results]
+    counts = [int(MeanBlocks(4).counts(one.partition.sizes).sum()) for one in made.results]
     fewest = int(np.argmin(counts))
     assert counts[fewest] < max(counts)
     alone, together = run(specs[fewest]), made.results[fewest]
@@ -359,7 +359,7 @@ def test_seeds_with_unequal_numbers_of_averages_share_a_program():
 
 def test_averages_are_sent_once():
     mixed, plain = run(spec()), run(spec("fedavg", options={}, hp={}))
-    count = int(Averaging(4).counts(mixed.partition.sizes).sum())
+    count = int(MeanBlocks(4).counts(mixed.partition.sizes).sum())
     sent = 4 * (4 + CLASSES) * count
     up = mixed.metrics["bytes_up"] - plain.metrics["bytes_up"]
     down = mixed.metrics["bytes_down"] - plain.metrics["bytes_down"]

@@ -7,12 +7,11 @@ import pytest
 from scipy import stats
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.data import client_groups, client_mixtures, load_dataset, make_partition
+from fedjax_het.data import DATASETS, client_groups, client_mixtures, load_dataset, make_partition
 from fedjax_het.data.dealing import whole_counts
 from fedjax_het.data.superclasses import CIFAR100_SUPERCLASSES
-from fedjax_het.data.tfds import SOURCES
 
-BYCLASS = SOURCES["emnist_byclass"].class_names
+BYCLASS = DATASETS["emnist_byclass"].source.class_names
 
 
 def shuffled_labels(sizes, seed=0):

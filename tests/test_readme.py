@@ -80,9 +80,9 @@ def test_a_command_is_understood(command, monkeypatch, tmp_path):
                 runpy.run_path(str(ROOT / script), run_name="__main__")
             assert stop.value.code == 0
         case ["python", "-m", "fedjax_het.data.prepare", name]:
-            from fedjax_het.data.tfds import SOURCES
+            from fedjax_het.data import DATASETS
 
-            assert name in SOURCES
+            assert DATASETS[name].source is not None
         case ["fedjax-het", *arguments]:
             from fedjax_het import cli
             from fedjax_het.cli.run import spec_of

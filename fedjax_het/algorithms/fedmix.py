@@ -13,7 +13,7 @@ from fedjax_het.algorithms.building import federated
 from fedjax_het.algorithms.contract import Algorithm, Holdings, OnceTraffic, RoundInput
 from fedjax_het.algorithms.entry import Entry, Rule
 from fedjax_het.common.records import Bounds, Count, Record
-from fedjax_het.data.averages import Averaging, average_examples
+from fedjax_het.data.averages import MeanBlocks, average_examples
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
@@ -148,14 +148,14 @@ def _mixed(
         base._replace(step=step),
         send=lambda server, cohort: Broadcast(server.variables, cohort.inputs[AVERAGES]),
     )
-    averaging = Averaging(mean_size)
+    averaging = MeanBlocks(mean_size)
     return mixed._replace(
         inputs=(RoundInput(AVERAGES, partial(_averages, averaging)),),
         first_traffic=partial(_first_traffic, averaging),
     )
 
 
-def _averages(averaging: Averaging, holdings: Sequence[Holdings]) -> list[Tree]:
+def _averages(averaging: MeanBlocks, holdings: Sequence[Holdings]) -> list[Tree]:
     """The averages of each federation, with room for those of any."""
     made = [
         average_examples(
@@ -178,7 +178,7 @@ def _averages(averaging: Averaging, holdings: Sequence[Holdings]) -> list[Tree]:
     ]
 
 
-def _first_traffic(averaging: Averaging, held: Holdings) -> OnceTraffic:
+def _first_traffic(averaging: MeanBlocks, held: Holdings) -> OnceTraffic:
     """Up, everyone's averages; down, all of them to each client: 4 bytes a number."""
     numbers = int(np.prod(held.dataset.input_shape)) + held.dataset.num_classes
     sent = 4 * numbers * int(averaging.counts(held.partition.sizes).sum())

@@ -20,8 +20,8 @@ def list_command(command: ListCommand) -> int:
 
     groups = {
         "methods": described(METHODS),
-        "data sets": DATASETS,
-        "partitions": PARTITIONS,
+        "data sets": described(DATASETS),
+        "partitions": described(PARTITIONS),
         "networks": described(NETWORKS),
         "server's examples": described(SERVER_SOURCES),
     }

@@ -11,8 +11,10 @@ from fedjax_het.data.partition import Partition
 _AVERAGES_STREAM = 0xA7E5
 
 
-class Averaging(NamedTuple):
-    """size: the paper's M_k, examples in an average; None: all that a client has."""
+class MeanBlocks(NamedTuple):
+    """Which of a client's examples are averaged together.
+
+    size: the paper's M_k, examples in an average; None: all that a client has."""
 
     size: int | None = None
 
@@ -27,7 +29,7 @@ def average_examples(
     labels: np.ndarray,
     num_classes: int,
     partition: Partition,
-    averaging: Averaging,
+    blocks: MeanBlocks,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The averages of all clients, client after client.
@@ -40,10 +42,10 @@ def average_examples(
     unit = 255.0 if images.dtype == np.uint8 else 1.0
     means, shares = [], []
     for client in np.flatnonzero(partition.sizes):
-        mine = partition.client(client)
-        size = averaging.size or len(mine)
-        order = np.random.default_rng([_AVERAGES_STREAM, seed, client]).permutation(mine)
-        for block in np.split(order, range(size, len(mine), size)):
+        held = partition.client(client)
+        size = blocks.size or len(held)
+        order = np.random.default_rng([_AVERAGES_STREAM, seed, client]).permutation(held)
+        for block in np.split(order, range(size, len(held), size)):
             means.append(images[block].mean(0, dtype=np.float64) / unit)
             shares.append(np.bincount(labels[block], minlength=num_classes) / len(block))
     return np.asarray(means, np.float32), np.asarray(shares, np.float32)

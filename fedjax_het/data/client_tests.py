@@ -5,9 +5,10 @@ import logging
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.dealing import deal, shuffled_classes, whole_counts
 from fedjax_het.data.partition import Partition, checked_labels, partition_from_clients
-from fedjax_het.data.schemes import SCHEMES
+from fedjax_het.data.partitions import PARTITIONS
 
 _log = logging.getLogger(__name__)
 
@@ -15,6 +16,36 @@ _log = logging.getLogger(__name__)
 _LOCAL_TEST_STREAM = 0x7E57
 
 _PER_CLIENT = 100  # FedAMP's
+
+
+def tests_of(
+    partition: Partition, dataset: Dataset, seed: int, per_client: int | str | None = None
+) -> Partition:
+    """Which test examples each client is tested on: a `Partition` of positions in the *test* split.
+
+    All of its domain's where clients are domains (`domain_tests`); the whole test split for
+    everyone with `per_client` "all" (`whole_tests`); else `per_client` of them, with the class
+    mixture of its training data, drawn with the seed (`local_tests`). Raises `ConfigError`.
+    """
+    if clients_are_domains(partition):
+        require(dataset.test_domains is not None, "data set", dataset.name, "one with domains")
+        return domain_tests(partition, dataset.test_domains, per_client=per_client)
+    if per_client == "all":
+        return whole_tests(partition, len(dataset.test_labels))
+    return local_tests(
+        partition,
+        dataset.train_labels,
+        dataset.test_labels,
+        dataset.num_classes,
+        seed=seed,
+        per_client=per_client,
+    )
+
+
+def clients_are_domains(partition: Partition) -> bool:
+    """Whether client k holds the data set's domain k, by the record of the partition's scheme."""
+    scheme = PARTITIONS.get(partition.scheme)
+    return scheme is not None and scheme.clients_are_domains
 
 
 def local_tests(
@@ -42,12 +73,12 @@ def local_tests(
 
     Save, digest and describe it like any partition, with the labels of the test split. The same
     arguments give the same tests. Raises `ConfigError` for a `per_client` that a class cannot
-    give, and for `by_domain`, whose clients differ in more than their classes: see `domain_tests`.
+    give, and where clients are domains, which differ in more than classes: see `domain_tests`.
     """
     test_labels = checked_labels("test_labels", test_labels, num_classes)
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
     require(
-        partition.scheme != "by_domain",
+        not clients_are_domains(partition),
         "partition",
         partition.scheme,
         "a scheme by class; for clients of domains there is domain_tests",
@@ -94,9 +125,9 @@ def local_tests(
 
 
 def domain_tests(
-    partition: Partition, test_domains: np.ndarray, *, per_client: int | None = None
+    partition: Partition, test_domains: np.ndarray, *, per_client: int | str | None = None
 ) -> Partition:
-    """The same for a `by_domain` partition: each client is tested on all test images of its domain.
+    """The same where clients are domains: each is tested on all test images of its own.
 
     test_domains: [N_test], of the test split. Raises `ConfigError` for a domain without test
     images, and for a `per_client`: these tests are as large as they are.
@@ -107,7 +138,10 @@ def domain_tests(
     for domain, images in enumerate(clients):
         require(len(images) > 0, "test images of domain", domain, "some, to test its client on")
     return partition_from_clients(
-        clients, scheme="domain_tests", parameters={"of": partition.digest()}
+        clients,
+        scheme="domain_tests",
+        parameters={"of": partition.digest()},
+        client_names=partition.client_names,
     )
 
 
@@ -130,27 +164,35 @@ def client_mixtures(partition: Partition, labels: np.ndarray, num_classes: int) 
     where it holds none). `labels` are those of the training set.
     """
     counts = partition.label_counts(labels, num_classes)
-    scheme = SCHEMES.get(partition.scheme)
+    scheme = PARTITIONS.get(partition.scheme)
     if scheme is not None and scheme.mixtures is not None:
         try:
-            return scheme.mixtures(
-                np.asarray(labels), num_classes, partition.num_clients, **partition.parameters
+            mixtures = np.asarray(
+                scheme.mixtures(
+                    np.asarray(labels), num_classes, partition.num_clients, **partition.parameters
+                )
             )
         except TypeError as error:
-            raise _not_ours(partition) from error
+            raise _not_as_made(partition) from error
+        what = f"shape of the mixtures of partition {partition.scheme!r}"
+        require(mixtures.shape == counts.shape, what, mixtures.shape, f"{counts.shape}")
+        return mixtures
     return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
 def client_groups(partition: Partition) -> np.ndarray:
-    """[K] the group of each client of a `grouped` partition, from 0; else `ConfigError`."""
-    require(partition.scheme == "grouped", "partition", partition.scheme, "'grouped'")
+    """[K] the group of each client, from 0, of a partition with `clients_per_group` among its
+    parameters, as `grouped` has it; else `ConfigError`."""
+    scheme = PARTITIONS.get(partition.scheme)
     if "clients_per_group" not in partition.parameters:
-        raise _not_ours(partition)
+        if scheme is not None and "clients_per_group" in scheme.parameters:
+            raise _not_as_made(partition)
+        require(False, "partition", partition.scheme, "'grouped', or another of groups of clients")
     sizes = partition.parameters["clients_per_group"]
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
-def _not_ours(partition: Partition) -> ConfigError:
+def _not_as_made(partition: Partition) -> ConfigError:
     return ConfigError(
         f"partition.parameters = {partition.parameters!r}: expected those that make_partition "
         f"gives a {partition.scheme!r} partition"

@@ -1,31 +1,130 @@
-"""Data sets by name."""
+"""The data sets that settings can name."""
 
+import dataclasses
 import os
-from pathlib import Path
+from collections.abc import Callable
+from typing import NamedTuple
 
-from fedjax_het.common.errors import ConfigError, require_name
+import numpy as np
+
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.registry import Registry
+from fedjax_het.common.signatures import call_with, first_line, parameters_of
+from fedjax_het.data import domainnet
 from fedjax_het.data.cache import cached_arrays
+from fedjax_het.data.cinic10 import read_cinic10
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.digits import read_digits
-from fedjax_het.data.domainnet import read_domainnet
 from fedjax_het.data.emnist import first_45_classes
-from fedjax_het.data.folder import read_image_folder
 from fedjax_het.data.normalisation import normalisation_constants
-from fedjax_het.data.tfds import fingerprint, prepared_folder, read_prepared
+from fedjax_het.data.tfds import Source, fingerprint, prepared_folder, read_prepared
 
-DATASETS = {
-    "digits": "scikit-learn's digits: 1,797 grey 8x8 images, 10 classes; needs no download",
-    "mnist": "MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes",
-    "fashion_mnist": "Fashion-MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes",
-    "cifar10": "CIFAR-10: 50,000 + 10,000 colour 32x32 images, 10 classes",
-    "cifar100": "CIFAR-100: 50,000 + 10,000 colour 32x32 images, 100 classes",
-    "cinic10": "CINIC-10: 90,000 + 90,000 colour 32x32 images, 10 classes; an image folder",
-    "emnist_balanced": "EMNIST Balanced: 112,800 + 18,800 grey 28x28 images, 47 classes",
-    "emnist_45": "EMNIST Balanced without r and t, for FSL: 108,000 + 10,000 images, 45 classes",
-    "emnist_byclass": "EMNIST ByClass: 697,932 + 116,323 grey 28x28 images, 62 classes",
-    "domainnet": "DomainNet, FedBN's ten classes: about 22,500 colour images at 64x64, 6 domains",
-    "stl10": "STL-10, the labelled part: 5,000 + 8,000 colour 96x96 images, 10 classes",
-}
+Read = Callable[..., tuple[dict[str, np.ndarray], dict]]  # (data_dir, cache_dir) -> arrays, meta
+
+
+class DatasetEntry(NamedTuple):
+    """A data set that can be named.
+
+    load: returns its `Dataset`. `normalisation`, `data_dir` and `cache_dir`, those of
+        `load_dataset`, are passed where its signature has them.
+    source: where tensorflow-datasets keeps it, for `python -m fedjax_het.data.prepare`; None where
+        there is nothing to prepare.
+    """
+
+    name: str
+    load: Callable[..., Dataset]
+    description: str = ""
+    source: Source | None = None
+
+
+def _from(name: str, read: Read, description: str, source: Source | None = None) -> DatasetEntry:
+    """A set of the package's own: what `read` gives, normalised as the papers do."""
+
+    def load(*, normalisation=None, data_dir=None, cache_dir=None) -> Dataset:
+        arrays, meta = read(data_dir, cache_dir)
+        mean, std = normalisation_constants(name, normalisation, arrays["train_images"])
+        return dataset_from_arrays(
+            **arrays,
+            name=name,
+            num_classes=len(meta["class_names"]),
+            mean=mean,
+            std=std,
+            class_names=meta["class_names"],
+            domain_names=meta.get("domain_names", ()),
+            note=meta.get("note", ""),
+        )
+
+    return DatasetEntry(name, load, description, source)
+
+
+def _prepared(
+    source: Source, description: str, *, name: str | None = None, part: Callable | None = None
+) -> DatasetEntry:
+    """A set of tensorflow-datasets, or the `part(arrays, meta) -> (arrays, meta)` of one."""
+
+    def read(data_dir, cache_dir):
+        folder = prepared_folder(source, data_dir)
+        arrays, meta = cached_arrays(
+            source.name, fingerprint(folder), lambda: read_prepared(source, folder), cache_dir
+        )
+        return (arrays, meta) if part is None else part(arrays, meta)
+
+    return _from(name or source.name, read, description, source)
+
+
+# EMNIST's merged labels: lower-case letters that look unlike their capitals keep a class.
+_MERGED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
+_ALL = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_BALANCED = Source("emnist_balanced", "emnist", ("balanced",), True, tuple(_MERGED))
+_BYCLASS = Source("emnist_byclass", "emnist", ("byclass",), True, tuple(_ALL))
+
+DATASETS: Registry[DatasetEntry] = Registry(
+    "data set",
+    (
+        _from(
+            "digits",
+            read_digits,
+            "scikit-learn's digits: 1,797 grey 8x8 images, 10 classes; needs no download",
+        ),
+        _prepared(Source("mnist", "mnist"), "MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes"),
+        _prepared(
+            Source("fashion_mnist", "fashion_mnist"),
+            "Fashion-MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes",
+        ),
+        _prepared(
+            Source("cifar10", "cifar10"),
+            "CIFAR-10: 50,000 + 10,000 colour 32x32 images, 10 classes",
+        ),
+        _prepared(
+            Source("cifar100", "cifar100"),
+            "CIFAR-100: 50,000 + 10,000 colour 32x32 images, 100 classes",
+        ),
+        _from(
+            "cinic10",
+            read_cinic10,
+            "CINIC-10: 90,000 + 90,000 colour 32x32 images, 10 classes; an image folder",
+        ),
+        _prepared(_BALANCED, "EMNIST Balanced: 112,800 + 18,800 grey 28x28 images, 47 classes"),
+        _prepared(
+            _BALANCED,
+            "EMNIST Balanced without r and t, for FSL: 108,000 + 10,000 images, 45 classes",
+            name="emnist_45",
+            part=first_45_classes,
+        ),
+        _prepared(_BYCLASS, "EMNIST ByClass: 697,932 + 116,323 grey 28x28 images, 62 classes"),
+        _from(
+            "domainnet",
+            domainnet.read_domainnet,
+            "DomainNet, FedBN's ten classes: about 22,500 colour images at 64x64, 6 domains",
+            domainnet.SOURCE,
+        ),
+        _prepared(
+            Source("stl10", "stl10"),
+            "STL-10, the labelled part: 5,000 + 8,000 colour 96x96 images, 10 classes",
+        ),
+    ),
+    argument="dataset",
+)
 
 
 def load_dataset(
@@ -35,52 +134,49 @@ def load_dataset(
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Dataset:
-    """Load one of `DATASETS`: decoded once, then read from the cache in well under a second.
+    """Load one of `DATASETS`. The package's own are decoded once, then read from the cache in well
+    under a second.
 
     normalisation: whose constants, one of `fedjax_het.data.NORMALISATIONS`; by default DynaFed's
-        where it has them (it gives Fashion-MNIST those of MNIST), else the training set's own.
+        where it has them (it gives Fashion-MNIST those of MNIST), else the training set's own; of a
+        user's set, what its function gives.
     data_dir: where the data are. For `cinic10`, the folder of train/ and test/ (default:
         $CINIC10_DIR). Otherwise a folder of tensorflow-datasets prepared in array_record format
         (default: $TFDS_DATA_DIR), read without TensorFlow. `digits` is embedded.
     cache_dir: see `fedjax_het.data.cache.cache_folder`.
 
-    Raises `ConfigError` for an unknown name or preset, and for data that are missing or cannot be
-    read; it says what to set or run.
+    Raises `ConfigError` for an unknown name or preset, for data that are missing or cannot be read
+    (it says what to set or run), and for a user's function that returns no `Dataset`.
     """
-    require_name("dataset", name, DATASETS)
-    if name == "digits":
-        arrays, meta = read_digits(), {"class_names": [str(digit) for digit in range(10)]}
-    elif name == "cinic10":
-        arrays, meta = _read_cinic10(data_dir, cache_dir)
-    elif name == "domainnet":
-        arrays, meta = read_domainnet(data_dir, cache_dir)
-    else:
-        source = "emnist_balanced" if name == "emnist_45" else name
-        folder = prepared_folder(source, data_dir)
-        arrays, meta = cached_arrays(
-            source, fingerprint(folder), lambda: read_prepared(source, folder), cache_dir
-        )
-        if name == "emnist_45":
-            arrays, meta = first_45_classes(arrays, meta)
-    mean, std = normalisation_constants(name, normalisation, arrays["train_images"])
-    return dataset_from_arrays(
-        **arrays,
-        name=name,
-        num_classes=len(meta["class_names"]),
-        mean=mean,
-        std=std,
-        class_names=meta["class_names"],
-        domain_names=meta.get("domain_names", ()),
-        note=meta.get("note", ""),
-    )
-
-
-def _read_cinic10(data_dir, cache_dir):
-    root = data_dir or os.environ.get("CINIC10_DIR")
-    if not root or not Path(root).expanduser().is_dir():
+    load = DATASETS.require(name).load
+    places = {"data_dir": data_dir, "cache_dir": cache_dir}
+    dataset = call_with(load, {"normalisation": normalisation, **places})
+    if not isinstance(dataset, Dataset):
+        kind = type(dataset).__name__
         raise ConfigError(
-            f"dataset = 'cinic10': no folder {str(root)!r}; unpack CINIC-10.tar.gz "
-            "(https://datashare.ed.ac.uk/handle/10283/3192) and set CINIC10_DIR (or data_dir) "
-            "to the folder that holds its train/ and test/"
+            f"dataset = {name!r}: its function returns a {kind}: expected a Dataset, as of "
+            "dataset_from_arrays"
         )
-    return read_image_folder(Path(root).expanduser(), key="cinic10", cache_dir=cache_dir)
+    if normalisation is not None and "normalisation" not in parameters_of(load):
+        mean, std = normalisation_constants(name, normalisation, dataset.train_images)
+        dataset = dataclasses.replace(dataset, mean=mean, std=std)
+    return dataset if dataset.name == name else dataclasses.replace(dataset, name=name)
+
+
+def register_dataset(name: str, load: Callable[..., Dataset], description: str = "") -> None:
+    """Make a data set of one's own known to runs, sweeps and reports, as long as this process
+    lasts.
+
+        def scans(data_dir): return load_image_folder(Path(data_dir) / "scans")
+
+        register_dataset("scans", scans)
+        RunSpec("fedavg", "scans")
+
+    load: returns a `Dataset`, which then has this name. `normalisation`, `data_dir` and `cache_dir`
+        are passed where its signature has them; where it takes no `normalisation`, that setting
+        replaces the mean and deviation of what it returns.
+    description: for `fedjax-het list`; by default the first line of the docstring.
+
+    Raises: ConfigError for a name of the package's own or no word.
+    """
+    DATASETS.add(DatasetEntry(name, load, description or first_line(load)))

@@ -7,8 +7,9 @@ _SPLIT_SEED = 0
 _TEST_FRACTION = 0.2
 
 
-def read_digits() -> dict[str, np.ndarray]:
-    """The 1,797 8x8 grey images, in a fixed stratified split of 1,438 train and 359 test.
+def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
+    """`(arrays, meta)` of the 1,797 8x8 grey images, in a fixed stratified split of 1,438 train
+    and 359 test.
 
     Values 0..16 become uint8 0..255 (times 255/16, rounded). A fifth of each class, rounded, is
     drawn for the test; both parts keep scikit-learn's order.
@@ -24,9 +25,10 @@ def read_digits() -> dict[str, np.ndarray]:
     for label in range(10):
         members = np.flatnonzero(labels == label)
         in_test[rng.permutation(members)[: round(_TEST_FRACTION * len(members))]] = True
-    return {
+    arrays = {
         "train_images": images[~in_test],
         "train_labels": labels[~in_test],
         "test_images": images[in_test],
         "test_labels": labels[in_test],
     }
+    return arrays, {"class_names": [str(digit) for digit in range(10)]}

@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.tfds import (
-    SOURCES,
+    Source,
     fingerprint,
     open_image,
     prepared_folder,
@@ -19,7 +19,8 @@ CLASSES = (
     *("bird", "feather", "headphones", "ice_cream", "teapot"),
     *("tiger", "whale", "windmill", "wine_glass", "zebra"),
 )
-DOMAINS = SOURCES["domainnet"].configs
+DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+SOURCE = Source("domainnet", "domainnet", DOMAINS)
 SIZE = 64
 _AT_ONCE = 1_000  # photographs, of about 50 kB each before they are decoded
 
@@ -35,7 +36,7 @@ def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray]
     Each domain is decoded once and cached apart. Raises `ConfigError` naming a domain that is not
     prepared or cannot be read.
     """
-    folders = [prepared_folder("domainnet", data_dir, domain) for domain in DOMAINS]
+    folders = [prepared_folder(SOURCE, data_dir, domain) for domain in DOMAINS]
     parts = [
         cached_arrays(
             f"domainnet-{domain}", fingerprint(folder), lambda f=folder: _read_domain(f), cache_dir
@@ -53,7 +54,7 @@ def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray]
 def _read_domain(folder: Path) -> tuple[dict[str, np.ndarray], dict]:
     """Decode the images of `CLASSES`; the others' are read from disk, which is most of the time."""
     arrays = {}
-    with reading("domainnet", folder) as builder:
+    with reading(SOURCE.name, folder) as builder:
         names = builder.info.features["label"].names
         missing = [name for name in CLASSES if name not in names]
         if missing:

@@ -32,6 +32,7 @@ _CONSTANTS = {
         "fashion_mnist": ((0.2861,), (0.3530,)),
         "cifar10": _CIFAR10,
         "cifar100": ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
+        "domainnet": None,  # as `dataset`
     },
 }
 
@@ -61,11 +62,11 @@ def normalisation_constants(
     if preset in ("unit", "fsl"):
         channels = train_images.shape[-1]
         return (0.0,) * channels, (1.0,) * channels
-    if preset in ("dataset", "fedamp") or (preset, dataset) == ("fedaf", "domainnet"):
+    if preset in ("dataset", "fedamp"):
         return channel_statistics(train_images)
     if dataset not in _CONSTANTS[preset]:
         raise ConfigError(
             f"normalisation = {preset!r} has no constants for {dataset!r}: "
             f"expected 'dataset' or 'unit' (it knows {', '.join(_CONSTANTS[preset])})"
         )
-    return _CONSTANTS[preset][dataset]
+    return _CONSTANTS[preset][dataset] or channel_statistics(train_images)

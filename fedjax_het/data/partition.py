@@ -1,23 +1,22 @@
 """Which client holds which training example: the result of a partition scheme."""
 
 import hashlib
-import inspect
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require, require_name
+from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.signatures import call_with, check_given
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
-from fedjax_het.data.schemes import SCHEMES
+from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
 
 # Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
 _PARTITION_STREAM = 0x5EED
-
-PARTITIONS = {name: scheme.description for name, scheme in SCHEMES.items()}
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,8 @@ class Partition:
         Those of local tests are positions in the test set; what is said of labels holds for its.
     offsets: int64 [K + 1]; client k holds `indices[offsets[k]:offsets[k + 1]]`, maybe nothing.
     scheme, seed, parameters: how it was made; `parameters` can be written as JSON.
+    client_names: what each client is called, where clients have names (of a partition by domains,
+        the domains'); else ().
 
     Both arrays are read-only. Raises `ConfigError` where they do not fit together.
     """
@@ -70,6 +71,7 @@ class Partition:
     parameters: dict
     indices: np.ndarray
     offsets: np.ndarray
+    client_names: tuple[str, ...] = ()
 
     def __post_init__(self):
         for name in ("indices", "offsets"):
@@ -90,6 +92,10 @@ class Partition:
         require(
             bool((self.indices >= 0).all()), "indices", int(self.indices.min(initial=0)), ">= 0"
         )
+        names = tuple(str(name) for name in self.client_names)
+        distinct = len(set(names)) == len(names) in (0, self.num_clients)
+        require(distinct, "client_names", names, f"none, or {self.num_clients} different ones")
+        object.__setattr__(self, "client_names", names)
 
     @property
     def num_clients(self) -> int:
@@ -106,7 +112,7 @@ class Partition:
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
     def digest(self) -> str:
-        """SHA-256 (hex) of who holds what; how the partition was made does not enter."""
+        """SHA-256 (hex) of who holds what; names, and how it was made, do not enter."""
         sha = hashlib.sha256(self.offsets.astype("<i8").tobytes())
         sha.update(self.indices.astype("<i8").tobytes())
         return sha.hexdigest()
@@ -115,6 +121,8 @@ class Partition:
         """Write a checksummed .npz, whole or not at all. Raises `OSError` where it cannot."""
         path = Path(path)
         meta = {"scheme": self.scheme, "seed": self.seed, "parameters": self.parameters}
+        if self.client_names:
+            meta["client_names"] = self.client_names
         write_npz(path, {"indices": self.indices, "offsets": self.offsets}, meta)
         return path
 
@@ -129,6 +137,7 @@ class Partition:
                 parameters=meta["parameters"],
                 indices=arrays["indices"],
                 offsets=arrays["offsets"],
+                client_names=tuple(meta.get("client_names", ())),
             )
         except (DamagedFileError, OSError) as error:
             raise ConfigError(f"partition file cannot be read: {error}") from error
@@ -182,17 +191,17 @@ def make_partition(
     """Split the training examples among `num_clients` clients by one of `PARTITIONS`.
 
     labels: [N] integers in [0, num_classes). `domains`, `domain_names` and `class_names` are the
-    data set's, where it has any (see `Dataset`), for schemes that ask for them; `grouped` takes
-    its default groups from `class_names`. `parameters` are those of the
-    scheme's function in `fedjax_het.data.schemes`, e.g. `alpha=0.1` for the Dirichlet ones. The
+    data set's, where it has any (see `Dataset`), for schemes that ask for them. `parameters` are
+    those of the scheme's function, e.g. `alpha=0.1` for the Dirichlet ones (the package's are in
+    `fedjax_het.data.schemes`); `classes` and `classes_per_client` are the same. The
     same arguments give the same partition, independent of other uses of the seed (as long as
     NumPy's Generator keeps its streams: compare digests, or save the partition, across NumPy
     versions).
 
-    Always ends. Raises `ConfigError` naming the argument, its value and what is expected, also
-    for a split that cannot be made.
+    The package's own schemes always end. Raises `ConfigError` naming the argument, its value and
+    what is expected, also for a split that cannot be made, and for what a user's scheme returns.
     """
-    require_name("partition", scheme, SCHEMES)
+    record = PARTITIONS.require(scheme)
     require(is_whole(num_classes, 1), "num_classes", num_classes, ">= 1")
     labels = checked_labels("labels", labels, num_classes)
     require(is_whole(num_clients, 1), "num_clients", num_clients, ">= 1")
@@ -204,34 +213,62 @@ def make_partition(
     )
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
 
-    split = SCHEMES[scheme].split
-    options = inspect.signature(split).parameters.values()
-    options = {p.name: p for p in options if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    data = {"domains": domains, "domain_names": domain_names}  # the set's, no choice of the user's
-    data = {name: value for name, value in data.items() if options.pop(name, None) is not None}
-    for name in parameters:
-        if name not in options:
-            takes = f"it takes {', '.join(options)}" if options else "it takes none"
-            raise ConfigError(f"partition {scheme!r} has no parameter {name!r} ({takes})")
-    for name, option in options.items():
-        if name not in parameters and option.default is inspect.Parameter.empty:
-            raise ConfigError(f"partition {scheme!r} needs {name}: {SCHEMES[scheme].description}")
-    parameters = {name: parameters.get(name, option.default) for name, option in options.items()}
-    if SCHEMES[scheme].setting is not None:
-        parameters = SCHEMES[scheme].setting(
+    parameters = {parameter_called(scheme, name) or name: v for name, v in parameters.items()}
+    check_given(f"partition {scheme!r}", parameters, record.parameters, "parameter")
+    parameters = record.parameters | parameters
+    if record.setting is not None:
+        parameters = record.setting(
             labels, int(num_classes), int(num_clients), class_names, **parameters
         )
-
     stream = np.random.SeedSequence(int(seed), spawn_key=(_PARTITION_STREAM,))
-    clients = split(
-        np.random.default_rng(stream),
-        labels,
-        int(num_classes),
-        int(num_clients),
-        **parameters,
-        **data,
+    data = {
+        "rng": np.random.default_rng(stream),
+        "labels": labels,
+        "num_classes": int(num_classes),
+        "num_clients": int(num_clients),
+        "domains": domains,
+        "domain_names": domain_names,
+        "class_names": class_names,
+    }
+    clients = _checked_clients(
+        record, call_with(record.split, data, **parameters), int(num_clients), len(labels)
     )
-    return partition_from_clients(clients, scheme=scheme, seed=int(seed), parameters=parameters)
+    names = _domains_of(num_clients, domain_names) if record.clients_are_domains else ()
+    return partition_from_clients(
+        clients, scheme=scheme, seed=int(seed), parameters=parameters, client_names=names
+    )
+
+
+def _checked_clients(
+    scheme: Scheme, clients: Any, num_clients: int, num_examples: int
+) -> list[np.ndarray]:
+    """What a scheme's function returned, as `num_clients` arrays of positions. ConfigError."""
+    what = f"what partition {scheme.name!r} returns"
+    try:
+        arrays = [np.asarray(client) for client in clients]
+    except (TypeError, ValueError) as error:
+        reason = f"expected {num_clients} arrays of positions ({error})"
+        raise ConfigError(f"{what} is a {type(clients).__name__}: {reason}") from error
+    expected = f"{num_clients} arrays of positions, one for each client"
+    require(len(arrays) == num_clients, f"length of {what}", len(arrays), expected)
+    require(any(array.size for array in arrays), what, [], "at least one example")
+    for client, positions in enumerate(arrays):
+        name = f"{what} for client {client}"
+        if positions.ndim == 1 and len(positions) == 0:
+            continue
+        ok = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer)
+        found = f"{positions.dtype} {positions.shape}"
+        require(bool(ok), name, found, "integers of rank 1, positions in the training set")
+        outside = (positions < 0) | (positions >= num_examples)
+        if outside.any():
+            value = int(positions[int(outside.argmax())])
+            raise ConfigError(f"{name} has {value}: expected positions in [0, {num_examples})")
+    return arrays
+
+
+def _domains_of(num_clients: int, domain_names: Sequence[str]) -> tuple[str, ...]:
+    """The clients' names where each is a domain: numbers for those that have none."""
+    return (*domain_names, *map(str, range(len(domain_names), num_clients)))
 
 
 def partition_from_clients(
@@ -240,6 +277,7 @@ def partition_from_clients(
     scheme: str = "user",
     seed: int = 0,
     parameters: dict | None = None,
+    client_names: Sequence[str] = (),
 ) -> Partition:
     """A `Partition` from one array of training-set positions for each client."""
     require(len(clients) >= 1, "clients", len(clients), "at least one client")
@@ -257,6 +295,7 @@ def partition_from_clients(
         # Empty lists are float arrays; they say nothing about the type of the others.
         indices=np.concatenate([client for client in clients if len(client)] or [np.arange(0)]),
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        client_names=tuple(client_names),
     )
 
 

@@ -1,20 +1,17 @@
 """How training examples are split among clients: one function for each scheme.
 
 A scheme is a function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients` that
-returns one index array for each client, and one entry in `SCHEMES`. One that asks for `domains` and
-`domain_names` is given those of the data set. They are different benchmarks
-and keep different names. Every scheme ends: one that may fail to find a split says why instead.
+returns one index array for each client, and one record in `PARTITIONS`. They are different
+benchmarks and keep different names. Every scheme ends: one that may fail to find a split says why
+instead.
 """
 
 import logging
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.data.dealing import deal, equal_counts, shuffled_classes
-from fedjax_het.data.grouped import grouped, grouped_mixtures, grouped_setting
 
 _log = logging.getLogger(__name__)
 
@@ -194,47 +191,6 @@ def iid_mixtures(labels, num_classes, num_clients):
     """[K, C] the class proportions of the whole training set, for every client."""
     shares = np.bincount(labels, minlength=num_classes) / len(labels)
     return np.tile(shares, (num_clients, 1))
-
-
-class Scheme(NamedTuple):
-    """A scheme.
-
-    setting: `(labels, num_classes, num_clients, class_names, **parameters) -> parameters`, for a
-        scheme whose defaults depend on the data: checks what is given and fills in what is not.
-    mixtures: `(labels, num_classes, num_clients, **parameters) -> [K, C]`, the class proportions
-        that clients draw from, where these are known better than from what was drawn.
-    """
-
-    split: Callable[..., list[np.ndarray]]
-    description: str
-    setting: Callable[..., dict] | None = None
-    mixtures: Callable[..., np.ndarray] | None = None
-
-
-SCHEMES = {
-    "iid": Scheme(iid, "a random split into equal parts", mixtures=iid_mixtures),
-    "dirichlet": Scheme(
-        dirichlet, "label skew by Dir(alpha) for each class; sizes very unequal, maybe empty"
-    ),
-    "dirichlet_balanced": Scheme(
-        dirichlet_balanced, "label skew by Dir(alpha), clients nearly equal in size (DynaFed)"
-    ),
-    "dirichlet_capped": Scheme(
-        dirichlet_capped,
-        "label skew by Dir(alpha), none far above N/K, at least min_size each (MOON, FedAF)",
-    ),
-    "classes_per_client": Scheme(
-        classes_per_client, "exactly classes_per_client labels each, all of one size (FSL)"
-    ),
-    "pathological": Scheme(pathological, "classes_per_client with two labels each (FedAMP)"),
-    "grouped": Scheme(
-        grouped,
-        "groups of clients, each with dominating classes: 80 % of the data (FedAMP)",
-        grouped_setting,
-        grouped_mixtures,
-    ),
-    "by_domain": Scheme(by_domain, "one client for each domain of a data set that has domains"),
-}
 
 
 def _log_dirichlet(rng, alpha, rows: int, num_clients: int) -> np.ndarray:

@@ -2,44 +2,25 @@
 
 D_0 is a list of positions in the training images followed by the source's own images, its pool.
 The pool is the same for all seeds; which training examples the server has is drawn with the seed.
-Those of the source "held_out" are withheld from the clients: `withheld_examples` is asked before
-the others are split among them.
+Some sources withhold theirs from the clients: `withheld_examples` is asked before the others are
+split among them.
 """
 
+import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require, require_name
+from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.signatures import call_with, check_given
 from fedjax_het.data.dataset import Dataset, checked_server_examples
-from fedjax_het.data.dealing import equal_counts, shuffled_classes
-from fedjax_het.data.glyphs import FIGURE, glyph_images, open_font
 from fedjax_het.data.partition import Partition
-from fedjax_het.data.stl10 import shared_class_images
+from fedjax_het.data.server_sources import SERVER_SOURCES, Pool
 
 # A stream of its own, so that D_0 does not depend on how many draws a partition took.
 _SERVER_STREAM = 0x5E12
 _WITHHELD_STREAM = 0x5E13
-
-Pool = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 labels
-
-
-class ServerSource(NamedTuple):
-    """Where the server's examples come from. `options` are what it takes, with their defaults.
-
-    A source has a `pool`, all of which is D_0, or it draws from the training examples: from those
-    that clients hold, or, `withheld`, from those that none does.
-    """
-
-    description: str
-    options: dict
-    check: Callable  # (**options) -> options that can be written as JSON; or `ConfigError`
-    pool: Callable | None = None  # (dataset, data_dir, cache_dir, **options) -> Pool
-    draw: Callable | None = None  # (rng, dataset, partition, **options) -> positions
-    withheld: Callable | None = None  # (num_train, num_classes, **options) -> how many
 
 
 @dataclass(frozen=True)
@@ -64,7 +45,8 @@ class ServerSummary:
     font_version: str | None = None
 
     def __str__(self) -> str:
-        alone = ", which no client holds," if SERVER_SOURCES[self.source].withheld else ""
+        source = SERVER_SOURCES.get(self.source)
+        alone = ", which no client holds," if source and source.withheld else ""
         text = (
             f"the server holds {self.num_examples:,} examples ({self.source}){alone} of "
             f"{self.num_present} of {self.num_classes} classes, {self.class_min} to "
@@ -94,22 +76,25 @@ class ServerData:
             dataset.train_labels, labels
         )
 
-    def _chosen(self, of_training: np.ndarray, of_pool: np.ndarray | None) -> np.ndarray:
-        split = len(of_training)
-        if of_pool is None:
-            return of_training[self.indices]
-        own = self.indices < split
-        return np.concatenate([of_training[self.indices[own]], of_pool[self.indices[~own] - split]])
+    def _chosen(self, training: np.ndarray, pool: np.ndarray | None) -> np.ndarray:
+        """The server's rows of an array of the training examples and one of the pool."""
+        split = len(training)
+        if pool is None:
+            return training[self.indices]
+        inside = self.indices < split
+        rows = [training[self.indices[inside]], pool[self.indices[~inside] - split]]
+        return np.concatenate(rows)
 
     def summary(self, dataset: Dataset, partition: Partition, pool: Pool | None) -> ServerSummary:
         """What D_0 is, and how far its classes are from those that the clients hold."""
         labels = self._chosen(dataset.train_labels, pool[1] if pool else None)
         held = np.bincount(labels, minlength=dataset.num_classes)
         clients = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
-        font = open_font(self.options["font"]) if self.source == "glyphs" else None
+        source = SERVER_SOURCES.require(self.source)
+        font = source.font(**self.options) if source.font else None
         return ServerSummary(
             source=self.source,
-            description=SERVER_SOURCES[self.source].description,
+            description=source.description,
             num_examples=len(labels),
             num_classes=dataset.num_classes,
             num_present=int((held > 0).sum()),
@@ -133,13 +118,16 @@ def check_server_options(source: str, options: dict | None = None) -> dict:
     Needs no data. Raises `ConfigError` for a source or option that does not exist, a value that
     cannot be used whatever the data, and a font that is missing.
     """
-    require_name("server_data", source, SERVER_SOURCES)
-    options, defaults = options or {}, SERVER_SOURCES[source].options
-    for name in options:
-        if name not in defaults:
-            takes = f"it takes {', '.join(defaults)}" if defaults else "it takes none"
-            raise ConfigError(f"server_data {source!r} has no option {name!r} ({takes})")
-    return SERVER_SOURCES[source].check(**{**defaults, **options})
+    record = SERVER_SOURCES.require(source)
+    check_given(f"server_data {source!r}", options or {}, record.options, "option")
+    filled = record.options | (options or {})
+    if record.check is not None:
+        return record.check(**filled)
+    try:
+        return json.loads(json.dumps(filled))
+    except (TypeError, ValueError) as error:
+        expected = "expected values that can be written as JSON"
+        raise ConfigError(f"server_options = {filled!r}: {expected} ({error})") from error
 
 
 def server_pool(
@@ -160,7 +148,14 @@ def server_pool(
     make = SERVER_SOURCES[source].pool
     if make is None:
         return None
-    images, labels = make(dataset, data_dir, cache_dir, **options)
+    offered = {"dataset": dataset, "data_dir": data_dir, "cache_dir": cache_dir}
+    made = call_with(make, offered, **options)
+    if not (isinstance(made, tuple) and len(made) == 2):
+        kind = type(made).__name__
+        raise ConfigError(
+            f"the pool of server_data {source!r} is a {kind}: expected (images, labels)"
+        )
+    images, labels = checked_server_examples(*made, dataset.train_images, dataset.num_classes)
     for array in (images, labels):
         array.setflags(write=False)
     return images, labels
@@ -175,13 +170,15 @@ def withheld_examples(
     which the methods that want such examples do not know. Raises `ConfigError` where nothing would
     be left.
     """
-    count = SERVER_SOURCES[source].withheld if source is not None else None
+    count = SERVER_SOURCES.require(source).withheld if source is not None else None
     if count is None:
         return np.zeros(0, np.int64)
     options = check_server_options(source, options)
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
     num_train = len(dataset.train_labels)
-    size = count(num_train, dataset.num_classes, **options)
+    known = {"num_train": num_train, "num_classes": dataset.num_classes}
+    size = call_with(count, known | options)
+    require(is_whole(size, 0), f"withheld of server_data {source!r}", size, "an integer >= 0")
     require(size < num_train, "size", size, f"at most {num_train - 1}, to leave clients something")
     stream = np.random.SeedSequence(int(seed), spawn_key=(_WITHHELD_STREAM,))
     return np.sort(np.random.default_rng(stream).choice(num_train, size, replace=False))
@@ -198,7 +195,7 @@ def server_examples(
     """The server's examples D_0: all of `pool`, or training examples drawn with the seed.
 
     What the server has of the clients' examples stays with them too (the paper's footnote 1 takes
-    data sets as multisets); "held_out" has none of theirs. The same arguments give the same
+    data sets as multisets), unless the source withholds it. The same arguments give the same
     examples, independent of other uses of the seed. Raises `ConfigError` where the clients hold too
     few, or leave too few.
     """
@@ -210,191 +207,24 @@ def server_examples(
         indices = num_train + np.arange(len(pool[1]))
     else:
         stream = np.random.SeedSequence(int(seed), spawn_key=(_SERVER_STREAM,))
-        indices = np.sort(draw(np.random.default_rng(stream), dataset, partition, **options))
+        known = {
+            "rng": np.random.default_rng(stream),
+            "dataset": dataset,
+            "partition": partition,
+        }
+        indices = np.sort(_checked_positions(source, call_with(draw, known, **options), num_train))
     indices = indices.astype(np.int32)
     indices.setflags(write=False)
     return ServerData(source=source, options=options, seed=int(seed), indices=indices)
 
 
-# --- training examples, of all clients or of a few
-
-
-def _check_size(*, size):
-    require(size is None or is_whole(size, 1), "size", size, "an integer >= 1, or None")
-    return {"size": None if size is None else int(size)}
-
-
-def _draw_iid(rng, dataset, partition, *, size):
-    """As equally many of each class as the clients' examples allow."""
-    held = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
-    examples = np.unique(partition.indices)
-    labels = dataset.train_labels[examples]
-    limits = np.bincount(labels, minlength=dataset.num_classes)
-    if size is None:
-        size = max(len(examples) // 100, int((held > 0).sum()))
-    require(
-        0 < size <= len(examples),
-        "size",
-        size,
-        f"an integer from 1 to {len(examples)}, the examples that the clients hold",
-    )
-    counts = equal_counts(rng, limits, size)
-    pools = shuffled_classes(rng, labels, dataset.num_classes)
-    chosen = [members[:count] for members, count in zip(pools, counts, strict=True)]
-    return examples[np.concatenate(chosen)]
-
-
-def _check_clients(*, clients, per_client):
-    require(is_whole(clients, 1), "clients", clients, "an integer >= 1")
-    require(is_whole(per_client, 1), "per_client", per_client, "an integer >= 1")
-    return {"clients": int(clients), "per_client": int(per_client)}
-
-
-def _draw_from_clients(rng, dataset, partition, *, clients, per_client):
-    partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
-    able = np.flatnonzero(partition.sizes >= per_client)
-    require(
-        clients <= len(able),
-        "clients",
-        clients,
-        f"at most {len(able)}: so many of the {partition.num_clients} clients hold per_client = "
-        f"{per_client} examples",
-    )
-    chosen = rng.choice(able, clients, replace=False)
-    return np.concatenate(
-        [rng.choice(partition.client(k), per_client, replace=False) for k in chosen]
-    )
-
-
-# --- training examples that no client has
-
-
-def _held_out_size(num_train, num_classes, *, size):
-    return max(num_train // 100, num_classes) if size is None else size
-
-
-def _draw_held_out(rng, dataset, partition, *, size):
-    """All that were withheld; of a partition that leaves more examples to nobody, so many."""
-    num_train = len(dataset.train_labels)
-    partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
-    free = np.setdiff1d(np.arange(num_train), partition.indices)
-    size = _held_out_size(num_train, dataset.num_classes, size=size)
-    require(
-        size <= len(free), "size", size, f"at most {len(free)}, the examples that no client holds"
-    )
-    return rng.choice(free, size, replace=False)
-
-
-# --- examples from elsewhere
-
-
-def _check_glyphs(*, font, sizes, rotations):
-    font = None if font is None else os.fspath(font)
-    open_font(font)
-    most = 2 * FIGURE
-    return {
-        "font": font,
-        "sizes": _numbers("sizes", sizes, 1, most, f"numbers of points from 1 to {most}"),
-        "rotations": _numbers("rotations", rotations, -360, 360, "degrees from -360 to 360"),
-    }
-
-
-def _numbers(argument: str, values, low: float, high: float, what: str) -> list[float]:
-    try:
-        numbers = [] if isinstance(values, str) else [float(value) for value in values]
-    except (TypeError, ValueError):
-        numbers = []
-    ok = len(numbers) > 0 and all(low <= number <= high for number in numbers)
-    require(ok, argument, values, f"a list of {what}, at least one")
-    return numbers
-
-
-def _glyph_pool(dataset, data_dir, cache_dir, *, font, sizes, rotations):
-    height, width, channels = dataset.input_shape
-    _require_bytes(dataset)
-    require(channels == 1, "input_shape", dataset.input_shape, "one channel, for drawn glyphs")
-    face = open_font(font)
-    return glyph_images(
-        dataset.class_names, height, width, font=face, sizes=sizes, rotations=rotations
-    )
-
-
-def _check_stl10(*, per_class):
-    require(is_whole(per_class, 1), "per_class", per_class, "an integer >= 1")
-    return {"per_class": int(per_class)}
-
-
-def _stl10_pool(dataset, data_dir, cache_dir, *, per_class):
-    from fedjax_het.data.datasets import load_dataset
-
-    _require_bytes(dataset)
-    require(dataset.input_shape[-1] == 3, "input_shape", dataset.input_shape, "three channels")
-    stl10 = load_dataset("stl10", data_dir=data_dir, cache_dir=cache_dir)
-    return shared_class_images(stl10, dataset, per_class)
-
-
-def _require_bytes(dataset: Dataset) -> None:
-    """Images from elsewhere are 0..255; where a user's floats have 0 and 1 is not known."""
-    dtype = dataset.train_images.dtype
-    require(dtype == np.uint8, "dtype of train_images", str(dtype), "uint8, for images from afar")
-
-
-def _check_user():
-    return {}
-
-
-def _user_pool(dataset, data_dir, cache_dir):
-    given = dataset.server_images is not None or dataset.server_labels is not None
-    require(
-        given,
-        "server_data",
-        "user",
-        "a data set with server_images and server_labels (see dataset_from_arrays)",
-    )
-    # Once more, for a data set whose fields were replaced.
-    return checked_server_examples(
-        dataset.server_images, dataset.server_labels, dataset.train_images, dataset.num_classes
-    )
-
-
-SERVER_SOURCES = {
-    "iid": ServerSource(
-        "training examples that clients hold, as equally many of each class as can be (size n_0; "
-        "default 1 % of them)",
-        {"size": None},
-        check=_check_size,
-        draw=_draw_iid,
-    ),
-    "held_out": ServerSource(
-        "training examples drawn at random before the rest is split, so that no client holds them "
-        "(size n_0; default 1 % of all)",
-        {"size": None},
-        check=_check_size,
-        draw=_draw_held_out,
-        withheld=_held_out_size,
-    ),
-    "clients": ServerSource(
-        "per_client training examples of each of a few clients, drawn once (FSL's scenario 2a)",
-        {"clients": 10, "per_client": 50},
-        check=_check_clients,
-        draw=_draw_from_clients,
-    ),
-    "glyphs": ServerSource(
-        "letters and digits drawn from a script font at several sizes and rotations (FSLsyn)",
-        {"font": None, "sizes": (100, 110, 120), "rotations": (-20, -10, 0, 10, 20)},
-        check=_check_glyphs,
-        pool=_glyph_pool,
-    ),
-    "stl10": ServerSource(
-        "images of STL-10 of the classes that it shares with the data set (FSLsyn, for CIFAR-10)",
-        {"per_class": 56},
-        check=_check_stl10,
-        pool=_stl10_pool,
-    ),
-    "user": ServerSource(
-        "the data set's own server_images and server_labels",
-        {},
-        check=_check_user,
-        pool=_user_pool,
-    ),
-}
+def _checked_positions(source: str, drawn, num_train: int) -> np.ndarray:
+    """What a source drew, as positions in the training set. ConfigError."""
+    positions, what = np.asarray(drawn), f"what server_data {source!r} draws"
+    ok = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer) and len(positions) > 0
+    require(bool(ok), what, f"{positions.dtype} {positions.shape}", "integers of rank 1, some")
+    outside = (positions < 0) | (positions >= num_train)
+    if outside.any():
+        value = int(positions[int(outside.argmax())])
+        raise ConfigError(f"{what} has {value}: expected positions in [0, {num_train})")
+    return positions

@@ -85,11 +85,11 @@ def _plot_collaboration(result: Result, partition: Partition, path: Path) -> Non
     from fedjax_het.report import plot_collaboration
     from fedjax_het.report.write import write_figure
 
-    ours = partition.scheme == "grouped" and "clients_per_group" in partition.parameters
+    in_groups = "clients_per_group" in partition.parameters
     title = f"{result.spec.algorithm} on {result.spec.dataset}, round {result.summary['rounds']}"
     figure = plot_collaboration(
         result.artifacts["collaboration"],
-        client_groups(partition) if ours else None,
+        client_groups(partition) if in_groups else None,
         titles=[title],
     )
     write_figure(path, figure)

@@ -16,7 +16,7 @@ from fedjax_het.data import (
     DATASETS,
     PARTITIONS,
     check_server_options,
-    partition_parameters,
+    parameter_called,
 )
 from fedjax_het.engine.local import OPTIMIZERS
 from fedjax_het.nn import NETWORKS, network_options
@@ -66,14 +66,13 @@ def _filled(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
 def _with_partition(given: RunSpec, spec: RunSpec) -> RunSpec:
     """Its partition, with the settings that are among its parameters; its seed."""
     PARTITIONS.require(spec.partition)
-    takes = partition_parameters(spec.partition)
     unused = {}
-    for setting, names in PARTITION_SETTINGS.items():
-        if any(name in takes for name in names):
+    for setting in PARTITION_SETTINGS:
+        if parameter_called(spec.partition, setting) is not None:
             continue
         value = getattr(given, setting)
-        able = [name for name in PARTITIONS if set(names) & set(partition_parameters(name))]
-        takers = f"none: {spec.partition} takes no {setting} ({', '.join(able)} do)"
+        able = ", ".join(name for name in PARTITIONS if parameter_called(name, setting))
+        takers = f"no {setting}: the partition {spec.partition} takes none ({able} do)"
         require(value is None, setting, value, takers)
         unused[setting] = None
     seed = spec.seed if spec.partition_seed is None else spec.partition_seed

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.data import partition_parameters
 
 # Settings younger than the first kept results, whose names must not change.
 _ADDED = (
@@ -26,9 +25,9 @@ _ADDED = (
 # What clients that condense their data instead of training on them have no use for.
 LOCAL_TRAINING = ("local_epochs", "local_optimizer", "optimizer_state", "averaging")
 SERVER_DATA = ("server_data", "server_options")
-# Settings that are those of a network or a partition whose parameters have one of these names.
+# Settings that belong to a network, or a partition, among whose parameters they are.
 NETWORK_SETTINGS = ("width", "depth", "norm", "stem")
-PARTITION_SETTINGS = {"alpha": ("alpha",), "classes": ("classes_per_client", "classes")}
+PARTITION_SETTINGS = ("alpha", "classes")
 
 
 def of_use(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -136,11 +135,8 @@ class RunSpec:
     @property
     def partition_arguments(self) -> dict[str, Any]:
         """The settings of the partition that are given, as `make_partition` takes them."""
-        given = {}
-        for setting, names in PARTITION_SETTINGS.items():
-            if getattr(self, setting) is not None:
-                takes = partition_parameters(self.partition or "")
-                given[next(name for name in names if name in takes)] = getattr(self, setting)
+        values = {name: getattr(self, name) for name in PARTITION_SETTINGS}
+        given = {name: value for name, value in values.items() if value is not None}
         return {**given, **self.partition_options}
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,0 +1,263 @@
+"""Where the server's examples come from: what settings can name, and users add."""
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.registry import Registry
+from fedjax_het.common.signatures import first_line, parameters_of
+from fedjax_het.data.dataset import Dataset
+from fedjax_het.data.datasets import load_dataset
+from fedjax_het.data.dealing import equal_counts, shuffled_classes
+from fedjax_het.data.glyphs import FIGURE, Font, glyph_images, open_font
+from fedjax_het.data.stl10 import shared_class_images
+
+Pool = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 labels
+
+# What the functions are given where their signatures have it; all else they take is an option.
+_OF_THE_RUN = (
+    *("rng", "dataset", "partition", "data_dir", "cache_dir"),
+    *("num_train", "num_classes"),
+)
+
+
+class ServerSource(NamedTuple):
+    """Where the server's examples come from.
+
+    A source has a `pool`, all of which is D_0, or it draws from the training examples: from those
+    that clients hold, or, `withheld`, from those that none does. Functions are called by name, with
+    what their signatures have of what is listed; all else there are the source's options.
+
+    draw: `(rng, dataset, partition, **options) -> positions` in the training set; `rng` is a NumPy
+        Generator of the seed.
+    pool: `(dataset, data_dir, cache_dir, **options) -> (images, labels)`.
+    withheld: `(num_train, num_classes, **options) -> how many` examples are drawn at random before
+        the rest is split among clients; `draw` finds them as those that `partition` leaves out.
+    check: `(**options) -> options`, all with values that can be written as JSON; or `ConfigError`.
+    font: `(**options) -> Font` of drawn glyphs, for the summary.
+    """
+
+    name: str
+    description: str = ""
+    draw: Callable[..., Any] | None = None
+    pool: Callable[..., Pool] | None = None
+    withheld: Callable[..., int] | None = None
+    check: Callable[..., dict[str, Any]] | None = None
+    font: Callable[..., Font] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it takes, by its function's signature, with defaults or `REQUIRED`."""
+        function = self.draw or self.pool
+        return {} if function is None else parameters_of(function, besides=_OF_THE_RUN)
+
+
+# --- training examples, of all clients or of a few
+
+
+def _check_size(*, size):
+    require(size is None or is_whole(size, 1), "size", size, "an integer >= 1, or None")
+    return {"size": None if size is None else int(size)}
+
+
+def _draw_iid(rng, dataset, partition, *, size=None):
+    """As equally many of each class as the clients' examples allow."""
+    held = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
+    examples = np.unique(partition.indices)
+    labels = dataset.train_labels[examples]
+    limits = np.bincount(labels, minlength=dataset.num_classes)
+    if size is None:
+        size = max(len(examples) // 100, int((held > 0).sum()))
+    require(
+        0 < size <= len(examples),
+        "size",
+        size,
+        f"an integer from 1 to {len(examples)}, the examples that the clients hold",
+    )
+    counts = equal_counts(rng, limits, size)
+    pools = shuffled_classes(rng, labels, dataset.num_classes)
+    chosen = [members[:count] for members, count in zip(pools, counts, strict=True)]
+    return examples[np.concatenate(chosen)]
+
+
+def _check_clients(*, clients, per_client):
+    require(is_whole(clients, 1), "clients", clients, "an integer >= 1")
+    require(is_whole(per_client, 1), "per_client", per_client, "an integer >= 1")
+    return {"clients": int(clients), "per_client": int(per_client)}
+
+
+def _draw_from_clients(rng, dataset, partition, *, clients=10, per_client=50):
+    partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
+    able = np.flatnonzero(partition.sizes >= per_client)
+    require(
+        clients <= len(able),
+        "clients",
+        clients,
+        f"at most {len(able)}: so many of the {partition.num_clients} clients hold per_client = "
+        f"{per_client} examples",
+    )
+    chosen = rng.choice(able, clients, replace=False)
+    return np.concatenate(
+        [rng.choice(partition.client(k), per_client, replace=False) for k in chosen]
+    )
+
+
+# --- training examples that no client has
+
+
+def _held_out_size(num_train, num_classes, *, size=None):
+    return max(num_train // 100, num_classes) if size is None else size
+
+
+def _draw_held_out(rng, dataset, partition, *, size=None):
+    """All that were withheld; of a partition that leaves more examples to nobody, so many."""
+    num_train = len(dataset.train_labels)
+    partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
+    free = np.setdiff1d(np.arange(num_train), partition.indices)
+    size = _held_out_size(num_train, dataset.num_classes, size=size)
+    require(
+        size <= len(free), "size", size, f"at most {len(free)}, the examples that no client holds"
+    )
+    return rng.choice(free, size, replace=False)
+
+
+# --- examples from elsewhere
+
+
+def _check_glyphs(*, font, sizes, rotations):
+    font = None if font is None else os.fspath(font)
+    open_font(font)
+    most = 2 * FIGURE
+    return {
+        "font": font,
+        "sizes": _numbers("sizes", sizes, 1, most, f"numbers of points from 1 to {most}"),
+        "rotations": _numbers("rotations", rotations, -360, 360, "degrees from -360 to 360"),
+    }
+
+
+def _numbers(argument: str, values, low: float, high: float, what: str) -> list[float]:
+    try:
+        numbers = [] if isinstance(values, str) else [float(value) for value in values]
+    except (TypeError, ValueError):
+        numbers = []
+    ok = len(numbers) > 0 and all(low <= number <= high for number in numbers)
+    require(ok, argument, values, f"a list of {what}, at least one")
+    return numbers
+
+
+def _glyph_pool(dataset, *, font=None, sizes=(100, 110, 120), rotations=(-20, -10, 0, 10, 20)):
+    height, width, channels = dataset.input_shape
+    _require_bytes(dataset)
+    require(channels == 1, "input_shape", dataset.input_shape, "one channel, for drawn glyphs")
+    face = open_font(font)
+    return glyph_images(
+        dataset.class_names, height, width, font=face, sizes=sizes, rotations=rotations
+    )
+
+
+def _check_stl10(*, per_class):
+    require(is_whole(per_class, 1), "per_class", per_class, "an integer >= 1")
+    return {"per_class": int(per_class)}
+
+
+def _stl10_pool(dataset, data_dir, cache_dir, *, per_class=56):
+    _require_bytes(dataset)
+    require(dataset.input_shape[-1] == 3, "input_shape", dataset.input_shape, "three channels")
+    stl10 = load_dataset("stl10", data_dir=data_dir, cache_dir=cache_dir)
+    return shared_class_images(stl10, dataset, per_class)
+
+
+def _require_bytes(dataset: Dataset) -> None:
+    """Images from elsewhere are 0..255; where a user's floats have 0 and 1 is not known."""
+    dtype = dataset.train_images.dtype
+    require(dtype == np.uint8, "dtype of train_images", str(dtype), "uint8, for images from afar")
+
+
+def _user_pool(dataset):
+    given = dataset.server_images is not None or dataset.server_labels is not None
+    require(
+        given,
+        "server_data",
+        "user",
+        "a data set with server_images and server_labels (see dataset_from_arrays)",
+    )
+    return dataset.server_images, dataset.server_labels
+
+
+SERVER_SOURCES: Registry[ServerSource] = Registry(
+    "source",
+    (
+        ServerSource(
+            "iid",
+            "training examples that clients hold, as equally many of each class as can be (size "
+            "n_0; default 1 % of them)",
+            draw=_draw_iid,
+            check=_check_size,
+        ),
+        ServerSource(
+            "held_out",
+            "training examples drawn at random before the rest is split, so that no client holds "
+            "them (size n_0; default 1 % of all)",
+            draw=_draw_held_out,
+            withheld=_held_out_size,
+            check=_check_size,
+        ),
+        ServerSource(
+            "clients",
+            "per_client training examples of each of a few clients, drawn once (FSL's scenario 2a)",
+            draw=_draw_from_clients,
+            check=_check_clients,
+        ),
+        ServerSource(
+            "glyphs",
+            "letters and digits drawn from a script font at several sizes and rotations (FSLsyn)",
+            pool=_glyph_pool,
+            check=_check_glyphs,
+            font=lambda *, font, **_: open_font(font),
+        ),
+        ServerSource(
+            "stl10",
+            "images of STL-10 of the classes that it shares with the data set (FSLsyn, for "
+            "CIFAR-10)",
+            pool=_stl10_pool,
+            check=_check_stl10,
+        ),
+        ServerSource("user", "the data set's own server_images and server_labels", pool=_user_pool),
+    ),
+    argument="server_data",
+)
+
+
+def register_server_source(
+    name: str,
+    description: str = "",
+    *,
+    draw: Callable[..., Any] | None = None,
+    pool: Callable[..., Pool] | None = None,
+    withheld: Callable[..., int] | None = None,
+    check: Callable[..., dict[str, Any]] | None = None,
+) -> None:
+    """Make a source of the server's examples known to runs, sweeps and reports, as long as this
+    process lasts.
+
+        def first(dataset, partition, *, size=100):
+            return partition.indices[:size]
+
+        register_server_source("first", draw=first)
+        RunSpec("fsl", server_data="first", server_options={"size": 50})
+
+    draw or pool, withheld, check: see `ServerSource`. What they return is checked.
+    description: for `fedjax-het list`; by default the first line of the docstring.
+
+    Raises: ConfigError for a name of the package's own or no word, unless it is one of draw and
+      pool that is given, and for `withheld` with a pool.
+    """
+    if (draw is None) == (pool is None):
+        raise ConfigError(f"server_data {name!r}: expected draw or pool, one of the two")
+    if withheld is not None and draw is None:
+        raise ConfigError(f"server_data {name!r}: withheld is for sources that draw")
+    text = description or first_line(draw or pool)
+    SERVER_SOURCES.add(ServerSource(name, text, draw, pool, withheld, check))
