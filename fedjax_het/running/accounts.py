@@ -57,15 +57,9 @@ def curves_of(metrics: RoundMetrics, dataset: Dataset, partition: Partition) -> 
         clients = metrics.client_accuracy
         curves["client_accuracy"] = clients
         curves["mean_client_accuracy"] = mean_accuracies(clients).astype(np.float32)
-        names = client_names(partition, dataset)
+        names = partition.client_names
         curves |= {f"client_accuracy_{n}": clients[:, k] for k, n in enumerate(names)}
     return curves | metrics.records
-
-
-def client_names(partition: Partition, dataset: Dataset) -> Sequence[str]:
-    """What clients are called, where the partition gives them names."""
-    by_domain = dataset.domain_names if partition.scheme == "by_domain" else ()
-    return getattr(partition, "client_names", by_domain) or ()
 
 
 def recorded(curves: Curves, new: Curves, done: int, count: int) -> int | None:

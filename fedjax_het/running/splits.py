@@ -11,14 +11,12 @@ from fedjax_het.data import (
     Dataset,
     Partition,
     ServerData,
-    domain_tests,
     load_dataset,
-    local_tests,
     make_partition,
     partition_from_clients,
     server_examples,
     server_pool,
-    whole_tests,
+    tests_of,
     withheld_examples,
 )
 from fedjax_het.data.server_data import Pool
@@ -59,7 +57,9 @@ def split_of(
     trained_on = partition
     if shares_server_data and server is not None:
         trained_on = _shared_with_all(partition, server)
-    tests = test_clients(spec, partition, dataset) if spec.tests_clients else None
+    tests = None
+    if spec.tests_clients:
+        tests = tests_of(partition, dataset, spec.partition_seed, spec.test_per_client)
     return Split(partition, trained_on, tests, server)
 
 
@@ -77,7 +77,6 @@ def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
         f"at most {len(rest)}, the number of training samples of {dataset.name}"
         + (" that are not the server's" if len(withheld) else ""),
     )
-    given = {"alpha": spec.alpha, "classes_per_client": spec.classes}
     domains = dataset.train_domains
     partition = make_partition(
         spec.partition,
@@ -88,8 +87,7 @@ def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
         domains=None if domains is None else domains[rest],
         domain_names=dataset.domain_names,
         class_names=dataset.class_names,
-        **{name: value for name, value in given.items() if value is not None},
-        **spec.partition_options,
+        **spec.partition_arguments,
     )
     if not len(withheld):
         return partition
@@ -116,23 +114,6 @@ def server_data_of(
         return None
     return server_examples(
         spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
-    )
-
-
-def test_clients(spec: RunSpec, partition: Partition, dataset: Dataset) -> Partition:
-    """The tests of every client that resolved settings name, see `local_tests`, `domain_tests` and
-    `whole_tests`. Raises ConfigError."""
-    if partition.scheme == "by_domain":
-        return domain_tests(partition, dataset.test_domains, per_client=spec.test_per_client)
-    if spec.test_per_client == "all":
-        return whole_tests(partition, len(dataset.test_labels))
-    return local_tests(
-        partition,
-        dataset.train_labels,
-        dataset.test_labels,
-        dataset.num_classes,
-        seed=spec.partition_seed,
-        per_client=spec.test_per_client,
     )
 
 

@@ -1,0 +1,206 @@
+"""Client states of every type that jax has: the same on the host, on disk and in company."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import placed, user_dataset
+from test_federation import KilledError, assert_same, kill_after
+
+from fedjax_het import ConfigError, Result, RunSpec, simulate, sweep
+from fedjax_het.algorithms import register_method
+from fedjax_het.algorithms.building import federated
+from fedjax_het.common.arrays import from_file, host_values, stacked, to_file
+from fedjax_het.engine.checkpoint import load_checkpoint, save_checkpoint
+from fedjax_het.engine.contract import Upload
+from fedjax_het.engine.host_state import HostState
+from fedjax_het.engine.local import local_sgd
+from fedjax_het.running import advance, checkpoints, runs
+
+CLIENTS = 12
+
+
+class Odd(NamedTuple):
+    """One leaf of each kind."""
+
+    flag: Any
+    count: Any
+    trace: Any
+    eighths: Any
+    key: Any
+
+
+def first_state():
+    return Odd(
+        jnp.array(False),
+        jnp.int8(120),
+        jnp.ones(3, jnp.bfloat16),
+        jnp.full((2, 2), 0.5, jnp.float8_e4m3fn),
+        jax.random.key(7),
+    )
+
+
+def odd(training, plan):
+    """FedAvg whose clients start off the model that they received, by what their state says."""
+    base = local_sgd(training)
+
+    def begin(hp, broadcast, state, client):
+        off = 0.01 * jax.random.normal(state.key) + jnp.where(state.flag, 0.02, -0.02)
+        off += 1e-4 * state.count + 1e-3 * state.trace.astype(jnp.float32).sum()
+        off += 1e-3 * state.eighths.astype(jnp.float32).sum()
+        local = base.begin(hp, broadcast, (), client)
+        params = jax.tree.map(lambda a: a + off, local.variables["params"])
+        return local._replace(variables=local.variables | {"params": params})
+
+    def end(hp, broadcast, local, state, client):
+        upload, _, output = base.end(hp, broadcast, local, (), client)
+        moved = sum(jnp.abs(leaf).mean() for leaf in jax.tree.leaves(upload.mean["params"]))
+        new = Odd(
+            ~state.flag,
+            state.count + jnp.int8(3),  # wraps around
+            (state.trace + moved).astype(jnp.bfloat16),
+            (state.eighths * 0.75).astype(jnp.float8_e4m3fn),
+            jax.random.fold_in(state.key, client.num_steps),
+        )
+        return Upload(mean=upload.mean, sum=state.flag), new, output
+
+    client = base._replace(init=lambda hp, variables: first_state(), begin=begin, end=end)
+    algorithm = federated(training, plan, client)
+    return algorithm._replace(
+        artifacts=lambda state: {"trace": jnp.full(2, 1.5, jnp.bfloat16), "key": first_state().key}
+    )
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    register_method("odd", odd)
+    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+
+
+def spec(**settings):
+    common = {
+        "dataset": "user",
+        "partition": "iid",
+        "model": "mlp",
+        "num_clients": CLIENTS,
+        "participation": 0.25,
+        "batch_size": 4,
+        "rounds": 6,
+        "local_optimizer": "sgd",
+    }
+    return RunSpec("odd", **common | settings)
+
+
+def run(one=None, *, output_dir=None, resume=False, progress=None, **placement):
+    given = {"output_dir": output_dir, "resume": resume, "progress": progress}
+    return simulate(one or spec(), dataset=user_dataset(), **given, **placed(placement))
+
+
+def all_clients(made):
+    """Every client's state, `[K, ...]`; keys by their data."""
+    clients = made.state.clients
+    if isinstance(clients, HostState):
+        rows = map(clients.client, range(CLIENTS))
+        clients = jax.tree.map(lambda *leaves: stacked(leaves), *rows)
+    return clients
+
+
+def assert_equal_states(one, other):
+    for name, a, b in zip(Odd._fields, all_clients(one), all_clients(other), strict=True):
+        assert a.dtype == b.dtype == getattr(first_state(), name).dtype, name
+        plain = (jax.random.key_data(x) if name == "key" else x for x in (a, b))
+        np.testing.assert_array_equal(*map(np.asarray, plain), err_msg=name)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_host_and_the_devices_keep_the_same_bits(lanes):
+    host, device = (run(client_state=where, lanes=lanes) for where in ("host", "device"))
+    assert_same(host, device)
+    assert_equal_states(host, device)
+    counts = np.asarray(all_clients(device).count)
+    assert len(set(counts)) > 2 and counts.min() < 0, "clients trained, some more often"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("device", "device"), ("host", "device"), ("device", "host")]
+)
+def test_a_killed_run_resumes_to_the_same_bits(before, after, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
+    whole = run(client_state="device")
+    with pytest.raises(KilledError):
+        run(client_state=before, output_dir=tmp_path, progress=kill_after(3))
+    resumed = run(client_state=after, output_dir=tmp_path, resume=True)
+    assert_same(resumed, whole)
+    assert_equal_states(resumed, whole)
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_sweep_is_as_its_runs(where):
+    specs = [spec(seed=seed) for seed in range(len(jax.devices()) + 2)]
+    given = {"spread": "runs", "width": 2, "client_state": where}
+    made = sweep(specs, dataset=user_dataset(), progress=lambda line: None, **placed(given))
+    for one, result in zip(specs, made.results, strict=True):
+        alone = run(one, devices=1)
+        for name in ("train_loss", "test_loss"):
+            np.testing.assert_allclose(
+                result.metrics[name], alone.metrics[name], rtol=2e-4, err_msg=name
+            )
+
+
+def test_a_result_survives_the_disk(tmp_path):
+    made = run(spec(rounds=2), output_dir=tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    found = Result.load(path).artifacts
+    assert found["trace"].dtype == jnp.bfloat16 and found["key"].dtype == first_state().key.dtype
+    np.testing.assert_array_equal(found["trace"], made.artifacts["trace"])
+    assert bool(found["key"] == made.artifacts["key"])
+
+
+LEAVES = {
+    "bool": np.array([True, False]),
+    "int4": np.arange(-3, 3).astype(jnp.int4),
+    "uint64": np.array([2**63], np.uint64),
+    "complex": np.array([1 - 2j], np.complex64),
+    "half": np.float16(0.1),
+    "bfloat16": np.linspace(-1, 1, 7).astype(jnp.bfloat16).reshape(7, 1),
+    "float8": np.array(np.nan).astype(jnp.float8_e5m2),
+    "empty": np.zeros((0, 3), jnp.bfloat16),
+}
+
+
+def test_what_numpy_does_not_know_is_kept_bit_by_bit(tmp_path):
+    keys = {"keys": jax.random.split(jax.random.key(3), 4), "rbg": jax.random.key(1, impl="rbg")}
+    path = tmp_path / "arrays.npz"
+    np.savez(path, **to_file(LEAVES | keys))
+    with np.load(path, allow_pickle=False) as data:
+        found = from_file(data)
+    assert found.keys() == (LEAVES | keys).keys()
+    for name, leaf in LEAVES.items():
+        assert found[name].dtype == leaf.dtype and found[name].shape == leaf.shape, name
+        assert found[name].tobytes() == leaf.tobytes(), name
+    for name, key in keys.items():
+        assert found[name].dtype == key.dtype and bool((found[name] == key).all())
+
+
+def test_a_checkpoint_of_another_type_is_refused(tmp_path):
+    path = tmp_path / "checkpoint.npz"
+    tree = {"a": np.ones(2, jnp.bfloat16)}
+    save_checkpoint(path, tree, {})
+    assert load_checkpoint(path, tree)["a"].dtype == jnp.bfloat16
+    for like in (np.ones(2, np.uint16), np.ones(2, np.float16), np.ones(2, np.float32)):
+        with pytest.raises(ConfigError, match="another configuration"):
+            load_checkpoint(path, {"a": like})
+    keys = {"a": jax.random.split(jax.random.key(0))}
+    save_checkpoint(path, keys, {})
+    other = {"a": jax.random.split(jax.random.key(0, impl="rbg"))}
+    with pytest.raises(ConfigError, match="another configuration"):
+        load_checkpoint(path, other)
+
+
+def test_host_values_of_keys_are_keys():
+    keys = jax.random.split(jax.random.key(3), 4)
+    assert host_values(keys).dtype == keys.dtype and bool((host_values(keys) == keys).all())
+    assert isinstance(host_values(jnp.ones(2, jnp.bfloat16)), np.ndarray)
