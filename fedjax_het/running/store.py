@@ -97,9 +97,7 @@ def load_curves(directory: str | os.PathLike) -> "pd.DataFrame":
     for name, result in _results(directory):
         curves = {metric: values for metric, values in result.metrics.items() if values.ndim == 1}
         rounds = len(next(iter(curves.values()), ()))
-        frames.append(
-            pd.DataFrame({"digest": name, "round": range(1, rounds + 1), **curves})
-        )
+        frames.append(pd.DataFrame({"digest": name, "round": range(1, rounds + 1), **curves}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
