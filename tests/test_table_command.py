@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -65,19 +67,30 @@ def test_a_name_that_none_has_is_one_line_and_exit_status_2(words, message, caps
     assert message in error and "\n" not in error
 
 
-def test_a_folder_of_the_users_is_not_taken(tmp_path):
-    """Not the current directory's, which Python would import first."""
-    (tmp_path / "experiments").mkdir()
-    for name in ("__init__.py", "table1.py"):
-        (tmp_path / "experiments" / name).write_text("raise SystemExit('a stranger')\n")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+@pytest.mark.parametrize("installed", [False, True], ids=["checkout", "installed"])
+def test_a_folder_of_the_users_is_not_taken(installed, tmp_path):
+    """Not the current directory's, which Python would import first, nor one beside the package."""
+    here, site = tmp_path / "here", tmp_path / "site"
+    for folder in (here, site):
+        (folder / "experiments").mkdir(parents=True)
+        for name in ("__init__.py", "table1.py"):
+            (folder / "experiments" / name).write_text("raise SystemExit('a stranger')\n")
+    if installed:  # as a wheel has it
+        shutil.copytree(ROOT / "fedjax_het", site / "fedjax_het")
+        shutil.copytree(ROOT / "experiments", site / "fedjax_het" / "experiments")
+    environment = {**os.environ, "PYTHONPATH": str(site if installed else ROOT)}
     for words in (["--list"], ["table1", "--methods", "fedavg", "--list"]):
         command = [sys.executable, "-m", "fedjax_het.cli", "table", *words]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "fedavg, digits" in done.stdout or "DynaFed's Table 1" in done.stdout
+
+
+def test_a_wheel_carries_the_folder_where_it_is_looked_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["sources"] == {"experiments": "fedjax_het/experiments"}
+    assert wheel["only-include"] == ["fedjax_het", "experiments"]  # none at the top but ours
 
 
 def test_another_package_of_that_name_is_refused(monkeypatch):
@@ -120,6 +133,6 @@ def test_a_script_and_a_module_are_the_same(script, tmp_path):
 
 
 def test_no_program_is_loaded_by_its_path():
-    files = [path for path in (ROOT / "experiments").rglob("*.py")]
+    files = list((ROOT / "experiments").rglob("*.py"))
     loads = re.compile(r"run_path|spec_from_file_location|SHARED\[")
     assert not [path.name for path in files if loads.search(path.read_text())]

@@ -10,10 +10,11 @@ clients take part in every one of these rounds, the others are drawn; clients st
 optimiser, where the run before them keeps it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +27,14 @@ from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.condensation import SyntheticData, fine_tune
-from fedjax_het.data import load_dataset
+from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.style import add_legend, plain_axes
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.ledger import describe
+from fedjax_het.running.result import Result
 
 CLIENTS = 3
 COLOURS = ("#0072B2", "#009E73", "#E69F00")
@@ -89,15 +91,23 @@ def batches(there: np.ndarray, batch_size: int, epochs: int, rng) -> np.ndarray:
     return np.stack(clients)
 
 
-def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
-    """A row per measured step: `round` (from 1), `phase` (local, tuning or all), `client`, `step`
-    in its phase, `loss` in nats."""
-    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
-    run = simulate(spec, dataset=dataset)
+class Steps(NamedTuple):
+    """Compiled steps of a run, from the parameters at hand."""
+
+    train: Callable
+    """(params, positions [K, n], there [K, n], steps [K, S, B]) -> the clients' parameters, and the
+    losses [K, S + 1] of each on its own data."""
+    tune: Callable
+    """(params, key, epochs) -> params, fine-tuned on the synthetic data."""
+    losses: Callable
+    """(params, positions [K, n], there [K, n]) -> [K]."""
+
+
+def steps_of(run: Result, dataset: Dataset) -> Steps:
+    spec = run.spec
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task = Task(model, dataset.mean, dataset.std)
-    variables = run.state.server.base.variables
-    params, state = variables["params"], variables["state"]
+    state = run.state.server.base.variables["state"]
     names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
     synthetic = SyntheticData(*(jnp.asarray(run.artifacts[name]) for name in names))
     images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
@@ -132,7 +142,7 @@ def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
         return params, jnp.concatenate([first[None], losses])
 
     @partial(jax.jit, static_argnames="epochs")
-    def tuned(params, key, epochs):
+    def tune(params, key, epochs):
         return fine_tune(
             apply,
             params,
@@ -145,7 +155,16 @@ def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
             optimizer=spec.options["fine_tune_optimizer"],
         )
 
-    own_losses = jax.jit(jax.vmap(loss, in_axes=(None, 0, 0)))
+    return Steps(train, tune, jax.jit(jax.vmap(loss, in_axes=(None, 0, 0))))
+
+
+def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
+    """A row per measured step: `round` (from 1), `phase` (local, tuning or all), `client`, `step`
+    in its phase, `loss` in nats."""
+    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    run = simulate(spec, dataset=dataset)
+    train, tune, own_losses = steps_of(run, dataset)
+    params = run.state.server.base.variables["params"]
     positions, there = padded(run.partition)
     sizes = there.sum(1)
     rng = np.random.default_rng(spec.seed)
@@ -164,7 +183,7 @@ def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
                 rows.append((number, "local", place, step, float(value)))
         key = jax.random.fold_in(jax.random.key(spec.seed), number)
         for step in TUNING_STEPS:  # draws are by step: each is a part of the longest
-            params = tuned(average, key, step) if step else average
+            params = tune(average, key, step) if step else average
             found = own_losses(params, positions[followed], there[followed])
             rows += [(number, "tuning", c, step, float(v)) for c, v in enumerate(np.asarray(found))]
         every = np.asarray(own_losses(params, positions, there), np.float64)

@@ -81,30 +81,18 @@ def plot_against(
       ConfigError for a setting or measure that these runs do not have, for a setting of other than
       numbers, and for no run that has it.
     """
-    from matplotlib.lines import Line2D
-
     results = newest(results)
     by = [name for name in chosen_settings(results, by) if name != x]
     panels = chosen_settings(results, panels) if panels else list(filter(is_shared, by))
     for measure in measures:
         require_measure(results, measure)
-    argument = x.split(".", 1)[-1]
-    require(x in results and results[x].notna().any(), argument, None, "runs with one")
-    require_name("x", x, [n for n in setting_columns(results) if is_numeric(results[n])])
-    axis = _AXES.get(x, setting_name(x))
-    if missing_at is not None:
-        without = results["algorithm"][results[x].isna()].unique()
-        axis += f" (at {missing_at:g}: {', '.join(without)})" if len(without) else ""
-        results = results.fillna({x: missing_at})
-    results = results[results[x].notna()]
-
+    results, axis = _placed(results, x, missing_at)
     lines = figure_lines(results, by, panels)
     titles = list(dict.fromkeys(line.panel for line in lines))
-    several = len(measures) > 1
     places = [(measure, title) for measure in measures for title in titles]
     size = (6.0, 3.9) if len(places) == 1 else (4.0, 3.2)
     columns = len(titles) if len(titles) <= MOST_COLUMNS else columns_of(results, panels)
-    sharey = "none" if "dataset" in panels else "row" if several else "all"
+    sharey = "none" if "dataset" in panels else "row" if len(measures) > 1 else "all"
     figure, grid = make_panels(
         [f"{title}\n{measure}" for measure, title in places],
         columns=columns,
@@ -128,16 +116,35 @@ def plot_against(
             panel.set_ylabel(measure_label(measure), fontsize=10)
         if is_lowest(panel, axes.values()):
             panel.set_xlabel(axis, fontsize=10)
+    add_legend(figure, _handles(styles, any_lost))
+    return figure
+
+
+def _placed(
+    results: "pd.DataFrame", x: str, missing_at: float | None
+) -> tuple["pd.DataFrame", str]:
+    """The runs that have a place on the axis, and what the axis is."""
+    argument = x.split(".", 1)[-1]
+    require(x in results and results[x].notna().any(), argument, None, "runs with one")
+    require_name("x", x, [n for n in setting_columns(results) if is_numeric(results[n])])
+    axis = _AXES.get(x, setting_name(x))
+    if missing_at is not None:
+        without = results["algorithm"][results[x].isna()].unique()
+        axis += f" (at {missing_at:g}: {', '.join(without)})" if len(without) else ""
+        results = results.fillna({x: missing_at})
+    return results[results[x].notna()], axis
+
+
+def _handles(styles: dict[str, dict], any_lost: bool) -> list:
+    """Of the legend."""
+    from matplotlib.lines import Line2D
+
     handles = [
         Line2D([], [], lw=1.8, markersize=5, label=label, **style)
         for label, style in styles.items()
     ]
-    if any_lost:
-        handles.append(
-            Line2D([], [], color="#444444", marker="x", linestyle="none", label="diverged")
-        )
-    add_legend(figure, handles)
-    return figure
+    cross = Line2D([], [], color="#444444", marker="x", linestyle="none", label="diverged")
+    return [*handles, cross] if any_lost else handles
 
 
 def _draw_row(

@@ -17,7 +17,7 @@ _FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "
 _SEEDS = ("seed", "partition_seed")
 # What decides the defaults of hyper-parameters and options.
 _CAUSES = ("algorithm", "local_optimizer", "options.preset")
-# What a method says of itself by default, so that its absence differs from no value.
+# What a method has a default of its own for, so that its absence differs from no value.
 _OF_METHOD = (
     "protocol",
     "local_tests",
@@ -30,7 +30,7 @@ _OF_SERVER = "server_options."
 # Where the name of a setting would not say what it is.
 _SHOWN = {"algorithm": "Method", f"{_OF_SERVER}size": "n_0"}
 _OF_PARTITION = "partition_options."
-_SAID_BY_VALUE = ("algorithm", "dataset", "partition", "model")
+_NAMED_BY_VALUE = ("algorithm", "dataset", "partition", "model")
 
 
 def is_missing(value: Any) -> bool:
@@ -226,10 +226,10 @@ def setting_name(name: str) -> str:
 
 
 def describe_settings(settings: dict[str, Any]) -> str:
-    """In a few words: `fedprox, alpha 0.1, prox_mu 0.01`. What is missing is not said."""
+    """In a few words: `fedprox, alpha 0.1, prox_mu 0.01`. What is missing is left out."""
     return ", ".join(
         setting_text(value)
-        if name in _SAID_BY_VALUE
+        if name in _NAMED_BY_VALUE
         else f"{setting_name(name)} {setting_text(value)}"
         for name, value in settings.items()
         if not is_missing(value)

@@ -130,9 +130,8 @@ def plot_gradient_gaps(
     for method, measure in (("fsl", "server_gap"), ("fedavg", "client_gap")):
         require_name("measure", measure, list(curves.columns))
         for line in figure_lines(results, names, panels):
-            told = f", {line.label}" if by else ""
             values = values_by_round(line.runs, curves, measure, window=1)
-            label = f"{measure_label(measure)}{told}"
+            label = measure_label(measure) + (f", {line.label}" if by else "")
             lines.append(Curve(line.panel, method, label, values, bool(diverged(line.runs).any())))
     return draw_curves(
         lines,

@@ -41,7 +41,7 @@ from fedjax_het.running.store import newest
 if TYPE_CHECKING:
     import pandas as pd
 
-_ALWAYS_SAID = ("fedjax_het", "jax", "device")
+_ALWAYS_NAMED = ("fedjax_het", "jax", "device")
 
 
 def summarise_runs(
@@ -266,8 +266,8 @@ def _notes(results: "pd.DataFrame", by: Sequence[str]) -> list[str]:
                 notes.append(f"{settings['dataset']}: {settings['dataset_note']}")
     made_in = [
         f"{name} {', '.join(map(str, results[name].dropna().unique()))}"
-        for name in dict.fromkeys([*_ALWAYS_SAID, *IDENTITY])
-        if name in results and (name in _ALWAYS_SAID or results[name].nunique() > 1)
+        for name in dict.fromkeys([*_ALWAYS_NAMED, *IDENTITY])
+        if name in results and (name in _ALWAYS_NAMED or results[name].nunique() > 1)
     ]
     if made_in:
         notes.append(f"Made with {'; '.join(made_in)}.")
