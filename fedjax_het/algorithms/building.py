@@ -15,6 +15,7 @@ from fedjax_het.engine.contract import (
     Upload,
     call,
     checked_client,
+    require_like,
 )
 from fedjax_het.engine.lanes import Cohort, client_row, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast, LocalTraining
@@ -147,7 +148,11 @@ def fedavg_update(hp, server: Broadcast, upload: Upload, counts: Counts) -> Broa
 
 
 def add_mean_change(hp, server: Any, change: Tree) -> Any:
-    """server + server_lr * the clients' mean change; batch-norm statistics with rate 1."""
+    """server + server_lr * the clients' mean change; batch-norm statistics with rate 1.
+
+    Raises ContractError unless the change is of the same structure, shapes and types as the model.
+    """
+    require_like("update: the mean change", change, dict(server.variables), "the model has them")
     variables = {
         name: jax.tree.map(
             lambda s, u, rate=hp["server_lr"] if name == "params" else 1.0: s + rate * u,

@@ -201,9 +201,8 @@ class Entry:
             ) from None
 
 
-def checked_entry(entry: Entry, protocols: Mapping[str, Any]) -> Entry:
+def checked_entry(entry: Entry) -> Entry:
     """The entry. Raises ConfigError for facts that cannot be."""
-    require_name("protocol", entry.protocol, protocols)
     for argument, valid in (
         ("server_step", ("mean", "own")),
         ("refines", ("nothing", "model", "average")),

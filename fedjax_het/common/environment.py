@@ -25,14 +25,18 @@ def environment() -> dict[str, Any]:
     }
 
 
-def run_digest(settings: str, made_in: dict[str, Any], data: str | None = None) -> str:
+def run_digest(
+    settings: str, made_in: dict[str, Any], data: str | None = None, network: str | None = None
+) -> str:
     """16 hexadecimal digits that name one result.
 
     Args:
       settings: `RunSpec.digest()`.
       made_in: `environment()`, of which `IDENTITY` counts: package version, device, precision.
       data: the data set's own digest, where its name does not say what it holds ("user").
+      network: likewise the network's.
     """
     known = {name: made_in.get(name) for name in IDENTITY}
-    text = json.dumps([settings, known, data], sort_keys=True)
+    parts = [settings, known, data, *([network] if network else [])]
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -46,7 +46,7 @@ def gradient_gaps(task: Task, plan: Plan, variables: Tree, cohort: Cohort) -> di
 
 
 def _measuring(task: Task) -> ClientMethod:
-    """A client that moves nothing and sends its gradient, and that with its square to be added up."""
+    """A client that stays and sends its gradient: averaged, and added up with its square."""
 
     def begin(hp, broadcast, state, client):
         return jax.tree.map(jnp.zeros_like, broadcast.variables["params"])

@@ -16,7 +16,7 @@ from fedjax_het.running.accounts import curves_of, latest_accuracy, recorded
 from fedjax_het.running.checkpoints import Checkpoints
 from fedjax_het.running.inputs import without_rounds
 from fedjax_het.running.progress import Progress
-from fedjax_het.running.runs import Runs, begin_states
+from fedjax_het.running.runs import Runs, begin_states, require_contract
 
 log = logging.getLogger("fedjax_het")
 
@@ -48,8 +48,10 @@ def announce(runs: Runs) -> None:
 def start(runs: Runs, checkpoints: Checkpoints, records: Sequence[dict] | None = None) -> None:
     """Begin, or continue from the checkpoints whose records these are; compile.
 
-    Raises ConfigError if a checkpoint is of other data.
+    Raises ConfigError, before anything compiles, if the method breaks its contract, or if a
+    checkpoint is of other data.
     """
+    require_contract(runs)
     begin_states(runs)
     if records is not None:
         checkpoints.restore(runs, records)

@@ -90,6 +90,7 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
         "spec": federation.spec.to_dict(),
         "partition": federation.partition.digest(),
         "dataset": runs.group.dataset.digest(),
+        **runs.group.program.network_digest,
         "round": runs.done,
         "work": {work.name: work.done(state) for work in runs.algorithm.host_work},
         "stopped": runs.stopped[i],
@@ -103,9 +104,15 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
 
 
 def _require_same_data(path: Path, record: dict, runs: Runs, i: int) -> None:
-    ours = {"dataset": runs.group.dataset, "partition": runs.federations[i].partition}
-    for name, data in ours.items():
-        if record[name] != data.digest():
+    group = runs.group
+    ours = {
+        "dataset": group.dataset.digest(),
+        "partition": runs.federations[i].partition.digest(),
+        "network": group.program.network_digest.get("network_digest"),
+    }
+    saved = {**record, "network": record.get("network_digest")}
+    for name, digest in ours.items():
+        if saved[name] != digest:
             raise ConfigError(
                 f"checkpoint = {str(path)!r}: expected this {name}'s, but it is "
                 f"another one's; pass the same {name} or another output_dir"

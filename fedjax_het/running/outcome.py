@@ -83,4 +83,5 @@ def _data(runs: Runs, i: int) -> dict[str, Any]:
         "split": dataclasses.asdict(group.split(federation)),
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": group.dataset.note,
+        **group.program.network_digest,
     }

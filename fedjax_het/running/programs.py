@@ -20,7 +20,7 @@ from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import RUN, SHARED, Plan, make_plan
 from fedjax_het.engine.rounds import Measuring, make_chunk
 from fedjax_het.engine.task import Task
-from fedjax_het.nn import NETWORKS, Model, as_model, make_model
+from fedjax_het.nn import NETWORKS, Model, as_model, make_model, network_digest
 from fedjax_het.running.inputs import Reader, kinds_of
 from fedjax_het.settings.layers import USER
 from fedjax_het.settings.spec import RunSpec
@@ -44,6 +44,18 @@ def static_key(spec: RunSpec) -> str:
     return repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in MAPPED))
 
 
+class Made(NamedTuple):
+    """What a network is made of; another object is another network."""
+
+    network: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Made) and other.network is self.network
+
+    def __hash__(self) -> int:
+        return id(self.network)
+
+
 class Signature(NamedTuple):
     """Every static choice of a run; equal signatures share their compiled programs."""
 
@@ -65,18 +77,6 @@ class Signature(NamedTuple):
     scored: str
     server: bool
     pretrain_epochs: int
-
-
-class Made(NamedTuple):
-    """What a network is made of; another object is another network."""
-
-    network: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Made) and other.network is self.network
-
-    def __hash__(self) -> int:
-        return id(self.network)
 
 
 def with_network(spec: RunSpec, network: Any) -> RunSpec:
@@ -137,6 +137,13 @@ class Program(NamedTuple):
     @property
     def algorithm(self) -> Algorithm:
         return self.reader.algorithm
+
+    @property
+    def network_digest(self) -> dict[str, str]:
+        """For the record of a run, where its network has no name that says what it is."""
+        if self.signature.model != USER:
+            return {}
+        return {"network_digest": network_digest(network_of(self.signature))}
 
     @property
     def measuring(self) -> Measuring:

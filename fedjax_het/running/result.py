@@ -44,7 +44,9 @@ class Result:
     def digest(self) -> str:
         """The name of its files: settings, package version, device and precision, hashed."""
         data = self.summary.get("dataset_digest") if self.spec.dataset == "user" else None
-        return run_digest(self.spec.digest(), self.summary, data)
+        return run_digest(
+            self.spec.digest(), self.summary, data, self.summary.get("network_digest")
+        )
 
     def save(self, directory: str | Path) -> Path:
         """Write `<digest>.npz` (curves, artifacts), then `<digest>.json` (settings, summary).

@@ -174,6 +174,21 @@ def _room(group: Group, federations: Sequence[Federation]) -> Room:
     return Room(rounds, rows)
 
 
+def require_contract(runs: Runs) -> None:
+    """Raise ContractError, before anything compiles, if the method's functions do not do what they
+    are to do: see `algorithms.contract.checked_algorithm`.
+
+    Cost: nothing, as the programs' traces are kept for when they are compiled.
+    """
+    programs = runs.group.program
+    given = (runs.kept["hp"], runs.keys(Stream.INIT))
+    state = jax.eval_shape(programs.init(runs.room.rows), *given)
+    jax.eval_shape(programs.chunk.program, state, runs.first_step())
+    for work in programs.host_work.values():
+        server = runs.kept.get("server")
+        jax.eval_shape(work.program, given[0], state, given[1], jnp.int32(1), server)
+
+
 def begin_states(runs: Runs) -> None:
     """Make the states before the first round, where they are to be."""
     given = (runs.kept["hp"], runs.keys(Stream.INIT))

@@ -5,6 +5,7 @@ and go side by side: one on each core or device, or vmapped on an accelerator.
 """
 
 import dataclasses
+import functools
 import logging
 import os
 import shutil
@@ -17,20 +18,22 @@ import jax
 from fedjax_het.common.environment import environment, run_digest
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.data import Dataset, Partition
+from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import RUNS
+from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
 from fedjax_het.running.checkpoints import Checkpoints, resumable
 from fedjax_het.running.ledger import Job, Ledger
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import Group, narrower, prepare
-from fedjax_het.running.programs import static_key
+from fedjax_het.running.programs import static_key, with_network
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered, memory_needed
 from fedjax_het.running.splits import dataset_of, server_data_of, server_pool_of, split_clients
 from fedjax_het.running.store import frame, load_result
+from fedjax_het.settings.layers import USER
 from fedjax_het.settings.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -72,6 +75,7 @@ def sweep(
     directory: str | os.PathLike | None = None,
     *,
     dataset: Dataset | None = None,
+    network: Any = None,
     data_dir: str | os.PathLike | None = None,
     shard: tuple[int, int] | None = None,
     progress: Callable[[str], None] = print,
@@ -87,6 +91,7 @@ def sweep(
     Args:
       directory: of the results (default: they are only returned, and nothing resumes).
       dataset: the user's own, for specs whose dataset is "user".
+      network: the user's own, for all specs, which then name none; see `simulate`.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
       shard: (i, n): only the i-th (from 0) of n parts of the sweep, which depend on `specs` alone,
         so that n programs need not know of each other. Default: everything; with
@@ -97,11 +102,11 @@ def sweep(
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
       optional package is missing does not stop the others: see `SweepResult.not_run`.
     """
-    specs = [spec.resolved() for spec in specs]
+    specs = [with_network(spec, network).resolved() for spec in specs]
     if placement.devices is None:
         placement = dataclasses.replace(placement, devices=jax.local_devices())
     directory = None if directory is None else make_output_directory(directory)
-    names, named = _named(specs, dataset)
+    names, named = _named(specs, dataset, network, data_dir)
     part = _part(named, shard)
     known = {d: None if directory is None else load_result(directory, d) for d in part}
     missing = {d: named[d] for d in part if known[d] is None}
@@ -111,7 +116,8 @@ def sweep(
     reasons: dict[str, str] = {}
     ledger = Ledger(len(missing), progress)
     for jobs in _groups(missing, directory):
-        jobs, group = _prepared(jobs, dataset, data_dir, placement, ledger, reasons)
+        data = {"dataset": dataset, "network": network, "data_dir": data_dir}
+        jobs, group = _prepared(jobs, data, placement, ledger, reasons)
         if group is None:
             continue
         group = _fitting(group, placement.memory)
@@ -125,11 +131,14 @@ def plan_sweep(
     directory: str | os.PathLike,
     *,
     dataset: Dataset | None = None,
+    network: Any = None,
+    data_dir: str | os.PathLike | None = None,
     shard: tuple[int, int] | None = None,
 ) -> list[tuple[str, RunSpec, str]]:
     """What `sweep` would do: (digest of the files, spec, "done", "unfinished" or "missing")."""
     directory = Path(directory)
-    _, named = _named([spec.resolved() for spec in specs], dataset)
+    specs = [with_network(spec, network).resolved() for spec in specs]
+    _, named = _named(specs, dataset, network, data_dir)
 
     def state(digest: str) -> str:
         if load_result(directory, digest) is not None:
@@ -140,15 +149,39 @@ def plan_sweep(
 
 
 def _named(
-    specs: Sequence[RunSpec], dataset: Dataset | None
+    specs: Sequence[RunSpec],
+    dataset: Dataset | None,
+    network: Any,
+    data_dir: str | os.PathLike | None,
 ) -> tuple[list[str], dict[str, RunSpec]]:
     """The name of every run's files, and the runs by name, each once."""
     made_in, data = environment(), None if dataset is None else dataset.digest()
-    names = [
-        run_digest(spec.digest(), made_in, data if spec.dataset == "user" else None)
-        for spec in specs
-    ]
+    digest_of = functools.cache(functools.partial(_network_digest, dataset, network, data_dir))
+    names = []
+    for spec in specs:
+        options = tuple(sorted(spec.model_options.items()))
+        of_network = digest_of(spec.dataset, spec.normalisation, options) if network else None
+        of_data = data if spec.dataset == USER else None
+        names.append(run_digest(spec.digest(), made_in, of_data, of_network))
     return names, dict(zip(names, specs, strict=True))
+
+
+def _network_digest(
+    dataset: Dataset | None,
+    network: Any,
+    data_dir: str | os.PathLike | None,
+    name: str,
+    normalisation: str | None,
+    options: tuple,
+) -> str:
+    """What tells the user's network from another one, on the data set of this name."""
+    try:
+        if name != USER or dataset is None:
+            dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
+    except _UNUSABLE:  # then the run cannot be made, and says why
+        return "unknown"
+    shape, num_classes = dataset.input_shape, dataset.num_classes
+    return network_digest(as_model(network, shape, num_classes, **dict(options)))
 
 
 def _part(named: dict[str, RunSpec], shard: tuple[int, int] | None) -> list[str]:
@@ -178,13 +211,15 @@ def _groups(missing: dict[str, RunSpec], directory: Path | None) -> list[list[Jo
 
 def _prepared(
     jobs: list[Job],
-    dataset: Dataset | None,
-    data_dir: str | os.PathLike | None,
+    given: dict[str, Any],
     placement: Placement,
     ledger: Ledger,
     reasons: dict[str, str],
 ) -> tuple[list[Job], Group | None]:
-    """The group of those jobs whose data are there; why the others cannot run goes to `reasons`."""
+    """The group of those jobs whose data are there; why the others cannot run goes to `reasons`.
+
+    given: the user's data set, network and folder of data.
+    """
 
     def cannot(unusable: list[Job], error: Exception) -> None:
         reason = " ".join(str(error).split())
@@ -193,9 +228,9 @@ def _prepared(
 
     first = jobs[0].spec
     try:
-        own = dataset if first.dataset == "user" else None
-        dataset = dataset_of(first, own, data_dir, caller="sweep")
-        pool = server_pool_of(first, dataset, data_dir)
+        own = given["dataset"] if first.dataset == USER else None
+        dataset = dataset_of(first, own, given["data_dir"], caller="sweep")
+        pool = server_pool_of(first, dataset, given["data_dir"])
     except _UNUSABLE as error:
         cannot(jobs, error)
         return [], None
@@ -215,8 +250,15 @@ def _prepared(
     if (record := usable[0].record) is not None:  # as it began: sums are taken in one order
         begun = {"lanes": record["lanes"], "blocks": record["blocks"]}
         placement = dataclasses.replace(placement, **begun)
-    specs, data = [job.spec for job in usable], {"dataset": dataset, "pool": pool}
-    return usable, prepare(specs, partitions=partitions, placement=placement, **data)
+    group = prepare(
+        [job.spec for job in usable],
+        dataset=dataset,
+        partitions=partitions,
+        network=given["network"],
+        placement=placement,
+        pool=pool,
+    )
+    return usable, group
 
 
 def _fitting(group: Group, memory: int | None) -> Group:
