@@ -5,9 +5,19 @@ import numpy as np
 import pytest
 
 import fedjax_het
-from fedjax_het import ConfigError, Entry, RunSpec, grid, load_results, register, simulate, sweep
+from fedjax_het import (
+    ConfigError,
+    RunSpec,
+    grid,
+    load_results,
+    register_method,
+    simulate,
+    sweep,
+)
+from fedjax_het.algorithms import METHODS, bases
 from fedjax_het.algorithms.building import federated
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedopt import fedadam
 from fedjax_het.algorithms.refined import refined
 from fedjax_het.engine.local import local_sgd
 
@@ -23,7 +33,12 @@ def scaled(factor):
 
         return federated(training, plan, local_sgd(training, adjust=scale))
 
-    return Entry(build, "FedAvg with scaled gradients", hp={"gradient_scale": 1.0})
+    return build
+
+
+def register_scaled(factor):
+    numbers, description = {"gradient_scale": 1.0}, "FedAvg with scaled gradients"
+    register_method("scaled", scaled(factor), description, numbers=numbers, refinable="model")
 
 
 def kept_back(training, plan, *, base):
@@ -37,7 +52,7 @@ def accuracies(algorithm, **settings):
 
 
 def test_a_registered_method_is_in_sweeps_beside_the_others(tmp_path):
-    register("scaled", scaled(1.0))
+    register_scaled(1.0)
     specs = grid(
         algorithm=["fedavg", "scaled"],
         hp={"gradient_scale": [1.0, 2.0], "local_lr": 0.1},
@@ -53,11 +68,11 @@ def test_a_registered_method_is_in_sweeps_beside_the_others(tmp_path):
 
 
 def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_anew():
-    register("scaled", scaled(1.0))
-    register("held", Entry(kept_back, "stands still", bases=("fedavg", "scaled")))
+    register_scaled(1.0)
+    register_method("held", kept_back, "stands still", refines="model")
     over = {"options": {"base": "scaled"}}
     first, first_over = accuracies("scaled"), accuracies("held", **over)
-    register("scaled", scaled(2.0))
+    register_scaled(2.0)
     doubled = accuracies("fedavg", hp={"local_lr": 0.2})
     assert abs(doubled - first).max() > 1e-3
     np.testing.assert_allclose(accuracies("scaled"), doubled, rtol=1e-5)
@@ -65,18 +80,47 @@ def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_
 
 
 @pytest.mark.parametrize(
-    ("name", "entry", "message"),
+    ("name", "facts", "message"),
     [
-        ("fedavg", Entry(fedavg, ""), "name = 'fedavg': expected one that no method"),
-        ("my method", Entry(fedavg, ""), "name = 'my method': expected letters, digits"),
-        ("mine", Entry(fedavg, "", protocol="fedaff"), "did you mean 'fedaf'"),
-        ("mine", Entry(kept_back, "", bases=("fedavg", "fedsam")), "base = 'fedsam' is unknown"),
+        ("fedavg", {}, "name = 'fedavg': expected one that no method"),
+        ("my method", {}, "name = 'my method': expected letters, digits"),
+        ("mine", {"colur": "#000000"}, "fact = 'colur' is unknown: did you mean 'colour'"),
+        ("mine", {"refines": "models"}, "refines = 'models' is unknown: did you mean 'model'"),
+        ("mine", {"server_step": "none"}, "server_step = 'none' is unknown"),
+        ("mine", {"needs": ("server",)}, "needs = 'server' is unknown: did you mean 'server_data'"),
+        ("mine", {"options": dict}, "options = <class 'dict'>: expected a frozen dataclass"),
+        ("mine", {"numbers": {"rate": "fast"}}, "rate = 'fast': expected a finite number >= 0"),
+        ("mine", {"refinable": "model", "global_model": False}, "refinable = 'model': expected"),
     ],
 )
-def test_what_cannot_be_registered_says_why(name, entry, message):
+def test_what_cannot_be_registered_says_why(name, facts, message):
     with pytest.raises(ConfigError, match=message):
-        register(name, entry)
+        register_method(name, fedavg, **facts)
+
+
+def test_an_unknown_protocol_of_ones_own_method_is_named():
+    register_method("mine", fedavg, protocol="fedaff")
+    with pytest.raises(ConfigError, match="did you mean 'fedaf'"):
+        RunSpec("mine").resolved()
+
+
+def test_a_copy_of_a_server_optimiser_has_its_step_under_every_protocol():
+    facts = {"numbers": METHODS["fedadam"].numbers, "server_step": "own"}
+    register_method("copied", fedadam, **facts)
+    for protocol in ("dynafed", "fsl"):
+        theirs, own = (
+            RunSpec(name, protocol=protocol).resolved().hp for name in ("fedadam", "copied")
+        )
+        assert own == theirs
+
+
+def test_methods_that_refine_go_over_ones_own_where_it_says_so():
+    register_method("plain", fedavg)
+    register_method("open", fedavg, refinable="average")
+    for name in ("dynafed", "feddf", "abavg"):
+        assert "open" in bases(METHODS[name]) and "plain" not in bases(METHODS[name])
 
 
 def test_they_are_public():
-    assert {"Entry", "register"} <= set(fedjax_het.__all__)
+    kinds = ("method", "network", "dataset", "partition", "server_source")
+    assert {f"register_{kind}" for kind in kinds} <= set(fedjax_het.__all__)

@@ -34,6 +34,7 @@ from fedjax_het.algorithms import (
 from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.entry import Entry, Rule, checked_entry
 from fedjax_het.common.errors import require_name
+from fedjax_het.common.records import record_of
 from fedjax_het.common.registry import Registry
 
 METHODS: Registry[Entry] = Registry(
@@ -101,8 +102,9 @@ def register_method(
 
     Args:
       build(training, plan) -> Algorithm, see `contract`; with `options=`, where it has any.
-      facts: fields of `Entry`: `options` and `numbers`, its typed choices and hyper-parameters;
-        `scored`, `colour`, `refinable`, ...
+      facts: fields of `Entry`: `options` and `numbers`, its typed choices and hyper-parameters (of
+        `numbers` a dict of defaults will do, none of them below 0); `scored`, `colour`,
+        `refinable`, ...
     Returns: the entry.
     Raises: ConfigError if `name` is a method of the package or no word, or for facts that cannot
       be.
@@ -113,6 +115,8 @@ def register_method(
     """
     for fact in facts:
         require_name("fact", fact, [field.name for field in fields(Entry) if field.name != "base"])
+    if isinstance(facts.get("numbers"), dict):
+        facts["numbers"] = record_of(f"{name}_numbers", facts["numbers"])
     entry = checked_entry(Entry(name, build, description, **facts))
     METHODS.add(entry)
     return entry

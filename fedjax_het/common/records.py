@@ -191,6 +191,15 @@ def numbers_of(record: Record) -> dict[str, Number]:
     }
 
 
+def record_of(name: str, defaults: Mapping[str, float]) -> type[Record]:
+    """A record of numbers >= 0, of which only the defaults are given. Raises ConfigError."""
+    fields = [
+        (key, NonNegative, dataclasses.field(default=number(key, value, at_least(0))))
+        for key, value in defaults.items()
+    ]
+    return dataclasses.make_dataclass(name, fields, bases=(Record,), frozen=True)
+
+
 def documentation(kind: type[Record]) -> dict[str, str]:
     """What a field may be, and its default, in words; by name. For lists of a method's options."""
     return {f.name: f"{_in_words(field_types(kind)[f.name])}; {f.default!r}" for f in _fields(kind)}
@@ -261,4 +270,5 @@ __all__ = [
     "number",
     "numbers_of",
     "read",
+    "record_of",
 ]
