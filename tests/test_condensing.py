@@ -241,7 +241,10 @@ def test_a_client_with_all_its_classes_condenses_as_its_pairs_do():
     _, clients = run("feddm", 2, {"clipping": "global"}, {"clip_norm": 1e9})
     assert (made(pairs) == made(clients)).all()
     here = made(pairs)
-    np.testing.assert_allclose(images_of(pairs)[here], images_of(clients)[here], atol=1e-6)
+    # Pixels reach 30; the two programs round as they please.
+    np.testing.assert_allclose(
+        images_of(pairs)[here], images_of(clients)[here], rtol=1e-6, atol=1e-6
+    )
 
 
 def test_global_clipping_bounds_a_clients_step_and_class_clipping_each_classs():

@@ -2,9 +2,10 @@
 came out.
 
 `distribution` has the losses of distribution matching and the networks it draws, `knowledge` the
-soft labels that go with the images, `pool` the server's training on them, `privacy` what noise
-hides, `quality` what images are worth; `trajectory`, `synthesis_config` and `synthetic` are
-DynaFed's. What runs them for all clients is in `fedjax_het.algorithms`.
+soft labels that go with the images, `class_logits` what clients' classes look like to a network,
+`pool` the server's training on them, `privacy` what noise hides, `quality` what images are worth;
+`trajectory`, `synthesis_config` and `synthetic` are DynaFed's. What runs them for all clients is in
+`fedjax_het.algorithms`.
 """
 
 from fedjax_het.condensation.augment import DSA_STRATEGY

@@ -165,21 +165,20 @@ def _train(
     Batches and keys are those of the inner loop, see `trajectory.unroll`.
     """
     order_key, augment_key = jax.random.split(key)
+    count = len(synthetic.images)
+    whole = batch_size >= count  # then their order does not matter, and is left alone
 
     def loss_and_gradient(variables, batch, key):
         images = augment(key, batch.images, strategy=augment_strategy)
+        weights = None if whole else batch.mask
 
         def loss(params):
             logits = apply_params(params, images)
-            return soft_cross_entropy(
-                logits, batch.labels, scaling=loss_scaling, weights=batch.mask
-            )
+            return soft_cross_entropy(logits, batch.labels, scaling=loss_scaling, weights=weights)
 
         value, gradient = jax.value_and_grad(loss)(variables["params"])
         return value, gradient, variables
 
-    count = len(synthetic.images)
-    whole = batch_size >= count  # then their order does not matter, and is left alone
     return fit(
         {"params": params},
         Examples(synthetic.images, synthetic.label_logits),

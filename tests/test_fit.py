@@ -1,0 +1,120 @@
+"""The server's loop of minibatch steps: which examples it visits, against NumPy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.server import (
+    epoch_batch,
+    fit,
+    in_order,
+    shuffled,
+    shuffled_present,
+    steps_per_epoch,
+)
+
+KEY = jax.random.key(3)
+N, SIZE = 11, 4
+X = np.random.default_rng(0).normal(size=(N, 5))
+Y = np.random.default_rng(1).normal(size=N)
+EXAMPLES = Examples(jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
+START = {"params": {"w": jnp.zeros(5)}, "state": jnp.int32(0)}
+
+
+def least_squares(variables, batch, key):
+    """Mean of (x . w - y)^2 / 2; the state counts steps."""
+
+    def loss(params):
+        errors = batch.images @ params["w"] - batch.labels
+        return 0.5 * (batch.mask * errors**2).sum() / batch.mask.sum()
+
+    value, gradient = jax.value_and_grad(loss)(variables["params"])
+    return value, gradient, {**variables, "state": variables["state"] + 1}
+
+
+def descended(orders, lr):
+    w = np.zeros(5)
+    for order in orders:
+        for start in range(0, len(order), SIZE):
+            batch = order[start : start + SIZE]
+            w -= lr * X[batch].T @ (X[batch] @ w - Y[batch]) / len(batch)
+    return w
+
+
+def order_of(batches, epoch):
+    return np.asarray(batches.order(jnp.int32(epoch)))[: int(batches.num_visited)]
+
+
+PRESENT = np.arange(N) % 3 != 0
+BATCHES = {
+    "in order": in_order(N, SIZE),
+    "shuffled": shuffled(KEY, N, SIZE),
+    "those present": shuffled_present(KEY, jnp.asarray(PRESENT), SIZE),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_training_equals_a_float64_loop_over_the_orders(name):
+    batches = BATCHES[name]
+    orders = [order_of(batches, epoch) for epoch in range(3)]
+    visited = np.flatnonzero(PRESENT) if name == "those present" else np.arange(N)
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), visited)
+    assert (orders[0].tolist() == orders[1].tolist()) == (name == "in order")
+
+    train = jax.jit(
+        lambda epochs: fit(
+            START, EXAMPLES, batches, least_squares, optimizer=optax.sgd(0.1), epochs=epochs
+        )[0]
+    )
+    trained = train(3)
+    np.testing.assert_allclose(trained["params"]["w"], descended(orders, 0.1), atol=1e-6)
+    assert trained["state"] == 3 * int(batches.per_epoch) == 3 * -(-len(visited) // SIZE)
+    np.testing.assert_array_equal(train(0)["params"]["w"], START["params"]["w"])
+
+
+def test_training_goes_on_from_a_later_epoch():
+    batches, plain = BATCHES["shuffled"], optax.sgd(0.1)
+    whole, _ = fit(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=5)
+    part, _ = fit(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=2)
+    both, _ = fit(part, EXAMPLES, batches, least_squares, optimizer=plain, epochs=3, first_epoch=2)
+    np.testing.assert_allclose(both["params"]["w"], whole["params"]["w"], rtol=1e-6)
+    again, _ = fit(part, EXAMPLES, batches, least_squares, optimizer=plain, epochs=3)
+    assert np.abs(again["params"]["w"] - whole["params"]["w"]).max() > 1e-4
+
+
+def test_every_step_has_a_key_of_its_own_and_is_watched_once():
+    def draw(variables, batch, key):
+        state = variables["state"].at[batch.number].set(jax.random.uniform(key))
+        zeros = jax.tree.map(jnp.zeros_like, variables["params"])
+        return jnp.float32(0), zeros, {**variables, "state": state}
+
+    start = {**START, "state": jnp.zeros(6)}
+    variables, seen = fit(
+        start,
+        EXAMPLES,
+        BATCHES["in order"],
+        draw,
+        optimizer=optax.sgd(0.1),
+        epochs=2,
+        key=KEY,
+        watch=lambda done, variables, seen: seen.at[done - 1].add(done),
+        watched=jnp.zeros(6, jnp.int32),
+    )
+    expected = [jax.random.uniform(jax.random.fold_in(KEY, number)) for number in range(6)]
+    np.testing.assert_array_equal(variables["state"], expected)
+    np.testing.assert_array_equal(seen, [1, 2, 3, 4, 5, 6])
+
+
+def test_a_single_step_s_batch_is_that_of_the_loop():
+    batches, per_epoch = BATCHES["shuffled"], steps_per_epoch(N, SIZE)
+    assert per_epoch == batches.per_epoch == 3
+    for step in range(2 * per_epoch):
+        index, mask = epoch_batch(KEY, jnp.int32(step), N, SIZE)
+        order = order_of(batches, step // per_epoch)
+        expected = order[step % per_epoch * SIZE :][:SIZE]
+        np.testing.assert_array_equal(np.asarray(index)[: len(expected)], expected)
+        np.testing.assert_array_equal(mask, np.arange(SIZE) < len(expected))
