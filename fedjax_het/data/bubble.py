@@ -54,12 +54,12 @@ def plot_partition(
     FigureCanvasAgg(figure)
     total_width, total_height = figure.get_size_inches()
     axes = figure.add_axes(
-        [
+        (
             left / total_width,
             bottom / total_height,
             1 - (left + right) / total_width,
             1 - (bottom + top) / total_height,
-        ]
+        )
     )
 
     def draw(x, y, held):

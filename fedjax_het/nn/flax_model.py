@@ -81,7 +81,8 @@ def flax_model(
         cached_samples = samples_in_cache(*found.activations)
 
     def init(key: jax.Array):
-        variables = module.init(key, jnp.zeros((1, *input_shape)), **as_flag(flag, False))
+        image, how = jnp.zeros((1, *input_shape)), as_flag(flag, False)
+        variables: Any = module.init(key, image, **how)  # type: ignore[arg-type]
         return to_variables(nn.meta.unbox(variables), found.collections)
 
     def called(variables, x, train, key):
@@ -113,8 +114,8 @@ def flax_model(
 
     return Model(
         type(module).__name__,
-        tuple(input_shape),
-        found.num_classes,
+        input_shape,
+        found.num_classes or 0,
         init,
         apply,
         micro_batch,
@@ -133,7 +134,11 @@ def _head(found: _Survey) -> Head | None:
     if found.head is None:
         return None
     layer, path = found.head
-    return Head(path, lambda parameters, features: layer.apply({"params": parameters}, features))
+
+    def apply(parameters: Any, features: jax.Array) -> Any:
+        return layer.apply({"params": parameters}, features)
+
+    return Head(path, apply)
 
 
 def _norm_paths(found: _Survey) -> frozenset[tuple[str, ...]]:
@@ -214,7 +219,7 @@ def _surveyed(module: nn.Module, input_shape: Sequence[int], flag: str | None) -
     out, variables = jax.eval_shape(pass_through, jax.random.key(0), image)
     if "params" not in variables:
         raise ConfigError(f"{type(module).__name__} has no parameters")
-    shape = getattr(_logits(out), "shape", ())
+    shape: tuple[int, ...] = getattr(_logits(out), "shape", ())
     return _Survey(
         num_classes=shape[1] if len(shape) == 2 else None,
         collections=other_collections(variables),
