@@ -119,7 +119,7 @@ BAD = {
     "lanes": (["--lanes", "none"], "lanes"),
     "resume nowhere": (["--resume"], "output_dir"),
     "alpha without dirichlet": (["--partition", "iid", "--alpha", "1"], "alpha = 1.0"),
-    "width of an mlp": (["--model", "mlp", "--width", "8"], "width = 8"),
+    "width of an mlp": (["--model", "mlp", "--width", "8"], "network 'mlp' has no option 'width'"),
     "trajectory beyond the end": (
         ["--algorithm", "dynafed", "--option", "segment_length=30"],
         "min_start, max_start",

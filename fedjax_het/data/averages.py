@@ -41,7 +41,7 @@ def average_examples(
     """
     unit = 255.0 if images.dtype == np.uint8 else 1.0
     means, shares = [], []
-    for client in np.flatnonzero(partition.sizes):
+    for client in map(int, np.flatnonzero(partition.sizes)):
         held = partition.client(client)
         size = blocks.size or len(held)
         order = np.random.default_rng([_AVERAGES_STREAM, seed, client]).permutation(held)

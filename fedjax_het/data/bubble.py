@@ -29,7 +29,6 @@ def plot_partition(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     path = Path(path)
     counts = partition.label_counts(labels, num_classes)
@@ -54,12 +53,12 @@ def plot_partition(
     FigureCanvasAgg(figure)
     total_width, total_height = figure.get_size_inches()
     axes = figure.add_axes(
-        [
+        (
             left / total_width,
             bottom / total_height,
             1 - (left + right) / total_width,
             1 - (bottom + top) / total_height,
-        ]
+        )
     )
 
     def draw(x, y, held):
@@ -74,10 +73,23 @@ def plot_partition(
 
     axes.set_xlim(-margin_x, num_clients - 1 + margin_x)
     axes.set_ylim(-margin_y, num_classes - 1 + margin_y)
+    _name_axes(axes, class_names if named else ())
+    if title:
+        axes.set_title(title, fontsize=10, loc="left", pad=10)
+
+    _add_key(axes, draw, largest, diameter)
+    figure.savefig(path, dpi=200)
+    return path
+
+
+def _name_axes(axes, class_names: Sequence[str]) -> None:
+    """Clients across, classes up: by name, or (none) by number."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlabel("client", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    if named:
-        axes.set_yticks(range(num_classes), class_names)
+    if class_names:
+        axes.set_yticks(range(len(class_names)), class_names)
     else:
         axes.set_ylabel("class", fontsize=9)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
@@ -85,9 +97,10 @@ def plot_partition(
     axes.tick_params(length=0, labelsize=8, colors="#333f50")
     for side in axes.spines.values():
         side.set_visible(False)
-    if title:
-        axes.set_title(title, fontsize=10, loc="left", pad=10)
 
+
+def _add_key(axes, draw, largest: int, diameter: float) -> None:
+    """Bubbles of round numbers beside the axes; `draw` makes them, the largest of `diameter`."""
     shown = _round_counts(largest)
     # matplotlib takes these distances in units of the font size.
     reach = diameter * np.sqrt(shown[-1] / largest) / 8
@@ -103,8 +116,6 @@ def plot_partition(
         labelspacing=max(0.6, 0.75 * reach - 0.6),
         handlelength=max(1.5, reach),
     )
-    figure.savefig(path, dpi=200)
-    return path
 
 
 def _round_counts(largest: int) -> list[int]:

@@ -28,7 +28,8 @@ def tests_of(
     mixture of its training data, drawn with the seed (`local_tests`). Raises `ConfigError`.
     """
     if clients_are_domains(partition):
-        require(dataset.test_domains is not None, "data set", dataset.name, "one with domains")
+        if dataset.test_domains is None:
+            raise ConfigError(f"dataset = {dataset.name!r}: expected one whose images have domains")
         return domain_tests(partition, dataset.test_domains, per_client=per_client)
     if per_client == "all":
         return whole_tests(partition, len(dataset.test_labels))
@@ -55,7 +56,7 @@ def local_tests(
     num_classes: int,
     *,
     seed: int,
-    per_client: int | None = None,
+    per_client: int | str | None = None,
 ) -> Partition:
     """Which test examples each client is tested on: a `Partition` of positions in the *test* split.
 
@@ -88,7 +89,8 @@ def local_tests(
     most, client, label = _most_per_client(mixtures, held)
     if per_client is None:
         per_client = max(1, min(_PER_CLIENT, most))
-    require(is_whole(per_client, 1), "per_client", per_client, "an integer >= 1")
+    if isinstance(per_client, str) or not is_whole(per_client, 1):
+        raise ConfigError(f"per_client = {per_client!r}: expected an integer >= 1")
     require(
         per_client <= most,
         "per_client",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -64,13 +65,17 @@ class Dataset:
 
     @cached_property
     def _digest(self) -> str:
-        arrays = {
+        arrays: dict[str, Any] = {
             "train_images": self.train_images,
             "train_labels": self.train_labels,
             "test_images": self.test_images,
             "test_labels": self.test_labels,
         }
-        constants = {"num_classes": self.num_classes, "mean": self.mean, "std": self.std}
+        constants: dict[str, Any] = {
+            "num_classes": self.num_classes,
+            "mean": self.mean,
+            "std": self.std,
+        }
         if self.domain_names:  # else the digest is what it was before there were domains
             arrays |= {"train_domains": self.train_domains, "test_domains": self.test_domains}
             constants["num_domains"] = len(self.domain_names)
@@ -174,7 +179,7 @@ def dataset_from_arrays(
         note=note,
         train_domains=train_domains,
         test_domains=test_domains,
-        domain_names=domain_names,
+        domain_names=tuple(domain_names),
         server_images=server_images,
         server_labels=server_labels,
     )
@@ -236,14 +241,14 @@ def _checked_images(argument: str, images) -> np.ndarray:
         str(images.dtype),
         "uint8, or floats",
     )
-    low, high = float(images.min()), float(images.max())  # NaN, if there is one, wins both
-    if not np.isfinite([low, high]).all():
+    lowest, highest = float(images.min()), float(images.max())  # NaN, if there is one, wins both
+    if not np.isfinite([lowest, highest]).all():
         bad = tuple(int(i) for i in np.argwhere(~np.isfinite(images))[0])
         raise ConfigError(f"{argument}[{bad}] = {images[bad]}: expected finite numbers")
     require(
-        low >= -MAX_FLOAT_PIXEL and high <= MAX_FLOAT_PIXEL,
+        lowest >= -MAX_FLOAT_PIXEL and highest <= MAX_FLOAT_PIXEL,
         f"range of {argument}",
-        (low, high),
+        (lowest, highest),
         "floats in [0, 1] or standardised ones (pass images in 0..255 as uint8)",
     )
     return np.ascontiguousarray(images, dtype=np.float32).view()

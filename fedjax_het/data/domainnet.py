@@ -1,5 +1,6 @@
 """FedBN's ten classes of DomainNet, in its six domains."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray]
     folders = [prepared_folder(SOURCE, data_dir, domain) for domain in DOMAINS]
     parts = [
         cached_arrays(
-            f"domainnet-{domain}", fingerprint(folder), lambda f=folder: _read_domain(f), cache_dir
+            f"domainnet-{domain}", fingerprint(folder), partial(_read_domain, folder), cache_dir
         )[0]
         for domain, folder in zip(DOMAINS, folders, strict=True)
     ]

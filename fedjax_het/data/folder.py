@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def read_image_folder(
     colour: bool = True,
     use_valid: bool = False,
     cache_dir: str | os.PathLike | None = None,
-) -> tuple[dict[str, np.ndarray], dict]:
+) -> tuple[dict[str, Any], dict]:
     """`(arrays, {class_names})` of an image folder, through the cache under `key`."""
     if isinstance(size, int):
         size = (size, size)
@@ -154,8 +155,8 @@ def _decode(path: str, size: tuple[int, int] | None, colour: bool) -> np.ndarray
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
-            image = image.convert("RGB" if colour else "L")
+        with Image.open(path) as file:
+            image = file.convert("RGB" if colour else "L")
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.LANCZOS)
             pixels = np.asarray(image)

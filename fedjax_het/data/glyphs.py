@@ -37,8 +37,8 @@ def open_font(path: str | None = None) -> Font:
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
-    where = Path(matplotlib.get_data_path(), _STIX) if path is None else Path(path).expanduser()
-    where = str(where)
+    stix = Path(matplotlib.get_data_path(), _STIX)
+    where = str(stix if path is None else Path(path).expanduser())
     instead = "; give the option font" if path is None else ""
     try:
         face = FT2Font(where)

@@ -163,9 +163,9 @@ def _checked_groups(groups, num_classes: int, class_names: Sequence[str]) -> lis
 def _default_groups(num_classes: int, class_names: Sequence[str]) -> list[list[int]]:
     names = [str(name) for name in class_names]
     if names and all(len(name) == 1 for name in names):
-        kinds = (str.isdigit, str.isupper, str.islower)
-        kinds = [[label for label, name in enumerate(names) if kind(name)] for kind in kinds]
-        kinds = [kind for kind in kinds if kind]
+        tests = (str.isdigit, str.isupper, str.islower)
+        members = [[label for label, name in enumerate(names) if test(name)] for test in tests]
+        kinds = [labels for labels in members if labels]
         if len(kinds) > 1 and sum(map(len, kinds)) == num_classes:
             return kinds
     superclasses = CIFAR100_SUPERCLASSES.values()

@@ -16,7 +16,9 @@ from fedjax_het.data.dataset import channel_statistics
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
-_CONSTANTS = {
+_Constants = tuple[tuple[float, ...], tuple[float, ...]]
+
+_CONSTANTS: dict[str, dict[str, _Constants | None]] = {
     "dynafed": {
         "mnist": _MNIST,
         "fashion_mnist": _MNIST,

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,8 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping) -> No
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     header = json.dumps({"meta": dict(meta), "sha256": digest_arrays(arrays, meta)})
-    write_atomically(path, lambda file: np.savez(file, __header__=np.array(header), **arrays))
+    named: dict[str, Any] = {"__header__": np.array(header), **arrays}
+    write_atomically(path, lambda file: np.savez(file, **named))
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:

@@ -170,8 +170,8 @@ def withheld_examples(
     which the methods that want such examples do not know. Raises `ConfigError` where nothing would
     be left.
     """
-    count = SERVER_SOURCES.require(source).withheld if source is not None else None
-    if count is None:
+    count = None if source is None else SERVER_SOURCES.require(source).withheld
+    if source is None or count is None:
         return np.zeros(0, np.int64)
     options = check_server_options(source, options)
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
@@ -203,7 +203,8 @@ def server_examples(
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
     num_train, draw = len(dataset.train_labels), SERVER_SOURCES[source].draw
     if draw is None:
-        require(pool is not None and len(pool[1]) > 0, "pool", pool, "that of server_pool")
+        if pool is None or len(pool[1]) == 0:
+            raise ConfigError(f"pool = {pool!r}: expected that of server_pool")
         indices = num_train + np.arange(len(pool[1]))
     else:
         stream = np.random.SeedSequence(int(seed), spawn_key=(_SERVER_STREAM,))

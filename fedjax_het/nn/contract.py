@@ -49,11 +49,12 @@ def check_network(model: Model, owner: str, function: str, num_classes: int) -> 
         _check_logits(logits, f"{owner}: {step}", (_BATCH, num_classes))
         _check_state(variables["state"], state, f"{owner}: {step}")
         if model.embed is not None:
+
+            def embedded(variables, images, embed=model.embed, more=more, train=train):
+                return embed(variables, images, train=train, **more)[0]
+
             with errors_named(owner, step):
-                features = jax.eval_shape(
-                    lambda v, x, more=more, train=train: model.embed(v, x, train=train, **more)[0],
-                    *(variables, images),
-                )
+                features = jax.eval_shape(embedded, variables, images)
             _check_features(features, f"{owner}: {step}")
 
 
@@ -75,7 +76,7 @@ def _shapes(function: Callable, *arguments: Any) -> Any:
 
 def _check_logits(logits: Any, step: str, expected: tuple[int, int]) -> None:
     shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
-    if shape is None:
+    if shape is None or dtype is None:
         raise ConfigError(f"{step} gives a {type(logits).__name__}: expected logits {expected}")
     if shape != expected or not jnp.issubdtype(dtype, jnp.floating):
         raise ConfigError(f"{step} gives {dtype} {shape}: expected logits, floats {expected}")

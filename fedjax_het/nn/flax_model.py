@@ -1,5 +1,7 @@
 """Any flax.linen module of a batch of images as a `Model`: the package's networks and users'."""
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from fedjax_het.nn.collections import (
 from fedjax_het.nn.conv import resolve_conv_impl
 from fedjax_het.nn.flax_conv import conv_as_matmul, is_plain_conv
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
-from fedjax_het.nn.models import Head, Model
+from fedjax_het.nn.models import Head, Model, Variables
 from fedjax_het.nn.models import cached_samples as samples_in_cache
 
 NORM_LAYERS = (
@@ -81,23 +83,11 @@ def flax_model(
         cached_samples = samples_in_cache(*found.activations)
 
     def init(key: jax.Array):
-        variables = module.init(key, jnp.zeros((1, *input_shape)), **as_flag(flag, False))
+        image, how = jnp.zeros((1, *input_shape)), as_flag(flag, False)
+        variables: Any = module.init(key, image, **how)  # type: ignore[arg-type]
         return to_variables(nn.meta.unbox(variables), found.collections)
 
-    def called(variables, x, train, key):
-        """(what the module returns, the features if the head's layer read them, new state)."""
-        by_collection = to_collections(variables, found.collections)
-        how = {**as_flag(flag, train), "rngs": None if key is None else {"dropout": key}}
-        changing = list(found.collections) if train else []
-        calls = _Calls(train=train, key=key)
-        with _intercepted(calls, found):
-            if not changing:
-                out, state = module.apply(by_collection, x, **how), variables["state"]
-            else:
-                out, new = module.apply(by_collection, x, **how, mutable=changing)
-                merged = {**by_collection, **new}
-                state = to_variables(merged, found.collections)["state"]
-        return out, calls.last_input(_logits(out)), state
+    called = functools.partial(_passed, module, flag, found)
 
     def apply(variables, x, *, train, key=None):
         out, _, state = called(variables, x, train, key)
@@ -113,8 +103,8 @@ def flax_model(
 
     return Model(
         type(module).__name__,
-        tuple(input_shape),
-        found.num_classes,
+        input_shape,
+        found.num_classes or 0,
         init,
         apply,
         micro_batch,
@@ -125,6 +115,26 @@ def flax_model(
     )
 
 
+def _passed(
+    module: nn.Module, flag: str | None, found: _Survey, variables: Variables, x, train: bool, key
+) -> tuple[Any, Any, Any]:
+    """(what the module returns, what its last fully connected layer reads or None, new state)."""
+    by_collection = to_collections(variables, found.collections)
+    how: dict[str, Any] = {
+        **as_flag(flag, train),
+        "rngs": None if key is None else {"dropout": key},
+    }
+    changing = list(found.collections) if train else []
+    calls = _Calls(train=train, key=key)
+    with _intercepted(calls, found):
+        if not changing:
+            out, state = module.apply(by_collection, x, **how), variables["state"]
+        else:
+            out, new = module.apply(by_collection, x, **how, mutable=changing)
+            state = to_variables({**by_collection, **new}, found.collections)["state"]
+    return out, calls.last_input(_logits(out)), state
+
+
 def _logits(out: Any) -> Any:
     return out[1] if isinstance(out, tuple) and len(out) == 2 else out
 
@@ -133,7 +143,11 @@ def _head(found: _Survey) -> Head | None:
     if found.head is None:
         return None
     layer, path = found.head
-    return Head(path, lambda parameters, features: layer.apply({"params": parameters}, features))
+
+    def apply(parameters: Any, features: jax.Array) -> Any:
+        return layer.apply({"params": parameters}, features)
+
+    return Head(path, apply)
 
 
 def _norm_paths(found: _Survey) -> frozenset[tuple[str, ...]]:
@@ -174,10 +188,8 @@ class _Calls:
         return out
 
 
-def _intercepted(calls: _Calls, found: _Survey):
+def _intercepted(calls: _Calls, found: _Survey) -> contextlib.AbstractContextManager:
     """Nothing is in the way of a module that asks for nothing."""
-    import contextlib
-
     wanted = found.conv or found.dropout or not found.features
     return nn.intercept_methods(calls.intercept) if wanted else contextlib.nullcontext()
 
@@ -214,7 +226,7 @@ def _surveyed(module: nn.Module, input_shape: Sequence[int], flag: str | None) -
     out, variables = jax.eval_shape(pass_through, jax.random.key(0), image)
     if "params" not in variables:
         raise ConfigError(f"{type(module).__name__} has no parameters")
-    shape = getattr(_logits(out), "shape", ())
+    shape: tuple[int, ...] = getattr(_logits(out), "shape", ())
     return _Survey(
         num_classes=shape[1] if len(shape) == 2 else None,
         collections=other_collections(variables),

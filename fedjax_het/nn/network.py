@@ -58,12 +58,8 @@ def as_model(
     owner = f"network {name!r}"
     model = model_of(Network(name, network), input_shape, num_classes, options)
     function = f"{_core(network)}.__call__" if _is_flax(network) else _core(network)
-    require(
-        model.input_shape == tuple(input_shape),
-        owner,
-        model.input_shape,
-        f"of {input_shape} images",
-    )
+    fits = model.input_shape == tuple(input_shape)
+    require(fits, owner, model.input_shape, f"one of {tuple(input_shape)} images")
     check_network(model, owner, function, num_classes)
     return model
 
@@ -76,7 +72,8 @@ def model_of(
     expected = "three positive integers: height, width, channels"
     require(ok, "input_shape", input_shape, expected)
     require(is_whole(num_classes, 1), "num_classes", num_classes, "a positive number")
-    shape = tuple(int(size) for size in input_shape)
+    height, width, channels = (int(size) for size in input_shape)
+    shape = (height, width, channels)
     owner = f"network {network.name!r}"
     check_given(owner, options, network.options, "option")
     with errors_named(owner, called(network.make)):
@@ -101,7 +98,8 @@ def _wrapped(made: Any, owner: str, shape: tuple[int, int, int], num_classes: in
         module = getattr(made[0], "__self__", None)
         if isinstance(module, nn.Module):  # (module.init, module.apply)
             return flax_model(module, shape)
-        return pair_model(*made, shape, num_classes)
+        init, apply = made
+        return pair_model(init, apply, shape, num_classes)
     raise ConfigError(f"{owner} = {made!r}: expected {WHAT_MAKES_ONE}")
 
 

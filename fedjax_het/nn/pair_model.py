@@ -65,7 +65,7 @@ def pair_model(
             return logits, variables["state"]
         return logits, to_variables({**by_collection, **new}, collections)["state"]
 
-    return Model("pair", tuple(input_shape), num_classes, model_init, model_apply)
+    return Model("pair", input_shape, num_classes, model_init, model_apply)
 
 
 def _first_arguments(init: Callable, key: jax.Array, image: jax.Array) -> tuple[Any, ...]:

@@ -1,0 +1,353 @@
+"""Users' networks: flax modules and pairs beside the package's own."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_close, assert_trees_all_equal
+
+from fedjax_het import ConfigError, RunSpec, register_network, simulate
+from fedjax_het.common.signatures import REQUIRED
+from fedjax_het.nn import (
+    NETWORKS,
+    Model,
+    as_model,
+    make_model,
+    network_digest,
+    network_options,
+    norm_mask,
+    with_projection_head,
+)
+from fedjax_het.nn.conv import native_convolutions
+
+KEY = jax.random.key(0)
+SHAPE, CLASSES = (9, 8, 2), 4
+IMAGES = jax.random.normal(jax.random.key(1), (4, *SHAPE))
+
+
+class Lenet(nn.Module):
+    """Convolutions of every plain kind, batch norm, dropout."""
+
+    num_classes: int
+    hidden: int = 7
+    rate: float = 0.5
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.relu(nn.Conv(6, (5, 5))(x))
+        x = nn.Conv(5, (3, 3), strides=2)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        x = nn.Conv(3, (2, 2), padding="VALID", use_bias=False)(x)
+        x = nn.Conv(3, (3, 3), padding=((1, 1), (2, 0)))(nn.relu(x))
+        x = nn.Conv(3, (3, 3), padding="CIRCULAR")(x)
+        x = nn.Conv(6, (3, 3), feature_group_count=3)(x)
+        x = nn.relu(nn.Dense(self.hidden)(x.reshape(len(x), -1)))
+        x = nn.Dropout(self.rate, deterministic=not train)(x)
+        return nn.Dense(self.num_classes)(x)
+
+
+def linear(num_classes):
+    """A pair without collections."""
+
+    def init(key, images):
+        size = images[0].size
+        return {"w": jax.random.normal(key, (size, num_classes)), "b": jnp.zeros(num_classes)}
+
+    def apply(params, images):
+        return images.reshape(len(images), -1) @ params["w"] + params["b"]
+
+    return init, apply
+
+
+# --- values
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_wrapped_module_computes_what_the_module_does(train):
+    """Values, gradients and running statistics, with the package's convolutions in its place."""
+    model, module = as_model(Lenet, SHAPE, CLASSES, rate=0.0), Lenet(CLASSES, rate=0.0)
+    plain = module.init(KEY, IMAGES, train=False)
+    variables = model.init(KEY)
+    expected = {"params": plain["params"], "state": plain["batch_stats"]}
+    assert_trees_all_equal(variables, expected)
+
+    def loss(params, apply):
+        logits, state = apply(params)
+        return (jnp.sin(logits)).sum(), (logits, state)
+
+    def by_flax(params):
+        logits, new = module.apply(
+            {**plain, "params": params}, IMAGES, train, mutable=["batch_stats"]
+        )
+        return logits, new["batch_stats"]
+
+    def by_model(params):
+        return model.apply({**variables, "params": params}, IMAGES, train=train)
+
+    found, wanted = (
+        jax.jit(jax.value_and_grad(partial(loss, apply=apply), has_aux=True))(variables["params"])
+        for apply in (by_model, by_flax)
+    )
+    assert_trees_all_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_on_a_cpu_plain_convolutions_are_matrix_products_and_others_are_left_alone():
+    model = as_model(Lenet, SHAPE, CLASSES)
+    variables = model.init(KEY)
+
+    def convolutions():
+        program = jax.make_jaxpr(partial(model.apply, train=False))(variables, IMAGES)
+        return str(program).count("conv_general_dilated[")
+
+    on_cpu = jax.default_backend() == "cpu"
+    assert convolutions() == (1 if on_cpu else 6)  # that of groups
+    with native_convolutions():
+        assert convolutions() == 6
+
+
+def test_the_key_is_dropouts_and_without_one_nothing_is_dropped():
+    model = as_model(Lenet, SHAPE, CLASSES)
+    variables = model.init(KEY)
+    apply = jax.jit(partial(model.apply, variables, IMAGES, train=True))
+    first, again, other = (apply(key=jax.random.key(seed))[0] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert abs(first - other).max() > 1e-3
+    whole = as_model(Lenet, SHAPE, CLASSES, rate=0.0).apply(variables, IMAGES, train=True)[0]
+    np.testing.assert_allclose(apply()[0], whole, rtol=1e-5, atol=1e-6)
+
+
+# --- what methods ask for
+
+
+def test_features_head_and_norm_layers_are_found():
+    model = as_model(Lenet, SHAPE, CLASSES)
+    variables = model.init(KEY)
+    features, logits, state = model.embed(variables, IMAGES, train=True, key=KEY)
+    same, same_state = model.apply(variables, IMAGES, train=True, key=KEY)
+    assert features.shape == (4, 7) and model.head.path == ("Dense_1",)
+    again = model.head.apply(model.head.parameters(variables), features)
+    np.testing.assert_allclose(again, logits, rtol=1e-6)
+    assert_trees_all_close((logits, state), (same, same_state), rtol=1e-5, atol=1e-6)
+    marked = norm_mask(model, variables)
+    assert sum(jax.tree.leaves(marked)) == 4 and all(jax.tree.leaves(marked["state"]))
+
+
+def test_a_projection_goes_before_any_head():
+    model = with_projection_head(as_model(Lenet, SHAPE, CLASSES), 3)
+    variables = model.init(KEY)
+    assert "Dense_1" not in variables["params"]
+    z, logits, _ = model.embed(variables, IMAGES, train=False)
+    assert z.shape == (4, 3)
+    again = model.head.apply(model.head.parameters(variables), z)
+    np.testing.assert_allclose(again, logits, rtol=1e-6)
+
+
+class Deterministic(nn.Module):
+    """Features with the logits, another flag, two collections, a head within another module."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, deterministic=True):
+        class Last(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return nn.Dense(4, name="out")(x)
+
+        seen = self.variable("count", "steps", lambda: jnp.zeros((), jnp.int32))
+        if not deterministic:
+            seen.value += 1
+        x = nn.BatchNorm(use_running_average=deterministic, name="norm")(x)
+        x = x.reshape(len(x), -1)
+        return x, Last(name="last")(x)
+
+
+def test_several_collections_and_a_head_inside_another_module():
+    model = as_model(Deterministic, SHAPE, CLASSES)
+    variables = model.init(KEY)
+    assert set(variables["state"]) == {"count", "batch_stats"}
+    _, state = model.apply(variables, IMAGES, train=True)
+    assert int(state["count"]["steps"]) == 1
+    assert int(model.apply(variables, IMAGES, train=False)[1]["count"]["steps"]) == 0
+    assert model.head.path == ("last", "out")
+    marked = norm_mask(model, variables)
+    assert all(jax.tree.leaves(marked["state"]["batch_stats"])) and marked["params"]["norm"]["bias"]
+    assert not marked["state"]["count"]["steps"]
+    with_projection_head(model, 3).embed(
+        with_projection_head(model, 3).init(KEY), IMAGES, train=False
+    )
+
+
+def test_a_module_without_a_last_layer_has_no_head_and_methods_say_so():
+    class Pooled(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Conv(CLASSES, (3, 3))(x).mean((1, 2))
+
+    model = as_model(Pooled(), SHAPE, CLASSES)
+    assert model.embed is None and model.head is None
+    with pytest.raises(ConfigError, match="model = 'user': expected a network with a last fully"):
+        with_projection_head(model)
+
+
+# --- pairs
+
+
+def test_pairs_of_every_signature():
+    init, apply = linear(CLASSES)
+    model = as_model(lambda num_classes: linear(num_classes), SHAPE, CLASSES)
+    variables = model.init(KEY)
+    assert variables["state"] == {} and set(variables["params"]) == {"w", "b"}
+    expected = apply(init(KEY, IMAGES), IMAGES)
+    np.testing.assert_array_equal(model.apply(variables, IMAGES, train=True)[0], expected)
+
+    def stateful_init(key, images, train):
+        assert train is False
+        return {"params": init(key, images), "seen": {"batches": jnp.zeros(())}}
+
+    def stateful_apply(variables, images, train):
+        seen = variables["seen"]["batches"]
+        return apply(variables["params"], images), {"seen": {"batches": seen + 1.0 * train}}
+
+    model = as_model((stateful_init, stateful_apply), SHAPE, CLASSES)
+    variables = model.init(KEY)
+    assert float(model.apply(variables, IMAGES, train=True)[1]["batches"]) == 1
+    assert float(model.apply(variables, IMAGES, train=False)[1]["batches"]) == 0
+
+    module = Lenet(CLASSES)
+    of_module = as_model((module.init, module.apply), SHAPE, CLASSES)
+    assert of_module.head.path == ("Dense_1",)
+
+
+# --- the registry
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "moon", "fedgen", "fedbn"])
+def test_a_registered_network_is_in_runs_like_the_packages_own(algorithm):
+    class Small(nn.Module):
+        num_classes: int
+
+        @nn.compact
+        def __call__(self, x, training):
+            x = nn.Conv(3, (3, 3), strides=2)(x)
+            x = nn.relu(nn.BatchNorm(use_running_average=not training)(x))
+            return nn.Dense(self.num_classes)(x.reshape(len(x), -1))
+
+    register_network("small", Small, "one convolution")
+    assert NETWORKS["small"].description == "one convolution"
+    settings = {"partition": "iid", "num_clients": 3, "rounds": 2, "participation": 1.0}
+    result = simulate(RunSpec(algorithm, model="small", **settings))
+    assert np.isfinite(result.metrics["train_loss"]).all()
+    assert result.metrics["train_loss"][-1] < result.metrics["train_loss"][0]
+
+
+def test_options_belong_to_the_signature():
+    register_network("lenet", Lenet)
+    assert NETWORKS["lenet"].description == "Convolutions of every plain kind, batch norm, dropout"
+    assert network_options("lenet") == {"hidden": 7, "rate": 0.5}
+    assert make_model("lenet", SHAPE, CLASSES, hidden=3).init(KEY)["params"]["Dense_0"][
+        "bias"
+    ].shape == (3,)
+    assert network_options("mlp") == {"hidden": (128, 128)}
+    assert {"width", "depth", "norm"} <= set(network_options("convnet"))
+    register_network("asking", lambda input_shape, size: Lenet(CLASSES, size))
+    assert network_options("asking") == {"size": REQUIRED}
+    with pytest.raises(ConfigError, match="network 'asking' needs size"):
+        make_model("asking", SHAPE, CLASSES)
+
+
+def test_digests_tell_networks_apart_and_stay_the_same():
+    digests = {
+        network_digest(as_model(network, SHAPE, CLASSES, **options))
+        for network, options in (
+            (Lenet, {}),
+            (Lenet, {"hidden": 8}),
+            (Lenet, {"rate": 0.25}),
+            (linear(CLASSES), {}),
+        )
+    }
+    assert len(digests) == 4
+    assert network_digest(as_model(Lenet, SHAPE, CLASSES, "other")) in digests
+
+
+# --- what cannot be used
+
+
+def never(num_classes):
+    raise RuntimeError("out of order")
+
+
+class NoFlag(nn.Module):
+    layer: nn.Module
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES)(self.layer(x).reshape(len(x), -1))
+
+
+class GrowingState(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        seen = self.variable("seen", "batches", lambda: jnp.zeros(()))
+        if train:
+            seen.value = jnp.zeros(3)
+        return nn.Dense(CLASSES)(x.reshape(len(x), -1))
+
+
+def pair_of(params, apply=lambda params, x: jnp.zeros((len(x), CLASSES))):
+    return (lambda key: params), apply
+
+
+BAD = {
+    "no network": (3, {}, "network 'user' = 3: expected a flax.linen module or its class"),
+    "makes none": (lambda num_classes: 3, {}, "network 'user' = 3: expected a flax"),
+    "option": (Lenet, {"hiden": 3}, r"has no option 'hiden' \(it takes hidden, rate\); did you me"),
+    "fails": (never, {}, r"network 'user': never fails \(RuntimeError: out of order\)"),
+    "classes": (nn.Dense(3), {}, r"Dense.__call__ of images .* gives float32 .*: expected logits"),
+    "few classes": (Lenet(3), {}, r"float32 \(2, 3\): expected logits, floats \(2, 4\)"),
+    "batch norm": (
+        NoFlag(nn.BatchNorm()),
+        {},
+        r"but has batch norm \(layer\), which needs to know",
+    ),
+    "dropout": (NoFlag(nn.Dropout(0.5)), {}, r"NoFlag.__call__ takes no train.* has dropout"),
+    "state": (GrowingState(), {}, r"turns state\['batches'\], float32 \(\), into float32 \(3,\)"),
+    "text": (pair_of({"a": {"w": "x"}}), {}, r"params\['a'\]\['w'\] of its variables is a str"),
+    "integers": (pair_of({"w": jnp.zeros(3, int)}), {}, r"params\['w'\] of its variables is of ty"),
+    "no logits": (
+        pair_of({"w": jnp.zeros(3)}, lambda p, x: "cat"),
+        {},
+        "gives a str: expected log",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_networks_are_refused_in_one_line_before_anything_compiles(case, monkeypatch):
+    network, options, message = BAD[case]
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *a, **k: pytest.fail("compiled"))
+    with pytest.raises(ConfigError, match=message) as error:
+        as_model(network, SHAPE, CLASSES, **options)
+    assert "\n" not in str(error.value) and str(error.value).startswith("network 'user'")
+
+
+def test_bad_names_and_unknown_ones():
+    with pytest.raises(ConfigError, match="name = 'mlp': expected one that no network of the pack"):
+        register_network("mlp", Lenet)
+    with pytest.raises(ConfigError, match="network 'seven' = 7: expected"):
+        register_network("seven", 7)
+    register_network("lenet", Lenet)
+    with pytest.raises(ConfigError, match="model = 'lennet' is unknown: did you mean 'lenet'"):
+        RunSpec(model="lennet").resolved()
+
+
+def test_a_model_of_the_users_own_is_taken_as_it_is():
+    model = make_model("mlp", SHAPE, CLASSES)
+    assert isinstance(as_model(model, SHAPE, CLASSES), Model)
+    with pytest.raises(
+        ConfigError, match=r"network 'user' = .*: expected one of \(4, 4, 1\) images"
+    ):
+        as_model(model, (4, 4, 1), CLASSES)

@@ -1,0 +1,263 @@
+"""Users' data sets, partitions and server sources beside the package's own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedjax_het import (
+    ConfigError,
+    RunSpec,
+    grid,
+    load_dataset,
+    make_partition,
+    register_dataset,
+    register_partition,
+    register_server_source,
+    simulate,
+    sweep,
+)
+from fedjax_het import data as data_sets
+from fedjax_het.cli import main
+from fedjax_het.common.signatures import REQUIRED
+from fedjax_het.data import (
+    DATASETS,
+    PARTITIONS,
+    SERVER_SOURCES,
+    Partition,
+    check_server_options,
+    client_mixtures,
+    dataset_from_arrays,
+    parameter_called,
+    partition_parameters,
+    server_examples,
+    server_pool,
+    withheld_examples,
+)
+from fedjax_het.data.prepare import prepare_dataset
+from fedjax_het.running.prepare import split_clients
+
+SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "participation": 1.0}
+LABELS = np.arange(60) % 5
+
+
+def blobs(domains=None):
+    """60 images of five classes, 30 tests; where asked for, of two domains in turn."""
+    draw = np.random.default_rng(0)
+    centres = draw.integers(0, 200, (5, 4, 4, 1))
+    images = (centres[LABELS] + draw.integers(0, 50, (60, 4, 4, 1))).astype(np.uint8)
+    parts = {}
+    if domains:
+        numbers = np.arange(60) % len(domains)
+        parts = {"train_domains": numbers, "test_domains": numbers[:30], "domain_names": domains}
+    return dataset_from_arrays(images, LABELS, images[:30], LABELS[:30], name="blobs", **parts)
+
+
+def thirds(rng, labels, num_clients, *, alpha, offset=0):
+    """Runs of the training set. And more."""
+    del alpha
+    return np.array_split((np.arange(len(labels)) + offset) % len(labels), num_clients)
+
+
+# --- data sets
+
+
+def test_a_registered_data_set_is_in_sweeps_under_its_name(tmp_path):
+    seen = []
+
+    def load(data_dir=None):
+        seen.append(data_dir)
+        return blobs()
+
+    register_dataset("spots", load, "five blobs")
+    assert DATASETS["spots"].description == "five blobs"
+    assert load_dataset("spots", data_dir="here").name == "spots" and seen == ["here"]
+    specs = grid(dataset=["digits", "spots"], partition="iid", **SMALL)
+    made = sweep(specs, tmp_path, progress=lambda line: None)
+    assert [run.spec.dataset for run in made.results] == ["digits", "spots"]
+    assert all(np.isfinite(run.metrics["train_loss"]).all() for run in made.results)
+
+
+def test_the_normalisation_is_the_functions_or_replaces_its_constants():
+    register_dataset("plain", blobs)
+    plain = load_dataset("plain")
+    assert plain.mean == blobs().mean
+    assert load_dataset("plain", normalisation="unit").mean == (0.0,)
+    with pytest.raises(ConfigError, match="has no constants for 'plain'"):
+        load_dataset("plain", normalisation="fedaf")
+
+    def own(*, normalisation):
+        return dataclasses.replace(blobs(), mean=(0.5 if normalisation else 0.25,))
+
+    register_dataset("own", own)
+    assert load_dataset("own").mean == (0.25,)
+    assert load_dataset("own", normalisation="anything").mean == (0.5,)
+
+
+def test_bad_data_sets_are_refused_in_one_line():
+    with pytest.raises(ConfigError, match="name = 'mnist': expected one that no data set of"):
+        register_dataset("mnist", blobs)
+    register_dataset("empty", lambda: (LABELS, LABELS))
+    with pytest.raises(ConfigError, match="dataset = 'empty': its function returns a tuple: exp"):
+        load_dataset("empty")
+    with pytest.raises(ConfigError, match="dataset = 'emty' is unknown: did you mean 'empty'"):
+        RunSpec(dataset="emty").resolved()
+    for name in ("empty", "digits"):
+        with pytest.raises(ConfigError, match=f"dataset = '{name}': there is nothing to prepare"):
+            prepare_dataset(name)
+
+
+# --- partitions
+
+
+def test_a_registered_partition_is_in_runs_with_its_own_parameters():
+    register_partition("thirds", thirds)
+    assert PARTITIONS["thirds"].description == "Runs of the training set. And more"
+    assert partition_parameters("thirds") == {"alpha": REQUIRED, "offset": 0}
+    spec = RunSpec(partition="thirds", alpha=0.3, partition_options={"offset": 2}, **SMALL)
+    assert spec.resolved().alpha == 0.3
+    result = simulate(spec)
+    assert result.partition.parameters == {"alpha": 0.3, "offset": 2}
+    assert result.partition.client(0)[0] == 2
+    with pytest.raises(ConfigError, match=r"has no parameter 'ofset'.*did you mean 'offset'"):
+        make_partition("thirds", LABELS, 5, num_clients=3, seed=0, alpha=1, ofset=2)
+    with pytest.raises(ConfigError, match="partition 'thirds' needs alpha"):
+        make_partition("thirds", LABELS, 5, num_clients=3, seed=0)
+
+
+def test_alpha_and_classes_belong_to_whoevers_signature_has_them():
+    with_alpha = {name for name in PARTITIONS if parameter_called(name, "alpha")}
+    assert with_alpha == {"dirichlet", "dirichlet_balanced", "dirichlet_capped"}
+    with_classes = {name for name in PARTITIONS if parameter_called(name, "classes")}
+    assert with_classes == {"classes_per_client"}
+    seen = []
+
+    def some(rng, labels, num_classes, num_clients, classes=2):
+        seen.append(classes)
+        return np.array_split(np.arange(len(labels)), num_clients)
+
+    register_partition("some", some)
+    spec = RunSpec(partition="some", classes=3, **SMALL).resolved()
+    split_clients(spec, load_dataset("digits"))
+    make_partition("some", LABELS, 5, num_clients=3, seed=0, classes_per_client=4)
+    assert spec.classes == 3 and seen == [3, 4]
+    with pytest.raises(ConfigError, match=r"alpha = 0.1: expected no alpha"):
+        RunSpec(partition="some", alpha=0.1, **SMALL).resolved()
+
+
+RETURNED = {
+    "number": (lambda: 3, "what partition 'odd' returns is a int: expected 3 arrays"),
+    "count": (lambda: [[0], [1]], "length of what partition 'odd' returns = 2: expected 3 arrays"),
+    "floats": (lambda: [[0], [1], [np.nan]], r"for client 2 = 'float64 \(1,\)': expected integers"),
+    "mask": (lambda: [c == LABELS for c in range(3)], "for client 0 = 'bool"),
+    "range": (lambda: [[0], [60], []], r"for client 1 has 60: expected positions in \[0, 60\)"),
+    "negative": (lambda: [[0], [1], [2, -1]], "for client 2 has -1: expected positions"),
+    "nothing": (lambda: [[], [], []], "what partition 'odd' returns = .*: expected at least one"),
+}
+
+
+@pytest.mark.parametrize("case", RETURNED)
+def test_what_a_partition_returns_is_checked(case):
+    made, message = RETURNED[case]
+    register_partition("odd", lambda rng: made())
+    with pytest.raises(ConfigError, match=message) as error:
+        make_partition("odd", LABELS, 5, num_clients=3, seed=0)
+    assert "\n" not in str(error.value)
+
+
+def test_mixtures_of_the_wrong_shape_are_refused():
+    register_partition("odd", lambda num_clients: [[0]] * num_clients, mixtures=lambda *a: [[1.0]])
+    partition = make_partition("odd", LABELS, 5, num_clients=3, seed=0)
+    with pytest.raises(ConfigError, match=r"mixtures of partition 'odd' = \(1, 1\): .*\(3, 5\)"):
+        client_mixtures(partition, LABELS, 5)
+
+
+def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
+    """By the record, not by the name of the scheme."""
+
+    def halved(rng, labels, domains):
+        return [np.flatnonzero(domains == k)[::2] for k in range(domains.max() + 1)]
+
+    register_partition("halved", halved, "half of each domain", clients_are_domains=True)
+    dataset = blobs(domains=("ink", "oil"))
+    settings = {"num_clients": 2, "local_tests": True}
+    spec = RunSpec("fedavg", "user", partition="halved", **(SMALL | settings))
+    result = simulate(spec, dataset=dataset)
+    assert result.partition.client_names == ("ink", "oil")
+    clients = result.metrics["client_accuracy"]
+    np.testing.assert_array_equal(result.metrics["client_accuracy_oil"], clients[:, 1])
+    tests = data_sets.tests_of(result.partition, dataset, seed=0)
+    np.testing.assert_array_equal(tests.client(1), np.flatnonzero(dataset.test_domains == 1))
+    loaded = Partition.load(result.partition.save(tmp_path / "split.npz"))
+    assert loaded.client_names == ("ink", "oil") and loaded.digest() == result.partition.digest()
+    nameless = dataclasses.replace(loaded, client_names=())
+    assert nameless.digest() == loaded.digest()
+    with pytest.raises(ConfigError, match=r"client_names = .*: expected none, or 2 different ones"):
+        dataclasses.replace(loaded, client_names=("ink", "ink"))
+    with pytest.raises(ConfigError, match="dataset = 'blobs': expected one whose images have dom"):
+        data_sets.tests_of(loaded, blobs(), seed=0)
+
+
+# --- the server's examples
+
+
+def test_a_registered_source_is_in_runs_with_its_own_options():
+    def first(dataset, partition, *, size=4):
+        """The first ones."""
+        return partition.indices[:size]
+
+    register_server_source("first", draw=first)
+    assert SERVER_SOURCES["first"].options == {"size": 4}
+    assert check_server_options("first") == {"size": 4}
+    spec = RunSpec("data_sharing", partition="iid", server_data="first", **SMALL)
+    assert spec.resolved().server_options == {"size": 4}
+    result = simulate(dataclasses.replace(spec, server_options={"size": 6}))
+    assert np.isfinite(result.metrics["train_loss"]).all()
+    with pytest.raises(ConfigError, match="server_data 'first' has no option 'sise'"):
+        dataclasses.replace(spec, server_options={"sise": 6}).resolved()
+
+
+def test_sources_that_withhold_and_sources_of_images():
+    register_server_source(
+        "last",
+        draw=lambda dataset, partition: np.setdiff1d(np.arange(60), partition.indices),
+        withheld=lambda num_train: num_train // 10,
+    )
+    withheld = withheld_examples("last", blobs(), seed=0)
+    assert len(withheld) == 6
+    register_server_source("drawn", pool=lambda dataset: (dataset.test_images, LABELS[:30]))
+    images, labels = server_pool("drawn", blobs())
+    assert images.shape == (30, 4, 4, 1) and labels.dtype == np.int32
+    with pytest.raises(ConfigError, match="server_data 'both': expected draw or pool, one of"):
+        register_server_source("both")
+    with pytest.raises(ConfigError, match="withheld is for sources that draw"):
+        register_server_source("both", pool=blobs, withheld=len)
+
+
+def test_what_sources_give_is_checked():
+    split = make_partition("iid", LABELS, 5, num_clients=3, seed=0)
+    register_server_source("odd", draw=lambda: [60])
+    with pytest.raises(ConfigError, match="what server_data 'odd' draws has 60: expected posit"):
+        server_examples("odd", blobs(), split, seed=0)
+    register_server_source("odd", draw=lambda: [0.5])
+    with pytest.raises(ConfigError, match=r"draws = 'float64 \(1,\)': expected integers"):
+        server_examples("odd", blobs(), split, seed=0)
+    register_server_source("odd", pool=lambda dataset: dataset.test_images)
+    with pytest.raises(ConfigError, match="pool of server_data 'odd' is a ndarray: expected"):
+        server_pool("odd", blobs())
+    register_server_source("odd", pool=lambda dataset: (dataset.test_images, LABELS[:30] + 9))
+    with pytest.raises(ConfigError, match=r"server_labels\[4\] = 13: expected a label in"):
+        server_pool("odd", blobs())
+
+
+# --- all of them
+
+
+def test_the_list_names_users_records_like_the_packages_own(capsys):
+    register_dataset("spots", blobs, "five blobs")
+    register_partition("thirds", thirds)
+    register_server_source("first", "the first ones", draw=thirds)
+    assert main(["list"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["spots", "five blobs"] in lines and ["first", "the first ones"] in lines
+    assert ["thirds", "Runs of the training set. And more"] in lines
