@@ -44,6 +44,18 @@ def static_key(spec: RunSpec) -> str:
     return repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in MAPPED))
 
 
+class Made(NamedTuple):
+    """What a network is made of; another object is another network."""
+
+    network: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Made) and other.network is self.network
+
+    def __hash__(self) -> int:
+        return id(self.network)
+
+
 class Signature(NamedTuple):
     """Every static choice of a run; equal signatures share their compiled programs."""
 
@@ -65,18 +77,6 @@ class Signature(NamedTuple):
     scored: str
     server: bool
     pretrain_epochs: int
-
-
-class Made(NamedTuple):
-    """What a network is made of; another object is another network."""
-
-    network: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Made) and other.network is self.network
-
-    def __hash__(self) -> int:
-        return id(self.network)
 
 
 def with_network(spec: RunSpec, network: Any) -> RunSpec:
