@@ -103,7 +103,10 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
 
 
 def _require_same_data(path: Path, record: dict, runs: Runs, i: int) -> None:
-    ours = {"dataset": runs.group.dataset, "partition": runs.federations[i].partition}
+    ours: dict[str, Any] = {
+        "dataset": runs.group.dataset,
+        "partition": runs.federations[i].partition,
+    }
     for name, data in ours.items():
         if record[name] != data.digest():
             raise ConfigError(

@@ -215,8 +215,10 @@ def _prepared(
     if (record := usable[0].record) is not None:  # as it began: sums are taken in one order
         begun = {"lanes": record["lanes"], "blocks": record["blocks"]}
         placement = dataclasses.replace(placement, **begun)
-    specs, data = [job.spec for job in usable], {"dataset": dataset, "pool": pool}
-    return usable, prepare(specs, partitions=partitions, placement=placement, **data)
+    specs = [job.spec for job in usable]
+    return usable, prepare(
+        specs, dataset=dataset, partitions=partitions, placement=placement, pool=pool
+    )
 
 
 def _fitting(group: Group, memory: int | None) -> Group:
