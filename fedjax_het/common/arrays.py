@@ -32,7 +32,7 @@ def with_bits(data: np.ndarray, like: Any) -> Any:
     """What has these `bits` and the type of `like`."""
     if not is_key(like):
         return data
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(like))
 
 
 def stacked(leaves: Sequence[Any]) -> Any:
@@ -60,7 +60,7 @@ def from_file(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     for name, data in arrays.items():
         name, _, type_ = name.partition(_MARK)
         if type_.startswith("key<"):
-            found[name] = jax.random.wrap_key_data(data, impl=type_[4:-1])
+            found[name] = jax.random.wrap_key_data(jnp.asarray(data), impl=type_[4:-1])
         else:
             found[name] = data.view(jnp.dtype(type_)) if type_ else data
     return found

@@ -23,7 +23,7 @@ def save_checkpoint(path: Path, tree: Any, meta: dict) -> None:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     arrays = to_file({jax.tree_util.keystr(path): leaf for path, leaf in leaves})
     arrays[_META] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    write_atomically(path, lambda file: np.savez(file, **arrays))
+    write_atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
 
 def read_meta(path: Path) -> dict:

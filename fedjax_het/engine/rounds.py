@@ -47,8 +47,8 @@ class ChunkInputs(NamedTuple):
 _ONCE_PER_DEVICE = ("round", "num_clients", "evaluate", "trial", "num_segments", "segment_ends")
 # What of a chunk's inputs belongs to a federation, see `Plan.over_runs`. Federations that are
 # vmapped go through the same rounds and segments, so that every loop has one bound.
-SCHEDULE_KINDS = RoundSchedule(
-    *(DEVICE if name in _ONCE_PER_DEVICE else RUN for name in RoundSchedule._fields)
+SCHEDULE_KINDS: Any = RoundSchedule._make(
+    DEVICE if name in _ONCE_PER_DEVICE else RUN for name in RoundSchedule._fields
 )
 
 
@@ -83,7 +83,10 @@ class Measuring(NamedTuple):
             records = records | dict.fromkeys(GAPS, ())
         by_domain = self.num_domains and algorithm.global_model
         return RoundMetrics(
-            *(nan() for _ in range(4)),
+            test_accuracy=nan(),
+            test_loss=nan(),
+            train_loss=nan(),
+            update_norm=nan(),
             domain_accuracy=nan(self.num_domains) if by_domain else None,
             client_accuracy=nan(self.num_clients) if self.tests_clients else None,
             records={name: nan(*shape) for name, shape in records.items()},
@@ -159,6 +162,7 @@ def _test(rounds: Rounds, inputs: ChunkInputs, state) -> Evaluation:
     task, plan, measuring = rounds.task, rounds.plan, rounds.measuring
     if rounds.algorithm.global_model is None:
         return Evaluation.missing(0)
+    assert inputs.test is not None
     model, batches = rounds.algorithm.global_model(state), inputs.num_eval_batches
     return evaluate(task, plan, model, inputs.test, batches, num_domains=measuring.num_domains)
 
@@ -180,6 +184,7 @@ def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) ->
         def model_of(source, k):
             return personal(*source, k)
 
+    assert inputs.client_tests is not None and inputs.test_examples is not None
     groups = inputs.client_tests.clients.shape[1]
     groups = jnp.where(inputs.schedule.trial[r], 1, groups)
     network = algorithm.personal_model or rounds.task.model
@@ -211,6 +216,7 @@ def _tuned(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal):
 def _survey(rounds: Rounds, inputs: ChunkInputs, state, schedule: RoundSchedule):
     """-> (gradient gaps by name, what is known when they are); NaN in rounds without one."""
     due = schedule.trial | (schedule.round % rounds.measuring.gaps_every == 0)
+    assert inputs.survey is not None
     cohort = Cohort(inputs.survey, inputs.examples, inputs.server)
     gaps = jax.lax.cond(
         due,

@@ -56,7 +56,7 @@ def curves_of(metrics: RoundMetrics, dataset: Dataset, partition: Partition) -> 
     if metrics.client_accuracy is not None:
         clients = metrics.client_accuracy
         curves["client_accuracy"] = clients
-        curves["mean_client_accuracy"] = mean_accuracies(clients).astype(np.float32)
+        curves["mean_client_accuracy"] = mean_accuracies(np.asarray(clients)).astype(np.float32)
         names = partition.client_names
         curves |= {f"client_accuracy_{n}": clients[:, k] for k, n in enumerate(names)}
     return curves | metrics.records

@@ -47,7 +47,7 @@ class Federation:
         return self.split.server
 
     @property
-    def hp(self) -> dict[str, np.float32]:
+    def hp(self) -> dict[str, Any]:
         """Its numeric hyper-parameters as programs read them."""
         return {name: np.float32(value) for name, value in self.spec.hp.items()}
 

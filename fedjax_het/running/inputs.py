@@ -147,8 +147,10 @@ def _test_examples(source: Source) -> Examples:
 
 
 def _client_tests(source: Source) -> Any:
-    assert source.shapes.tests is not None
-    tests = [client_tests(source.plan, f.tests, source.shapes.tests) for f in source.places]
+    shape = source.shapes.tests
+    assert shape is not None
+    own = (f.tests for f in source.places if f.tests is not None)
+    tests = [client_tests(source.plan, partition, shape) for partition in own]
     return source.for_places(tests) if source.apart else source.plan.put(tests[0], BLOCK)
 
 

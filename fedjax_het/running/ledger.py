@@ -29,8 +29,8 @@ def describe(spec: RunSpec) -> str:
         parts.append(f"alpha {spec.alpha:g}")
     if spec.classes is not None:
         parts.append(f"{spec.classes} classes a client")
-    usual = RunSpec(spec.algorithm, local_optimizer=spec.local_optimizer, options=spec.options)
-    usual = usual.resolved().hp
+    plain = RunSpec(spec.algorithm, local_optimizer=spec.local_optimizer, options=spec.options)
+    usual = plain.resolved().hp
     parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.get(name)]
     if spec.scored is not None:
         parts.append(f"{spec.scored} models scored")

@@ -3,6 +3,7 @@ states of their clients are. Speed and memory depend on it; results do not, beyo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -70,10 +71,8 @@ class Placement:
             f"{AUTO!r}, {AXIS!r} or {RUNS!r}",
         )
         require_name("client_state", self.client_state, (AUTO, DEVICE_STATE, HOST_STATE))
-        several = not isinstance(self.devices, (str, bytes)) and isinstance(self.devices, Sequence)
-        listed = several and all(isinstance(device, jax.Device) for device in self.devices)
         require(
-            self.devices is None or is_whole(self.devices, 1) or (listed and len(self.devices)),
+            self.devices is None or is_whole(self.devices, 1) or _are_devices(self.devices),
             "devices",
             self.devices,
             "a whole number >= 1, a sequence of jax devices, or None for all",
@@ -87,6 +86,11 @@ class Placement:
         fits = self.devices is None or self.devices <= len(there)
         require(fits, "devices", self.devices, f"1 to {len(there)}, the devices that there are")
         return there[: self.devices]
+
+
+def _are_devices(found: Any) -> bool:
+    sequence = isinstance(found, Sequence) and len(found) > 0
+    return sequence and all(isinstance(device, jax.Device) for device in found)
 
 
 def blocks_of(placement: Placement, devices: Sequence[jax.Device], spec: RunSpec) -> int:

@@ -114,9 +114,10 @@ def prepare(
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 
     shares = algorithm.shares_server_data
+    own: list[Partition | None] = list(partitions or ())
     splits = [
         split_of(each, dataset, pool, partition=given, shares_server_data=shares)
-        for each, given in zip(specs, partitions or [None] * len(specs), strict=True)
+        for each, given in zip(specs, own or [None] * len(specs), strict=True)
     ]
     units = [
         units_of(each, split.trained_on, dataset, algorithm)

@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PLAIN_SECONDS = 15.0  # between lines where there is no terminal
 
@@ -80,7 +80,7 @@ def _bar(title: str, passing: bool) -> Iterator[Callable]:
         TextColumn("{task.fields[detail]}"),
     )
     with Bars(*columns, console=Console(stderr=True), transient=passing) as bars:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, Any] = {}
         opening = bars.add_task(f"{title}: compiling", total=None, detail="")
 
         def show(progress: Progress) -> None:

@@ -61,7 +61,8 @@ class Result:
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
         arrays = to_file(arrays)
         write_atomically(
-            directory / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays)
+            directory / f"{name}.npz",
+            lambda file: np.savez_compressed(file, **arrays),  # type: ignore[arg-type]
         )
         record = {"spec": self.spec.to_dict(), "summary": self.summary}
         text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False)
@@ -82,7 +83,8 @@ class Result:
         for key, array in from_file(data).items():
             group, name = key.split("/", 1)
             groups[group][name] = array
-        return cls(RunSpec.from_dict(record["spec"]), summary=record["summary"], **groups)
+        spec = RunSpec.from_dict(record["spec"])
+        return cls(spec, groups["metrics"], record["summary"], groups["artifacts"])
 
 
 def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) -> dict[str, Any]:

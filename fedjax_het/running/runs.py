@@ -214,7 +214,7 @@ def memory_needed(runs: Runs) -> int:
         work.program.lower(hp, state, key, jnp.int32(1), runs.kept.get("server"))
         for work in programs.host_work.values()
     ]
-    needs = (program.compile().memory_analysis() for program in lowered)
+    needs: list[Any] = [program.compile().memory_analysis() for program in lowered]
     return max(
         need.argument_size_in_bytes
         + need.output_size_in_bytes
