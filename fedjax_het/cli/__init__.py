@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import tyro
 
-from fedjax_het.cli.list import ListCommand, list_command
+from fedjax_het.cli.listing import ListCommand, list_command
+from fedjax_het.cli.own_code import HELP, import_own, without_imports
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
@@ -35,11 +36,20 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 2 for settings that cannot be used, 130 when interrupted."""
-    words, program_words = split_words(sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    return exit_status(
+        lambda: _run(*without_imports(given)),
+        name="fedjax-het",
+        stopped="interrupted; the same command, `run` with --resume, continues from the checkpoint",
+    )
+
+
+def _run(arguments: list[str], imports: list[str]) -> int:
+    words, program_words = split_words(arguments)
     command = tyro.extras.subcommand_cli_from_dict(
         {name: command.words for name, command in COMMANDS.items()},
         prog="fedjax-het",
-        description="Federated learning on heterogeneous clients, simulated.",
+        description=f"Federated learning on heterogeneous clients, simulated. {HELP}",
         args=words,
     )
     if getattr(command, "distributed", False):  # before anything asks for devices
@@ -47,9 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(command, TableCommand):
         command = command.with_words(program_words)
     (work,) = (each.work for each in COMMANDS.values() if each.words is type(command))
-    again = "--resume" if isinstance(command, RunCommand) else "the same command"
-    return exit_status(
-        lambda: work(command),
-        name="fedjax-het",
-        stopped=f"interrupted; {again} continues from the checkpoint",
-    )
+    for name in imports:
+        import_own(name)
+    return work(command)

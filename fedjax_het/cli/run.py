@@ -13,6 +13,7 @@ import tyro
 from fedjax_het.cli.words import (
     HP_HELP,
     OPTION_HELP,
+    NetworkOptions,
     PartitionOptions,
     ServerOptions,
     count,
@@ -36,6 +37,7 @@ class RunCommand(RunSpec):
     options: Annotated[
         tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=OPTION_HELP)
     ] = ()
+    network_options: NetworkOptions = ()
     partition_options: PartitionOptions = ()
     server_options: ServerOptions = ()
     data_dir: Path | None = None
@@ -60,6 +62,7 @@ def spec_of(command: RunCommand) -> RunSpec:
     values = {field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
     values["hp"] = {name: number("hp", name, text) for name, text in pairs("hp", command.hp)}
     values["options"] = literals("option", command.options)
+    values["network_options"] = literals("network-option", command.network_options)
     values["partition_options"] = literals("partition-option", command.partition_options)
     values["server_options"] = literals("server-option", command.server_options)
     return RunSpec(**values)

@@ -16,6 +16,7 @@ import tyro
 
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.words import (
+    NetworkOptions,
     PartitionOptions,
     ServerOptions,
     count,
@@ -28,7 +29,7 @@ from fedjax_het.cli.words import (
 from fedjax_het.common.errors import require
 from fedjax_het.settings.spec import RunSpec
 
-_AS_WORDS = ("hp", "options", "partition_options", "server_options")
+_AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
 # The settings that a sweep takes lists of under their own names.
 _LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in (*_AS_WORDS, "seed")]
 
@@ -71,6 +72,7 @@ class SweepCommand(_as_lists()):
             help="Static choices, for the methods that have them, e.g. --option preset=paper,code.",
         ),
     ] = ()
+    network_options: NetworkOptions = ()
     partition_options: PartitionOptions = ()
     server_options: ServerOptions = ()
     data_dir: Path | None = None
@@ -109,11 +111,13 @@ def specs_of(command: SweepCommand) -> list[RunSpec]:
         name: [literal(value) for value in text.split(",")]
         for name, text in pairs("option", command.options)
     }
+    of_network = literals("network-option", command.network_options)
     of_partition = literals("partition-option", command.partition_options)
     of_server = literals("server-option", command.server_options)
     return grid(
         **settings,
         seed=command.seeds,
+        network_options=of_network,
         partition_options=of_partition,
         server_options=of_server,
         hp=hp,

@@ -14,10 +14,15 @@ _PARTITION_HELP = (
     "What else the partition takes, e.g. --partition-option dominating_share=0.9 "
     "groups=[[0,1],[2,3]]."
 )
+_NETWORK_HELP = "What else the network takes, e.g. --network-option hidden=[64,64]."
 _SERVER_HELP = "What the source of the server's examples takes, e.g. --server-option size=500."
 PartitionOptions = Annotated[
     tuple[str, ...],
     tyro.conf.arg(name="partition-option", metavar="NAME=VALUE", help=_PARTITION_HELP),
+]
+NetworkOptions = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(name="network-option", metavar="NAME=VALUE", help=_NETWORK_HELP),
 ]
 ServerOptions = Annotated[
     tuple[str, ...],

@@ -1,0 +1,51 @@
+"""`--import`: files and modules of the user's own, run before a command for what they register."""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedjax_het.common.errors import ConfigError
+
+HELP = (
+    "With any command, --import FILE.py or --import MODULE runs code of your own first, which "
+    "registers methods, networks, data sets, partitions or sources."
+)
+
+
+def without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(the arguments, what they say to import)."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--import", dest="imports", action="append", default=[])
+    try:
+        found, others = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError:
+        raise ConfigError("import = '': expected a file or a module, e.g. mine.py") from None
+    return others, found.imports
+
+
+def import_own(name: str) -> None:
+    """Run a Python file, or import a module that is found from here or is installed.
+
+    Raises ConfigError where there is none; what the code itself raises is not caught.
+    """
+    if name.endswith(".py"):
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(f"import = {name!r}: expected a file; there is none")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+        return
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.split(".")[0] and error.name != name:
+            raise
+        raise ConfigError(f"import = {name!r}: expected a module; there is none") from None

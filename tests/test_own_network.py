@@ -1,0 +1,162 @@
+"""A network of the user's own: registered, given to a run or a sweep, or from a file."""
+
+import json
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from fedjax_het import ConfigError, RunSpec, grid, load_results, register_network, simulate, sweep
+from fedjax_het.cli import main
+
+SETTINGS = {"num_clients": 4, "rounds": 2, "partition": "iid", "participation": 1.0}
+FAST = {"ipc": 2, "steps": 2, "server_epochs": 1}
+
+FILE = """
+import flax.linen as nn
+from fedjax_het import register_method, register_network
+from fedjax_het.algorithms.fedavg import fedavg
+
+class Small(nn.Module):
+    num_classes: int
+    hidden: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(self.hidden)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.num_classes)(x)
+
+register_network("small", Small, "a small one")
+register_method("mine", fedavg, "FedAvg once more")
+"""
+
+
+class TwoLayers(nn.Module):
+    num_classes: int
+    hidden: int = 6
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(self.hidden)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.num_classes)(x)
+
+
+def perceptron():
+    """The same as a pair of functions."""
+
+    def init(key, images, train):
+        return TwoLayers(10).init(key, images)
+
+    def apply(variables, images, train):
+        return TwoLayers(10).apply(variables, images)
+
+    return init, apply
+
+
+def width_of(result):
+    kernels = jax.tree.leaves(result.state.server.variables["params"])
+    return {leaf.shape[-1] for leaf in kernels} - {10}
+
+
+def curves(result):
+    return result.metrics["test_loss"]
+
+
+def test_given_or_registered_module_or_pair_are_the_same_run():
+    register_network("two_layers", TwoLayers)
+    named = simulate(RunSpec("fedavg", model="two_layers", **SETTINGS))
+    given = simulate(RunSpec("fedavg", **SETTINGS), network=TwoLayers)
+    pair = simulate(RunSpec("fedavg", **SETTINGS), network=perceptron())
+    assert np.isfinite(curves(named)).all()
+    for other in (given, pair):
+        np.testing.assert_array_equal(curves(other), curves(named))
+    assert (named.spec.model, given.spec.model) == ("two_layers", "user")
+
+
+def test_its_options_are_its_own_and_reach_it():
+    register_network("two_layers", TwoLayers)
+    specs = [
+        RunSpec("fedavg", model="two_layers", network_options={"hidden": size}, **SETTINGS)
+        for size in (3, 5)
+    ]
+    assert len({spec.digest() for spec in specs}) == 2
+    assert [width_of(simulate(spec)) for spec in specs] == [{3}, {5}]
+    with pytest.raises(ConfigError, match=r"hiden = 3: .*two_layers \(its options: hidden\)"):
+        RunSpec("fedavg", model="two_layers", network_options={"hiden": 3}, **SETTINGS).resolved()
+
+
+def test_options_that_are_settings_have_one_name():
+    named = RunSpec("fedavg", model="convnet", width=16).digest()
+    assert RunSpec("fedavg", model="convnet", network_options={"width": 16}).digest() == named
+    with pytest.raises(ConfigError, match="width = 8: expected 16, as network_options say"):
+        RunSpec("fedavg", model="convnet", width=8, network_options={"width": 16}).resolved()
+
+
+@pytest.mark.parametrize("method", ["fedaf", "moon", "fedgen"])
+def test_methods_that_read_features_take_it(method):
+    options = {"fedaf": FAST, "fedgen": {"generator_steps": 2}}.get(method, {})
+    result = simulate(RunSpec(method, options=options, **SETTINGS), network=TwoLayers)
+    assert np.isfinite(curves(result)).all()
+
+
+def test_sweeps_tell_networks_apart_and_keep_them(tmp_path):
+    specs = grid(algorithm=["fedavg", "fedprox"], seed=[0, 1], **SETTINGS)
+
+    def made(network):
+        lines = []
+        found = sweep(specs, tmp_path, network=network, progress=lines.append)
+        assert all(result is not None for result in found.results)
+        return found, any("already" in line for line in lines)
+
+    first, there = made(TwoLayers)
+    assert not there
+    assert made(TwoLayers)[1]  # found again
+    other, there = made(TwoLayers(10, hidden=9))
+    assert not there
+    assert {width_of_run(run) for run in first.results} != {width_of_run(r) for r in other.results}
+    assert len(load_results(tmp_path)) == 8
+
+
+def width_of_run(result):
+    return result.summary["network_digest"]
+
+
+def test_a_run_does_not_go_on_with_another_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_het.running.checkpoints.CHECKPOINT_SECONDS", 0)
+    spec = RunSpec("fedavg", **SETTINGS)
+    simulate(spec, network=TwoLayers, output_dir=tmp_path)
+    with pytest.raises(ConfigError, match="expected this network's"):
+        simulate(spec, network=TwoLayers(10, hidden=9), output_dir=tmp_path, resume=True)
+
+
+def test_a_name_given_again_stands_for_the_new_network():
+    register_network("two_layers", TwoLayers)
+    spec = RunSpec("fedavg", model="two_layers", **SETTINGS)
+    assert width_of(simulate(spec)) == {6}
+    register_network("two_layers", TwoLayers(10, hidden=9))
+    assert width_of(simulate(spec)) == {9}
+
+
+def test_what_cannot_be_says_so():
+    with pytest.raises(ConfigError, match="model = 'user': expected a network passed to the run"):
+        simulate(RunSpec("fedavg", model="user", **SETTINGS))
+    with pytest.raises(ConfigError, match="model = 'mlp': expected none beside a network"):
+        simulate(RunSpec("fedavg", model="mlp", **SETTINGS), network=TwoLayers)
+
+
+def test_a_file_of_ones_own_serves_the_command_line(tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    assert main(["list", "--import", "mine.py"]) == 0
+    told = capsys.readouterr().out
+    assert "a small one" in told and "FedAvg once more" in told
+    words = "--algorithm mine --model small --network-option hidden=3 --num-clients 4 --rounds 1"
+    assert main(["--import", "mine.py", "run", "--quiet", *words.split()]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["algorithm"] == "mine"
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "no_such_module"])
+def test_code_that_is_not_there_is_one_line(name, capsys):
+    assert main(["list", "--import", name]) == 2
+    assert f"import = '{name}': expected a" in capsys.readouterr().err
