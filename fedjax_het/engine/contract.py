@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.common.arrays import is_key
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.packing import is_key
 
 Tree = Any
 HyperParameters = dict[str, jax.Array]  # float32 scalars by name

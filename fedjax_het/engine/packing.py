@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.common.arrays import is_key
+
 Tree = Any
 
 
@@ -55,11 +57,6 @@ def _restored(plain: jax.Array, dtype: Any) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.lax.complex(plain[..., 0], plain[..., 1])
     return plain.astype(dtype)
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether an array holds typed random keys."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _bits(dtype: Any) -> int:

@@ -83,12 +83,9 @@ class Runs:
 
     def first_step(self) -> ChunkInputs:
         """The same for the first step of every lane of the next round, and of an evaluation."""
-        return call_inputs(self.trial_source(), self.kept)
-
-    def trial_source(self) -> Source:
         upcoming = min(self.done, self.rounds - 1)
         rounds = range(upcoming, upcoming + 1)
-        return dataclasses.replace(self.source, rounds=rounds, trial=True)
+        return call_inputs(dataclasses.replace(self.source, rounds=rounds, trial=True), self.kept)
 
     def load_states(self, rounds: Sequence[int]) -> None:
         """Put the states of these rounds' clients on the devices, if they are on the host."""
