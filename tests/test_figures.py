@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from fedjax_het import report
+from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.heat_map import numeric_pair
-from fedjax_het.report.style import method_looks
 
 ROUNDS = 12
 ALPHAS = (0.01, 0.1, 1.0)
@@ -113,7 +113,7 @@ def test_learning_curves_are_means_over_seeds_with_bands():
             found = line(panel, method)
             np.testing.assert_array_equal(found.get_xdata(), np.arange(1, ROUNDS + 1))
             np.testing.assert_allclose(found.get_ydata(), expected.mean(axis=1))
-            assert found.get_color() == method_looks()[method].colour
+            assert found.get_color() == METHODS[method].colour
             limits = band(panel, number)
             for r, spread in enumerate(expected.std(axis=1, ddof=1)):
                 mean = expected[r].mean()
@@ -169,7 +169,7 @@ def test_hyper_parameters_have_lines_of_one_colour_from_dark_to_light():
     labels = [f"fedprox, prox_mu {mu}" for mu in ("0.01", "0.1", "1")]
     assert legend_texts(figure) == labels
     colours = [line(figure.axes[0], label).get_color() for label in labels]
-    assert colours[0] == method_looks()["fedprox"].colour
+    assert colours[0] == METHODS["fedprox"].colour
     brightness = [sum(int(colour[k : k + 2], 16) for k in (1, 3, 5)) for colour in colours]
     assert brightness == sorted(set(brightness))
 
@@ -220,8 +220,8 @@ def test_runs_that_diverged_are_crosses_and_in_no_mean():
     (panel,) = figure.axes
     crosses = [p for p in panel.lines if p.get_label() == "_diverged"]
     assert [(p.get_xdata()[0], p.get_color()) for p in crosses] == [
-        (0.01, method_looks()["fedprox"].colour),
-        (0.1, method_looks()["scaffold"].colour),
+        (0.01, METHODS["fedprox"].colour),
+        (0.1, METHODS["scaffold"].colour),
     ]
     # Nothing is drawn across the alpha at which all diverged.
     assert math.isnan(line(panel, "scaffold").get_ydata()[1])
@@ -261,7 +261,7 @@ def test_labels_of_alphas_do_not_overlap():
 
 
 def test_many_methods_fit_and_are_told_apart():
-    methods = [*method_looks(), "mine", "yours"]
+    methods = [*METHODS, "mine", "yours"]
     results, curves = sweep(methods, seeds=(0, 1))
     figure = report.plot_against_alpha(results)
     lines = [line(figure.axes[0], method) for method in methods]

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from fedjax_het import report
+from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report import Cell, TextTable
 from fedjax_het.report.render import Section, best_of, latex_text
 from fedjax_het.report.reported import reported_values
-from fedjax_het.report.style import method_looks
 from fedjax_het.settings.spec import RunSpec
 
 ALPHA = 0.01
@@ -329,7 +329,7 @@ def test_a_curve_ends_at_the_value_of_the_table(results, curves, reported, table
         x, y = lines[method].get_data()
         assert x[-1] == 20
         assert y[-1] == pytest.approx(table.loc[method, "mean"])
-        assert lines[method].get_color() == method_looks()[method].colour
+        assert lines[method].get_color() == METHODS[method].colour
     assert "scaffold" not in lines  # its one run diverged
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
@@ -351,7 +351,7 @@ def test_a_panel_without_runs_says_so(results, curves, reported):
 
 def test_colours_are_told_apart():
     methods = list(reported_values("fedaf", "table1")["method"].unique())
-    colours = report.method_colours([*method_looks(), *methods])
+    colours = report.method_colours([*METHODS, *methods])
     assert len(set(colours.values())) == len(colours)
 
 

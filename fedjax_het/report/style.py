@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 # Of rows that papers report and that are no methods here, and of methods without a colour.
 _OTHER_COLOURS = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
 _MARKERS = "os^Dv<>pPX*h"
@@ -29,8 +28,10 @@ def method_rank(method: str) -> tuple[int, str]:
 def method_colours(methods: Iterable[str]) -> dict[str, str]:
     """A colour per method, as hexadecimal digits. Those without one of their own share a few."""
     others = itertools.cycle(_OTHER_COLOURS)
-    own = {name: METHODS[name].colour for name in methods if name in METHODS}
-    return {name: own.get(name) or next(others) for name in dict.fromkeys(methods)}
+    return {
+        name: (METHODS[name].colour if name in METHODS else "") or next(others)
+        for name in dict.fromkeys(methods)
+    }
 
 
 def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
