@@ -1,4 +1,4 @@
-"""What a method's functions must be: each way of breaking it is one line before anything compiles."""
+"""What a method's functions must be: what breaks it is one line, before anything compiles."""
 
 import doctest
 from typing import NamedTuple
