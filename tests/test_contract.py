@@ -313,23 +313,21 @@ def keep_sums(hp, server, upload, counts):
     return Summed(server.variables, sums._replace(half=sums.half + ones))
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_whole_numbers_and_truth_values_are_added_up_exactly(blocks):
+PLACEMENTS = {
+    "one device": Placement(devices=1),
+    "two blocks": Placement(devices=min(2, len(jax.devices())), blocks=2),
+    "side by side": Placement(spread="runs", width=2, blocks=2),
+}
+
+
+@pytest.mark.parametrize("where", PLACEMENTS)
+def test_whole_numbers_and_truth_values_are_added_up_exactly(where):
     register_method("summing", summing)
-    count = sum(size > 0 for size in SIZES)
+    count = len(SIZES)
     expected = Sums(LARGE, 100 * count, 2**31 + count - 1, [count, 0], 257 * count)
-    settings = {**SMALL, "participation": 1.0, "partition": "iid"}
-    here = {"blocks": blocks, "devices": min(blocks, len(jax.devices()))}
-    alone = simulate(
-        RunSpec("summing", **settings), dataset=user_dataset(), placement=Placement(**here)
-    )
-    specs = [RunSpec("summing", **settings, seed=seed) for seed in range(2)]
-    together = sweep(
-        specs,
-        dataset=user_dataset(),
-        progress=lambda line: None,
-        placement=Placement(spread="runs", width=2, blocks=blocks),
-    )
-    for made in (alone, *together.results):
+    seeds = (0, 1) if where == "side by side" else (0,)
+    specs = [RunSpec("summing", **SMALL | {"participation": 1.0, "seed": seed}) for seed in seeds]
+    given = {"dataset": user_dataset(), "placement": PLACEMENTS[where]}
+    for made in sweep(specs, progress=lambda line: None, **given).results:
         for name, want in expected._asdict().items():
             np.testing.assert_array_equal(made.artifacts[name], want, err_msg=name)
