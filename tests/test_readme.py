@@ -6,9 +6,13 @@ import runpy
 import shlex
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
+
+from fedjax_het.common.records import field_types
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -125,6 +129,50 @@ def test_the_tables_name_everything_there_is():
     cells = re.findall(r"^\| (`.*?) \|", README, flags=re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert named == {*METHODS, *DATASETS, *PARTITIONS, *SERVER_SOURCES, *NETWORKS}
+
+
+def rows_of_methods():
+    """(its records, and the cells after the names) of each row of the table of methods."""
+    from fedjax_het.algorithms import METHODS
+
+    for cells in re.findall(
+        r"^\| (`.*?) \| (.*?) \| (.*?) \| \[.*?\]\((.*?)\) \|$", README, re.MULTILINE
+    ):
+        names = re.findall(r"`(\w+)`", cells[0])
+        yield [METHODS[name] for name in names], *cells[1:]
+
+
+def test_the_table_of_methods_has_their_papers_and_files():
+    from fedjax_het.algorithms import METHODS
+
+    rows = list(rows_of_methods())
+    assert sum(len(entries) for entries, *_ in rows) == len(METHODS)
+    for entries, _, paper, link in rows:
+        for entry in entries:
+            build = entry.build
+            while isinstance(build, partial):
+                build = build.func
+            assert link == f"{build.__module__.replace('.', '/')}.py", entry.name
+            assert paper == re.sub(r",? ?arXiv:\S+$", "", entry.paper), entry.name
+
+
+def test_the_table_of_methods_names_options_and_numbers_that_there_are():
+    for entries, text, *_ in rows_of_methods():
+        words = re.findall(r"`(\w+)`", text)
+        numbers = words[words.index("hp") + 1 :] if "hp" in words else []
+        for entry in entries:
+            assert set(numbers) <= entry.hyper_parameters("sgd", {}, 10).keys(), entry.name
+            kinds = field_types(entry.options).values()
+            known = {*entry.option_names, *entry.options.PRESETS, "hp", *numbers}
+            known |= {choice for kind in kinds for choice in choices_of(kind)}
+            assert set(words) <= known, entry.name
+
+
+def choices_of(kind):
+    """The values of a `Literal`, or of one inside a union."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return [choice for part in get_args(kind) for choice in choices_of(part)]
 
 
 def test_ci_runs_the_readmes_test_command():

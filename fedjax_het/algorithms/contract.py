@@ -285,7 +285,7 @@ def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
             raise ContractError(f"Algorithm.round: info is {kind_of(info)}: expected a RoundInfo")
         require_scalar("Algorithm.round: info.train_loss", info.train_loss)
         require_scalar("Algorithm.round: info.update_norm", info.update_norm)
-        _require_records(info.records, algorithm.records(1))
+        _require_records(info.records, algorithm.records)
         return new, info
 
     def global_model(state):
@@ -339,9 +339,20 @@ def _require_state(name: str, found: Any) -> None:
         )
 
 
-def _require_records(found: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+def _require_records(
+    found: dict[str, Any], shapes_of: Callable[[int], dict[str, tuple[int, ...]]]
+) -> None:
+    """How many clients there are is not known here: a shape must be right for some number."""
+    shapes = shapes_of(1)
     if found.keys() != shapes.keys():
         raise ContractError(
             f"Algorithm.round: info.records has {sorted(found)}: expected {sorted(shapes)}, as "
             "`Algorithm.records` says"
         )
+    for name, leaf in found.items():
+        here = np.shape(leaf)
+        if not any(tuple(shapes_of(count)[name]) == here for count in {1, *here}):
+            raise ContractError(
+                f"Algorithm.round: info.records[{name!r}] is {kind_of(leaf)}: expected the shape "
+                f"{shapes[name]}, as `Algorithm.records` says of one client"
+            )

@@ -1,4 +1,4 @@
-"""FSL, federated learning with server learning (Mai, La and Zhang, arXiv:2210.02614), and what it
+"""FSL, federated learning with server learning (Mai, La and Zhang, 2022, arXiv:2210.02614), and what it
 is compared with: data sharing (Zhao et al., arXiv:1806.00582)."""
 
 from collections.abc import Callable, Sequence
@@ -124,7 +124,7 @@ FSL = Entry(
     "fsl",
     fsl,
     "after each round the server learns from examples of its own (Mai et al., 2022)",
-    paper="Mai, La and Zhang, arXiv:2210.02614",
+    paper="Mai, La and Zhang, 2022, arXiv:2210.02614",
     options=FslOptions,
     numbers=FslNumbers,
     protocol="fsl",

@@ -1,0 +1,333 @@
+"""What a method's functions must be: what breaks it is one line, before anything compiles."""
+
+import doctest
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import SIZES, user_dataset
+
+from fedjax_het import ConfigError, Placement, RunSpec, register_method, simulate, sweep
+from fedjax_het.algorithms import contract
+from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.engine.contract import Upload
+from fedjax_het.engine.local import local_sgd
+from fedjax_het.running import advance
+
+SMALL = {
+    "dataset": "user",
+    "model": "mlp",
+    "network_options": {"hidden": [4]},
+    "partition": "iid",
+    "num_clients": len(SIZES),
+    "participation": 0.5,
+    "batch_size": 4,
+    "rounds": 3,
+    "local_optimizer": "sgd",
+    "optimizer_state": "reset",
+}
+
+
+def test_the_toy_method_of_the_docstring_runs():
+    found = doctest.testmod(contract)
+    assert found.attempted >= 8 and found.failed == 0
+
+
+# --- each way of breaking it -----------------------------------------------------------------
+
+
+class Own(NamedTuple):
+    seen: jax.Array
+    trace: jax.Array
+
+
+def client_of(training, **changed):
+    """FedAvg's client that counts its rounds, with some of its functions in place of these."""
+    base = local_sgd(training)
+
+    def init(hp, variables):
+        return Own(jnp.int32(0), jnp.zeros(2))
+
+    def begin(hp, broadcast, state, client):
+        return base.begin(hp, broadcast, (), client)
+
+    def end(hp, broadcast, local, state, client):
+        upload, _, output = base.end(hp, broadcast, local, (), client)
+        return upload, state._replace(seen=state.seen + 1), output
+
+    functions = {"init": init, "begin": begin, "end": end}
+    for name, change in changed.items():
+        functions[name] = change(functions.get(name) or getattr(base, name))
+    return base._replace(**functions)
+
+
+def method(**changed):
+    return lambda training, plan: federated(training, plan, client_of(training, **changed))
+
+
+def ending(change):
+    """`end` with what it returns put through `change(upload, state, output)`."""
+    return method(end=lambda end: lambda *given: change(*end(*given)))
+
+
+def with_round(change):
+    """FedAvg whose round gives `change(state, info)`."""
+
+    def build(training, plan):
+        algorithm = fedavg(training, plan)
+        return algorithm._replace(round=lambda *given: change(*algorithm.round(*given)))
+
+    return build
+
+
+def recording(shapes, **found):
+    """FedAvg that announces records of `shapes`, and reports `found`."""
+
+    def build(training, plan):
+        algorithm = fedavg(training, plan)
+
+        def round_(*given):
+            state, info = algorithm.round(*given)
+            return state, info._replace(records=found)
+
+        return algorithm._replace(round=round_, records=lambda num_clients: shapes)
+
+    return build
+
+
+UPLOAD_INSTEAD = (
+    "expected Upload(mean=..., sum=...), of which the engine averages the one and adds up"
+)
+
+BREAKS = {
+    "build of other arguments": (
+        lambda training: None,
+        "build takes (training): expected (training, plan)",
+    ),
+    "build of nothing": (lambda training, plan: None, "built None: expected an Algorithm"),
+    "init of other arguments": (
+        method(init=lambda init: lambda hp: ()),
+        "ClientMethod.init takes (hp): expected (hp, variables)",
+    ),
+    "begin of other arguments": (
+        method(begin=lambda begin: lambda hp, broadcast, state: ()),
+        "ClientMethod.begin takes (hp, broadcast, state): expected (hp, broadcast, state, client)",
+    ),
+    "step of other arguments": (
+        method(step=lambda step: lambda hp, local, batch: (local, 0.0)),
+        "ClientMethod.step takes (hp, local, batch): expected (hp, broadcast, local, batch, client,"
+        " key)",
+    ),
+    "end of other arguments": (
+        method(end=lambda end: lambda hp, broadcast, local, state: ()),
+        "ClientMethod.end takes (hp, broadcast, local, state): expected (hp, broadcast, local,"
+        " state, client)",
+    ),
+    "begin that is no function": (
+        method(begin=lambda begin: None),
+        "ClientMethod.begin = None: expected a function of (hp, broadcast, state, client)",
+    ),
+    "a step without a loss": (
+        method(step=lambda step: lambda *given: step(*given)[0]),
+        "ClientMethod.step returned a Local: expected (local, loss)",
+    ),
+    "an end of two values": (
+        ending(lambda upload, state, output: (upload, state)),
+        "ClientMethod.end returned 2 values: expected (upload, state, output)",
+    ),
+    "an end of nothing": (
+        method(end=lambda end: lambda *given: None),
+        "ClientMethod.end returned None: expected (upload, state, output)",
+    ),
+    "an upload that is none": (
+        ending(lambda upload, state, output: (upload.mean, state, output)),
+        f"ClientMethod.end: upload is a dict: {UPLOAD_INSTEAD}",
+    ),
+    "an upload of keys": (
+        ending(
+            lambda upload, state, output: (
+                upload._replace(sum={"k": jax.random.key(0)}),
+                state,
+                output,
+            )
+        ),
+        "ClientMethod.end: upload.sum['k'] is key<fry>[]: random keys have no sum",
+    ),
+    "a mean of another structure": (
+        ending(lambda upload, state, output: (Upload(upload.mean["params"]), state, output)),
+        "update: the mean change",
+    ),
+    "a mean of another shape": (
+        ending(
+            lambda upload, state, output: (
+                Upload(jax.tree.map(lambda leaf: leaf[None], upload.mean)),
+                state,
+                output,
+            )
+        ),
+        "update: the mean change['params']['head']['bias'] is float32[1,3]: expected float32[3]",
+    ),
+    "a state of another structure": (
+        ending(lambda upload, state, output: (upload, {"seen": state.seen}, output)),
+        "ClientMethod.end: state['seen'] is one too many, and .seen is missing",
+    ),
+    "a state of another type": (
+        ending(lambda upload, state, output: (upload, state._replace(seen=0.5), output)),
+        "ClientMethod.end: state.seen is float32[]: expected int32[], as what `init` made",
+    ),
+    "a state of another shape": (
+        ending(lambda upload, state, output: (upload, state._replace(trace=jnp.ones(3)), output)),
+        "ClientMethod.end: state.trace is float32[3]: expected float32[2], as what `init` made",
+    ),
+    "a local of another structure": (
+        method(
+            step=lambda step: lambda *given: (step(*given)[0]._replace(memory=jnp.ones(1)), 0.0)
+        ),
+        "ClientMethod.step: local.memory is one too many: expected the same structure, as what"
+        " `begin` made",
+    ),
+    "a loss that is no scalar": (
+        method(step=lambda step: lambda *given: (step(*given)[0], jnp.zeros(3))),
+        "ClientMethod.step: loss is float32[3]: expected a float32 scalar",
+    ),
+    "a round of one value": (
+        with_round(lambda state, info: state),
+        "Algorithm.round returned a State: expected (state, info)",
+    ),
+    "a round whose state changes": (
+        with_round(lambda state, info: (state._replace(clients=jnp.zeros(2)), info)),
+        "Algorithm.round: state.clients is one too many: expected the same structure",
+    ),
+    "a round counted in floats": (
+        with_round(lambda state, info: (state._replace(round=jnp.float32(0)), info)),
+        "Algorithm.round: state.round is float32[]: expected an int32 scalar",
+    ),
+    "records that were not announced": (
+        recording({}, spread=jnp.float32(0)),
+        "Algorithm.round: info.records has ['spread']: expected [], as `Algorithm.records` says",
+    ),
+    "records that are missing": (
+        recording({"spread": ()}),
+        "Algorithm.round: info.records has []: expected ['spread'], as `Algorithm.records` says",
+    ),
+    "records of another shape": (
+        recording({"spread": (2,)}, spread=jnp.float32(0)),
+        "Algorithm.round: info.records['spread'] is float32[]: expected the shape (2,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BREAKS)
+def test_what_breaks_the_contract_is_named_before_anything_compiles(case, monkeypatch):
+    build, message = BREAKS[case]
+    register_method("mine", build)
+    monkeypatch.setattr(advance, "begin_states", lambda runs: pytest.fail("it went on"))
+    with pytest.raises(ConfigError) as found:
+        simulate(RunSpec("mine", **SMALL), dataset=user_dataset())
+    (line,) = str(found.value).splitlines()
+    assert line.startswith(("method 'mine': ", "method 'mine' built")) and message in line
+
+
+def test_what_else_a_function_raises_says_where():
+    register_method("mine", method(step=lambda step: lambda *given: jnp.zeros(3) @ jnp.zeros(4)))
+    with pytest.raises(TypeError, match="contracting dimensions") as found:
+        simulate(RunSpec("mine", **SMALL), dataset=user_dataset())
+    assert {"in ClientMethod.step", "in method 'mine'"} <= set(found.value.__notes__)
+
+
+# --- what the engine does with uploads -------------------------------------------------------
+
+
+def trained(name, **settings):
+    return simulate(RunSpec(name, **SMALL | settings), dataset=user_dataset())
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+def test_weights_cannot_be_forgotten(averaging):
+    """A client that sends its plain change, and knows of no weights, is FedAvg's."""
+
+    def plain(training, plan):
+        base = local_sgd(training)
+
+        def end(hp, broadcast, local, state, client):
+            assert not hasattr(client, "weight")
+            change = jax.tree.map(lambda w, a: w - a, local.variables, broadcast.variables)
+            return Upload(mean=change), state, ()
+
+        return federated(training, plan, base._replace(end=end))
+
+    register_method("plain", plain)
+    settings = {"averaging": averaging, "participation": 1.0, "hp": {"local_lr": 0.3}}
+    own, average = (trained(name, **settings) for name in ("plain", "fedavg"))
+    for name in ("test_accuracy", "test_loss", "train_loss"):
+        np.testing.assert_array_equal(own.metrics[name], average.metrics[name])
+    assert np.ptp(own.metrics["test_loss"]) > 0.01, "it learns"
+
+
+LARGE = 2**24 + 1  # the first whole number that float32 does not have
+
+
+class Sums(NamedTuple):
+    whole: jax.Array
+    small: jax.Array
+    large: jax.Array
+    flags: jax.Array
+    half: jax.Array
+
+
+def summing(training, plan):
+    """FedAvg whose server keeps what its clients' sums were in the last round."""
+    base = local_sgd(training)
+
+    def end(hp, broadcast, local, state, client):
+        upload, state, output = base.end(hp, broadcast, local, state, client)
+        first = client.id == 0
+        sums = Sums(
+            jnp.where(first, LARGE, 0),
+            jnp.int8(100),
+            jnp.where(first, jnp.uint32(2**31), jnp.uint32(1)),
+            jnp.array([True, False]),
+            jnp.bfloat16(256),  # 256 + 1 is no bfloat16
+        )
+        return upload._replace(sum=(sums, jnp.bfloat16(1))), state, output
+
+    algorithm = federated(training, plan, base._replace(end=end), init=first_of, update=keep_sums)
+    return algorithm._replace(artifacts=lambda state: state.server.sums._asdict())
+
+
+class Summed(NamedTuple):
+    variables: dict
+    sums: Sums
+
+
+def first_of(hp, variables):
+    zero = Sums(jnp.int32(0), jnp.int32(0), jnp.uint32(0), jnp.zeros(2, jnp.int32), jnp.float32(0))
+    return Summed(variables, zero)
+
+
+def keep_sums(hp, server, upload, counts):
+    sums, ones = upload.sum
+    return Summed(server.variables, sums._replace(half=sums.half + ones))
+
+
+PLACEMENTS = {
+    "one device": Placement(devices=1),
+    "two blocks": Placement(devices=min(2, len(jax.devices())), blocks=2),
+    "side by side": Placement(spread="runs", width=2, blocks=2),
+}
+
+
+@pytest.mark.parametrize("where", PLACEMENTS)
+def test_whole_numbers_and_truth_values_are_added_up_exactly(where):
+    register_method("summing", summing)
+    count = len(SIZES)
+    expected = Sums(LARGE, 100 * count, 2**31 + count - 1, [count, 0], 257 * count)
+    seeds = (0, 1) if where == "side by side" else (0,)
+    specs = [RunSpec("summing", **SMALL | {"participation": 1.0, "seed": seed}) for seed in seeds]
+    given = {"dataset": user_dataset(), "placement": PLACEMENTS[where]}
+    for made in sweep(specs, progress=lambda line: None, **given).results:
+        for name, want in expected._asdict().items():
+            np.testing.assert_array_equal(made.artifacts[name], want, err_msg=name)

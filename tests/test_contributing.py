@@ -1,0 +1,67 @@
+"""What CONTRIBUTING.md names is there, and imports go as its map of rooms says."""
+
+import ast
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import fedjax_het
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "fedjax_het"
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+IN_CODE = sorted(set(re.findall(r"`([^`\n]+)`", PROSE)))
+IS_PATH = re.compile(r"[\w./]+/[\w.]*|[\w/]+\.(py|md|toml)")
+PATHS = [word for word in IN_CODE if IS_PATH.fullmatch(word)]
+NAMES = [word for word in IN_CODE if re.fullmatch(r"\w+(\.\w+)+", word) and word not in PATHS]
+ROOMS = re.findall(r"^\| `(\w+)` \|", TEXT.split("## To add")[0], flags=re.MULTILINE)
+
+
+def test_there_is_something_to_check():
+    assert len(PATHS) > 40 and len(NAMES) > 10
+
+
+@pytest.mark.parametrize("path", [*PATHS, *re.findall(r"\]\(([^)#]+)\)", TEXT)])
+def test_a_path_exists(path):
+    assert (ROOT / path).exists() or (PACKAGE / path).exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_resolves(name):
+    pkgutil.resolve_name(name if name.startswith("fedjax_het.") else f"fedjax_het.{name}")
+
+
+def test_all_that_registers_is_named():
+    public = {name for name in fedjax_het.__all__ if name.startswith("register_")}
+    assert {word for word in IN_CODE if word.startswith("register_")} == public
+
+
+def test_the_map_has_every_room():
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert set(ROOMS) == rooms | {"experiments"} and len(ROOMS) == len(set(ROOMS))
+
+
+@pytest.mark.parametrize("room", ROOMS[:-1])
+def test_a_room_imports_from_those_above_it(room):
+    wrong = []
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+                if node.module == "fedjax_het":
+                    modules = [f"fedjax_het.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            else:
+                continue
+            for module in modules:
+                package, *rest = module.split(".")
+                below = ROOMS[ROOMS.index(room) + 1 :]
+                if package == "experiments" or (
+                    package == "fedjax_het" and rest[:1] and rest[0] in below
+                ):
+                    wrong.append((path.name, module))
+    assert not wrong
