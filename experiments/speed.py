@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import fedjax_het
 from fedjax_het._startup import available_cores
 from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
 
@@ -277,7 +278,7 @@ def run_program(
     """The record that a program prints last; None, and its complaint shown, if it fails."""
     environment = {**os.environ, "FEDJAX_HET_CACHE": str(cache)}
     if file == "this_package.py":  # wherever this package is imported from here
-        here = str(Path(importlib.util.find_spec("fedjax_het").origin).parent.parent)
+        here = str(Path(fedjax_het.__file__).parent.parent)
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [here, os.environ.get("PYTHONPATH")])
         )

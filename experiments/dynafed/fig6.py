@@ -208,8 +208,8 @@ def write(outcome: Outcome) -> list[str]:
     if not len(results):
         print("No run is there to be drawn.")
         return []
-    found = [load_result(outcome.directory, digest) for digest in results["digest"]]
-    found = [result for result in found if result is not None and not result.summary["diverged"]]
+    loaded = [load_result(outcome.directory, digest) for digest in results["digest"]]
+    found = [result for result in loaded if result is not None and not result.summary["diverged"]]
     dataset = load_dataset(found[0].spec.dataset, normalisation=found[0].spec.normalisation)
     shortest = min(result.spec.local_epochs for result in found)
     near = [r for r in found if r.spec.local_epochs == shortest]

@@ -21,6 +21,7 @@ from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import write_figure
+from fedjax_het.settings.spec import ResolvedSpec
 
 
 class Preset(NamedTuple):
@@ -81,7 +82,9 @@ class Arguments:
     """Print what would be trained; do nothing."""
 
 
-def embedded(spec: RunSpec, dataset: Dataset, positions: np.ndarray) -> tuple[np.ndarray, float]:
+def embedded(
+    spec: ResolvedSpec, dataset: Dataset, positions: np.ndarray
+) -> tuple[np.ndarray, float]:
     """Features [N, F] of training images, and the test accuracy of the network (a share)."""
     import jax
     import jax.numpy as jnp

@@ -25,7 +25,7 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
-from fedjax_het.common.errors import require
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.settings.spec import RunSpec
 
 _AS_WORDS = ("hp", "options", "partition_options", "server_options")
@@ -131,7 +131,8 @@ def sweep_command(command: SweepCommand) -> int:
     shard = None
     if command.shard is not None:
         match = re.fullmatch(r"(\d+)/(\d+)", command.shard)
-        require(match is not None, "shard", command.shard, "I/N, e.g. 0/4")
+        if match is None:
+            raise ConfigError(f"shard = {command.shard!r}: expected I/N, e.g. 0/4")
         shard = int(match[1]), int(match[2])
     if command.list:
         for digest, spec, state in plan_sweep(specs, command.output_dir, shard=shard):

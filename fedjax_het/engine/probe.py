@@ -108,7 +108,7 @@ def _choose(training, batch_size, devices, cohort_size, federations, label) -> L
 
 def _fastest(seconds: dict[int, float]) -> int:
     """The number of lanes that takes least, if it is clearly less than the fewest take."""
-    best, fewest = min(seconds, key=seconds.get), min(seconds)
+    best, fewest = min(seconds, key=lambda lanes: seconds[lanes]), min(seconds)
     return best if seconds[best] < MARGIN * seconds[fewest] else fewest
 
 

@@ -156,7 +156,7 @@ def _draw_row(
 ) -> bool:
     """The panels of one measure, by title, with room for crosses below. Whether there are any."""
     x, measure = names
-    lost = {title: {} for title in panels}
+    lost: dict[str, dict[float, int]] = {title: {} for title in panels}
     for title, _, label, runs in lines:
         _draw(panels[title], runs, x, measure, label, styles[label], opacity, lost[title])
     most = max((number for counts in lost.values() for number in counts.values()), default=0)

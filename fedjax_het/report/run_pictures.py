@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data import Dataset, Partition, client_groups, plot_partition
@@ -102,7 +103,7 @@ def _plot_snapshots(artifacts: dict[str, np.ndarray], dataset: Dataset, path: Pa
     logits = artifacts["synthetic_label_logits"][artifacts["snapshot_samples"]]
     steps = zip(artifacts["snapshot_iterations"], artifacts["snapshots"], strict=True)
     plot_synthesis(
-        {int(n): SyntheticData(images, logits, np.float32(0)) for n, images in steps},
+        {int(n): SyntheticData(images, logits, jnp.float32(0)) for n, images in steps},
         path,
         class_names=dataset.class_names,
     )
