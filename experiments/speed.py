@@ -211,7 +211,13 @@ def write_images(path: Path) -> str:
         images = random.integers(0, 256, (60_000, 28, 28, 1), np.uint8)
         labels, mean, std = random.integers(0, 10, 60_000, np.int32), (0.5,), (0.29,)
         source = "random images of Fashion-MNIST's shape (TFDS_DATA_DIR has no fashion_mnist)"
-    np.savez(path, images=images, labels=labels, mean=np.float32(mean), std=np.float32(std))
+    np.savez(
+        path,
+        images=images,
+        labels=labels,
+        mean=np.asarray(mean, np.float32),
+        std=np.asarray(std, np.float32),
+    )
     return source
 
 

@@ -48,7 +48,6 @@ def refined(
       refine(hp, own, round) -> (variables, own).
       init(hp, key, variables) -> own, whatever is kept from round to round.
     """
-
     model_of, with_model_of = global_model_of(algorithm)
 
     def init_state(hp, key, variables, num_clients):
@@ -68,16 +67,17 @@ def refined(
         base = with_model_of(unrefined(state), variables).server
         return state._replace(server=state.server._replace(base=base))
 
-    personal = algorithm.personal
+    of_client = algorithm.personal
+    personal = (
+        None if of_client is None else lambda hp, state, k: of_client(hp, unrefined(state), k)
+    )
     return algorithm._replace(
         init=init_state,
         round=round_,
         global_model=lambda state: model_of(unrefined(state)),
         with_global_model=with_global_model,
         traffic=lambda hp, state: algorithm.traffic(hp, unrefined(state)),
-        personal=None
-        if personal is None
-        else lambda hp, state, k: personal(hp, unrefined(state), k),
+        personal=personal,
         host_work=tuple(_lifted(work) for work in algorithm.host_work),
         artifacts=lambda state: algorithm.artifacts(unrefined(state)),
         summary=lambda hp, state: algorithm.summary(hp, unrefined(state)),

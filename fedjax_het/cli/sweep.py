@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, get_args, get_type_hints
+from types import GenericAlias, NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import jax
 import tyro
@@ -40,12 +40,16 @@ def _as_lists() -> type:
     for name in _LISTED:
         own = [kind for kind in get_args(kinds[name]) if kind is not NoneType]
         kind = reduce(or_, own) if own else kinds[name]
-        fields.append((name, tuple[kind, ...], dataclasses.field(default=())))
+        kinds_of = GenericAlias(tuple, (kind, ...))
+        fields.append((name, kinds_of, dataclasses.field(default=())))
     return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
 
 
+_Lists: Any = _as_lists()
+
+
 @dataclass(frozen=True)
-class SweepCommand(_as_lists()):
+class SweepCommand(_Lists):
     """Run every combination of the values given, many federations at a time.
 
     Every setting takes several values: --alpha 0.01 0.1 --algorithm fedavg fedprox. What is not

@@ -20,7 +20,7 @@ def is_whole(value: object, least: float) -> bool:
     """Whether `value` is an integer (of Python or NumPy, no truth value) of at least `least`."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         return False
-    return bool(value >= least)
+    return int(value) >= least
 
 
 def require_name(argument: str, value: str, valid: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, checked_client
 from fedjax_het.engine.packing import from_words, to_words
 from fedjax_het.engine.plan import AXIS, Plan
@@ -26,8 +27,8 @@ Tree = Any
 class Examples(NamedTuple):
     """Training examples on the device, gathered by index inside the program."""
 
-    images: jax.Array  # [N, H, W, C] uint8 (or float32)
-    labels: jax.Array  # [N] int32
+    images: AnyArray  # [N, H, W, C] uint8 (or float32)
+    labels: AnyArray  # [N] int32
 
 
 class Cohort(NamedTuple):

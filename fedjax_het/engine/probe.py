@@ -139,6 +139,7 @@ def _seconds_per_step(
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (clients * each, *model.input_shape), dtype=np.uint8)
     labels = rng.integers(0, model.num_classes, clients * each)
+    assert training.optimizer is not None  # lanes of clients that condense are not timed
     hp = {
         name: jnp.float32(number.default)
         for name, number in optimizer_numbers(training.optimizer).items()

@@ -19,6 +19,7 @@ from fedjax_het.report.learning_curves import columns_of
 from fedjax_het.report.measures import measure_label, require_measure, scale_of, values_of
 from fedjax_het.report.style import (
     MOST_COLUMNS,
+    Sharing,
     add_legend,
     band_opacity,
     is_leftmost,
@@ -92,7 +93,7 @@ def plot_against(
     places = [(measure, title) for measure in measures for title in titles]
     size = (6.0, 3.9) if len(places) == 1 else (4.0, 3.2)
     columns = len(titles) if len(titles) <= MOST_COLUMNS else columns_of(results, panels)
-    sharey = "none" if "dataset" in panels else "row" if len(measures) > 1 else "all"
+    sharey: Sharing = "none" if "dataset" in panels else "row" if len(measures) > 1 else "all"
     figure, grid = make_panels(
         [f"{title}\n{measure}" for measure, title in places],
         columns=columns,

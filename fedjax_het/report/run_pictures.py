@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_het.data import Dataset, Partition, client_groups, plot_partition
 from fedjax_het.measures.personal import mean_accuracies
+from fedjax_het.report.style import whole_ticks
 from fedjax_het.running.result import Result
 
 
@@ -54,7 +55,7 @@ def plot_curve(result: Result, path: str | Path) -> None:
         label = "global model on all tests" if handles else "test accuracy"
         handles += axes.plot(rounds[known], accuracy[known], label=label, **look)
     axes.set(xlabel="round", ylabel="test accuracy (%)", xlim=(1, max(2, spec.rounds)))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_ticks(axes)
     axes.grid(alpha=0.3)
     loss = axes.twinx()
     handles += loss.plot(

@@ -19,7 +19,7 @@ _OTHER_COLOURS = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
 _MARKERS = "os^Dv<>pPX*h"
 _LIGHTEST = 0.65  # share of white
 MOST_COLUMNS = 4
-Share = Literal["row", "all", "none"]
+Sharing = Literal["row", "all", "none"]
 
 
 def method_rank(method: str) -> tuple[int, str]:
@@ -60,7 +60,7 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
 
 
 def make_panels(
-    titles: Sequence[str], *, columns: int, size: tuple[float, float], sharey: Share
+    titles: Sequence[str], *, columns: int, size: tuple[float, float], sharey: Sharing
 ) -> tuple["Figure", dict[str, "Axes"]]:
     """A figure with one panel per title, row by row, at most four beside each other.
 
@@ -100,6 +100,15 @@ def _place(panel: "Axes") -> "SubplotSpec":
     place = panel.get_subplotspec()
     assert place is not None
     return place
+
+
+def whole_ticks(panel: "Axes") -> None:
+    """Ticks of the horizontal axis at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    locator = panel.xaxis.get_major_locator()
+    assert isinstance(locator, MaxNLocator)  # a linear axis has it
+    locator.set_params(integer=True)
 
 
 def plain_axes(panel: "Axes") -> None:

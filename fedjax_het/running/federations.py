@@ -115,6 +115,7 @@ def units_of(
 ) -> ClientUnits | PairUnits:
     """What the lanes of a run go through."""
     if algorithm.pairs is None:
+        assert spec.local_epochs is not None  # where clients do not condense, they train
         passes = spec.local_epochs + algorithm.extra_passes
         return ClientUnits(trained_on, passes, spec.batch_size)
     labels, num_classes = dataset.train_labels, dataset.num_classes

@@ -67,7 +67,7 @@ def _with_partition(given: RunSpec, spec: RunSpec) -> RunSpec:
     """Its partition, with the settings that are among its parameters; its seed."""
     partition = spec.partition or ""  # a protocol names one
     PARTITIONS.require(partition)
-    unused: dict[str, None] = {}
+    unused: dict[str, Any] = {}
     for setting in PARTITION_SETTINGS:
         if parameter_called(partition, setting) is not None:
             continue
