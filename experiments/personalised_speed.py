@@ -138,7 +138,7 @@ def write_regime(spec: RunSpec, dataset, partition, a: Arguments, folder: Path) 
 
 
 def run_peer(settings: list[dict]) -> str:
-    command = [sys.executable, PEER, *(json.dumps(record) for record in settings)]
+    command = [sys.executable, str(PEER), *(json.dumps(record) for record in settings)]
     # On a busy machine threads that spin while they wait for each other take minutes for a round.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

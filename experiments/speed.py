@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import fedjax_het
 from fedjax_het._startup import available_cores
 from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
 
@@ -210,7 +211,13 @@ def write_images(path: Path) -> str:
         images = random.integers(0, 256, (60_000, 28, 28, 1), np.uint8)
         labels, mean, std = random.integers(0, 10, 60_000, np.int32), (0.5,), (0.29,)
         source = "random images of Fashion-MNIST's shape (TFDS_DATA_DIR has no fashion_mnist)"
-    np.savez(path, images=images, labels=labels, mean=np.float32(mean), std=np.float32(std))
+    np.savez(
+        path,
+        images=images,
+        labels=labels,
+        mean=np.asarray(mean, np.float32),
+        std=np.asarray(std, np.float32),
+    )
     return source
 
 
@@ -277,7 +284,7 @@ def run_program(
     """The record that a program prints last; None, and its complaint shown, if it fails."""
     environment = {**os.environ, "FEDJAX_HET_CACHE": str(cache)}
     if file == "this_package.py":  # wherever this package is imported from here
-        here = str(Path(importlib.util.find_spec("fedjax_het").origin).parent.parent)
+        here = str(Path(fedjax_het.__file__).parent.parent)
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [here, os.environ.get("PYTHONPATH")])
         )

@@ -21,7 +21,9 @@ def available_cores() -> int:
 def request_one_cpu_device_per_core() -> None:
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    if os.environ.get("JAX_NUM_CPU_DEVICES") or jax.config.jax_num_cpu_devices != -1:
+    # jax adds its settings to `jax.config` at run time: its types do not name them.
+    asked = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    if os.environ.get("JAX_NUM_CPU_DEVICES") or asked != -1:
         return
     with contextlib.suppress(RuntimeError):  # a backend runs already: use the devices it has
         jax.config.update("jax_num_cpu_devices", available_cores())

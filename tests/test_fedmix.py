@@ -109,7 +109,7 @@ def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
 def loop(name, federation, rounds, strength, lr):
     images, labels = blobs()
     x = images.reshape(len(images), -1).astype(np.float64)
-    count = int(federation.inputs["averages"].count)
+    count = int(federation.inputs["averages"].num_rows)
     means = np.asarray(federation.inputs["averages"].images, np.float64).reshape(count, -1)
     shares = np.asarray(federation.inputs["averages"].labels, np.float64)
     start = federation.model(federation.start())

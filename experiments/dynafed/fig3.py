@@ -35,13 +35,14 @@ from fedjax_het.report.style import add_legend, plain_axes
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.result import Result
+from fedjax_het.settings.spec import ResolvedSpec
 
 CLIENTS = 3
 COLOURS = ("#0072B2", "#009E73", "#E69F00")
 TUNING_STEPS = (0, 5, 20)  # after which the global model is measured: each is compiled
 
 
-def spec_of(preset: str) -> RunSpec:
+def spec_of(preset: str) -> ResolvedSpec:
     """Of one run that ends with the round after the synthesis."""
     declared = settings.PRESETS[preset]
     (dataset,), (model,) = declared.datasets, declared.models

@@ -9,7 +9,7 @@ images are: here at the smallest.
 
 from dataclasses import replace
 
-import numpy as np
+import jax.numpy as jnp
 
 from experiments.dynafed.settings import EXPERIMENT, PRESETS
 from fedjax_het.condensation import SyntheticData
@@ -41,11 +41,12 @@ def write(outcome: Outcome) -> list[str]:
         print("No run is there to be drawn.")
         return []
     found = load_result(outcome.directory, results["digest"].iloc[0])
+    assert found is not None  # the table of results has it
     made = found.artifacts
     logits = made["synthetic_label_logits"][made["snapshot_samples"]]
     steps = zip(made["snapshot_iterations"], made["snapshots"], strict=True)
     plot_synthesis(
-        {int(n): SyntheticData(images, logits, np.float32(0)) for n, images in steps},
+        {int(n): SyntheticData(images, logits, jnp.float32(0)) for n, images in steps},
         outcome.directory / "fig4.png",
         num_samples=NUM_CLASSES,
         class_names=load_dataset(found.spec.dataset).class_names,

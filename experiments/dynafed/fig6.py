@@ -208,10 +208,10 @@ def write(outcome: Outcome) -> list[str]:
     if not len(results):
         print("No run is there to be drawn.")
         return []
-    found = [load_result(outcome.directory, digest) for digest in results["digest"]]
-    found = [result for result in found if result is not None and not result.summary["diverged"]]
+    loaded = [load_result(outcome.directory, digest) for digest in results["digest"]]
+    found = [result for result in loaded if result is not None and not result.summary["diverged"]]
     dataset = load_dataset(found[0].spec.dataset, normalisation=found[0].spec.normalisation)
-    shortest = min(result.spec.local_epochs for result in found)
+    shortest = min(result.spec.local_epochs or 0 for result in found)
     near = [r for r in found if r.spec.local_epochs == shortest]
     distance = pd.concat([distances(result, dataset) for result in near], ignore_index=True)
     scratch = pd.DataFrame(

@@ -60,7 +60,9 @@ def rounds_table(outcome: Outcome) -> pd.DataFrame:
     by_settings = results.set_index("settings") if len(results) else results
     rows = []
     for cell in outcome.cells:
-        target = TARGETS.get((cell.dataset, cell.alpha), math.nan)
+        target = math.nan
+        if cell.alpha is not None:
+            target = TARGETS.get((cell.dataset, cell.alpha), math.nan)
         made = [run.digest() for run in cell.runs if run.digest() in by_settings.index]
         loaded = [load_result(outcome.directory, by_settings.loc[d, "digest"]) for d in made]
         curves = [result.metrics["test_accuracy"] for result in loaded if result is not None]

@@ -5,11 +5,12 @@ python experiments/dynafed/table5.py                both networks; the ConvNet i
 """
 
 from dataclasses import replace
+from typing import Any
 
 from experiments.dynafed.settings import EXPERIMENT, NOTE, PAPER, QUICK
 from fedjax_het.report.paper_table import program
 
-NETWORKS = {"models": ("mlp", "convnet"), "alphas": (0.01, 0.04)}
+NETWORKS: dict[str, Any] = {"models": ("mlp", "convnet"), "alphas": (0.01, 0.04)}
 
 # The paper leaves open how strongly the average is fine-tuned, and its code has no script for this
 # data set. At the code's 1e-4 (for CIFAR-10) the synthetic data hardly act on the MLP; 1e-3 was

@@ -11,6 +11,8 @@ noisy      with Gaussian noise of deviation 64 of 255, clipped
 coarse     every second pixel of every second row, repeated to 2 x 2
 """
 
+from typing import Any
+
 import numpy as np
 
 from fedjax_het.data import Dataset, dataset_from_arrays, load_dataset
@@ -28,7 +30,7 @@ def digit_domains() -> Dataset:
     about 240 and 60 images, 24 and 6 of every class."""
     digits = load_dataset("digits")
     rng = np.random.default_rng(_SEED)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for part in ("train", "test"):
         images = getattr(digits, f"{part}_images")
         labels = getattr(digits, f"{part}_labels")

@@ -21,6 +21,7 @@ from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import write_figure
+from fedjax_het.settings.spec import ResolvedSpec
 
 
 class Preset(NamedTuple):
@@ -81,7 +82,9 @@ class Arguments:
     """Print what would be trained; do nothing."""
 
 
-def embedded(spec: RunSpec, dataset: Dataset, positions: np.ndarray) -> tuple[np.ndarray, float]:
+def embedded(
+    spec: ResolvedSpec, dataset: Dataset, positions: np.ndarray
+) -> tuple[np.ndarray, float]:
     """Features [N, F] of training images, and the test accuracy of the network (a share)."""
     import jax
     import jax.numpy as jnp
@@ -91,11 +94,12 @@ def embedded(spec: RunSpec, dataset: Dataset, positions: np.ndarray) -> tuple[np
 
     result = simulate(spec, dataset=dataset)
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
-    task = Task(model, dataset.mean, dataset.std)
+    task, features_of = Task(model, dataset.mean, dataset.std), model.embed
+    assert features_of is not None  # a ConvNet has them
 
     @jax.jit
     def embed(images):
-        return model.embed(result.state.server.variables, task.normalise(images), train=False)[0]
+        return features_of(result.state.server.variables, task.normalise(images), train=False)[0]
 
     pieces = [
         np.asarray(embed(jnp.asarray(dataset.train_images[piece])))
@@ -111,7 +115,7 @@ def draw(points: np.ndarray, labels: np.ndarray, domains: np.ndarray, dataset: D
 
     names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     figure, panels = make_panels(names, columns=4, size=(2.4, 2.3), sharey="all")
-    colours = colormaps["Dark2"].colors
+    colours = [colormaps["Dark2"](domain) for domain in range(len(dataset.domain_names))]
     low, high = points.min(0), points.max(0)
     margin = 0.05 * (high - low)
     for label, panel in enumerate(panels.values()):
@@ -165,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         directory = make_output_directory(
             arguments.output_dir or f"results/fedaf-fig9-{arguments.preset}"
         )
+        assert dataset.train_domains is not None  # both presets' data have domains
         labels, domains = dataset.train_labels[positions], dataset.train_domains[positions]
         write_figure(directory / "fig9.png", draw(points, labels, domains, dataset, title))
         print(f"Written to {directory}: fig9.png.")

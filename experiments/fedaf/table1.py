@@ -32,7 +32,7 @@ BASELINES = ("fedavg", "fedprox", "fedbn", "fedbn(scored='personal')", "moon", "
 ROWS = (*BASELINES, "feddm", "fedaf")
 # Five clients leave each about 290 of the 1,438 digits, and of 8x8 pixels; so a small network, few
 # steps and small batches do.
-QUICK = {
+QUICK: dict[str, Any] = {
     "settings": {"num_clients": 5, "local_epochs": 5, "rounds": 6},
     "model_settings": {"convnet": {"width": 16, "depth": 2}},
     "method_settings": {

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from regime import Regime, read_regime, report, time_rounds
 
-jax.tree_map = jax.tree.map  # before fedjax is imported
+# Before fedjax is imported; types do not name what jax removed.
+jax.tree_map = jax.tree.map  # type: ignore[attr-defined]
 
 import fedjax  # noqa: E402
 

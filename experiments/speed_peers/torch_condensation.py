@@ -49,7 +49,7 @@ def main() -> None:
             optimizer = torch.optim.SGD([synthetic], lr=1.0, momentum=0.9)
             for _ in range(steps):
                 noise = [torch.randn_like(p) for p in received]
-                norm = torch.sqrt(sum(n.square().sum() for n in noise))
+                norm = torch.sqrt(sum((n.square().sum() for n in noise), torch.zeros(())))
                 for p, w, n in zip(parameters, received, noise, strict=True):
                     p.copy_(w + n * torch.clamp(5 / norm, max=1.0))
                 with torch.no_grad():

@@ -104,6 +104,7 @@ def train_one_epoch(
         nn.functional.cross_entropy(model(batch), target).backward()
         with torch.no_grad():
             for p, u in zip(model.parameters(), received, strict=True):
+                assert p.grad is not None
                 p.grad.add_(p - u, alpha=prox_lambda)
         optimizer.step()
 

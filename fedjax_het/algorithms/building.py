@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.engine.contract import (
     Client,
     ClientMethod,
@@ -27,8 +28,8 @@ Tree = Any
 class Counts(NamedTuple):
     """How many there are; int32 scalars."""
 
-    clients: jax.Array  # K
-    trained: jax.Array  # of the round's, those that hold data
+    clients: AnyArray  # K
+    trained: AnyArray  # of the round's, those that hold data
 
 
 class UpdateServer(Protocol):

@@ -286,9 +286,11 @@ def _loss_and_gradient(
     the gradient clipped, where it is by class, and noised."""
     model, config = setup.task.model, setup.config
     augment_key, noise_key, distance_key = jax.random.split(key, 3)
+    features_of = model.embed
+    assert features_of is not None  # these methods require it
 
     def embed(images):
-        return model.embed(variables, images, train=False)[:2]
+        return features_of(variables, images, train=False)[:2]
 
     def augmented(images):
         return augment(augment_key, images, strategy=config.augment_strategy, siamese=True)

@@ -198,6 +198,13 @@ class Algorithm(NamedTuple):
     summary: Callable[[Any, State], dict[str, Any]] = lambda hp, state: {}
 
 
+def global_model_of(algorithm: Algorithm) -> tuple[GetModel, PutModel]:
+    """(global_model, with_global_model) of a method that has them: without one there is nothing to
+    refine, pretrain or condense into."""
+    assert algorithm.global_model is not None and algorithm.with_global_model is not None
+    return algorithm.global_model, algorithm.with_global_model
+
+
 class Tuning(NamedTuple):
     """Training of a copy of the global model by every client, before it is scored.
 

@@ -10,6 +10,7 @@ import optax
 
 from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.refined import Round, refined, server_examples
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.common.records import Count, Record, Whole
 from fedjax_het.engine.ensemble import distilled
 from fedjax_het.engine.lanes import ClientModels
@@ -48,7 +49,7 @@ def distilling(
     training: LocalTraining,
     plan: Plan,
     base: Callable[..., Algorithm],
-    ensemble: Callable[[Any, Round, ClientModels, jax.Array, jax.Array], jax.Array],
+    ensemble: Callable[[Any, Round, ClientModels, AnyArray, jax.Array], jax.Array],
     optimizer: Callable[[Any, int], optax.GradientTransformation],
     options: DistillingOptions,
     *,

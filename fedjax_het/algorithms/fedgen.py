@@ -30,6 +30,7 @@ from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, lo
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.nn import Generator, Model, make_generator
+from fedjax_het.nn.models import Head
 
 Tree = Any
 
@@ -152,11 +153,13 @@ def fedgen(
             variables, counts = gathered.variables
             present = gathered.present.astype(jnp.float32)
             models = gathered._replace(variables=variables)
-            teachers = Teacher(model.head.parameters(variables), counts * present[:, None], present)
+            teachers = Teacher(
+                _head(model).parameters(variables), counts * present[:, None], present
+            )
         else:
             teachers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), result.outputs)
-        steps = options.generator_steps
-        steps = jnp.where(cohort.schedule.trial, min(1, steps), steps)
+        most = options.generator_steps
+        steps = jnp.where(cohort.schedule.trial, min(1, most), most)
         made, optimizer = train_generator(
             model,
             generator,
@@ -193,7 +196,7 @@ def _guided_client(
 ) -> ClientMethod:
     """Local training with generated features beside the client's data; its memory counts labels."""
     task, base = training.task, local_sgd(training)
-    head, num_classes = task.model.head, task.model.num_classes
+    head, num_classes = _head(task.model), task.model.num_classes
 
     def begin(hp, broadcast, state, client):
         local = base.begin(hp, broadcast, state, client)
@@ -294,7 +297,7 @@ def label_shares(teachers: Teacher) -> jax.Array:
 def generator_loss(model: Model, hp, heads, shares, features, noise, labels) -> jax.Array:
     """The teachers' loss of features [B, F], heads and shares having a leading axis of clients, and
     what keeps features apart as their noise [B, N] is."""
-    logits = jax.vmap(model.head.apply, (0, None))(heads, features)  # [S, B, C]
+    logits = jax.vmap(_head(model).apply, (0, None))(heads, features)  # [S, B, C]
     of_teachers = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
     taught = (shares[:, labels] * of_teachers).sum(0).mean()
     noise_gaps = jnp.square(noise[:, None] - noise).mean(-1)
@@ -309,10 +312,19 @@ def _adam(hp) -> optax.GradientTransformation:
     return optax.chain(decay, optax.scale_by_adam())
 
 
+def _head(model: Model) -> Head:
+    """The last layer, which `fedgen` requires."""
+    assert model.head is not None
+    return model.head
+
+
 def _num_features(model: Model) -> int:
+    embed = model.embed
+    assert embed is not None  # `fedgen` requires it
+
     def features(key):
         images = jnp.zeros((1, *model.input_shape))
-        return model.embed(model.init(key), images, train=False)[0]
+        return embed(model.init(key), images, train=False)[0]
 
     return jax.eval_shape(features, jax.random.key(0)).shape[-1]
 

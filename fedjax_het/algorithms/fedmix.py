@@ -12,6 +12,7 @@ import optax
 from fedjax_het.algorithms.building import federated
 from fedjax_het.algorithms.contract import Algorithm, Holdings, OnceTraffic, RoundInput
 from fedjax_het.algorithms.entry import Entry, Rule
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.common.records import Bounds, Count, Record
 from fedjax_het.data.averages import MeanBlocks, average_examples
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
@@ -48,15 +49,16 @@ class FedMixNumbers(Record):
 
 
 class Averages(NamedTuple):
-    """Averages of clients' examples, which every client was sent; rows beyond `count` are padding.
+    """Averages of clients' examples, which every client was sent; rows from `num_rows` on are
+    padding.
 
     images [M, H, W, C] float32, as stored or, where that is uint8, divided by 255. labels [M, C]
-    float32, shares of the classes. count [] int32.
+    float32, shares of the classes. num_rows [] int32.
     """
 
-    images: jax.Array
-    labels: jax.Array
-    count: jax.Array
+    images: AnyArray
+    labels: AnyArray
+    num_rows: AnyArray
 
 
 def naivemix(
@@ -134,8 +136,8 @@ def _mixed(
     task, base = training.task, local_sgd(training)
 
     def step(hp, broadcast, local, batch, client, key):
-        images, labels, count = broadcast.extra
-        pair = jax.random.randint(key_for(key, Purpose.MIXING), (), 0, count)
+        images, labels, num_rows = broadcast.extra
+        pair = jax.random.randint(key_for(key, Purpose.MIXING), (), 0, num_rows)
         mean_image = task.normalise(images[pair])
         of = partial(losses, hp["mixup_lambda"], mean_image, labels[pair])
         loss, gradient, variables = task.loss_and_gradient(local.variables, batch, key, losses=of)
@@ -174,7 +176,8 @@ def _averages(averaging: MeanBlocks, holdings: Sequence[Holdings]) -> list[Tree]
         return np.pad(array, [(0, most - len(array))] + [(0, 0)] * (array.ndim - 1))
 
     return [
-        Averages(padded(images), padded(labels), np.int32(len(labels))) for images, labels in made
+        Averages(padded(images), padded(labels), np.array(len(labels), np.int32))
+        for images, labels in made
     ]
 
 

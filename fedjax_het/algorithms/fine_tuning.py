@@ -37,7 +37,7 @@ def fine_tuned(
     return tuned(training, plan)._replace(tuning=tuning)
 
 
-def _fine_tuned(entry: Entry, title: str, **look: str) -> Entry:
+def _fine_tuned(entry: Entry, title: str, *, colour: str) -> Entry:
     """The entry of a method whose copies are tuned."""
     return replace(
         entry,
@@ -50,7 +50,7 @@ def _fine_tuned(entry: Entry, title: str, **look: str) -> Entry:
         rules=(),
         refinable="nothing",
         scored=("tuned",),
-        **look,
+        colour=colour,
     )
 
 

@@ -59,8 +59,8 @@ def fsl(
     `base`. Cost: K_0 steps a round, on every device alike where they share a federation.
     """
     algorithm, batch_size = base(training, plan), training.batch_size
-    passes = training.local_epochs + algorithm.extra_passes
-    training_share = training.local_epochs / passes  # SCAFFOLD's option I first only measures
+    passes = training.epochs + algorithm.extra_passes
+    training_share = training.epochs / passes  # SCAFFOLD's option I first only measures
 
     def refine(hp, own, of: Round):
         examples, schedule = server_examples(of), of.cohort.schedule

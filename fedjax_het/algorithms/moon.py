@@ -105,6 +105,7 @@ def moon_network(model: Model, *, options: MoonOptions) -> Model:
 def _loss_and_gradient(task: Task, hp, broadcast: Broadcast, local: Local, batch: Batch, key):
     """-> (mean cross-entropy, gradient of the whole loss, variables with new statistics)."""
     embed, variables, earlier = task.model.embed, local.variables, local.memory
+    assert embed is not None  # `moon` requires it
 
     def loss_sum(params, samples):
         x = task.normalise(samples["images"])

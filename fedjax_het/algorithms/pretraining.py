@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.contract import Algorithm, HostWork
+from fedjax_het.algorithms.contract import Algorithm, HostWork, global_model_of
 from fedjax_het.algorithms.refined import RefinedServer, refined, unrefined
 from fedjax_het.common.records import Bounds, Number
 from fedjax_het.engine.lanes import Examples
@@ -24,11 +24,14 @@ def pretrained(
     Cost: epochs * ceil(n_0 / batch_size) steps, once; shown and resumed like rounds.
     """
 
-    def advance(hp, state, key, count, server: Examples):
+    model_of, with_model_of = global_model_of(algorithm)
+
+    def advance(hp, state, key, count, server: Examples | None):
+        assert server is not None  # a run that pretrains has a server with examples
         done = state.server.own
         variables = train_on_server(
             training.task,
-            algorithm.global_model(unrefined(state)),
+            model_of(unrefined(state)),
             server,
             key,
             batch_size=training.batch_size,
@@ -39,7 +42,7 @@ def pretrained(
         states = jax.tree.leaves(state.clients)  # of all clients, or of those that are here
         count_here = states[0].shape[0] if states else num_clients
         begun = algorithm.init(hp, key, variables, count_here)
-        moved = algorithm.with_global_model(unrefined(state), variables)
+        moved = with_model_of(unrefined(state), variables)
         inner = jax.tree.map(
             lambda a, b: jnp.where(done + count == epochs, a, b).astype(b.dtype), begun, moved
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_het.algorithms.contract import Algorithm, HostWork, State
+from fedjax_het.algorithms.contract import Algorithm, HostWork, State, global_model_of
 from fedjax_het.engine.lanes import ClientModels, Cohort, Examples
 
 Tree = Any
@@ -48,6 +48,7 @@ def refined(
       refine(hp, own, round) -> (variables, own).
       init(hp, key, variables) -> own, whatever is kept from round to round.
     """
+    model_of, with_model_of = global_model_of(algorithm)
 
     def init_state(hp, key, variables, num_clients):
         inner = algorithm.init(hp, key, variables, num_clients)
@@ -55,24 +56,25 @@ def refined(
 
     def round_(hp, state: State, key, cohort: Cohort):
         inner, info = algorithm.round(hp, unrefined(state), key, cohort)
-        models = (algorithm.global_model(one) for one in (unrefined(state), inner))
-        of = Round(*models, state.round, key, cohort, info.models)
+        before, after = (model_of(one) for one in (unrefined(state), inner))
+        of = Round(before, after, state.round, key, cohort, info.models)
         variables, own = refine(hp, state.server.own, of)
-        inner = algorithm.with_global_model(inner, variables)
+        inner = with_model_of(inner, variables)
         info = info._replace(models=None)
         return inner._replace(server=RefinedServer(inner.server, own)), info
 
     def with_global_model(state, variables):
-        base = algorithm.with_global_model(unrefined(state), variables).server
+        base = with_model_of(unrefined(state), variables).server
         return state._replace(server=state.server._replace(base=base))
 
-    personal = algorithm.personal
-    if personal is not None:
-        personal = lambda hp, state, k: algorithm.personal(hp, unrefined(state), k)  # noqa: E731
+    of_client = algorithm.personal
+    personal = (
+        None if of_client is None else lambda hp, state, k: of_client(hp, unrefined(state), k)
+    )
     return algorithm._replace(
         init=init_state,
         round=round_,
-        global_model=lambda state: algorithm.global_model(unrefined(state)),
+        global_model=lambda state: model_of(unrefined(state)),
         with_global_model=with_global_model,
         traffic=lambda hp, state: algorithm.traffic(hp, unrefined(state)),
         personal=personal,

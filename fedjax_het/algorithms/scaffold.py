@@ -74,7 +74,7 @@ def _option_two(training: LocalTraining) -> ClientMethod:
 
 def _option_one(training: LocalTraining) -> ClientMethod:
     def measuring(batch, client):
-        return batch.number < client.num_steps // (training.local_epochs + 1)
+        return batch.number < client.num_steps // (training.epochs + 1)
 
     def correct(hp, gradient, local, broadcast, batch, client):
         share = batch.mask.sum() / client.num_samples

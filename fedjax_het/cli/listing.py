@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from fedjax_het.common.registry import Registry
+
 
 @dataclass
 class ListCommand:
@@ -15,7 +17,7 @@ def list_command(command: ListCommand) -> int:
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
     from fedjax_het.nn import NETWORKS
 
-    def described(entries: dict[str, Any]) -> dict[str, str]:
+    def described(entries: Registry[Any]) -> dict[str, str]:
         return {name: entry.description for name, entry in entries.items()}
 
     groups = {

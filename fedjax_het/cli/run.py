@@ -24,6 +24,11 @@ from fedjax_het.cli.words import (
 )
 from fedjax_het.settings.spec import RunSpec
 
+Hp = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)]
+Options = Annotated[
+    tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=OPTION_HELP)
+]
+
 
 @dataclass(frozen=True)
 class RunCommand(RunSpec):
@@ -32,14 +37,13 @@ class RunCommand(RunSpec):
     Whatever is not given is as in the method's paper. `fedjax-het list` names what there is.
     """
 
-    # As words; the settings themselves, with their help, are those of RunSpec.
-    hp: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)] = ()
-    options: Annotated[
-        tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=OPTION_HELP)
-    ] = ()
-    network_options: NetworkOptions = ()
-    partition_options: PartitionOptions = ()
-    server_options: ServerOptions = ()
+    # As words, which are no settings yet: hence the types that RunSpec does not have. The settings
+    # themselves, with their help, are those of RunSpec.
+    hp: Hp = ()  # type: ignore[assignment]
+    options: Options = ()  # type: ignore[assignment]
+    network_options: NetworkOptions = ()  # type: ignore[assignment]
+    partition_options: PartitionOptions = ()  # type: ignore[assignment]
+    server_options: ServerOptions = ()  # type: ignore[assignment]
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path | None = None
@@ -97,6 +101,7 @@ def run_command(command: RunCommand) -> int:
     if not first:
         return 0
     if command.output_dir is not None:
+        assert result.partition is not None  # a run that was just made has it
         draw_run(result, dataset, result.partition, command.output_dir)
     print(json.dumps(result.summary, allow_nan=False))
     return 0

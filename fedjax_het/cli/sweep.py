@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, get_args, get_type_hints
+from types import GenericAlias, NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import jax
 import tyro
@@ -26,7 +26,7 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
-from fedjax_het.common.errors import require
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.settings.spec import RunSpec
 
 _AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
@@ -41,12 +41,16 @@ def _as_lists() -> type:
     for name in _LISTED:
         own = [kind for kind in get_args(kinds[name]) if kind is not NoneType]
         kind = reduce(or_, own) if own else kinds[name]
-        fields.append((name, tuple[kind, ...], dataclasses.field(default=())))
+        kinds_of = GenericAlias(tuple, (kind, ...))
+        fields.append((name, kinds_of, dataclasses.field(default=())))
     return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
 
 
+_Lists: Any = _as_lists()
+
+
 @dataclass(frozen=True)
-class SweepCommand(_as_lists()):
+class SweepCommand(_Lists):
     """Run every combination of the values given, many federations at a time.
 
     Every setting takes several values: --alpha 0.01 0.1 --algorithm fedavg fedprox. What is not
@@ -135,7 +139,8 @@ def sweep_command(command: SweepCommand) -> int:
     shard = None
     if command.shard is not None:
         match = re.fullmatch(r"(\d+)/(\d+)", command.shard)
-        require(match is not None, "shard", command.shard, "I/N, e.g. 0/4")
+        if match is None:
+            raise ConfigError(f"shard = {command.shard!r}: expected I/N, e.g. 0/4")
         shard = int(match[1]), int(match[2])
     if command.list:
         for digest, spec, state in plan_sweep(specs, command.output_dir, shard=shard):

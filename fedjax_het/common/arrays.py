@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+AnyArray = jax.Array | np.ndarray  # of a program, on the devices or on the host
 _MARK = "::"  # between an array's name and the type that its bits are of
 
 
@@ -28,7 +29,7 @@ def bits(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
-def with_bits(data: np.ndarray, like: Any) -> Any:
+def with_bits(data: AnyArray, like: Any) -> Any:
     """What has these `bits` and the type of `like`."""
     if not is_key(like):
         return data

@@ -35,7 +35,8 @@ def keep_compiled_programs() -> None:
     """
     import jax
 
-    if jax.config.jax_compilation_cache_dir is not None:
+    # jax adds its settings to `jax.config` at run time: its types do not name them.
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
         return
     try:
         private_folder()

@@ -15,13 +15,16 @@ def environment() -> dict[str, Any]:
 
     import fedjax_het
 
+    # jax adds its settings to `jax.config` at run time: its types do not name them.
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     return {
         "fedjax_het": fedjax_het.__version__,
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "device": jax.devices()[0].device_kind,
-        "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),
-        "x64": bool(jax.config.jax_enable_x64),
+        "matmul_precision": str(precision or "default"),
+        "x64": bool(x64),
     }
 
 

@@ -16,10 +16,11 @@ def require(condition: bool, argument: str, value: object, expected: str) -> Non
         raise ConfigError(f"{argument} = {value!r}: expected {expected}")
 
 
-def is_whole(value: object, least: int) -> bool:
+def is_whole(value: object, least: float) -> bool:
     """Whether `value` is an integer (of Python or NumPy, no truth value) of at least `least`."""
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return bool(whole and value >= least)
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        return False
+    return int(value) >= least
 
 
 def require_name(argument: str, value: str, valid: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ import functools
 import math
 import numbers
 import types
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import (
     Annotated,
     Any,
@@ -27,6 +27,7 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -130,9 +131,14 @@ def as_dict(record: Record) -> dict[str, Any]:
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
-@functools.cache
 def field_types(kind: type[Record]) -> dict[str, Any]:
     """Every field's annotation, by name."""
+    # A class can be hashed; mypy looks for that at its instances instead.
+    return _field_types(cast(Hashable, kind))
+
+
+@functools.cache
+def _field_types(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
@@ -152,7 +158,7 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
     if kind is bool:
         require(isinstance(value, bool), argument, value, "True or False")
     elif kind is int:
-        whole = is_whole(value, -math.inf)  # type: ignore[arg-type]
+        whole = is_whole(value, -math.inf)
         require(whole and bounds.allow(value), argument, value, f"a whole number {bounds}")
         return int(value)
     elif kind is float:

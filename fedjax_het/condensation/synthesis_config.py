@@ -1,7 +1,7 @@
 """Settings of DynaFed's data synthesis: every number in which paper and public code differ."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from jax import Array
@@ -168,7 +168,7 @@ class SynthesisNumbers(Record):
     """Adam's learning rate for the inner learning rate; 0 keeps it fixed."""
 
     @classmethod
-    def preset(cls, name: str) -> "SynthesisNumbers":
+    def preset(cls, name: str) -> Self:
         """Those of the DynaFed `paper` or of its public `code`."""
         return cls(**_NUMERIC_PRESETS[name])
 
@@ -184,7 +184,7 @@ class SynthesisConfig(SynthesisNumbers, SynthesisOptions):
     """
 
     @classmethod
-    def preset(cls, name: str, **overrides: Any) -> "SynthesisConfig":
+    def preset(cls, name: str, **overrides: Any) -> Self:
         """The settings of the DynaFed `paper` or of its public `code`, with `overrides`."""
         require_name("preset", name, _STATIC_PRESETS)
         return read(
@@ -194,8 +194,7 @@ class SynthesisConfig(SynthesisNumbers, SynthesisOptions):
         )
 
     def __post_init__(self) -> None:
-        record: Any = type(self)  # a class can be hashed, whatever mypy says of its instances
-        types = field_types(record)
+        types = field_types(type(self))
         for name in types:
             checked(name, getattr(self, name), types[name])
         self.check()

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_het.common.errors import require
 from fedjax_het.data.partition import Partition
 
-_BUBBLE = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
+_BUBBLE: dict[str, Any] = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
 
 
 def plot_partition(

@@ -191,7 +191,8 @@ def parts(name: str, found: Any, names: Sequence[str]) -> tuple:
 
 def require_like(name: str, found: Tree, expected: Tree, what: str) -> None:
     """Raise ContractError, which names the first leaf, unless structure, shapes and types agree."""
-    if jax.tree.structure(found) != jax.tree.structure(expected):
+    # jax's stub does not say that structures can be compared.
+    if jax.tree.structure(found) != jax.tree.structure(expected):  # type: ignore[operator]
         raise ContractError(f"{name}{_first_difference(found, expected)}, as {what}")
     for (path, leaf), want in zip(
         jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
@@ -252,7 +253,7 @@ def _first_difference(found: Tree, expected: Tree) -> str:
 
 @functools.cache
 def _arguments(protocol: type) -> tuple[str, ...]:
-    names = tuple(inspect.signature(protocol.__call__).parameters)  # type: ignore[operator]
+    names = tuple(inspect.signature(protocol.__call__).parameters)
     return names[1:]
 
 

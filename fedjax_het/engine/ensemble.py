@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.engine.lanes import ClientModels, Examples
 from fedjax_het.engine.server import fit, shuffled
 from fedjax_het.engine.task import Task
@@ -17,7 +18,7 @@ Tree = Any
 _AT_ONCE = 128  # images of a forward pass
 
 
-def logits_of(task: Task, variables: Tree, images: jax.Array) -> jax.Array:
+def logits_of(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
     """`[n, C]` of stored images `[n, H, W, C]`, of the network as it is evaluated.
 
     Cost: one pass, with the activations of `_AT_ONCE` images in memory.
@@ -58,7 +59,7 @@ def weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
 def distilled(
     task: Task,
     student: Tree,
-    images: jax.Array,
+    images: AnyArray,
     targets: jax.Array,
     key: jax.Array,
     *,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.data import Partition
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.plan import BLOCK, Plan
@@ -20,9 +21,9 @@ BATCH = 250
 class EvaluationSet(NamedTuple):
     """Labelled images cut into batches, in blocks as the plan's; padding has label -1."""
 
-    images: jax.Array  # [D, batches, B, H, W, C]
-    labels: jax.Array  # [D, batches, B]
-    domains: jax.Array | None  # [D, batches, B]; None for a set without domains
+    images: AnyArray  # [D, batches, B, H, W, C]
+    labels: AnyArray  # [D, batches, B]
+    domains: AnyArray | None  # [D, batches, B]; None for a set without domains
 
 
 class Evaluation(NamedTuple):
@@ -137,7 +138,7 @@ def client_tests(plan: Plan, tests: Partition, shape: TestsShape) -> ClientTests
     places = groups * plan.blocks * plan.lanes
     clients = np.full(places, tests.num_clients, np.int32)
     indices = np.full((places, batches * batch), -1, np.int32)
-    for place, k in enumerate(np.flatnonzero(tests.sizes)):
+    for place, k in enumerate(np.flatnonzero(tests.sizes).tolist()):
         held = tests.client(k)
         clients[place], indices[place, : len(held)] = k, held
     lanes = (groups, plan.blocks, plan.lanes)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, checked_client
 from fedjax_het.engine.packing import from_words, to_words
 from fedjax_het.engine.plan import AXIS, Plan
@@ -26,8 +27,8 @@ Tree = Any
 class Examples(NamedTuple):
     """Training examples on the device, gathered by index inside the program."""
 
-    images: jax.Array  # [N, H, W, C] uint8 (or float32)
-    labels: jax.Array  # [N] int32
+    images: AnyArray  # [N, H, W, C] uint8 (or float32)
+    labels: AnyArray  # [N] int32
 
 
 class Cohort(NamedTuple):
@@ -86,7 +87,9 @@ def train_cohort(
     block = partial(_block, checked_client(method), plan)
     shared = (hp, broadcast, states, key, cohort.examples)
     of_the_round = ("round", "num_clients", "evaluate", "trial", "participants")
-    lanes = schedule._replace(**dict.fromkeys((*of_the_round, "census", "census_pairs")))
+    # No lane reads these: they have no axis of blocks, or every block's are needed together.
+    unread: dict[str, Any] = dict.fromkeys((*of_the_round, "census", "census_pairs"))
+    lanes = schedule._replace(**unread)
 
     def with_slots(outputs, one: RoundSchedule):
         return (outputs, one.client_ids, one.weights, one.num_steps) if gather else outputs
@@ -192,7 +195,7 @@ class _Running(NamedTuple):
     local: Tree
     steps: jax.Array  # [] int32 done so far
     loss: jax.Array  # [] float32 summed over samples
-    count: jax.Array  # [] float32 samples
+    samples: jax.Array  # [] float32, how many
 
 
 def _block(method, plan, hp, broadcast, states, key, examples, schedule):
@@ -229,7 +232,7 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
             local,
             running.steps + 1,
             running.loss + loss * samples_seen,
-            running.count + samples_seen,
+            running.samples + samples_seen,
         )
 
     def end(clients, slot, running):
@@ -277,7 +280,7 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
         upload, loss, count, trained = sums
         upload = jax.tree.map(lambda total, s: total + s.sum(0, dtype=s.dtype), upload, sent)
         loss += jnp.where(ends, running.loss, 0).sum()
-        count += jnp.where(ends, running.count, 0).sum()
+        count += jnp.where(ends, running.samples, 0).sum()
         trained += ends.sum(dtype=jnp.float32)
         write = partial(_write, plan, slot, ends)
         sums = (upload, loss, count, trained)

@@ -49,7 +49,7 @@ class LocalTraining(NamedTuple):
 
     task: Task
     optimizer: str | None  # of OPTIMIZERS
-    local_epochs: int = 1
+    local_epochs: int | None = 1
     keep_state: bool = False
     """Keep every client's optimiser state across rounds (as DynaFed's code does, where each
     client owns one Adam whose moments survive the weights' being overwritten) or reset it."""
@@ -59,6 +59,12 @@ class LocalTraining(NamedTuple):
     "client", its model after local training, which is then kept."""
     hands_out_models: bool = False
     """Whether a round gives all its clients' models to what refines the server's."""
+
+    @property
+    def epochs(self) -> int:
+        """The local epochs of clients that train; those that condense have none."""
+        assert self.local_epochs is not None
+        return self.local_epochs
 
 
 class Broadcast(NamedTuple):

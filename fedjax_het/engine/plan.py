@@ -47,7 +47,9 @@ class Plan(NamedTuple):
     @property
     def capacity(self) -> int:
         """Federations that run at once."""
-        return self.mesh.size * self.width if self.spreads == RUNS else 1
+        if self.mesh is None or self.spreads != RUNS:
+            return 1
+        return self.mesh.size * self.width
 
     @property
     def in_step(self) -> bool:
@@ -71,7 +73,7 @@ class Plan(NamedTuple):
         and places its part.
         """
         sharding = self.sharding(kind)
-        if sharding is None or not self.mesh.is_multi_process:
+        if self.mesh is None or sharding is None or not self.mesh.is_multi_process:
             return jax.device_put(tree, sharding)
         return jax.tree.map(lambda leaf: _put_global(leaf, sharding), tree)
 

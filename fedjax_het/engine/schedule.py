@@ -113,7 +113,7 @@ class Scheduler:
         )
         cuts = (len(cut) for r in range(rounds) for cut in self.cuts(r))
         self.shape = self.shape._replace(segments=_most(cuts))
-        if self.units.takes_census:
+        if isinstance(self.units, PairUnits) and self.units.takes_census:
             self.shape = self.shape._replace(census=self.units.census_batches(blocks))
         starts, sizes = range(0, blocks * lanes, lanes), partition.sizes
         self.work = Work(
@@ -162,7 +162,7 @@ class Scheduler:
         self._fill_lanes(out, round_index)
         for d, cut in enumerate(self.cuts(round_index) if cuts is None else cuts):
             _fill_segments(out, d, self._block_steps(round_index, d), cut)
-        if out.census.size:
+        if isinstance(self.units, PairUnits) and out.census.size:
             sampled = self.participants(round_index)
             self.units.fill_census(out.census, out.census_pairs, sampled)
         return out
@@ -176,12 +176,12 @@ class Scheduler:
         trained = np.sort(sampled[self.partition.sizes[sampled] > 0])
         taking_part[: len(trained)] = trained
         return RoundSchedule(
-            round=np.int32(round_index),
-            num_clients=np.int32(self.partition.num_clients),
-            evaluate=np.bool_(
+            round=np.array(round_index, np.int32),
+            num_clients=np.array(self.partition.num_clients, np.int32),
+            evaluate=np.array(
                 (round_index + 1) % self.eval_every == 0 or round_index >= self.rounds - 5
             ),
-            trial=np.bool_(False),
+            trial=np.array(False),
             client_ids=np.full((d_, v_, j_), none, np.int32),
             rows=np.full((d_, v_, j_), none, np.int32),
             weights=np.zeros((d_, v_, j_), np.float32),
@@ -228,14 +228,14 @@ class Scheduler:
         single[:, :, 0] = busy
         opening = (np.arange(full.segment_ends.shape[1]) == 0)[:, None]  # [G, 1]: the only segment
         return full._replace(
-            trial=np.bool_(True),
+            trial=np.array(True),
             num_steps=single,
-            num_segments=busy.any(1).astype(np.int32),
+            num_segments=np.asarray(busy.any(1), np.int32),
             segment_ends=np.ones_like(full.segment_ends),
             starts=opening & busy[:, None],
             ends=opening & busy[:, None],
             slots=np.zeros_like(full.slots),
-            evaluate=np.bool_(True),
+            evaluate=np.array(True),
         )
 
     def _block_steps(self, round_index: int, block: int) -> list[np.ndarray]:

@@ -126,7 +126,10 @@ class PairUnits:
         seen = counts if not work.top_up else np.maximum(counts, batch_size)
         samples = work.steps * np.where(self._kept, np.minimum(seen, batch_size), 0)
         kept = self._kept.astype(np.int64)
-        axis = {True: lambda a: a.sum(1), False: np.ravel}[work.by_client]
+
+        def axis(of_pairs: np.ndarray) -> np.ndarray:
+            return of_pairs.sum(1) if work.by_client else np.ravel(of_pairs)
+
         self.sizes, self.samples = axis(np.where(self._kept, counts, 0)), axis(samples)
         self.pairs, self.steps = axis(kept), work.steps * axis(kept)
 
@@ -142,6 +145,7 @@ class PairUnits:
         for client, label in self._pairs_of(unit):
             mine = self._examples(client, label)
             rng = self._rng(seed, round_index, client, label, 1)
+            drawn: np.ndarray | list[np.ndarray]
             if per == 1:
                 rounds = -(-ipc // len(mine))
                 drawn = np.concatenate([rng.permutation(mine) for _ in range(rounds)])[:ipc]

@@ -113,7 +113,8 @@ def _conv2d_im2col(x, kernel, padding, stride, size):
 
 
 def _forward(x, kernel, padding, stride, size):
-    patches = _patches(x, *kernel.shape[:2], padding, stride)
+    height, width = kernel.shape[:2]
+    patches = _patches(x, height, width, padding, stride)
     return patches @ kernel.reshape(-1, kernel.shape[-1]), (patches, kernel)
 
 

@@ -199,6 +199,7 @@ def _surveyed(module: nn.Module, input_shape: Sequence[int], flag: str | None) -
     norms: set[tuple[str, ...]] = set()
     seen: dict[str, Any] = {"conv": False, "dropout": False, "activations": None}
     head: list[tuple[nn.Module, tuple[str, ...]] | None] = []
+    asked: dict[str, Any] = as_flag(flag, False)
 
     def note(call: Callable, args: Sequence, kwargs: dict, context: Any) -> Any:
         layer, is_call = context.module, context.method_name == "__call__"
@@ -216,10 +217,12 @@ def _surveyed(module: nn.Module, input_shape: Sequence[int], flag: str | None) -
 
     def pass_through(key, x):
         with nn.intercept_methods(note):
-            out, variables = module.init_with_output(key, x, **as_flag(flag, False))
+            out, variables = module.init_with_output(key, x, **asked)
         last = calls.last(_logits(out))
-        flat = last is not None and last[1].ndim == 2
-        head.append((last[0].clone(parent=None), last[0].path) if flat else None)
+        if last is not None and last[1].ndim == 2:
+            head.append((last[0].clone(parent=None), last[0].path))
+        else:
+            head.append(None)
         return out, nn.meta.unbox(variables)
 
     image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), jnp.float32)

@@ -19,6 +19,7 @@ from fedjax_het.report.learning_curves import columns_of
 from fedjax_het.report.measures import measure_label, require_measure, scale_of, values_of
 from fedjax_het.report.style import (
     MOST_COLUMNS,
+    Sharing,
     add_legend,
     band_opacity,
     is_leftmost,
@@ -92,7 +93,7 @@ def plot_against(
     places = [(measure, title) for measure in measures for title in titles]
     size = (6.0, 3.9) if len(places) == 1 else (4.0, 3.2)
     columns = len(titles) if len(titles) <= MOST_COLUMNS else columns_of(results, panels)
-    sharey = "none" if "dataset" in panels else "row" if len(measures) > 1 else "all"
+    sharey: Sharing = "none" if "dataset" in panels else "row" if len(measures) > 1 else "all"
     figure, grid = make_panels(
         [f"{title}\n{measure}" for measure, title in places],
         columns=columns,
@@ -156,7 +157,7 @@ def _draw_row(
 ) -> bool:
     """The panels of one measure, by title, with room for crosses below. Whether there are any."""
     x, measure = names
-    lost = {title: {} for title in panels}
+    lost: dict[str, dict[float, int]] = {title: {} for title in panels}
     for title, _, label, runs in lines:
         _draw(panels[title], runs, x, measure, label, styles[label], opacity, lost[title])
     most = max((number for counts in lost.values() for number in counts.values()), default=0)

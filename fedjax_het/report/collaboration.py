@@ -47,8 +47,9 @@ def plot_collaboration(
     for matrix in matrices:
         ok = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
         require(ok, "shape of weights", matrix.shape, "[K, K], a row for each client")
-        fits = groups is None or np.shape(groups) == matrix.shape[:1]
-        require(fits, "shape of groups", np.shape(groups), f"({len(matrix)},)")
+        shape = () if groups is None else np.shape(groups)
+        fits = groups is None or shape == matrix.shape[:1]
+        require(fits, "shape of groups", shape, f"({len(matrix)},)")
     require_name("scale", scale, ("own", "shared"))
     count = len(matrices)
     require(titles is None or len(titles) == count, "titles", titles, f"{count} of them")

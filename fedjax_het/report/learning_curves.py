@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.common.errors import ConfigError, require_name
 from fedjax_het.report.grouping import (
@@ -15,6 +15,7 @@ from fedjax_het.report.grouping import (
 from fedjax_het.report.measures import measure_label, scale_of
 from fedjax_het.report.render import DIVERGED
 from fedjax_het.report.style import (
+    Sharing,
     add_legend,
     band_opacity,
     empty_panel,
@@ -23,6 +24,7 @@ from fedjax_het.report.style import (
     line_styles,
     make_panels,
     plain_axes,
+    whole_ticks,
     within_percent,
 )
 from fedjax_het.running.store import newest
@@ -91,7 +93,7 @@ def plot_learning_curves(
         for line in figure_lines(results, by, panels)
     ]
     titles = list(dict.fromkeys(line.panel for line in lines))
-    sharey = "row" if "dataset" in panels else "all"
+    sharey: Sharing = "row" if "dataset" in panels else "all"
     return draw_curves(
         lines,
         titles,
@@ -172,7 +174,7 @@ def draw_curves(
     *,
     columns: int,
     measure: str = "test_accuracy",
-    sharey: str = "row",
+    sharey: Sharing = "row",
     window: int = SMOOTHED_ROUNDS,
     reported: str = "final",
     log: bool = False,
@@ -195,7 +197,7 @@ def draw_curves(
     for panel in axes.values():
         plain_axes(panel)
         if panel.lines:
-            panel.xaxis.get_major_locator().set_params(integer=True)
+            whole_ticks(panel)
             first, last = panel.get_xlim()
             if last - first < 2:
                 panel.set_xlim(first - 1, last + 1)
@@ -223,7 +225,7 @@ def _draw(line: Curve, panel: "Axes", look: dict, opacity: float, log: bool) -> 
     if log:
         mean, low, high = 10**mean, 10**low, 10**high
     # A single round is a point: a line would not be seen.
-    marker = {"marker": "o", "markersize": 4} if len(mean) == 1 else {}
+    marker: dict[str, Any] = {"marker": "o", "markersize": 4} if len(mean) == 1 else {}
     panel.plot(mean.index, mean, lw=1.6, label=line.label, **look, **marker)
     if line.runs.shape[1] > 1:
         panel.fill_between(

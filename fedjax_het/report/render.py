@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +109,7 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
     def grid(header: bool) -> Table:
         grid = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=header, pad_edge=False)
         for name in columns:
-            justify = "left" if name in table.names else "right"
+            justify: Literal["left", "right"] = "left" if name in table.names else "right"
             grid.add_column(name, justify=justify, width=widths[name], no_wrap=True)
         return grid
 

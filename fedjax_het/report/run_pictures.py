@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data import Dataset, Partition, client_groups, plot_partition
 from fedjax_het.measures.personal import mean_accuracies
+from fedjax_het.report.style import whole_ticks
 from fedjax_het.running.result import Result
 
 
@@ -53,7 +55,7 @@ def plot_curve(result: Result, path: str | Path) -> None:
         label = "global model on all tests" if handles else "test accuracy"
         handles += axes.plot(rounds[known], accuracy[known], label=label, **look)
     axes.set(xlabel="round", ylabel="test accuracy (%)", xlim=(1, max(2, spec.rounds)))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_ticks(axes)
     axes.grid(alpha=0.3)
     loss = axes.twinx()
     handles += loss.plot(
@@ -102,7 +104,7 @@ def _plot_snapshots(artifacts: dict[str, np.ndarray], dataset: Dataset, path: Pa
     logits = artifacts["synthetic_label_logits"][artifacts["snapshot_samples"]]
     steps = zip(artifacts["snapshot_iterations"], artifacts["snapshots"], strict=True)
     plot_synthesis(
-        {int(n): SyntheticData(images, logits, np.float32(0)) for n, images in steps},
+        {int(n): SyntheticData(images, logits, jnp.float32(0)) for n, images in steps},
         path,
         class_names=dataset.class_names,
     )

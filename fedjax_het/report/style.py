@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -11,12 +11,14 @@ from fedjax_het.algorithms import METHODS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
 
 # Of rows that papers report and that are no methods here, and of methods without a colour.
 _OTHER_COLOURS = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
 _MARKERS = "os^Dv<>pPX*h"
 _LIGHTEST = 0.65  # share of white
 MOST_COLUMNS = 4
+Sharing = Literal["row", "all", "none"]
 
 
 def method_rank(method: str) -> tuple[int, str]:
@@ -59,7 +61,7 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
 
 
 def make_panels(
-    titles: Sequence[str], *, columns: int, size: tuple[float, float], sharey: str
+    titles: Sequence[str], *, columns: int, size: tuple[float, float], sharey: Sharing
 ) -> tuple["Figure", dict[str, "Axes"]]:
     """A figure with one panel per title, row by row, at most four beside each other.
 
@@ -83,16 +85,31 @@ def make_panels(
 
 def is_lowest(panel: "Axes", panels: Iterable["Axes"]) -> bool:
     """Whether no panel lies under this one."""
-    place = panel.get_subplotspec()
+    place = _place(panel)
     return not any(
-        other.get_subplotspec().colspan == place.colspan
-        and other.get_subplotspec().rowspan.start > place.rowspan.start
-        for other in panels
+        other.colspan == place.colspan and other.rowspan.start > place.rowspan.start
+        for other in map(_place, panels)
     )
 
 
 def is_leftmost(panel: "Axes") -> bool:
-    return panel.get_subplotspec().is_first_col()
+    return _place(panel).is_first_col()
+
+
+def _place(panel: "Axes") -> "SubplotSpec":
+    """Where a panel of `make_panels` is in its grid."""
+    place = panel.get_subplotspec()
+    assert place is not None
+    return place
+
+
+def whole_ticks(panel: "Axes") -> None:
+    """Ticks of the horizontal axis at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    locator = panel.xaxis.get_major_locator()
+    assert isinstance(locator, MaxNLocator)  # a linear axis has it
+    locator.set_params(integer=True)
 
 
 def plain_axes(panel: "Axes") -> None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.common.errors import require
 from fedjax_het.common.files import write_atomically
@@ -54,7 +54,7 @@ def write_report(
     require(len(results) > 0, "directory", str(directory), "a folder with results of runs")
     by = chosen_settings(results, by)
     measure = usual_measure(results) if measure is None else measure
-    chosen = {"by": by, "measure": measure}
+    chosen: dict[str, Any] = {"by": by, "measure": measure}
     title = f"{directory.resolve().name}: {len(results)} runs"
     alphas = results["alpha"].nunique() if "alpha" in by else 0
 

@@ -17,7 +17,7 @@ from fedjax_het.engine.randomness import Stream
 from fedjax_het.engine.schedule import Scheduler, Shape, common_shape
 from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.running.splits import Split
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.settings.spec import ResolvedSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Federation:
     `inputs` is what its method asks for besides, see `Algorithm.inputs`: pytrees by name.
     """
 
-    spec: RunSpec
+    spec: ResolvedSpec
     split: Split
     scheduler: Scheduler
     tuning: Scheduler | None = None  # of all clients, where copies are tuned to be scored
@@ -62,7 +62,7 @@ class Shapes(NamedTuple):
 
 
 def federation_of(
-    spec: RunSpec,
+    spec: ResolvedSpec,
     split: Split,
     units: ClientUnits | PairUnits,
     algorithm: Algorithm,
@@ -96,7 +96,7 @@ def federation_of(
 
 
 def _all_clients(
-    spec: RunSpec, partition: Partition, units: ClientUnits, *, rounds: int, **settings: Any
+    spec: ResolvedSpec, partition: Partition, units: ClientUnits, *, rounds: int, **settings: Any
 ) -> Scheduler:
     """Every client in every round that is evaluated."""
     return Scheduler(
@@ -111,10 +111,11 @@ def _all_clients(
 
 
 def units_of(
-    spec: RunSpec, trained_on: Partition, dataset: Dataset, algorithm: Algorithm
+    spec: ResolvedSpec, trained_on: Partition, dataset: Dataset, algorithm: Algorithm
 ) -> ClientUnits | PairUnits:
     """What the lanes of a run go through."""
     if algorithm.pairs is None:
+        assert spec.local_epochs is not None  # where clients do not condense, they train
         passes = spec.local_epochs + algorithm.extra_passes
         return ClientUnits(trained_on, passes, spec.batch_size)
     labels, num_classes = dataset.train_labels, dataset.num_classes

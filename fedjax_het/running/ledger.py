@@ -9,13 +9,13 @@ import numpy as np
 
 from fedjax_het.running.progress import clock, progress_line
 from fedjax_het.running.result import Result
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 
 class Job(NamedTuple):
     """One run to be made."""
 
-    spec: RunSpec
+    spec: ResolvedSpec
     digest: str  # of its files
     record: dict | None  # of the checkpoint that it continues from
 

@@ -14,7 +14,7 @@ from fedjax_het.engine.probe import LaneChoice, choose_lanes
 from fedjax_het.engine.schedule import Scheduler, cohort_size
 from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.running.programs import Program, Signature, client_state_bytes, training_of
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.settings.spec import ResolvedSpec
 
 AUTO = "auto"
 DEVICE_STATE, HOST_STATE = "device", "host"  # where the states of all clients are
@@ -93,7 +93,7 @@ def _are_devices(found: Any) -> bool:
     return sequence and all(isinstance(device, jax.Device) for device in found)
 
 
-def blocks_of(placement: Placement, devices: Sequence[jax.Device], spec: RunSpec) -> int:
+def blocks_of(placement: Placement, devices: Sequence[jax.Device], spec: ResolvedSpec) -> int:
     """Blocks of lanes: no more than clients that take part in a round."""
     sampled = cohort_size(spec.num_clients, spec.participation)
     return placement.blocks or min(len(devices), sampled)
@@ -104,7 +104,7 @@ def lanes_of(
     signature: Signature,
     devices: Sequence[jax.Device],
     blocks: int,
-    specs: Sequence[RunSpec],
+    specs: Sequence[ResolvedSpec],
     units: Sequence[ClientUnits | PairUnits],
 ) -> LaneChoice:
     """How many lanes there are in each block."""
@@ -176,7 +176,7 @@ def narrower_plan(plan: Plan, width: int) -> Plan:
     return make_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
 
 
-def client_state_of(placement: Placement, program: Program, spec: RunSpec) -> str:
+def client_state_of(placement: Placement, program: Program, spec: ResolvedSpec) -> str:
     """Where clients' states are to be: on the devices or on the host."""
     size = client_state_bytes(program, spec)
     if not size or placement.client_state == DEVICE_STATE:

@@ -104,9 +104,9 @@ def prepare(
       pool: what `server_pool_of` gives for them, where it is there already.
     Raises: ConfigError.
     """
-    specs = [spec.resolved() for spec in specs]
-    assert len({static_key(spec) for spec in specs}) == 1
-    spec = specs[0]
+    resolved = [spec.resolved() for spec in specs]
+    assert len({static_key(spec) for spec in resolved}) == 1
+    spec = resolved[0]
     dataset = dataset_of(spec, dataset, data_dir, caller="simulate")
     devices = placement.present_devices()
     signature = signature_of(spec, dataset, network)
@@ -117,17 +117,17 @@ def prepare(
     own: list[Partition | None] = list(partitions or ())
     splits = [
         split_of(each, dataset, pool, partition=given, shares_server_data=shares)
-        for each, given in zip(specs, own or [None] * len(specs), strict=True)
+        for each, given in zip(resolved, own or [None] * len(resolved), strict=True)
     ]
     units = [
         units_of(each, split.trained_on, dataset, algorithm)
-        for each, split in zip(specs, splits, strict=True)
+        for each, split in zip(resolved, splits, strict=True)
     ]
     blocks = blocks_of(placement, devices, spec)
-    choice = lanes_of(placement, signature, devices, blocks, specs, units)
+    choice = lanes_of(placement, signature, devices, blocks, resolved, units)
     federations = [
         federation_of(*each, algorithm, blocks=blocks, lanes=choice.lanes)
-        for each in zip(specs, splits, units, strict=True)
+        for each in zip(resolved, splits, units, strict=True)
     ]
     federations = with_method_inputs(federations, algorithm, dataset, pool)
     plan = plan_of(placement, devices, blocks, choice, [f.scheduler for f in federations])

@@ -23,7 +23,7 @@ from fedjax_het.engine.task import Task
 from fedjax_het.nn import NETWORKS, Model, as_model, make_model, network_digest
 from fedjax_het.running.inputs import Reader, kinds_of
 from fedjax_het.settings.layers import USER
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
 # are traced.
@@ -92,7 +92,7 @@ def with_network(spec: RunSpec, network: Any) -> RunSpec:
     return dataclasses.replace(spec, model=USER)
 
 
-def signature_of(spec: RunSpec, dataset: Dataset, network: Any = None) -> Signature:
+def signature_of(spec: ResolvedSpec, dataset: Dataset, network: Any = None) -> Signature:
     """That of resolved settings on these data; `network` is the user's, for the model "user"."""
     if spec.model != USER:
         network = NETWORKS[spec.model].make
@@ -234,7 +234,7 @@ def _make_init(algorithm: Algorithm, task: Task, plan: Plan) -> Callable:
     return init_of
 
 
-def client_state_bytes(program: Program, spec: RunSpec) -> int:
+def client_state_bytes(program: Program, spec: ResolvedSpec) -> int:
     """What a client of one federation keeps between rounds."""
     hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fedjax_het.common.files import write_atomically
 from fedjax_het.data import Partition
 from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
 from fedjax_het.measures.personal import best_mean_accuracy, worst_decile
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Result:
     of them is saved here.
     """
 
-    spec: RunSpec
+    spec: ResolvedSpec
     metrics: dict[str, np.ndarray]
     summary: dict[str, Any]
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Result:
         for key, array in from_file(data).items():
             group, name = key.split("/", 1)
             groups[group][name] = array
-        spec = RunSpec.from_dict(record["spec"])
+        spec = cast(ResolvedSpec, RunSpec.from_dict(record["spec"]))  # as it was saved
         return cls(spec, groups["metrics"], record["summary"], groups["artifacts"])
 
 

@@ -20,7 +20,7 @@ from fedjax_het.data import (
     withheld_examples,
 )
 from fedjax_het.data.server_data import Pool
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.settings.spec import ResolvedSpec
 
 
 class Split(NamedTuple):
@@ -33,7 +33,7 @@ class Split(NamedTuple):
 
 
 def dataset_of(
-    spec: RunSpec, dataset: Dataset | None, data_dir: str | os.PathLike | None, *, caller: str
+    spec: ResolvedSpec, dataset: Dataset | None, data_dir: str | os.PathLike | None, *, caller: str
 ) -> Dataset:
     """The user's own, or else the one that settings name. Raises ConfigError, or OSError and
     ImportError where it is not there."""
@@ -44,7 +44,7 @@ def dataset_of(
 
 
 def split_of(
-    spec: RunSpec,
+    spec: ResolvedSpec,
     dataset: Dataset,
     pool: Pool | None,
     *,
@@ -63,7 +63,7 @@ def split_of(
     return Split(partition, trained_on, tests, server)
 
 
-def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
+def split_clients(spec: ResolvedSpec, dataset: Dataset) -> Partition:
     """The partition that resolved settings name, of all training examples but those that are
     withheld for the server. Raises ConfigError if the data do not allow it."""
     withheld = withheld_examples(
@@ -95,7 +95,7 @@ def split_clients(spec: RunSpec, dataset: Dataset) -> Partition:
 
 
 def server_pool_of(
-    spec: RunSpec, dataset: Dataset, data_dir: str | os.PathLike | None = None
+    spec: ResolvedSpec, dataset: Dataset, data_dir: str | os.PathLike | None = None
 ) -> Pool | None:
     """The images that the source of the server's examples brings, see `server_pool`: the same for
     all runs of a `static_key`. Raises ConfigError where it does not suit the data, or is missing.
@@ -106,7 +106,7 @@ def server_pool_of(
 
 
 def server_data_of(
-    spec: RunSpec, dataset: Dataset, partition: Partition, pool: Pool | None
+    spec: ResolvedSpec, dataset: Dataset, partition: Partition, pool: Pool | None
 ) -> ServerData | None:
     """The server's examples that resolved settings name. Raises ConfigError if clients hold too
     few."""

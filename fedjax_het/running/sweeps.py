@@ -34,7 +34,7 @@ from fedjax_het.running.runs import gathered, memory_needed
 from fedjax_het.running.splits import dataset_of, server_data_of, server_pool_of, split_clients
 from fedjax_het.running.store import frame, load_result
 from fedjax_het.settings.layers import USER
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,11 +102,11 @@ def sweep(
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
       optional package is missing does not stop the others: see `SweepResult.not_run`.
     """
-    specs = [with_network(spec, network).resolved() for spec in specs]
+    resolved = [with_network(spec, network).resolved() for spec in specs]
     if placement.devices is None:
         placement = dataclasses.replace(placement, devices=jax.local_devices())
     directory = None if directory is None else make_output_directory(directory)
-    names, named = _named(specs, dataset, network, data_dir)
+    names, named = _named(resolved, dataset, network, data_dir)
     part = _part(named, shard)
     known = {d: None if directory is None else load_result(directory, d) for d in part}
     missing = {d: named[d] for d in part if known[d] is None}
@@ -137,8 +137,8 @@ def plan_sweep(
 ) -> list[tuple[str, RunSpec, str]]:
     """What `sweep` would do: (digest of the files, spec, "done", "unfinished" or "missing")."""
     directory = Path(directory)
-    specs = [with_network(spec, network).resolved() for spec in specs]
-    _, named = _named(specs, dataset, network, data_dir)
+    resolved = [with_network(spec, network).resolved() for spec in specs]
+    _, named = _named(resolved, dataset, network, data_dir)
 
     def state(digest: str) -> str:
         if load_result(directory, digest) is not None:
@@ -149,11 +149,11 @@ def plan_sweep(
 
 
 def _named(
-    specs: Sequence[RunSpec],
+    specs: Sequence[ResolvedSpec],
     dataset: Dataset | None,
     network: Any,
     data_dir: str | os.PathLike | None,
-) -> tuple[list[str], dict[str, RunSpec]]:
+) -> tuple[list[str], dict[str, ResolvedSpec]]:
     """The name of every run's files, and the runs by name, each once."""
     made_in, data = environment(), None if dataset is None else dataset.digest()
     digest_of = functools.cache(functools.partial(_network_digest, dataset, network, data_dir))
@@ -184,7 +184,7 @@ def _network_digest(
     return network_digest(as_model(network, shape, num_classes, **dict(options)))
 
 
-def _part(named: dict[str, RunSpec], shard: tuple[int, int] | None) -> list[str]:
+def _part(named: dict[str, ResolvedSpec], shard: tuple[int, int] | None) -> list[str]:
     """The digests of a shard: every n-th run, group by group, so that parts take equally long."""
     digests = sorted(named, key=lambda d: static_key(named[d]))  # stable: else in order
     if shard is None and jax.process_count() > 1:
@@ -196,7 +196,7 @@ def _part(named: dict[str, RunSpec], shard: tuple[int, int] | None) -> list[str]
     return digests[index::count]
 
 
-def _groups(missing: dict[str, RunSpec], directory: Path | None) -> list[list[Job]]:
+def _groups(missing: dict[str, ResolvedSpec], directory: Path | None) -> list[list[Job]]:
     """Runs that can be made together: of one signature, and at the same point if they resume."""
     groups: dict[tuple, list[Job]] = {}
     for digest, spec in missing.items():

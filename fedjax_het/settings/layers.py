@@ -65,14 +65,15 @@ def _filled(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
 
 def _with_partition(given: RunSpec, spec: RunSpec) -> RunSpec:
     """Its partition, with the settings that are among its parameters; its seed."""
-    PARTITIONS.require(spec.partition)
-    unused = {}
+    partition = spec.partition or ""  # a protocol names one
+    PARTITIONS.require(partition)
+    unused: dict[str, Any] = {}
     for setting in PARTITION_SETTINGS:
-        if parameter_called(spec.partition, setting) is not None:
+        if parameter_called(partition, setting) is not None:
             continue
         value = getattr(given, setting)
         able = ", ".join(name for name in PARTITIONS if parameter_called(name, setting))
-        takers = f"no {setting}: the partition {spec.partition} takes none ({able} do)"
+        takers = f"no {setting}: the partition {partition} takes none ({able} do)"
         require(value is None, setting, value, takers)
         unused[setting] = None
     seed = spec.seed if spec.partition_seed is None else spec.partition_seed
@@ -90,13 +91,14 @@ def _with_network(given: RunSpec, spec: RunSpec) -> RunSpec:
     spec = dataclasses.replace(spec, network_options=settings, **named)
     if spec.model == USER:
         return spec
-    NETWORKS.require(spec.model)
-    takes = network_options(spec.model)
+    model = spec.model or ""  # a protocol names one
+    NETWORKS.require(model)
+    takes = network_options(model)
     for name in spec.model_options:
         if name not in takes:
             own = ", ".join(takes) or "none"
             value = spec.model_options[name]
-            require(False, name, value, f"no such option for {spec.model} (its options: {own})")
+            require(False, name, value, f"no such option for {model} (its options: {own})")
     return spec
 
 
