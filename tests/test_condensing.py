@@ -4,18 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import (
-    CLASSES,
-    SHAPE,
-    SIZES,
-    blobs,
-    builder_of,
-    consecutive,
-    defaults,
-    linear_model,
-    small,
-    user_dataset,
-)
+from support.builders import builder_of, defaults
+from support.data import CLASSES, SHAPE, SIZES, blobs, consecutive, user_dataset
+from support.networks import linear_model
+from support.problems import small
 
 from fedjax_het import RunSpec
 from fedjax_het.algorithms import METHODS

@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import BATCH, SIZES, blobs, chosen, small, softmax_gradient, user_dataset
+from support.builders import chosen
+from support.data import BATCH, SIZES, blobs, user_dataset
+from support.oracle import softmax_gradient
+from support.problems import small
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.collaboration import (
