@@ -88,21 +88,22 @@ IMAGES, LABELS = blobs()
 X = IMAGES.reshape(len(IMAGES), -1).astype(np.float64)
 
 
-def gradient(vector, use):
+def mean_gradient(vector, x, y):
     if len(vector) == 15:
-        weights = vector[3:].reshape(4, 3)
-        dw, db = softmax_gradient(weights, vector[:3], X[use], LABELS[use])
-        return np.concatenate([db, dw.ravel()])
-    return difference_gradient(lambda v: cross_entropy(logits_of(v, X[use]), LABELS[use]), vector)
+        dw, db = softmax_gradient(vector[3:].reshape(4, 3), vector[:3], x, y)
+        return joined({"w": dw, "b": db})
+    return difference_gradient(lambda v: cross_entropy(logits_of(v, x), y), vector)
+
+
+def gradient(vector, use):
+    return mean_gradient(vector, X[use], LABELS[use])
 
 
 class Personal(Loop):
-    """What a method of clients' own states derives from; rates are those of `federation.hp`."""
+    """With the hidden layer too; clients begin with what the global model begins with."""
 
     def gradient(self, model, x, y):
-        if len(model) == 15:
-            return super().gradient(model, x, y)
-        return difference_gradient(lambda v: cross_entropy(logits_of(v, x), y), model)
+        return mean_gradient(model, x, y)
 
     def first(self, client):
         return self.vector
@@ -347,9 +348,7 @@ def test_ditto_with_a_strong_pull_stays_with_the_global_model():
         before, _ = federation.run(2)
         state, _ = federation.run(1, before)
         received = joined(federation.model(before))
-        models = [
-            joined(v["params"]) for k, v in enumerate(personal(federation, state)) if SIZES[k]
-        ]
+        models = [joined(federation.personal(state, k)) for k, size in enumerate(SIZES) if size]
         gaps[strength] = max(np.linalg.norm(model - received) for model in models)
     assert gaps[0.0] > 2 * gaps[10.0] > 10 * gaps[100.0] > 0, gaps
 
@@ -403,9 +402,8 @@ def test_exact_per_fedavg_descends_the_meta_objective(model):
         return cross_entropy(logits_of(ahead, X[use]), LABELS[use])
 
     w, exact = meta_gradient("exact", {"inner_lr": inner}, model())
-    expected = difference_gradient(
-        objective, w, 1e-3
-    )  # long, as the curved model's gradient is a difference
+    # Long steps, as the curved model's gradient is a difference.
+    expected = difference_gradient(objective, w, 1e-3)
     np.testing.assert_allclose(exact, expected, atol=2e-5)
     _, first = meta_gradient("first", {"inner_lr": inner}, model())
     scale = np.linalg.norm(expected)
