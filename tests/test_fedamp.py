@@ -204,9 +204,7 @@ class Messages(Loop):
         alpha = hp["alpha"] * hp["alpha_decay"] ** (r // hp["alpha_every"])
         self.xi, alpha = self.weights(alpha)
         self.pull = hp["prox_lambda"] / (alpha if self.o["prox"] == "coupled" else 1)
-        self.u = [
-            sum(w * model for w, model in zip(row, self.kept, strict=True)) for row in self.xi
-        ]
+        self.u = list(self.xi @ np.stack(self.kept))
 
     def begin(self, client):
         return (self.u if self.o["start"] == "received" else self.kept)[client]
