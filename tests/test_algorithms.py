@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.builders import chosen, registered
-from support.data import BATCH, CLASSES, SIZES, blobs, consecutive
-from support.oracle import Loop, beside, softmax_gradient
+from support.data import BATCH, CLASSES, SIZES, consecutive
+from support.oracle import Loop, beside, joined
 from support.problems import small
 
 from fedjax_het.algorithms import METHODS
@@ -123,14 +123,10 @@ def test_scaffolds_first_round_with_zero_controls_is_fedavg(optimizer):
 
 def global_gradient_norm(federation, state):
     """Norm of the gradient of the mean of the clients' objectives at the global model."""
-    params = {k: v.astype(np.float64) for k, v in federation.model(state).items()}
-    images, labels = blobs()
-    x = images.reshape(len(images), -1).astype(np.float64)
-    gradients = [
-        softmax_gradient(params["w"], params["b"], x[mine], labels[mine])
-        for mine in (consecutive().client(k) for k, n in enumerate(SIZES) if n)
-    ]
-    return np.sqrt(sum(np.sum(np.mean([g[i] for g in gradients], 0) ** 2) for i in range(2)))
+    loop, model = Loop(federation), joined(federation.model(state))
+    held = [consecutive().client(k) for k, n in enumerate(SIZES) if n]
+    gradients = [loop.gradient(model, loop.images[own], loop.labels[own]) for own in held]
+    return np.linalg.norm(np.mean(gradients, 0))
 
 
 def test_scaffold_reaches_the_joint_optimum_where_fedavg_drifts():
