@@ -61,8 +61,8 @@ class ScaffoldI(Scaffold):
         return super().minibatches(r, client)[-(-self.sizes[client] // BATCH) :]
 
     def new_control(self, client, model, steps):
-        mine = self.federation.scheduler.partition.client(client)
-        return self.gradient(self.vector, self.images[mine], self.labels[mine])
+        held = self.federation.scheduler.partition.client(client)
+        return self.gradient(self.vector, self.images[held], self.labels[held])
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])

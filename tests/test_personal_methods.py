@@ -240,12 +240,13 @@ def test_per_fedavg(order):
         def step(self, w, batch):
             if batch.number % 2 == 0:
                 self.ahead = w - inner * self.gradient(w, batch.x, batch.y)
-                self.first_one = batch
+                self.inner = batch.x, batch.y
                 return w
             meta = self.gradient(self.ahead, batch.x, batch.y)
             if order != "first":
-                d, (x, y) = delta if order == "hessian_free" else 1e-5, self.first_one[3:5]
-                curved = self.gradient(w + d * meta, x, y) - self.gradient(w - d * meta, x, y)
+                d = delta if order == "hessian_free" else 1e-5
+                curved = self.gradient(w + d * meta, *self.inner)
+                curved = curved - self.gradient(w - d * meta, *self.inner)
                 meta = meta - inner * curved / (2 * d)
             return w - LR * meta
 
