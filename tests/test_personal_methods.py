@@ -240,14 +240,13 @@ def test_per_fedavg(order):
         def step(self, w, batch):
             if batch.number % 2 == 0:
                 self.ahead = w - inner * self.gradient(w, batch.x, batch.y)
-                self.inner = batch.x, batch.y
                 return w
             meta = self.gradient(self.ahead, batch.x, batch.y)
             if order != "first":
                 d = delta if order == "hessian_free" else 1e-5
-                curved = self.gradient(w + d * meta, *self.inner)
-                curved = curved - self.gradient(w - d * meta, *self.inner)
-                meta = meta - inner * curved / (2 * d)
+                ends = w + d * meta, w - d * meta
+                ahead, behind = (self.gradient(end, batch.x, batch.y) for end in ends)
+                meta = meta - inner * (ahead - behind) / (2 * d)
             return w - LR * meta
 
     hp = {"local_lr": LR, "inner_lr": inner, "hf_delta": delta}
