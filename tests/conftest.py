@@ -8,6 +8,7 @@ import pytest
 
 import fedjax_het  # noqa: F401  (asks for one CPU device per core)
 
+pytest.register_assert_rewrite("support")  # so that asserts there say what they compared
 jax.config.update("jax_default_matmul_precision", "highest")
 
 

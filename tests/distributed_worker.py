@@ -16,8 +16,8 @@ if int(count) > 1:
     jax.distributed.initialize(coordinator, int(count), int(index))
 
 import numpy as np  # noqa: E402
-from problems import user_dataset  # noqa: E402
-from test_federation import spec  # noqa: E402
+from support.data import user_dataset  # noqa: E402
+from support.running import spec  # noqa: E402
 
 from fedjax_het import Placement, simulate, sweep  # noqa: E402
 

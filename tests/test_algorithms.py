@@ -7,20 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import (
-    BATCH,
-    CLASSES,
-    SIZES,
-    blobs,
-    builder_of,
-    chosen,
-    consecutive,
-    defaults,
-    small,
-    softmax_gradient,
-)
+from support.builders import chosen, registered
+from support.data import BATCH, CLASSES, SIZES, consecutive
+from support.oracle import Loop, beside, joined
+from support.problems import small
 
-from fedjax_het.algorithms import METHODS, entry_of
+from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
@@ -29,129 +21,69 @@ from fedjax_het.engine.contract import Batch
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.nn import make_model
 
-FAST_SYNTHESIS = {
-    "num_iterations": 2,
-    "inner_steps": 2,
-    "trajectory_rounds": 3,
-    "segment_length": 2,
-    "num_samples": 6,
-    "augment_strategy": "none",
-}
-FAST_CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch_size": 4}
-FAST_DISTILLATION = {"distill_epochs": 3, "distill_batch_size": 4}
-FAST_GENERATOR = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
-FAST = {
-    "dynafed": FAST_SYNTHESIS,
-    "feddm": FAST_CONDENSATION,
-    "fedaf": FAST_CONDENSATION,
-    "fedgen": FAST_GENERATOR,
-    "feddf": FAST_DISTILLATION,
-    "fedbe": {**FAST_DISTILLATION, "num_samples": 3},
-}
-# The mean logits of linear models are those of their mean: FedDF would follow rounding errors.
-NUMBERS = {"feddf": {"server_lr": 0.7}}
-
-
-def registered(name):
-    """-> (build, settings of `small`) of a registered method, such that it is quick."""
-    entry, options = entry_of(name, {}), FAST.get(name, {})
-    numbers = defaults(entry, options) | {"local_lr": 0.1, **NUMBERS.get(name, {})}
-    settings = {"hp": numbers, "scored": entry.scored[0]}
-    return builder_of(entry, options), settings
-
-
 # --- NumPy oracles, in float64 -------------------------------------------------------------
 
 
-class Oracle:
-    """Rounds of FedAvg, FedProx or SCAFFOLD by loops over clients, batches and parameters."""
+class Prox(Loop):
+    def slope(self, model, batch):
+        return super().slope(model, batch) + self.hp["prox_mu"] * (model - self.vector)
 
-    def __init__(self, federation, start, lr, *, mu=0.0, controls=None, averaging="uniform"):
-        images, labels = blobs()
-        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
-        params = federation.model(start)
-        self.server = [params["w"].astype(np.float64), params["b"].astype(np.float64)]
-        self.f, self.lr, self.mu, self.controls = federation, lr, mu, controls
-        zeros = [np.zeros_like(p) for p in self.server]
-        self.c, self.c_k = zeros, [list(zeros) for _ in SIZES]
-        self.averaging = averaging
 
-    def round(self, r):
-        clients = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
-        total = sum(SIZES[k] for k in clients)
-        change, control_change = [0, 0], [0, 0]
-        for k in clients:
-            share = SIZES[k] / total if self.averaging == "weighted" else 1 / len(clients)
-            moved, control = self.client(r, k)
-            for i in range(2):
-                change[i] = change[i] + share * (moved[i] - self.server[i])
-                control_change[i] = control_change[i] + (control[i] - self.c_k[k][i])
-            if self.controls:
-                self.c_k[k] = control
-        self.server = [s + d for s, d in zip(self.server, change, strict=True)]
-        if self.controls:
-            self.c = [c + d / len(SIZES) for c, d in zip(self.c, control_change, strict=True)]
+class Scaffold(Loop):
+    """With option II of the paper's controls, in the paper's form."""
 
-    def client(self, r, k):
-        w = [p.copy() for p in self.server]
-        batches, sizes = self.f.scheduler.client_batches(r, k)
-        if self.controls == "I":
-            mine = self.f.scheduler.partition.client(k)
-            full = softmax_gradient(*w, self.x[mine], self.y[mine])
-            skip = -(-len(mine) // BATCH)
-            batches, sizes = batches[skip:], sizes[skip:]
-        for batch, size in zip(batches, sizes, strict=True):
-            use = batch[:size]
-            gradient = softmax_gradient(*w, self.x[use], self.y[use])
-            for i in range(2):
-                step = gradient[i] + self.mu * (w[i] - self.server[i])
-                if self.controls:
-                    step = step - self.c_k[k][i] + self.c[i]
-                w[i] = w[i] - self.lr * step
-        if self.controls == "I":
-            return w, list(full)
-        steps = len(batches) * self.lr  # the paper's form of option II
-        control = [self.c_k[k][i] - self.c[i] + (self.server[i] - w[i]) / steps for i in range(2)]
-        return w, control
+    control, moved = 0.0, 0.0  # the server's, and what a round adds to it
+
+    def first(self, client):
+        return np.zeros_like(self.vector)
+
+    def slope(self, model, batch):
+        return super().slope(model, batch) - self.kept[batch.client] + self.control
+
+    def new_control(self, client, model, steps):
+        drift = (self.vector - model) / (steps * self.hp["local_lr"])
+        return self.kept[client] - self.control + drift
+
+    def end(self, client, model, steps):
+        new = self.new_control(client, model, steps)
+        self.moved = self.moved + (new - self.kept[client]) / len(self.sizes)
+        self.kept[client] = new
+
+    def serve(self, r, clients, models):
+        super().serve(r, clients, models)
+        self.control, self.moved = self.control + self.moved, 0.0
+
+
+class ScaffoldI(Scaffold):
+    """With option I: the gradient at the server's model, measured in a first pass of its own."""
+
+    def minibatches(self, r, client):
+        return super().minibatches(r, client)[-(-self.sizes[client] // BATCH) :]
+
+    def new_control(self, client, model, steps):
+        held = self.federation.scheduler.partition.client(client)
+        return self.gradient(self.vector, self.images[held], self.labels[held])
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 @pytest.mark.parametrize(
-    ("build", "hp", "controls"),
+    ("build", "hp", "loop"),
     [
-        (fedavg, {}, None),
-        (fedprox, {"prox_mu": 0.7}, None),
-        (chosen(scaffold, option="II"), {}, "II"),
-        (chosen(scaffold, option="I"), {}, "I"),
+        (fedavg, {}, Loop),
+        (fedprox, {"prox_mu": 0.7}, Prox),
+        (chosen(scaffold, option="II"), {}, Scaffold),
+        (chosen(scaffold, option="I"), {}, ScaffoldI),
     ],
     ids=["fedavg", "fedprox", "scaffold-II", "scaffold-I"],
 )
-def test_three_rounds_equal_a_float64_oracle(build, hp, controls, averaging):
-    federation = small(
-        build,
-        hp={"local_lr": 0.2, **hp},
-        participation=0.7,
-        averaging=averaging,
-        epochs=2,
-    )
-    start = federation.start()
-    oracle = Oracle(
-        federation,
-        start,
-        0.2,
-        mu=hp.get("prox_mu", 0.0),
-        controls=controls,
-        averaging=averaging,
-    )
-    state, _ = federation.run(3, start)
-    for r in range(3):
-        oracle.round(r)
-    found = federation.model(state)
-    np.testing.assert_allclose(found["w"], oracle.server[0], atol=2e-6)
-    np.testing.assert_allclose(found["b"], oracle.server[1], atol=2e-6)
-    if controls:
-        np.testing.assert_allclose(state.server.extra["w"], oracle.c[0], atol=2e-6)
-        own = np.stack([c[0] for c in oracle.c_k])
+def test_three_rounds_equal_a_float64_oracle(build, hp, loop, averaging):
+    settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
+    oracle = loop(small(build, hp={"local_lr": 0.2, **hp}, **settings))
+    state = beside(oracle, 3, atol=2e-6)
+    if isinstance(oracle, Scaffold):
+        control = oracle.params(oracle.control)["w"]
+        np.testing.assert_allclose(state.server.extra["w"], control, atol=2e-6)
+        own = np.stack([oracle.params(kept)["w"] for kept in oracle.kept])
         np.testing.assert_allclose(state.clients.control["w"], own, atol=5e-6)
 
 
@@ -191,14 +123,10 @@ def test_scaffolds_first_round_with_zero_controls_is_fedavg(optimizer):
 
 def global_gradient_norm(federation, state):
     """Norm of the gradient of the mean of the clients' objectives at the global model."""
-    params = {k: v.astype(np.float64) for k, v in federation.model(state).items()}
-    images, labels = blobs()
-    x = images.reshape(len(images), -1).astype(np.float64)
-    gradients = [
-        softmax_gradient(params["w"], params["b"], x[mine], labels[mine])
-        for mine in (consecutive().client(k) for k, n in enumerate(SIZES) if n)
-    ]
-    return np.sqrt(sum(np.sum(np.mean([g[i] for g in gradients], 0) ** 2) for i in range(2)))
+    loop, model = Loop(federation), joined(federation.model(state))
+    held = [consecutive().client(k) for k, n in enumerate(SIZES) if n]
+    gradients = [loop.gradient(model, loop.images[own], loop.labels[own]) for own in held]
+    return np.linalg.norm(np.mean(gradients, 0))
 
 
 def test_scaffold_reaches_the_joint_optimum_where_fedavg_drifts():
@@ -215,42 +143,28 @@ def test_scaffold_reaches_the_joint_optimum_where_fedavg_drifts():
 def test_one_client_with_all_data_is_plain_sgd():
     federation = small(fedavg, hp={"local_lr": 0.1}, sizes=(18,))
     state, _ = federation.run(3)
-    images, labels = blobs((18,))
-    x = images.reshape(18, -1).astype(np.float64)
-    params = federation.model(federation.start())
-    w, b = params["w"].astype(np.float64), params["b"].astype(np.float64)
+    oracle = Loop(federation)
+    w = oracle.vector
     for r in range(3):
-        batches, sizes = federation.scheduler.client_batches(r, 0)
-        for batch, size in zip(batches, sizes, strict=True):
-            use = batch[:size]
-            dw, db = softmax_gradient(w, b, x[use], labels[use])
-            w, b = w - 0.1 * dw, b - 0.1 * db
-    np.testing.assert_allclose(federation.model(state)["w"], w, atol=2e-6)
-    np.testing.assert_allclose(federation.model(state)["b"], b, atol=2e-6)
+        for batch in oracle.minibatches(r, 0):
+            w = w - 0.1 * oracle.gradient(w, batch.x, batch.y)
+    oracle.assert_model(federation.model(state), model=w, atol=2e-6)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_adams_moments_are_kept_or_reset(keep):
     federation = small(fedavg, hp={"local_lr": 0.05}, sizes=(18,), optimizer="adam", keep=keep)
     state, _ = federation.run(3)
-    images, labels = blobs((18,))
-    x = images.reshape(18, -1).astype(np.float64)
-    params = federation.model(federation.start())
-    w = [params["w"].astype(np.float64), params["b"].astype(np.float64)]
-    m, v, t = [0.0, 0.0], [0.0, 0.0], 0
+    oracle = Loop(federation)
+    w, m, v, t = oracle.vector, 0.0, 0.0, 0
     for r in range(3):
         if not keep:
-            m, v, t = [0.0, 0.0], [0.0, 0.0], 0
-        batches, sizes = federation.scheduler.client_batches(r, 0)
-        for batch, size in zip(batches, sizes, strict=True):
-            gradient = softmax_gradient(*w, x[batch[:size]], labels[batch[:size]])
-            t += 1
-            for i in range(2):
-                m[i] = 0.9 * m[i] + 0.1 * gradient[i]
-                v[i] = 0.999 * v[i] + 0.001 * gradient[i] ** 2
-                ratio = (m[i] / (1 - 0.9**t)) / (np.sqrt(v[i] / (1 - 0.999**t)) + 1e-8)
-                w[i] = w[i] - 0.05 * ratio
-    np.testing.assert_allclose(federation.model(state)["w"], w[0], atol=1e-5)
+            m, v, t = 0.0, 0.0, 0
+        for batch in oracle.minibatches(r, 0):
+            gradient, t = oracle.gradient(w, batch.x, batch.y), t + 1
+            m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
+            w = w - 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    oracle.assert_model(federation.model(state), model=w, atol=1e-5)
     assert (state.clients != ()) == keep
 
 

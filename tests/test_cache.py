@@ -6,8 +6,8 @@ import sys
 
 PROGRAM = """
 import fedjax_het, jax, sys
-from problems import user_dataset
-from test_federation import spec
+from support.data import user_dataset
+from support.running import spec
 if "run" in sys.argv:
     one_lane = fedjax_het.Placement(lanes=1)
     fedjax_het.simulate(spec(rounds=1), dataset=user_dataset(), placement=one_lane)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problems import user_dataset
+from support.data import user_dataset
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate
 from fedjax_het.algorithms import METHODS

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import blobs, builder_of, defaults, small
-from test_algorithms import FAST
-from test_fedbn import centred_model
+from support.builders import FAST, builder_of, defaults
+from support.data import blobs
+from support.networks import centred_model
+from support.problems import small
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms import METHODS, entry_of

@@ -4,18 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import (
-    CLASSES,
-    SHAPE,
-    SIZES,
-    blobs,
-    builder_of,
-    consecutive,
-    defaults,
-    linear_model,
-    small,
-    user_dataset,
-)
+from support.builders import builder_of, defaults
+from support.data import CLASSES, SHAPE, SIZES, blobs, consecutive, user_dataset
+from support.networks import linear_model
+from support.oracle import flat, softmax
+from support.problems import small
 
 from fedjax_het import RunSpec
 from fedjax_het.algorithms import METHODS
@@ -67,11 +60,6 @@ def made(state):
 # --- a float64 loop ------------------------------------------------------------------------
 
 
-def softmax(z):
-    p = np.exp(z - z.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True)
-
-
 class Oracle:
     """Rounds of FedAF or FedDM on softmax regression, whose features are the pixels, by loops.
 
@@ -80,7 +68,7 @@ class Oracle:
 
     def __init__(self, federation, start, *, logit_term, ipc, steps, epochs, least):
         images, labels = blobs()
-        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
+        self.x, self.y = flat(images), labels
         self.f, self.hp = federation, {k: float(v) for k, v in federation.hp.items()}
         params = federation.model(start)
         self.w, self.b = (params[n].astype(np.float64) for n in ("w", "b"))

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, SHAPE, linear_model, softmax_gradient
+from support.data import CLASSES, SHAPE
+from support.networks import linear_model
+from support.oracle import softmax_gradient
 
 from fedjax_het.condensation.distribution import (
     clipped,

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import placed, user_dataset
-from test_federation import KilledError, kill_after
+from support.data import user_dataset
+from support.running import KilledError, assert_same, kill_after, placed
 
 from fedjax_het import ConfigError, Result, RunSpec, simulate, sweep
 from fedjax_het.algorithms import register_method

@@ -8,8 +8,10 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import CLASSES, SIZES, blobs, builder_of, defaults, small, user_dataset
-from test_fsl import descended, flat, server_batches
+from support.builders import builder_of, defaults
+from support.data import CLASSES, SERVER, SIZES, blobs, user_dataset
+from support.oracle import Loop, beside, flat, joined, server_batches, softmax
+from support.problems import round_key, small
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import entry_of
@@ -26,7 +28,6 @@ from fedjax_het.running.prepare import prepare
 from fedjax_het.running.splits import split_clients
 
 METHODS = ("feddf", "fedbe", "abavg")
-SERVER = blobs((7,), seed=3)
 STEPS = {"distill_epochs": 2, "distill_batch_size": 4}  # 4 steps over 7 examples
 RATES = {
     "feddf": {"distill_lr": 0.1},
@@ -57,8 +58,7 @@ def test_models_are_handed_out_by_client_wherever_they_were_trained(plan):
     settings = {"participation": 0.7, "averaging": "weighted"}
     federation = small(build, hp={"local_lr": 0.2}, plan=plan, **settings)
     start = federation.start()
-    x, y = flat(blobs()[0]), blobs()[1]
-    params = federation.model(start)
+    loop = Loop(federation)
     empty = 0
     for r in range(4):
         cohort = Cohort(federation.scheduler.round(r), federation.examples, federation.server)
@@ -75,11 +75,8 @@ def test_models_are_handed_out_by_client_wherever_they_were_trained(plan):
         np.testing.assert_allclose(models.weights[: len(trained)], shares, rtol=1e-6)
         assert (models.weights[len(trained) :] == 0).all()
         for i, k in enumerate(trained):
-            batches, sizes = federation.scheduler.client_batches(r, k)
-            seen = [b[:n] for b, n in zip(batches, sizes, strict=True)]
-            w, b = descended((params["w"], params["b"]), x, y, seen, 0.2)
-            np.testing.assert_allclose(models.variables["params"]["w"][i], w, atol=2e-6)
-            np.testing.assert_allclose(models.variables["params"]["b"][i], b, atol=2e-6)
+            found = {name: leaf[i] for name, leaf in models.variables["params"].items()}
+            loop.assert_model(found, model=loop.train(r, k), atol=2e-6)
     assert 0 < empty < 4
 
 
@@ -101,49 +98,27 @@ def test_logits_do_not_depend_on_the_pieces_that_they_are_taken_in():
 # --- oracles in float64 ------------------------------------------------------------------------
 
 
-def softmax(z):
-    p = np.exp(z - z.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
-
-
 def accuracy(model):
     w, b = model
     return float(np.mean((flat(SERVER[0]) @ w + b).argmax(1) == SERVER[1]))
 
 
-class Rounds:
-    """Rounds of FedAvg by loops, whose average `refine(federation, average, models, shares, key)`
-    turns into the next model; models are lists of [w, b]."""
+class Refined(Loop):
+    """Rounds of FedAvg, whose average `refine(hp, before, average, models, shares, key)` turns into
+    the next model; models are lists of [w, b]."""
 
     def __init__(self, federation, refine):
-        params = federation.model(federation.start())
-        self.model = [params["w"].astype(np.float64), params["b"].astype(np.float64)]
-        self.federation, self.refine = federation, refine
-        self.hp = {name: float(value) for name, value in federation.hp.items()}
+        super().__init__(federation)
+        self.refine = refine
 
-    def run(self, rounds):
-        x, y = flat(blobs()[0]), blobs()[1]
-        scheduler = self.federation.scheduler
-        for r in range(rounds):
-            ids = sorted(int(k) for k in scheduler.participants(r) if SIZES[k])
-            shares = np.array([SIZES[k] for k in ids], np.float64)
-            shares /= shares.sum()
-            if scheduler.averaging == "uniform":
-                shares = np.full(len(ids), 1 / len(ids))
-            models = []
-            for k in ids:
-                batches, sizes = scheduler.client_batches(r, k)
-                seen = [b[:n] for b, n in zip(batches, sizes, strict=True)]
-                models.append(descended(self.model, x, y, seen, self.hp["local_lr"]))
-            average = [
-                old
-                + self.hp["server_lr"]
-                * sum(p * (m[i] - old) for p, m in zip(shares, models, strict=True))
-                for i, old in enumerate(self.model)
-            ]
-            key = key_for(jax.random.fold_in(jax.random.key(7), r), Purpose.SERVER)
-            self.model = self.refine(self.hp, self.model, average, models, shares, key)
-        return self.model
+    def serve(self, r, clients, models):
+        before, average, *models = (
+            [p["w"], p["b"]]
+            for p in map(self.params, (self.vector, self.averaged(clients, models), *models))
+        )
+        key = key_for(round_key(r), Purpose.SERVER)
+        made = self.refine(self.hp, before, average, models, self.shares(clients), key)
+        self.vector = joined(dict(zip("wb", made, strict=True)))
 
 
 def student_gradient(w, b, x, targets):
@@ -262,12 +237,13 @@ def test_three_rounds_equal_a_float64_oracle(case, averaging):
     loop, options, hp = ORACLES[case]
     settings = {"participation": 0.7, "averaging": averaging}
     federation = made(case.split("-")[0], hp={"server_lr": 0.8, **hp}, settings=settings, **options)
-    expected = Rounds(federation, loop).run(3)
-    plain = Rounds(federation, lambda hp, before, average, *_: average).run(3)
-    found = federation.model(federation.run(3)[0])
-    np.testing.assert_allclose(found["w"], expected[0], atol=1e-5)
-    np.testing.assert_allclose(found["b"], expected[1], atol=1e-5)
-    assert np.abs(expected[0] - plain[0]).max() > 1e-2  # than the average alone
+    refined = Refined(federation, loop)
+    beside(refined, 3, atol=1e-5)
+    plain = Loop(federation)
+    for r in range(3):
+        plain.round(r)
+    gap = refined.params(refined.vector - plain.vector)["w"]
+    assert np.abs(gap).max() > 1e-2  # than the average alone
 
 
 # --- limits ------------------------------------------------------------------------------------

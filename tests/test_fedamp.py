@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import BATCH, SIZES, blobs, chosen, small, softmax_gradient, user_dataset
+from support.builders import chosen
+from support.data import BATCH, SIZES, blobs, user_dataset
+from support.oracle import Loop, joined
+from support.problems import small
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.collaboration import (
@@ -157,19 +160,18 @@ def settings(**options):
     return {**plain, **options}
 
 
-class Oracle:
-    """Rounds of FedAMP by loops over clients, batches and parameters, in float64."""
+class Messages(Loop):
+    """FedAMP's rounds: clients keep their models, u_k is the message to each of them."""
 
-    def __init__(self, federation, start, hp, options, *, heuristic):
-        images, labels = blobs()
-        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
-        params = federation.model(start)
-        self.w = [[params[n][k].astype(np.float64) for n in "wb"] for k in range(len(SIZES))]
-        self.f, self.hp, self.o, self.heuristic = federation, hp, options, heuristic
-        self.trained = np.zeros(len(SIZES), bool)
+    def __init__(self, federation, start, options, *, heuristic):
+        models = federation.model(start)
+        own = [{name: leaf[k] for name, leaf in models.items()} for k in range(len(SIZES))]
+        super().__init__(federation, params=own[0])
+        self.kept, self.trained = [joined(params) for params in own], np.zeros(len(own), bool)
+        self.o, self.heuristic = options, heuristic
 
     def weights(self, alpha):
-        flat = np.stack([np.concatenate([p.ravel() for p in w]) for w in self.w])
+        flat = np.stack(self.kept)
         heard = self.trained if self.trained.any() else np.ones(len(flat), bool)
         clients = np.flatnonzero(heard)
         sigma = self.hp["sigma"]
@@ -197,27 +199,24 @@ class Oracle:
             weights /= np.maximum(total if self.o["guard"] == "rows" else total.max(), 1)
         return weights + np.diag(1 - weights.sum(1)), alpha
 
-    def round(self, r):
+    def before_round(self, r):
         hp = self.hp
         alpha = hp["alpha"] * hp["alpha_decay"] ** (r // hp["alpha_every"])
         self.xi, alpha = self.weights(alpha)
-        pull = hp["prox_lambda"] / (alpha if self.o["prox"] == "coupled" else 1)
-        count = len(SIZES)
-        self.u = [
-            [sum(self.xi[i, j] * self.w[j][n] for j in range(count)) for n in range(2)]
-            for i in range(count)
-        ]
-        for k in self.f.scheduler.participants(r):
-            if not SIZES[k]:
-                continue
-            w = [p.copy() for p in (self.u if self.o["start"] == "received" else self.w)[k]]
-            batches, sizes = self.f.scheduler.client_batches(r, k)
-            for batch, size in zip(batches, sizes, strict=True):
-                gradient = softmax_gradient(*w, self.x[batch[:size]], self.y[batch[:size]])
-                step = [g + pull * (p - u) for g, p, u in zip(gradient, w, self.u[k], strict=True)]
-                w = [p - hp["local_lr"] * s for p, s in zip(w, step, strict=True)]
-            self.w[k] = w
-            self.trained[k] = True
+        self.pull = hp["prox_lambda"] / (alpha if self.o["prox"] == "coupled" else 1)
+        self.u = list(self.xi @ np.stack(self.kept))
+
+    def begin(self, client):
+        return (self.u if self.o["start"] == "received" else self.kept)[client]
+
+    def slope(self, model, batch):
+        return super().slope(model, batch) + self.pull * (model - self.u[batch.client])
+
+    def end(self, client, model, steps):
+        self.kept[client], self.trained[client] = model, True
+
+    def serve(self, r, clients, models):
+        """Nothing: there is no model for all."""
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.7])
@@ -243,16 +242,18 @@ def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participatio
     start = federation.start()
     state, _ = federation.run(4, start)
 
-    oracle = Oracle(federation, start, hp, options, heuristic=heuristic)
+    oracle = Messages(federation, start, options, heuristic=heuristic)
     for r in range(4):
         oracle.round(r)
     found = federation.model(state)
     for k in range(len(SIZES)):
-        for name, expected in zip("wb", oracle.w[k], strict=True):
+        for name, expected in oracle.params(oracle.kept[k]).items():
             np.testing.assert_allclose(found[name][k], expected, rtol=2e-4, atol=2e-5)
         own = jax.tree.map(lambda a, k=k: a[k], state.clients.variables)
         received = unstacked(state.server.received[k], own)["params"]
-        np.testing.assert_allclose(received["w"], oracle.u[k][0], rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(
+            received["w"], oracle.params(oracle.u[k])["w"], rtol=2e-4, atol=2e-5
+        )
         assert_trees_all_equal(federation.personal(state, k), {n: found[n][k] for n in ("b", "w")})
     np.testing.assert_allclose(state.server.weights, oracle.xi, rtol=1e-3, atol=2e-5)
     assert int((state.clients.rounds > 0).sum()) == oracle.trained.sum()

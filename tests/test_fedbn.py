@@ -5,12 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import BATCH, CLASSES, SIZES, blobs, small, user_dataset
+from support.data import BATCH, CLASSES, SIZES, user_dataset
+from support.networks import centred_model
+from support.oracle import Loop, error, joined
+from support.problems import small
 
 from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
-from fedjax_het.nn import Model, make_model, norm_mask, norms_of, with_norms
+from fedjax_het.nn import make_model, norm_mask, norms_of, with_norms
 from fedjax_het.nn.flax_model import flax_model
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.settings.protocols import PROTOCOLS
@@ -19,50 +22,47 @@ from fedjax_het.settings.spec import RunSpec
 LR = 0.3
 
 
-def centred_model() -> Model:
-    """Inputs without the minibatch's mean (in evaluation: the running one), scaled and shifted,
-    and softmax regression; the layer that does so has a name that says nothing."""
-
-    def init(key):
-        weights = 0.5 * jax.random.normal(key, (4, CLASSES))
-        params = {
-            "first": {"scale": jnp.ones(4), "bias": jnp.zeros(4)},
-            "last": {"kernel": weights, "bias": jnp.zeros(CLASSES)},
-        }
-        return {"params": params, "state": {"first": {"mean": jnp.zeros(4)}}}
-
-    def apply(variables, x, *, train, key=None):
-        first, last = (variables["params"][name] for name in ("first", "last"))
-        mean, x = variables["state"]["first"]["mean"], x.reshape(len(x), -1)
-        used = x.mean(0) if train else mean
-        features = (x - used) * first["scale"] + first["bias"]
-        seen = {"first": {"mean": mean + 0.5 * (used - mean) if train else mean}}
-        return features @ last["kernel"] + last["bias"], seen
-
-    return Model("centred", (2, 2, 1), CLASSES, init, apply, norm_layers=lambda: {("first",)})
-
-
 def gradients(p, x, y, mean):
-    """In float64: of scale, shift, kernel and bias."""
-    scale, shift, kernel, bias = p
+    """In float64."""
     u = x - mean
-    logits = (u * scale + shift) @ kernel + bias
-    slope = np.exp(logits - logits.max(1, keepdims=True))
-    slope /= slope.sum(1, keepdims=True)
-    slope[np.arange(len(y)), y] -= 1
-    slope /= len(y)
-    back = slope @ kernel.T
-    return [(back * u).sum(0), back.sum(0), (u * scale + shift).T @ slope, slope.sum(0)]
+    features = u * p["scale"] + p["shift"]
+    slope = error(features @ p["kernel"] + p["bias"], y) / len(y)
+    back = slope @ p["kernel"].T
+    found = {"scale": (back * u).sum(0), "shift": back.sum(0)}
+    return found | {"kernel": features.T @ slope, "bias": slope.sum(0)}
 
 
-def flat(variables):
+NORMS = ("scale", "shift", "mean")
+
+
+def named(variables):
+    """Weights and running mean."""
     first, last = (variables["params"][name] for name in ("first", "last"))
-    leaves = (first["scale"], first["bias"], last["kernel"], last["bias"])
-    leaves = (*leaves, variables["state"]["first"]["mean"])
-    return [np.asarray(leaf, np.float64) for leaf in leaves]
+    leaves = {"scale": first["scale"], "shift": first["bias"], **last}
+    leaves["mean"] = variables["state"]["first"]["mean"]
+    return {name: np.asarray(leaf, np.float64) for name, leaf in leaves.items()}
 
 
-NORMS, BODY = (0, 1, 4), (2, 3)  # of `flat`
+class OwnLayers(Loop):
+    """Clients keep their model, of which they go on with the layers of `NORMS`."""
+
+    def begin(self, client):
+        return joined(self.scored(client))
+
+    def scored(self, client):
+        """The global body with the client's own layers, if it has some."""
+        body, own = self.params(self.vector), self.kept[client]
+        return body if own is None else body | {name: own[name] for name in NORMS}
+
+    def step(self, model, batch):
+        p = self.params(model)
+        mean = self.images[batch.whole].mean(0)  # what fills a batch up counts too
+        slopes = gradients(p, batch.x, batch.y, mean)
+        moved = {name: p[name] - LR * slope for name, slope in slopes.items()}
+        return joined(moved | {"mean": p["mean"] + 0.5 * (mean - p["mean"])})
+
+    def end(self, client, model, steps):
+        self.kept[client] = self.params(model)
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -76,36 +76,16 @@ def test_rounds_equal_a_float64_loop(averaging):
         epochs=2,
         scored="personal",
     )
-    images, labels = blobs()
-    x = images.reshape(len(images), -1).astype(np.float64)
     start = federation.start()
-    server, own, again = flat(federation.algorithm.global_model(start)), {}, 0
+    loop = OwnLayers(federation, params=named(federation.algorithm.global_model(start)))
     for r in range(4):
-        clients = [k for k in federation.scheduler.participants(r) if SIZES[k]]
-        models = []
-        for k in clients:
-            again += k in own
-            w = list(server)
-            for i in NORMS if k in own else ():
-                w[i] = own[k][i]
-            for batch, size in zip(*federation.scheduler.client_batches(r, k), strict=True):
-                mean, use = x[batch].mean(0), batch[:size]  # what fills a batch up counts too
-                slopes = gradients(w[:4], x[use], labels[use], mean)
-                w[:4] = [p - LR * g for p, g in zip(w[:4], slopes, strict=True)]
-                w[4] = w[4] + 0.5 * (mean - w[4])
-            models.append(w)
-        own |= dict(zip(clients, models, strict=True))
-        weights = [SIZES[k] for k in clients] if averaging == "weighted" else None
-        server = [np.average([m[i] for m in models], 0, weights) for i in range(5)]
-    assert again >= 2 and len(own) < len(SIZES)
+        loop.round(r)
+    assert loop.repeats() >= 2 and None in loop.kept
     state, _ = federation.run(4, start)
-    for found, expected in zip(flat(federation.algorithm.global_model(state)), server, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-    for k in range(len(SIZES)):  # the global body with the client's own layers, if it has some
-        found = flat(federation.algorithm.personal(federation.hp, state, k))
-        for i in range(5):
-            expected = own[k][i] if k in own and i in NORMS else server[i]
-            np.testing.assert_allclose(found[i], expected, atol=1e-5)
+    loop.assert_model(named(federation.algorithm.global_model(state)), atol=1e-5)
+    for k in range(len(SIZES)):
+        found = named(federation.algorithm.personal(federation.hp, state, k))
+        loop.assert_model(found, model=joined(loop.scored(k)), atol=1e-5)
 
 
 # --- limits --------------------------------------------------------------------------------

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import SIZES, FlatLoop, four_rounds_beside, small
-from test_feddyn import different_quadratics, distance
+from support.data import SIZES
+from support.oracle import Loop, four_rounds_beside
+from support.problems import small
+from support.quadratics import different_quadratics, distance
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddc import feddc
@@ -14,31 +16,29 @@ from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.engine.lanes import Cohort
 
 
-class Loop(FlatLoop):
+class DC(Loop):
     """The method as the paper and its code write it: g_i from how far theta_i went under SGD, the
-    server's means over all clients' states."""
+    server's means over all clients' states. `kept`: h_i and g_i."""
 
-    def __init__(self, federation, start, *, averaging):
-        super().__init__(federation, start, averaging=averaging)
-        self.h, self.g = np.zeros((2, len(SIZES), len(self.w)))
+    def first(self, client):
+        return np.zeros_like(self.vector), np.zeros_like(self.vector)
 
-    def round(self, r):
-        clients = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
-        alpha, lr = self.hp["feddc_alpha"], self.hp["local_lr"]
-        mean_g, models = self.g.mean(0), []
-        for k in clients:
-            theta, drift, g = self.w.copy(), self.h[k].copy(), self.g[k].copy()
-            batches = list(zip(*self.f.scheduler.client_batches(r, k), strict=True))
-            for batch, size in batches:
-                slope = self.gradient(theta, batch[:size])
-                slope = slope + alpha * (theta - (self.w - drift)) + mean_g - g
-                theta = theta - lr * slope
-            self.h[k] += theta - self.w
-            self.g[k] = g - mean_g + (self.w - theta) / (len(batches) * lr)
-            models.append(theta)
-        target = self.mean(models, clients) + self.h.mean(0)
-        self.w = self.w + self.hp["server_lr"] * (target - self.w)
-        return clients
+    def before_round(self, r):
+        self.mean_g = np.mean([g for _, g in self.kept], 0)
+
+    def slope(self, model, batch):
+        drift, g = self.kept[batch.client]
+        pull = self.hp["feddc_alpha"] * (model - (self.vector - drift))
+        return super().slope(model, batch) + pull + self.mean_g - g
+
+    def end(self, client, model, steps):
+        drift, g = self.kept[client]
+        went = (self.vector - model) / (steps * self.hp["local_lr"])
+        self.kept[client] = drift + model - self.vector, g - self.mean_g + went
+
+    def serve(self, r, clients, models):
+        mean_drift = np.mean([drift for drift, _ in self.kept], 0)
+        self.vector = self.towards(self.mean(clients, models) + mean_drift)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ class Loop(FlatLoop):
 )
 def test_rounds_equal_a_float64_loop(averaging, server_lr):
     hp = {"feddc_alpha": 0.3, "server_lr": server_lr}
-    state, loop = four_rounds_beside(Loop, feddc, averaging=averaging, hp=hp)
-    for own, theirs in ((state.clients.drift, loop.h), (state.clients.gradient, loop.g)):
-        rows = np.asarray(own["w"]).reshape(len(SIZES), -1)
-        np.testing.assert_allclose(rows, theirs[:, :12], atol=1e-5)
+    state, loop = four_rounds_beside(DC, feddc, averaging=averaging, hp=hp)
+    for at, own in enumerate((state.clients.drift, state.clients.gradient)):
+        theirs = [loop.params(kept[at])["w"] for kept in loop.kept]
+        np.testing.assert_allclose(own["w"], theirs, atol=1e-5)
 
 
 def test_the_servers_means_are_of_all_clients():

@@ -1,47 +1,44 @@
 """FedDyn against a float64 loop, the optimum of heterogeneous quadratics, and its limits."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import SIZES, FlatLoop, four_rounds_beside, linear_model, small
+from support.data import SIZES
+from support.networks import linear_model
+from support.oracle import Loop, four_rounds_beside
+from support.problems import small
+from support.quadratics import Quadratics, different_quadratics, distance
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddyn import feddyn
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.lanes import Cohort
-from fedjax_het.nn import Model
 from fedjax_het.settings.spec import RunSpec
 
 # --- a float64 loop ------------------------------------------------------------------------
 
 
-class Loop(FlatLoop):
-    """The paper's Algorithm 1 on softmax regression, with h_i and h as it writes them."""
+class Dyn(Loop):
+    """The paper's Algorithm 1, with h_i (`kept`) and h as it writes them."""
 
-    def __init__(self, federation, start, *, averaging):
-        super().__init__(federation, start, averaging=averaging)
-        hp = self.hp
-        self.alpha, self.lr, self.server_lr = hp["feddyn_alpha"], hp["local_lr"], hp["server_lr"]
-        self.h, self.h_k = np.zeros_like(self.w), np.zeros((len(SIZES), len(self.w)))
+    h = 0.0
 
-    def round(self, r):
-        clients = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
-        models = []
-        for k in clients:
-            theta = self.w.copy()
-            for batch, size in zip(*self.f.scheduler.client_batches(r, k), strict=True):
-                pull = self.alpha * (theta - self.w)
-                theta -= self.lr * (self.gradient(theta, batch[:size]) - self.h_k[k] + pull)
-            self.h_k[k] -= self.alpha * (theta - self.w)
-            models.append(theta)
-        self.h -= self.alpha / len(SIZES) * sum(theta - self.w for theta in models)
-        target = self.mean(models, clients) - self.h / self.alpha
-        self.w += self.server_lr * (target - self.w)
-        return clients
+    def first(self, client):
+        return np.zeros_like(self.vector)
+
+    def slope(self, model, batch):
+        pull = self.hp["feddyn_alpha"] * (model - self.vector)
+        return super().slope(model, batch) - self.kept[batch.client] + pull
+
+    def end(self, client, model, steps):
+        self.kept[client] = self.kept[client] - self.hp["feddyn_alpha"] * (model - self.vector)
+
+    def serve(self, r, clients, models):
+        alpha = self.hp["feddyn_alpha"]
+        self.h = self.h - alpha / len(self.sizes) * sum(model - self.vector for model in models)
+        self.vector = self.towards(self.mean(clients, models) - self.h / alpha)
 
 
 @pytest.mark.parametrize(
@@ -49,60 +46,15 @@ class Loop(FlatLoop):
 )
 def test_rounds_equal_a_float64_loop(averaging, server_lr):
     hp = {"feddyn_alpha": 0.3, "server_lr": server_lr}
-    state, loop = four_rounds_beside(Loop, feddyn, averaging=averaging, hp=hp)
-    own = 0.3 * np.asarray(state.clients.shift["w"]).reshape(len(SIZES), -1)
-    np.testing.assert_allclose(own, loop.h_k[:, :12], atol=5e-6)
-    server = 0.3 * np.asarray(state.server.extra["w"]).ravel()
-    np.testing.assert_allclose(server, loop.h[:12], atol=5e-6)
+    state, loop = four_rounds_beside(Dyn, feddyn, averaging=averaging, hp=hp)
+    own = 0.3 * np.asarray(state.clients.shift["w"])
+    theirs = [loop.params(kept)["w"] for kept in loop.kept]
+    np.testing.assert_allclose(own, theirs, atol=5e-6)
+    server = 0.3 * np.asarray(state.server.extra["w"])
+    np.testing.assert_allclose(server, loop.params(loop.h)["w"], atol=5e-6)
 
 
 # --- quadratics ----------------------------------------------------------------------------
-
-DIMENSIONS = 5
-
-
-class Quadratics(NamedTuple):
-    """Client k's loss is 1/2 (theta - optimum_k)' hessian_k (theta - optimum_k); in place of a
-    `Task`, k being the label of all its examples."""
-
-    hessians: np.ndarray  # [K, P, P]
-    optima: np.ndarray  # [K, P]
-
-    def loss_and_gradient(self, variables, batch, key):
-        away = variables["params"]["theta"] - jnp.float32(self.optima)[batch.labels[0]]
-        slope = jnp.float32(self.hessians)[batch.labels[0]] @ away
-        return away @ slope / 2, {"theta": slope}, variables
-
-    def joint_optimum(self):
-        """Of the mean of the losses."""
-        slopes = np.einsum("kij,kj->i", self.hessians, self.optima)
-        return np.linalg.solve(self.hessians.sum(0), slopes)
-
-
-def different_quadratics(clients=6):
-    """Eigenvalues from 0.2 to 3 along axes of each client's own."""
-    rng = np.random.default_rng(0)
-    axes = np.linalg.qr(rng.normal(size=(clients, DIMENSIONS, DIMENSIONS)))[0]
-    values = rng.uniform(0.2, 3, size=(clients, 1, DIMENSIONS))
-    return Quadratics((axes * values) @ axes.transpose(0, 2, 1), rng.normal(size=(clients, 5)))
-
-
-def distance(build, quadratics, rounds, *, steps=10, **settings):
-    """Of the global model from the joint optimum, after rounds of that many gradient steps."""
-    clients = len(quadratics.optima)
-    start = {"params": {"theta": jnp.zeros(DIMENSIONS)}, "state": {}}
-    model = Model("quadratic", (1, 1, 1), clients, lambda key: start, apply=None)
-    federation = small(
-        lambda training, plan: build(training._replace(task=quadratics), plan),
-        model=model,
-        sizes=(4,) * clients,
-        data=(np.zeros((4 * clients, 1, 1, 1), np.float32), np.repeat(np.arange(clients), 4)),
-        epochs=steps,
-        rounds=rounds,
-        **{"hp": {"local_lr": 0.1, "feddyn_alpha": 0.3}, **settings},
-    )
-    theta = federation.model(federation.run(rounds)[0])["theta"]
-    return float(np.linalg.norm(theta - quadratics.joint_optimum()))
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

@@ -8,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import BATCH, CLASSES, SIZES, blobs, chosen, linear_model, small
+from support.builders import chosen
+from support.data import BATCH, CLASSES
+from support.networks import linear_model
+from support.oracle import Loop, beside, error, joined, softmax
+from support.problems import round_key, small, step_key
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.fedavg import fedavg
@@ -32,11 +36,6 @@ method = partial(chosen, fedgen, **TINY)
 # --- a float64 loop --------------------------------------------------------------------------
 
 
-def probabilities(z):
-    p = np.exp(z - z.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True)
-
-
 def generated(params, state, noise, labels, train):
     """-> (features, new statistics)."""
     x = np.concatenate([noise, np.eye(CLASSES)[labels]], 1)
@@ -53,59 +52,56 @@ def generated(params, state, noise, labels, train):
     return x @ params["features"]["kernel"] + params["features"]["bias"], state
 
 
-class Loop:
-    """Clients, batches, parameters, one after the other; the generator's gradient by differences.
+class Guided(Loop):
+    """The clients' guided steps; the generator's training, its gradient by differences.
 
     Random numbers are drawn where the method draws them.
     """
 
-    def __init__(self, federation, *, generator_batch, guided_steps, averaging):
-        images, self.y = blobs()
-        self.x = images.reshape(len(images), -1).astype(np.float64)
-        self.f, self.guided, self.averaging = federation, guided_steps, averaging
-        self.batch = generator_batch
-        self.hp = {name: float(value) for name, value in federation.hp.items()}
-        start = jax.tree.map(lambda a: np.asarray(a, np.float64), federation.start().server)
-        self.w, self.b = (start.variables["params"][name] for name in ("w", "b"))
-        self.params, self.state = start.generator["params"], start.generator["state"]["norm"]
+    def __init__(self, federation, *, generator_batch, guided_steps):
+        super().__init__(federation)
+        self.batch, self.guided = generator_batch, guided_steps
+        generator = federation.start().server.generator
+        generator = jax.tree.map(lambda a: np.asarray(a, np.float64), generator)
+        self.made_by, self.state = generator["params"], generator["state"]["norm"]
         self.moments = [0.0, 0.0, 0]
 
     def weight(self, name, r):
         start = self.hp[name]
         return max(start * self.hp["guidance_decay"] ** r, min(1e-4, start))
 
-    def client(self, r, k, key):
-        w, b, counts = self.w, self.b, np.zeros(CLASSES)
-        batches = zip(*self.f.scheduler.client_batches(r, k), strict=True)
-        for number, (batch, size) in enumerate(batches):
-            use = batch[:size]
-            x, y = self.x[use], self.y[use]
-            p = probabilities(x @ w + b)
-            error = p - np.eye(CLASSES)[y]
-            dw, db = x.T @ error / size, error.mean(0)
-            if r > 0 and number < self.guided:
-                step = key_for(jax.random.fold_in(key, number), Purpose.GENERATED)
-                labels_key, *noise_keys = jax.random.split(step, 3)
-                labels = np.asarray(jax.random.randint(labels_key, (len(batch),), 0, CLASSES))
-                noises = [np.asarray(jax.random.uniform(n, (len(batch), 2))) for n in noise_keys]
-                z, _ = generated(self.params, self.state, noises[0], labels, False)
-                alike, _ = generated(self.params, self.state, noises[1], self.y[batch], False)
-                error = probabilities(z @ w + b) - np.eye(CLASSES)[labels]
-                weight = self.weight("generated_weight", r)
-                dw, db = dw + weight * z.T @ error / len(z), db + weight * error.mean(0)
-                error = p - probabilities(alike @ w + b)[:size]
-                weight = self.weight("distilled_weight", r)
-                dw, db = dw + weight * x.T @ error / size, db + weight * error.mean(0)
-            w, b = w - self.hp["local_lr"] * dw, b - self.hp["local_lr"] * db
-            counts += np.bincount(y, minlength=CLASSES)
-        return w, b, counts
+    def begin(self, client):
+        self.kept[client] = np.zeros(CLASSES)  # of the labels that it sees in the round
+        return super().begin(client)
+
+    def slope(self, model, batch):
+        self.kept[batch.client] += np.bincount(batch.y, minlength=CLASSES)
+        plain = super().slope(model, batch)
+        if batch.round == 0 or batch.number >= self.guided:
+            return plain
+        return plain + self.guidance(self.params(model), batch)
+
+    def guidance(self, p, batch):
+        """Of the two terms on generated features, which the softmax regression's are the pixels."""
+        key = key_for(step_key(batch.round, batch.client, batch.number), Purpose.GENERATED)
+        labels_key, *noise_keys = jax.random.split(key, 3)
+        size = len(batch.whole)
+        labels = np.asarray(jax.random.randint(labels_key, (size,), 0, CLASSES))
+        noises = [np.asarray(jax.random.uniform(n, (size, 2))) for n in noise_keys]
+        z, _ = generated(self.made_by, self.state, noises[0], labels, False)
+        alike, _ = generated(self.made_by, self.state, noises[1], self.labels[batch.whole], False)
+        away = self.weight("generated_weight", batch.round) * error(z @ p["w"] + p["b"], labels)
+        dw, db = z.T @ away / size, away.mean(0)
+        found, taught = (softmax(x @ p["w"] + p["b"])[: len(batch.y)] for x in (batch.x, alike))
+        away = self.weight("distilled_weight", batch.round) * (found - taught)
+        return joined({"w": dw + batch.x.T @ away / len(batch.y), "b": db + away.mean(0)})
 
     def loss(self, params, teachers, noise, labels):
         z, _ = generated(params, self.state, noise, labels, True)
         total = sum(counts + 1 for *_, counts in teachers)
         taught = np.zeros(len(z))
         for w, b, counts in teachers:
-            own = -np.log(probabilities(z @ w + b)[np.arange(len(z)), labels])
+            own = -np.log(softmax(z @ w + b)[np.arange(len(z)), labels])
             taught += ((counts + 1) / total)[labels] * own
         gaps = [
             np.mean((e - f) ** 2) * np.mean(abs(u - v))
@@ -131,17 +127,17 @@ class Loop:
                     self.loss(unravel(flat + s), teachers, noise, labels) for s in (step, -step)
                 )
                 gradient[i] = np.subtract(*both) / 2e-6
-            _, self.state = generated(self.params, self.state, noise, labels, True)
+            _, self.state = generated(self.made_by, self.state, noise, labels, True)
             gradient += self.hp["generator_weight_decay"] * flat
             m, v, t = self.moments
             m, v, t = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2, t + 1
             self.moments = [m, v, t]
             rate = self.hp["generator_lr"] * self.hp["generator_lr_decay"] ** r
             scale = np.sqrt(v / (1 - 0.999**t)) + 1e-8
-            self.params = unravel(flat - rate * (m / (1 - 0.9**t)) / scale)
+            self.made_by = unravel(flat - rate * (m / (1 - 0.9**t)) / scale)
 
     def raveled(self):
-        leaves, structure = jax.tree.flatten(self.params)
+        leaves, structure = jax.tree.flatten(self.made_by)
         ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
 
         def unravel(flat):
@@ -150,14 +146,11 @@ class Loop:
 
         return np.concatenate([leaf.ravel() for leaf in leaves]), unravel
 
-    def round(self, r):
-        key = jax.random.fold_in(jax.random.key(7), r)
-        ids = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
-        teachers = [self.client(r, k, jax.random.fold_in(key, k)) for k in ids]
-        self.teach(teachers, key_for(key, Purpose.SERVER), r)
-        weights = [SIZES[k] for k in ids] if self.averaging == "weighted" else None
-        self.w = np.average([w for w, *_ in teachers], axis=0, weights=weights)
-        self.b = np.average([b for _, b, _ in teachers], axis=0, weights=weights)
+    def serve(self, r, clients, models):
+        pairs = [(p["w"], p["b"]) for p in map(self.params, models)]
+        teachers = [(*pair, self.kept[k]) for pair, k in zip(pairs, clients, strict=True)]
+        self.teach(teachers, key_for(round_key(r), Purpose.SERVER), r)
+        super().serve(r, clients, models)
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -166,17 +159,12 @@ def test_three_rounds_equal_a_float64_loop(averaging):
     build = method(generator_batch_size=6, guided_steps=4)
     settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
     federation = small(build, hp=hp, **settings)
-    loop = Loop(federation, generator_batch=6, guided_steps=4, averaging=averaging)
-    first = loop.params
-    state, _ = federation.run(3)
-    for r in range(3):
-        loop.round(r)
-    found = federation.model(state)
-    np.testing.assert_allclose(found["w"], loop.w, atol=2e-5)
-    np.testing.assert_allclose(found["b"], loop.b, atol=2e-5)
-    assert_trees_all_close(state.server.generator["params"], loop.params, atol=2e-5)
+    loop = Guided(federation, generator_batch=6, guided_steps=4)
+    first = loop.made_by
+    state = beside(loop, 3, atol=2e-5)
+    assert_trees_all_close(state.server.generator["params"], loop.made_by, atol=2e-5)
     assert_trees_all_close(state.server.generator["state"]["norm"], loop.state, atol=2e-5)
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), loop.params, first)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), loop.made_by, first)
     assert min(jax.tree.leaves(moved)) > 1e-3
 
 

@@ -7,18 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import (
-    CLASSES,
-    SHAPE,
-    SIZES,
-    blobs,
-    chosen,
-    consecutive,
-    linear_model,
-    small,
-    softmax_gradient,
-    user_dataset,
-)
+from support.builders import chosen
+from support.data import CLASSES, SHAPE, SIZES, blobs, consecutive, user_dataset
+from support.networks import linear_model
+from support.oracle import Loop, beside, joined, softmax, softmax_gradient
+from support.problems import small, step_key
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
@@ -82,20 +75,15 @@ def test_averages_of_stored_images_are_in_the_unit_interval_and_shuffled():
 # --- float64 loops ---------------------------------------------------------------------------
 
 
-def probabilities(z):
-    p = np.exp(z - z.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
-
-
 def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
     """Of the mean loss over a batch of softmax regression, by hand."""
     own = np.eye(CLASSES)[y]
     if name == "naivemix":
         mixed = (1 - strength) * x + strength * mean_image
-        error = probabilities(mixed @ w + b) - (1 - strength) * own - strength * mean_label
+        error = softmax(mixed @ w + b) - (1 - strength) * own - strength * mean_label
         return mixed.T @ error / len(y), error.mean(0)
     shrunk = (1 - strength) * x
-    p = probabilities(shrunk @ w + b)
+    p = softmax(shrunk @ w + b)
     # dl/dx' = W (p - e_y), so that the term is s (p - e_y) with s = W' x_g.
     s = mean_image @ w
     through_p = p * s - p * (p @ s)[:, None]
@@ -106,35 +94,24 @@ def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
     return (dw + weight * slope) / len(y), (db + weight * through_p.sum(0)) / len(y)
 
 
-def loop(name, federation, rounds, strength, lr):
-    images, labels = blobs()
-    x = images.reshape(len(images), -1).astype(np.float64)
-    count = int(federation.inputs["averages"].num_rows)
-    means = np.asarray(federation.inputs["averages"].images, np.float64).reshape(count, -1)
-    shares = np.asarray(federation.inputs["averages"].labels, np.float64)
-    start = federation.model(federation.start())
-    server = [start["w"].astype(np.float64), start["b"].astype(np.float64)]
-    seen = set()
-    for r in range(rounds):
-        clients = [k for k in federation.scheduler.participants(r) if SIZES[k]]
-        change = [0, 0]
-        for k in clients:
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), r), k)
-            w, b = server
-            batches = zip(*federation.scheduler.client_batches(r, k), strict=True)
-            for number, (batch, size) in enumerate(batches):
-                draw = key_for(jax.random.fold_in(key, number), Purpose.MIXING)
-                pair = int(jax.random.randint(draw, (), 0, count))
-                seen.add(pair)
-                use = batch[:size]
-                dw, db = mixed_gradient(
-                    name, w, b, x[use], labels[use], strength, means[pair], shares[pair]
-                )
-                w, b = w - lr * dw, b - lr * db
-            for i, moved in enumerate((w, b)):
-                change[i] = change[i] + (moved - server[i]) / len(clients)
-        server = [s + c for s, c in zip(server, change, strict=True)]
-    return server, seen
+class Mixed(Loop):
+    """Every step is mixed with one of the averages, which is drawn where the method draws it."""
+
+    def __init__(self, federation, name):
+        super().__init__(federation)
+        averages = federation.inputs["averages"]
+        self.name, self.count, self.seen = name, int(averages.num_rows), set()
+        self.means = np.asarray(averages.images, np.float64).reshape(self.count, -1)
+        self.mean_labels = np.asarray(averages.labels, np.float64)
+
+    def slope(self, model, batch):
+        draw = key_for(step_key(batch.round, batch.client, batch.number), Purpose.MIXING)
+        pair = int(jax.random.randint(draw, (), 0, self.count))
+        self.seen.add(pair)
+        p, strength = self.params(model), self.hp["mixup_lambda"]
+        average = self.means[pair], self.mean_labels[pair]
+        mixed = mixed_gradient(self.name, p["w"], p["b"], batch.x, batch.y, strength, *average)
+        return joined(dict(zip("wb", mixed, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -144,12 +121,9 @@ def loop(name, federation, rounds, strength, lr):
 def test_three_rounds_equal_a_float64_loop(name, mean_size):
     hp = {"local_lr": 0.3, "mixup_lambda": 0.3}
     federation = small(method(name, mean_size), hp=hp, participation=0.7, epochs=2)
-    state, _ = federation.run(3)
-    (w, b), seen = loop(name, federation, 3, 0.3, 0.3)
-    assert len(seen) >= 5  # of the 5 clients' averages, or of more
-    found = federation.model(state)
-    np.testing.assert_allclose(found["w"], w, atol=3e-6)
-    np.testing.assert_allclose(found["b"], b, atol=3e-6)
+    loop = Mixed(federation, name)
+    beside(loop, 3, atol=3e-6)
+    assert len(loop.seen) >= 5  # of the 5 clients' averages, or of more
 
 
 def test_the_loops_gradient_is_that_of_its_loss():
@@ -162,7 +136,7 @@ def test_the_loops_gradient_is_that_of_its_loss():
     def loss(w, b, strength=0.3):
         total = 0
         for image, label in zip((1 - strength) * x, y, strict=True):
-            p = probabilities((image @ w + b)[None])[0]
+            p = softmax((image @ w + b)[None])[0]
             slope = w @ (p - np.eye(CLASSES)[label])
             own = -np.log(p[label]) + strength * slope @ mean_image
             total += (1 - strength) * own - strength * mean_label @ np.log(p)

@@ -7,19 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import (
-    BATCH,
-    CLASSES,
-    SIZES,
-    blobs,
-    builder_of,
-    consecutive,
-    defaults,
-    small,
-    softmax_gradient,
-    user_dataset,
-)
-from test_federation import KilledError, assert_same, kill_after
+from support.builders import builder_of, defaults
+from support.data import BATCH, CLASSES, SERVER, SIZES, blobs, consecutive, user_dataset
+from support.oracle import Loop, beside, flat, server_batches, softmax_gradient
+from support.problems import round_key, small
+from support.running import KilledError, assert_same, kill_after
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS, entry_of
@@ -31,11 +23,9 @@ from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.schedule import Scheduler
-from fedjax_het.engine.server import epoch_batch
 from fedjax_het.engine.units import ClientUnits
 
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
-SERVER = blobs((7,), seed=3)
 
 
 def method(name, **options):
@@ -48,52 +38,23 @@ def numbers(name, **hp):
     return {**defaults(entry, {}), **HP, **hp}
 
 
-def flat(images):
-    return images.reshape(len(images), -1).astype(np.float64)
+class ServerLearning(Loop):
+    """Algorithm 1: FedAvg's average learns from the server's examples too, after the clients or,
+    where it is not incremental, beside them."""
 
+    def __init__(self, federation, *, epochs, incremental):
+        super().__init__(federation)
+        self.epochs, self.incremental = epochs, incremental
 
-def descended(params, x, y, batches, lr):
-    """SGD in float64 over lists of positions."""
-    w, b = params
-    for index in batches:
-        dw, db = softmax_gradient(w, b, x[index], y[index])
-        w, b = w - lr * dw, b - lr * db
-    return w, b
-
-
-def server_batches(key, epochs, count, batch_size, first=0):
-    order, _ = jax.random.split(key)
-    size = min(batch_size, count)
-    per_epoch = -(-count // size)
-    for step in range(first * per_epoch, (first + epochs) * per_epoch):
-        index, mask = epoch_batch(order, step, count, size)
-        yield np.asarray(index)[np.asarray(mask) > 0]
-
-
-def fsl_loop(federation, start, rounds, *, epochs, incremental, batch_size=BATCH):
-    """Algorithm 1, client by client, batch by batch."""
-    x, y = flat(blobs()[0]), blobs()[1]
-    x0, y0 = flat(SERVER[0]), SERVER[1]
-    params = federation.model(start)
-    model = [params["w"].astype(np.float64), params["b"].astype(np.float64)]
-    hp = {name: float(value) for name, value in federation.hp.items()}
-    for r in range(rounds):
-        ids = [k for k in federation.scheduler.participants(r) if SIZES[k]]
-        change, steps = [0, 0], 0
-        for k in ids:
-            batches, sizes = federation.scheduler.client_batches(r, k)
-            mine = [b[:n] for b, n in zip(batches, sizes, strict=True)]
-            moved = descended(model, x, y, mine, hp["local_lr"])
-            change = [c + (m - w) / len(ids) for c, m, w in zip(change, moved, model, strict=True)]
-            steps += len(mine)
-        average = [w + hp["server_lr"] * c for w, c in zip(model, change, strict=True)]
-        key = key_for(jax.random.fold_in(jax.random.key(7), r), Purpose.SERVER)
-        mine = list(server_batches(key, epochs, len(y0), batch_size))
-        lr = hp["gamma"] * hp["server_lr"] * hp["local_lr"] * steps / len(ids) / len(mine)
-        begun = average if incremental else model
-        learnt = descended(begun, x0, y0, mine, lr)
-        model = [a + (n - o) for a, n, o in zip(average, learnt, begun, strict=True)]
-    return model
+    def serve(self, r, clients, models):
+        average = self.averaged(clients, models)
+        key = key_for(round_key(r), Purpose.SERVER)
+        batches = list(server_batches(key, self.epochs, len(SERVER[1])))
+        steps = np.mean([len(self.minibatches(r, k)) for k in clients])
+        lr = self.hp["gamma"] * self.hp["server_lr"] * self.hp["local_lr"] * steps / len(batches)
+        begun = average if self.incremental else self.vector
+        learnt = self.descended(begun, flat(SERVER[0]), SERVER[1], batches, lr)
+        self.vector = average + (learnt - begun)
 
 
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
@@ -101,13 +62,8 @@ def fsl_loop(federation, start, rounds, *, epochs, incremental, batch_size=BATCH
 def test_three_rounds_are_algorithm_1(name, server_epochs):
     build = method(name, server_epochs=server_epochs)
     federation = small(build, hp=numbers(name), participation=0.7)
-    state, _ = federation.run(3)
-    expected = fsl_loop(
-        federation, federation.start(), 3, epochs=server_epochs or 2, incremental=name == "fsl"
-    )
-    found = federation.model(state)
-    np.testing.assert_allclose(found["w"], expected[0], atol=3e-6)
-    np.testing.assert_allclose(found["b"], expected[1], atol=3e-6)
+    loop = ServerLearning(federation, epochs=server_epochs or 2, incremental=name == "fsl")
+    beside(loop, 3, atol=3e-6)
 
 
 @pytest.mark.parametrize("base", ["fedavg", "fedprox", "scaffold"])
@@ -132,14 +88,14 @@ def test_with_all_data_and_clients_that_stand_still_fsl_is_sgd():
     steps = -(-sum(SIZES) // BATCH)
     federation.hp["gamma"] = jnp.float32(rate * steps / (1e-7 * per_client))
     x, y = flat(blobs()[0]), blobs()[1]
-    start = federation.model(federation.start())
-    model = [start["w"].astype(np.float64), start["b"].astype(np.float64)]
+    loop = Loop(federation)
+    model = start = loop.vector
     for r in range(3):
-        key = key_for(jax.random.fold_in(jax.random.key(7), r), Purpose.SERVER)
-        model = descended(model, x, y, server_batches(key, 1, len(y), BATCH), rate)
+        batches = server_batches(key_for(round_key(r), Purpose.SERVER), 1, len(y))
+        model = loop.descended(model, x, y, batches, rate)
     found = federation.model(federation.run(3)[0])
-    np.testing.assert_allclose(found["w"], model[0], atol=3e-6)
-    assert np.abs(model[0] - start["w"]).max() > 0.05
+    np.testing.assert_allclose(found["w"], loop.params(model)["w"], atol=3e-6)
+    assert np.abs(loop.params(model - start)["w"]).max() > 0.05
 
 
 def test_options_one_step_of_scaffold_counts_local_steps_only():
@@ -172,14 +128,13 @@ def test_pretraining_is_sgd_on_the_servers_examples_in_any_pieces(pieces):
     federation = pretrained_fedavg(5)
     (work,) = federation.algorithm.host_work
     state, key = federation.start(), jax.random.key(11)
-    start = federation.model(state)
+    loop = Loop(federation)
     for count in pieces:
         state = work.advance(federation.hp, state, key, jnp.int32(count), federation.server)
     assert work.done(state) == work.total == 5
-    batches = server_batches(key, 5, len(SERVER[1]), BATCH)
-    w, b = descended((start["w"], start["b"]), flat(SERVER[0]), SERVER[1], batches, 0.2)
-    np.testing.assert_allclose(federation.model(state)["w"], w, atol=3e-6)
-    np.testing.assert_allclose(federation.model(state)["b"], b, atol=3e-6)
+    batches = server_batches(key, 5, len(SERVER[1]))
+    model = loop.descended(loop.vector, flat(SERVER[0]), SERVER[1], batches, 0.2)
+    loop.assert_model(federation.model(state), model=model, atol=3e-6)
 
 
 def test_what_is_derived_from_the_first_model_is_derived_from_the_pretrained_one():

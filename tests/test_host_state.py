@@ -5,8 +5,8 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from problems import placed, user_dataset
-from test_federation import KilledError, assert_same, kill_after, run, spec
+from support.data import user_dataset
+from support.running import KilledError, assert_same, kill_after, placed, run, spec
 
 from fedjax_het import ConfigError, Placement, cli, sweep
 from fedjax_het.algorithms import METHODS

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import CLASSES, SIZES, blobs, small, user_dataset
+from support.data import CLASSES, user_dataset
+from support.oracle import Loop, beside, error, joined
+from support.problems import small
 
 from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
@@ -20,7 +22,6 @@ from fedjax_het.nn import Model, count_parameters, make_model, with_projection_h
 from fedjax_het.settings.spec import RunSpec
 
 HIDDEN = 3
-NAMES = ("w1", "b1", "w2", "b2")
 
 
 def hidden_model() -> Model:
@@ -59,9 +60,7 @@ def gradients(p, x, y, received, previous, mu, tau):
     """Of the mean of cross-entropy + mu * contrastive loss, in float64."""
     z = features(p, x)
     logits = z @ p["w2"] + p["b2"]
-    slope = np.exp(logits - logits.max(1, keepdims=True))
-    slope /= slope.sum(1, keepdims=True)
-    slope[np.arange(len(y)), y] -= 1
+    slope = error(logits, y)
     to_z = slope @ p["w2"].T
     if previous is not None:
         (near, d_near), (far, d_far) = (
@@ -72,6 +71,20 @@ def gradients(p, x, y, received, previous, mu, tau):
     inner = to_z * (1 - z**2)
     found = {"w1": x.T @ inner, "b1": inner.sum(0), "w2": z.T @ slope, "b2": slope.sum(0)}
     return {name: total / len(y) for name, total in found.items()}
+
+
+class Contrastive(Loop):
+    """Clients keep the model of their last round."""
+
+    def slope(self, model, batch):
+        kept = self.kept[batch.client]
+        previous = None if kept is None else self.params(kept)
+        models = (self.params(self.vector), previous)
+        numbers = (self.hp["moon_mu"], self.hp["moon_tau"])
+        return joined(gradients(self.params(model), batch.x, batch.y, *models, *numbers))
+
+    def end(self, client, model, steps):
+        self.kept[client] = model
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -85,33 +98,14 @@ def test_rounds_equal_a_float64_loop(averaging):
         averaging=averaging,
         epochs=2,
     )
-    images, labels = blobs()
-    x = images.reshape(len(images), -1).astype(np.float64)
-    start = federation.start()
-    server = {n: leaf.astype(np.float64) for n, leaf in federation.model(start).items()}
-    last, again = {}, 0
-    for r in range(4):
-        clients = [k for k in federation.scheduler.participants(r) if SIZES[k]]
-        models = []
-        for k in clients:
-            theta, again = dict(server), again + (k in last)
-            for batch, size in zip(*federation.scheduler.client_batches(r, k), strict=True):
-                use = batch[:size]
-                found = gradients(theta, x[use], labels[use], server, last.get(k), mu, tau)
-                theta = {n: theta[n] - lr * found[n] for n in NAMES}
-            models.append(theta)
-        last |= dict(zip(clients, models, strict=True))
-        weights = [SIZES[k] for k in clients] if averaging == "weighted" else None
-        server = {n: np.average([m[n] for m in models], 0, weights) for n in NAMES}
-    assert again >= 2
-    state, _ = federation.run(4, start)
-    for name, leaf in federation.model(state).items():
-        np.testing.assert_allclose(leaf, server[name], atol=1e-5)
-    for k in range(len(SIZES)):
-        assert int(state.clients.trained[k]) == (k in last)
-    for k, theta in last.items():
-        kept = state.clients.previous["params"]["w1"][k]
-        np.testing.assert_allclose(kept, theta["w1"], atol=1e-5)
+    loop = Contrastive(federation)
+    state = beside(loop, 4, atol=1e-5)
+    assert loop.repeats() >= 2
+    for k, kept in enumerate(loop.kept):
+        assert int(state.clients.trained[k]) == (kept is not None)
+        if kept is not None:
+            previous = state.clients.previous["params"]["w1"][k]
+            np.testing.assert_allclose(previous, loop.params(kept)["w1"], atol=1e-5)
 
 
 # --- limits --------------------------------------------------------------------------------

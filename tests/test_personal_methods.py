@@ -7,16 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from problems import (
-    SIZES,
-    blobs,
-    builder_of,
-    chosen,
-    defaults,
-    linear_model,
-    small,
+from support.builders import builder_of, chosen, defaults
+from support.data import SIZES, blobs
+from support.networks import linear_model
+from support.oracle import (
+    Loop,
+    beside,
+    cross_entropy,
+    difference_gradient,
+    joined,
     softmax_gradient,
 )
+from support.problems import small
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.apfl import apfl
@@ -74,11 +76,6 @@ def curved_model(*, centred=False) -> Model:
     return linear._replace(name="curved", init=init, apply=apply, embed=None)
 
 
-def flat(params):
-    """A model's weights as one float64 vector."""
-    return np.concatenate([np.asarray(params[name], np.float64).ravel() for name in sorted(params)])
-
-
 def logits_of(vector, x):
     """Of softmax regression (b, w) or of `curved_model` (first, second), by the vector's length."""
     if len(vector) == 15:
@@ -87,61 +84,42 @@ def logits_of(vector, x):
     return np.tanh(x @ first) @ second.reshape(HIDDEN, 3)
 
 
-def cross_entropy(logits, y):
-    top = logits.max(1, keepdims=True)
-    log_sum = np.log(np.exp(logits - top).sum(1)) + top[:, 0]
-    return np.mean(log_sum - logits[np.arange(len(y)), y])
-
-
-def slope(function, point, step=1e-5):
-    """Gradient by central differences."""
-    steps = step * np.eye(len(point))
-    return np.array([(function(point + s) - function(point - s)) / (2 * step) for s in steps])
-
-
 IMAGES, LABELS = blobs()
 X = IMAGES.reshape(len(IMAGES), -1).astype(np.float64)
 
 
-def gradient(vector, use):
+def mean_gradient(vector, x, y):
     if len(vector) == 15:
-        weights = vector[3:].reshape(4, 3)
-        dw, db = softmax_gradient(weights, vector[:3], X[use], LABELS[use])
-        return np.concatenate([db, dw.ravel()])
-    return slope(lambda v: cross_entropy(logits_of(v, X[use]), LABELS[use]), vector)
+        dw, db = softmax_gradient(vector[3:].reshape(4, 3), vector[:3], x, y)
+        return joined({"w": dw, "b": db})
+    return difference_gradient(lambda v: cross_entropy(logits_of(v, x), y), vector)
 
 
-def minibatches(federation, r, k):
-    batches, sizes = federation.scheduler.client_batches(r, k)
-    return [batch[:size] for batch, size in zip(batches, sizes, strict=True)]
+def gradient(vector, use):
+    return mean_gradient(vector, X[use], LABELS[use])
 
 
-def oracle(federation, start, client, own, *, server_lr=1.0, rounds=3):
-    """-> (global model, clients' own states) after `rounds` of `client(minibatches, w, own)`."""
-    server = flat(federation.algorithm.global_model(start)["params"])
-    own = [own(server) for _ in SIZES]
-    for r in range(rounds):
-        drawn = [k for k in federation.scheduler.participants(r) if SIZES[k]]
-        change = 0
-        for k in drawn:
-            moved, own[k] = client(minibatches(federation, r, k), server, own[k])
-            change = change + (moved - server) / len(drawn)
-        server = server + server_lr * change
-    return server, own
+class Personal(Loop):
+    """With the hidden layer too; clients begin with what the global model begins with."""
+
+    def gradient(self, model, x, y):
+        return mean_gradient(model, x, y)
+
+    def first(self, client):
+        return self.vector
+
+    def scored(self, client):
+        """Of a client, its model that is scored."""
+        return self.kept[client]
 
 
-def check(federation, client, own, scored, *, server_lr=1.0, atol=3e-6):
-    """The global model and every client's equal the oracle's; -> (state, own states)."""
-    start = federation.start()
-    state, _ = federation.run(3, start)
-    server, own = oracle(federation, start, client, own, server_lr=server_lr)
-    found = flat(federation.algorithm.global_model(state)["params"])
-    np.testing.assert_allclose(found, server, atol=atol)
-    if scored is not None:
-        for k, variables in enumerate(personal(federation, state)):
-            found = flat(variables["params"])
-            np.testing.assert_allclose(found, scored(own[k], server), atol=atol)
-    return state, own
+def check(loop, *, scored=True, atol=3e-6):
+    """The global model and every client's equal the loop's; -> state."""
+    state = beside(loop, 3, atol=atol)
+    if scored:
+        for k, variables in enumerate(personal(loop.federation, state)):
+            loop.assert_model(variables["params"], model=loop.scored(k), atol=atol)
+    return state
 
 
 SETTINGS = {"participation": 0.7, "epochs": 2}
@@ -157,27 +135,29 @@ UPDATES = {"step": (True, "step"), "round": (True, "round"), "fixed": (False, "s
 def test_apfl_with_mixed_weights(model, update):
     adaptive, when = UPDATES[update]
 
-    def client(batches, server, own):
-        w, (v, alpha) = server, own
-        for number, use in enumerate(batches):
-            at_mixture = gradient(alpha * v + (1 - alpha) * w, use)
+    class MixedWeights(Personal):
+        def first(self, client):
+            return self.vector, 0.4
+
+        def step(self, w, batch):
+            v, alpha = self.kept[batch.client]
+            at_mixture = self.gradient(alpha * v + (1 - alpha) * w, batch.x, batch.y)
             moved = v - LR * alpha * at_mixture
-            if adaptive and (when == "step" or number == 0):
+            if adaptive and (when == "step" or batch.number == 0):
                 alpha = np.clip(alpha - LR * (v - w) @ at_mixture, 0, 1)
-            w, v = w - LR * gradient(w, use), moved
-        return w, (v, alpha)
+            self.kept[batch.client] = moved, alpha
+            return super().step(w, batch)
+
+        def scored(self, client):
+            v, alpha = self.kept[client]
+            return alpha * v + (1 - alpha) * self.vector
 
     build = chosen(apfl, mixing="weights", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
-    federation = small(build, hp=hp, model=model(), **SETTINGS)
-    state, own = check(
-        federation,
-        client,
-        lambda server: (server, 0.4),
-        lambda own, server: own[1] * own[0] + (1 - own[1]) * server,
-    )
-    alphas = federation.algorithm.artifacts(state)["apfl_alpha"]
-    np.testing.assert_allclose(alphas, [alpha for _, alpha in own], atol=3e-6)
+    loop = MixedWeights(small(build, hp=hp, model=model(), **SETTINGS))
+    state = check(loop)
+    alphas = loop.federation.algorithm.artifacts(state)["apfl_alpha"]
+    np.testing.assert_allclose(alphas, [alpha for _, alpha in loop.kept], atol=3e-6)
     assert (np.ptp(alphas) > 1e-3) == adaptive
 
 
@@ -185,29 +165,32 @@ def test_apfl_with_mixed_weights(model, update):
 def test_apfl_with_mixed_outputs(update):
     adaptive, when = UPDATES[update]
 
-    def client(batches, server, own):
-        w, (v, alpha) = server, own
-        for number, use in enumerate(batches):
-            w = w - LR * gradient(w, use)
-            x, y = X[use], LABELS[use]
+    class MixedOutputs(Personal):
+        def first(self, client):
+            return self.vector, 0.4
 
-            def loss(both, w=w, x=x, y=y):
-                mixed = both[-1] * logits_of(both[:-1], x) + (1 - both[-1]) * logits_of(w, x)
-                return cross_entropy(mixed, y)
+        def step(self, w, batch):
+            w = super().step(w, batch)
+            v, alpha = self.kept[batch.client]
 
-            slopes = slope(loss, np.append(v, alpha))
-            v = v - LR * slopes[:-1]
-            if adaptive and (when == "step" or number == 0):
+            def loss(both):
+                own, shared = logits_of(both[:-1], batch.x), logits_of(w, batch.x)
+                return cross_entropy(both[-1] * own + (1 - both[-1]) * shared, batch.y)
+
+            slopes = difference_gradient(loss, np.append(v, alpha))
+            if adaptive and (when == "step" or batch.number == 0):
                 alpha = np.clip(alpha - LR * slopes[-1], 0, 1)
-        return w, (v, alpha)
+            self.kept[batch.client] = v - LR * slopes[:-1], alpha
+            return w
 
     build = chosen(apfl, mixing="outputs", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
     federation = small(build, hp=hp, model=curved_model(), **SETTINGS)
-    state, own = check(federation, client, lambda server: (server, 0.4), None)
-    server = flat(federation.algorithm.global_model(state)["params"])
+    loop = MixedOutputs(federation)
+    state = check(loop, scored=False)
+    server = joined(federation.algorithm.global_model(state)["params"])
     network = federation.algorithm.personal_model
-    for variables, (v, alpha) in zip(personal(federation, state), own, strict=True):
+    for variables, (v, alpha) in zip(personal(federation, state), loop.kept, strict=True):
         found, _ = network.apply(variables, jnp.asarray(IMAGES), train=False)
         expected = alpha * logits_of(v, X) + (1 - alpha) * logits_of(server, X)
         np.testing.assert_allclose(found, expected, atol=3e-5)
@@ -216,58 +199,60 @@ def test_apfl_with_mixed_outputs(update):
 
 
 def test_ditto():
-    strength = 0.7
+    class OwnModels(Personal):
+        def step(self, w, batch):
+            v = self.kept[batch.client]
+            pull = 0.7 * (v - self.vector)
+            self.kept[batch.client] = v - LR * (self.gradient(v, batch.x, batch.y) + pull)
+            return super().step(w, batch)
 
-    def client(batches, server, v):
-        w = server
-        for use in batches:
-            w = w - LR * gradient(w, use)
-            v = v - LR * (gradient(v, use) + strength * (v - server))
-        return w, v
-
-    federation = small(ditto, hp={"local_lr": LR, "ditto_lambda": strength}, **SETTINGS)
-    check(federation, client, lambda server: server, lambda v, server: v)
+    check(OwnModels(small(ditto, hp={"local_lr": LR, "ditto_lambda": 0.7}, **SETTINGS)))
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.6])
 def test_pfedme(beta):
     strength, rate = 3.0, 0.15
 
-    def client(batches, server, own):
-        w = personal = server
-        for use in batches:
+    class Envelopes(Personal):
+        def begin(self, client):
+            self.kept[client] = self.vector
+            return self.vector
+
+        def step(self, w, batch):
+            personal = self.kept[batch.client]
             for _ in range(4):
-                towards = gradient(personal, use) + strength * (personal - w)
+                towards = self.gradient(personal, batch.x, batch.y) + strength * (personal - w)
                 personal = personal - rate * towards
-            w = w - LR * strength * (w - personal)
-        return w, personal
+            self.kept[batch.client] = personal
+            return w - LR * strength * (w - personal)
 
     hp = {"local_lr": LR, "pfedme_lambda": strength, "personal_lr": rate, "server_lr": beta}
-    federation = small(chosen(pfedme, inner_steps=4), hp=hp, **SETTINGS)
-    check(
-        federation, client, lambda server: server, lambda personal, server: personal, server_lr=beta
-    )
+    check(Envelopes(small(chosen(pfedme, inner_steps=4), hp=hp, **SETTINGS)))
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
 def test_per_fedavg(order):
     inner, delta = 0.5, 0.8  # a difference so long that it is not the derivative
 
-    def client(batches, server, own):
-        w = server
-        for first, second in zip(batches[::2], batches[1::2], strict=False):
-            meta = gradient(w - inner * gradient(w, first), second)
+    class Meta(Personal):
+        """Steps are on pairs of minibatches; a last one alone is none."""
+
+        def step(self, w, batch):
+            if batch.number % 2 == 0:
+                self.ahead = w - inner * self.gradient(w, batch.x, batch.y)
+                return w
+            meta = self.gradient(self.ahead, batch.x, batch.y)
             if order != "first":
                 d = delta if order == "hessian_free" else 1e-5
-                curved = gradient(w + d * meta, second) - gradient(w - d * meta, second)
-                meta = meta - inner * curved / (2 * d)
-            w = w - LR * meta
-        return w, own
+                ends = w + d * meta, w - d * meta
+                ahead, behind = (self.gradient(end, batch.x, batch.y) for end in ends)
+                meta = meta - inner * (ahead - behind) / (2 * d)
+            return w - LR * meta
 
     hp = {"local_lr": LR, "inner_lr": inner, "hf_delta": delta}
-    federation = small(chosen(per_fedavg, order=order), hp=hp, participation=0.7, epochs=3)
-    assert any(len(minibatches(federation, 0, k)) % 2 for k, n in enumerate(SIZES) if n)
-    check(federation, client, lambda server: server, None)
+    loop = Meta(small(chosen(per_fedavg, order=order), hp=hp, participation=0.7, epochs=3))
+    assert any(len(loop.minibatches(0, k)) % 2 for k, n in enumerate(SIZES) if n)
+    check(loop, scored=False)
 
 
 # --- limits --------------------------------------------------------------------------------
@@ -362,8 +347,8 @@ def test_ditto_with_a_strong_pull_stays_with_the_global_model():
         federation = small(ditto, hp=hp, epochs=5)
         before, _ = federation.run(2)
         state, _ = federation.run(1, before)
-        received = flat(federation.model(before))
-        models = [flat(v["params"]) for k, v in enumerate(personal(federation, state)) if SIZES[k]]
+        received = joined(federation.model(before))
+        models = [joined(federation.personal(state, k)) for k, size in enumerate(SIZES) if size]
         gaps[strength] = max(np.linalg.norm(model - received) for model in models)
     assert gaps[0.0] > 2 * gaps[10.0] > 10 * gaps[100.0] > 0, gaps
 
@@ -375,11 +360,11 @@ def test_pfedmes_personal_model_is_the_proximal_point():
     federation = small(chosen(pfedme, inner_steps=200), hp=hp, **settings)
     start = federation.start()
     state, info = federation.run(1, start)
-    w = flat(federation.model(start))
-    theta = flat(personal(federation, state)[0]["params"])
+    w = joined(federation.model(start))
+    theta = joined(personal(federation, state)[0]["params"])
     pull = strength * (w - theta)
     np.testing.assert_allclose(gradient(theta, np.arange(8)), pull, atol=2e-6)
-    np.testing.assert_allclose(flat(federation.model(state)), w - lr * pull, atol=1e-6)
+    np.testing.assert_allclose(joined(federation.model(state)), w - lr * pull, atol=1e-6)
     # The envelope's gradient is that of its value, min f(theta) + lambda / 2 ||theta - w||^2.
     loss = cross_entropy(logits_of(w, X[:8]), LABELS[:8])
     np.testing.assert_allclose(info.train_loss, loss, rtol=1e-6)
@@ -390,12 +375,11 @@ def test_per_fedavg_without_an_inner_step_is_fedavg_on_every_second_minibatch(or
     hp = {"local_lr": LR, "inner_lr": 0.0, "hf_delta": 1e-3}
     federation = small(chosen(per_fedavg, order=order), hp=hp, epochs=3)
 
-    def client(batches, server, own):
-        for use in batches[1::2]:
-            server = server - LR * gradient(server, use)
-        return server, own
+    class EverySecond(Personal):
+        def step(self, w, batch):
+            return super().step(w, batch) if batch.number % 2 else w
 
-    check(federation, client, lambda server: server, None)
+    check(EverySecond(federation), scored=False)
 
 
 def meta_gradient(order, hp, model=None):
@@ -405,7 +389,7 @@ def meta_gradient(order, hp, model=None):
     federation = small(chosen(per_fedavg, order=order), hp=hp, model=model, **settings)
     start = federation.start()
     state, _ = federation.run(1, start)
-    before, after = (flat(federation.algorithm.global_model(s)["params"]) for s in (start, state))
+    before, after = (joined(federation.algorithm.global_model(s)["params"]) for s in (start, state))
     return before, before - after
 
 
@@ -418,7 +402,8 @@ def test_exact_per_fedavg_descends_the_meta_objective(model):
         return cross_entropy(logits_of(ahead, X[use]), LABELS[use])
 
     w, exact = meta_gradient("exact", {"inner_lr": inner}, model())
-    expected = slope(objective, w, 1e-3)  # long, as the curved model's gradient is a difference
+    # Long steps, as the curved model's gradient is a difference.
+    expected = difference_gradient(objective, w, 1e-3)
     np.testing.assert_allclose(exact, expected, atol=2e-5)
     _, first = meta_gradient("first", {"inner_lr": inner}, model())
     scale = np.linalg.norm(expected)
@@ -445,8 +430,8 @@ def test_per_fedavg_is_scored_after_one_step_on_one_minibatch():
     local = client.begin(federation.hp, received, client.init(federation.hp, variables), None)
     local, _ = client.step(federation.hp, received, local, batch, None, jax.random.key(0))
     _, copy, _ = client.end(federation.hp, received, local, None, None)
-    w = flat(variables["params"])
-    np.testing.assert_allclose(flat(copy["params"]), w - inner * gradient(w, use), atol=1e-6)
+    w = joined(variables["params"])
+    np.testing.assert_allclose(joined(copy["params"]), w - inner * gradient(w, use), atol=1e-6)
 
 
 # --- every one of them ---------------------------------------------------------------------

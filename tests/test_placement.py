@@ -2,8 +2,8 @@
 
 import jax
 import pytest
-from problems import user_dataset
-from test_federation import spec
+from support.data import user_dataset
+from support.running import spec
 
 from fedjax_het import ConfigError, Placement, simulate, sweep
 

@@ -4,7 +4,7 @@ import json
 
 import jax
 import pytest
-from problems import linear_model
+from support.networks import linear_model
 
 from fedjax_het.engine import probe
 from fedjax_het.engine.local import LocalTraining

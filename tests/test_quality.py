@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, SHAPE, linear_model, user_dataset
+from support.data import CLASSES, SHAPE, user_dataset
+from support.networks import linear_model
 
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation.quality import gain_over_random, random_subset, train_from_init

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from problems import SIZES, consecutive
+from support.data import SIZES, consecutive
 
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.schedule import (

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
-from test_datasets import prepare
+from support.prepared_data import prepare
 
 from fedjax_het import RunSpec
 from fedjax_het.common.errors import ConfigError

@@ -4,7 +4,10 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from problems import SIZES, blobs, chosen, small, softmax_gradient
+from support.builders import chosen
+from support.data import SIZES
+from support.oracle import Loop, beside, joined
+from support.problems import small
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import fednova
@@ -34,59 +37,82 @@ BUILDS = {
 }
 
 
-class Loop:
-    """Rounds over flat float64 weights: the papers' equations, one client after the other."""
+class Momentum(Loop):
+    """SGD with momentum of the clients' own, and of each a_i: what a gradient of 1 in every step
+    adds up to."""
 
-    def __init__(self, name, federation, start, *, averaging, momentum):
-        images, labels = blobs()
-        self.x, self.y = images.reshape(len(images), -1).astype(np.float64), labels
-        self.name, self.f, self.averaging, self.local = name, federation, averaging, momentum
-        self.hp = {name: float(value) for name, value in federation.hp.items()}
-        params = federation.model(start)
-        self.w = np.concatenate([params["w"].ravel(), params["b"]]).astype(np.float64)
-        tau = self.hp.get("server_tau", 0.0)
-        self.m, self.v = np.zeros_like(self.w), np.full_like(self.w, tau**2)
+    def begin(self, client):
+        self.buffer, self.unit, self.work = 0.0, 0.0, 0.0
+        return super().begin(client)
 
-    def gradient(self, theta, use):
-        dw, db = softmax_gradient(theta[:12].reshape(4, 3), theta[12:], self.x[use], self.y[use])
-        return np.concatenate([dw.ravel(), db])
+    def step(self, model, batch):
+        local = self.hp["local_momentum"]
+        self.buffer = local * self.buffer + self.slope(model, batch)
+        self.unit = local * self.unit + 1
+        self.work += self.unit
+        return model - LR * self.buffer
 
-    def client(self, r, k):
-        """-> (theta_i, a_i), the latter by adding up what a gradient of 1 in each step does."""
-        theta, buffer = self.w.copy(), np.zeros_like(self.w)
-        work = unit = 0.0
-        for batch, size in zip(*self.f.scheduler.client_batches(r, k), strict=True):
-            buffer = self.local * buffer + self.gradient(theta, batch[:size])
-            theta -= LR * buffer
-            unit = self.local * unit + 1
-            work += unit
-        return theta, work
+    def end(self, client, model, steps):
+        self.kept[client] = self.work
 
-    def round(self, r):
-        clients = [k for k in self.f.scheduler.participants(r) if SIZES[k]]
-        counts = np.array([SIZES[k] for k in clients], np.float64)
-        shares = counts / counts.sum() if self.averaging == "weighted" else 1 / len(clients)
-        shares = np.broadcast_to(shares, len(clients))
-        found = [self.client(r, k) for k in clients]
-        changes = np.stack([theta - self.w for theta, _ in found])
-        work = np.array([a for _, a in found])
-        change, lr = shares @ changes, self.hp["server_lr"]
-        if self.name == "fednova":
-            self.w = self.w + lr * (shares @ work) * (shares @ (changes / work[:, None]))
-        elif self.name in ("fedavgm", "nesterov", "damped"):
-            beta = self.hp["server_momentum"]
-            self.m = beta * self.m - (1 - beta if self.name == "damped" else 1) * change
-            ahead = beta * self.m - change if self.name == "nesterov" else self.m
-            self.w = self.w - lr * ahead
-        else:
-            beta1, beta2 = self.hp["server_beta1"], self.hp["server_beta2"]
-            self.m = beta1 * self.m + (1 - beta1) * change
-            if self.name == "fedadam":
-                self.v = beta2 * self.v + (1 - beta2) * change**2
-            else:
-                self.v = self.v - (1 - beta2) * change**2 * np.sign(self.v - change**2)
-            self.w = self.w + lr * self.m / (np.sqrt(self.v) + self.hp["server_tau"])
-        return set(work.tolist())
+
+class AvgM(Momentum):
+    """The paper's, and what options make of it."""
+
+    m, damped, nesterov = 0.0, False, False
+
+    def serve(self, r, clients, models):
+        change, beta = self.mean(clients, models) - self.vector, self.hp["server_momentum"]
+        self.m = beta * self.m - (1 - beta if self.damped else 1) * change
+        ahead = beta * self.m - change if self.nesterov else self.m
+        self.vector = self.vector - self.hp["server_lr"] * ahead
+
+
+class Nesterov(AvgM):
+    nesterov = True
+
+
+class Damped(AvgM):
+    damped = True
+
+
+class Adam(Momentum):
+    """Reddi et al.'s Algorithm 2."""
+
+    m, v = 0.0, None
+
+    def serve(self, r, clients, models):
+        beta1, beta2, tau = (self.hp[f"server_{name}"] for name in ("beta1", "beta2", "tau"))
+        change = self.mean(clients, models) - self.vector
+        v = np.full_like(self.vector, tau**2) if self.v is None else self.v
+        self.m, self.v = beta1 * self.m + (1 - beta1) * change, self.square(v, beta2, change)
+        self.vector = self.vector + self.hp["server_lr"] * self.m / (np.sqrt(self.v) + tau)
+
+    def square(self, v, beta2, change):
+        return beta2 * v + (1 - beta2) * change**2
+
+
+class Yogi(Adam):
+    def square(self, v, beta2, change):
+        return v - (1 - beta2) * change**2 * np.sign(v - change**2)
+
+
+class Nova(Momentum):
+    def serve(self, r, clients, models):
+        work = [self.kept[k] for k in clients]
+        steps = [(model - self.vector) / a for model, a in zip(models, work, strict=True)]
+        change = self.mean(clients, work) * self.mean(clients, steps)
+        self.vector = self.vector + self.hp["server_lr"] * change
+
+
+LOOPS = {
+    "fedavgm": AvgM,
+    "nesterov": Nesterov,
+    "damped": Damped,
+    "fedadam": Adam,
+    "fedyogi": Yogi,
+    "fednova": Nova,
+}
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -102,14 +128,10 @@ def test_rounds_equal_a_float64_loop(name, momentum, averaging):
         averaging=averaging,
         epochs=2,
     )
-    start = federation.start()
-    loop = Loop(name, federation, start, averaging=averaging, momentum=momentum)
-    state, _ = federation.run(3, start)
-    works = [loop.round(r) for r in range(3)]
+    loop = LOOPS[name](federation)
+    beside(loop, 3, atol=5e-6)
+    works = [{loop.kept[k] for k in clients} for clients in loop.history]
     assert max(map(len, works)) > 1  # clients made different numbers of steps
-    found = federation.model(state)
-    np.testing.assert_allclose(found["w"].ravel(), loop.w[:12], atol=5e-6)
-    np.testing.assert_allclose(found["b"], loop.w[12:], atol=5e-6)
 
 
 # --- closed forms and limits ---------------------------------------------------------------
@@ -173,22 +195,18 @@ def test_fednova_weighs_small_steps_by_clients_and_not_by_steps():
     """In the limit of small steps its change is tau_eff times the mean of the clients' mean
     gradients, where FedAvg's is the mean of their sums."""
     federation = small(fednova, hp={"local_lr": 1e-4})
-    start = federation.start()
-    params = federation.model(start)
-    moved = federation.model(federation.run(1, start)[0])["w"] - params["w"]
-    w, b = params["w"].astype(np.float64), params["b"].astype(np.float64)
-    images, labels = blobs()
-    x = images.reshape(len(images), -1).astype(np.float64)
+    loop = Loop(federation)
+    moved = joined(federation.model(federation.run(1)[0])) - loop.vector
     sums, steps = [], []
     for k in np.flatnonzero(SIZES):
-        batches = list(zip(*federation.scheduler.client_batches(0, k), strict=True))
-        uses = [batch[:size] for batch, size in batches]
-        sums.append(sum(softmax_gradient(w, b, x[use], labels[use])[0] for use in uses))
-        steps.append(len(uses))
+        batches = loop.minibatches(0, k)
+        sums.append(sum(loop.gradient(loop.vector, batch.x, batch.y) for batch in batches))
+        steps.append(len(batches))
     means = [total / count for total, count in zip(sums, steps, strict=True)]
     expected = -1e-4 * np.mean(steps) * np.mean(means, 0)
     np.testing.assert_allclose(moved, expected, atol=2e-7)
-    assert np.abs(moved + 1e-4 * np.mean(sums, 0)).max() > 5e-6  # FedAvg's is another
+    gap = loop.params(moved + 1e-4 * np.mean(sums, 0))["w"]
+    assert np.abs(gap).max() > 5e-6  # FedAvg's is another
 
 
 def test_momentum_that_is_kept_has_no_weights_of_fednova():

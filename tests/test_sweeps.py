@@ -5,8 +5,8 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from problems import domains_dataset, placed, user_dataset
-from test_federation import KilledError, assert_same, check_domains, kill_after, run, spec
+from support.data import domains_dataset, user_dataset
+from support.running import KilledError, assert_same, check_domains, kill_after, placed, run, spec
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
