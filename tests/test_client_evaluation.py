@@ -172,7 +172,7 @@ def test_tests_do_not_depend_on_the_method_or_the_seed_of_training():
 
 
 def test_clients_of_domains_are_tested_on_their_domains():
-    from problems import domains_dataset
+    from support.data import domains_dataset
 
     data = domains_dataset()
     settings = {"partition": "by_domain", "alpha": None, "num_clients": 3}

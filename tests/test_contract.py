@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import SIZES, user_dataset
+from support.data import SIZES, user_dataset
 
 from fedjax_het import ConfigError, Placement, RunSpec, register_method, simulate, sweep
 from fedjax_het.algorithms import contract

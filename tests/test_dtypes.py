@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import user_dataset
-from support.running import KilledError, assert_same, kill_after, placed
+from support.running import KilledError, kill_after, placed
 
 from fedjax_het import ConfigError, Result, RunSpec, simulate, sweep
 from fedjax_het.algorithms import register_method

@@ -42,7 +42,7 @@ def test_a_program_that_this_jaxlib_gets_wrong_is_cured(caplog):
 
 
 def test_the_chunks_of_a_run_are_verified(monkeypatch):
-    from problems import user_dataset
+    from support.data import user_dataset
 
     from fedjax_het import RunSpec, simulate
 
