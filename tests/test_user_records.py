@@ -35,7 +35,7 @@ from fedjax_het.data import (
     withheld_examples,
 )
 from fedjax_het.data.prepare import prepare_dataset
-from fedjax_het.running.prepare import split_clients
+from fedjax_het.running.splits import split_clients
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "participation": 1.0}
 LABELS = np.arange(60) % 5
