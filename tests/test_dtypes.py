@@ -89,6 +89,7 @@ def spec(**settings):
         "batch_size": 4,
         "rounds": 6,
         "local_optimizer": "sgd",
+        "optimizer_state": "reset",
     }
     return RunSpec("odd", **common | settings)
 
@@ -148,6 +149,14 @@ def test_a_sweep_is_as_its_runs(where):
             np.testing.assert_allclose(
                 result.metrics[name], alone.metrics[name], rtol=2e-4, err_msg=name
             )
+
+
+def test_every_type_is_the_same_on_one_device_and_on_two():
+    """Two blocks on either, so that sums are taken in one order."""
+    devices = min(2, len(jax.devices()))
+    one, two = (run(devices=count, blocks=2) for count in (1, devices))
+    assert_same(one, two)
+    assert_equal_states(one, two)
 
 
 def test_a_result_survives_the_disk(tmp_path):
