@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import SIZES, user_dataset
+from support.data import SIZES, consecutive, user_dataset
 
 from fedjax_het import ConfigError, Placement, RunSpec, register_method, simulate, sweep
 from fedjax_het.algorithms import contract
@@ -265,6 +265,41 @@ def test_weights_cannot_be_forgotten(averaging):
     for name in ("test_accuracy", "test_loss", "train_loss"):
         np.testing.assert_array_equal(own.metrics[name], average.metrics[name])
     assert np.ptp(own.metrics["test_loss"]) > 0.01, "it learns"
+
+
+class Counted(NamedTuple):
+    variables: dict
+    samples: jax.Array
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+def test_the_mean_is_of_the_clients_that_trained_with_the_runs_weights(averaging):
+    def counting(training, plan):
+        base = local_sgd(training)
+
+        def end(hp, broadcast, local, state, client):
+            _, state, output = base.end(hp, broadcast, local, state, client)
+            return Upload(mean=client.num_samples), state, output
+
+        algorithm = federated(
+            training,
+            plan,
+            base._replace(end=end),
+            init=lambda hp, variables: Counted(variables, jnp.float32(0)),
+            update=lambda hp, server, upload, counts: server._replace(samples=upload.mean),
+        )
+        return algorithm._replace(artifacts=lambda state: {"samples": state.server.samples})
+
+    register_method("counting", counting)
+    partition = consecutive()  # one of the clients has no data
+    made = simulate(
+        RunSpec("counting", **SMALL | {"participation": 1.0, "averaging": averaging}),
+        dataset=user_dataset(),
+        partition=partition,
+    )
+    sizes = np.array([size for size in SIZES if size])
+    expected = sizes.mean() if averaging == "uniform" else (sizes**2).sum() / sizes.sum()
+    np.testing.assert_allclose(made.artifacts["samples"], expected, rtol=1e-6)
 
 
 LARGE = 2**24 + 1  # the first whole number that float32 does not have
