@@ -36,8 +36,8 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
     """
     task = training.task
 
-    def refine(hp, of: Round, models: ClientModels):
-        examples = server_examples(of)
+    def refine(hp, this_round: Round, models: ClientModels):
+        examples = server_examples(this_round)
 
         def accuracy(variables):
             found = logits_of(task, variables, examples.images).argmax(1)
@@ -53,7 +53,7 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
                 part,
                 change[name],
             )
-            for name, part in of.after.items()
+            for name, part in this_round.after.items()
         }
 
     return over_models(training, plan, base, refine)

@@ -131,8 +131,8 @@ def _ensemble(model: Model) -> Model:
     """Two networks whose logits are mixed, to be scored."""
 
     def init(key):
-        one = model.init(key)
-        return _side_by_side(jnp.float32(0.5), one, one)
+        variables = model.init(key)
+        return _side_by_side(jnp.float32(0.5), variables, variables)
 
     def apply(variables, x, **how):
         own, shared = (

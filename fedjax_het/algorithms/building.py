@@ -77,8 +77,8 @@ def federated(
         client = _handing_out(client)
 
     def init_state(hp, key, variables, num_clients):
-        one = client.init(hp, variables)
-        return State(init(hp, variables), for_each_client(one, num_clients), jnp.int32(0))
+        client_state = client.init(hp, variables)
+        return State(init(hp, variables), for_each_client(client_state, num_clients), jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
         sent = send(state.server, cohort)
@@ -94,8 +94,8 @@ def federated(
         return State(server, result.states, state.round + 1), info
 
     def traffic(hp, state):
-        one = client_row(state.clients, 0)
-        upload = jax.eval_shape(_upload_of(client), hp, state.server, one)
+        client_state = client_row(state.clients, 0)
+        upload = jax.eval_shape(_upload_of(client), hp, state.server, client_state)
         return Traffic(num_bytes(state.server), num_bytes(upload))
 
     return Algorithm(
@@ -175,8 +175,8 @@ def _upload_of(client: ClientMethod):
     """-> upload(hp, server, state) of one client, to be evaluated abstractly."""
 
     def upload(hp, server, state):
-        one = jnp.int32(1)
-        me = Client(jnp.int32(0), one, one, jax.random.key(0), jnp.zeros(0))
+        count = jnp.int32(1)
+        me = Client(jnp.int32(0), count, count, jax.random.key(0), jnp.zeros(0))
         return client.end(hp, server, client.begin(hp, server, state, me), state, me)[0]
 
     return upload

@@ -36,6 +36,7 @@ anything compiles: see `checked_algorithm`.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -262,20 +263,7 @@ def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
     if not isinstance(algorithm, Algorithm):
         raise ContractError(f"method {name!r} built {kind_of(algorithm)}: expected an Algorithm")
 
-    def guarded(function: Callable) -> Callable:
-        def in_method(*args):
-            try:
-                return function(*args)
-            except ContractError as error:
-                if str(error).startswith("method "):  # of one that this one is put over
-                    raise
-                raise ContractError(f"method {name!r}: {error}") from error
-            except Exception as error:
-                if not hasattr(error, "__notes__") or "in method" not in error.__notes__[-1]:
-                    error.add_note(f"in method {name!r}")
-                raise
-
-        return in_method
+    guarded = partial(_guarded, name)
 
     def init(hp, key, variables, num_clients):
         given = (hp, key, variables, num_clients)
@@ -324,6 +312,24 @@ def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
             work._replace(advance=guarded(_checked_advance(work))) for work in algorithm.host_work
         ),
     )
+
+
+def _guarded(name: str, function: Callable) -> Callable:
+    """`function`, whose errors name the method."""
+
+    def in_method(*args):
+        try:
+            return function(*args)
+        except ContractError as error:
+            if str(error).startswith("method "):  # of one that this one is put over
+                raise
+            raise ContractError(f"method {name!r}: {error}") from error
+        except Exception as error:
+            if not hasattr(error, "__notes__") or "in method" not in error.__notes__[-1]:
+                error.add_note(f"in method {name!r}")
+            raise
+
+    return in_method
 
 
 def _checked_advance(work: HostWork) -> Callable:

@@ -38,9 +38,11 @@ def over_models(
     """`base`, whose global model becomes `refine(hp, round, models)` of all its clients' models."""
     algorithm = base(training._replace(hands_out_models=True), plan)
 
-    def refined_model(hp, own, of: Round):
-        assert of.models is not None, "the base is not one that hands out its clients' models"
-        return refine(hp, of, of.models), own
+    def refined_model(hp, own, this_round: Round):
+        assert this_round.models is not None, (
+            "the base is not one that hands out its clients' models"
+        )
+        return refine(hp, this_round, this_round.models), own
 
     return refined(algorithm, refined_model)
 
@@ -65,16 +67,16 @@ def distilling(
     """
     task = training.task
 
-    def refine(hp, of: Round, models: ClientModels):
-        images = server_examples(of).images
-        draw_key, key = jax.random.split(key_for(of.key, Purpose.SERVER))
+    def refine(hp, this_round: Round, models: ClientModels):
+        images = server_examples(this_round).images
+        draw_key, key = jax.random.split(key_for(this_round.key, Purpose.SERVER))
         batch_size = options.distill_batch_size
         num_steps = options.distill_epochs * steps_per_epoch(len(images), batch_size)
         return distilled(
             task,
-            of.after,
+            this_round.after,
             images,
-            ensemble(hp, of, models, images, draw_key),
+            ensemble(hp, this_round, models, images, draw_key),
             key,
             optimizer=optimizer(hp, num_steps),
             batch_size=batch_size,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from fedjax_het.algorithms.entry import Entry
 from fedjax_het.algorithms.refined import Round, refined
 from fedjax_het.common.records import NonNegative, Whole, read
 from fedjax_het.condensation import (
+    Synthesis,
     SynthesisHyperParameters,
     SynthesisInfo,
     SynthesisNumbers,
@@ -27,6 +29,7 @@ from fedjax_het.condensation.synthesis_config import check_step_size
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.nn import Model
 
 Tree = Any
 
@@ -92,19 +95,41 @@ def dynafed(
     round, as the public code does for CIFAR-10; the paper states neither.
 
     Options are those of `SynthesisOptions`, those of `preset` "paper" or "code" where they are not
-    given. Clients
-    and traffic are those of `base`; the synthetic data never leave the server. A network with
-    batch norm uses the synthetic batch's statistics and keeps its running ones (the paper has
-    no such network).
+    given. Clients and traffic are those of `base`; the synthetic data never leave the server. A
+    network with batch norm uses the synthetic batch's statistics and keeps its running ones (the
+    paper has no such network).
     Cost: N iterations, once, each differentiating s' training steps; then 20 steps a round.
     """
-    model = training.task.model
-    config = options
-    epochs, optimizer = config.fine_tune_epochs, config.fine_tune_optimizer
-    num_samples = config.total_samples(model.num_classes)
-    num_pictured = min(SNAPSHOT_IMAGES, num_samples)
-    pictured = np.linspace(0, num_samples - 1, num_pictured).astype(int)
+    fixed = _fixed(training.task.model, options)
+    whole = refined(base(training, plan), partial(_refine, fixed), init=partial(_init, fixed))
+    synthesising = HostWork(
+        "synthesis",
+        before_round=options.trajectory_rounds,
+        total=options.num_iterations,
+        done=lambda state: int(state.server.own.iterations),
+        advance=partial(_advance, fixed),
+    )
+    return whole._replace(
+        host_work=(*whole.host_work, synthesising),
+        artifacts=lambda state: {
+            **whole.artifacts(state),
+            **_artifacts(fixed, state.server.own),
+        },
+        summary=lambda hp, state: {**whole.summary(hp, state), **_summary(state.server.own)},
+    )
 
+
+class _Fixed(NamedTuple):
+    """What does not change in a run."""
+
+    options: DynaFedOptions
+    model: Model
+    apply_params: Callable[..., jax.Array]  # (params, images[, state]) -> logits, in training mode
+    synthesis: Synthesis
+    pictured: np.ndarray  # which samples' images are kept over the iterations
+
+
+def _fixed(model: Model, options: DynaFedOptions) -> _Fixed:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     _, unravel = ravel_pytree(blank["params"])
@@ -113,117 +138,119 @@ def dynafed(
         return model.apply({"params": params, "state": state}, images, train=True)[0]
 
     synthesis = make_synthesis(
-        config,
+        options,
         apply_params,
         unravel,
         image_shape=model.input_shape,
         num_classes=model.num_classes,
     )
+    num_samples = options.total_samples(model.num_classes)
+    num_pictured = min(SNAPSHOT_IMAGES, num_samples)
+    pictured = np.linspace(0, num_samples - 1, num_pictured).astype(int)
+    return _Fixed(options, model, apply_params, synthesis, pictured)
 
-    def numbers(hp) -> SynthesisHyperParameters:
-        return SynthesisHyperParameters(*(hp[name] for name in _NUMERIC))
 
-    def init(hp, key, variables):
-        vector = ravel_pytree(variables["params"])[0]
-        length = config.num_iterations
-        return DynaFedServer(
-            jnp.zeros((config.trajectory_rounds + 1, vector.size)).at[0].set(vector),
-            synthesis.init(numbers(hp), key_for(key, Purpose.SERVER)),
-            jnp.int32(0),
-            SynthesisInfo(
-                jnp.full(length, jnp.nan),
-                jnp.zeros(length, jnp.int32),
-                jnp.zeros(length, bool),
-                jnp.full(length, jnp.nan),
-            ),
-            jnp.zeros((NUM_SNAPSHOTS, num_pictured, *model.input_shape)),
+def _numbers(hp) -> SynthesisHyperParameters:
+    return SynthesisHyperParameters(*(hp[name] for name in _NUMERIC))
+
+
+def _init(fixed: _Fixed, hp, key, variables) -> DynaFedServer:
+    """The server's state before the first round."""
+    vector = ravel_pytree(variables["params"])[0]
+    length = fixed.options.num_iterations
+    return DynaFedServer(
+        jnp.zeros((fixed.options.trajectory_rounds + 1, vector.size)).at[0].set(vector),
+        fixed.synthesis.init(_numbers(hp), key_for(key, Purpose.SERVER)),
+        jnp.int32(0),
+        SynthesisInfo(
+            jnp.full(length, jnp.nan),
+            jnp.zeros(length, jnp.int32),
+            jnp.zeros(length, bool),
+            jnp.full(length, jnp.nan),
+        ),
+        jnp.zeros((NUM_SNAPSHOTS, len(fixed.pictured), *fixed.model.input_shape)),
+    )
+
+
+def _refine(fixed: _Fixed, hp, own: DynaFedServer, this_round: Round):
+    """The round's average is kept, if it is of the trajectory, and fine-tuned once the data are
+    there."""
+    variables, options = this_round.after, fixed.options
+    average = ravel_pytree(variables["params"])[0]
+    # Rounds beyond L fall outside the array and are dropped.
+    trajectory = own.trajectory.at[this_round.number + 1].set(average, mode="drop")
+    own = own._replace(trajectory=trajectory)
+
+    def tuned(params):
+        return fine_tune(
+            lambda p, x: fixed.apply_params(p, x, variables["state"]),
+            params,
+            fixed.synthesis.result(own.synthesis),
+            key_for(this_round.key, Purpose.SERVER),
+            epochs=options.fine_tune_epochs,
+            lr=hp["fine_tune_lr"],
+            augment_strategy=options.augment_strategy,
+            loss_scaling=options.loss_scaling,
+            optimizer=options.fine_tune_optimizer,
         )
 
-    def refine(hp, own: DynaFedServer, of: Round):
-        variables = of.after
-        average = ravel_pytree(variables["params"])[0]
-        # Rounds beyond L fall outside the array and are dropped.
-        own = own._replace(trajectory=own.trajectory.at[of.number + 1].set(average, mode="drop"))
+    ready = own.iterations >= options.num_iterations
+    params = jax.lax.cond(ready, tuned, lambda p: p, variables["params"])
+    return {**variables, "params": params}, own
 
-        def tuned(params):
-            return fine_tune(
-                lambda p, x: apply_params(p, x, variables["state"]),
-                params,
-                synthesis.result(own.synthesis),
-                key_for(of.key, Purpose.SERVER),
-                epochs=epochs,
-                lr=hp["fine_tune_lr"],
-                augment_strategy=config.augment_strategy,
-                loss_scaling=config.loss_scaling,
-                optimizer=optimizer,
-            )
 
-        ready = own.iterations >= config.num_iterations
-        params = jax.lax.cond(ready, tuned, lambda p: p, variables["params"])
-        return {**variables, "params": params}, own
+def _advance(fixed: _Fixed, hp, state, key, count, server=None):
+    """The state after `count` more iterations of the synthesis."""
+    synthesis, pictured = fixed.synthesis, fixed.pictured
+    every = _snapshot_interval(fixed.options.num_iterations)
 
-    def advance(hp, state, key, count, server=None):
-        every = _snapshot_interval(config.num_iterations)
+    def iteration(_, own: DynaFedServer):
+        n = own.iterations
+        images = own.synthesis.data.images[pictured]
+        due = (n % every == 0) & (n // every < NUM_SNAPSHOTS - 1)
+        slot = jnp.where(due, n // every, NUM_SNAPSHOTS)  # beyond the end: dropped
+        snapshots = own.snapshots.at[slot].set(images, mode="drop")
+        made, info = synthesis.run(
+            _numbers(hp), own.synthesis, own.trajectory, key, n, num_iterations=1
+        )
+        log = jax.tree.map(lambda entries, new: entries.at[n].set(new[0]), own.log, info)
+        return own._replace(
+            synthesis=made,
+            iterations=n + 1,
+            log=log,
+            snapshots=snapshots.at[-1].set(made.data.images[pictured]),
+        )
 
-        def iteration(_, server: DynaFedServer):
-            n = server.iterations
-            images = server.synthesis.data.images[pictured]
-            due = (n % every == 0) & (n // every < NUM_SNAPSHOTS - 1)
-            slot = jnp.where(due, n // every, NUM_SNAPSHOTS)  # beyond the end: dropped
-            snapshots = server.snapshots.at[slot].set(images, mode="drop")
-            made, info = synthesis.run(
-                numbers(hp), server.synthesis, server.trajectory, key, n, num_iterations=1
-            )
-            log = jax.tree.map(lambda all_, one: all_.at[n].set(one[0]), server.log, info)
-            return server._replace(
-                synthesis=made,
-                iterations=n + 1,
-                log=log,
-                snapshots=snapshots.at[-1].set(made.data.images[pictured]),
-            )
+    own = jax.lax.fori_loop(0, count, iteration, state.server.own)
+    return state._replace(server=state.server._replace(own=own))
 
-        own = jax.lax.fori_loop(0, count, iteration, state.server.own)
-        return state._replace(server=state.server._replace(own=own))
 
-    def artifacts(state):
-        server, data = state.server.own, synthesis.result(state.server.own.synthesis)
-        return {
-            **whole.artifacts(state),
-            "synthetic_images": data.images,
-            "synthetic_label_logits": data.label_logits,
-            "synthetic_step_size": data.step_size,
-            "snapshots": server.snapshots,
-            "snapshot_samples": pictured,
-            "snapshot_iterations": _snapshot_iterations(config.num_iterations),
-            **server.log._asdict(),
-        }
+def _artifacts(fixed: _Fixed, own: DynaFedServer) -> dict[str, Any]:
+    data = fixed.synthesis.result(own.synthesis)
+    return {
+        "synthetic_images": data.images,
+        "synthetic_label_logits": data.label_logits,
+        "synthetic_step_size": data.step_size,
+        "snapshots": own.snapshots,
+        "snapshot_samples": fixed.pictured,
+        "snapshot_iterations": _snapshot_iterations(fixed.options.num_iterations),
+        **own.log._asdict(),
+    }
 
-    def summary(hp, state):
-        done = int(state.server.own.iterations)
-        if not done:
-            return {**whole.summary(hp, state), "synthesis_iterations": 0}
-        log = jax.tree.map(lambda a: np.asarray(a)[:done], state.server.own.log)
-        last = max(1, done // 5)
-        return {
-            **whole.summary(hp, state),
-            "synthesis_iterations": done,
-            "synthesis_skipped": int(log.skipped.sum()),
-            "synthesis_step_size": float(log.step_size[-1]),
-            "matching_loss": float(np.nanmean(log.matching_loss[-last:])),
-            "matching_loss_by_start": {str(t): j for t, j in j_by_start(log, last=last).items()},
-        }
 
-    whole = refined(base(training, plan), refine, init=init)
-    synthesising = HostWork(
-        "synthesis",
-        before_round=config.trajectory_rounds,
-        total=config.num_iterations,
-        done=lambda state: int(state.server.own.iterations),
-        advance=advance,
-    )
-    return whole._replace(
-        host_work=(*whole.host_work, synthesising), artifacts=artifacts, summary=summary
-    )
+def _summary(own: DynaFedServer) -> dict[str, Any]:
+    done = int(own.iterations)
+    if not done:
+        return {"synthesis_iterations": 0}
+    log = jax.tree.map(lambda entries: np.asarray(entries)[:done], own.log)
+    last = max(1, done // 5)
+    return {
+        "synthesis_iterations": done,
+        "synthesis_skipped": int(log.skipped.sum()),
+        "synthesis_step_size": float(log.step_size[-1]),
+        "matching_loss": float(np.nanmean(log.matching_loss[-last:])),
+        "matching_loss_by_start": {str(t): j for t, j in j_by_start(log, last=last).items()},
+    }
 
 
 def _snapshot_interval(total: int) -> int:

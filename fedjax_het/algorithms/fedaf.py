@@ -81,13 +81,13 @@ def fedaf(
         fresh = training.task.model.init(key)["params"]
         return interpolated(params, fresh, hp["gamma"])
 
-    def collaboration(hp, logits, class_, told: Told, key):
-        target = told.logits[class_]
+    def collaboration(hp, logits, class_, known: Told, key):
+        target = known.logits[class_]
         if options.swd == "exact":
             distance = sliced_wasserstein(logits, target)
         else:
             distance = sliced_wasserstein_sampled(logits, target, key, options.swd_projections)
-        return hp["lambda_loc"] * told.owned[class_] * distance
+        return hp["lambda_loc"] * known.owned[class_] * distance
 
     def knowledge(hp, mean_logits, owns):
         logits, owned = over_owners(mean_logits, owns)
@@ -107,11 +107,11 @@ def fedaf(
     )
 
     def artifacts(state):
-        told = state.server.extra
+        known = state.server.extra
         return {
             **algorithm.artifacts(state),
-            "class_logits": told.logits,
-            "soft_labels": told.soft_labels,
+            "class_logits": known.logits,
+            "soft_labels": known.soft_labels,
         }
 
     return algorithm._replace(artifacts=artifacts)

@@ -202,8 +202,8 @@ def _attentive(
         return unstacked(client_row(state.server.received, k), clients_own(hp, state, k))
 
     def traffic(hp, state):
-        one = num_bytes(client_row(state.clients.variables, 0))
-        return Traffic(one, one)
+        size = num_bytes(client_row(state.clients.variables, 0))
+        return Traffic(size, size)
 
     return Algorithm(
         init=init,

@@ -96,13 +96,13 @@ def fedbe(
     draw, num_samples = _POSTERIORS[options.posterior], options.num_samples
     swa_every = options.swa_every
 
-    def ensemble(hp, of: Round, models: ClientModels, images, key):
+    def ensemble(hp, this_round: Round, models: ClientModels, images, key):
         def predictions(variables):
             return jax.nn.softmax(logits_of(training.task, variables, images))
 
-        total = sum_over_models(predictions, models) + predictions(of.after)
+        total = sum_over_models(predictions, models) + predictions(this_round.after)
         if num_samples:
-            sample = draw(hp, models, of)
+            sample = draw(hp, models, this_round)
             keys = jax.random.split(key, num_samples)
             total += jax.lax.map(lambda key: predictions(sample(key)), keys).sum(0)
         return jax.nn.softmax(jnp.log(total) / hp["sharpening"])
@@ -141,7 +141,7 @@ def fedbe_numbers(options: FedBEOptions, num_clients: int) -> FedBENumbers:
 # Each is (hp, models, round) -> sample, and sample(key) a draw.
 
 
-def _gaussian(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tree]:
+def _gaussian(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Array], Tree]:
     params = models.variables["params"]
     shares = _shares(models)
     mean = weighted_sum(shares, params)
@@ -151,12 +151,12 @@ def _gaussian(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tree
     def sample(key):
         noise = optax.tree.random_like(key, mean)
         drawn = jax.tree.map(lambda mu, sd, e: mu + sd * e, mean, deviation, noise)
-        return {**of.after, "params": drawn}
+        return {**this_round.after, "params": drawn}
 
     return sample
 
 
-def _dirichlet(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tree]:
+def _dirichlet(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Array], Tree]:
     logs = jnp.log(_shares(models))  # -inf of those that are absent
 
     def sample(key):
@@ -167,8 +167,8 @@ def _dirichlet(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tre
     return sample
 
 
-def _normalised(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tree]:
-    shares, start = _shares(models), of.before["params"]
+def _normalised(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Array], Tree]:
+    shares, start = _shares(models), this_round.before["params"]
 
     def fitted(w, start):
         changes = w - start
@@ -191,7 +191,7 @@ def _normalised(hp, models: ClientModels, of: Round) -> Callable[[jax.Array], Tr
             w + norm * (mean + hp["posterior_scale"] * deviation * e)
             for w, e, (mean, deviation, norm) in zip(tensors, noise, fits, strict=True)
         ]
-        return {**of.after, "params": jax.tree.unflatten(shape, drawn)}
+        return {**this_round.after, "params": jax.tree.unflatten(shape, drawn)}
 
     return sample
 

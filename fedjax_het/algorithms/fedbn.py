@@ -48,8 +48,8 @@ def fedbn(training: LocalTraining, plan: Plan) -> Algorithm:
     def own(state: FedBNClient, variables: Tree) -> Tree:
         """These variables with the client's layers, if it has any yet."""
         norms = tuple(
-            jnp.where(state.trained > 0, mine, received)
-            for mine, received in zip(state.norms, norms_of(model, variables), strict=True)
+            jnp.where(state.trained > 0, own_norms, received)
+            for own_norms, received in zip(state.norms, norms_of(model, variables), strict=True)
         )
         return with_norms(model, variables, norms)
 
@@ -58,8 +58,8 @@ def fedbn(training: LocalTraining, plan: Plan) -> Algorithm:
         return FedBNClient(nothing, jnp.int32(0), base.init(hp, variables))
 
     def begin(hp, broadcast, state, client):
-        mine = broadcast._replace(variables=own(state, broadcast.variables))
-        return base.begin(hp, mine, state.optimizer, client)
+        received = broadcast._replace(variables=own(state, broadcast.variables))
+        return base.begin(hp, received, state.optimizer, client)
 
     def end(hp, broadcast, local, state, client):
         upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)

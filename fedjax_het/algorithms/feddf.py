@@ -72,8 +72,10 @@ def feddf(
     server's examples and the student's epochs, on every device alike; memory of the S models.
     """
 
-    def ensemble(hp, of: Round, models: ClientModels, images, key):
-        total = sum_over_models(lambda one: logits_of(training.task, one, images), models)
+    def ensemble(hp, this_round: Round, models: ClientModels, images, key):
+        total = sum_over_models(
+            lambda variables: logits_of(training.task, variables, images), models
+        )
         return jax.nn.softmax(total / jnp.maximum(models.present.sum(), 1))
 
     def optimizer(hp, num_steps: int):

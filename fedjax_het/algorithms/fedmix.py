@@ -139,8 +139,10 @@ def _mixed(
         images, labels, num_rows = broadcast.extra
         pair = jax.random.randint(key_for(key, Purpose.MIXING), (), 0, num_rows)
         mean_image = task.normalise(images[pair])
-        of = partial(losses, hp["mixup_lambda"], mean_image, labels[pair])
-        loss, gradient, variables = task.loss_and_gradient(local.variables, batch, key, losses=of)
+        mixed = partial(losses, hp["mixup_lambda"], mean_image, labels[pair])
+        loss, gradient, variables = task.loss_and_gradient(
+            local.variables, batch, key, losses=mixed_losses
+        )
         variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
         return Local(variables, optimizer, local.memory), loss
 

@@ -62,26 +62,28 @@ def fsl(
     passes = training.epochs + algorithm.extra_passes
     training_share = training.epochs / passes  # SCAFFOLD's option I first only measures
 
-    def refine(hp, own, of: Round):
-        examples, schedule = server_examples(of), of.cohort.schedule
-        epochs = options.server_epochs or of.cohort.inputs[SERVER_EPOCHS]
+    def refine(hp, own, this_round: Round):
+        examples, schedule = server_examples(this_round), this_round.cohort.schedule
+        epochs = options.server_epochs or this_round.cohort.inputs[SERVER_EPOCHS]
         steps = epochs * steps_per_epoch(len(examples.labels), batch_size)
         present = jnp.maximum((schedule.num_steps > 0).sum(), 1)
         client_steps = training_share * schedule.num_steps.sum() / present
         lr = hp["gamma"] * hp["server_lr"] * hp["local_lr"] * client_steps / steps
-        start = of.after if incremental else of.before
+        start = this_round.after if incremental else this_round.before
         learnt = train_on_server(
             training.task,
             start,
             examples,
-            key_for(of.key, Purpose.SERVER),
+            key_for(this_round.key, Purpose.SERVER),
             batch_size=batch_size,
             lr=lr,
             epochs=epochs,
         )
         if incremental:
             return learnt, own
-        both = jax.tree.map(lambda a, new, old: a + (new - old), of.after, learnt, of.before)
+        both = jax.tree.map(
+            lambda a, new, old: a + (new - old), this_round.after, learnt, this_round.before
+        )
         return both, own
 
     epochs_input = RoundInput(SERVER_EPOCHS, _server_epochs)

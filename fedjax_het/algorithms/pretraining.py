@@ -50,7 +50,7 @@ def pretrained(
 
     whole = refined(
         algorithm,
-        lambda hp, own, of: (of.after, own),
+        lambda hp, own, this_round: (this_round.after, own),
         init=lambda hp, key, variables: jnp.int32(0),
     )
     work = HostWork(

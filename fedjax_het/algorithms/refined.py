@@ -27,10 +27,10 @@ class Round(NamedTuple):
     models: ClientModels | None  # where `LocalTraining.hands_out_models` asks for them
 
 
-def server_examples(of: Round) -> Examples:
+def server_examples(this_round: Round) -> Examples:
     """Those of a method whose entry says that it needs some."""
-    assert of.cohort.server is not None
-    return of.cohort.server
+    assert this_round.cohort.server is not None
+    return this_round.cohort.server
 
 
 def refined(
@@ -56,9 +56,9 @@ def refined(
 
     def round_(hp, state: State, key, cohort: Cohort):
         inner, info = algorithm.round(hp, unrefined(state), key, cohort)
-        before, after = (model_of(one) for one in (unrefined(state), inner))
-        of = Round(before, after, state.round, key, cohort, info.models)
-        variables, own = refine(hp, state.server.own, of)
+        before, after = (model_of(whose) for whose in (unrefined(state), inner))
+        this_round = Round(before, after, state.round, key, cohort, info.models)
+        variables, own = refine(hp, state.server.own, this_round)
         inner = with_model_of(inner, variables)
         info = info._replace(models=None)
         return inner._replace(server=RefinedServer(inner.server, own)), info

@@ -111,7 +111,7 @@ def own_models(
     if initialisation == "shared":
         return for_each_client(client.init(hp, variables), num_clients)
     keys = jax.vmap(lambda k: jax.random.fold_in(key, k))(jnp.arange(num_clients))
-    return jax.vmap(lambda one: client.init(hp, training.task.model.init(one)))(keys)
+    return jax.vmap(lambda own_key: client.init(hp, training.task.model.init(own_key)))(keys)
 
 
 def clients_own(hp, state: State, k) -> Tree:

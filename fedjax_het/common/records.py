@@ -235,7 +235,7 @@ def _takes_none(kind: Any) -> bool:
 def _not_none(kind: Any) -> Any:
     if not _is_union(kind):
         return kind
-    (only,) = (one for one in get_args(kind) if one is not types.NoneType)
+    (only,) = (member for member in get_args(kind) if member is not types.NoneType)
     return only
 
 

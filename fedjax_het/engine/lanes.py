@@ -91,21 +91,21 @@ def train_cohort(
     unread: dict[str, Any] = dict.fromkeys((*of_the_round, "census", "census_pairs"))
     lanes = schedule._replace(**unread)
 
-    def with_slots(outputs, one: RoundSchedule):
-        return (outputs, one.client_ids, one.weights, one.num_steps) if gather else outputs
+    def with_slots(outputs, part: RoundSchedule):
+        return (outputs, part.client_ids, part.weights, part.num_steps) if gather else outputs
 
     if plan.spreads != AXIS:
-        sums, new, outputs = jax.lax.map(lambda one: block(*shared, one), lanes)
+        sums, new, outputs = jax.lax.map(lambda part: block(*shared, part), lanes)
         outputs = with_slots(outputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = _put_back(states, new, schedule.rows)
     else:
 
         def sharded(hp, broadcast, states, key, examples, lanes):
-            one = jax.tree.map(lambda a: a[0], lanes)
-            sums, new, outputs = block(hp, broadcast, states, key, examples, one)
-            rows = one.rows if jax.tree.leaves(new) else ()
-            sums, (new, rows, outputs) = _exchange(sums, (new, rows, with_slots(outputs, one)))
+            part = jax.tree.map(lambda a: a[0], lanes)
+            sums, new, outputs = block(hp, broadcast, states, key, examples, part)
+            rows = part.rows if jax.tree.leaves(new) else ()
+            sums, (new, rows, outputs) = _exchange(sums, (new, rows, with_slots(outputs, part)))
             return sums, _put_back(states, new, rows), outputs
 
         sums, states, outputs = jax.shard_map(
@@ -179,12 +179,12 @@ def _put_back(states, new, rows):
     flat = jax.tree.map(lambda n: n.reshape(rows.shape + n.shape[3:]), new)
 
     def put(i, states):
-        def one(all_, new):
+        def put_leaf(all_, new):
             keep = rows[i] >= all_.shape[0]  # an unused slot
             row = jnp.where(keep, all_[jnp.minimum(rows[i], all_.shape[0] - 1)], new[i])
             return jax.lax.dynamic_update_index_in_dim(all_, row, rows[i], 0)
 
-        return jax.tree.map(one, states, flat)
+        return jax.tree.map(put_leaf, states, flat)
 
     return jax.lax.fori_loop(0, rows.shape[0], put, states)
 
@@ -198,31 +198,42 @@ class _Running(NamedTuple):
     samples: jax.Array  # [] float32, how many
 
 
-def _block(method, plan, hp, broadcast, states, key, examples, schedule):
-    """One block of lanes: -> ((upload, loss, samples, clients: sums), states, outputs).
+class _Slots(NamedTuple):
+    """The clients of each lane, one after the other; leading axes V and J."""
 
-    `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`.
-    """
-    num_lanes = plan.lanes
-    over_lanes = partial(_over_lanes, num_lanes)
+    ids: jax.Array
+    num_samples: jax.Array
+    num_steps: jax.Array
+    seeds: jax.Array
+    weights: jax.Array
+    rows: jax.Array
 
-    def client_of(clients, slot):
-        id_, num_samples, num_steps, seeds = (field[slot] for field in clients[:4])
-        client_key = jax.random.fold_in(key, id_)
-        start = examples.images[seeds]
-        return Client(id_, num_samples, num_steps, client_key, start)
 
-    def state_of(clients, slot):
-        return client_row(states, clients[-1][slot])
+class _Lane(NamedTuple):
+    """What a lane does for the client in one of its slots."""
 
-    def begin(clients, slot):
-        client = client_of(clients, slot)
-        local = method.begin(hp, broadcast, state_of(clients, slot), client)
+    begin: Callable[[_Slots, jax.Array], _Running]
+    step: Callable[..., _Running]  # (slots, slot, running, indices of the minibatch, its size)
+    end: Callable[[_Slots, jax.Array, _Running], tuple]  # -> (weighed upload, state, output)
+
+
+def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) -> _Lane:
+    """The lane's functions of a method; `states` holds everyone's rows."""
+
+    def client_of(slots: _Slots, slot):
+        client_key = jax.random.fold_in(key, slots.ids[slot])
+        start = examples.images[slots.seeds[slot]]
+        counts = (slots.num_samples[slot], slots.num_steps[slot])
+        return Client(slots.ids[slot], *counts, client_key, start)
+
+    def begin(slots, slot):
+        state = client_row(states, slots.rows[slot])
+        local = method.begin(hp, broadcast, state, client_of(slots, slot))
         zero = jnp.zeros((), jnp.float32)
         return _Running(local, jnp.int32(0), zero, zero)
 
-    def step(clients, slot, running, indices, size):
-        client = client_of(clients, slot)
+    def step(slots, slot, running, indices, size):
+        client = client_of(slots, slot)
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
         batch = Batch(examples.images[indices], examples.labels[indices], mask, running.steps)
         step_key = jax.random.fold_in(client.key, running.steps)
@@ -235,12 +246,22 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
             running.samples + samples_seen,
         )
 
-    def end(clients, slot, running):
-        client, weight = client_of(clients, slot), clients[4][slot]
-        upload, *kept = method.end(hp, broadcast, running.local, state_of(clients, slot), client)
-        return _weighed(upload, weight), *kept
+    def end(slots, slot, running):
+        state, client = client_row(states, slots.rows[slot]), client_of(slots, slot)
+        upload, *kept = method.end(hp, broadcast, running.local, state, client)
+        return _weighed(upload, slots.weights[slot]), *kept
 
-    clients = (
+    return _Lane(begin, step, end)
+
+
+def _block(method, plan, hp, broadcast, states, key, examples, schedule):
+    """One block of lanes: -> ((upload, loss, samples, clients: sums), states, outputs).
+
+    `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`.
+    """
+    num_lanes, lane = plan.lanes, _lane(method, hp, broadcast, states, key, examples)
+    over_lanes = partial(_over_lanes, num_lanes)
+    slots = _Slots(
         schedule.client_ids,
         schedule.num_samples,
         schedule.num_steps,
@@ -250,8 +271,8 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
     )
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     first_slots = jnp.zeros(num_lanes, jnp.int32)
-    running = over_lanes(begin)(clients, first_slots)
-    shapes = jax.eval_shape(over_lanes(end), clients, first_slots, running)
+    running = over_lanes(lane.begin)(slots, first_slots)
+    shapes = jax.eval_shape(over_lanes(lane.end), slots, first_slots, running)
     upload_shape, *slot_shapes = shapes
     upload = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), upload_shape)
     num_slots = schedule.client_ids.shape[1]
@@ -262,20 +283,20 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
     def segment(g, carry):
         running, sums, new_states, outputs = carry
         slot, starts, ends = schedule.slots[g], schedule.starts[g], schedule.ends[g]
-        fresh = over_lanes(begin)(clients, slot)
+        fresh = over_lanes(lane.begin)(slots, slot)
         running = _where(plan.in_step, starts, fresh, running)
         first = jnp.where(g == 0, 0, schedule.segment_ends[g - 1])
 
         # The loop is inside the lane, whose arrays then have no axis for it: with one lane the
         # weights are updated in place, which XLA does not do through a reshape.
-        def train(clients, slot, running, batches, sizes):
+        def train(slots, slot, running, batches, sizes):
             def one_step(t, running):
-                return step(clients, slot, running, batches[t], sizes[t])
+                return lane.step(slots, slot, running, batches[t], sizes[t])
 
             return jax.lax.fori_loop(first, schedule.segment_ends[g], one_step, running)
 
-        running = over_lanes(train)(clients, slot, running, batches, batch_sizes)
-        sent, new, output = over_lanes(end)(clients, slot, running)
+        running = over_lanes(train)(slots, slot, running, batches, batch_sizes)
+        sent, new, output = over_lanes(lane.end)(slots, slot, running)
         sent = _where(plan.in_step, ends, sent, jax.tree.map(jnp.zeros_like, sent))
         upload, loss, count, trained = sums
         upload = jax.tree.map(lambda total, s: total + s.sum(0, dtype=s.dtype), upload, sent)
@@ -333,9 +354,9 @@ def _where(in_step: bool, condition, new, old):
 def _write(plan: Plan, slot, ends, buffers, values):
     """Write each lane's value to its client's slot where the client ends."""
 
-    def one(buffer, value, slot, end):
+    def write_leaf(buffer, value, slot, end):
         value = jnp.where(end, value, buffer[slot]) if plan.in_step else value
         return jax.lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
 
-    over_lanes = _over_lanes(plan.lanes, one)
+    over_lanes = _over_lanes(plan.lanes, write_leaf)
     return jax.tree.map(lambda b, v: over_lanes(b, v, slot, ends), buffers, values)

@@ -60,14 +60,14 @@ class ClientUnits:
         masks: only batch-norm statistics can see them.
         """
         rng = host_rng(seed, self._stream, round_index, unit)
-        mine, size = self._partition.client(unit), self.batch_size
-        per_pass = -(-len(mine) // size)
+        held, size = self._partition.client(unit), self.batch_size
+        per_pass = -(-len(held) // size)
         padded = np.zeros((self._passes, per_pass * size), np.int32)
         for p in range(self._passes):
-            padded[p] = np.resize(rng.permutation(mine), per_pass * size)
+            padded[p] = np.resize(rng.permutation(held), per_pass * size)
         sizes = np.full((self._passes, per_pass), size, np.int32)
-        if len(mine) % size:
-            sizes[:, -1] = len(mine) % size
+        if len(held) % size:
+            sizes[:, -1] = len(held) % size
         steps = self.steps[unit]
         return padded.reshape(-1, size)[:steps], sizes.reshape(-1)[:steps]
 
@@ -143,15 +143,15 @@ class PairUnits:
         per, ipc = self._work.seeds_per_image, self._work.ipc
         out = np.zeros((self._num_classes, ipc * per), np.int32)
         for client, label in self._pairs_of(unit):
-            mine = self._examples(client, label)
+            held = self._examples(client, label)
             rng = self._rng(seed, round_index, client, label, 1)
             drawn: np.ndarray | list[np.ndarray]
             if per == 1:
-                rounds = -(-ipc // len(mine))
-                drawn = np.concatenate([rng.permutation(mine) for _ in range(rounds)])[:ipc]
+                rounds = -(-ipc // len(held))
+                drawn = np.concatenate([rng.permutation(held) for _ in range(rounds)])[:ipc]
             else:
                 drawn = [
-                    rng.choice(mine, per, replace=len(mine) < per) for _ in range(ipc * (per > 0))
+                    rng.choice(held, per, replace=len(held) < per) for _ in range(ipc * (per > 0))
                 ]
             out[label] = np.reshape(drawn, -1)
         if self._work.by_client:
@@ -178,16 +178,16 @@ class PairUnits:
         Batch after batch, one to each block in turn; what is left over is padding.
         """
         present = np.sort(clients)
-        mine = np.concatenate([self._partition.client(k) for k in present])
+        held = np.concatenate([self._partition.client(k) for k in present])
         owner = np.repeat(present, self._partition.sizes[present])
         none = self._partition.num_clients * self._num_classes
         blocks, batches, size = pairs.shape
         for out, values, padding in (
-            (examples, mine, 0),
-            (pairs, owner * self._num_classes + self._labels[mine], none),
+            (examples, held, 0),
+            (pairs, owner * self._num_classes + self._labels[held], none),
         ):
             flat = np.full(out.size, padding, out.dtype)
-            flat[: len(mine)] = values
+            flat[: len(held)] = values
             out[...] = flat.reshape(batches, blocks, size).swapaxes(0, 1)
 
     def _pairs_of(self, unit: int) -> list[tuple[int, int]]:
@@ -196,8 +196,8 @@ class PairUnits:
         return [divmod(unit, self._num_classes)]
 
     def _examples(self, client: int, label: int) -> np.ndarray:
-        mine = self._partition.client(client)
-        return mine[self._labels[mine] == label]
+        held = self._partition.client(client)
+        return held[self._labels[held] == label]
 
     def _rng(self, seed: int, round_index: int, client: int, label: int, use: int):
         pair = client * self._num_classes + label
@@ -205,16 +205,16 @@ class PairUnits:
 
     def _draws(self, seed: int, round_index: int, client: int, label: int):
         """A pair's batches `[steps, B]`, and how many entries of each count."""
-        mine, size = self._examples(client, label), self.batch_size
+        held, size = self._examples(client, label), self.batch_size
         rng, steps = self._rng(seed, round_index, client, label, 0), self._work.steps
-        if len(mine) > size:
+        if len(held) > size:
             out = np.empty((steps, size), np.int32)
             for first in range(0, steps, 100):
                 some = out[first : first + 100]
-                order = rng.random((len(some), len(mine)), dtype=np.float32)
-                some[...] = mine[np.argpartition(order, size, axis=1)[:, :size]]
+                order = rng.random((len(some), len(held)), dtype=np.float32)
+                some[...] = held[np.argpartition(order, size, axis=1)[:, :size]]
             return out, size
         if self._work.top_up:
-            again = mine[rng.integers(0, len(mine), (steps, size - len(mine)))]
-            return np.hstack([np.tile(mine, (steps, 1)), again]).astype(np.int32), size
-        return np.tile(np.resize(mine, size), (steps, 1)).astype(np.int32), len(mine)
+            again = held[rng.integers(0, len(held), (steps, size - len(held)))]
+            return np.hstack([np.tile(held, (steps, 1)), again]).astype(np.int32), size
+        return np.tile(np.resize(held, size), (steps, 1)).astype(np.int32), len(held)

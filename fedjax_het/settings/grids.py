@@ -52,8 +52,8 @@ def grid(
             own = {name: v for name, v in hps.items() if name in has}
             unused -= {("hp", name) for name in own}
             for numbers in _combinations(own):
-                one = dataclasses.replace(with_options, hp=numbers)
-                specs.setdefault(one.digest(), one)
+                filled = dataclasses.replace(with_options, hp=numbers)
+                specs.setdefault(filled.digest(), filled)
     for kind, name in sorted(unused):
         methods = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
         raise ConfigError(f"{kind} {name!r}: none of the methods ({methods}) has it")

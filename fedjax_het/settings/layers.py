@@ -117,9 +117,9 @@ def _with_server_data(
         epochs = None  # none, where none is usual, goes without saying
     if entry.server_data or epochs or (gaps and given.server_data):
         source = given.server_data or usual["server_data"] or "iid"
-        told = usual["server_options"] or {}
-        told = told if source == (usual["server_data"] or "iid") else {}
-        options = check_server_options(source, {**told, **given.server_options})
+        usual_options = usual["server_options"] or {}
+        usual_options = usual_options if source == (usual["server_data"] or "iid") else {}
+        options = check_server_options(source, {**usual_options, **given.server_options})
     else:
         source, options = None, {}
         nothing = f"nothing: the server of {spec.algorithm} has no examples, unless it pretrains"
@@ -152,11 +152,11 @@ def _with_local_tests(
         require_name("scored", scored, models)
     ok = count in (None, "all") or is_whole(count, 1)
     require(ok, "test_per_client", count, "a whole number >= 1, or 'all'")
-    said = None if own else True if tested else False if usual.get("local_tests") else None
+    stated = None if own else True if tested else False if usual.get("local_tests") else None
     unsaid = scored == models[0] and "scored" not in usual
     return dataclasses.replace(
         spec,
-        local_tests=said,
+        local_tests=stated,
         scored=None if unsaid else scored,
         test_per_client=count,
     )
