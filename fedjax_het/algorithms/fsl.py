@@ -1,5 +1,5 @@
-"""FSL, federated learning with server learning (Mai, La and Zhang, 2022, arXiv:2210.02614), and what it
-is compared with: data sharing (Zhao et al., arXiv:1806.00582)."""
+"""FSL, federated learning with server learning (Mai, La and Zhang, 2022, arXiv:2210.02614), and
+what it is compared with: data sharing (Zhao et al., arXiv:1806.00582)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
