@@ -82,7 +82,7 @@ class Guided(Loop):
         return plain + self.guidance(self.params(model), batch)
 
     def guidance(self, p, batch):
-        """Of the two terms on generated features, which the softmax regression's are the pixels."""
+        """Gradient of both terms on generated features; those of this network are its pixels."""
         key = key_for(step_key(batch.round, batch.client, batch.number), Purpose.GENERATED)
         labels_key, *noise_keys = jax.random.split(key, 3)
         size = len(batch.whole)
