@@ -141,7 +141,7 @@ def _mixed(
         mean_image = task.normalise(images[pair])
         mixed = partial(losses, hp["mixup_lambda"], mean_image, labels[pair])
         loss, gradient, variables = task.loss_and_gradient(
-            local.variables, batch, key, losses=mixed_losses
+            local.variables, batch, key, losses=mixed
         )
         variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
         return Local(variables, optimizer, local.memory), loss
