@@ -175,15 +175,24 @@ def require_contract(runs: Runs) -> None:
     """Raise ContractError, before anything compiles, if the method's functions do not do what they
     are to do: see `algorithms.contract.checked_algorithm`.
 
-    Cost: nothing, as the programs' traces are kept for when they are compiled.
+    Cost: nothing, as the traces are kept for when the programs are compiled.
     """
-    programs = runs.group.program
-    given = (runs.kept["hp"], runs.keys(Stream.INIT))
-    state = jax.eval_shape(programs.init(runs.room.rows), *given)
+    programs, kept, state = runs.group.program, runs.kept, state_shapes(runs)
     jax.eval_shape(programs.chunk.program, state, runs.first_step())
+    inputs = (kept["hp"], state, runs.keys(Stream.SERVER), jnp.int32(1), kept.get("server"))
+    if not runs.source.apart:  # that work is on one device
+        inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
     for work in programs.host_work.values():
-        server = runs.kept.get("server")
-        jax.eval_shape(work.program, given[0], state, given[1], jnp.int32(1), server)
+        jax.eval_shape(work.program, *inputs)
+
+
+def state_shapes(runs: Runs) -> Any:
+    """The states of all runs before the first round, as shapes placed like them."""
+    sharding, init = runs.plan.sharding(RUN), runs.group.program.init(runs.room.rows)
+    shapes = jax.eval_shape(init, runs.kept["hp"], runs.keys(Stream.INIT))
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes
+    )
 
 
 def begin_states(runs: Runs) -> None:
@@ -200,12 +209,7 @@ def begin_states(runs: Runs) -> None:
 def memory_needed(runs: Runs) -> int:
     """Bytes that the compiled programs need on each device. Nothing is allocated for it."""
     hp, key = runs.kept["hp"], runs.keys(Stream.INIT)
-    sharding = runs.plan.sharding(RUN)
-    programs = runs.group.program
-    state = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-        jax.eval_shape(programs.init(runs.room.rows), hp, key),
-    )
+    programs, state = runs.group.program, state_shapes(runs)
     lowered = [programs.chunk.program.lower(state, runs.first_step())]
     lowered += [
         work.program.lower(hp, state, key, jnp.int32(1), runs.kept.get("server"))
