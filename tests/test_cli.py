@@ -165,3 +165,15 @@ def test_dynafeds_preset_is_written_out_and_resolving_again_changes_nothing(pres
     assert spec.options["num_iterations"] == 7
     assert spec.resolved() == spec and spec.digest() == spec.resolved().digest()
     assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_list_says_what_a_name_takes(capsys):
+    assert main(["list", "fedmix", "convnet", "dirichlet", "dynafed"]) == 0
+    said = capsys.readouterr().out
+    assert "mean_size = None: a whole number >= 1 or None. M_k: examples in an average" in said
+    assert "mixup_lambda = 0.05: a number in [0, 1)" in said
+    assert "depth" in said and "alpha" in said
+    assert "goes over (option base): fedavg, fedprox" in said
+    assert "num_iterations = 1000: a whole number >= 1. N: outer iterations." in said
+    assert main(["list", "fedmxi"]) == 2
+    assert "name = 'fedmxi' is unknown: did you mean 'fedmix'" in capsys.readouterr().err

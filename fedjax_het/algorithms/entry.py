@@ -144,9 +144,13 @@ class Entry:
     def _own_numbers(self, options: Mapping[str, Any], num_clients: int) -> dict[str, Number]:
         theirs, own = self._parts(options)
         of_base = self.base._own_numbers(theirs, num_clients) if self.base else {}
+        return {**of_base, **numbers_of(self.numbers_record(own, num_clients))}
+
+    def numbers_record(self, options: Mapping[str, Any], num_clients: int) -> Record:
+        """Its own hyper-parameters' defaults under these of its own options."""
         if isinstance(self.numbers, type):
-            return {**of_base, **numbers_of(self.numbers())}
-        return {**of_base, **numbers_of(self.numbers(read(self.options, own), num_clients))}
+            return self.numbers()
+        return self.numbers(read(self.options, options), num_clients)
 
     # --- the method itself --------------------------------------------------------------------
 

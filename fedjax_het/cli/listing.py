@@ -1,34 +1,106 @@
-"""`fedjax-het list`: what there is to choose from."""
+"""`fedjax-het list`: what there is to choose from, and what each takes."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fedjax_het.common.registry import Registry
+import tyro
+
+from fedjax_het.common.errors import require_name
+from fedjax_het.common.signatures import REQUIRED
 
 
-@dataclass
+@dataclass(frozen=True)
 class ListCommand:
-    """Name the methods, data sets, partitions, networks and sources of the server's examples."""
+    """Name the methods, data sets, partitions, networks and sources of the server's examples.
+
+    With names, say what these take: `fedjax-het list fedamp convnet`.
+    """
+
+    names: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[NAME ...]")
+    ] = ()
+    """Of which to tell more."""
 
 
 def list_command(command: ListCommand) -> int:
-    """Print every name with its description."""
+    """Print every name with its description, or what the named ones take."""
+    groups = _groups()
+    if command.names:
+        known = {
+            name: (title, record)
+            for title, entries in groups.items()
+            for name, record in entries.items()
+        }
+        for name in command.names:
+            require_name("name", name, known)
+        for name in command.names:
+            print("\n".join(_about(*known[name])), end="\n\n")
+        return 0
+    width = max(len(name) for entries in groups.values() for name in entries)
+    for title, entries in groups.items():
+        lines = (f"  {name:{width}}  {entry.description}" for name, entry in entries.items())
+        print(title, *lines, sep="\n", end="\n\n")
+    return 0
+
+
+def _groups() -> dict[str, Any]:
     from fedjax_het.algorithms import METHODS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
     from fedjax_het.nn import NETWORKS
 
-    def described(entries: Registry[Any]) -> dict[str, str]:
-        return {name: entry.description for name, entry in entries.items()}
-
-    groups = {
-        "methods": described(METHODS),
-        "data sets": described(DATASETS),
-        "partitions": described(PARTITIONS),
-        "networks": described(NETWORKS),
-        "server's examples": described(SERVER_SOURCES),
+    return {
+        "methods": METHODS,
+        "data sets": DATASETS,
+        "partitions": PARTITIONS,
+        "networks": NETWORKS,
+        "server's examples": SERVER_SOURCES,
     }
-    width = max(len(name) for group in groups.values() for name in group)
-    for title, entries in groups.items():
-        print(title, *(f"  {name:{width}}  {text}" for name, text in entries.items()), sep="\n")
-        print()
-    return 0
+
+
+def _about(title: str, record: Any) -> Iterator[str]:
+    """A record in lines: what it is, and what it takes."""
+    yield f"{record.name}: {record.description}"
+    if title == "methods":
+        yield from _about_method(record)
+        return
+    for name, default in _parameters(title, record.name).items():
+        needed = default is REQUIRED
+        yield f"  {name}  ({'required' if needed else f'default {default!r}'})"
+
+
+def _parameters(title: str, name: str) -> dict[str, Any]:
+    from fedjax_het.data import SERVER_SOURCES, partition_parameters
+    from fedjax_het.nn import network_options
+
+    if title == "networks":
+        return network_options(name)
+    if title == "partitions":
+        return partition_parameters(name)
+    return dict(SERVER_SOURCES[name].options) if title == "server's examples" else {}
+
+
+def _about_method(entry: Any) -> Iterator[str]:
+    from fedjax_het.algorithms import bases, entry_of
+    from fedjax_het.common.records import documentation, numbers_of
+
+    if entry.paper:
+        yield f"paper: {entry.paper}"
+    yield f"protocol where none is named: {entry.protocol}"
+    if entry.has_base:
+        yield f"goes over (option base): {', '.join(bases(entry))}"
+    if presets := entry.options.PRESETS:
+        yield f"presets (option {entry.options.PRESET_FIELD}): {', '.join(presets)}"
+    full = entry_of(entry.name, {})
+    defaults = full.fill({})
+    if fields := documentation(entry.options):
+        yield "options (--option NAME=VALUE):"
+        for name, (words, text) in fields.items():
+            yield f"  {name} = {defaults[name]}: {words}" + (f". {text}" if text else "")
+    record = entry.numbers_record({}, num_clients=10)
+    if numbers := numbers_of(record):
+        yield "numbers (--hp NAME=VALUE), besides those of local training:"
+        fields = documentation(type(record))
+        for name, number in numbers.items():
+            words, text = fields[name]
+            yield f"  {name} = {number.default:g}: {words}" + (f". {text}" if text else "")

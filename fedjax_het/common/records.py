@@ -13,10 +13,15 @@ A field is an `int`, a `float`, a `bool`, a `str`, a `Literal`, a tuple of these
 `None`; bounds are `Annotated` to it.
 """
 
+import ast
+import contextlib
 import dataclasses
 import functools
+import inspect
+import itertools
 import math
 import numbers
+import textwrap
 import types
 from collections.abc import Hashable, Mapping
 from typing import (
@@ -206,13 +211,31 @@ def record_of(name: str, defaults: Mapping[str, float]) -> type[Record]:
     return dataclasses.make_dataclass(name, fields, bases=(Record,), frozen=True)
 
 
-def documentation(kind: type[Record]) -> dict[str, str]:
-    """What a field may be, and its default, in words; by name. For lists of a method's options."""
-    return {f.name: f"{_in_words(field_types(kind)[f.name])}; {f.default!r}" for f in _fields(kind)}
+def documentation(kind: type[Record]) -> dict[str, tuple[str, str]]:
+    """By field: what it may be, in words, and what its record's source says of it ("" if nothing).
+
+    That is the text that stands after the field, here or in a class that this one is made of.
+    """
+    texts: dict[str, str] = {}
+    for part in reversed(kind.__mro__[:-1]):
+        with contextlib.suppress(OSError, TypeError):  # of a notebook, or made at run time
+            texts |= _texts_after_fields(inspect.getsource(part))
+    return {
+        name: (_in_words(type_), texts.get(name, "")) for name, type_ in field_types(kind).items()
+    }
 
 
-def _fields(kind: type[Record]):
-    return dataclasses.fields(kind)
+def _texts_after_fields(source: str) -> dict[str, str]:
+    (definition,) = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = {}
+    for field, following in itertools.pairwise(definition.body):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        value = following.value if isinstance(following, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            texts[field.target.id] = " ".join(value.value.split())
+    return texts
 
 
 def _in_words(kind: Any) -> str:
