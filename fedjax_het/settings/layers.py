@@ -12,6 +12,7 @@ from fedjax_het.algorithms import METHODS, Entry, bases, entry_of
 from fedjax_het.algorithms.pretraining import PRETRAINING_NUMBERS
 from fedjax_het.common.errors import is_whole, require, require_name
 from fedjax_het.common.records import number
+from fedjax_het.common.signatures import check_given
 from fedjax_het.data import (
     DATASETS,
     PARTITIONS,
@@ -93,12 +94,7 @@ def _with_network(given: RunSpec, spec: RunSpec) -> RunSpec:
         return spec
     model = spec.model or ""  # a protocol names one
     NETWORKS.require(model)
-    takes = network_options(model)
-    for name in spec.model_options:
-        if name not in takes:
-            own = ", ".join(takes) or "none"
-            value = spec.model_options[name]
-            require(False, name, value, f"no such option for {model} (its options: {own})")
+    check_given(f"network {model!r}", spec.model_options, network_options(model), "option")
     return spec
 
 
