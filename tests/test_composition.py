@@ -13,9 +13,10 @@ from support.networks import centred_model
 from support.problems import small
 
 from fedjax_het import ConfigError, RunSpec
-from fedjax_het.algorithms import METHODS, entry_of
+from fedjax_het.algorithms import METHODS, bases, entry_of
 from fedjax_het.algorithms.refined import RefinedServer
 from fedjax_het.cli import main
+from fedjax_het.common.records import numbers_of
 from fedjax_het.engine.plan import make_plan
 
 ON_OTHERS = tuple(name for name, entry in METHODS.items() if entry.has_base)
@@ -37,11 +38,13 @@ def handing_out(build):
 def test_a_method_and_its_bases_have_names_of_their_own(name):
     """One option or number of two methods would be given to both."""
     entry = METHODS[name]
-    own = {*entry.option_names, *entry.own_hp(entry.options, 6)}
-    for base in entry.bases:
-        theirs = METHODS[base]
-        names = {*theirs.option_names, *theirs.own_hp(theirs.options, 6)} - {"server_lr"}
-        assert not own & names, base
+
+    def names_of(method):
+        return {*method.option_names, *numbers_of(method.numbers_record({}, 6))} - {"server_lr"}
+
+    assert bases(entry)
+    for base in bases(entry):
+        assert not names_of(entry) & names_of(METHODS[base]), base
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,9 @@ def small(build, *, hp, **settings) -> Small:
     images, labels, partition = setting.held(algorithm)
     place = setting.plan.put
     server = Examples(*map(jnp.asarray, setting.server[0]))
-    dataset = dataset_from_arrays(images, labels, images, labels, num_classes=CLASSES)
+    dataset = dataset_from_arrays(
+        images, labels, images, labels, num_classes=task.model.num_classes
+    )
     held = Holdings(dataset, partition, server, setting.epochs, setting.seed)
     inputs = {need.name: place(need.make([held])[0]) for need in algorithm.inputs}
     if "server_epochs" in inputs:
