@@ -24,12 +24,13 @@ from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, make_model
 
 METHODS = {"fedmix": fedmix, "naivemix": naivemix}
-PRINTED = chosen(fedmix, coefficient="printed")
+PRINTED = partial(chosen, fedmix, coefficient="printed")
 
 
 def method(name, mean_size=3):
-    build = {**METHODS, "printed": PRINTED}[name]
-    return lambda training, plan: build(training, plan, mean_size=mean_size)
+    if name == "printed":
+        return PRINTED(mean_size=mean_size)
+    return chosen(METHODS[name], mean_size=mean_size)
 
 
 # --- averages --------------------------------------------------------------------------------

@@ -108,16 +108,16 @@ class Record:
 def read(kind: type[R], given: Mapping[str, Any], *, name: str = "option", label: str = "") -> R:
     """The record of the values that are given, a preset's or the defaults in place of the others.
 
-    None stands for "not given" where a field cannot be None. `name` is what fields are called where
-    one is misspelt, `label` is put before a field's name in other messages.
+    Where there are presets, None stands for "not given" in a field that cannot be None. `name` is
+    what fields are called where one is misspelt, `label` is put before a field's name in other
+    messages.
     Raises ConfigError that names the field, its value and what would be right.
     """
     fields = field_types(kind)
     for key in given:
         require_name(name, key, fields)
-    values = {
-        key: value for key, value in given.items() if value is not None or _takes_none(fields[key])
-    }
+    unset = {key for key, value in given.items() if value is None and not _takes_none(fields[key])}
+    values = {key: value for key, value in given.items() if not (kind.PRESETS and key in unset)}
     values = kind.adjusted(values)
     if kind.PRESETS:
         default = next(f.default for f in dataclasses.fields(kind) if f.name == kind.PRESET_FIELD)
@@ -180,7 +180,8 @@ def number(argument: str, value: Any, bounds: Bounds) -> float:
     else:
         found = math.nan
     ok = math.isfinite(found) and bounds.allow(found)
-    require(ok, argument, value, f"a {'finite ' if math.isinf(bounds.high) else ''}number {bounds}")
+    word = "share" if bounds == Bounds(0, 1) else "number"
+    require(ok, argument, value, f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}")
     return found
 
 
