@@ -41,6 +41,34 @@ def test_a_program_that_this_jaxlib_gets_wrong_is_cured(caplog):
         assert wrong_before, "the known bug does not show: is the guard still needed?"
 
 
+def test_a_product_and_a_reduction_in_one_call_is_what_may_be_wrong():
+    def suspected(function):
+        compiled = jax.jit(function).lower(vectors()).compile().as_text()
+        return guard.fuses_product_and_reduction(compiled)
+
+    matrix = jnp.eye(3)
+    if guard.suspect():  # others may fuse other things, or nothing
+        assert suspected(squared_norms)
+    assert not suspected(lambda x: (x**2).sum(1))
+    assert not suspected(lambda x: x @ matrix)
+    assert not suspected(lambda x: jnp.sin(x).sum(0) @ matrix)
+
+
+def test_what_has_no_such_call_is_compiled_once(monkeypatch):
+    monkeypatch.setattr(guard, "suspect", lambda: True)
+    monkeypatch.setattr(guard, "relative_error", lambda *args: pytest.fail("compared"))
+    program = CheckedProgram(lambda x: (x**2).sum(1))
+    program.verify((vectors(),))
+    assert not program.unfused
+
+
+@pytest.fixture
+def all_suspected(monkeypatch):
+    monkeypatch.setattr(guard, "suspect", lambda: True)
+    monkeypatch.setattr(guard, "fuses_product_and_reduction", lambda compiled: True)
+    monkeypatch.setattr(guard, "UNFUSED", {})  # an option that other backends may not know
+
+
 def test_the_chunks_of_a_run_are_verified(monkeypatch):
     from support.data import user_dataset
 
@@ -62,9 +90,7 @@ def test_the_chunks_of_a_run_are_verified(monkeypatch):
     ]
 
 
-def test_wrong_numbers_are_noticed_and_replaced(monkeypatch):
-    monkeypatch.setattr(guard, "suspect", lambda: True)
-    monkeypatch.setattr(guard, "UNFUSED", {})  # an option that other backends may not know
+def test_wrong_numbers_are_noticed_and_replaced(all_suspected):
     program, x = CheckedProgram(lambda x: x * 2), jnp.linspace(0.0, 1.0, 9)
     program.program = jax.jit(lambda x: x * 2 + (x > 0.5))  # as a wrong fusion would
     program.verify((x,))
@@ -72,9 +98,7 @@ def test_wrong_numbers_are_noticed_and_replaced(monkeypatch):
     np.testing.assert_array_equal(program(x), 2 * x)
 
 
-def test_right_programs_are_left_alone(monkeypatch):
-    monkeypatch.setattr(guard, "suspect", lambda: True)
-    monkeypatch.setattr(guard, "UNFUSED", {})
+def test_right_programs_are_left_alone(all_suspected):
     program = CheckedProgram(lambda x: x**2, donate_argnums=0)
     x = jnp.arange(5.0)
     program.verify((x,))
@@ -82,9 +106,7 @@ def test_right_programs_are_left_alone(monkeypatch):
     np.testing.assert_array_equal(program(x), np.arange(5.0) ** 2)
 
 
-def test_what_was_found_right_is_remembered_part_by_part(monkeypatch):
-    monkeypatch.setattr(guard, "suspect", lambda: True)
-    monkeypatch.setattr(guard, "UNFUSED", {})
+def test_what_was_found_right_is_remembered_part_by_part(monkeypatch, all_suspected):
     compared = []
     monkeypatch.setattr(guard, "relative_error", lambda *args: compared.append(1) or 0.0)
     x = jnp.arange(5.0)
