@@ -31,6 +31,7 @@ from fedjax_het.running.placement import (
 from fedjax_het.running.programs import (
     Program,
     algorithm_of,
+    make_room_for_programs,
     program_of,
     signature_of,
     static_key,
@@ -104,6 +105,7 @@ def prepare(
       pool: what `server_pool_of` gives for them, where it is there already.
     Raises: ConfigError.
     """
+    make_room_for_programs()
     resolved = [spec.resolved() for spec in specs]
     assert len({static_key(spec) for spec in resolved}) == 1
     spec = resolved[0]

@@ -15,6 +15,7 @@ from fedjax_het.algorithms.pretraining import pretrained
 from fedjax_het.common.arrays import is_key
 from fedjax_het.common.errors import require
 from fedjax_het.data import Dataset
+from fedjax_het.engine.crowding import make_room
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import RUN, SHARED, Plan, make_plan
@@ -214,6 +215,11 @@ def program_of(signature: Signature, plan: Plan) -> Program:
     }
     init = _make_init(algorithm, task, plan)
     return Program(signature, task, plan, reader, init, chunk, host_work)
+
+
+def make_room_for_programs() -> None:
+    """Forget programs where a process holds about as many as it may, see `crowding`."""
+    make_room(program_of.cache_clear, training_of.cache_clear)
 
 
 def _make_init(algorithm: Algorithm, task: Task, plan: Plan) -> Callable:
