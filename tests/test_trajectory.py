@@ -164,31 +164,6 @@ def test_gradients_of_the_matching_loss_equal_finite_differences(kind, strategy,
             assert abs(slope) > 1e-5
 
 
-def test_rematerialisation_changes_nothing():
-    apply_params, params = make_network("mlp")
-    vector, unravel = ravel_pytree(params)
-
-    def loss(data, rematerialise):
-        options = {"num_steps": 5, "augment_strategy": "flip", "batch_size": 4}
-        end = unroll(
-            apply_params,
-            unravel,
-            vector,
-            data,
-            jax.random.key(1),
-            rematerialise=rematerialise,
-            **options,
-        )
-        return jnp.square(end).sum()
-
-    with_it, without = (
-        jax.jit(jax.value_and_grad(loss), static_argnums=1)(make_data(), flag)
-        for flag in (True, False)
-    )
-    for a, b in zip(jax.tree.leaves(with_it), jax.tree.leaves(without), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(12, 4), (10, 4), (5, 1)])
 def test_minibatches_cover_the_data_once_per_epoch_in_new_orders(num_samples, batch_size):
     per_epoch = -(-num_samples // batch_size)

@@ -30,6 +30,20 @@ class SyntheticData(NamedTuple):
     step_size: Array
 
 
+def soft_cross_entropies(
+    logits: Array, label_logits: Array, *, scaling: str = "cross_entropy_over_classes"
+) -> Array:
+    """Each sample's cross-entropy of `softmax(logits)` under `softmax(label_logits)`, the soft
+    label, in nats: `[B]` of two `[B, C]`.
+
+    The scaling "cross_entropy_over_classes" divides by C: its mean is that over all B x C products,
+    which is what DynaFed's code trains with, so that its step size 0.04 acts like 0.04 / C of plain
+    "cross_entropy".
+    """
+    losses = -(jax.nn.softmax(label_logits) * jax.nn.log_softmax(logits)).sum(-1)
+    return losses / logits.shape[-1] if scaling == "cross_entropy_over_classes" else losses
+
+
 def soft_cross_entropy(
     logits: Array,
     label_logits: Array,
@@ -37,16 +51,8 @@ def soft_cross_entropy(
     scaling: str = "cross_entropy_over_classes",
     weights: Array | None = None,
 ) -> Array:
-    """Cross-entropy of `softmax(logits)` under the soft labels `softmax(label_logits)`, in nats.
-
-    Both are `[B, C]`; `weights [B]` (default: ones) weigh the mean over samples. The scaling
-    "cross_entropy_over_classes" divides by C: it is the mean over all B x C products, which is
-    what DynaFed's code trains with, so that its step size 0.04 acts like 0.04 / C of plain
-    "cross_entropy".
-    """
-    losses = -(jax.nn.softmax(label_logits) * jax.nn.log_softmax(logits)).sum(-1)
-    if scaling == "cross_entropy_over_classes":
-        losses = losses / logits.shape[-1]
+    """The mean of `soft_cross_entropies`, which `weights [B]` (default: ones) weigh."""
+    losses = soft_cross_entropies(logits, label_logits, scaling=scaling)
     if weights is None:
         return losses.mean()
     return (weights * losses).sum() / weights.sum()

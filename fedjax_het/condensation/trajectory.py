@@ -26,6 +26,7 @@ from jax import Array, lax
 
 from fedjax_het.common.errors import require
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
+from fedjax_het.condensation.mixed_mode import Differentiation, descend, mixed_mode
 from fedjax_het.condensation.synthesis_config import (
     SynthesisHyperParameters,
     SynthesisOptions,
@@ -34,7 +35,7 @@ from fedjax_het.condensation.synthesis_config import (
 from fedjax_het.condensation.synthetic import (
     ApplyParams,
     SyntheticData,
-    soft_cross_entropy,
+    soft_cross_entropies,
 )
 from fedjax_het.engine.server import epoch_batch
 
@@ -45,12 +46,12 @@ _ADAM = optax.scale_by_adam()
 
 
 class InnerBatch(NamedTuple):
-    """Augmented images `[B, H, W, C]`, label logits `[B, num_classes]` and weights `[B]` (None:
-    equal) of one inner step."""
+    """Augmented images `[B, H, W, C]`, label logits `[B, num_classes]` and weights `[B]`, whose sum
+    is 1, of one inner step."""
 
     images: Array
     label_logits: Array
-    weights: Array | None
+    weights: Array
 
 
 def unroll(
@@ -64,9 +65,10 @@ def unroll(
     batch_size: int | None = None,
     augment_strategy: str = DSA_STRATEGY,
     loss_scaling: str = "cross_entropy_over_classes",
-    rematerialise: bool = True,
+    momentum: float = 0.0,
+    differentiation: Differentiation = mixed_mode,
 ) -> Array:
-    """Train by plain SGD on synthetic data, differentiably: the inner loop A(X, y, w, s').
+    """Train by SGD on synthetic data, differentiably: the inner loop A(X, y, w, s').
 
     `w <- w - step_size * grad loss(w; augment(images), labels)`, `num_steps` times.
 
@@ -76,42 +78,33 @@ def unroll(
       batch_size: samples per step; an epoch visits each once, in a new order, its last batch being
         the remainder. None: all samples at every step, whose order is left alone since neither the
         mean nor the independent augmentations depend on it.
-      rematerialise: keep only the parameters of each step for the backward pass and compute its
-        activations again, instead of keeping those of all steps. Values are the same.
+      momentum: of SGD; 0, as in paper and code, is plain SGD.
+      differentiation: how the gradient of a step's gradient is taken; with micro-batches it is
+        `partial(mixed_mode, micro_batch=...)`, and `reverse_mode` is the plain form. Values are the
+        same.
     Returns:
       `[P]` parameters at the end; differentiable in `vector` and in every leaf of `synthetic`.
-    Cost: `num_steps` gradients; backward about three times that, plus once more for
-      `rematerialise`, whose memory is `num_steps` x P plus the activations of one step.
+    Cost: `num_steps` gradients; backward about three times that. Memory: `num_steps` x P, and the
+      activations of a (micro-)batch.
     """
 
-    def batch_of(synthetic: SyntheticData, index: Array) -> InnerBatch:
-        return inner_batch(synthetic, key, index, batch_size, augment_strategy)
+    def samples_of(synthetic: SyntheticData, step: tuple[Array, Array]) -> InnerBatch:
+        key, number = step
+        return inner_batch(synthetic, key, number, batch_size, augment_strategy)
 
-    def loss(vector: Array, batch: InnerBatch) -> Array:
+    def loss_sum(vector: Array, batch: InnerBatch) -> Array:
         logits = apply_params(unravel(vector), batch.images)
-        return soft_cross_entropy(
-            logits, batch.label_logits, scaling=loss_scaling, weights=batch.weights
-        )
+        losses = soft_cross_entropies(logits, batch.label_logits, scaling=loss_scaling)
+        return (batch.weights * losses).sum()
 
-    def step(vector: Array, index: Array) -> tuple[Array, None]:
-        return inner_step(loss, vector, batch_of(synthetic, index), synthetic.step_size), None
-
-    # Augmentation is never worth storing: its branches would each keep what they need.
-    if rematerialise:
-        step = jax.checkpoint(step, prevent_cse=False)
-    else:
-        batch_of = jax.checkpoint(batch_of, prevent_cse=False)
-    return lax.scan(step, vector, jnp.arange(num_steps))[0]
-
-
-def inner_step(
-    loss: Callable[[Array, InnerBatch], Array], vector: Array, batch: InnerBatch, step_size: Array
-) -> Array:
-    """One step of the inner loop: `vector - step_size * grad loss(vector, batch)`, `[P]`.
-
-    Differentiable in all but `loss`, which reads nothing else that is differentiated.
-    """
-    return vector - step_size * jax.grad(loss)(vector, batch)
+    gradient = differentiation(loss_sum, samples_of)
+    return descend(
+        vector,
+        lambda vector, number: gradient(vector, synthetic, (key, number)),
+        synthetic.step_size,
+        num_steps=num_steps,
+        momentum=momentum,
+    )
 
 
 def inner_batch(
@@ -119,12 +112,13 @@ def inner_batch(
 ) -> InnerBatch:
     """What step `step`, counted over all epochs, trains on: all samples for `batch_size` None."""
     order_key, augment_key = jax.random.split(key)
-    images, labels, weights = synthetic.images, synthetic.label_logits, None
+    images, labels = synthetic.images, synthetic.label_logits
+    weights = jnp.ones(len(images), images.dtype)
     if batch_size is not None and batch_size < len(images):
-        index, weights = epoch_batch(order_key, step, len(images), batch_size)
-        images, labels = images[index], labels[index]
+        index, mask = epoch_batch(order_key, step, len(images), batch_size)
+        images, labels, weights = images[index], labels[index], mask.astype(images.dtype)
     images = augment(jax.random.fold_in(augment_key, step), images, strategy=strategy)
-    return InnerBatch(images, labels, weights)
+    return InnerBatch(images, labels, weights / weights.sum())
 
 
 def matching_loss(
@@ -238,6 +232,7 @@ def make_synthesis(
     *,
     image_shape: tuple[int, int, int],
     num_classes: int,
+    differentiation: Differentiation = mixed_mode,
 ) -> Synthesis:
     """Data synthesis of DynaFed (Algorithm 1) for one network and image shape `(H, W, C)`.
 
@@ -269,6 +264,7 @@ def make_synthesis(
         batch_size=config.inner_batch_size,
         augment_strategy=config.augment_strategy,
         loss_scaling=config.loss_scaling,
+        differentiation=differentiation,
     )
     return Synthesis(
         init=partial(_initial_state, config, image_shape, num_classes),

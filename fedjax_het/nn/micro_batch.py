@@ -1,9 +1,12 @@
 """The gradient of a sum over samples, a few samples at a time."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+Tree = Any
 
 
 def micro_batched_value_and_grad(
@@ -24,22 +27,35 @@ def micro_batched_value_and_grad(
     """
     value_and_grad = jax.value_and_grad(loss_sum, has_aux=has_aux)
 
-    def in_pieces(params, batch):
-        batch_size = jax.tree.leaves(batch)[0].shape[0]
-        piece = piece_size(batch_size, micro_batch)
-        if piece == batch_size:
-            return value_and_grad(params, batch)
-        pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, piece, *leaf.shape[1:]), batch)
+    def of_batch(params, batch):
+        def function(samples):
+            return value_and_grad(params, samples), ()
 
-        def add_piece(total, samples):
-            return jax.tree.map(jnp.add, total, value_and_grad(params, samples)), None
+        return in_pieces(function, batch, micro_batch=micro_batch)[0]
 
-        # `zeros_like` of these shapes also takes over which mesh axes they vary on.
-        first = jax.tree.map(lambda leaf: leaf[0], pieces)
-        nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(value_and_grad, params, first))
-        return jax.lax.scan(add_piece, nothing, pieces)[0]
+    return of_batch
 
-    return in_pieces
+
+def in_pieces(
+    function: Callable[[Tree], tuple[Tree, Tree]], samples: Tree, *, micro_batch: int | None
+) -> tuple[Tree, Tree]:
+    """`function(samples) -> (sums over samples, an entry for each sample)`, in equal pieces of the
+    samples as `piece_size` has them."""
+    number = jax.tree.leaves(samples)[0].shape[0]
+    piece = piece_size(number, micro_batch)
+    if piece == number:
+        return function(samples)
+    pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, piece, *leaf.shape[1:]), samples)
+
+    def add_piece(total, samples):
+        sums, entries = function(samples)
+        return jax.tree.map(jnp.add, total, sums), entries
+
+    # `zeros_like` of these shapes also takes over which mesh axes they vary on.
+    first = jax.tree.map(lambda leaf: leaf[0], pieces)
+    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, first)[0])
+    sums, entries = jax.lax.scan(add_piece, nothing, pieces)
+    return sums, jax.tree.map(lambda leaf: leaf.reshape(number, *leaf.shape[2:]), entries)
 
 
 def piece_size(batch_size: int, micro_batch: int | None) -> int:
