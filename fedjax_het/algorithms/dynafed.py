@@ -24,6 +24,7 @@ from fedjax_het.condensation import (
     fine_tune,
     j_by_start,
     make_synthesis,
+    mixed_mode,
 )
 from fedjax_het.condensation.synthesis_config import check_step_size
 from fedjax_het.engine.local import LocalTraining
@@ -98,7 +99,8 @@ def dynafed(
     given. Clients and traffic are those of `base`; the synthetic data never leave the server. A
     network with batch norm uses the synthetic batch's statistics and keeps its running ones (the
     paper has no such network).
-    Cost: N iterations, once, each differentiating s' training steps; then 20 steps a round.
+    Cost: N iterations, once, each differentiating s' training steps (see `mixed_mode`); then 20
+    steps a round.
     """
     fixed = _fixed(training.task.model, options)
     whole = refined(base(training, plan), partial(_refine, fixed), init=partial(_init, fixed))
@@ -143,6 +145,7 @@ def _fixed(model: Model, options: DynaFedOptions) -> _Fixed:
         unravel,
         image_shape=model.input_shape,
         num_classes=model.num_classes,
+        differentiation=partial(mixed_mode, micro_batch=model.micro_batch),
     )
     num_samples = options.total_samples(model.num_classes)
     num_pictured = min(SNAPSHOT_IMAGES, num_samples)

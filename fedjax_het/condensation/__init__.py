@@ -18,6 +18,7 @@ from fedjax_het.condensation.distribution import (
     sliced_wasserstein_sampled,
 )
 from fedjax_het.condensation.knowledge import knowledge_matching, soft_labels
+from fedjax_het.condensation.mixed_mode import mixed_mode, reverse_mode
 from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
 from fedjax_het.condensation.privacy import gaussian_epsilon
 from fedjax_het.condensation.quality import Quality, gain_over_random
@@ -69,6 +70,8 @@ __all__ = [
     "make_synthesis",
     "matching_loss",
     "mean_embedding",
+    "mixed_mode",
+    "reverse_mode",
     "sliced_wasserstein",
     "sliced_wasserstein_sampled",
     "soft_cross_entropy",

@@ -1,0 +1,184 @@
+"""Forward over reverse against reverse over reverse, in float64, and against a plain loop."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec as P
+
+from fedjax_het.condensation import (
+    SyntheticData,
+    matching_loss,
+    mixed_mode,
+    reverse_mode,
+    unroll,
+)
+from fedjax_het.condensation.mixed_mode import descend
+from fedjax_het.engine.sharing import Sharing
+from fedjax_het.nn import make_model
+
+CLASSES, SHAPE, SAMPLES = 3, (4, 4, 1), 6
+NETWORKS = {
+    "mlp": ("mlp", {}),
+    "convnet": ("convnet", {"width": 3, "depth": 1, "conv_impl": "im2col"}),
+    "batch norm": ("convnet", {"width": 3, "depth": 1, "norm": "batch"}),
+}
+
+
+def network(name):
+    """-> (apply_params, flat weights, unravel), in float64."""
+    kind, options = NETWORKS[name]
+    model = make_model(kind, SHAPE, CLASSES, **options)
+    variables = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(jax.random.key(0)))
+
+    def apply_params(params, images):
+        return model.apply({**variables, "params": params}, images, train=True)[0]
+
+    return apply_params, *ravel_pytree(variables["params"])
+
+
+def synthetic(samples=SAMPLES):
+    rng = np.random.default_rng(1)
+    return SyntheticData(
+        images=jnp.asarray(rng.normal(size=(samples, *SHAPE))),
+        label_logits=jnp.asarray(rng.normal(size=(samples, CLASSES))),
+        step_size=jnp.asarray(0.7),
+    )
+
+
+def value_and_gradient(differentiation, name="mlp", *, map_over=lambda f: f, **options):
+    """Of the matching loss with respect to the data, after four steps."""
+    apply_params, vector, unravel = network(name)
+    target = vector + 0.1 * np.random.default_rng(2).normal(size=vector.shape)
+
+    def loss(data, vector):
+        end = unroll(
+            apply_params,
+            unravel,
+            vector,
+            data,
+            jax.random.key(4),
+            num_steps=4,
+            differentiation=differentiation,
+            **{"augment_strategy": "none", **options},
+        )
+        return matching_loss(end, vector, target)
+
+    program = map_over(jax.value_and_grad(loss, argnums=(0, 1)))
+    return jax.jit(program)(synthetic(), vector)
+
+
+def assert_equal(ours, theirs, rtol=1e-9):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        scale = np.abs(b).max()
+        assert scale > 1e-6
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mlp", {"batch_size": 4, "augment_strategy": "color_rotate"}),
+        ("mlp", {"momentum": 0.9, "loss_scaling": "cross_entropy"}),
+        ("convnet", {"augment_strategy": "scale_cutout", "batch_size": 4}),
+        ("batch norm", {}),
+    ],
+)
+def test_it_is_what_reverse_over_reverse_gives(name, options):
+    with jax.enable_x64(True):
+        ours, theirs = (
+            value_and_gradient(mode, name, **options) for mode in (mixed_mode, reverse_mode)
+        )
+        assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
+def test_micro_batches_add_up(micro_batch):
+    with jax.enable_x64(True):
+        whole = value_and_gradient(mixed_mode, "convnet")
+        assert_equal(
+            value_and_gradient(partial(mixed_mode, micro_batch=micro_batch), "convnet"), whole
+        )
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_devices_share_the_samples(batch_size):
+    """Six samples, or five, on two devices: parts that are equal, and parts that are not."""
+    devices = jax.devices()[:2]
+    mesh = jax.make_mesh((2,), ("d",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
+    shared = partial(mixed_mode, micro_batch=2, sharing=Sharing("d", 2))
+
+    def on_both(function):
+        return jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+
+    options = {"batch_size": batch_size, "augment_strategy": "flip"}
+    with jax.enable_x64(True):
+        alone = value_and_gradient(mixed_mode, **options)
+        assert_equal(value_and_gradient(shared, map_over=on_both, **options), alone)
+
+
+def test_it_is_mapped_over_starts():
+    with jax.enable_x64(True):
+        apply_params, vector, unravel = network("mlp")
+        starts = jnp.stack([vector, 2 * vector])
+
+        def slope(start):
+            def end(data):
+                key = jax.random.key(4)
+                return unroll(
+                    apply_params, unravel, start, data, key, num_steps=2, augment_strategy="none"
+                ).sum()
+
+            return jax.grad(end)(synthetic())
+
+        one_by_one = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(slope, starts))
+        assert_equal(jax.vmap(slope)(starts), one_by_one)
+
+
+def test_momentum_is_pytorchs():
+    start, rate, expected = np.array([1.0, -2.0]), 0.1, np.array([1.0, -2.0])
+    velocity = np.zeros(2)
+    with jax.enable_x64(True):
+        end = descend(
+            jnp.asarray(start),
+            lambda vector, number: vector + number,
+            jnp.asarray(rate),
+            num_steps=5,
+            momentum=0.8,
+        )
+    for number in range(5):
+        velocity = 0.8 * velocity + expected + number
+        expected = expected - rate * velocity
+    np.testing.assert_allclose(end, expected, rtol=1e-12)
+
+
+def test_the_backward_pass_keeps_no_activations():
+    """Of many steps as of few, but for the weights and the gradient of each."""
+
+    def temporary(differentiation, steps):
+        apply_params, vector, unravel = network("convnet")
+
+        def loss(data):
+            end = unroll(
+                apply_params,
+                unravel,
+                vector,
+                data,
+                jax.random.key(0),
+                num_steps=steps,
+                augment_strategy="none",
+                differentiation=differentiation,
+            )
+            return jnp.square(end - 1).sum()
+
+        program = jax.jit(jax.grad(loss)).lower(synthetic(60)).compile()
+        return program.memory_analysis().temp_size_in_bytes, vector.nbytes
+
+    with jax.enable_x64(True):
+        few, weights = temporary(partial(mixed_mode, micro_batch=6), 2)
+        many, _ = temporary(partial(mixed_mode, micro_batch=6), 12)
+        assert many - few <= 10 * 3 * weights
+        assert many < temporary(reverse_mode, 12)[0] / 2
