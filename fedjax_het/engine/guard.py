@@ -126,7 +126,8 @@ class CheckedProgram:
             return
         self._verified.add(part)
         lowered = self.program.lower(*example)
-        if not fuses_product_and_reduction(lowered.compile().as_text()):
+        text = lowered.compile().as_text()
+        if text is not None and not fuses_product_and_reduction(text):
             return
         memory = _memory(lowered.as_text() + part)
         if memory is not None and memory.exists():
