@@ -1,0 +1,6 @@
+"""`python -m fedjax_het` is `fedjax-het`."""
+
+from fedjax_het.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
