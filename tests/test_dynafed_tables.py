@@ -13,6 +13,7 @@ import pytest
 from experiments import all as every
 from experiments import table1
 from fedjax_het.algorithms import METHODS
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.paper_table import Arguments, Outcome, departures, make_cells
 from fedjax_het.report.programs import Module
 from fedjax_het.report.reported import reported_values
@@ -67,7 +68,20 @@ def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_mode
     one_model = {name for name, e in METHODS.items() if e.scored[0] == "global"}
     assert set(rows) == one_model
     for name in PRESETS:
-        assert {spec.protocol or "dynafed" for spec in specs("table1", name)} == {"dynafed"}
+        every = specs("table1", name, methods=("all",))
+        assert {spec.protocol or "dynafed" for spec in every} == {"dynafed"}
+        assert {spec.algorithm for spec in every} == one_model
+
+
+def test_table_1_makes_the_papers_nine_methods_unless_others_are_asked_for():
+    def methods(**filters):
+        return {spec.algorithm for spec in specs("table1", "quick", **filters)}
+
+    assert methods() == set(ROWS)
+    assert methods(methods=("fedyogi", "fedavg")) == {"fedyogi", "fedavg"}
+    assert methods(methods=("all", "fedavg")) > set(ROWS)
+    with pytest.raises(ConfigError, match=r"methods = 'al' is unknown: did you mean .*'all'"):
+        specs("table1", methods=("al",))
 
 
 @pytest.mark.parametrize("name", ["table1", *TABLES])

@@ -18,7 +18,8 @@ class Arguments:
     classes: tuple[int, ...] | None = None
     """Labels per client instead of the preset's."""
     methods: tuple[str, ...] | None = None
-    """Only these rows of the table; a method's name stands for all its variants."""
+    """Only these rows of the table: a method's name stands for all its variants, `all` for every
+    row, those that a preset leaves out among them."""
     seeds: tuple[int, ...] | None = None
     """Seeds instead of the preset's."""
     rounds: int | None = None

@@ -11,6 +11,8 @@ from fedjax_het.report.paper_table.declaration import Experiment, Preset
 from fedjax_het.report.paper_table.layers import merged, variant_settings
 from fedjax_het.settings.spec import RunSpec, of_use
 
+ALL = "all"  # what `--methods` takes besides names
+
 
 class _Level(NamedTuple):
     """A column of the table: at most one of these is given."""
@@ -29,7 +31,7 @@ def make_cells(experiment: Experiment, arguments: Arguments) -> list[Cell]:
 
     require_name("preset", arguments.preset, experiment.presets)
     preset = experiment.presets[arguments.preset]
-    rows = _chosen(experiment.rows(arguments.preset), arguments.methods)
+    rows = _chosen(experiment.rows(arguments.preset), preset.more_rows, arguments.methods)
     _check_filters(preset, arguments)
     with_reported = set(experiment.values()["dataset"])
     return [
@@ -125,11 +127,18 @@ def _has_width(model: str) -> bool:
     return model in NETWORKS and "width" in NETWORKS[model].options
 
 
-def _chosen(rows: tuple[str, ...], wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The rows that the names choose, in the table's order: a row's own name, or a method's."""
+def _chosen(
+    rows: tuple[str, ...], more: tuple[str, ...], wanted: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """The rows that the names choose, in the table's order: a row's own name, or a method's, or
+    `ALL`; where nothing is chosen, those that are not `more`."""
+    if wanted is None:
+        return tuple(row for row in rows if row not in more)
     methods = {row: parse_row(row)[0] for row in rows}
     chosen = set()
-    for name in wanted or rows:
-        require_name("methods", name, list(dict.fromkeys([*rows, *methods.values()])))
+    for name in wanted:
+        if name == ALL:
+            return rows
+        require_name("methods", name, list(dict.fromkeys([*rows, *methods.values(), ALL])))
         chosen |= {name} if name in rows else {row for row in rows if methods[row] == name}
     return tuple(row for row in rows if row in chosen)

@@ -50,6 +50,8 @@ class Preset:
     and row."""
     rows: tuple[str, ...] = ()
     """Instead of the paper's."""
+    more_rows: tuple[str, ...] = ()
+    """Behind them, where they are asked for: by name, or by `--methods all`."""
     settings: dict[str, Any] = field(default_factory=dict)
     of_dataset: dict[str, Own] = field(default_factory=dict)
     model_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -97,8 +99,9 @@ class Experiment:
         return reported_values(self.paper).head(0)
 
     def rows(self, preset: str, dataset: str | None = None) -> tuple[str, ...]:
-        """The rows in order, the paper's unless the preset has its own: methods, and variants as
-        `read_row` reads them. A method without an implementation stays a row.
+        """The rows in order, the paper's unless the preset has its own, and those that have to be
+        asked for: methods, and variants as `read_row` reads them. A method without an
+        implementation stays a row.
 
         dataset None: those of all its data sets."""
         chosen = self.presets[preset]
@@ -107,7 +110,8 @@ class Experiment:
             rows = [row for each in datasets for row in self.rows(preset, each)]
             return tuple(dict.fromkeys(rows))
         reported_rows = tuple(dict.fromkeys(self.values()["method"]))
-        return chosen.own(dataset).rows or chosen.rows or reported_rows
+        rows = chosen.own(dataset).rows or chosen.rows or reported_rows
+        return tuple(dict.fromkeys((*rows, *chosen.more_rows)))
 
     def title_of(self, preset: str) -> str:
         """The title of the table that a preset fills, without a full stop."""
