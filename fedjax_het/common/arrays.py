@@ -17,6 +17,17 @@ def is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def row_of(array: jax.Array, index: jax.Array | int) -> jax.Array:
+    """`array[index]` at a position that is known to be inside. Of a traced one, brackets also make
+    what a negative one would mean: a comparison, an addition and a choice, many times a program."""
+    return jax.lax.dynamic_index_in_dim(array, index, keepdims=False, allow_negative_indices=False)
+
+
+def with_row(array: jax.Array, row: jax.Array, index: jax.Array | int) -> jax.Array:
+    """`array.at[index].set(row)` at such a position; where it is behind the last, the last."""
+    return jax.lax.dynamic_update_index_in_dim(array, row, index, 0, allow_negative_indices=False)
+
+
 def host_values(leaf: Any) -> Any:
     """The values of an array that this process can see in full: NumPy's, or keys as keys."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_het.common.arrays import AnyArray
+from fedjax_het.common.arrays import AnyArray, row_of
 from fedjax_het.data import Partition
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.plan import BLOCK, Plan
@@ -85,10 +85,12 @@ def evaluate(
         images, labels, domains = data
 
         def add(i, sums):
-            known = labels[i] >= 0
-            logits, _ = task.model.apply(variables, task.normalise(images[i]), train=False)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, abs(labels[i]))
-            right = logits.argmax(-1) == labels[i]
+            target = row_of(labels, i)
+            known = target >= 0
+            shown = task.normalise(row_of(images, i))
+            logits, _ = task.model.apply(variables, shown, train=False)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, abs(target))
+            right = logits.argmax(-1) == target
             counts = jnp.stack(
                 [
                     right.sum().astype(jnp.float32),
@@ -98,7 +100,7 @@ def evaluate(
             )
             if domains is None:
                 return sums + counts
-            member = domains[i][:, None] == jnp.arange(num_domains)
+            member = row_of(domains, i)[:, None] == jnp.arange(num_domains)
             by_domain = [(member & there[:, None]).sum(0) for there in (right, known)]
             return sums + jnp.concatenate([counts, *by_domain])
 
@@ -169,7 +171,7 @@ def evaluate_clients(
         variables = model_of(source, k)
 
         def add(m, sums):
-            at = indices[m]
+            at = row_of(indices, m)
             images = task.normalise(examples.images[at])
             logits, _ = task.model.apply(variables, images, train=False)
             known = at >= 0
@@ -182,8 +184,9 @@ def evaluate_clients(
         clients, indices = part
 
         def one_group(g, sums):
-            counts = of_lanes(source, examples, clients[g], indices[g])
-            return sums.at[clients[g]].add(counts, mode="drop")
+            here = row_of(clients, g)
+            counts = of_lanes(source, examples, here, row_of(indices, g))
+            return sums.at[here].add(counts, mode="drop")
 
         return jax.lax.fori_loop(0, num_groups, one_group, jnp.zeros((num_clients, 2), jnp.int32))
 

@@ -5,7 +5,8 @@ the other; lanes are vmapped on a device and sharded over devices. No client is 
 length of another, and nothing here depends on which lane a client is on.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.common.arrays import AnyArray
+from fedjax_het.common.arrays import AnyArray, row_of, with_row
 from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, checked_client
 from fedjax_het.engine.packing import from_words, to_words
 from fedjax_het.engine.plan import AXIS, Plan
@@ -130,7 +131,7 @@ def for_each_client(tree: Tree, num_clients: int) -> Tree:
 def client_row(states: Tree, client: jax.Array | int) -> Tree:
     """A client's state of all clients' `[K, ...]`, or of a table, by row. A number beyond the last
     gives the last's."""
-    return jax.tree.map(lambda s: s[jnp.minimum(client, s.shape[0] - 1)], states)
+    return jax.tree.map(lambda s: row_of(s, jnp.minimum(client, s.shape[0] - 1)), states)
 
 
 def _models(schedule: RoundSchedule, variables, ids, weights, num_steps) -> ClientModels:
@@ -159,13 +160,28 @@ def _exchange(sums, rows):
     if len(leaves) == num_sums and all(leaf.dtype == jnp.float32 for leaf in leaves):
         summed, unravel = ravel_pytree(sums)
         return unravel(jax.lax.psum(summed, AXIS)), rows
-    words = [to_words(leaf) for leaf in leaves]
+    members: dict[Any, list[int]] = {}  # which leaves are of each type
+    for i, leaf in enumerate(leaves):
+        members.setdefault(leaf.dtype, []).append(i)
+    flat = [jnp.concatenate([leaves[i].reshape(-1) for i in kind]) for kind in members.values()]
+    words = [to_words(part) for part in flat]
     everyones = jax.lax.all_gather(jnp.concatenate(words), AXIS)  # [D, ...]
-    ends = np.cumsum([word.size for word in words])
-    parts = jnp.split(everyones, ends[:-1], axis=1)
-    gathered = [from_words(part, leaf) for part, leaf in zip(parts, leaves, strict=True)]
+    gathered = list(leaves)
+    parts = _split(everyones, [word.size for word in words])
+    for kind, part, like in zip(members.values(), parts, flat, strict=True):
+        pieces = _split(from_words(part, like), [leaves[i].size for i in kind])
+        for i, piece in zip(kind, pieces, strict=True):
+            gathered[i] = piece.reshape(piece.shape[0], *leaves[i].shape)
     totals = [part.sum(0, dtype=part.dtype) for part in gathered[:num_sums]]
     return jax.tree.unflatten(structure, totals + gathered[num_sums:])
+
+
+def _split(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+    """`rows` [D, n] as pieces of so many columns."""
+    ends = np.cumsum([0, *sizes])
+    return [
+        jax.lax.slice_in_dim(rows, first, last, axis=1) for first, last in itertools.pairwise(ends)
+    ]
 
 
 def _put_back(states, new, rows):
@@ -179,10 +195,12 @@ def _put_back(states, new, rows):
     flat = jax.tree.map(lambda n: n.reshape(rows.shape + n.shape[3:]), new)
 
     def put(i, states):
+        place = row_of(rows, i)
+
         def put_leaf(all_, new):
-            keep = rows[i] >= all_.shape[0]  # an unused slot
-            row = jnp.where(keep, all_[jnp.minimum(rows[i], all_.shape[0] - 1)], new[i])
-            return jax.lax.dynamic_update_index_in_dim(all_, row, rows[i], 0)
+            keep = place >= all_.shape[0]  # an unused slot
+            row = jnp.where(keep, client_row(all_, place), row_of(new, i))
+            return with_row(all_, row, place)
 
         return jax.tree.map(put_leaf, states, flat)
 
@@ -221,13 +239,13 @@ def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) 
     """The lane's functions of a method; `states` holds everyone's rows."""
 
     def client_of(slots: _Slots, slot):
-        client_key = jax.random.fold_in(key, slots.ids[slot])
-        start = examples.images[slots.seeds[slot]]
-        counts = (slots.num_samples[slot], slots.num_steps[slot])
-        return Client(slots.ids[slot], *counts, client_key, start)
+        here = jax.tree.map(lambda a: row_of(a, slot), slots)
+        client_key = jax.random.fold_in(key, here.ids)
+        start = examples.images[here.seeds]
+        return Client(here.ids, here.num_samples, here.num_steps, client_key, start)
 
     def begin(slots, slot):
-        state = client_row(states, slots.rows[slot])
+        state = client_row(states, row_of(slots.rows, slot))
         local = method.begin(hp, broadcast, state, client_of(slots, slot))
         zero = jnp.zeros((), jnp.float32)
         return _Running(local, jnp.int32(0), zero, zero)
@@ -247,9 +265,9 @@ def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) 
         )
 
     def end(slots, slot, running):
-        state, client = client_row(states, slots.rows[slot]), client_of(slots, slot)
+        state, client = client_row(states, row_of(slots.rows, slot)), client_of(slots, slot)
         upload, *kept = method.end(hp, broadcast, running.local, state, client)
-        return _weighed(upload, slots.weights[slot]), *kept
+        return _weighed(upload, row_of(slots.weights, slot)), *kept
 
     return _Lane(begin, step, end)
 
@@ -282,18 +300,21 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
 
     def segment(g, carry):
         running, sums, new_states, outputs = carry
-        slot, starts, ends = schedule.slots[g], schedule.starts[g], schedule.ends[g]
+        slot, starts, ends, last = (
+            row_of(a, g)
+            for a in (schedule.slots, schedule.starts, schedule.ends, schedule.segment_ends)
+        )
         fresh = over_lanes(lane.begin)(slots, slot)
         running = _where(plan.in_step, starts, fresh, running)
-        first = jnp.where(g == 0, 0, schedule.segment_ends[g - 1])
+        first = jnp.where(g == 0, 0, row_of(schedule.segment_ends, jnp.maximum(g - 1, 0)))
 
         # The loop is inside the lane, whose arrays then have no axis for it: with one lane the
         # weights are updated in place, which XLA does not do through a reshape.
         def train(slots, slot, running, batches, sizes):
             def one_step(t, running):
-                return lane.step(slots, slot, running, batches[t], sizes[t])
+                return lane.step(slots, slot, running, row_of(batches, t), row_of(sizes, t))
 
-            return jax.lax.fori_loop(first, schedule.segment_ends[g], one_step, running)
+            return jax.lax.fori_loop(first, last, one_step, running)
 
         running = over_lanes(train)(slots, slot, running, batches, batch_sizes)
         sent, new, output = over_lanes(lane.end)(slots, slot, running)
@@ -337,7 +358,7 @@ def _over_lanes(num_lanes: int, function: Callable) -> Callable:
         return jax.vmap(function)
 
     def single(*args):
-        out = function(*jax.tree.map(lambda a: a[0], args))
+        out = function(*jax.tree.map(lambda a: jax.lax.index_in_dim(a, 0, keepdims=False), args))
         return jax.tree.map(lambda a: a[None], out)
 
     return single
@@ -355,8 +376,8 @@ def _write(plan: Plan, slot, ends, buffers, values):
     """Write each lane's value to its client's slot where the client ends."""
 
     def write_leaf(buffer, value, slot, end):
-        value = jnp.where(end, value, buffer[slot]) if plan.in_step else value
-        return jax.lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
+        value = jnp.where(end, value, row_of(buffer, slot)) if plan.in_step else value
+        return with_row(buffer, value, slot)
 
     over_lanes = _over_lanes(plan.lanes, write_leaf)
     return jax.tree.map(lambda b, v: over_lanes(b, v, slot, ends), buffers, values)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.common.arrays import row_of, with_row
 from fedjax_het.engine.evaluation import (
     ClientTests,
     Evaluation,
@@ -113,7 +114,7 @@ def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring) -> Calla
         def one_round(r, carry):
             state, curves = carry
             state, metrics = _round(rounds, inputs, state, r, nothing)
-            return state, jax.tree.map(lambda curve, now: curve.at[r].set(now), curves, metrics)
+            return state, jax.tree.map(lambda curve, now: with_row(curve, now, r), curves, metrics)
 
         start = jax.tree.map(jnp.asarray, empty)
         return jax.lax.fori_loop(0, inputs.num_rounds, one_round, (state, start))
@@ -124,7 +125,7 @@ def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring) -> Calla
 def _round(rounds: Rounds, inputs: ChunkInputs, state, r: jax.Array, nothing: RoundMetrics):
     """The r-th round of a chunk: -> (state, its RoundMetrics); `nothing` is what is not due."""
     algorithm, plan, measuring = rounds.algorithm, rounds.plan, rounds.measuring
-    schedule = jax.tree.map(lambda a: a[r], inputs.schedule)
+    schedule = jax.tree.map(lambda a: row_of(a, r), inputs.schedule)
     key = jax.random.fold_in(inputs.train_key, schedule.round)
     gaps = {}
     if measuring.gaps_every:
@@ -203,7 +204,7 @@ def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) ->
 def _tuned(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal):
     """Every client's copy of the global model, tuned."""
     algorithm, plan = rounds.algorithm, rounds.plan
-    schedule = jax.tree.map(lambda a: a[r], inputs.tuning)
+    schedule = jax.tree.map(lambda a: row_of(a, r), inputs.tuning)
     segments = plan.once_known(signal, schedule.num_segments)
     cohort = Cohort(schedule._replace(num_segments=segments), inputs.examples)
     variables = algorithm.global_model(state)
