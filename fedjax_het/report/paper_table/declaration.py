@@ -110,8 +110,8 @@ class Experiment:
             rows = [row for each in datasets for row in self.rows(preset, each)]
             return tuple(dict.fromkeys(rows))
         reported_rows = tuple(dict.fromkeys(self.values()["method"]))
-        rows = chosen.own(dataset).rows or chosen.rows or reported_rows
-        return tuple(dict.fromkeys((*rows, *chosen.more_rows)))
+        own = chosen.own(dataset).rows or chosen.rows or reported_rows
+        return tuple(dict.fromkeys((*own, *chosen.more_rows)))
 
     def title_of(self, preset: str) -> str:
         """The title of the table that a preset fills, without a full stop."""
