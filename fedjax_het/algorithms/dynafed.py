@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_het.algorithms.contract import Algorithm, HostWork
 from fedjax_het.algorithms.entry import Entry
 from fedjax_het.algorithms.refined import Round, refined
+from fedjax_het.common.errors import is_whole
 from fedjax_het.common.records import NonNegative, Whole, read
 from fedjax_het.condensation import (
     Synthesis,
@@ -49,6 +50,19 @@ class DynaFedOptions(SynthesisOptions):
     fine_tune_epochs: Whole = 20
     "Over the synthetic data, each round."
     fine_tune_optimizer: Literal["adam", "sgd"] = "adam"
+
+    @classmethod
+    def adjusted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """A count of samples of one kind replaces the preset's of the other; one target count is a
+        list of one."""
+        counts = given.get("target_counts")
+        if is_whole(counts, 1):
+            given = {**given, "target_counts": (counts,)}
+        if given.get("num_samples") is not None:
+            return {"samples_per_class": None, **given}
+        if given.get("samples_per_class") is not None:
+            return {"num_samples": None, **given}
+        return given
 
     def check(self) -> None:
         super().check()

@@ -25,7 +25,7 @@ from fedjax_het.common.records import (
     at_least,
 )
 from fedjax_het.engine.contract import ClientMethod, checked_client
-from fedjax_het.engine.lanes import Cohort, for_each_client, train_cohort
+from fedjax_het.engine.lanes import ClientModels, Cohort, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
@@ -147,17 +147,7 @@ def fedgen(
         before = state.server
         sent = Broadcast(before.variables, (before.generator, state.round))
         result = train_cohort(client, plan, hp, sent, state.clients, key, cohort, gather=hands_out)
-        models = None
-        if hands_out:
-            gathered = result.outputs
-            variables, counts = gathered.variables
-            present = gathered.present.astype(jnp.float32)
-            models = gathered._replace(variables=variables)
-            teachers = Teacher(
-                _head(model).parameters(variables), counts * present[:, None], present
-            )
-        else:
-            teachers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), result.outputs)
+        models, teachers = _told(model, result.outputs, whole=hands_out)
         most = options.generator_steps
         steps = jnp.where(cohort.schedule.trial, min(1, most), most)
         made, optimizer = train_generator(
@@ -189,6 +179,17 @@ def fedgen(
         traffic=traffic,
         pageable=True,
     )
+
+
+def _told(model: Model, outputs: Any, *, whole: bool) -> tuple[ClientModels | None, Teacher]:
+    """(the clients' models, what the generator learns from) of what the round's clients told: their
+    `whole` models and label counts, or a `Teacher` in each slot."""
+    if not whole:
+        return None, jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), outputs)
+    variables, counts = outputs.variables
+    present = outputs.present.astype(jnp.float32)
+    heads = _head(model).parameters(variables)
+    return outputs._replace(variables=variables), Teacher(heads, counts * present[:, None], present)
 
 
 def _guided_client(

@@ -41,9 +41,8 @@ from fedjax_het.condensation.trajectory import (
     draw_segment,
     j_by_start,
     make_synthesis,
-    matching_loss,
-    unroll,
 )
+from fedjax_het.condensation.unrolling import matching_loss, unroll
 
 __all__ = [
     "DSA_STRATEGY",

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from jax import Array
 
-from fedjax_het.common.errors import is_whole, require, require_name
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.records import (
     Count,
     NonNegative,
@@ -100,19 +100,6 @@ class SynthesisOptions(Record):
 
     NAMED: ClassVar[dict[str, dict[str, Any]]] = _STATIC_PRESETS
 
-    @classmethod
-    def adjusted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """A count of samples of one kind replaces the preset's of the other; one target count is a
-        list of one."""
-        counts = given.get("target_counts")
-        if is_whole(counts, 1):
-            given = {**given, "target_counts": (counts,)}
-        if given.get("num_samples") is not None:
-            return {"samples_per_class": None, **given}
-        if given.get("samples_per_class") is not None:
-            return {"num_samples": None, **given}
-        return given
-
     def check(self) -> None:
         require(
             (self.samples_per_class is None) != (self.num_samples is None),
@@ -192,11 +179,6 @@ class SynthesisConfig(SynthesisNumbers, SynthesisOptions):
             {**_STATIC_PRESETS[name], **_NUMERIC_PRESETS[name], **overrides},
             name="setting",
         )
-
-    @classmethod
-    def adjusted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """As they are: of two counts of samples, one has to be taken back."""
-        return given
 
     def __post_init__(self) -> None:
         types = field_types(type(self))
