@@ -2,6 +2,7 @@
 
     experiments/speed_peers/make_environments.sh          # once; needs the network
     python experiments/speed.py
+    python experiments/speed.py --quick
     python experiments/speed.py --regimes R1 R3 --peers torch --output results/speed
 
 Every program is a process of its own that makes one regime and ends: this package first, which
@@ -31,6 +32,7 @@ from fedjax_het._startup import available_cores
 from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
 
 PROGRAMS = Path(__file__).parent / "speed_peers"
+SYNTHESIS_PEER = "torch_synthesis.py"  # the loop that synthesises instead of training clients
 PEERS = {
     "torch": "torch_loop.py",
     "fedjax": "fedjax_peer.py",
@@ -85,7 +87,6 @@ DYNAFED: dict[str, Any] = {
         "num_samples": 150,
         "inner_steps": 20,
         "trajectory_rounds": 6,
-        "num_iterations": 2,
     },
 }
 EQUAL_SIZES = "80 clients x 750 images, 32 a round, batch 32"
@@ -121,17 +122,21 @@ REGIMES = {
         "a sweep of 8 seeds of R1", FEDAVG, 20, kind="sweep", seeds=8, peers=("torch",), turns=1
     ),
     **{
-        f"R6-{width}": Regime(
-            f"DynaFed's synthesis, ConvNet of width {width}: 150 images, 20 inner steps; "
+        name: Regime(
+            f"DynaFed's synthesis, {network}: 150 images, 20 inner steps; "
             "a round is an iteration, a sample an image in an inner step",
-            {**DYNAFED, "width": width},
-            1,
+            {**DYNAFED, **model},
+            iterations,
             kind="synthesis",
             num_images=200,
-            peers=(),
-            turns=1,
+            peers=("torch",),
+            turns=2,
         )
-        for width in (32, 128)
+        for name, network, model, iterations in (
+            ("R6-mlp", "MLP 784-128-128-10", {"model": "mlp"}, 100),
+            ("R6-32", "ConvNet of width 32", {"width": 32}, 4),
+            ("R6-128", "ConvNet of width 128", {"width": 128}, 2),
+        )
     },
 }
 LONGEST = "R6-128"  # minutes on a CPU: only if it is named
@@ -142,9 +147,11 @@ class Arguments:
     """Local training: this package beside other simulators."""
 
     regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != LONGEST)
-    """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-32, R6-128."""
+    """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128."""
     turns: int = 2
     """How often the programs take turns (the longest regimes: once)."""
+    quick: bool = False
+    """One turn of each: about ten minutes on 2 cores."""
     rounds: int = 0
     """Rounds in a turn (default: each regime's own)."""
     peers: tuple[str, ...] | None = None
@@ -231,10 +238,10 @@ def take_turns(
     }
     for peer in regime.peers:
         if peer in interpreters:
-            programs[peer] = (interpreters[peer], PEERS[peer], peer_settings(regime, folder))
+            programs[peer] = peer_program(regime, peer, interpreters[peer], arguments, folder)
     turns: dict[str, list] = {program: [] for program in programs}
     cache = folder / f"cache-{name}"  # of its own, so that the first turn compiles
-    for _ in range(min(arguments.turns, regime.turns)):
+    for _ in range(1 if arguments.quick else min(arguments.turns, regime.turns)):
         if regime.kind == "sweep":  # its peers make the rounds of one run
             run_program(
                 sys.executable, "this_package.py", one_run(regime, folder), folder / "cache"
@@ -246,6 +253,15 @@ def take_turns(
             if made is not None:
                 turns[program].append(made)
     return {program: records for program, records in turns.items() if records}
+
+
+def peer_program(
+    regime: Regime, peer: str, interpreter: str, arguments: Arguments, folder: Path
+) -> tuple[str, str, dict[str, Any]]:
+    """-> (interpreter, file, settings)."""
+    if regime.kind == "synthesis":
+        return interpreter, SYNTHESIS_PEER, synthesis_settings(regime, arguments)
+    return interpreter, PEERS[peer], peer_settings(regime, folder)
 
 
 def here_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
@@ -275,6 +291,18 @@ def peer_settings(regime: Regime, folder: Path) -> dict[str, Any]:
         "threads": available_cores(),
         "images": str(folder / "images.npz"),
         "clients": str(folder / "clients.npz"),
+    }
+
+
+def synthesis_settings(regime: Regime, arguments: Arguments) -> dict[str, Any]:
+    options = regime.spec["options"]
+    return {
+        "network": regime.spec["model"],
+        "width": regime.spec.get("width"),
+        "num_samples": options["num_samples"],
+        "inner_steps": options["inner_steps"],
+        "iterations": arguments.rounds or regime.rounds,
+        "threads": available_cores(),
     }
 
 

@@ -7,8 +7,16 @@ from torch import nn
 
 def make_network(regime: Regime) -> nn.Module:
     """The regime's network for images [B, 1, 28, 28]; seeded."""
+    return network_of(regime.network, regime.width)
+
+
+def network_of(name: str, width: int | None) -> nn.Module:
+    """mlp, convnet (of this width) or cnn for images [B, 1, 28, 28]; seeded."""
     torch.manual_seed(0)
-    return {"mlp": mlp, "convnet": lambda: convnet(regime.width), "cnn": cnn}[regime.network]()
+    if name == "convnet":
+        assert width is not None
+        return convnet(width)
+    return {"mlp": mlp, "cnn": cnn}[name]()
 
 
 def mlp() -> nn.Module:

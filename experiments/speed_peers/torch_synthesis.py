@@ -1,0 +1,79 @@
+"""DynaFed's synthesis as one writes it by hand in PyTorch: a loop with `create_graph=True`.
+
+Parity: as many images and inner steps, soft labels, a learned step size, Adam on all three, the
+same network, float32; as many threads as cores, or a GPU. In its favour: no augmentation, a start
+and a target that stay as they are, and no record of what was met.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from regime import report
+from torch.func import functional_call
+from torch_networks import network_of
+
+UNTIMED = 1  # iterations before, in which libraries start
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    torch.set_num_threads(settings["threads"])
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    one_iteration = iterations_of(settings, device)
+    seconds = []
+    for _ in range(UNTIMED + settings["iterations"]):
+        wait()
+        start = time.perf_counter()
+        one_iteration()
+        wait()
+        seconds.append(time.perf_counter() - start)
+    seconds = seconds[UNTIMED:]
+    samples = [settings["num_samples"] * settings["inner_steps"]] * len(seconds)
+    report(seconds, samples, f"PyTorch {torch.__version__}, {device}")
+
+
+def iterations_of(settings: dict, device: str):
+    model = network_of(settings["network"], settings["width"]).to(device)
+    names, parts = zip(*model.named_parameters(), strict=True)
+    sizes = [part.numel() for part in parts]
+    start = torch.cat([part.detach().flatten() for part in parts])
+    target = start + 0.01 * torch.randn_like(start)
+
+    def logits_of(vector: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        pieces = torch.split(vector, sizes)
+        named = {n: v.view_as(p) for n, v, p in zip(names, pieces, parts, strict=True)}
+        return functional_call(model, named, (images,))
+
+    count = settings["num_samples"]
+    images = torch.randn(count, 1, 28, 28, device=device, requires_grad=True)
+    labels = torch.zeros(count, 10, device=device, requires_grad=True)
+    step_size = torch.tensor(0.04, device=device, requires_grad=True)
+    optimizer = torch.optim.Adam(
+        [
+            {"params": [images], "lr": 0.05},
+            {"params": [labels], "lr": 0.05},
+            {"params": [step_size], "lr": 1e-5},
+        ]
+    )
+
+    def one_iteration() -> None:
+        vector = start.clone().requires_grad_(True)
+        for _ in range(settings["inner_steps"]):
+            logits = logits_of(vector, images)
+            products = torch.softmax(labels, 1) * torch.log_softmax(logits, 1)
+            (gradient,) = torch.autograd.grad(-products.mean(), vector, create_graph=True)
+            vector = vector - step_size * gradient
+        loss = (vector - target).square().sum() / (start - target).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return one_iteration
+
+
+if __name__ == "__main__":
+    main()
