@@ -22,6 +22,9 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
     )
+    # These train for minutes: what their programs take to compile is not all.
+    flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")
+    monkeypatch.setenv("XLA_FLAGS", flags)
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
     assert "colab.research.google.com" in notebook.cells[0].source
