@@ -24,11 +24,12 @@ from fedjax_het.common.records import (
     Whole,
     at_least,
 )
-from fedjax_het.engine.contract import ClientMethod, checked_client
+from fedjax_het.engine.contract import Batch, ClientMethod, checked_client
 from fedjax_het.engine.lanes import ClientModels, Cohort, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.server import Learner, take_steps
 from fedjax_het.nn import Generator, Model, make_generator
 from fedjax_het.nn.models import Head
 
@@ -269,24 +270,28 @@ def train_generator(
     seen = teachers.counts.sum(0) > 0
     shares = label_shares(teachers)
 
-    def step(number, carry):
-        made, optimizer = carry
+    def drawn(number):
         label_key, noise_key = jax.random.split(jax.random.fold_in(key, number))
         labels = jax.random.categorical(
             label_key, jnp.where(seen, 0, -jnp.inf), shape=(batch_size,)
         )
         noise = jax.random.uniform(noise_key, (batch_size, generator.noise_size))
+        return Batch(noise, labels, jnp.ones(batch_size), number)
+
+    def loss_and_gradient(made, batch, key):
+        noise, labels = batch.images, batch.labels
 
         def loss(params):
             features, state = generator.apply({**made, "params": params}, noise, labels, train=True)
             return generator_loss(model, hp, teachers.head, shares, features, noise, labels), state
 
-        gradient, state = jax.grad(loss, has_aux=True)(made["params"])
-        updates, optimizer = _adam(hp).update(gradient, optimizer, made["params"])
-        params = jax.tree.map(lambda p, u: p - lr * u, made["params"], updates)
-        return {"params": params, "state": state}, optimizer
+        (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(made["params"])
+        return value, gradient, {**made, "state": state}
 
-    return jax.lax.fori_loop(0, steps, step, start)
+    learnt = take_steps(
+        Learner(*start), drawn, loss_and_gradient, optimizer=_adam(hp, lr), steps=steps
+    )
+    return learnt.variables, learnt.moments
 
 
 def label_shares(teachers: Teacher) -> jax.Array:
@@ -307,10 +312,10 @@ def generator_loss(model: Model, hp, heads, shares, features, noise, labels) -> 
     return hp["teacher_weight"] * taught + hp["diversity_weight"] * alike
 
 
-def _adam(hp) -> optax.GradientTransformation:
-    """Adam's direction, with weight decay in the gradient as PyTorch's has it."""
+def _adam(hp, lr: float | jax.Array = 0.0) -> optax.GradientTransformation:
+    """Adam with weight decay in the gradient, as PyTorch's has it; its state knows no rate."""
     decay = optax.add_decayed_weights(hp["generator_weight_decay"])
-    return optax.chain(decay, optax.scale_by_adam())
+    return optax.chain(decay, optax.scale_by_adam(), optax.scale(-lr))
 
 
 def _head(model: Model) -> Head:

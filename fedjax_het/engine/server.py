@@ -78,6 +78,46 @@ def in_order(num_examples: int, batch_size: int) -> Batches:
     )
 
 
+class Learner(NamedTuple):
+    """What steps of training change."""
+
+    variables: Tree  # {"params": tree, ...}, of which the optimiser moves the parameters
+    moments: Tree  # the optimiser's
+    watched: Tree = ()
+
+
+def _unwatched(done: jax.Array, variables: Tree, watched: Tree) -> Tree:
+    return watched
+
+
+def take_steps(
+    learner: Learner,
+    batch_of: Callable[[jax.Array], Batch],
+    loss_and_gradient: LossAndGradient,
+    *,
+    optimizer: optax.GradientTransformation,
+    steps: int | jax.Array,
+    first_step: int | jax.Array = 0,
+    key: jax.Array | None = None,
+    watch: Callable[[jax.Array, Tree, Tree], Tree] = _unwatched,
+) -> Learner:
+    """`learner` after steps `first_step`, `first_step` + 1, ..., on the batches `batch_of` them.
+
+    The loop of all training at the server: `fit` has it go through epochs of examples, FedGen's
+    generator draws a batch for each step. Arguments as in `fit`; `steps` may be traced.
+    """
+
+    def step(number, learner):
+        variables, moments, watched = learner
+        step_key = None if key is None else jax.random.fold_in(key, number)
+        _, gradient, variables = loss_and_gradient(variables, batch_of(number), step_key)
+        updates, moments = optimizer.update(gradient, moments, variables["params"])
+        variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
+        return Learner(variables, moments, watch(number + 1, variables, watched))
+
+    return jax.lax.fori_loop(first_step, first_step + steps, step, learner)
+
+
 def fit(
     variables: Tree,
     examples: Examples,
@@ -88,7 +128,7 @@ def fit(
     epochs: int | jax.Array,
     first_epoch: int | jax.Array = 0,
     key: jax.Array | None = None,
-    watch: Callable[[jax.Array, Tree, Tree], Tree] = lambda done, variables, watched: watched,
+    watch: Callable[[jax.Array, Tree, Tree], Tree] = _unwatched,
     watched: Tree = (),
 ) -> tuple[Tree, Tree]:
     """(variables, watched) after `epochs` epochs of minibatch steps; to be jitted by the caller.
@@ -108,26 +148,27 @@ def fit(
     """
     per_epoch = batches.per_epoch
 
-    def step(order, number, place, carry):
-        variables, moments, watched = carry
-        index, mask = batches.take(order, place)
-        batch = Batch(examples.images[index], examples.labels[index], mask, number)
-        step_key = None if key is None else jax.random.fold_in(key, number)
-        _, gradient, variables = loss_and_gradient(variables, batch, step_key)
-        updates, moments = optimizer.update(gradient, moments, variables["params"])
-        variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
-        return variables, moments, watch(number + 1, variables, watched)
+    def epoch(number, learner):
+        order, first = batches.order(number), number * per_epoch
 
-    def epoch(number, carry):
-        order = batches.order(number)
-        first = number * per_epoch
-        return jax.lax.fori_loop(
-            0, per_epoch, lambda place, carry: step(order, first + place, place, carry), carry
+        def batch_of(step):
+            index, mask = batches.take(order, step - first)
+            return Batch(examples.images[index], examples.labels[index], mask, step)
+
+        return take_steps(
+            learner,
+            batch_of,
+            loss_and_gradient,
+            optimizer=optimizer,
+            steps=per_epoch,
+            first_step=first,
+            key=key,
+            watch=watch,
         )
 
-    start = (variables, optimizer.init(variables["params"]), watched)
-    variables, _, watched = jax.lax.fori_loop(first_epoch, first_epoch + epochs, epoch, start)
-    return variables, watched
+    start = Learner(variables, optimizer.init(variables["params"]), watched)
+    learner = jax.lax.fori_loop(first_epoch, first_epoch + epochs, epoch, start)
+    return learner.variables, learner.watched
 
 
 def train_on_server(
