@@ -11,6 +11,7 @@ from support.builders import chosen, registered
 from support.data import BATCH, CLASSES, SIZES, consecutive
 from support.oracle import Loop, beside, joined
 from support.problems import small
+from support.slow import all_methods
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.fedavg import fedavg
@@ -188,7 +189,7 @@ def test_zero_learning_rate_changes_nothing():
 # --- every registered method ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", all_methods())
 @pytest.mark.parametrize(("devices", "lanes"), [(2, 1), (1, 3), (2, 2)])
 def test_lanes_and_devices_change_nothing(name, devices, lanes):
     build, settings = registered(name)
@@ -230,7 +231,7 @@ def test_a_round_keeps_structure_shapes_and_types(name):
 
 
 # Clients of data_sharing always have data: the server's.
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "data_sharing"])
+@pytest.mark.parametrize("name", all_methods(n for n in METHODS if n != "data_sharing"))
 def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_state(name):
     build, settings = registered(name)
     federation = small(
@@ -253,7 +254,7 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
     assert float(info.update_norm) == 0 and np.isfinite(float(info.train_loss))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", all_methods())
 def test_clients_outside_the_cohort_keep_their_state(name):
     build, settings = registered(name)
     federation = small(build, participation=0.5, epochs=2, optimizer="adam", keep=True, **settings)
@@ -293,6 +294,7 @@ def test_traffic_counts_what_is_sent(name):
     assert traffic == expected.get(name, (times * model, times * model, 0))
 
 
+@pytest.mark.slow
 def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
     model = make_model("convnet", (8, 8, 1), 3, width=4, depth=2, norm="batch")
     rng = np.random.default_rng(0)
@@ -339,6 +341,7 @@ def dropping_on_digits():
     return federation
 
 
+@pytest.mark.slow
 def test_dropout_does_not_depend_on_lanes_and_devices(dropping_on_digits):
     """Masks follow seed, round, client and step: where a client is trained leaves no trace."""
     reference, info = dropping_on_digits().run(2)

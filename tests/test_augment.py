@@ -206,6 +206,7 @@ def test_without_siamese_every_sample_has_its_own_draw(strategy):
     assert distinct == 2 if strategy == "flip" else distinct > 10
 
 
+@pytest.mark.slow
 def test_single_mode_draws_one_family_uniformly_and_all_mode_applies_every_one():
     names = ALL.split("_")
     images = random_images((4, 10, 10, 3)) + 5.0

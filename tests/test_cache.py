@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import fedjax_het, jax, sys
 from support.data import user_dataset
@@ -28,6 +30,7 @@ def entries(folder):
     return {path.name for path in folder.rglob("*-cache")}
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing_new(tmp_path):
     folder = tmp_path / "cache"
     used = start(folder, "run")

@@ -31,6 +31,7 @@ def test_the_last_line_is_one_json_object(capsys, tmp_path):
         assert (tmp_path / picture).stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_dynafed_leaves_its_pictures_and_images(tmp_path):
     code = run(
         *("--algorithm", "dynafed", "--model", "mlp", "--rounds", "4", "--output-dir"),
@@ -45,6 +46,7 @@ def test_dynafed_leaves_its_pictures_and_images(tmp_path):
         assert data["artifacts/matching_loss"].shape == (3,)
 
 
+@pytest.mark.slow
 def test_examples_that_no_client_holds_are_named_and_counted(tmp_path, capsys):
     code = run(
         *("--algorithm", "abavg", "--model", "mlp", "--rounds", "2", "--server-data", "held_out"),
@@ -59,6 +61,7 @@ def test_examples_that_no_client_holds_are_named_and_counted(tmp_path, capsys):
     assert split["num_unused"] == 40
 
 
+@pytest.mark.slow
 def test_clients_that_learn_from_each_other_leave_their_weights(tmp_path, capsys):
     code = run(
         *("--algorithm", "fedamp", "--num-clients", "6", "--rounds", "3", "--eval-every", "2"),

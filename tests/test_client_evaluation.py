@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from support.data import user_dataset
+from support.slow import all_methods
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
@@ -46,6 +47,7 @@ def counted(result, variables_of):
     return accuracies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [5, 250])
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -68,6 +70,7 @@ def test_the_global_model_is_counted_on_clients_tests(devices):
     assert np.isfinite(result.metrics["test_accuracy"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
 def test_clients_models_after_local_training_can_be_scored(name):
     result = simulate(spec(name, scored="client"), dataset=DATA)
@@ -94,7 +97,7 @@ def test_scaffold_is_scored_on_clients_models_in_fedamps_protocol():
 PERSONAL = [name for name, entry in METHODS.items() if entry.scored[0] != "global"]
 
 
-@pytest.mark.parametrize("name", ["fedavg", *PERSONAL])
+@pytest.mark.parametrize("name", all_methods(["fedavg", *PERSONAL]))
 def test_lanes_and_devices_change_no_accuracy(name):
     one = simulate(spec(name), dataset=DATA, placement=Placement(lanes=1, devices=1)).metrics
     for lanes, devices in ((3, 1), (2, len(jax.devices()))):
@@ -107,6 +110,7 @@ def test_lanes_and_devices_change_no_accuracy(name):
             np.testing.assert_allclose(other[curve], one[curve], atol=gap)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg_ft", "fedamp"])
 def test_rounds_that_are_not_evaluated_have_no_accuracy(name):
     every = simulate(spec(name, rounds=9), dataset=DATA).metrics

@@ -85,6 +85,7 @@ def test_until_data_are_synthesised_dynafed_is_its_base_and_keeps_its_models(bas
 # --- ABAVG -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "model"),
     [
@@ -134,6 +135,7 @@ def test_abavg_is_not_put_on_what_weighs_in_another_way(base):
 # --- FedGen's models ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fedgen_is_the_same_when_it_hands_out_its_models():
     """The generator then learns from the models that are gathered, by client, from where they
     were trained."""
@@ -164,6 +166,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_on_fedprox_by_the_command_line(name, tmp_path, capsys):
     code = main(

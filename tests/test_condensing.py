@@ -203,6 +203,7 @@ def test_each_of_fedafs_terms_acts():
     assert np.abs(images_of(resampled) - images_of(local)).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_sampled_distances_give_nearly_the_exact_images():
     hp = {"gamma": 1.0, "lambda_loc": 0.5}
     _, exact = run("fedaf", 1, {}, hp)
@@ -212,6 +213,7 @@ def test_sampled_distances_give_nearly_the_exact_images():
     assert gap(fine) < 0.1 * gap(rough)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [(2, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("clipping", ["per_class", "global"])
 def test_packing_changes_nothing(plan, clipping):
@@ -223,6 +225,7 @@ def test_packing_changes_nothing(plan, clipping):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_client_with_all_its_classes_condenses_as_its_pairs_do():
     """What clients as units are for is one norm over all classes; far above it nothing differs."""
     _, pairs = run("feddm", 2, {"clipping": "none"})
@@ -235,6 +238,7 @@ def test_a_client_with_all_its_classes_condenses_as_its_pairs_do():
     )
 
 
+@pytest.mark.slow
 def test_global_clipping_bounds_a_clients_step_and_class_clipping_each_classs():
     options = {"steps": 1, "server_epochs": 0, "init": "noise"}  # far from the real means
     hp = {"clip_norm": 1e-3, "image_lr": 10.0}
@@ -258,6 +262,7 @@ def test_an_empty_client_changes_nothing():
     np.testing.assert_allclose(w(with_), w(without), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_images_start_as_the_options_say():
     still = {"image_lr": 0.0}
     images, labels = blobs()
@@ -282,6 +287,7 @@ def test_images_start_as_the_options_say():
             assert abs(drawn.mean()) < 0.3 and 0.7 < drawn.std() < 1.3
 
 
+@pytest.mark.slow
 def test_a_warm_start_goes_on_from_the_last_rounds_images():
     still = {"image_lr": 0.0}
     for warm in (True, False):
@@ -317,6 +323,7 @@ def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
                     np.testing.assert_allclose(means[k, c], logits[members].mean(0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_condense_a_class_may_be_left_out_of_its_logits():
     images, labels = blobs()
     counts = consecutive().label_counts(labels, CLASSES)

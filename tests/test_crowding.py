@@ -19,6 +19,7 @@ def run(rounds):
     return simulate(spec, dataset=user_dataset())
 
 
+@pytest.mark.slow
 @needs_maps
 def test_programs_are_let_go_where_it_is_crowded(monkeypatch):
     run(1)
@@ -32,6 +33,7 @@ def test_programs_are_let_go_where_it_is_crowded(monkeypatch):
     assert crowding.maps_in_use() < held
 
 
+@pytest.mark.slow
 def test_a_run_makes_room_before_its_programs(monkeypatch):
     dropped = []
     monkeypatch.setattr(crowding, "is_crowded", lambda: True)

@@ -225,6 +225,7 @@ def resized_in_float64(image):
     return np.einsum("ih,hwc,jw->ijc", rows, image.astype(np.float64), columns, optimize=True)
 
 
+@pytest.mark.slow
 def test_domainnet_is_fedbns_ten_classes_resized(prepared_domains):
     folder, content = prepared_domains
     dataset = load_dataset("domainnet", data_dir=folder)
@@ -549,6 +550,7 @@ def test_import_is_light():
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
+@pytest.mark.slow
 def test_real_fashion_mnist(prepared_data):
     dataset = load_dataset("fashion_mnist", data_dir=prepared_data)
     assert dataset.train_images.shape == (60_000, 28, 28, 1)

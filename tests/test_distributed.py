@@ -47,6 +47,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(found[name], expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["scaffold", "dynafed"])
 def test_two_processes_are_as_one(tmp_path, method):
     port = free_port()
@@ -67,6 +68,7 @@ def test_two_processes_are_as_one(tmp_path, method):
     )
 
 
+@pytest.mark.slow
 def test_eight_devices_are_as_one(tmp_path):
     for devices in (1, 8):
         finish([start(tmp_path / str(devices), 1, 0, 0, "scaffold", devices)])

@@ -119,6 +119,7 @@ def assert_same_run(one, other):
         np.testing.assert_array_equal(*map(np.asarray, plain), err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_the_host_and_the_devices_keep_the_same_bits(lanes):
     host, device = (run(client_state=where, lanes=lanes) for where in ("host", "device"))
@@ -140,6 +141,7 @@ def test_a_killed_run_resumes_to_the_same_bits(before, after, tmp_path, monkeypa
     assert_same_run(resumed, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_a_sweep_is_as_its_runs(where):
     specs = [spec(seed=seed) for seed in range(len(jax.devices()) + 2)]
@@ -153,6 +155,7 @@ def test_a_sweep_is_as_its_runs(where):
             )
 
 
+@pytest.mark.slow
 def test_every_type_is_the_same_on_one_device_and_on_two():
     """Two blocks on either, so that sums are taken in one order."""
     devices = min(2, len(jax.devices()))

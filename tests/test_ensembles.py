@@ -249,6 +249,7 @@ def test_three_rounds_equal_a_float64_oracle(case, averaging):
 # --- limits ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
 @pytest.mark.parametrize("name", ["feddf", "fedbe"])
 def test_without_steps_distillation_is_its_base(name, base):
@@ -331,6 +332,7 @@ def test_only_averaging_by_accuracy_reads_labels(name):
         assert_trees_all_equal(*models)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_over_fedprox_without_pull_it_is_as_over_fedavg(name):
     options = {} if name == "abavg" else STEPS
@@ -374,6 +376,7 @@ def test_gaussian_draws_have_the_weighted_mean_and_variance_of_the_clients():
     assert (np.asarray(draws["state"]["mean"]) == 9).all()
 
 
+@pytest.mark.slow
 def test_dirichlet_draws_mix_the_clients_by_dirichlets_shares():
     """With equal p the shares are Dir(alpha)'s: mean 1/3, variance 2 / (9 (3 alpha + 1))."""
     one_hot = ClientModels(

@@ -132,6 +132,7 @@ def test_show_needs_a_folder(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_missing_data_leaves_cells_missing_and_says_why(tmp_path, capsys, monkeypatch):
     def simulate(spec, **keywords):
         fedjax_het.load_dataset(spec.dataset)

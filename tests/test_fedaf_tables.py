@@ -213,6 +213,7 @@ def filled(number, folder, *command):
     return table, results
 
 
+@pytest.mark.slow
 def test_fedbns_cell_of_a_domain_is_its_clients_accuracy(tmp_path):
     table, results = filled(2, tmp_path, "--methods", "fedbn")
     (run,) = results.values()
@@ -237,6 +238,7 @@ def test_fedbns_cell_of_a_domain_is_its_clients_accuracy(tmp_path):
     np.testing.assert_allclose(drawn[-1], accuracy.mean(1), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_fedbn_is_read_both_ways_under_label_skew(tmp_path):
     table, results = filled(1, tmp_path, "--methods", "fedbn", OWN_NORMS, "--alphas", "0.1")
     shared, own = results[None], results["personal"]
@@ -290,6 +292,7 @@ def test_true_bytes_are_those_that_a_run_counts():
     assert sent == pytest.approx(4 * upload)
 
 
+@pytest.mark.slow
 def test_table7_has_the_reported_cells_and_comes_near_them(tmp_path, capsys):
     rows = TABLE7.make_rows(TABLE7.Arguments(partitions=12))
     reported = reported_values("fedaf", "table7")
@@ -320,6 +323,7 @@ def test_table7_has_the_reported_cells_and_comes_near_them(tmp_path, capsys):
     assert "ipc = 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_balanced_labels_are_the_data_sets(prepared_data):
     for name in ("fashion_mnist", "cifar10"):
         source, dataset = (

@@ -39,6 +39,7 @@ def float64_distances(vectors):
     return ((vectors[:, None].astype(np.float64) - vectors[None]) ** 2).sum(-1)
 
 
+@pytest.mark.slow
 def test_distances_of_nearby_models_keep_their_digits():
     near = (100 + 1e-3 * RNG.normal(size=(4, 1000))).astype(np.float32)
     expected = float64_distances(near)
@@ -349,6 +350,7 @@ def spec(algorithm, **more):
     return RunSpec(algorithm, **{**common, **more})
 
 
+@pytest.mark.slow
 def test_history_keeps_the_weights_of_every_round():
     result = simulate(spec("fedamp", options={"history": True}), dataset=user_dataset())
     weights = result.metrics["collaboration"]
@@ -371,6 +373,7 @@ def test_tuning_for_no_epochs_is_the_base_method(base):
     assert_trees_all_equal(federation.run(2)[0], plain.run(2)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["fedavg", "fedprox"])
 def test_tuned_copies_leave_the_global_model_alone_and_are_scored_instead(base):
     hp = {"local_lr": 0.3}

@@ -113,6 +113,7 @@ def results(folder, partition):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", TABLES)
 def test_a_table_holds_the_best_means_of_its_runs(number, folder):
     table = pd.read_csv(folder / f"table{number}.csv").set_index("method")

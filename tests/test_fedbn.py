@@ -201,6 +201,7 @@ def test_layers_are_taken_out_and_put_back():
 # --- runs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [12, "all"])
 def test_a_clients_own_test_is_for_the_body_with_its_own_layers(count):
     """By hand, on a run with local tests, or with all tests for everyone."""

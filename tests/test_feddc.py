@@ -62,6 +62,7 @@ def test_the_servers_means_are_of_all_clients():
     assert np.abs(means.drift["w"]).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_it_reaches_the_joint_optimum_where_fedavg_does_not(participation):
     quadratics = different_quadratics()

@@ -57,6 +57,7 @@ def test_rounds_equal_a_float64_loop(averaging, server_lr):
 # --- quadratics ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
 def test_it_reaches_the_joint_optimum_where_fedavg_does_not(participation, server_lr):
@@ -68,6 +69,7 @@ def test_it_reaches_the_joint_optimum_where_fedavg_does_not(participation, serve
     assert distance(feddyn, quadratics, 400, **settings) < min(1e-4, biased / 100)
 
 
+@pytest.mark.slow
 def test_clients_that_are_alike_have_fedavgs_fixed_point():
     one = different_quadratics()
     alike = Quadratics(one.hessians[:1].repeat(6, 0), one.optima[:1].repeat(6, 0))

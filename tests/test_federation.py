@@ -21,9 +21,9 @@ from support.running import (
     run,
     spec,
 )
+from support.slow import all_methods
 
 from fedjax_het import ConfigError, Placement, Result, simulate
-from fedjax_het.algorithms import METHODS
 from fedjax_het.data import make_partition
 from fedjax_het.engine import evaluation
 from fedjax_het.running import advance, checkpoints, runs
@@ -39,7 +39,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", all_methods())
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
     whole = run(spec(name))
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
@@ -51,6 +51,7 @@ def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatc
         assert_same(run(spec(name), output_dir=folder, resume=True), whole)
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing(monkeypatch):
     whole = run(spec("dynafed"))
     monkeypatch.setattr(runs, "MAX_CHUNK", 3)
@@ -58,6 +59,7 @@ def test_chunks_change_nothing(monkeypatch):
     assert_same(run(spec("dynafed")), whole)
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_and_resume_on_the_command_line(tmp_path):
     def command(folder, *more):
         return [
@@ -154,6 +156,7 @@ def test_accuracy_and_loss_equal_those_of_the_final_model():
     assert made.metrics["test_loss"][-1] == pytest.approx(losses.mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", sorted({1, len(jax.devices())}))
 def test_accuracy_per_domain_is_counted(devices, monkeypatch):
     monkeypatch.setattr(evaluation, "BATCH", 7)  # several batches, the last of them short
@@ -233,12 +236,14 @@ def test_dynafed_is_fedavg_until_its_synthesis_and_tunes_afterwards():
     assert tuned.summary["synthesis_iterations"] == 6
 
 
+@pytest.mark.slow
 def test_dynafed_without_fine_tuning_is_fedavg():
     plain = run(spec("fedavg"))
     tuned = run(spec("dynafed", options={**SYNTHESIS, "fine_tune_epochs": 0}))
     np.testing.assert_array_equal(plain.metrics["test_loss"], tuned.metrics["test_loss"])
 
 
+@pytest.mark.slow
 def test_dynafeds_trajectory_is_the_global_models():
     from jax.flatten_util import ravel_pytree
 
@@ -257,6 +262,7 @@ def test_the_users_own_partition():
     np.testing.assert_array_equal(a.metrics["test_loss"], b.metrics["test_loss"])
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_numbers_only_share_one_compilation():
     own = {"local_epochs": 5}  # no other test's program
     first = prepare([spec(**own)], dataset=user_dataset())

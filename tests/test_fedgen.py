@@ -171,6 +171,7 @@ def test_three_rounds_equal_a_float64_loop(averaging):
 # --- limits ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "hp"),
     [({}, {"generated_weight": 0.0, "distilled_weight": 0.0}), ({"guided_steps": 0}, {})],
@@ -195,6 +196,7 @@ def test_weights_decay_to_the_least_and_no_further(monkeypatch):
     assert_trees_all_close(*models, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_guidance_begins_in_the_second_round():
     plain, guided = small(fedavg, hp=HP), small(method(), hp=HP)
     for rounds, same in ((1, True), (2, False)):
@@ -224,6 +226,7 @@ def trained(of, steps, **hp):
     return generator, start, made
 
 
+@pytest.mark.slow
 def test_training_makes_features_that_teachers_recognise():
     of = teachers()
     generator, *both = trained(of, 400)
@@ -296,6 +299,7 @@ def test_normalisation_in_evaluation_is_by_running_statistics():
 # --- other networks, bad input ----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_is_guided():
     model = make_model("convnet", (4, 4, 1), CLASSES, width=3, depth=1)
     rng = np.random.default_rng(0)

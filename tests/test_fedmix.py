@@ -189,6 +189,7 @@ def smooth_model():
     return Model("smooth", SHAPE, CLASSES, init, apply)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [linear_model(), smooth_model()], ids=["linear", "smooth"])
 def test_fedmix_differs_from_mixup_by_lambda_squared(model):
     """Loss and gradient of a batch: an error in the first-order term, as by the batch size, would
@@ -209,6 +210,7 @@ def test_fedmix_differs_from_mixup_by_lambda_squared(model):
     assert ((ratios > 3.3) & (ratios < 4.7)).all(), (gaps, ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
     """Convolutions as matrix products have a reverse rule of their own; the backend's have both."""
@@ -246,6 +248,7 @@ def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
     assert_trees_all_close(gradient, expected_gradient, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_pieces_of_a_batch_make_the_same_step(name):
     hp = {"local_lr": 0.1, "mixup_lambda": 0.3}
@@ -315,6 +318,7 @@ def run(spec_, **settings):
     return simulate(spec_, dataset=user_dataset(), **settings)
 
 
+@pytest.mark.slow
 def test_seeds_with_unequal_numbers_of_averages_share_a_program():
     """Whose averages are fewer than others' reads none of the padding."""
     specs = [spec(seed=s) for s in range(3)]
@@ -332,6 +336,7 @@ def test_seeds_with_unequal_numbers_of_averages_share_a_program():
         np.testing.assert_allclose(alone.metrics[name], together.metrics[name], rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_averages_are_sent_once():
     mixed, plain = run(spec()), run(spec("fedavg", options={}, hp={}))
     count = int(MeanBlocks(4).counts(mixed.partition.sizes).sum())

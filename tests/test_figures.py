@@ -260,6 +260,7 @@ def test_labels_of_alphas_do_not_overlap():
     assert texts == ["0.01", "", "", "0.1", "1"]
 
 
+@pytest.mark.slow
 def test_many_methods_fit_and_are_told_apart():
     methods = [*METHODS, "mine", "yours"]
     results, curves = sweep(methods, seeds=(0, 1))

@@ -212,6 +212,7 @@ def prepared(spec_, dataset=None):
     return prepare([spec_], dataset=dataset or user_dataset())
 
 
+@pytest.mark.slow
 def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
     data, (images, labels) = user_dataset(), SERVER
     named = {"server_data": "user", "server_options": {}}
@@ -248,6 +249,7 @@ def test_the_epochs_of_the_server_follow_the_papers_rule():
     assert len(kept["server"].labels) == 6
 
 
+@pytest.mark.slow
 def test_pretraining_shows_resumes_and_starts_all_methods_alike(tmp_path):
     seen = []
     longer = spec(pretrain_epochs=40)
@@ -265,6 +267,7 @@ def test_pretraining_shows_resumes_and_starts_all_methods_alike(tmp_path):
     assert plain.metrics["test_loss"][0] != run(spec("fedavg")).metrics["test_loss"][0]
 
 
+@pytest.mark.slow
 def test_every_seed_has_examples_of_its_own_for_the_server():
     specs = [spec(seed=s) for s in range(3)]
     together = sweep(
@@ -280,6 +283,7 @@ def test_every_seed_has_examples_of_its_own_for_the_server():
     assert len(drawn) == 3
 
 
+@pytest.mark.slow
 def test_dynafed_over_another_method_tunes_that_one():
     options = {
         "num_iterations": 2,
@@ -348,6 +352,7 @@ def test_gaps_are_those_of_full_gradients(lanes, spread):
     np.testing.assert_allclose(found["client_gap"], expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_server_with_all_data_and_alike_clients_have_no_gap():
     images, labels = blobs((12,))
     data = dataset_from_arrays(images, labels, images, labels, num_classes=CLASSES)
@@ -366,6 +371,7 @@ def test_a_server_with_all_data_and_alike_clients_have_no_gap():
     assert (skewed.metrics["client_gap"][measured] > 1e-3).all()
 
 
+@pytest.mark.slow
 def test_measuring_gaps_changes_nothing_else():
     plain, measured = run(spec()), run(spec(gradient_gaps=1))
     for name in ("test_accuracy", "test_loss", "train_loss"):

@@ -126,6 +126,7 @@ def test_table_1_tries_the_papers_settings_of_each_of_its_rows():
     assert alphas == [0.01, 0.05, 0.1, 0.5]
 
 
+@pytest.mark.slow
 def test_figures_share_the_runs_that_they_have_in_common():
     assert {experiment.folder for experiment in ALL.values()} == {"fsl"}
     assert runs("fig10") == runs("fig5", datasets=("cifar10",))
@@ -393,6 +394,7 @@ def figure(name, folder, *command):
     return [Result.load(path) for path in folder.glob("*.json")]
 
 
+@pytest.mark.slow
 def test_figure_8_holds_the_means_of_its_runs(tmp_path, capsys):
     found = figure("fig8", tmp_path, "--methods", "data_sharing", "fsl(gamma=0.5)")
     out = capsys.readouterr().out
@@ -419,6 +421,7 @@ def test_a_figure_without_runs_says_so(tmp_path, capsys):
     assert "No run is there to be drawn." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig3", "fig4"])
 def test_examples_are_drawn(name, tmp_path, capsys):
     draw = import_module(f"experiments.fsl.{name}")

@@ -82,6 +82,7 @@ def test_the_command_line_names_the_same_runs():
     assert specs_of(command) == expected
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_shard_lists_and_reports(tmp_path, capsys):
     words = ["sweep", "--algorithm", "fedavg", "fedprox", "--model", "mlp", "--rounds", "1"]
     words += ["--alpha", "0.1", "1", "--num-clients", "5", "--output-dir", str(tmp_path)]

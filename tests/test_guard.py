@@ -69,6 +69,7 @@ def all_suspected(monkeypatch):
     monkeypatch.setattr(guard, "UNFUSED", {})  # an option that other backends may not know
 
 
+@pytest.mark.slow
 def test_the_chunks_of_a_run_are_verified(monkeypatch):
     from support.data import user_dataset
 

@@ -49,6 +49,7 @@ def assert_same_run(host, device):
     jax.tree.map(np.testing.assert_array_equal, all_clients(host), all_clients(device))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lanes"), [("scaffold", 1), ("scaffold", 2), ("fedavg", 1)])
 def test_a_run_is_the_same_bits(name, lanes, short):
     one = stateful(name)
@@ -90,6 +91,7 @@ def test_the_programs_of_a_run_on_the_host_compile_once(short):
     assert group.program.chunk.program._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_vmapped_federations_are_the_same_bits(short):
     more = {"partition": "dirichlet", "alpha": 0.7, "rounds": 5}
     specs = [stateful("fedavg", seed=s, **more) for s in range(2 * len(jax.devices()) + 1)]
@@ -123,6 +125,7 @@ def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, sh
     jax.tree.map(np.testing.assert_array_equal, all_clients(resumed), all_clients(whole))
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_to_the_bits_of_states_on_the_devices(tmp_path, short, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     specs = [stateful(seed=s) for s in range(len(jax.devices()))]
@@ -177,6 +180,7 @@ def test_rows_that_were_never_written_are_the_first_row():
     np.testing.assert_array_equal(state.client(4)["w"], [1, 2])
 
 
+@pytest.mark.slow
 def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
     group = prepare([stateful()], dataset=user_dataset())
     made, files = gathered(group, group.federations), Checkpoints([tmp_path])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
+from support.slow import slow
 
 from fedjax_het.condensation import (
     SyntheticData,
@@ -83,8 +84,8 @@ def assert_equal(ours, theirs, rtol=1e-9):
     [
         ("mlp", {"batch_size": 4, "augment_strategy": "color_rotate"}),
         ("mlp", {"momentum": 0.9, "loss_scaling": "cross_entropy"}),
-        ("convnet", {"augment_strategy": "scale_cutout", "batch_size": 4}),
-        ("batch norm", {}),
+        slow("convnet", {"augment_strategy": "scale_cutout", "batch_size": 4}),
+        slow("batch norm", {}),
     ],
 )
 def test_it_is_what_reverse_over_reverse_gives(name, options):
@@ -95,7 +96,7 @@ def test_it_is_what_reverse_over_reverse_gives(name, options):
         assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro_batch", [slow(1), slow(2), 3, slow(4)])
 def test_micro_batches_add_up(micro_batch):
     with jax.enable_x64(True):
         whole = value_and_gradient(mixed_mode, "convnet")
@@ -104,6 +105,7 @@ def test_micro_batches_add_up(micro_batch):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 5])
 def test_devices_share_the_samples(batch_size):
     """Six samples, or five, on two devices: parts that are equal, and parts that are not."""

@@ -211,6 +211,7 @@ def test_the_projection_head():
         assert 0.5 * fan_in**-0.5 < drawn.max() <= fan_in**-0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"base": "moon"}])
 def test_a_run_trains_and_scores_the_network_with_its_head(options):
     settings = {"num_clients": 4, "rounds": 3, "partition": "iid", "protocol": "fedaf"}

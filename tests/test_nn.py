@@ -114,6 +114,7 @@ def test_initialisation_is_pytorchs(name, shape):
             assert abs((values**2).mean() - 1 / 3) < 5 * np.sqrt((1 / 5 - 1 / 9) / values.size)
 
 
+@pytest.mark.slow
 def test_initialisation_of_resnet18_is_torchvisions():
     """Convolutions N(0, 2 / fan_out), norms one and zero, the head as everywhere."""
     params = jax.jit(make_model("resnet18", (8, 8, 3), 10, width=16).init)(KEY)["params"]
@@ -371,6 +372,7 @@ def test_dropout_keeps_the_mean(rate):
     assert np.abs(related).max() < 6 / np.sqrt(200)  # quarters of a word are independent too
 
 
+@pytest.mark.slow
 def test_dropout_of_a_training_step():
     """A quarter of the hidden layer's inputs and half of its outputs are dropped in training."""
     model = make_model("fsl_cnn", (28, 28, 1), 5)
@@ -411,6 +413,7 @@ def test_masks_follow_the_key():
         np.testing.assert_allclose(plain, plain[:1].repeat(4, 0), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(10, 9, 1), (24, 20, 3)])
 def test_dropouts_gradients_agree_between_convolutions(shape, monkeypatch):
     """Also where the convolution takes the batch in pieces, and clients have their own keys."""
@@ -504,6 +507,7 @@ def resnet18_in_float64(variables, x, stem, train):
     return x.mean((1, 2)) @ params["head"]["kernel"] + params["head"]["bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stem", "shape", "train"),
     [
@@ -596,6 +600,7 @@ def test_network_gradients_agree_between_convolutions(norm):
     assert_trees_close(gradients("im2col"), gradients("native"), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "options", "impl", "scale"),
     [

@@ -63,6 +63,7 @@ def curves(result):
     return result.metrics["test_loss"]
 
 
+@pytest.mark.slow
 def test_given_or_registered_module_or_pair_are_the_same_run():
     register_network("two_layers", TwoLayers)
     named = simulate(RunSpec("fedavg", model="two_layers", **SETTINGS))
@@ -93,6 +94,7 @@ def test_options_that_are_settings_have_one_name():
         RunSpec("fedavg", model="convnet", width=8, network_options={"width": 16}).resolved()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedaf", "moon", "fedgen"])
 def test_methods_that_read_features_take_it(method):
     options = {"fedaf": FAST, "fedgen": {"generator_steps": 2}}.get(method, {})
@@ -100,6 +102,7 @@ def test_methods_that_read_features_take_it(method):
     assert np.isfinite(curves(result)).all()
 
 
+@pytest.mark.slow
 def test_sweeps_tell_networks_apart_and_keep_them(tmp_path):
     specs = grid(algorithm=["fedavg", "fedprox"], seed=[0, 1], **SETTINGS)
 

@@ -627,6 +627,7 @@ def test_plot_names_bad_class_names(tmp_path):
         plot_partition(make("iid"), LABELS, 10, tmp_path / "x.png", class_names=["one"])
 
 
+@pytest.mark.slow
 def test_plot_leaves_pyplot_alone(tmp_path):
     code = (
         "import sys, numpy as np; from fedjax_het.data import *; "

@@ -265,6 +265,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_apfl_at_its_ends_is_fedavg_and_separate(problem):
     settings = {"epochs": 2, **PROBLEMS[problem]}
@@ -393,6 +394,7 @@ def meta_gradient(order, hp, model=None):
     return before, before - after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [linear_model, curved_model])
 def test_exact_per_fedavg_descends_the_meta_objective(model):
     inner, use = 0.7, np.arange(8)
@@ -417,6 +419,7 @@ def test_exact_per_fedavg_descends_the_meta_objective(model):
     assert gaps[1] < 1e-3 * scale and gaps[1] < 0.2 * gaps[0], (gaps, scale)
 
 
+@pytest.mark.slow
 def test_per_fedavg_is_scored_after_one_step_on_one_minibatch():
     inner = 0.5
     hp = {"local_lr": LR, "inner_lr": inner}
@@ -444,6 +447,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOICES)
 def test_lanes_and_devices_change_nothing_with_kept_optimisers_and_statistics(name):
     entry = METHODS[name]

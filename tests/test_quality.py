@@ -47,6 +47,7 @@ def test_real_images_themselves_gain_nothing():
     assert other.condensed.mean != other.random.mean
 
 
+@pytest.mark.slow
 def test_noise_is_worse_and_the_gain_is_taken_network_by_network():
     noise = np.random.default_rng(0).normal(size=(len(LABELS), *SHAPE))
     found = gain_over_random(MODEL, noise, LABELS, DATASET, num_networks=4, **RECIPE)

@@ -36,6 +36,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.strip().split("\n")[-1])
 def test_a_python_block_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

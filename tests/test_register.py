@@ -51,6 +51,7 @@ def accuracies(algorithm, **settings):
     return simulate(RunSpec(algorithm, **settings)).metrics["train_loss"]
 
 
+@pytest.mark.slow
 def test_a_registered_method_is_in_sweeps_beside_the_others(tmp_path):
     register_scaled(1.0)
     specs = grid(
@@ -67,6 +68,7 @@ def test_a_registered_method_is_in_sweeps_beside_the_others(tmp_path):
     assert set(load_results(tmp_path)["algorithm"]) == {"fedavg", "scaled"}
 
 
+@pytest.mark.slow
 def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_anew():
     register_scaled(1.0)
     register_method("held", kept_back, "stands still", refines="model")

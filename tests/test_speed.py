@@ -91,6 +91,7 @@ def test_regimes_are_settings_that_exist(speed):
         assert set(regime.peers) <= set(speed.PEERS), name
 
 
+@pytest.mark.slow
 def test_a_tiny_regime_end_to_end(speed, monkeypatch, tmp_path, capsys):
     """Our program in a process of its own: what it writes for the peers is what it trained on."""
     spec = {**speed.FEDAVG, "num_clients": 6, "participation": 0.5, "batch_size": 4}

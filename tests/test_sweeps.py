@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.data import domains_dataset, user_dataset
 from support.running import KilledError, assert_same, check_domains, kill_after, placed, run, spec
+from support.slow import all_methods, slow
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
@@ -42,7 +43,7 @@ def assert_close(a, b):
 # --- a run's numbers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", all_methods())
 def test_a_run_is_the_same_alone_and_in_any_company(name):
     number = "server_lr" if METHODS[name].global_model else "local_lr"
     specs = [
@@ -57,7 +58,7 @@ def test_a_run_is_the_same_alone_and_in_any_company(name):
     assert_same(make(specs[::-1], spread="runs").results[0], together[-1])
 
 
-@pytest.mark.parametrize(("name", "lanes"), [*((name, 1) for name in METHODS), ("fedavg", 2)])
+@pytest.mark.parametrize(("name", "lanes"), [*all_methods(METHODS, 1), slow("fedavg", 2)])
 def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
     specs = [spec(name, seed=s, partition="dirichlet", alpha=0.7) for s in range(5)]
     in_turn = make(specs, spread="runs", width=1, lanes=lanes).results
@@ -67,6 +68,7 @@ def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
         assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2])
 def test_federations_on_devices_of_their_own_count_domains(width):
     data = domains_dataset()
@@ -109,6 +111,7 @@ def test_a_run_that_diverges_leaves_its_neighbours_alone():
     assert_same(together[1], make([good], spread="runs").results[0])
 
 
+@pytest.mark.slow
 def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_path):
     server = {"protocol": "fsl", "partition": "iid", "pretrain_epochs": 0, "rounds": 2}
     specs = [
@@ -134,6 +137,7 @@ def test_runs_have_devices_of_their_own_where_none_would_idle():
     assert count == 1 or spreads[1] == "runs"
 
 
+@pytest.mark.slow
 def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog):
     specs = [spec(seed=s) for s in range(4 * len(jax.devices()))]
     group = prepare(specs, dataset=user_dataset(), placement=Placement(spread="runs", width=4))
@@ -151,6 +155,7 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog)
     assert_close(made[0], run(specs[0]))
 
 
+@pytest.mark.slow
 def test_the_memory_estimate_counts_what_a_federation_holds():
     def needed(width):
         specs = [spec("scaffold", seed=s) for s in range(width * len(jax.devices()))]
@@ -199,6 +204,7 @@ def test_a_broken_file_makes_the_run_again_and_no_other(tmp_path, suffix, damage
     assert_same(again[1], made[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", ["runs", "lanes"])
 def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
     monkeypatch.setattr(runs, "MAX_CHUNK", 2)
@@ -236,6 +242,7 @@ def test_a_shard_that_does_not_exist(shard):
         make(SPECS, shard=shard)
 
 
+@pytest.mark.slow
 def test_names_tell_versions_devices_precision_and_data_apart(tmp_path, monkeypatch):
     made = make(SPECS[:1], tmp_path).results[0]
     names = {made.digest()}

@@ -67,6 +67,7 @@ def test_a_name_that_none_has_is_one_line_and_exit_status_2(words, message, caps
     assert message in error and "\n" not in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("installed", [False, True], ids=["checkout", "installed"])
 def test_a_folder_of_the_users_is_not_taken(installed, tmp_path):
     """Not the current directory's, which Python would import first, nor one beside the package."""
@@ -113,6 +114,7 @@ def test_the_folder_inside_the_package_comes_first_and_a_strangers_never(tmp_pat
     assert experiments_folder() == package / "experiments"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["table1.py", "dynafed/table5.py", "fsl/fig11.py"])
 def test_a_script_and_a_module_are_the_same(script, tmp_path):
     module = "experiments." + script.removesuffix(".py").replace("/", ".")

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
+from support.slow import slow
 
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation import (
@@ -132,9 +133,9 @@ def test_unroll_is_a_plain_loop_of_sgd(scaling):
     ("kind", "strategy", "batch_size"),
     [
         ("mlp", "none", None),
-        ("conv", "none", 4),
-        ("mlp", "color_rotate", 4),
-        ("conv", "scale_cutout", None),
+        slow("conv", "none", 4),
+        slow("mlp", "color_rotate", 4),
+        slow("conv", "scale_cutout", None),
     ],
 )
 def test_gradients_of_the_matching_loss_equal_finite_differences(kind, strategy, batch_size):
@@ -271,6 +272,7 @@ def make_toy(**overrides):
     return synthesis, run, hp, state
 
 
+@pytest.mark.slow
 def test_synthesis_learns_to_reproduce_a_known_trajectory():
     synthesis, run, hp, state = make_toy()
     trajectory = real_trajectory()
@@ -304,6 +306,7 @@ def test_synthesis_learns_to_reproduce_a_known_trajectory():
     assert untrained == 1
 
 
+@pytest.mark.slow
 def test_iterations_run_in_pieces_are_bit_identical():
     _, run, hp, start = make_toy(inner_batch_size=4, augment_strategy="flip")
     trajectory, key = real_trajectory(), jax.random.key(7)
@@ -463,6 +466,7 @@ def test_an_unknown_preset_is_named():
 # --- training on what was synthesised ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_a_loop_of_a_fresh_optimiser():
     apply_params, params = make_network("mlp")
     data = make_data()
@@ -545,6 +549,7 @@ def test_training_from_scratch_decays_once_and_uses_momentum_and_weight_decay():
         np.testing.assert_allclose(trained[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_from_scratch_fits_separable_synthetic_data():
     labels = np.repeat(np.arange(CLASSES), 4)
     images = np.random.default_rng(0).normal(size=(12, *SHAPE)).astype(np.float32)

@@ -65,6 +65,7 @@ def linear(num_classes):
 # --- values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [False, True])
 def test_a_wrapped_module_computes_what_the_module_does(train):
     """Values, gradients and running statistics, with the package's convolutions in its place."""
@@ -108,6 +109,7 @@ def test_on_a_cpu_plain_convolutions_are_matrix_products_and_others_are_left_alo
         assert convolutions() == 6
 
 
+@pytest.mark.slow
 def test_the_key_is_dropouts_and_without_one_nothing_is_dropped():
     model = as_model(Lenet, SHAPE, CLASSES)
     variables = model.init(KEY)
@@ -225,6 +227,7 @@ def test_pairs_of_every_signature():
 # --- the registry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedbn"])
 def test_a_registered_network_is_in_runs_like_the_packages_own(algorithm):
     class Small(nn.Module):

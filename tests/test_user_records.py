@@ -62,6 +62,7 @@ def thirds(rng, labels, num_clients, *, alpha, offset=0):
 # --- data sets
 
 
+@pytest.mark.slow
 def test_a_registered_data_set_is_in_sweeps_under_its_name(tmp_path):
     seen = []
 
@@ -172,6 +173,7 @@ def test_mixtures_of_the_wrong_shape_are_refused():
         client_mixtures(partition, LABELS, 5)
 
 
+@pytest.mark.slow
 def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
     """By the record, not by the name of the scheme."""
 
