@@ -40,6 +40,9 @@ def one_lane_per_device(monkeypatch):
     monkeypatch.setattr(
         "fedjax_het.running.placement.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
     )
+    monkeypatch.setattr(
+        "fedjax_het.running.placement.choose_sharing", lambda *args, **settings: False
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from fedjax_het.engine.ensemble import logits_of, weighted_sum
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.sharing import Sharing
 
 
 def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]) -> Algorithm:
@@ -32,18 +33,22 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
     errors: there the accuracy is of the last minibatch alone, and of networks in training mode.
 
     Traffic and state: those of `base`. Cost: a pass of each of the S clients' models over the
-    server's examples, on every device alike; memory of the S models.
+    server's examples, shared by the devices that share a federation; memory of the S models.
     """
     task = training.task
+
+    def found_labels(sharing: Sharing, models, images):
+        def of_images(images):
+            return jax.lax.map(lambda model: logits_of(task, model, images).argmax(1), models).T
+
+        return sharing.for_each_sample(of_images, images)  # [n, S]
 
     def refine(hp, this_round: Round, models: ClientModels):
         examples = server_examples(this_round)
 
-        def accuracy(variables):
-            found = logits_of(task, variables, examples.images).argmax(1)
-            return (found == examples.labels).mean()
-
-        right = jnp.where(models.present, jax.lax.map(accuracy, models.variables), 0)
+        labels = plan.shared(found_labels, models.variables, examples.images)
+        accuracies = (labels == examples.labels[:, None]).mean(0)
+        right = jnp.where(models.present, accuracies, 0)
         right = jnp.where(right.any(), right, models.present)
         shares = right / jnp.maximum(right.sum(), jnp.finfo(jnp.float32).tiny)
         change = weighted_sum(shares - models.weights, models.variables)
@@ -56,7 +61,7 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
             for name, part in this_round.after.items()
         }
 
-    return over_models(training, plan, base, refine)
+    return over_models(training, plan, base, refine, training.batch_size)
 
 
 ENTRY = Entry(

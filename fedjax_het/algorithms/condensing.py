@@ -27,6 +27,7 @@ from fedjax_het.engine.lanes import Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.sharing import Sharing
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import PairWork
 
@@ -197,6 +198,7 @@ def condensing(
         with_global_model=with_sent_model,
         traffic=partial(_traffic, setup),
         pairs=setup.pairs,
+        server_batch=config.server_batch_size,
         artifacts=partial(_artifacts, setup),
         summary=partial(_summary, setup),
     )
@@ -358,23 +360,42 @@ def _round(setup: Condensing, hp, state: State, key, cohort: Cohort) -> tuple[St
     result = train_cohort(
         _client_method(setup), setup.plan, hp, broadcast, state.clients, key, cohort
     )
-    epochs = setup.config.server_epochs
-    trained = train_on_pool(
+    pool, server_key = _pool(setup, result.states, number), key_for(key, Purpose.SERVER)
+    most = setup.config.server_epochs
+    epochs = jnp.where(cohort.schedule.trial, min(1, most), most)
+    trained = setup.plan.shared(
+        partial(_learn, setup), hp, variables, pool, server_key, epochs, matched
+    )
+    change = jax.tree.map(jnp.subtract, trained["params"], variables["params"])
+    info = RoundInfo(result.train_loss, optax.tree.norm(change))
+    return State(Broadcast(trained, consensus), result.states, number), info
+
+
+def _learn(
+    setup: Condensing,
+    sharing: Sharing,
+    hp,
+    variables: Tree,
+    pool: Pool,
+    key: jax.Array,
+    epochs: jax.Array,
+    matched: Knowledge | None,
+) -> Tree:
+    """The server's variables after its epochs over the pool."""
+    return train_on_pool(
         setup.task.model,
         variables,
-        _pool(setup, result.states, number),
-        key_for(key, Purpose.SERVER),
-        epochs=jnp.where(cohort.schedule.trial, min(1, epochs), epochs),
+        pool,
+        key,
+        epochs=epochs,
         batch_size=setup.config.server_batch_size,
         lr=hp["server_lr"],
         momentum=hp["server_momentum"],
         weight_decay=hp["server_weight_decay"],
         knowledge=matched,
         exact=setup.exact,
+        sharing=sharing,
     )
-    change = jax.tree.map(jnp.subtract, trained["params"], variables["params"])
-    info = RoundInfo(result.train_loss, optax.tree.norm(change))
-    return State(Broadcast(trained, consensus), result.states, number), info
 
 
 def _pool(setup: Condensing, clients: ImageState, number: jax.Array) -> Pool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.server import steps_per_epoch
+from fedjax_het.engine.sharing import Sharing
 
 Tree = Any
 
@@ -29,11 +30,20 @@ class DistillingOptions(Record):
     distill_batch_size: Count = 128
 
 
+class Teachers(NamedTuple):
+    """Of whom an ensemble is made."""
+
+    clients: ClientModels
+    before: Tree  # the variables that the round started from
+    after: Tree  # those that the base made of its clients' work
+
+
 def over_models(
     training: LocalTraining,
     plan: Plan,
     base: Callable[..., Algorithm],
     refine: Callable[[Any, Round, ClientModels], Tree],
+    server_batch: int,
 ) -> Algorithm:
     """`base`, whose global model becomes `refine(hp, round, models)` of all its clients' models."""
     algorithm = base(training._replace(hands_out_models=True), plan)
@@ -44,14 +54,14 @@ def over_models(
         )
         return refine(hp, this_round, this_round.models), own
 
-    return refined(algorithm, refined_model)
+    return refined(algorithm, refined_model, server_batch=server_batch)
 
 
 def distilling(
     training: LocalTraining,
     plan: Plan,
     base: Callable[..., Algorithm],
-    ensemble: Callable[[Any, Round, ClientModels, AnyArray, jax.Array], jax.Array],
+    ensemble: Callable[[Any, Teachers, AnyArray, jax.Array], jax.Array],
     optimizer: Callable[[Any, int], optax.GradientTransformation],
     options: DistillingOptions,
     *,
@@ -62,26 +72,37 @@ def distilling(
     A round in which no client has data teaches nothing.
 
     Args:
-      ensemble(hp, round, models, images, key) -> targets, `[n_0, C]` probabilities.
+      ensemble(hp, teachers, images, key) -> targets, `[n, C]` probabilities, each of its image
+        by itself; it may see a part of the server's.
       optimizer(hp, num_steps); collects(num_steps): see `distilled`.
     """
     task = training.task
 
     def refine(hp, this_round: Round, models: ClientModels):
         images = server_examples(this_round).images
-        draw_key, key = jax.random.split(key_for(this_round.key, Purpose.SERVER))
+        key = key_for(this_round.key, Purpose.SERVER)
+        before, after = this_round.before, this_round.after
+        return plan.shared(learn, hp, before, after, models, images, key)
+
+    def learn(sharing: Sharing, hp, before, after, models: ClientModels, images, key):
+        draw_key, key = jax.random.split(key)
         batch_size = options.distill_batch_size
         num_steps = options.distill_epochs * steps_per_epoch(len(images), batch_size)
+        teachers = Teachers(models, before, after)
+        targets = sharing.for_each_sample(
+            lambda images: ensemble(hp, teachers, images, draw_key), images
+        )
         return distilled(
             task,
-            this_round.after,
+            after,
             images,
-            ensemble(hp, this_round, models, images, draw_key),
+            targets,
             key,
             optimizer=optimizer(hp, num_steps),
             batch_size=batch_size,
             epochs=jnp.where(models.present.any(), options.distill_epochs, 0),
             collects=collects(num_steps),
+            sharing=sharing,
         )
 
-    return over_models(training, plan, base, refine)
+    return over_models(training, plan, base, refine, options.distill_batch_size)

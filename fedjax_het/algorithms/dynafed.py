@@ -31,6 +31,7 @@ from fedjax_het.condensation.synthesis_config import check_step_size
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.sharing import ALONE, Sharing
 from fedjax_het.nn import Model
 
 Tree = Any
@@ -114,16 +115,18 @@ def dynafed(
     network with batch norm uses the synthetic batch's statistics and keeps its running ones (the
     paper has no such network).
     Cost: N iterations, once, each differentiating s' training steps (see `mixed_mode`); then 20
-    steps a round.
+    steps a round; shared by the devices that share a federation.
     """
-    fixed = _fixed(training.task.model, options)
-    whole = refined(base(training, plan), partial(_refine, fixed), init=partial(_init, fixed))
+    fixed = _fixed(training.task.model, options, plan.sharing)
+    refine = partial(_refine, fixed, plan)
+    init = partial(_init, fixed)
+    whole = refined(base(training, plan), refine, init=init, server_batch=fixed.at_once)
     synthesising = HostWork(
         "synthesis",
         before_round=options.trajectory_rounds,
         total=options.num_iterations,
         done=lambda state: int(state.server.own.iterations),
-        advance=partial(_advance, fixed),
+        advance=partial(_advance, fixed, plan),
     )
     return whole._replace(
         host_work=(*whole.host_work, synthesising),
@@ -142,10 +145,11 @@ class _Fixed(NamedTuple):
     model: Model
     apply_params: Callable[..., jax.Array]  # (params, images[, state]) -> logits, in training mode
     synthesis: Synthesis
+    at_once: int  # samples of an inner step
     pictured: np.ndarray  # which samples' images are kept over the iterations
 
 
-def _fixed(model: Model, options: DynaFedOptions) -> _Fixed:
+def _fixed(model: Model, options: DynaFedOptions, sharing: Sharing) -> _Fixed:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     _, unravel = ravel_pytree(blank["params"])
@@ -153,18 +157,22 @@ def _fixed(model: Model, options: DynaFedOptions) -> _Fixed:
     def apply_params(params, images, state=blank["state"]):
         return model.apply({"params": params, "state": state}, images, train=True)[0]
 
+    num_samples = options.total_samples(model.num_classes)
+    at_once = min(options.inner_batch_size or num_samples, num_samples)
+    if blank["state"] and at_once % sharing.parts:
+        sharing = ALONE  # batch norm would see what fills up the last part
+
     synthesis = make_synthesis(
         options,
         apply_params,
         unravel,
         image_shape=model.input_shape,
         num_classes=model.num_classes,
-        differentiation=partial(mixed_mode, micro_batch=model.micro_batch),
+        differentiation=partial(mixed_mode, micro_batch=model.micro_batch, sharing=sharing),
     )
-    num_samples = options.total_samples(model.num_classes)
     num_pictured = min(SNAPSHOT_IMAGES, num_samples)
     pictured = np.linspace(0, num_samples - 1, num_pictured).astype(int)
-    return _Fixed(options, model, apply_params, synthesis, pictured)
+    return _Fixed(options, model, apply_params, synthesis, at_once, pictured)
 
 
 def _numbers(hp) -> SynthesisHyperParameters:
@@ -189,7 +197,7 @@ def _init(fixed: _Fixed, hp, key, variables) -> DynaFedServer:
     )
 
 
-def _refine(fixed: _Fixed, hp, own: DynaFedServer, this_round: Round):
+def _refine(fixed: _Fixed, plan: Plan, hp, own: DynaFedServer, this_round: Round):
     """The round's average is kept, if it is of the trajectory, and fine-tuned once the data are
     there."""
     variables, options = this_round.after, fixed.options
@@ -198,30 +206,36 @@ def _refine(fixed: _Fixed, hp, own: DynaFedServer, this_round: Round):
     trajectory = own.trajectory.at[this_round.number + 1].set(average, mode="drop")
     own = own._replace(trajectory=trajectory)
 
-    def tuned(params):
-        return fine_tune(
+    def tuned(sharing: Sharing, variables, synthetic, key, lr):
+        params = fine_tune(
             lambda p, x: fixed.apply_params(p, x, variables["state"]),
-            params,
-            fixed.synthesis.result(own.synthesis),
-            key_for(this_round.key, Purpose.SERVER),
+            variables["params"],
+            synthetic,
+            key,
             epochs=options.fine_tune_epochs,
-            lr=hp["fine_tune_lr"],
+            lr=lr,
             augment_strategy=options.augment_strategy,
             loss_scaling=options.loss_scaling,
             optimizer=options.fine_tune_optimizer,
+            sharing=sharing,
         )
+        return {**variables, "params": params}
 
+    synthetic, key = fixed.synthesis.result(own.synthesis), key_for(this_round.key, Purpose.SERVER)
+    args = variables, synthetic, key, hp["fine_tune_lr"]
     ready = own.iterations >= options.num_iterations
-    params = jax.lax.cond(ready, tuned, lambda p: p, variables["params"])
-    return {**variables, "params": params}, own
+    return jax.lax.cond(ready, partial(plan.shared, tuned), lambda *args: variables, *args), own
 
 
-def _advance(fixed: _Fixed, hp, state, key, count, server=None):
+def _advance(fixed: _Fixed, plan: Plan, hp, state, key, count, server=None):
     """The state after `count` more iterations of the synthesis."""
     synthesis, pictured = fixed.synthesis, fixed.pictured
     every = _snapshot_interval(fixed.options.num_iterations)
 
-    def iteration(_, own: DynaFedServer):
+    def iterations(sharing: Sharing, hp, own: DynaFedServer, key, count):
+        return jax.lax.fori_loop(0, count, lambda _, own: iteration(hp, own, key), own)
+
+    def iteration(hp, own: DynaFedServer, key):
         n = own.iterations
         images = own.synthesis.data.images[pictured]
         due = (n % every == 0) & (n // every < NUM_SNAPSHOTS - 1)
@@ -238,7 +252,7 @@ def _advance(fixed: _Fixed, hp, state, key, count, server=None):
             snapshots=snapshots.at[-1].set(made.data.images[pictured]),
         )
 
-    own = jax.lax.fori_loop(0, count, iteration, state.server.own)
+    own = plan.shared(iterations, hp, state.server.own, key, count)
     return state._replace(server=state.server._replace(own=own))
 
 

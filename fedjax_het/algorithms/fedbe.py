@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.distilling import DistillingOptions, distilling
+from fedjax_het.algorithms.distilling import DistillingOptions, Teachers, distilling
 from fedjax_het.algorithms.entry import Entry
-from fedjax_het.algorithms.refined import Round
 from fedjax_het.common.records import Count, Momentum, NonNegative, Positive, Record, Share, Whole
 from fedjax_het.engine.ensemble import logits_of, sum_over_models, weighted_sum
 from fedjax_het.engine.lanes import ClientModels
@@ -91,18 +90,19 @@ def fedbe(
     model (Dirichlet's are mixed like the weights), since they may not be negative.
 
     Traffic and state: those of `base`. Cost: S + num_samples + 1 passes over the server's examples
-    and the student's epochs, on every device alike; memory of the S models.
+    and the student's epochs, both shared by the devices that share a federation; memory of the S
+    models.
     """
     draw, num_samples = _POSTERIORS[options.posterior], options.num_samples
     swa_every = options.swa_every
 
-    def ensemble(hp, this_round: Round, models: ClientModels, images, key):
+    def ensemble(hp, teachers: Teachers, images, key):
         def predictions(variables):
             return jax.nn.softmax(logits_of(training.task, variables, images))
 
-        total = sum_over_models(predictions, models) + predictions(this_round.after)
+        total = sum_over_models(predictions, teachers.clients) + predictions(teachers.after)
         if num_samples:
-            sample = draw(hp, models, this_round)
+            sample = draw(hp, teachers)
             keys = jax.random.split(key, num_samples)
             total += jax.lax.map(lambda key: predictions(sample(key)), keys).sum(0)
         return jax.nn.softmax(jnp.log(total) / hp["sharpening"])
@@ -138,12 +138,12 @@ def fedbe_numbers(options: FedBEOptions, num_clients: int) -> FedBENumbers:
     )
 
 
-# Each is (hp, models, round) -> sample, and sample(key) a draw.
+# Each is (hp, teachers) -> sample, and sample(key) a draw.
 
 
-def _gaussian(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Array], Tree]:
-    params = models.variables["params"]
-    shares = _shares(models)
+def _gaussian(hp, teachers: Teachers) -> Callable[[jax.Array], Tree]:
+    params = teachers.clients.variables["params"]
+    shares = _shares(teachers.clients)
     mean = weighted_sum(shares, params)
     squares = jax.tree.map(lambda w, mu: (w - mu) ** 2, params, mean)
     deviation = jax.tree.map(jnp.sqrt, weighted_sum(shares, squares))
@@ -151,24 +151,24 @@ def _gaussian(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Arra
     def sample(key):
         noise = optax.tree.random_like(key, mean)
         drawn = jax.tree.map(lambda mu, sd, e: mu + sd * e, mean, deviation, noise)
-        return {**this_round.after, "params": drawn}
+        return {**teachers.after, "params": drawn}
 
     return sample
 
 
-def _dirichlet(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Array], Tree]:
-    logs = jnp.log(_shares(models))  # -inf of those that are absent
+def _dirichlet(hp, teachers: Teachers) -> Callable[[jax.Array], Tree]:
+    logs = jnp.log(_shares(teachers.clients))  # -inf of those that are absent
 
     def sample(key):
         # Of gamma variates, of which Dirichlet's are the shares: their sum cancels.
         drawn = jax.random.loggamma(key, hp["posterior_alpha"], logs.shape)
-        return weighted_sum(jax.nn.softmax(drawn + logs), models.variables)
+        return weighted_sum(jax.nn.softmax(drawn + logs), teachers.clients.variables)
 
     return sample
 
 
-def _normalised(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Array], Tree]:
-    shares, start = _shares(models), this_round.before["params"]
+def _normalised(hp, teachers: Teachers) -> Callable[[jax.Array], Tree]:
+    shares, start = _shares(teachers.clients), teachers.before["params"]
 
     def fitted(w, start):
         changes = w - start
@@ -182,7 +182,7 @@ def _normalised(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Ar
     tensors, shape = jax.tree.flatten(start)
     fits = [
         fitted(*both)
-        for both in zip(jax.tree.leaves(models.variables["params"]), tensors, strict=True)
+        for both in zip(jax.tree.leaves(teachers.clients.variables["params"]), tensors, strict=True)
     ]
 
     def sample(key):
@@ -191,7 +191,7 @@ def _normalised(hp, models: ClientModels, this_round: Round) -> Callable[[jax.Ar
             w + norm * (mean + hp["posterior_scale"] * deviation * e)
             for w, e, (mean, deviation, norm) in zip(tensors, noise, fits, strict=True)
         ]
-        return {**this_round.after, "params": jax.tree.unflatten(shape, drawn)}
+        return {**teachers.after, "params": jax.tree.unflatten(shape, drawn)}
 
     return sample
 

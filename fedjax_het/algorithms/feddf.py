@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.distilling import DistillingOptions, distilling
+from fedjax_het.algorithms.distilling import DistillingOptions, Teachers, distilling
 from fedjax_het.algorithms.entry import Entry
-from fedjax_het.algorithms.refined import Round
 from fedjax_het.common.records import Count, NonNegative, Positive, Record
 from fedjax_het.engine.ensemble import logits_of, sum_over_models
-from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 
@@ -69,10 +67,12 @@ def feddf(
     a uniform average. Batch norm is the student's as in training.
 
     Traffic and state: those of `base`. Cost: a pass of each of the S clients' models over the
-    server's examples and the student's epochs, on every device alike; memory of the S models.
+    server's examples and the student's epochs, both shared by the devices that share a federation;
+    memory of the S models.
     """
 
-    def ensemble(hp, this_round: Round, models: ClientModels, images, key):
+    def ensemble(hp, teachers: Teachers, images, key):
+        models = teachers.clients
         total = sum_over_models(
             lambda variables: logits_of(training.task, variables, images), models
         )

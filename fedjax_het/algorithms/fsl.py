@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_het.algorithms.building import num_bytes
 from fedjax_het.algorithms.contract import Algorithm, Holdings, OnceTraffic, RoundInput
@@ -18,6 +19,7 @@ from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.server import steps_per_epoch, train_on_server
+from fedjax_het.engine.sharing import Sharing
 
 SERVER_EPOCHS = "server_epochs"  # the name of the rounds' input
 
@@ -56,11 +58,15 @@ def fsl(
     these are the ones that fit Eq. 5.
 
     Momentum and decay are not mentioned and taken to be none. State and traffic are those of
-    `base`. Cost: K_0 steps a round, on every device alike where they share a federation.
+    `base`. Cost: K_0 steps a round, each shared by the devices that share a federation.
     """
     algorithm, batch_size = base(training, plan), training.batch_size
     passes = training.epochs + algorithm.extra_passes
     training_share = training.epochs / passes  # SCAFFOLD's option I first only measures
+
+    def learn(sharing: Sharing, start, examples, key, lr, epochs):
+        how = {"batch_size": batch_size, "lr": lr, "epochs": epochs, "sharing": sharing}
+        return train_on_server(training.task, start, examples, key, **how)
 
     def refine(hp, own, this_round: Round):
         examples, schedule = server_examples(this_round), this_round.cohort.schedule
@@ -70,15 +76,10 @@ def fsl(
         client_steps = training_share * schedule.num_steps.sum() / present
         lr = hp["gamma"] * hp["server_lr"] * hp["local_lr"] * client_steps / steps
         start = this_round.after if incremental else this_round.before
-        learnt = train_on_server(
-            training.task,
-            start,
-            examples,
-            key_for(this_round.key, Purpose.SERVER),
-            batch_size=batch_size,
-            lr=lr,
-            epochs=epochs,
-        )
+        if not incremental:  # collectives in order: those of the clients' training first
+            epochs = plan.once_known(optax.tree.norm(this_round.after["params"]), epochs)
+        key = key_for(this_round.key, Purpose.SERVER)
+        learnt = plan.shared(learn, start, examples, key, lr, epochs)
         if incremental:
             return learnt, own
         both = jax.tree.map(
@@ -87,7 +88,8 @@ def fsl(
         return both, own
 
     epochs_input = RoundInput(SERVER_EPOCHS, _server_epochs)
-    return refined(algorithm, refine)._replace(inputs=(*algorithm.inputs, epochs_input))
+    whole = refined(algorithm, refine, server_batch=batch_size)
+    return whole._replace(inputs=(*algorithm.inputs, epochs_input))
 
 
 def _server_epochs(holdings: Sequence[Holdings]) -> list[np.int32]:

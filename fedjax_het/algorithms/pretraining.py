@@ -8,13 +8,15 @@ from fedjax_het.algorithms.refined import RefinedServer, refined, unrefined
 from fedjax_het.common.records import Bounds, Number
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.server import train_on_server
+from fedjax_het.engine.sharing import Sharing
 
 PRETRAINING_NUMBERS = {"pretrain_lr": Number(0.01, Bounds(0))}
 
 
 def pretrained(
-    algorithm: Algorithm, training: LocalTraining, epochs: int, num_clients: int
+    algorithm: Algorithm, training: LocalTraining, plan: Plan, epochs: int, num_clients: int
 ) -> Algorithm:
     """`algorithm`, whose first model has seen the server's examples for `epochs` epochs.
 
@@ -26,19 +28,24 @@ def pretrained(
 
     model_of, with_model_of = global_model_of(algorithm)
 
+    def learn(sharing: Sharing, start, examples, key, lr, count, done):
+        return train_on_server(
+            training.task,
+            start,
+            examples,
+            key,
+            batch_size=training.batch_size,
+            lr=lr,
+            epochs=count,
+            first_epoch=done,
+            sharing=sharing,
+        )
+
     def advance(hp, state, key, count, server: Examples | None):
         assert server is not None  # a run that pretrains has a server with examples
         done = state.server.own
-        variables = train_on_server(
-            training.task,
-            model_of(unrefined(state)),
-            server,
-            key,
-            batch_size=training.batch_size,
-            lr=hp["pretrain_lr"],
-            epochs=count,
-            first_epoch=done,
-        )
+        start = model_of(unrefined(state))
+        variables = plan.shared(learn, start, server, key, hp["pretrain_lr"], count, done)
         states = jax.tree.leaves(state.clients)  # of all clients, or of those that are here
         count_here = states[0].shape[0] if states else num_clients
         begun = algorithm.init(hp, key, variables, count_here)
@@ -52,6 +59,7 @@ def pretrained(
         algorithm,
         lambda hp, own, this_round: (this_round.after, own),
         init=lambda hp, key, variables: jnp.int32(0),
+        server_batch=training.batch_size,
     )
     work = HostWork(
         "pretraining",

@@ -38,6 +38,7 @@ def refined(
     refine: Callable[[Any, Tree, Round], tuple[Tree, Tree]],
     *,
     init: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
+    server_batch: int = 0,
 ) -> Algorithm:
     """`algorithm`, whose global model the server works on after each round.
 
@@ -47,6 +48,7 @@ def refined(
     Args:
       refine(hp, own, round) -> (variables, own).
       init(hp, key, variables) -> own, whatever is kept from round to round.
+      server_batch: of the refinement, see `Algorithm`.
     """
     model_of, with_model_of = global_model_of(algorithm)
 
@@ -79,6 +81,7 @@ def refined(
         traffic=lambda hp, state: algorithm.traffic(hp, unrefined(state)),
         personal=personal,
         host_work=tuple(_lifted(work) for work in algorithm.host_work),
+        server_batch=max(algorithm.server_batch, server_batch),
         artifacts=lambda state: algorithm.artifacts(unrefined(state)),
         summary=lambda hp, state: algorithm.summary(hp, unrefined(state)),
     )

@@ -52,6 +52,9 @@ class RunCommand(RunSpec):
     """Continue from the checkpoint in the output folder, if there is one."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only."""
+    server_work: str = "auto"
+    """Whether devices share what the server does: shared, alone (all do the same) or auto, what is
+    faster; a matter of speed only."""
     client_state: str = "auto"
     """Where clients' states are: device, host (those of the next rounds' clients are put on the
     devices) or auto, the host if they would not fit; a matter of memory only."""
@@ -94,7 +97,9 @@ def run_command(command: RunCommand) -> int:
             resume=command.resume,
             progress=show,
             placement=Placement(
-                lanes=count("lanes", command.lanes), client_state=command.client_state
+                lanes=count("lanes", command.lanes),
+                server_work=command.server_work,
+                client_state=command.client_state,
             ),
             data_dir=command.data_dir,
         )

@@ -86,11 +86,14 @@ class SweepCommand(_Lists):
     shard: str | None = None
     """I/N: part I (from 0) of N, e.g. for a scheduler's array jobs. Folders merge by copying."""
     lanes: str = "auto"
-    """Vmapped lanes per device; a matter of speed only, as are the next four."""
+    """Vmapped lanes per device; a matter of speed only, as are the next five."""
     spread: str = "auto"
     """What the devices share out: the lanes of one federation, or the runs."""
     vmapped: str = "auto"
     """Federations that are vmapped on each device."""
+    server_work: str = "auto"
+    """Whether devices that share a federation share its server's work: shared, alone or auto, what
+    is faster."""
     client_state: str = "auto"
     """Where clients' states are: device, host (those of the next rounds' clients are put on the
     devices) or auto, the host if they would not fit."""
@@ -155,6 +158,7 @@ def sweep_command(command: SweepCommand) -> int:
             lanes=count("lanes", command.lanes),
             spread=command.spread,
             width=count("vmapped", command.vmapped),
+            server_work=command.server_work,
             client_state=command.client_state,
             memory=None if command.memory is None else int(command.memory * 1e9),
         ),

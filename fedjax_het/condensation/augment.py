@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedjax_het.common.errors import ConfigError
+from fedjax_het.nn.spread import num_parts, own_rows
 
 DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
 
@@ -138,7 +139,7 @@ def augment(
         "none" or "" changes nothing.
       siamese: every sample gets the same parameters, which then depend on the key alone and not
         on B: a real and a synthetic batch under one key see the same transformation. Otherwise
-        each sample has its own.
+        each sample has its own, also where devices share the batch (`nn.spread`).
       single: draw one family per call, all equally likely (DSA's mode 'S', which DynaFed uses);
         otherwise apply all, in the order given.
     Returns:
@@ -151,7 +152,7 @@ def augment(
     if not families:
         return images
     # One draw of parameters serves the whole batch in siamese mode.
-    num_draws = 1 if siamese else images.shape[0]
+    num_draws = 1 if siamese else num_parts() * images.shape[0]
     transforms = [_with_drawn_parameters(_FAMILIES[name], num_draws) for name in families]
     if single:
         family_key, parameter_key = jax.random.split(key)
@@ -231,6 +232,8 @@ def _with_drawn_parameters(family: Callable, num_draws: int) -> Callable[[Array,
                 values = jax.random.randint(key, (num_draws,), low, high + 1)
             else:
                 values = jax.random.uniform(key, (num_draws,), images.dtype, low, high)
+            if num_draws > 1:
+                values = own_rows(values)
             return jnp.broadcast_to(values, images.shape[:1])
 
         return family(key, images, draw)

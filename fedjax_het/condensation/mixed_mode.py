@@ -20,7 +20,6 @@ Mixed-Mode Differentiation" (MixFlow-MG, 2025); the product itself is Pearlmutte
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -46,7 +45,7 @@ class SamplesOf(Protocol):
 
     def __call__(self, source: Tree, step: Tree, /) -> Tree:
         """-> samples, floats: differentiable in `source`, not in `step`, which says which and how
-        (a number, a key)."""
+        (a number, a key). Where devices share a step (`nn.spread`), those at hand."""
 
 
 class Gradient(Protocol):
@@ -86,42 +85,39 @@ def mixed_mode(
     Args:
       micro_batch: so many samples at a time, on a CPU; None: all. A `loss_sum` that mixes samples
         (batch norm) is no sum over them: it takes all, alone.
-      sharing: the devices that share the samples, each of which has all arguments.
+      sharing: the devices that share the samples, each of which has all arguments; one collective
+        a gradient, and one a derivative.
     Cost: the derivative, twice the gradient's memory and about three times its work, no memory of
       a step but its arguments.
     """
-    over = partial(_over_samples, micro_batch, sharing)
 
     @jax.custom_vjp
     def gradient(vector: Array, source: Tree, step: Tree) -> Array:
         def of(samples: Tree) -> tuple[Array, tuple[()]]:
             return jax.grad(loss_sum)(vector, samples), ()
 
-        return over(of, samples_of(source, step))[0]
+        with sharing.spread():
+            own = in_pieces(of, samples_of(source, step), micro_batch=micro_batch)[0]
+        return sharing.total(own)
 
     def forward(vector: Array, source: Tree, step: Tree) -> tuple[Array, tuple]:
         return gradient(vector, source, step), (vector, source, step)
 
     def backward(kept: tuple, along: Array) -> tuple[Array, Tree, None]:
         vector, source, step = kept
-        samples, pull = jax.vjp(lambda source: samples_of(source, step), source)
 
         def of(samples: Tree) -> tuple[Array, Tree]:
             both = jax.grad(loss_sum, argnums=(0, 1))
             return jax.jvp(lambda vector: both(vector, samples), (vector,), (along,))[1]
 
-        to_vector, to_samples = over(of, samples)
-        return to_vector, *pull(to_samples), None
+        with sharing.spread():
+            samples, pull = jax.vjp(lambda source: samples_of(source, step), source)
+            to_vector, to_samples = in_pieces(of, samples, micro_batch=micro_batch)
+            own = to_vector, *pull(to_samples)
+        return *sharing.total(own), None
 
     gradient.defvjp(forward, backward)
     return gradient
-
-
-def _over_samples(
-    micro_batch: int | None, sharing: Sharing, function: Callable[[Tree], tuple], samples: Tree
-) -> tuple:
-    """`function(samples) -> (a sum over samples, an entry for each)`, in pieces and on devices."""
-    return sharing.over_samples(partial(in_pieces, function, micro_batch=micro_batch), samples)
 
 
 class Descent(NamedTuple):

@@ -11,9 +11,11 @@ from jax import Array
 
 from fedjax_het.condensation.knowledge import class_sums, knowledge_matching, mean_of
 from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.server import LossAndGradient, fit, shuffled_present
+from fedjax_het.engine.server import LossAndGradient, fit, shared_among, shuffled_present
+from fedjax_het.engine.sharing import ALONE, Sharing
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model
+from fedjax_het.nn.spread import over_whole_batch, own_rows
 
 Tree = Any
 
@@ -48,6 +50,7 @@ def train_on_pool(
     weight_decay: float | Array,
     knowledge: Knowledge | None = None,
     exact: bool = False,
+    sharing: Sharing = ALONE,
 ) -> Tree:
     """SGD on the pool from `variables` on; the new variables.
 
@@ -60,15 +63,18 @@ def train_on_pool(
       knowledge: adds the matching of soft labels, summed over classes, to the mean cross-entropy.
         The mean logit of a class is that of its images in the minibatch, and classes that are not
         in it add nothing; or of all its images in the pool, `exact`, in evaluation mode.
+      sharing: the devices that share each batch, and the passes over the pool.
     Cost: epochs * ceil(valid / batch_size) steps; `exact` adds two passes over the pool to each.
+      Shared as `fit` says: batch norm and the matching add a collective a layer and one for each
+      step; two for the passes.
     """
     batches = shuffled_present(key, pool.valid, batch_size)
-    if knowledge is None:
-        loss_and_gradient = _mean_loss(model)
-    elif exact:
-        loss_and_gradient = _with_exact_matching(model, pool, knowledge, batches.size)
-    else:
-        loss_and_gradient = _mean_loss(model, knowledge)
+    of_batch = _mean_loss(model, None if exact else knowledge)
+    loss_and_gradient = shared_among(sharing, of_batch)
+    if exact and knowledge is not None:
+        loss_and_gradient = _with_exact_matching(
+            loss_and_gradient, model, pool, knowledge, batches.size, sharing
+        )
     return fit(
         variables,
         Examples(pool.images, pool.labels),
@@ -91,7 +97,8 @@ def _mean_loss(model: Model, knowledge: Knowledge | None = None) -> LossAndGradi
         logits, state = network(images)
         by_sample = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         if knowledge is not None:  # to every sample, so that their mean leaves it as it is
-            sums, count = class_sums(logits, labels, mask, model.num_classes)
+            own = class_sums(logits, labels, mask, model.num_classes)
+            sums, count = over_whole_batch(own)
             by_sample += _matching(knowledge, sums, count)
         return by_sample, state
 
@@ -102,19 +109,25 @@ def _mean_loss(model: Model, knowledge: Knowledge | None = None) -> LossAndGradi
 
 
 def _with_exact_matching(
-    model: Model, pool: Pool, knowledge: Knowledge, piece: int
+    of_batch: LossAndGradient,
+    model: Model,
+    pool: Pool,
+    knowledge: Knowledge,
+    piece: int,
+    sharing: Sharing,
 ) -> LossAndGradient:
-    """`_mean_loss` and the gradient of the matching over the pool, whose loss is left out.
+    """`of_batch` and the gradient of the matching over the pool, whose loss is left out.
 
     The network's statistics are those after the batch, its parameters those before.
     """
-    of_batch = _mean_loss(model)
 
     def loss_and_gradient(variables, batch, key):
         params = variables["params"]
         loss, gradient, variables = of_batch(variables, batch, key)
         matching = partial(_matching, knowledge)
-        of_pool = _exact_gradient(model, params, variables["state"], pool, matching, piece)
+        images = sharing.once_known(loss, pool.images)  # the batch's collectives come first
+        ordered, state = pool._replace(images=images), variables["state"]
+        of_pool = _exact_gradient(model, params, state, ordered, matching, piece, sharing)
         return loss, jax.tree.map(jnp.add, gradient, of_pool), variables
 
     return loss_and_gradient
@@ -135,12 +148,15 @@ def _exact_gradient(
     pool: Pool,
     matching: Callable[[Array, Array], Array],
     batch_size: int,
+    sharing: Sharing,
 ) -> Tree:
     """Gradient of `matching(sums of logits by class, counts)` over the whole pool.
 
     In two passes of equal pieces: the sums, then their cotangents pulled back piece by piece, so
     that memory is that of one batch.
     """
+    with sharing.spread():
+        pool = own_rows(pool)
     short = -len(pool.images) % batch_size
     images, labels, valid = (
         jnp.pad(a, ((0, short),) + ((0, 0),) * (a.ndim - 1)).reshape(-1, batch_size, *a.shape[1:])
@@ -154,10 +170,12 @@ def _exact_gradient(
         return class_sums(logits, labels, weights, model.num_classes)
 
     by_piece = jax.lax.map(lambda piece: sums_of(params, piece), pieces)
-    cotangent = jax.grad(matching)(*(total.sum(0) for total in by_piece))
+    totals = sharing.total(jax.tree.map(lambda a: a.sum(0), by_piece))
+    cotangent = jax.grad(matching)(*totals)
 
     def add(total, piece):
         pulled = jax.vjp(lambda p: sums_of(p, piece)[0], params)[1](cotangent)[0]
         return jax.tree.map(jnp.add, total, pulled), None
 
-    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), pieces)[0]
+    own = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), pieces)[0]
+    return sharing.total(own)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import Array
 
@@ -11,6 +12,7 @@ from fedjax_het.common.errors import require_name
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.server import fit, in_order, shuffled
+from fedjax_het.engine.sharing import ALONE, Sharing
 
 Tree = Any
 ApplyParams = Callable[[Tree, Array], Array]
@@ -71,6 +73,7 @@ def fine_tune(
     loss_scaling: str = "cross_entropy_over_classes",
     optimizer: str = "adam",
     momentum: Array | float = 0.0,
+    sharing: Sharing = ALONE,
 ) -> Tree:
     """Train the round's average on the synthetic data: DynaFed's server step.
 
@@ -92,6 +95,7 @@ def fine_tune(
         batch_size=batch_size,
         augment_strategy=augment_strategy,
         loss_scaling=loss_scaling,
+        sharing=sharing,
     )
 
 
@@ -165,6 +169,7 @@ def _train(
     batch_size: int,
     augment_strategy: str,
     loss_scaling: str,
+    sharing: Sharing = ALONE,
 ) -> Tree:
     """Train on synthetic data; the steps' numbers select batches and augmentations.
 
@@ -176,14 +181,15 @@ def _train(
 
     def loss_and_gradient(variables, batch, key):
         images = augment(key, batch.images, strategy=augment_strategy)
-        weights = None if whole else batch.mask
 
-        def loss(params):
+        def loss_sum(params):
             logits = apply_params(params, images)
-            return soft_cross_entropy(logits, batch.labels, scaling=loss_scaling, weights=weights)
+            losses = soft_cross_entropies(logits, batch.labels, scaling=loss_scaling)
+            return (batch.mask * losses).sum()
 
-        value, gradient = jax.value_and_grad(loss)(variables["params"])
-        return value, gradient, variables
+        value, gradient = jax.value_and_grad(loss_sum)(variables["params"])
+        weight = 1 / jnp.maximum(batch.mask.sum(), 1)
+        return *jax.tree.map(lambda total: weight * total, (value, gradient)), variables
 
     return fit(
         {"params": params},
@@ -194,4 +200,5 @@ def _train(
         epochs=epochs,
         first_epoch=first_epoch,
         key=augment_key,
+        sharing=sharing,
     )[0]["params"]

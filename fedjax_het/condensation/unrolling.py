@@ -17,6 +17,7 @@ from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.condensation.mixed_mode import Differentiation, descend, mixed_mode
 from fedjax_het.condensation.synthetic import ApplyParams, SyntheticData, soft_cross_entropies
 from fedjax_het.engine.server import epoch_batch
+from fedjax_het.nn.spread import own_rows
 
 Tree = Any
 Unravel = Callable[[Array], Tree]
@@ -87,15 +88,20 @@ def unroll(
 def inner_batch(
     synthetic: SyntheticData, key: Array, step: Array, batch_size: int | None, strategy: str
 ) -> InnerBatch:
-    """What step `step`, counted over all epochs, trains on: all samples for `batch_size` None."""
+    """What step `step`, counted over all epochs, trains on: all samples for `batch_size` None; of
+    them those at hand, where devices share them (`nn.spread`)."""
     order_key, augment_key = jax.random.split(key)
     images, labels = synthetic.images, synthetic.label_logits
-    weights = jnp.ones(len(images), images.dtype)
     if batch_size is not None and batch_size < len(images):
         index, mask = epoch_batch(order_key, step, len(images), batch_size)
-        images, labels, weights = images[index], labels[index], mask.astype(images.dtype)
+        weights = mask.astype(images.dtype) / mask.sum()
+        index, weights = own_rows((index, weights))
+        images, labels = images[index], labels[index]
+    else:
+        weights = jnp.full(len(images), 1 / len(images), images.dtype)
+        images, labels, weights = own_rows((images, labels, weights))
     images = augment(jax.random.fold_in(augment_key, step), images, strategy=strategy)
-    return InnerBatch(images, labels, weights / weights.sum())
+    return InnerBatch(images, labels, weights)
 
 
 def matching_loss(

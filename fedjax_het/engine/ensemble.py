@@ -11,6 +11,7 @@ import optax
 from fedjax_het.common.arrays import AnyArray
 from fedjax_het.engine.lanes import ClientModels, Examples
 from fedjax_het.engine.server import fit, shuffled
+from fedjax_het.engine.sharing import ALONE, Sharing
 from fedjax_het.engine.task import Task
 
 Tree = Any
@@ -67,6 +68,7 @@ def distilled(
     batch_size: int,
     epochs: jax.Array | int,
     collects: Callable[[jax.Array], jax.Array] | None = None,
+    sharing: Sharing = ALONE,
 ) -> Tree:
     """The student after minibatch steps on KL(targets || its predictions), mean over samples.
 
@@ -77,7 +79,7 @@ def distilled(
       collects: says of the number of steps done, from 1, whether the variables then reached are
         part of the mean that is returned (stochastic weight averaging); of those after the last
         step if none are, or `collects` is None.
-    Cost: epochs * ceil(n / batch_size) steps.
+    Cost: epochs * ceil(n / batch_size) steps, shared as `fit` says.
     """
     order_key, step_key = jax.random.split(key)
     # Their cross-entropy differs from the divergence by what does not depend on the student.
@@ -90,6 +92,7 @@ def distilled(
         optimizer=optimizer,
         epochs=epochs,
         key=step_key,
+        sharing=sharing,
     )
     if collects is None:
         return learn()[0]

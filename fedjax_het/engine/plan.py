@@ -1,5 +1,6 @@
 """Where things run: the lanes of a federation, and several federations, on the devices."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_het.common.arrays import bits, host_values, is_key, with_bits
+from fedjax_het.engine.sharing import ALONE, Sharing
 
 AXIS = "lanes"
 RUNS = "runs"
@@ -38,6 +40,7 @@ class Plan(NamedTuple):
     lanes: int  # per block: 1 is one flat lane, more are vmapped
     mesh: Mesh | None
     width: int = 1  # vmapped federations per device
+    shares_server: bool = False  # whether devices that share a federation share its server's work
 
     @property
     def spreads(self) -> str | None:
@@ -63,7 +66,8 @@ class Plan(NamedTuple):
         federations = "" if self.spreads != RUNS else "a federation on each, "
         if self.width > 1:
             federations = f"{self.width} vmapped federations on each, "
-        return f"{len(devices)} x {devices[0].device_kind}, {federations}{lanes} {each}"
+        server = ", the server's work shared" if self.sharing.axis else ""
+        return f"{len(devices)} x {devices[0].device_kind}, {federations}{lanes} {each}{server}"
 
     def put(self, tree: Any, kind: str = SHARED) -> Any:
         """Place a pytree: whole on every device, or its leading axis spread over the devices.
@@ -129,6 +133,30 @@ class Plan(NamedTuple):
             check_vma=False,
         )(shared, parts)
 
+    @property
+    def sharing(self) -> Sharing:
+        """How the server's work is shared."""
+        if self.mesh is None or self.spreads != AXIS or not self.shares_server:
+            return ALONE
+        return Sharing(AXIS, self.mesh.size) if self.mesh.size > 1 else ALONE
+
+    def shared(self, work: Callable[..., Any], *args: Any) -> Any:
+        """`work(sharing, *args)`, work at the server on what all devices hold; see `Sharing`.
+
+        Where devices do not share it, each does all of it. `work` must not close over traced
+        arrays.
+        """
+        sharing = self.sharing
+        if sharing.axis is None:
+            return work(sharing, *args)
+        return jax.shard_map(
+            functools.partial(work, sharing),
+            mesh=self.mesh,
+            in_specs=P(),
+            out_specs=P(),
+            check_vma=False,
+        )(*args)
+
     def agreed(self, count: int) -> int:
         """The first process's number, where all processes enter the same programs."""
         if self.spreads == RUNS or self.mesh is None or not self.mesh.is_multi_process:
@@ -155,6 +183,7 @@ def make_plan(
     spread: str | None = AXIS,
     blocks: int | None = None,
     width: int = 1,
+    shares_server: bool = False,
 ) -> Plan:
     """A plan of `lanes` lanes in each of `blocks` blocks (default: as many as devices).
 
@@ -167,7 +196,7 @@ def make_plan(
     blocks = blocks or len(devices)
     auto = (jax.sharding.AxisType.Auto,)
     mesh = None if spread is None else Mesh(np.asarray(devices), (spread,), axis_types=auto)
-    return Plan(blocks, lanes, mesh, width)
+    return Plan(blocks, lanes, mesh, width, shares_server)
 
 
 def _put_global(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -1,4 +1,5 @@
-"""How many lanes to run on each device: a short timing, remembered.
+"""How many lanes to run on each device, and whether devices share the server's work: short timings,
+remembered.
 
 On a CPU one flat lane per core usually wins; on an accelerator many vmapped lanes do. Which, and
 how many, depends on the network and the chip, so each candidate trains a few steps, once.
@@ -7,7 +8,7 @@ how many, depends on the network and the chip, so each candidate trains a few st
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,6 +23,9 @@ from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
 from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, optimizer_numbers
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.schedule import Scheduler
+from fedjax_het.engine.server import train_on_server
+from fedjax_het.engine.sharing import Sharing
+from fedjax_het.engine.task import Task
 from fedjax_het.engine.units import ClientUnits
 
 log = logging.getLogger("fedjax_het")
@@ -106,6 +110,68 @@ def _choose(training, batch_size, devices, cohort_size, federations, label) -> L
     return LaneChoice(lanes, width, seconds)
 
 
+def choose_sharing(
+    task: Task, *, batch_size: int, devices: Sequence[jax.Device], label: str
+) -> bool:
+    """Whether devices that share a federation should share the steps of its server, too.
+
+    Times some steps of SGD on made-up data, alike on all devices and shared, or recalls what was
+    found for `label` before. Cost: two compilations of a training step, once.
+    """
+    shares = task.model.spreads and len(devices) > 1
+    here = all(device.process_index == jax.process_index() for device in devices)
+    if not shares or not here:  # a collective every step is not for processes
+        return False
+    given = ("server", label, batch_size, len(devices), devices[0].device_kind)
+    name = "|".join(map(str, (*given, jaxlib.__version__, STEPS)))
+    known = {int(parts): taken for parts, taken in _recall().get(name, {}).items()}
+    if not known:
+        known = {
+            parts: _seconds_per_server_step(task, batch_size, devices, shared=parts > 1)
+            for parts in (1, len(devices))
+        }
+        _remember({**_recall(), name: known})
+        log.info("server's work by the devices that share it (seconds per step): %s", known)
+    return _fastest(known) > 1
+
+
+def _seconds_per_server_step(
+    task: Task, batch_size: int, devices: Sequence[jax.Device], *, shared: bool
+) -> float:
+    plan, model = make_plan(1, devices, shares_server=shared), task.model
+    rng, count = np.random.default_rng(0), STEPS * batch_size
+    images = rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
+    labels = rng.integers(0, model.num_classes, count).astype(np.int32)
+
+    def learn(sharing: Sharing, variables, examples, key):
+        return train_on_server(
+            task,
+            variables,
+            examples,
+            key,
+            batch_size=batch_size,
+            lr=0.01,
+            epochs=1,
+            sharing=sharing,
+        )
+
+    variables = jax.jit(model.init)(jax.random.key(0))
+    examples = Examples(jnp.asarray(images), jnp.asarray(labels))
+    inputs = plan.put((variables, examples, jax.random.key(1)))
+    return _best_of(jax.jit(lambda *args: plan.shared(learn, *args)), inputs) / STEPS
+
+
+def _best_of(program: Callable, inputs: tuple) -> float:
+    """Seconds of the fastest of some calls, compilation apart."""
+    taken = []
+    jax.block_until_ready(program(*inputs))
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(program(*inputs))
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
 def _fastest(seconds: dict[int, float]) -> int:
     """The number of lanes that takes least, if it is clearly less than the fewest take."""
     best, fewest = min(seconds, key=lambda lanes: seconds[lanes]), min(seconds)
@@ -159,13 +225,7 @@ def _seconds_per_step(
             ),
         )
     )
-    program, taken = jax.jit(run), []
-    jax.block_until_ready(program(*inputs))
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        jax.block_until_ready(program(*inputs))
-        taken.append(time.perf_counter() - start)
-    return min(taken) / (clients * STEPS)
+    return _best_of(jax.jit(run), inputs) / (clients * STEPS)
 
 
 def _recall() -> dict:

@@ -9,7 +9,9 @@ import optax
 
 from fedjax_het.engine.contract import Batch
 from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.sharing import ALONE, Sharing
 from fedjax_het.engine.task import Task
+from fedjax_het.nn.spread import own_rows
 
 Tree = Any
 
@@ -100,6 +102,7 @@ def take_steps(
     first_step: int | jax.Array = 0,
     key: jax.Array | None = None,
     watch: Callable[[jax.Array, Tree, Tree], Tree] = _unwatched,
+    sharing: Sharing = ALONE,
 ) -> Learner:
     """`learner` after steps `first_step`, `first_step` + 1, ..., on the batches `batch_of` them.
 
@@ -107,10 +110,12 @@ def take_steps(
     generator draws a batch for each step. Arguments as in `fit`; `steps` may be traced.
     """
 
+    shared_loss_and_gradient = shared_among(sharing, loss_and_gradient)
+
     def step(number, learner):
         variables, moments, watched = learner
         step_key = None if key is None else jax.random.fold_in(key, number)
-        _, gradient, variables = loss_and_gradient(variables, batch_of(number), step_key)
+        _, gradient, variables = shared_loss_and_gradient(variables, batch_of(number), step_key)
         updates, moments = optimizer.update(gradient, moments, variables["params"])
         variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
         return Learner(variables, moments, watch(number + 1, variables, watched))
@@ -130,6 +135,7 @@ def fit(
     key: jax.Array | None = None,
     watch: Callable[[jax.Array, Tree, Tree], Tree] = _unwatched,
     watched: Tree = (),
+    sharing: Sharing = ALONE,
 ) -> tuple[Tree, Tree]:
     """(variables, watched) after `epochs` epochs of minibatch steps; to be jitted by the caller.
 
@@ -143,8 +149,9 @@ def fit(
       key: of what steps draw, see `LossAndGradient`: a step's depends on it and on the step's
         number, counted over all epochs, alone. None: steps are given none.
       watch(done, variables, watched) -> watched, after each step; `done` counts them from 1.
-    Cost: epochs * batches.per_epoch steps, one after the other, on every device of a plan, and the
-      order of the examples once an epoch.
+      sharing: the devices that share each batch, all of which have all arguments.
+    Cost: epochs * batches.per_epoch steps, one after the other, of which a device takes its part of
+      the samples; one collective a step, of the gradient. The order of the examples once an epoch.
     """
     per_epoch = batches.per_epoch
 
@@ -164,11 +171,35 @@ def fit(
             first_step=first,
             key=key,
             watch=watch,
+            sharing=sharing,
         )
 
     start = Learner(variables, optimizer.init(variables["params"]), watched)
     learner = jax.lax.fori_loop(first_epoch, first_epoch + epochs, epoch, start)
     return learner.variables, learner.watched
+
+
+def shared_among(sharing: Sharing, loss_and_gradient: LossAndGradient) -> LossAndGradient:
+    """The same, of which each device takes its part of the batch's samples.
+
+    A network with a state (batch norm) sees what fills up the last part: batches that do not split
+    evenly every device takes whole.
+    """
+
+    def of_batch(variables: Tree, batch: Batch, key: jax.Array | None):
+        if sharing.axis is None or (variables.get("state") and len(batch.mask) % sharing.parts):
+            return loss_and_gradient(variables, batch, key)
+
+        with sharing.spread():
+            images, labels, mask = own_rows((batch.images, batch.labels, batch.mask))
+            part = Batch(images, labels, mask, batch.number)
+            # Each device's new state is that of the whole batch.
+            loss, gradient, variables = loss_and_gradient(variables, part, key)
+        weight = jnp.maximum(part.mask.sum(), 1) / jnp.maximum(batch.mask.sum(), 1)
+        own = jax.tree.map(lambda mean: mean * weight, (loss, gradient))
+        return *sharing.total(own), variables
+
+    return of_batch
 
 
 def train_on_server(
@@ -181,6 +212,7 @@ def train_on_server(
     lr: float | jax.Array,
     epochs: int | jax.Array,
     first_epoch: int | jax.Array = 0,
+    sharing: Sharing = ALONE,
 ) -> Tree:
     """Variables after `epochs` epochs of plain minibatch SGD, each a shuffle of its own.
 
@@ -188,7 +220,7 @@ def train_on_server(
       examples: `[n_0, ...]` as stored.
       key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
       lr, epochs: may be traced. first_epoch: the number of the first, where others went before.
-    Cost: epochs * ceil(n_0 / batch_size) steps, one after the other, on every device of a plan.
+    Cost: epochs * ceil(n_0 / batch_size) steps, one after the other, shared as `fit` says.
     """
     order_key, step_key = jax.random.split(key)
     return fit(
@@ -200,6 +232,7 @@ def train_on_server(
         epochs=epochs,
         first_epoch=first_epoch,
         key=step_key,
+        sharing=sharing,
     )[0]
 
 

@@ -1,11 +1,14 @@
 """Work at the server that is a sum over samples, shared by the devices of a federation."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+
+from fedjax_het.nn.spread import Spread, own_rows, spread_over
 
 Tree = Any
 
@@ -20,37 +23,39 @@ class Sharing(NamedTuple):
     axis: str | None = None  # None: a device alone
     parts: int = 1
 
-    def over_samples(self, function: Callable[[Tree], tuple[Tree, Tree]], samples: Tree):
-        """`function(samples) -> (sums over samples, an entry for each sample)`, each device taking
-        its part of the samples, the leading axis of every leaf of `samples`.
+    def spread(self) -> AbstractContextManager[None]:
+        """What is traced inside sees a device's part of a batch, see `nn.spread`."""
+        if self.axis is None:
+            return nullcontext()
+        return spread_over(Spread(self.axis, self.parts))
 
-        Where parts are not equal, the last is filled up with samples of zeros, which have to add
-        nothing to any sum. One collective.
-        """
+    def total(self, sums: Tree) -> Tree:
+        """The sums of all devices' parts. One collective."""
+        if self.axis is None:
+            return sums
+        flat, unravel = ravel_pytree(sums)
+        return unravel(jax.lax.psum(flat, self.axis))
+
+    def for_each_sample(self, function: Callable[[Tree], jax.Array], samples: Tree) -> jax.Array:
+        """`function(samples) -> [n, ...]`, an entry for each sample by itself, of samples with a
+        leading axis n, of which each device takes its part. One collective."""
         if self.axis is None:
             return function(samples)
         number = jax.tree.leaves(samples)[0].shape[0]
-        each = -(-number // self.parts)
-        own = jax.tree.map(lambda leaf: self._own(leaf, each), samples)
-        sums, entries = function(own)
-        spread = jax.tree.map(self._among_all, entries)
-        flat, unravel = ravel_pytree((sums, spread))
-        sums, entries = unravel(jax.lax.psum(flat, self.axis))
-        return sums, jax.tree.map(lambda leaf: leaf[:number], entries)
+        with self.spread():
+            entries = function(own_rows(samples))
+        everyones = jax.lax.all_gather(entries, self.axis)  # [parts, rows, ...]
+        return everyones.reshape(-1, *entries.shape[1:])[:number]
 
-    def _own(self, leaf: jax.Array, each: int) -> jax.Array:
-        missing = self.parts * each - leaf.shape[0]
-        filled = jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)])
-        return jax.lax.dynamic_slice_in_dim(filled, self._first(each), each)
+    def once_known(self, signal: jax.Array, tree: Tree) -> Tree:
+        """`tree`, of numbers, not known before `signal`, a float that is never -inf.
 
-    def _among_all(self, leaf: jax.Array) -> jax.Array:
-        """One device's entries in their place among zeros."""
-        each = leaf.shape[0]
-        zeros = jnp.zeros((self.parts * each, *leaf.shape[1:]), leaf.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(zeros, leaf, self._first(each), 0)
-
-    def _first(self, each: int) -> jax.Array:
-        return jax.lax.axis_index(self.axis) * each
+        Orders collectives that do not need each other, see `Plan.once_known`.
+        """
+        if self.axis is None:
+            return tree
+        known = signal != -jnp.inf
+        return jax.tree.map(lambda leaf: jnp.where(known, leaf, jnp.zeros_like(leaf)), tree)
 
 
 ALONE = Sharing()

@@ -61,6 +61,7 @@ def flax_model(
     *,
     micro_batch: int | None = None,
     cached_samples: int | None = None,
+    spreads: bool = False,
 ) -> Model:
     """A `Model` of a module that takes a batch of images, and a training flag if it has one.
 
@@ -72,6 +73,7 @@ def flax_model(
 
     On a CPU, plain two-dimensional `nn.Conv` are matrix products, as the package's own.
 
+    micro_batch, spreads: see `Model`.
     cached_samples: see `Model`; by default by the size of what the first convolution gives.
     Cost: one abstract evaluation.
     Raises: ConfigError where the module has dropout or batch norm but no training flag. What fails
@@ -112,6 +114,7 @@ def flax_model(
         embed if found.features or found.head else None,
         lambda: _norm_paths(found),
         _head(found),
+        spreads,
     )
 
 
@@ -225,7 +228,7 @@ def _surveyed(module: nn.Module, input_shape: Sequence[int], flag: str | None) -
             head.append(None)
         return out, nn.meta.unbox(variables)
 
-    image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), jnp.float32)
+    image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), float)
     out, variables = jax.eval_shape(pass_through, jax.random.key(0), image)
     if "params" not in variables:
         raise ConfigError(f"{type(module).__name__} has no parameters")

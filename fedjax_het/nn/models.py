@@ -34,7 +34,7 @@ class Model(NamedTuple):
     `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)` for
     `x` [B, H, W, C] float32, normalised. `new_state` is `variables["state"]` after the batch where
     the network keeps running statistics and `train` is true, else unchanged. `key` is for networks
-    that draw random numbers, as dropout does in training: one key, one mask for the whole batch.
+    that draw random numbers, as dropout does in training: one key for the whole batch.
     Without a key nothing is dropped.
 
     `embed(variables, x, *, train, key=None) -> (features [B, F], logits, new_state)` gives besides
@@ -45,6 +45,9 @@ class Model(NamedTuple):
     `micro_batched_value_and_grad` (None: as many as there are, or the network mixes samples in
     training). `cached_samples` is how many samples' activations fit a core's cache (None: as many
     as there are), for passes with train=False, in which no network mixes samples.
+
+    `spreads` says that devices may share a batch in training, each taking a part of the samples:
+    the network is made of layers that are the same either way, see `spread`.
 
     `norm_layers()` are the paths of the normalisation layers within `params` and within `state`,
     see `norm_mask`.
@@ -60,6 +63,7 @@ class Model(NamedTuple):
     embed: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
     norm_layers: Callable[[], frozenset[tuple[str, ...]]] = frozenset
     head: Head | None = None
+    spreads: bool = False
 
 
 def cached_samples(height: int, width: int, channels: int) -> int:

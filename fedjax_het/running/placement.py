@@ -1,16 +1,17 @@
 """Where runs go: on which devices, in how many lanes, how many of them at a time, and where the
 states of their clients are. Speed and memory depend on it; results do not, beyond rounding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.common.errors import is_whole, require, require_name
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import AXIS, RUNS, Plan, make_plan
-from fedjax_het.engine.probe import LaneChoice, choose_lanes
+from fedjax_het.engine.probe import LaneChoice, choose_lanes, choose_sharing
 from fedjax_het.engine.schedule import Scheduler, cohort_size
 from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.running.programs import Program, Signature, client_state_bytes, training_of
@@ -18,6 +19,7 @@ from fedjax_het.settings.spec import ResolvedSpec
 
 AUTO = "auto"
 DEVICE_STATE, HOST_STATE = "device", "host"  # where the states of all clients are
+SHARED, ALONE = "shared", "alone"  # what devices that share a federation do of its server's work
 # Of a device's memory: if all clients' states take more, they are on the host. Checking a program's
 # numbers holds four copies on every device, and CPU devices share the memory with the host.
 STATE_SHARE = 1 / 8
@@ -39,6 +41,9 @@ class Placement:
       spread: what the devices share out: "lanes" (one federation over all devices), "runs" (each
         has federations of its own), or "auto" for what should be faster.
       width: federations that are vmapped on each device, or "auto". Only "runs" have several.
+      server_work: whether devices that share a federation also share what its server does (its
+        training, passes over its examples, synthesis): "shared", each taking a part of every batch;
+        "alone", all of them doing the same; or "auto" for what a short timing found faster.
       client_state: where the states of all clients are: "device"; "host", from where those of the
         next rounds' clients alone are put on the devices (results are the same bits; it needs a
         method whose server does not read them); or "auto", the host if all would take more than
@@ -53,6 +58,7 @@ class Placement:
     blocks: int | None = None
     spread: str = AUTO
     width: int | str = AUTO
+    server_work: str = AUTO
     client_state: str = AUTO
     memory: int | None = None
 
@@ -70,6 +76,7 @@ class Placement:
             self.spread,
             f"{AUTO!r}, {AXIS!r} or {RUNS!r}",
         )
+        require_name("server_work", self.server_work, (AUTO, SHARED, ALONE))
         require_name("client_state", self.client_state, (AUTO, DEVICE_STATE, HOST_STATE))
         require(
             self.devices is None or is_whole(self.devices, 1) or _are_devices(self.devices),
@@ -114,14 +121,13 @@ def lanes_of(
     if pairs:
         return LaneChoice(_lanes_of_pairs(pairs, blocks), 1, {})
     spec = specs[0]
-    shape, num_classes = signature.input_shape, signature.num_classes
     return choose_lanes(
         training_of(signature),
         batch_size=spec.batch_size,
         devices=devices[:blocks],
         cohort_size=cohort_size(spec.num_clients, spec.participation),
         federations=len(specs),
-        label=f"{spec.model} {signature.model_options} {shape} {num_classes}",
+        label=_label(signature),
     )
 
 
@@ -136,14 +142,39 @@ def _lanes_of_pairs(units: Sequence[PairUnits], blocks: int) -> int:
     return min(PAIR_LANES, -(-most // blocks))
 
 
+def shares_server(
+    placement: Placement,
+    signature: Signature,
+    algorithm: Algorithm,
+    devices: Sequence[jax.Device],
+) -> bool:
+    """Whether devices that share a federation share its server's work."""
+    task, batch_size = training_of(signature).task, algorithm.server_batch
+    if not batch_size or placement.server_work == ALONE or not task.model.spreads:
+        return False
+    if placement.server_work == SHARED:
+        return True
+    return choose_sharing(task, batch_size=batch_size, devices=devices, label=_label(signature))
+
+
+def _label(signature: Signature) -> str:
+    """The network, as timings name it."""
+    shape, num_classes = signature.input_shape, signature.num_classes
+    return f"{signature.model} {signature.model_options} {shape} {num_classes}"
+
+
 def plan_of(
     placement: Placement,
     devices: Sequence[jax.Device],
     blocks: int,
     choice: LaneChoice,
     schedulers: Sequence[Scheduler],
+    shares_server: Callable[[], bool],
 ) -> Plan:
-    """The plan of as many federations as there are schedulers."""
+    """The plan of as many federations as there are schedulers.
+
+    shares_server(): whether their server's work is shared, asked where it could be.
+    """
     width = choice.width if placement.width == AUTO else int(placement.width)
     width = min(width, -(-len(schedulers) // len(devices)))
     spread = placement.spread
@@ -152,7 +183,8 @@ def plan_of(
     if spread == AUTO:
         spread = _fastest_spread(schedulers, len(devices), width)
     if spread == AXIS:
-        return make_plan(choice.lanes, devices[:blocks], blocks=blocks)
+        shares = blocks > 1 and shares_server()
+        return make_plan(choice.lanes, devices[:blocks], blocks=blocks, shares_server=shares)
     return make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
 
 

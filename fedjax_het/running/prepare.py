@@ -1,5 +1,6 @@
 """Federations made ready: settings checked, data placed, programs built but not compiled."""
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from fedjax_het.running.placement import (
     lanes_of,
     narrower_plan,
     plan_of,
+    shares_server,
 )
 from fedjax_het.running.programs import (
     Program,
@@ -132,7 +134,8 @@ def prepare(
         for each in zip(resolved, splits, units, strict=True)
     ]
     federations = with_method_inputs(federations, algorithm, dataset, pool)
-    plan = plan_of(placement, devices, blocks, choice, [f.scheduler for f in federations])
+    share = functools.partial(shares_server, placement, signature, algorithm, devices[:blocks])
+    plan = plan_of(placement, devices, blocks, choice, [f.scheduler for f in federations], share)
     program = program_of(signature, plan)
     client_state = client_state_of(placement, program, spec)
     return _placed(program, dataset, pool, federations, choice, client_state)

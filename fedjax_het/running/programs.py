@@ -184,7 +184,7 @@ def algorithm_of(signature: Signature, plan: Plan | None = None) -> Algorithm:
     algorithm = entry_of(signature.algorithm, options).make(training, plan, options)
     if signature.pretrain_epochs:
         clients = signature.measuring.num_clients
-        algorithm = pretrained(algorithm, training, signature.pretrain_epochs, clients)
+        algorithm = pretrained(algorithm, training, plan, signature.pretrain_epochs, clients)
     return algorithm
 
 

@@ -33,7 +33,8 @@ def cnn(input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: str =
     pool, a hidden layer of 512; 582,026 parameters for 28x28x1. Weights and biases are drawn as
     PyTorch does by default, U(±1/√fan_in)."""
     require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
-    return flax_model(Cnn(num_classes, FILTERS, HIDDEN, conv_impl), input_shape)
+    module = Cnn(num_classes, FILTERS, HIDDEN, conv_impl)
+    return flax_model(module, input_shape, spreads=True)
 
 
 NETWORK = Network(

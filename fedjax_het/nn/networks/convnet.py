@@ -68,6 +68,7 @@ def convnet(
         input_shape,
         micro_batch=None if mixes_samples else samples,
         cached_samples=samples,
+        spreads=True,
     )
 
 

@@ -58,6 +58,7 @@ def fsl_cnn(
         FslCnn(num_classes, FILTERS, HIDDEN, conv_impl),
         input_shape,
         cached_samples=cached_samples(*input_shape[:2], FILTERS[0]),
+        spreads=True,
     )
 
 

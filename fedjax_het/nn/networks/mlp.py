@@ -31,7 +31,7 @@ def mlp(
     does by default, U(±1/√fan_in)."""
     hidden = tuple(hidden)
     require(all(size > 0 for size in hidden), "hidden", hidden, "positive layer sizes")
-    return flax_model(Mlp(num_classes, hidden), input_shape)
+    return flax_model(Mlp(num_classes, hidden), input_shape, spreads=True)
 
 
 NETWORK = Network(

@@ -80,6 +80,7 @@ def resnet18(
         ResNet18(num_classes, width, stem, conv_impl),
         input_shape,
         cached_samples=cached_samples(height, length, width),
+        spreads=True,
     )
 
 

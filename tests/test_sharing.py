@@ -1,0 +1,332 @@
+"""The server's work shared by the devices of a federation: the same numbers, a part of the work."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from chex import assert_trees_all_close
+from support.builders import registered
+from support.problems import small
+from support.running import KilledError, assert_same, kill_after, run, spec
+from support.slow import slow
+
+from fedjax_het import ConfigError, Placement
+from fedjax_het.condensation import SyntheticData, fine_tune
+from fedjax_het.condensation.augment import augment
+from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
+from fedjax_het.engine import probe
+from fedjax_het.engine.ensemble import logits_of
+from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.server import fit, shuffled, train_on_server
+from fedjax_het.engine.task import Task
+from fedjax_het.nn import make_model
+from fedjax_het.nn.spread import own_rows
+from fedjax_het.running import advance, checkpoints
+
+DEVICES = min(2, len(jax.devices()))
+PLAN = make_plan(1, DEVICES, shares_server=True)
+ALONE = make_plan(1, 1)
+SHAPE, CLASSES = (8, 8, 1), 3
+NETWORKS = {
+    "mlp": ("mlp", {}),
+    "group norm": ("convnet", {"width": 4, "depth": 2}),
+    "batch norm": ("convnet", {"width": 4, "depth": 2, "norm": "batch"}),
+    # Not in pieces, whose loops' operations are counted once.
+    "dropout": ("fsl_cnn", {"conv_impl": "native"}),
+}
+KEY = jax.random.key(3)
+
+
+def network(kind):
+    name, options = NETWORKS[kind]
+    shape = (32, 32, 3) if name == "fsl_cnn" else SHAPE
+    return make_model(name, shape, CLASSES, **options)
+
+
+def examples_for(model, count):
+    images = np.random.default_rng(0).normal(size=(count, *model.input_shape))
+    return Examples(jnp.asarray(images), jnp.arange(count) % CLASSES)
+
+
+def on(plan, work, *args):
+    return jax.jit(lambda *args: plan.shared(work, *args))(*plan.put(args))
+
+
+def on_both(work, *args):
+    return on(PLAN, work, *args), on(ALONE, work, *args)
+
+
+# --- the same numbers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mlp", slow("group norm"), "batch norm", slow("dropout")])
+@pytest.mark.parametrize("batch_size", [slow(6), 4])
+def test_a_training_is_the_same(kind, batch_size):
+    """Batches that are full, and an epoch whose last one is not."""
+    with jax.enable_x64(True):
+        model = network(kind)
+        task = Task(model, (0.1,), (2.0,))
+        start = jax.tree.map(lambda a: a.astype(float), model.init(jax.random.key(0)))
+
+        def learn(sharing, variables, examples, key):
+            return train_on_server(
+                task,
+                variables,
+                examples,
+                key,
+                batch_size=batch_size,
+                lr=0.1,
+                epochs=2,
+                sharing=sharing,
+            )
+
+        shared, alone = on_both(learn, start, examples_for(model, 18), KEY)
+        assert_trees_all_close(shared, alone, rtol=1e-6, atol=1e-9)  # some layers are float32
+        moved = optax.tree.norm(optax.tree.sub(alone["params"], start["params"]))
+        assert moved > 0.1
+
+
+@pytest.mark.parametrize("batch_size", [slow(5), 3])
+def test_batches_that_do_not_split_evenly(batch_size):
+    """The last part is filled up, which changes nothing but batch norm: that takes them whole."""
+    for kind in ("mlp", "batch norm"):
+        model = network(kind)
+
+        def learn(sharing, variables, examples, key, model=model):
+            batches = shuffled(key, 11, batch_size)
+            given = Task(model, (0.0,), (1.0,)).loss_and_gradient
+            return fit(
+                variables,
+                examples,
+                batches,
+                given,
+                optimizer=optax.sgd(0.1),
+                epochs=1,
+                sharing=sharing,
+            )[0]
+
+        start = model.init(jax.random.key(0))
+        shared, alone = on_both(learn, start, examples_for(model, 11), KEY)
+        assert_trees_all_close(shared, alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("matching", [slow(None), "batch", slow("exact")])
+def test_training_on_a_pool_is_the_same(matching):
+    model = network("batch norm")
+    start, data = model.init(jax.random.key(0)), examples_for(model, 10)
+    pool = Pool(data.images.astype(jnp.float32), data.labels, jnp.arange(10) != 4)
+    soft = jax.nn.softmax(jnp.asarray(np.random.default_rng(1).normal(size=(CLASSES, CLASSES))))
+    knowledge = Knowledge(soft.astype(jnp.float32), jnp.arange(CLASSES) > 0, *jnp.float32([2, 3]))
+
+    def learn(sharing, variables, pool, knowledge, key):
+        return train_on_pool(
+            model,
+            variables,
+            pool,
+            key,
+            epochs=2,
+            batch_size=4,
+            lr=0.1,
+            momentum=0.5,
+            weight_decay=0.01,
+            knowledge=None if matching is None else knowledge,
+            exact=matching == "exact",
+            sharing=sharing,
+        )
+
+    shared, alone = on_both(learn, start, pool, knowledge, KEY)
+    assert_trees_all_close(shared, alone, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("batch_size", [slow(6), 4])
+def test_fine_tuning_is_the_same(batch_size):
+    model = network("mlp")
+    variables, data = model.init(jax.random.key(0)), examples_for(model, 6)
+    labels = 3 * jax.nn.one_hot(data.labels, CLASSES)
+    synthetic = SyntheticData(data.images.astype(jnp.float32), labels, jnp.float32(0.1))
+
+    def tuned(sharing, params, synthetic, key):
+        return fine_tune(
+            lambda params, x: model.apply({"params": params, "state": {}}, x, train=True)[0],
+            params,
+            synthetic,
+            key,
+            epochs=3,
+            lr=1e-3,
+            batch_size=batch_size,
+            sharing=sharing,
+        )
+
+    shared, alone = on_both(tuned, variables["params"], synthetic, KEY)
+    assert_trees_all_close(shared, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("siamese", [False, slow(True)])
+def test_an_augmentation_is_that_of_the_whole_batch(siamese):
+    images = examples_for(network("mlp"), 6).images.astype(jnp.float32)
+
+    def changed(sharing, images, key):
+        def of(images):
+            how = {"strategy": "color_crop_cutout_flip_scale_rotate", "single": False}
+            return augment(key, images, siamese=siamese, **how)
+
+        return sharing.for_each_sample(of, images)
+
+    assert_trees_all_close(*on_both(changed, images, KEY), atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [6, 7])
+def test_entries_of_samples_come_in_their_order(count):
+    def doubled(sharing, numbers):
+        return sharing.for_each_sample(lambda own: 2 * own, numbers)
+
+    found = on(PLAN, doubled, np.arange(count))
+    np.testing.assert_array_equal(found, 2 * np.arange(count))
+
+
+def test_an_own_part_has_rows_of_its_own_alone():
+    def sums(sharing, a):
+        with sharing.spread():
+            own = own_rows(a)
+        return jax.lax.all_gather(own.sum(), "lanes")
+
+    found = on(PLAN, sums, np.arange(1, 8))
+    assert len(found) == DEVICES and sum(found.tolist()) == 28
+    if DEVICES == 2:
+        np.testing.assert_array_equal(found, [10, 18])
+
+
+REFINING = ["feddf", "fedbe", "abavg", "dynafed", "feddm", "fedaf"]
+
+
+@pytest.mark.parametrize("name", ["fsl_p", *map(slow, ["fsl", *REFINING])])
+def test_a_methods_rounds_are_the_same(name):
+    build, settings = registered(name)
+    settings |= {"epochs": 2, "participation": 0.8}
+    reference, info = small(build, **settings).run(4)
+    federation = small(build, plan=PLAN, **settings)
+    assert federation.algorithm.server_batch > 0
+    state, other_info = federation.run(4, PLAN.put(federation.start()))
+    assert_trees_all_close(state, reference, rtol=2e-5, atol=2e-6)
+    assert_trees_all_close(other_info, info, rtol=2e-5, atol=2e-6)
+
+
+# --- whole runs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [slow("dynafed"), "fsl"])
+def test_a_run_is_the_same_and_resumes(name, tmp_path, monkeypatch):
+    """Synthesis and pretraining, too, which are between rounds."""
+    placed = {"server_work": "shared", "devices": DEVICES}
+    shared, alone = run(spec(name), **placed), run(spec(name))
+    for curve in ("test_loss", "train_loss"):
+        np.testing.assert_allclose(shared.metrics[curve], alone.metrics[curve], rtol=2e-3)
+    if DEVICES > 1:
+        assert "server's work shared" in shared.summary["lanes"]
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
+    with pytest.raises(KilledError):
+        run(spec(name), **placed, output_dir=tmp_path, progress=kill_after(6))
+    resumed = run(spec(name), **placed, output_dir=tmp_path, resume=True)
+    assert_same(resumed, shared)
+
+
+def test_a_word_that_is_no_choice():
+    with pytest.raises(ConfigError, match="server_work"):
+        Placement(server_work="both")
+
+
+# --- a part of the work ----------------------------------------------------------------------
+
+
+def compiled(plan, work, *args):
+    placed = plan.put(args)
+    return jax.jit(lambda *args: plan.shared(work, *args)).lower(*placed).compile()
+
+
+def share_of_operations(work, *args):
+    """What a device of two does, of what one alone does."""
+    shared, alone = (compiled(plan, work, *args).cost_analysis()["flops"] for plan in (PLAN, ALONE))
+    return shared / alone
+
+
+def training_work(model):
+    def learn(sharing, variables, examples, key):
+        how = {"batch_size": 16, "lr": 0.1, "epochs": 2}
+        return train_on_server(
+            Task(model, (0.0,), (1.0,)), variables, examples, key, sharing=sharing, **how
+        )
+
+    return learn, model.init(jax.random.key(0)), examples_for(model, 64), KEY
+
+
+@pytest.mark.parametrize("kind", ["mlp", "group norm", slow("batch norm"), slow("dropout")])
+def test_each_device_does_its_part_of_a_training(kind):
+    assert share_of_operations(*training_work(network(kind))) == pytest.approx(1 / DEVICES, rel=0.2)
+
+
+def test_each_device_does_its_part_of_a_pass():
+    model = network("group norm")
+
+    def passed(sharing, variables, images):
+        task = Task(model, (0.0,), (1.0,))
+        return sharing.for_each_sample(lambda x: logits_of(task, variables, x), images)
+
+    work = passed, model.init(jax.random.key(0)), examples_for(model, 64).images
+    assert share_of_operations(*work) == pytest.approx(1 / DEVICES, rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["mlp", slow("group norm"), slow("dropout")])
+def test_a_step_has_one_collective(kind):
+    """Two that are ready at once could hang XLA's CPU devices."""
+    text = compiled(PLAN, *training_work(network(kind))).as_text()
+    assert len(re.findall(r" (all-reduce|all-gather)[.\w-]*\(", text)) == (DEVICES > 1)
+
+
+# --- the choice ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def choose(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path))
+    timed = []
+
+    def choose(alone, shared_, model=None, **settings):
+        def time_one(task, batch_size, devices, *, shared):
+            timed.append(shared)
+            return shared_ if shared else alone
+
+        monkeypatch.setattr(probe, "_seconds_per_server_step", time_one)
+        task = Task(model or network("mlp"), (0.0,), (1.0,))
+        devices = jax.devices()[:DEVICES]
+        return probe.choose_sharing(
+            task, **{"batch_size": 8, "devices": devices, "label": "mlp", **settings}
+        )
+
+    choose.timed, choose.file = timed, tmp_path / "lanes.json"
+    return choose
+
+
+@pytest.mark.skipif(DEVICES < 2, reason="there is nothing to share with")
+def test_devices_share_what_is_clearly_faster_shared(choose):
+    assert choose(1.0, 0.6)
+    assert choose(1.0, 2.0)  # as remembered
+    assert choose.timed == [False, True] and json.loads(choose.file.read_text())
+    assert not choose(1.0, 0.95, label="other")
+
+
+def test_what_cannot_be_shared_is_not_timed(choose):
+    assert not choose(1.0, 0.1, devices=jax.devices()[:1])
+    mixing = network("mlp")._replace(spreads=False)
+    assert not choose(1.0, 0.1, model=mixing) and not choose.timed
+
+
+def test_a_step_can_be_timed():
+    task = Task(network("mlp"), (0.0,), (1.0,))
+    for shared in (False, True):
+        assert probe._seconds_per_server_step(task, 4, jax.devices()[:DEVICES], shared=shared) > 0
