@@ -7,6 +7,7 @@ configuration value only: no backend starts, and a user's own setting wins.
 
 import contextlib
 import os
+from typing import Any
 
 import jax
 
@@ -22,7 +23,8 @@ def request_one_cpu_device_per_core() -> None:
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     # jax adds its settings to `jax.config` at run time: its types do not name them.
-    asked = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    settings: Any = jax.config
+    asked = settings.jax_num_cpu_devices
     if os.environ.get("JAX_NUM_CPU_DEVICES") or asked != -1:
         return
     with contextlib.suppress(RuntimeError):  # a backend runs already: use the devices it has

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 MIN_COMPILE_SECONDS = 0.1  # what took less is compiled again
 
@@ -36,7 +37,8 @@ def keep_compiled_programs() -> None:
     import jax
 
     # jax adds its settings to `jax.config` at run time: its types do not name them.
-    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir is not None:
         return
     try:
         private_folder()

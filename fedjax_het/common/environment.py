@@ -16,8 +16,8 @@ def environment() -> dict[str, Any]:
     import fedjax_het
 
     # jax adds its settings to `jax.config` at run time: its types do not name them.
-    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    settings: Any = jax.config
+    precision, x64 = settings.jax_default_matmul_precision, settings.jax_enable_x64
     return {
         "fedjax_het": fedjax_het.__version__,
         "jax": jax.__version__,

@@ -236,7 +236,9 @@ def _cut(log_proportions: np.ndarray, count: int) -> np.ndarray:
 def _cut_all(log_proportions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """[C, K] examples of each class for each client, from [C, K] logarithms of proportions."""
     sizes = np.bincount(labels, minlength=len(log_proportions))
-    return np.stack([_cut(row, size) for row, size in zip(log_proportions, sizes, strict=True)])
+    return np.stack(
+        [_cut(row, int(size)) for row, size in zip(log_proportions, sizes, strict=True)]
+    )
 
 
 def _largest_shard(class_sizes: np.ndarray, num_clients: int, needed: int) -> int:

@@ -51,7 +51,8 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     for number, (method, labels) in enumerate(variants.items()):
         whites = np.linspace(0, min(_LIGHTEST, 0.25 + 0.1 * len(labels)), len(labels))
         for label, white in zip(labels, whites, strict=True):
-            colour = to_hex((1 - white) * np.array(to_rgb(colours[method])) + white)
+            red, green, blue = (white + (1 - white) * part for part in to_rgb(colours[method]))
+            colour = to_hex((red, green, blue))
             styles[label] = {
                 "color": colour.upper(),
                 "linestyle": (METHODS[method].dashes if method in METHODS else None) or "-",
