@@ -429,7 +429,7 @@ def test_runs_learn_from_examples_that_no_client_holds():
 def test_a_sweep_and_a_network_with_batch_norm():
     """Federations on different devices, each with examples and models of its own."""
     data = user_dataset()
-    # Not Adam: batch norm leaves the bias before it a gradient of rounding, which Adam makes a step.
+    # Not Adam: before batch norm the gradient of a bias is rounding, which Adam makes a step of.
     settings = {"model": "convnet", "norm": "batch", "depth": 1, "width": 4}
     settings |= {"local_optimizer": "sgd"}
     hp = {"local_lr": 0.02}

@@ -303,7 +303,8 @@ def label_shares(teachers: Teacher) -> jax.Array:
 def generator_loss(model: Model, hp, heads, shares, features, noise, labels) -> jax.Array:
     """The teachers' loss of features [B, F], heads and shares having a leading axis of clients, and
     what keeps features apart as their noise [B, N] is."""
-    logits = jax.vmap(_head(model).apply, (0, None))(heads, features)  # [S, B, C]
+    # In turn: products that are one with the reductions below have to be verified (`engine.guard`).
+    logits = jax.lax.map(lambda head: _head(model).apply(head, features), heads)  # [S, B, C]
     of_teachers = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
     taught = (shares[:, labels] * of_teachers).sum(0).mean()
     noise_gaps = jnp.square(noise[:, None] - noise).mean(-1)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -123,7 +124,7 @@ def _first_order(printed, strength, mean_image, mean_label, network: Callable, i
 
     shrunk = (1 - strength) * images
     slopes, (own, logits, state) = jax.grad(own_losses, has_aux=True)(shrunk)
-    along = (slopes * mean_image).reshape(len(images), -1).sum(1)
+    along = jnp.einsum("bhwc,hwc->b", slopes, mean_image, precision="highest")
     others = optax.softmax_cross_entropy(logits, mean_label)
     coefficient = strength * (1 if printed else 1 - strength)
     return (1 - strength) * own + strength * others + coefficient * along, state

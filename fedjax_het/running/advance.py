@@ -152,8 +152,7 @@ def _verify(runs: Runs, part: str) -> ChunkInputs:
 def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -> None:
     """Work that is due: for every run on its own, or shared by the devices, or on one of them."""
     program, spent = runs.group.program.host_work[work.name], runs.spent
-    stays = runs.source.apart or runs.plan.sharing.axis is not None
-    local = (lambda tree: tree) if stays else _on_one_device
+    local = (lambda tree: tree) if runs.shares_host_work else _on_one_device
     state, hp = local(runs.state), local(runs.kept["hp"])
     key, server = local(runs.keys(Stream.SERVER)), local(runs.kept.get("server"))
 
@@ -175,7 +174,7 @@ def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -
         runs.state = state
         checkpoints.save(runs)
     spent.host_work += time.perf_counter() - began
-    runs.state = state if stays else runs.plan.put(state)
+    runs.state = state if runs.shares_host_work else runs.plan.put(state)
 
     began = time.perf_counter()
     _verify(runs, work.name)

@@ -131,7 +131,7 @@ class Program(NamedTuple):
     task: Task
     plan: Plan
     reader: Reader
-    init: Callable  # (number of client states) -> jitted (hp, key) -> State
+    init: Callable  # (number of client states) -> (hp, key) -> State
     chunk: CheckedProgram
     host_work: dict[str, CheckedProgram]
 
@@ -223,19 +223,22 @@ def make_room_for_programs() -> None:
 
 
 def _make_init(algorithm: Algorithm, task: Task, plan: Plan) -> Callable:
-    """-> init(number of client states) -> jitted (hp, key) -> State."""
+    """-> init(number of client states) -> (hp, key) -> State, of jitted functions."""
 
     def strong(leaf: jax.Array) -> jax.Array:
         # A weakly typed leaf would come back strong, and the next call would compile again.
         return leaf if is_key(leaf) else jax.lax.convert_element_type(leaf, leaf.dtype)
 
-    def init(num_clients: int, hp: Any, key: jax.Array):
-        state = algorithm.init(hp, key, task.model.init(key), num_clients)
-        return jax.tree.map(strong, state)
+    def init(num_clients: int, hp: Any, key: jax.Array, variables: Any):
+        return jax.tree.map(strong, algorithm.init(hp, key, variables, num_clients))
+
+    # A program of its own, so that one compilation serves every method with this network.
+    draw = jax.jit(plan.over_runs(task.model.init, (RUN,)))
 
     @functools.lru_cache
     def init_of(num_clients: int) -> Callable:
-        return jax.jit(plan.over_runs(functools.partial(init, num_clients), (RUN, RUN)))
+        begin = jax.jit(plan.over_runs(functools.partial(init, num_clients), (RUN, RUN, RUN)))
+        return lambda hp, key: begin(hp, key, draw(key))
 
     return init_of
 

@@ -73,6 +73,12 @@ class Runs:
     def paged(self) -> bool:
         return self.group.client_state == HOST_STATE
 
+    @property
+    def shares_host_work(self) -> bool:
+        """Whether work between rounds is where the rounds are: every run's on its own device, or
+        shared by the devices; else it is on one device."""
+        return self.source.apart or self.plan.sharing.axis is not None
+
     def keys(self, stream: Stream) -> jax.Array:
         return self.source.keys(stream)
 
@@ -177,13 +183,18 @@ def require_contract(runs: Runs) -> None:
 
     Cost: nothing, as the traces are kept for when the programs are compiled.
     """
+    for program, inputs in _programs(runs):
+        jax.eval_shape(program, *inputs)
+
+
+def _programs(runs: Runs) -> list[tuple[Any, tuple]]:
+    """(jitted, its inputs: arrays, or shapes placed like them) of what the runs go through."""
     programs, kept, state = runs.group.program, runs.kept, state_shapes(runs)
-    jax.eval_shape(programs.chunk.program, state, runs.first_step())
     inputs = (kept["hp"], state, runs.keys(Stream.SERVER), jnp.int32(1), kept.get("server"))
-    if not runs.source.apart:  # that work is on one device
+    if not runs.shares_host_work:
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
-    for work in programs.host_work.values():
-        jax.eval_shape(work.program, *inputs)
+    of_rounds = (programs.chunk.program, (state, runs.first_step()))
+    return [of_rounds, *((work.program, inputs) for work in programs.host_work.values())]
 
 
 def state_shapes(runs: Runs) -> Any:
@@ -207,15 +218,11 @@ def begin_states(runs: Runs) -> None:
 
 
 def memory_needed(runs: Runs) -> int:
-    """Bytes that the compiled programs need on each device. Nothing is allocated for it."""
-    hp, key = runs.kept["hp"], runs.keys(Stream.INIT)
-    programs, state = runs.group.program, state_shapes(runs)
-    lowered = [programs.chunk.program.lower(state, runs.first_step())]
-    lowered += [
-        work.program.lower(hp, state, key, jnp.int32(1), runs.kept.get("server"))
-        for work in programs.host_work.values()
+    """Bytes that the programs, which this compiles, need on each device. Nothing is allocated for
+    it."""
+    needs: list[Any] = [
+        program.lower(*inputs).compile().memory_analysis() for program, inputs in _programs(runs)
     ]
-    needs: list[Any] = [program.compile().memory_analysis() for program in lowered]
     return max(
         need.argument_size_in_bytes
         + need.output_size_in_bytes

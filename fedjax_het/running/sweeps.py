@@ -9,7 +9,8 @@ import functools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,6 @@ from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.engine.memory import free_bytes
-from fedjax_het.engine.plan import RUNS
 from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
 from fedjax_het.running.checkpoints import Checkpoints, resumable
@@ -115,12 +115,11 @@ def sweep(
 
     reasons: dict[str, str] = {}
     ledger = Ledger(len(missing), progress)
-    for jobs in _groups(missing, directory):
-        data = {"dataset": dataset, "network": network, "data_dir": data_dir}
-        jobs, group = _prepared(jobs, data, placement, ledger, reasons)
-        if group is None:
-            continue
-        group = _fitting(group, placement.memory)
+    data = {"dataset": dataset, "network": network, "data_dir": data_dir}
+    prepared = (
+        _prepared(jobs, data, placement, ledger, reasons) for jobs in _groups(missing, directory)
+    )
+    for jobs, group in _compiled_ahead(prepared, placement.memory):
         for first in range(0, len(jobs), group.plan.capacity):
             known |= _run(group, jobs, first, directory, ledger)
     return SweepResult([known.get(name) for name in names], reasons)
@@ -261,16 +260,39 @@ def _prepared(
     return usable, group
 
 
-def _fitting(group: Group, memory: int | None) -> Group:
-    """The group with as many federations at a time as memory allows."""
-    while group.plan.spreads == RUNS and group.plan.mesh is not None:
-        allowed = memory or free_bytes(list(group.plan.mesh.devices.flat))
-        if allowed is None or group.plan.capacity == 1:
-            break
-        needed = memory_needed(gathered(group, group.federations[: group.plan.capacity]))
-        if needed <= allowed:
-            break
-        width = group.plan.width
+def _compiled_ahead(
+    prepared: Iterable[tuple[list[Job], Group | None]], memory: int | None
+) -> Iterator[tuple[list[Job], Group]]:
+    """The groups, one after the other, with as many federations at a time as memory allows; while
+    one runs, the next one's programs are compiled.
+
+    Groups are prepared in this thread, and when nothing compiles: that may time programs.
+    """
+    with ThreadPoolExecutor(max_workers=1) as compiler:
+        waiting: tuple[list[Job], Future[Group]] | None = None
+        for jobs, group in prepared:
+            if group is None:
+                continue
+            # What the group before leaves free counts, as long as it has not begun.
+            assert group.plan.mesh is not None
+            allowed = memory or free_bytes(list(group.plan.mesh.devices.flat))
+            ready = compiler.submit(_fitting, group, allowed)
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+            ready.exception()  # waits
+            waiting = jobs, ready
+        if waiting is not None:
+            yield waiting[0], waiting[1].result()
+
+
+def _fitting(group: Group, allowed: int | None) -> Group:
+    """The group, compiled, with as many federations at a time as these bytes on each device
+    allow."""
+    while True:
+        capacity, width = group.plan.capacity, group.plan.width
+        needed = memory_needed(gathered(group, group.federations[:capacity]))
+        if allowed is None or capacity == 1 or needed <= allowed:
+            return group
         fewer = min(width - 1, max(int(width * allowed / needed), 1 if width > 1 else 0))
         log.info(
             "%d federations on each device would take %.2f GB and %.2f are free: %s",
@@ -280,7 +302,6 @@ def _fitting(group: Group, memory: int | None) -> Group:
             f"{fewer} at a time" if fewer else "one at a time on all devices",
         )
         group = narrower(group, fewer)
-    return group
 
 
 def _run(
