@@ -1,6 +1,9 @@
 """Many runs: made once, made together, the same as alone, kept whole."""
 
 import contextlib
+import threading
+import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,6 +15,7 @@ from support.slow import all_methods, slow
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.engine.memory import free_bytes
+from fedjax_het.engine.plan import make_plan
 from fedjax_het.running import checkpoints, ledger, runs, sweeps
 from fedjax_het.running.ledger import Job, Ledger
 from fedjax_het.running.prepare import prepare
@@ -135,6 +139,46 @@ def test_runs_have_devices_of_their_own_where_none_would_idle():
     spreads = [prepare(SPECS[:1] * n, dataset=user_dataset()).plan.spreads for n in (1, 4 * count)]
     assert spreads[0] == "lanes"
     assert count == 1 or spreads[1] == "runs"
+
+
+def test_the_next_group_compiles_while_one_runs_and_is_prepared_when_none_does(monkeypatch):
+    groups = [SimpleNamespace(plan=make_plan(1), number=i) for i in range(3)]
+    began, compiling = [threading.Event() for _ in groups], []
+
+    def fitting(group, allowed):
+        compiling.append(group)
+        began[group.number].set()
+        time.sleep(0.1)
+        compiling.remove(group)
+        return group
+
+    def prepared():
+        for i, group in enumerate(groups):
+            assert not compiling
+            yield [i], group
+            yield [], None  # whose data are missing
+
+    monkeypatch.setattr(sweeps, "_fitting", fitting)
+    made = []
+    for (number,), _ in sweeps._compiled_ahead(prepared(), None):
+        made.append(number)
+        if number < 2:  # while this one "runs"
+            assert began[number + 1].wait(60)
+    assert made == [0, 1, 2]
+
+
+def test_what_fails_to_compile_is_raised_when_its_turn_comes(monkeypatch):
+    def fitting(group, allowed):
+        if group is second:
+            raise RuntimeError("no program")
+        return group
+
+    first, second = (SimpleNamespace(plan=make_plan(1), number=i) for i in range(2))
+    monkeypatch.setattr(sweeps, "_fitting", fitting)
+    ahead = sweeps._compiled_ahead([([0], first), ([1], second)], None)
+    assert next(ahead) == ([0], first)
+    with pytest.raises(RuntimeError, match="no program"):
+        next(ahead)
 
 
 @pytest.mark.slow
