@@ -28,6 +28,7 @@ from fedjax_het.condensation.knowledge import (
     symmetric_kl,
 )
 from fedjax_het.condensation.pool import Knowledge, Pool, _exact_gradient, train_on_pool
+from fedjax_het.engine.sharing import ALONE
 from fedjax_het.nn import make_model
 
 KEY = jax.random.key(3)
@@ -249,7 +250,7 @@ def test_exact_matching_has_the_gradient_of_the_whole_pool():
             mean_of(sums, seen), (seen > 0) & knowledge.owned, knowledge.soft_labels, knowledge.tau
         )
 
-    found = _exact_gradient(model, params, {}, pool, matching, 5)
+    found = _exact_gradient(model, params, {}, pool, matching, 5, ALONE)
     for name in ("w", "b"):
         np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
     assert float(jnp.abs(expected["w"]).max()) > 1e-2

@@ -15,9 +15,9 @@ from support.problems import round_key, small
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import entry_of
+from fedjax_het.algorithms.distilling import Teachers
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbe import _dirichlet, _gaussian
-from fedjax_het.algorithms.refined import Round
 from fedjax_het.engine.ensemble import logits_of
 from fedjax_het.engine.lanes import ClientModels, Cohort
 from fedjax_het.engine.plan import make_plan
@@ -364,7 +364,7 @@ def many(sample, count=20_000):
 def test_gaussian_draws_have_the_weighted_mean_and_variance_of_the_clients():
     models = posterior_models()
     average = {"params": {}, "state": {"mean": jnp.full(3, 9.0)}}
-    draws = many(_gaussian({}, models, Round({}, average, 0, None, None, models)))
+    draws = many(_gaussian({}, Teachers(models, {}, average)))
     w, p = np.asarray(models.variables["params"]["w"], np.float64), np.array([0.5, 0.3, 0.2, 0])
     mean = np.einsum("s,sij->ij", p, w)
     variance = np.einsum("s,sij->ij", p, (w - mean) ** 2)
@@ -385,13 +385,15 @@ def test_dirichlet_draws_mix_the_clients_by_dirichlets_shares():
         jnp.asarray([True, True, True, False]),
     )
     for alpha in (0.5, 2.0):
-        shares = np.asarray(many(_dirichlet({"posterior_alpha": alpha}, one_hot, None))["params"])
+        shares = np.asarray(
+            many(_dirichlet({"posterior_alpha": alpha}, Teachers(one_hot, {}, {})))["params"]
+        )
         np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
         np.testing.assert_allclose(shares.mean(0), [1 / 3, 1 / 3, 1 / 3, 0], atol=0.01)
         np.testing.assert_allclose(shares.var(0)[:3], 2 / 9 / (3 * alpha + 1), rtol=0.05)
     # A large alpha leaves the weighted average.
     models = posterior_models()
-    found = many(_dirichlet({"posterior_alpha": 1e6}, models, None), 100)["params"]["w"]
+    found = many(_dirichlet({"posterior_alpha": 1e6}, Teachers(models, {}, {})), 100)["params"]["w"]
     mean = np.einsum("s,sij->ij", models.weights, models.variables["params"]["w"])
     np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), atol=0.02)
 

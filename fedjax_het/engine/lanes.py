@@ -376,8 +376,10 @@ def _write(plan: Plan, slot, ends, buffers, values):
     """Write each lane's value to its client's slot where the client ends."""
 
     def write_leaf(buffer, value, slot, end):
-        value = jnp.where(end, value, row_of(buffer, slot)) if plan.in_step else value
-        return with_row(buffer, value, slot)
+        if not plan.in_step:
+            return with_row(buffer, value, slot)
+        place = jnp.where(end, slot, buffer.shape[0])  # beyond the last: dropped
+        return buffer.at[place].set(value, mode="drop", wrap_negative_indices=False)
 
     over_lanes = _over_lanes(plan.lanes, write_leaf)
     return jax.tree.map(lambda b, v: over_lanes(b, v, slot, ends), buffers, values)
