@@ -117,7 +117,7 @@ def test_options_one_step_of_scaffold_counts_local_steps_only():
 
 def pretrained_fedavg(epochs, **settings):
     def build(training, plan):
-        return pretrained(fedavg(training, plan), training, epochs, len(SIZES))
+        return pretrained(fedavg(training, plan), training, plan, epochs, len(SIZES))
 
     hp = {**numbers("fsl"), "pretrain_lr": 0.2}
     return small(build, hp=hp, **settings)
@@ -142,7 +142,7 @@ def test_what_is_derived_from_the_first_model_is_derived_from_the_pretrained_one
 
     def build(training, plan):
         inner = entry.make(training, plan, {})
-        return pretrained(inner, training, 2, len(SIZES))
+        return pretrained(inner, training, plan, 2, len(SIZES))
 
     hp = {**numbers("ditto"), "pretrain_lr": 0.2}
     federation = small(build, hp=hp, scored="personal")
