@@ -1,6 +1,8 @@
 """The command line: what it prints, and how it refuses."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -87,6 +89,15 @@ def test_a_curve_of_clients_is_their_mean_in_a_band():
     assert line.get_ydata().tolist() == pytest.approx([45, 45])
     (outline,) = band.get_paths()
     assert (outline.vertices[:, 1].min(), outline.vertices[:, 1].max()) == pytest.approx((9, 81))
+
+
+def test_a_reader_that_stops_is_no_error():
+    """As in `fedjax-het list | head -0`."""
+    command = [sys.executable, "-m", "fedjax_het", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
+        listing.stdout.close()
+        said = listing.stderr.read()
+    assert (said, listing.returncode) == (b"", 141)
 
 
 def test_list_names_everything(capsys):

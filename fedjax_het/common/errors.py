@@ -2,6 +2,7 @@
 
 import difflib
 import numbers
+import os
 import sys
 from collections.abc import Callable, Iterable
 
@@ -36,12 +37,19 @@ def require_name(argument: str, value: str, valid: Iterable[str]) -> None:
 
 
 def exit_status(work: Callable[[], int], *, name: str, stopped: str) -> int:
-    """`work()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each told in one line."""
+    """`work()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each told in one line; 141
+    where nobody reads on (`... | head`), about which there is nothing to say."""
     try:
-        return work()
+        status = work()
+        sys.stdout.flush()
+        return status
     except ConfigError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{name}: {stopped}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # What is left in the buffer would raise once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
