@@ -201,7 +201,7 @@ def test_an_own_part_has_rows_of_its_own_alone():
         np.testing.assert_array_equal(found, [10, 18])
 
 
-REFINING = ["feddf", "fedbe", "abavg", "dynafed", "feddm", "fedaf"]
+REFINING = ["fedgen", "feddf", "fedbe", "abavg", "dynafed", "feddm", "fedaf"]
 
 
 @pytest.mark.parametrize("name", ["fsl_p", *map(slow, ["fsl", *REFINING])])

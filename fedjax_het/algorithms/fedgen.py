@@ -29,9 +29,11 @@ from fedjax_het.engine.lanes import ClientModels, Cohort, for_each_client, train
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
-from fedjax_het.engine.server import Learner, take_steps
+from fedjax_het.engine.server import Learner, shared_among, take_steps
+from fedjax_het.engine.sharing import ALONE, Sharing
 from fedjax_het.nn import Generator, Model, make_generator
 from fedjax_het.nn.models import Head
+from fedjax_het.nn.spread import over_whole_batch, whole_rows
 
 Tree = Any
 
@@ -124,7 +126,8 @@ def fedgen(
 
     Traffic: down the model and the generator, up the model and the label counts. State of the
     server: the generator and its Adam. Needs a network with `embed` and `head`. Cost: a step of the
-    generator is a pass through it and through the last layer of every client of the round.
+    generator is a pass through it and through the last layer of every client of the round, shared
+    by the devices that share a federation.
     """
     model = training.task.model
     needs = "a network with `embed` and `head`, whose features are generated"
@@ -144,6 +147,20 @@ def fedgen(
         states = for_each_client(client.init(hp, variables), num_clients)
         return State(server, states, jnp.int32(0))
 
+    def learn(sharing: Sharing, hp, start, teachers: Teacher, key, steps, lr):
+        return train_generator(
+            model,
+            generator,
+            hp,
+            start,
+            teachers,
+            key,
+            steps=steps,
+            batch_size=options.generator_batch_size,
+            lr=lr,
+            sharing=sharing,
+        )
+
     def round_(hp, state: State, key, cohort: Cohort):
         before = state.server
         sent = Broadcast(before.variables, (before.generator, state.round))
@@ -151,18 +168,14 @@ def fedgen(
         models, teachers = _told(model, result.outputs, whole=hands_out)
         most = options.generator_steps
         steps = jnp.where(cohort.schedule.trial, min(1, most), most)
-        made, optimizer = train_generator(
-            model,
-            generator,
-            hp,
-            (before.generator, before.optimizer),
-            teachers,
-            key_for(key, Purpose.GENERATOR),
-            steps=jnp.where(teachers.present.any(), steps, 0),
-            batch_size=options.generator_batch_size,
-            lr=hp["generator_lr"] * hp["generator_lr_decay"] ** state.round,
-        )
-        server = add_mean_change(hp, before, result.upload.mean)
+        steps = jnp.where(teachers.present.any(), steps, 0)
+        lr = hp["generator_lr"] * hp["generator_lr_decay"] ** state.round
+        start = before.generator, before.optimizer
+        generator_key = key_for(key, Purpose.GENERATOR)
+        made, optimizer = plan.shared(learn, hp, start, teachers, generator_key, steps, lr)
+        # Collectives in order: the new model, which is evaluated next, is known after them.
+        rate = plan.once_known(optax.tree.norm(made["params"]), hp["server_lr"])
+        server = add_mean_change(hp | {"server_lr": rate}, before, result.upload.mean)
         change = jax.tree.map(jnp.subtract, server.variables["params"], before.variables["params"])
         info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
         server = server._replace(generator=made, optimizer=optimizer)
@@ -179,6 +192,7 @@ def fedgen(
         with_global_model=with_sent_model,
         traffic=traffic,
         pageable=True,
+        server_batch=options.generator_batch_size,
     )
 
 
@@ -264,6 +278,7 @@ def train_generator(
     steps: jax.Array,
     batch_size: int,
     lr: jax.Array,
+    sharing: Sharing = ALONE,
 ) -> tuple[Tree, Tree]:
     """(generator, its optimiser) after so many steps from `start`; a step's draws depend on `key`
     and its number alone."""
@@ -289,7 +304,11 @@ def train_generator(
         return value, gradient, {**made, "state": state}
 
     learnt = take_steps(
-        Learner(*start), drawn, loss_and_gradient, optimizer=_adam(hp, lr), steps=steps
+        Learner(*start),
+        drawn,
+        shared_among(sharing, loss_and_gradient),
+        optimizer=_adam(hp, lr),
+        steps=steps,
     )
     return learnt.variables, learnt.moments
 
@@ -307,9 +326,10 @@ def generator_loss(model: Model, hp, heads, shares, features, noise, labels) -> 
     logits = jax.lax.map(lambda head: _head(model).apply(head, features), heads)  # [S, B, C]
     of_teachers = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
     taught = (shares[:, labels] * of_teachers).sum(0).mean()
-    noise_gaps = jnp.square(noise[:, None] - noise).mean(-1)
-    feature_gaps = jnp.abs(features[:, None] - features).mean(-1)
-    alike = jnp.exp(-(noise_gaps * feature_gaps).mean())
+    noise_gaps = jnp.square(noise[:, None] - whole_rows(noise)).mean(-1)
+    feature_gaps = jnp.abs(features[:, None] - whole_rows(features)).mean(-1)
+    apart = over_whole_batch((noise_gaps * feature_gaps).sum()) / noise_gaps.shape[1] ** 2
+    alike = jnp.exp(-apart)
     return hp["teacher_weight"] * taught + hp["diversity_weight"] * alike
 
 

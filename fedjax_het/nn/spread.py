@@ -64,6 +64,15 @@ def over_whole_batch(sums: Tree) -> Tree:
     return unravel(jax.lax.psum(flat, spread.axis))
 
 
+def whole_rows(own: jax.Array) -> jax.Array:
+    """The rows of the whole batch, of those of the samples at hand. One collective if spread; parts
+    have to be full. Differentiated as `over_whole_batch` is."""
+    spread = _SPREAD.get()
+    if spread is None:
+        return own
+    return jax.lax.all_gather(own, spread.axis, tiled=True)
+
+
 def own_rows(whole: Tree) -> Tree:
     """Of arrays with a row for each sample of the whole batch, those of the samples at hand.
 
