@@ -36,8 +36,9 @@ NETWORKS = {
     "mlp": ("mlp", {}),
     "group norm": ("convnet", {"width": 4, "depth": 2}),
     "batch norm": ("convnet", {"width": 4, "depth": 2, "norm": "batch"}),
+    "dropout": ("fsl_cnn", {}),
     # Not in pieces, whose loops' operations are counted once.
-    "dropout": ("fsl_cnn", {"conv_impl": "native"}),
+    "dropout, whole": ("fsl_cnn", {"conv_impl": "native"}),
 }
 KEY = jax.random.key(3)
 
@@ -265,7 +266,7 @@ def training_work(model):
     return learn, model.init(jax.random.key(0)), examples_for(model, 64), KEY
 
 
-@pytest.mark.parametrize("kind", ["mlp", "group norm", slow("batch norm"), slow("dropout")])
+@pytest.mark.parametrize("kind", ["mlp", "group norm", slow("batch norm"), slow("dropout, whole")])
 def test_each_device_does_its_part_of_a_training(kind):
     assert share_of_operations(*training_work(network(kind))) == pytest.approx(1 / DEVICES, rel=0.2)
 
