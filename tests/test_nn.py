@@ -9,8 +9,6 @@ import pytest
 
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.nn import (
-    conv,
-    conv2d,
     count_parameters,
     make_model,
     micro_batched_value_and_grad,
@@ -195,7 +193,7 @@ def test_bad_options_name_what_would_be_right(arguments, word):
     assert "\n" not in str(error.value)
 
 
-# Convolution
+# Networks
 
 
 def convolve_in_float64(x, kernel, padding, stride=1):
@@ -203,58 +201,6 @@ def convolve_in_float64(x, kernel, padding, stride=1):
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], axis=(1, 2))
     return np.einsum("bhwirc,rcio->bhwo", windows[:, ::stride, ::stride], kernel)
-
-
-CONVOLUTIONS = [
-    *((3, 1, 1), (3, 3, 1), (5, 0, 1), (5, 2, 1)),
-    *((3, 1, 2), (7, 3, 2), (1, 0, 2), (4, 0, 3), (2, 1, 3)),
-]
-
-
-@pytest.mark.parametrize(("size", "padding", "stride"), CONVOLUTIONS)
-@pytest.mark.parametrize("impl", ["native", "im2col"])
-def test_convolution_against_numpy(size, padding, stride, impl):
-    x = jax.random.normal(KEY, (2, 9, 8, 3))
-    kernel = jax.random.normal(jax.random.fold_in(KEY, 1), (size, size, 3, 4))
-    expected = convolve_in_float64(x, kernel, padding, stride)
-    found = conv2d(x, kernel, padding, impl, stride)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-5)
-
-
-@pytest.mark.parametrize(
-    ("size", "padding", "clients", "stride"),
-    [
-        *((3, 1, 0, 1), (3, 3, 3, 1), (5, 0, 3, 1)),
-        *((3, 1, 0, 2), (7, 3, 0, 2), (1, 0, 3, 2), (4, 0, 0, 3), (2, 1, 0, 3)),
-    ],
-)
-@pytest.mark.parametrize("in_pieces", [False, True])
-def test_convolution_gradients_agree(size, padding, clients, stride, in_pieces, monkeypatch):
-    """First and second reverse derivatives, with one kernel and with one per client.
-
-    Height and width of both parities, so that strides leave edges unread or do not.
-    """
-    monkeypatch.setattr(conv, "CACHED_PATCHES", 1)  # pieces of one sample
-    lead = (clients,) if clients else ()
-    x = jax.random.normal(KEY, (*lead, 2, 7, 8, 2))
-    kernel = jax.random.normal(jax.random.fold_in(KEY, 1), (*lead, size, size, 2, 3)) / size
-
-    def derivatives(impl):
-        def loss(x, kernel):
-            return jnp.sin(conv2d(x, kernel, padding, impl, stride, in_pieces=in_pieces)).sum()
-
-        def squared_gradient(x, kernel):
-            return sum((g**2).sum() for g in jax.grad(loss, argnums=(0, 1))(x, kernel))
-
-        def both(x, kernel):
-            return [jax.grad(f, argnums=(0, 1))(x, kernel) for f in (loss, squared_gradient)]
-
-        return jax.jit(jax.vmap(both) if clients else both)(x, kernel)
-
-    assert_trees_close(derivatives("im2col"), derivatives("native"), 1e-5)
-
-
-# Networks
 
 
 def forward_in_float64(params, x, first_padding, norm, depth):
@@ -415,9 +361,8 @@ def test_masks_follow_the_key():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(10, 9, 1), (24, 20, 3)])
-def test_dropouts_gradients_agree_between_convolutions(shape, monkeypatch):
-    """Also where the convolution takes the batch in pieces, and clients have their own keys."""
-    monkeypatch.setattr(conv, "CACHED_PATCHES", 2**15)
+def test_dropouts_gradients_agree_between_convolutions(shape):
+    """Also where clients have their own keys."""
     keys = jax.random.split(KEY, 2)
 
     def value_and_gradient(impl):
@@ -435,10 +380,6 @@ def test_dropouts_gradients_agree_between_convolutions(shape, monkeypatch):
     (value, gradient), (expected, other) = map(value_and_gradient, ("im2col", "native"))
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert_trees_close(gradient, other, 1e-5)
-    if jax.default_backend() == "cpu":
-        model = make_model("fsl_cnn", shape, 4, conv_impl="im2col")
-        apply = partial(model.apply, perturbed(model), train=True)
-        assert "scan" in str(jax.make_jaxpr(apply)(jnp.ones((6, *shape))))
 
 
 @pytest.mark.parametrize(
@@ -604,8 +545,8 @@ def test_network_gradients_agree_between_convolutions(norm):
 @pytest.mark.parametrize(
     ("name", "size", "options", "impl", "scale"),
     [
-        ("convnet", 4, {"width": 3, "depth": 2}, "im2col", 1),
-        ("cnn", 16, {}, "im2col", 0.02),
+        ("convnet", 4, {"width": 3, "depth": 2}, "auto", 1),
+        ("cnn", 16, {}, "auto", 0.02),
         pytest.param(
             *("convnet", 4, {"width": 3, "depth": 2}, "native", 1), marks=pytest.mark.slow
         ),

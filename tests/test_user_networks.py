@@ -21,7 +21,6 @@ from fedjax_het.nn import (
     norm_mask,
     with_projection_head,
 )
-from fedjax_het.nn.conv import native_convolutions
 
 KEY = jax.random.key(0)
 SHAPE, CLASSES = (9, 8, 2), 4
@@ -95,18 +94,12 @@ def test_a_wrapped_module_computes_what_the_module_does(train):
     assert_trees_all_close(found, wanted, rtol=2e-5, atol=2e-5)
 
 
-def test_on_a_cpu_plain_convolutions_are_matrix_products_and_others_are_left_alone():
+def test_plain_convolutions_are_the_packages_and_others_are_left_alone():
     model = as_model(Lenet, SHAPE, CLASSES)
     variables = model.init(KEY)
-
-    def convolutions():
-        program = jax.make_jaxpr(partial(model.apply, train=False))(variables, IMAGES)
-        return str(program).count("conv_general_dilated[")
-
-    on_cpu = jax.default_backend() == "cpu"
-    assert convolutions() == (1 if on_cpu else 6)  # that of groups
-    with native_convolutions():
-        assert convolutions() == 6
+    program = str(jax.make_jaxpr(partial(model.apply, train=False))(variables, IMAGES))
+    assert program.count("conv_general_dilated[") == 1  # that of groups
+    assert program.count("conv2d[") == 5
 
 
 @pytest.mark.slow

@@ -97,7 +97,8 @@ def mixed_mode(
             return jax.grad(loss_sum)(vector, samples), ()
 
         with sharing.spread():
-            own = in_pieces(of, samples_of(source, step), micro_batch=micro_batch)[0]
+            samples = samples_of(source, step)
+            own = in_pieces(of, samples, micro_batch=micro_batch, fill_up=True)[0]
         return sharing.total(own)
 
     def forward(vector: Array, source: Tree, step: Tree) -> tuple[Array, tuple]:
@@ -112,7 +113,8 @@ def mixed_mode(
 
         with sharing.spread():
             samples, pull = jax.vjp(lambda source: samples_of(source, step), source)
-            to_vector, to_samples = in_pieces(of, samples, micro_batch=micro_batch)
+            pieces = in_pieces(of, samples, micro_batch=micro_batch, fill_up=True)
+            to_vector, to_samples = pieces
             own = to_vector, *pull(to_samples)
         return *sharing.total(own), None
 

@@ -1,6 +1,7 @@
 """Networks and the convolution they are made of; the only place that imports flax."""
 
-from fedjax_het.nn.conv import CONV_IMPLS, conv2d
+from fedjax_het.nn.conv import conv2d
+from fedjax_het.nn.conv_products import CONV_IMPLS
 from fedjax_het.nn.digest import network_digest
 from fedjax_het.nn.flops import training_flops
 from fedjax_het.nn.generator import Generator, make_generator

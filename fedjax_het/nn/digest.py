@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.nn.conv import native_convolutions
 from fedjax_het.nn.models import Model
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -22,16 +21,15 @@ def network_digest(model: Model) -> str:
     backend. Another version of jax may give another digest. Cost: three traces.
     """
     key, images = jax.random.key(0), jnp.zeros((2, *model.input_shape))
-    with native_convolutions():
-        variables = jax.eval_shape(model.init, key)
-        programs = [jax.make_jaxpr(model.init)(key)]
-        for train in (False, True):
-            more = {"key": key} if train else {}
+    variables = jax.eval_shape(model.init, key)
+    programs = [jax.make_jaxpr(model.init)(key)]
+    for train in (False, True):
+        more = {"key": key} if train else {}
 
-            def applied(variables, images, more=more, train=train):
-                return model.apply(variables, images, train=train, **more)
+        def applied(variables, images, more=more, train=train):
+            return model.apply(variables, images, train=train, **more)
 
-            programs.append(jax.make_jaxpr(applied)(variables, images))
+        programs.append(jax.make_jaxpr(applied)(variables, images))
     sha = hashlib.sha256()
     for program in programs:
         sha.update(_ADDRESS.sub("", str(program)).encode())

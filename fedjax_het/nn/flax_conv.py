@@ -1,7 +1,4 @@
-"""flax's own convolution layers, computed by `conv2d`.
-
-XLA:CPU runs a convolution in a loop's body 10 to 80 times slower than a matrix product, see `conv`.
-"""
+"""flax's own convolution layers, computed by `conv2d`, whose derivatives are fast on a CPU too."""
 
 import contextlib
 from collections.abc import Iterator
@@ -30,11 +27,8 @@ def is_plain_conv(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def conv_as_matmul(module: nn.Conv, *, in_pieces: bool) -> Iterator[None]:
-    """Inside, a call of `module` takes `conv2d`, by flax's own field for another convolution.
-
-    in_pieces: see `conv2d`.
-    """
+def own_convolution(module: nn.Conv) -> Iterator[None]:
+    """Inside, a call of `module` takes `conv2d`, by flax's own field for another convolution."""
 
     def convolve(x, kernel, strides, padding, **same_as_usual: Any) -> jax.Array:
         if isinstance(padding, str):
@@ -44,7 +38,7 @@ def conv_as_matmul(module: nn.Conv, *, in_pieces: bool) -> Iterator[None]:
             zero = jax.numpy.zeros((), x.dtype)
             x = jax.lax.pad(x, zero, [(0, 0, 0), *((*side, 0) for side in padding), (0, 0, 0)])
             amounts = {0}
-        return conv2d(x, kernel, amounts.pop(), "im2col", strides[0], in_pieces=in_pieces)
+        return conv2d(x, kernel, amounts.pop(), stride=strides[0])
 
     # A module's fields are frozen for users; the call that reads this one is between these lines.
     object.__setattr__(module, "conv_general_dilated", convolve)

@@ -18,8 +18,7 @@ from fedjax_het.nn.collections import (
     to_collections,
     to_variables,
 )
-from fedjax_het.nn.conv import resolve_conv_impl
-from fedjax_het.nn.flax_conv import conv_as_matmul, is_plain_conv
+from fedjax_het.nn.flax_conv import is_plain_conv, own_convolution
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.nn.models import Head, Model, Variables
 from fedjax_het.nn.models import cached_samples as samples_in_cache
@@ -182,8 +181,8 @@ class _Calls:
             return call(*args, **kwargs)
         if isinstance(module, nn.Dropout) and self.train and self.key is None:
             return args[0] if args else kwargs["inputs"]  # without a key nothing is dropped
-        if is_plain_conv(module) and resolve_conv_impl("auto") == "im2col":
-            with conv_as_matmul(module, in_pieces=self.train):
+        if is_plain_conv(module):
+            with own_convolution(module):
                 return call(*args, **kwargs)
         out = call(*args, **kwargs)
         if isinstance(module, _FULLY_CONNECTED):

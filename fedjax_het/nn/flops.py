@@ -4,6 +4,7 @@ import math
 
 import jax
 
+from fedjax_het.nn.conv import OUTPUT
 from fedjax_het.nn.models import Model
 
 
@@ -33,6 +34,9 @@ def _products(jaxpr):
             (contracted, _), _ = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape
             yield equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+        elif equation.primitive is OUTPUT:
+            height, width, channels = equation.invars[1].aval.shape[1:4]
+            yield equation.outvars[0].aval.size * height * width * channels
         elif equation.primitive.name == "conv_general_dilated":
             kernel = equation.invars[1].aval
             outputs = equation.params["dimension_numbers"].rhs_spec[0]

@@ -51,10 +51,10 @@ class Conv(nn.Module):
     glorot: bool = False
 
     @nn.compact
-    def __call__(self, x, in_pieces=False):
+    def __call__(self, x):
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel, bias = weights_and_bias(self, kernel_shape, self.glorot)
-        x = conv2d(x, kernel, self.padding, self.impl, in_pieces=in_pieces)
+        x = conv2d(x, kernel, self.padding, self.impl)
         return x + bias if self.add_bias else x
 
 
@@ -70,12 +70,12 @@ class ResidualConv(nn.Module):
     impl: str
 
     @nn.compact
-    def __call__(self, x, in_pieces=False):
+    def __call__(self, x):
         deviation = (2 / (self.kernel_size**2 * self.features)) ** 0.5
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.normal(deviation), kernel_shape)
         padding = self.kernel_size // 2
-        return conv2d(x, kernel, padding, self.impl, self.stride, in_pieces=in_pieces)
+        return conv2d(x, kernel, padding, self.impl, self.stride)
 
 
 class InstanceNorm(nn.Module):

@@ -37,11 +37,26 @@ def micro_batched_value_and_grad(
 
 
 def in_pieces(
-    function: Callable[[Tree], tuple[Tree, Tree]], samples: Tree, *, micro_batch: int | None
+    function: Callable[[Tree], tuple[Tree, Tree]],
+    samples: Tree,
+    *,
+    micro_batch: int | None,
+    fill_up: bool = False,
 ) -> tuple[Tree, Tree]:
     """`function(samples) -> (sums over samples, an entry for each sample)`, in equal pieces of the
-    samples as `piece_size` has them."""
+    samples as `piece_size` has them.
+
+    fill_up: samples of zeros add nothing to the sums, so that the last piece may be filled up with
+        them: all pieces then are of `micro_batch` samples.
+    """
     number = jax.tree.leaves(samples)[0].shape[0]
+    if fill_up and micro_batch is not None and number > micro_batch and _cuts_batches():
+        missing = -number % micro_batch
+        filled = jax.tree.map(
+            lambda leaf: jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)]), samples
+        )
+        sums, entries = in_pieces(function, filled, micro_batch=micro_batch)
+        return sums, jax.tree.map(lambda leaf: leaf[:number], entries)
     piece = piece_size(number, micro_batch)
     if piece == number:
         return function(samples)
@@ -61,8 +76,12 @@ def in_pieces(
 def piece_size(batch_size: int, micro_batch: int | None) -> int:
     """How many of a batch to take at once: equal pieces of at most `micro_batch` on a CPU, if one
     at least half as large divides the batch; else all."""
-    if micro_batch is None or jax.default_backend() != "cpu":
+    if micro_batch is None or not _cuts_batches():
         return batch_size
     divisors = (size for size in range(micro_batch, 0, -1) if batch_size % size == 0)
     largest = next(divisors, batch_size)
     return largest if 2 * largest >= micro_batch else batch_size
+
+
+def _cuts_batches() -> bool:
+    return jax.default_backend() == "cpu"

@@ -5,7 +5,7 @@ import jax
 
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.nn.flax_model import flax_model
-from fedjax_het.nn.layers import NORMS, BatchNorm, Conv, InstanceNorm, Linear, average_pool
+from fedjax_het.nn.layers import NORMS, Conv, InstanceNorm, Linear, average_pool
 from fedjax_het.nn.models import Model, cached_samples
 from fedjax_het.nn.network import Network
 
@@ -28,7 +28,7 @@ class ConvNet(nn.Module):
             add_bias = norm is not InstanceNorm
             name = f"conv{block + 1}"
             conv = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)
-            x = conv(x, in_pieces=train and norm is BatchNorm)
+            x = conv(x)
             if norm:
                 x = norm(name=f"norm{block + 1}")(x, train)
             x = average_pool(jax.nn.relu(x))

@@ -31,7 +31,7 @@ class FslCnn(nn.Module):
             last = block + 1 == len(self.filters)
             padding = 0 if grey and last else 1
             conv = Conv(features, 3, padding, self.conv_impl, True, True, name=f"conv{block + 1}")
-            x = conv(x, in_pieces=True)
+            x = conv(x)
             if last or not grey:
                 x = max_pool(x)
             x = jax.nn.relu(x)  # after the pool, as the maximum of ReLUs

@@ -23,7 +23,7 @@ class ResidualBlock(nn.Module):
     def __call__(self, x, train):
         def convolved(x, name, kernel_size, stride):
             conv = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)
-            x = conv(x, in_pieces=train)
+            x = conv(x)
             return BatchNorm(name=f"{name}_norm")(x, train)
 
         y = jax.nn.relu(convolved(x, "conv1", 3, self.stride))
@@ -43,7 +43,7 @@ class ResNet18(nn.Module):
     def __call__(self, x, train):
         kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
         conv = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")
-        x = conv(x, in_pieces=train)
+        x = conv(x)
         x = jax.nn.relu(BatchNorm(name="norm")(x, train))
         if self.stem == "imagenet":
             x = max_pool_overlapping(x)

@@ -1,0 +1,209 @@
+"""Convolution and its derivatives, by either way of computing them."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.nn import conv2d
+from fedjax_het.nn.conv_products import CONV_IMPLS
+
+KEY = jax.random.key(0)
+
+# Batch, height, width, channels, features, window, padding, stride: of few channels and of as many
+# as make a CPU take its library; more padding than window; sides of both parities, so that strides
+# leave edges unread or do not; batches that are no multiple of four.
+SHAPES = [
+    (2, 9, 8, 3, 4, 3, 1, 1),
+    (2, 9, 8, 3, 4, 5, 2, 1),
+    (3, 7, 8, 16, 32, 3, 1, 1),
+    (5, 8, 7, 6, 32, 5, 0, 1),
+    (1, 6, 6, 1, 32, 3, 3, 1),
+    (9, 5, 5, 12, 33, 2, 1, 1),
+    (2, 5, 4, 8, 40, 1, 0, 1),
+    (2, 9, 8, 8, 32, 3, 1, 2),
+    (2, 8, 9, 3, 4, 7, 3, 2),
+    (2, 7, 8, 3, 4, 1, 0, 2),
+    (2, 7, 8, 3, 4, 4, 0, 3),
+    (2, 7, 8, 3, 4, 2, 1, 3),
+]
+
+
+def drawn(shape, dtype=np.float32):
+    """An input, a kernel and a cotangent of the output."""
+    batch, height, width, channels, features, window, padding, stride = shape
+    sides = [(side + 2 * padding - window) // stride + 1 for side in (height, width)]
+    shapes = (
+        (batch, height, width, channels),
+        (window, window, channels, features),
+        (batch, *sides, features),
+    )
+    random = np.random.default_rng(sum(shape))
+    return [random.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def meetings(shape):
+    """Which pixel of the input the kernel's (row, column) meets, for each pixel of the output."""
+    _, height, width, _, _, window, padding, stride = shape
+    rows, columns = drawn(shape)[2].shape[1:3]
+    for i, j, row, column in itertools.product(
+        range(rows), range(columns), range(window), range(window)
+    ):
+        y, x = i * stride + row - padding, j * stride + column - padding
+        if 0 <= y < height and 0 <= x < width:
+            yield (i, j), (row, column), (y, x)
+
+
+def products_in_float64(shape):
+    """The output, and the gradients of <output, cotangent> by input and by kernel."""
+    x, kernel, cotangent = (np.asarray(array, np.float64) for array in drawn(shape))
+    output, to_x, to_kernel = np.zeros_like(cotangent), np.zeros_like(x), np.zeros_like(kernel)
+    for (i, j), (row, column), (y, z) in meetings(shape):
+        output[:, i, j] += x[:, y, z] @ kernel[row, column]
+        to_x[:, y, z] += cotangent[:, i, j] @ kernel[row, column].T
+        to_kernel[row, column] += x[:, y, z].T @ cotangent[:, i, j]
+    return output, to_x, to_kernel
+
+
+def convolution(shape, impl="auto"):
+    *_, padding, stride = shape
+    return lambda x, kernel: conv2d(x, kernel, padding, impl, stride)
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max())
+
+
+@pytest.mark.parametrize("impl", CONV_IMPLS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_and_both_gradients_by_their_definition(shape, impl):
+    x, kernel, cotangent = drawn(shape)
+    output, pull = jax.vjp(convolution(shape, impl), x, kernel)
+    assert_close([output, *pull(cotangent)], products_in_float64(shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES[2:9:2])
+def test_it_is_linear_in_each_forward_and_backward(shape):
+    """d(x * k) = dx * k + x * dk, and the same of both gradients: each is one of the three."""
+    f = convolution(shape)
+    x, kernel, cotangent = drawn(shape)
+    dx, dkernel, dcotangent = (array[::-1] for array in drawn(shape))
+    found = jax.jvp(f, (x, kernel), (dx, dkernel))[1]
+    assert_close([found], [f(dx, kernel) + f(x, dkernel)])
+
+    def gradients(x, kernel, cotangent):
+        return jax.vjp(f, x, kernel)[1](cotangent)
+
+    pushed = jax.jvp(gradients, (x, kernel, cotangent), (dx, dkernel, dcotangent))[1]
+    expected = [
+        gradients(x, dkernel, cotangent)[0] + gradients(x, kernel, dcotangent)[0],
+        gradients(dx, kernel, cotangent)[1] + gradients(x, kernel, dcotangent)[1],
+    ]
+    assert_close(pushed, expected)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[4], SHAPES[7]])
+@pytest.mark.parametrize("clients", [0, 3])
+def test_second_derivatives_agree(shape, clients):
+    """Reverse over reverse, with one kernel and with one for each client; forward over reverse."""
+    x, kernel, _ = drawn(shape)
+    if clients:
+        x, kernel = (np.stack([a * (c + 1) / 4 for c in range(clients)]) for a in (x, kernel))
+
+    def derivatives(impl):
+        def loss(x, kernel):
+            return jnp.sin(convolution(shape, impl)(x, kernel)).sum()
+
+        def gradient(x, kernel):
+            return jax.grad(loss, argnums=(0, 1))(x, kernel)
+
+        def squared_gradient(x, kernel):
+            return sum((g**2).sum() for g in gradient(x, kernel))
+
+        def both(x, kernel):
+            along = gradient(x, kernel)
+            reverse = jax.grad(squared_gradient, argnums=(0, 1))(x, kernel)
+            forward = jax.jvp(gradient, (x, kernel), along)[1]
+            return reverse, [2 * part for part in forward]
+
+        return jax.jit(jax.vmap(both) if clients else both)(x, kernel)
+
+    (reverse, forward), (expected, _) = derivatives("auto"), derivatives("im2col")
+    assert_close(reverse, expected, 2e-5)
+    assert_close(forward, expected, 2e-5)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
+@pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (2, 3)])
+def test_mapped_it_is_each_by_itself(shape, axes):
+    """To the bit where each has a kernel of its own, as lanes have; gradients too."""
+    x, kernel, _ = drawn(shape)
+    number, f = 3, convolution(shape)
+
+    def several(array, axis):
+        if axis is None:
+            return array
+        return np.stack([array * (n + 1) for n in range(number)], axis=axis)
+
+    def one(array, axis, n):
+        return array if axis is None else np.take(array, n, axis=axis)
+
+    def outcome(x, kernel):
+        return f(x, kernel), jax.grad(lambda *both: (f(*both) ** 2).sum(), argnums=(0, 1))(
+            x, kernel
+        )
+
+    operands = [several(array, axis) for array, axis in zip((x, kernel), axes, strict=True)]
+    mapped = jax.jit(jax.vmap(outcome, in_axes=axes))(*operands)
+    for n in range(number):
+        alone = jax.jit(outcome)(*(one(a, axis, n) for a, axis in zip(operands, axes, strict=True)))
+        found = jax.tree.map(lambda leaf, n=n: leaf[n], mapped)
+        if axes[1] is None:
+            assert_close(*map(jax.tree.leaves, (found, alone)))
+        else:
+            jax.tree.map(np.testing.assert_array_equal, found, alone)
+
+
+def test_mapped_twice_and_under_a_loop():
+    shape = SHAPES[2]
+    x, kernel, _ = drawn(shape)
+    kernels = np.stack([[kernel, 2 * kernel, 3 * kernel], [4 * kernel, 5 * kernel, 6 * kernel]])
+    found = jax.vmap(jax.vmap(convolution(shape), (None, 0)), (None, 0))(x, kernels)
+    alone = jax.lax.map(
+        lambda kernel: convolution(shape)(x, kernel), kernels.reshape(6, *kernel.shape)
+    )
+    np.testing.assert_array_equal(found.reshape(alone.shape), alone)
+
+
+def test_types_that_the_library_has_not():
+    shape = SHAPES[2]
+    with jax.enable_x64(True):
+        x, kernel, cotangent = drawn(shape, np.float64)
+        output, pull = jax.vjp(convolution(shape), x, kernel)
+        assert output.dtype == np.float64
+        exact = [np.asarray(part) for part in (output, *pull(cotangent))]
+        # Of float32 images by a kernel of float64: what they have in common.
+        assert convolution(shape)(x.astype(np.float32), kernel).dtype == np.float64
+    assert_close(exact, products_in_float64(shape), 1e-6)
+    half = convolution(shape)(*(array.astype(jnp.bfloat16) for array in drawn(shape)[:2]))
+    assert half.dtype == jnp.bfloat16
+    assert_close([np.asarray(half, np.float64)], products_in_float64(shape)[:1], 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "takes"), [(SHAPES[2], "convolution"), (SHAPES[0], "dot_general")]
+)
+def test_a_cpu_takes_the_faster(shape, takes):
+    """Its library for many channels, matrices for few; "native" and "im2col" do as they say."""
+    x, kernel, _ = drawn(shape)
+
+    def text(impl):
+        return jax.jit(convolution(shape, impl)).lower(x, kernel).as_text()
+
+    if jax.default_backend() == "cpu":
+        assert f"stablehlo.{takes}" in text("auto")
+    assert "stablehlo.convolution" in text("native")
+    assert "stablehlo.convolution" not in text("im2col")
