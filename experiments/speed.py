@@ -32,7 +32,10 @@ from fedjax_het._startup import available_cores
 from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
 
 PROGRAMS = Path(__file__).parent / "speed_peers"
-SYNTHESIS_PEER = "torch_synthesis.py"  # the loop that synthesises instead of training clients
+PEERS_OF_KINDS = {  # the loop that does other work than training clients
+    "synthesis": "torch_synthesis.py",
+    "server": "torch_server.py",
+}
 PEERS = {
     "torch": "torch_loop.py",
     "fedjax": "fedjax_peer.py",
@@ -57,6 +60,7 @@ class Regime(NamedTuple):
     kind: str = "rounds"
     num_images: int = 60_000
     seeds: int = 1
+    server: dict[str, Any] | None = None  # what it trains on there, see `torch_server.py`
     peers: tuple[str, ...] = tuple(PEERS)
     turns: int = 9  # at most
 
@@ -86,6 +90,7 @@ DYNAFED: dict[str, Any] = {
         "fine_tune_epochs": 1,
         "num_samples": 150,
         "inner_steps": 20,
+        "augment_strategy": "none",  # as the loop has it
         "trajectory_rounds": 6,
     },
 }
@@ -123,7 +128,7 @@ REGIMES = {
     ),
     **{
         name: Regime(
-            f"DynaFed's synthesis, {network}: 150 images, 20 inner steps; "
+            f"DynaFed's synthesis, {network}: 150 images, 20 inner steps, no augmentation; "
             "a round is an iteration, a sample an image in an inner step",
             {**DYNAFED, **model},
             iterations,
@@ -138,6 +143,28 @@ REGIMES = {
             ("R6-128", "ConvNet of width 128", {"width": 128}, 2),
         )
     },
+    "R7": Regime(
+        "the server of FedAF: ConvNet of width 32 on 500 labelled images in batches of 256, SGD; "
+        "a round is 10 epochs",
+        {**FEDAVG, "model": "convnet", "width": 32},
+        8,
+        kind="server",
+        num_images=500,
+        peers=("torch",),
+        server={"batch_size": 256, "epochs": 10, "teachers": 0},
+        turns=2,
+    ),
+    "R8": Regime(
+        "the server of FedDF: ConvNet of width 32 learns what 8 others say of 1,000 images, "
+        "batches of 128, Adam; a round is 4 epochs",
+        {**FEDAVG, "model": "convnet", "width": 32},
+        4,
+        kind="server",
+        num_images=1000,
+        peers=("torch",),
+        server={"batch_size": 128, "epochs": 4, "teachers": 8},
+        turns=2,
+    ),
 }
 LONGEST = "R6-128"  # minutes on a CPU: only if it is named
 
@@ -147,7 +174,7 @@ class Arguments:
     """Local training: this package beside other simulators."""
 
     regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != LONGEST)
-    """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128."""
+    """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8."""
     turns: int = 2
     """How often the programs take turns (the longest regimes: once)."""
     quick: bool = False
@@ -259,9 +286,11 @@ def peer_program(
     regime: Regime, peer: str, interpreter: str, arguments: Arguments, folder: Path
 ) -> tuple[str, str, dict[str, Any]]:
     """-> (interpreter, file, settings)."""
-    if regime.kind == "synthesis":
-        return interpreter, SYNTHESIS_PEER, synthesis_settings(regime, arguments)
-    return interpreter, PEERS[peer], peer_settings(regime, folder)
+    settings = {
+        "synthesis": lambda: synthesis_settings(regime, arguments),
+        "server": lambda: server_settings(regime, arguments, folder),
+    }.get(regime.kind, lambda: peer_settings(regime, folder))
+    return interpreter, PEERS_OF_KINDS.get(regime.kind, PEERS[peer]), settings()
 
 
 def here_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
@@ -270,6 +299,7 @@ def here_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[st
         "spec": regime.spec,
         "rounds": arguments.rounds or regime.rounds,
         "seeds": regime.seeds,
+        "server": regime.server,
         "num_images": regime.num_images,
         "images": str(folder / "images.npz"),
         "clients": str(folder / "clients.npz"),
@@ -303,6 +333,18 @@ def synthesis_settings(regime: Regime, arguments: Arguments) -> dict[str, Any]:
         "inner_steps": options["inner_steps"],
         "iterations": arguments.rounds or regime.rounds,
         "threads": available_cores(),
+    }
+
+
+def server_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
+    return {
+        **(regime.server or {}),
+        "network": regime.spec["model"],
+        "width": regime.spec.get("width"),
+        "num_images": regime.num_images,
+        "rounds": arguments.rounds or regime.rounds,
+        "threads": available_cores(),
+        "images": str(folder / "images.npz"),
     }
 
 

@@ -111,6 +111,20 @@ def test_a_tiny_regime_end_to_end(speed, monkeypatch, tmp_path, capsys):
     assert "| R1 |" in capsys.readouterr().out == (tmp_path / "out.md").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("teachers", [0, 2])
+def test_a_servers_training_end_to_end(speed, teachers, monkeypatch, tmp_path):
+    """Samples are those of all epochs of a round; the faster of alone and shared is said."""
+    server = {"batch_size": 8, "epochs": 3, "teachers": teachers}
+    tiny = speed.Regime("tiny", speed.FEDAVG, 2, kind="server", num_images=80, server=server)
+    monkeypatch.setitem(speed.REGIMES, "R7", tiny)
+    arguments = speed.Arguments(("R7",), turns=1, peers=(), output=tmp_path / "out")
+    assert speed.measure(arguments) == 0
+    (made,) = json.loads((tmp_path / "out.json").read_text())["regimes"]["R7"]["here"]
+    assert made["samples"] == [240, 240] and min(made["seconds"]) > 0
+    assert "one device" in made["lanes"] or "shared" in made["lanes"]
+
+
 class Folder:
     """A temporary folder that stays."""
 

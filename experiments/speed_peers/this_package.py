@@ -1,7 +1,8 @@
 """fedjax_het in the benchmark: a regime in, one line of JSON out, like its peers.
 
 Rounds: local training and averaging, images kept as uint8, gathered and normalised inside every
-step. A sweep: whole runs, of which the rounds count. A synthesis: DynaFed's, its iterations.
+step. A sweep: whole runs, of which the rounds count. A synthesis: DynaFed's, its iterations. A
+server: its training on images of its own.
 Afterwards, how fast the same devices multiply matrices.
 """
 
@@ -9,16 +10,23 @@ import dataclasses
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec as P
 from regime import peak_memory, report
 
 import fedjax_het
 from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
+from fedjax_het.engine.ensemble import distilled, logits_of, sum_over_models
+from fedjax_het.engine.lanes import ClientModels, Examples
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.server import train_on_server
+from fedjax_het.engine.task import Task
 from fedjax_het.nn import training_flops
 from fedjax_het.running.benchmark import benchmark_rounds
 
@@ -29,7 +37,12 @@ MATMUL_SECONDS = 0.3
 def main() -> None:
     settings = json.loads(sys.argv[1])
     dataset, spec = read_dataset(settings), RunSpec(dataset="user", **settings["spec"])
-    kinds = {"rounds": time_rounds, "sweep": time_sweep, "synthesis": time_synthesis}
+    kinds = {
+        "rounds": time_rounds,
+        "sweep": time_sweep,
+        "synthesis": time_synthesis,
+        "server": time_server,
+    }
     record = kinds[settings["kind"]](spec, dataset, settings)
     devices = jax.devices()
     report(
@@ -125,8 +138,84 @@ def time_synthesis(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str
         "samples": [options["num_samples"] * options["inner_steps"]],
         "compile_seconds": summary["compile_seconds"],
         "useful_work_fraction": 1.0,
-        "lanes": "one device",
+        "lanes": summary["lanes"],
         "flops_per_sample": 4 * flops_per_sample(spec, dataset),
+    }
+
+
+def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
+    """Training at the server, alone on one device or shared by all: whichever is the faster, as
+    runs choose it. A "sample" is one that a step takes."""
+    server = settings["server"]
+    options = {} if spec.width is None else {"width": spec.width}
+    model = make_model(spec.model, dataset.input_shape, 10, **options)
+    task = Task(model, dataset.mean, dataset.std)
+    examples = Examples(jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels))
+    teachers = jax.vmap(model.init)(jax.random.split(jax.random.key(1), max(server["teachers"], 1)))
+    present = jnp.full(max(server["teachers"], 1), 1.0)
+
+    def taught(sharing, variables, examples, teachers, key):
+        targets = sharing.for_each_sample(
+            lambda images: jax.nn.softmax(
+                sum_over_models(
+                    lambda teacher: logits_of(task, teacher, images),
+                    ClientModels(teachers, present, present > 0),
+                )
+                / server["teachers"]
+            ),
+            examples.images,
+        )
+        return distilled(
+            task,
+            variables,
+            examples.images,
+            targets,
+            key,
+            optimizer=optax.adam(1e-3),
+            batch_size=server["batch_size"],
+            epochs=server["epochs"],
+            sharing=sharing,
+        )
+
+    def trained(sharing, variables, examples, teachers, key):
+        return train_on_server(
+            task,
+            variables,
+            examples,
+            key,
+            batch_size=server["batch_size"],
+            lr=0.01,
+            epochs=server["epochs"],
+            sharing=sharing,
+        )
+
+    work = taught if server["teachers"] else trained
+    arguments = model.init(jax.random.key(0)), examples, teachers, jax.random.key(2)
+
+    def timed(shares_server: bool):
+        plan = make_plan(devices=None if shares_server else 1, shares_server=shares_server)
+        start = time.perf_counter()
+        program = jax.jit(partial(plan.shared, work)).lower(*arguments).compile()
+        compile_seconds = time.perf_counter() - start
+
+        def one_round() -> float:
+            start = time.perf_counter()
+            jax.block_until_ready(program(*arguments))
+            return time.perf_counter() - start
+
+        one_round()
+        return one_round(), compile_seconds, one_round, shares_server
+
+    choices = (False, True) if jax.device_count() > 1 else (False,)
+    _, compile_seconds, one_round, shared = min(map(timed, choices), key=lambda choice: choice[0])
+    rounds = settings["rounds"]
+    return {
+        "seconds": [one_round() for _ in range(rounds)],
+        "samples": [len(dataset.train_images) * server["epochs"]] * rounds,
+        "compile_seconds": compile_seconds,
+        "useful_work_fraction": 1.0,
+        "lanes": f"shared by {jax.device_count()} devices" if shared else "one device",
+        "flops_per_sample": flops_per_sample(spec, dataset),
     }
 
 

@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_het.common.arrays import bits, host_values, is_key, with_bits
-from fedjax_het.engine.sharing import ALONE, Sharing
+from fedjax_het.engine.sharing import ALONE, Sharing, once_known
 
 AXIS = "lanes"
 RUNS = "runs"
@@ -166,14 +165,8 @@ class Plan(NamedTuple):
         return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
 
     def once_known(self, signal: jax.Array, number: jax.Array | int) -> jax.Array | int:
-        """`number`, which is not known before `signal`, a float that is never -inf.
-
-        Orders collectives that do not need each other, see `lanes._exchange`. A barrier would not
-        do: XLA removes it before it decides what runs when.
-        """
-        if self.spreads != AXIS:
-            return number
-        return jnp.where(signal == -jnp.inf, jnp.zeros_like(number), number)
+        """`number`, ordered by `sharing.once_known` where lanes are on several devices."""
+        return number if self.spreads != AXIS else once_known(signal, number)
 
 
 def make_plan(

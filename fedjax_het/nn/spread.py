@@ -30,8 +30,8 @@ _SPREAD: ContextVar[Spread | None] = ContextVar("spread", default=None)
 
 
 @contextlib.contextmanager
-def spread_over(spread: Spread) -> Iterator[None]:
-    """What is traced inside sees a part of a batch."""
+def spread_over(spread: Spread | None) -> Iterator[None]:
+    """What is traced inside sees a part of a batch; for None, all of it."""
     token = _SPREAD.set(spread)
     try:
         yield

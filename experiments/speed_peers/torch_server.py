@@ -1,0 +1,76 @@
+"""Training at a server as one writes it in PyTorch: on labels, or on what other models say.
+
+Parity: as many images, epochs and steps, the same network, float32, a fresh shuffle an epoch; SGD
+on labels as FedAF's server, Adam on the mean logits of `teachers` models (0: none) as FedDF's; as
+many threads as cores, or a GPU. In its favour: images are normalised beforehand.
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+import torch
+from regime import report
+from torch import nn
+from torch_networks import network_of
+
+UNTIMED = 1  # rounds before, in which libraries start
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    torch.set_num_threads(settings["threads"])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    images, labels = read(settings, device)
+    model = network_of(settings["network"], settings["width"]).to(device)
+    teachers = [
+        network_of(settings["network"], settings["width"]).to(device)
+        for _ in range(settings["teachers"])
+    ]
+    seconds = []
+    for _ in range(UNTIMED + settings["rounds"]):
+        wait()
+        start = time.perf_counter()
+        targets = mean_of(teachers, images, settings["batch_size"]) if teachers else labels
+        train(model, images, targets, settings)
+        wait()
+        seconds.append(time.perf_counter() - start)
+    seconds = seconds[UNTIMED:]
+    samples = [len(images) * settings["epochs"]] * len(seconds)
+    report(seconds, samples, f"PyTorch {torch.__version__}, {device}")
+
+
+def read(settings: dict, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    with np.load(settings["images"]) as file:
+        images = file["images"][: settings["num_images"]] / np.float32(255)
+        images = ((images - file["mean"]) / file["std"]).astype(np.float32)
+        labels = file["labels"][: settings["num_images"]].astype(np.int64)
+    in_front = torch.tensor(images).permute(0, 3, 1, 2).contiguous()
+    return in_front.to(device), torch.tensor(labels).to(device)
+
+
+@torch.no_grad()
+def mean_of(teachers: list[nn.Module], images: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """Probabilities by the teachers' mean logits."""
+    batches = images.split(batch_size)
+    logits = [torch.cat([teacher(batch) for batch in batches]) for teacher in teachers]
+    return torch.softmax(torch.stack(logits).mean(0), 1)
+
+
+def train(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, settings: dict) -> None:
+    taught = targets.ndim == 2
+    make = torch.optim.Adam if taught else torch.optim.SGD
+    optimizer = make(model.parameters(), lr=1e-3 if taught else 0.01)
+    for _ in range(settings["epochs"]):
+        for batch in torch.randperm(len(images), device=images.device).split(
+            settings["batch_size"]
+        ):
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(model(images[batch]), targets[batch]).backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
