@@ -32,10 +32,6 @@ from fedjax_het._startup import available_cores
 from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
 
 PROGRAMS = Path(__file__).parent / "speed_peers"
-PEERS_OF_KINDS = {  # the loop that does other work than training clients
-    "synthesis": "torch_synthesis.py",
-    "server": "torch_server.py",
-}
 PEERS = {
     "torch": "torch_loop.py",
     "fedjax": "fedjax_peer.py",
@@ -286,11 +282,11 @@ def peer_program(
     regime: Regime, peer: str, interpreter: str, arguments: Arguments, folder: Path
 ) -> tuple[str, str, dict[str, Any]]:
     """-> (interpreter, file, settings)."""
-    settings = {
-        "synthesis": lambda: synthesis_settings(regime, arguments),
-        "server": lambda: server_settings(regime, arguments, folder),
-    }.get(regime.kind, lambda: peer_settings(regime, folder))
-    return interpreter, PEERS_OF_KINDS.get(regime.kind, PEERS[peer]), settings()
+    if regime.kind == "synthesis":
+        return interpreter, "torch_synthesis.py", synthesis_settings(regime, arguments)
+    if regime.kind == "server":
+        return interpreter, "torch_server.py", server_settings(regime, arguments, folder)
+    return interpreter, PEERS[peer], peer_settings(regime, folder)
 
 
 def here_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:

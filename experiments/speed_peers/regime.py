@@ -38,13 +38,30 @@ class Regime:
 def read_regime() -> Regime:
     """The regime that the first argument, a JSON object, describes."""
     settings = json.loads(sys.argv[1])
-    with np.load(settings.pop("images")) as file:
-        images, labels = file["images"], file["labels"].astype(np.int64)
-        images = ((images / np.float32(255) - file["mean"]) / file["std"]).astype(np.float32)
+    images, labels = read_images(settings.pop("images"))
     with np.load(settings.pop("clients")) as file:
         clients = np.split(file["indices"], np.cumsum(file["sizes"])[:-1])
         cohorts = list(file["cohorts"])
     return Regime(images=images, labels=labels, clients=clients, cohorts=cohorts, **settings)
+
+
+def read_images(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """All images [N, 28, 28, 1], float32 and normalised, and labels [N]."""
+    with np.load(path) as file:
+        images = (file["images"] / np.float32(255) - file["mean"]) / file["std"]
+        return images.astype(np.float32), file["labels"].astype(np.int64)
+
+
+def seconds_of(one_round: Callable[[], None], rounds: int, wait: Callable[[], None]) -> list[float]:
+    """Seconds of each of so many rounds that are all alike, after one in which libraries start."""
+    seconds = []
+    for _ in range(1 + rounds):
+        wait()
+        start = time.perf_counter()
+        one_round()
+        wait()
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
 
 
 def time_rounds(

@@ -27,7 +27,7 @@ from fedjax_het.engine.lanes import ClientModels, Examples
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.server import train_on_server
 from fedjax_het.engine.task import Task
-from fedjax_het.nn import training_flops
+from fedjax_het.nn import Model, training_flops
 from fedjax_het.running.benchmark import benchmark_rounds
 
 MATMUL_SIZES = (512, 1024, 2048)
@@ -63,9 +63,13 @@ def read_dataset(settings: dict[str, Any]):
     return dataset_from_arrays(images, labels, *tests, num_classes=10, mean=mean, std=std)
 
 
-def flops_per_sample(spec: RunSpec, dataset) -> int:
+def network_of(spec: RunSpec, dataset) -> Model:
     options = {} if spec.width is None else {"width": spec.width}
-    return training_flops(make_model(spec.model, dataset.input_shape, 10, **options))
+    return make_model(spec.model, dataset.input_shape, 10, **options)
+
+
+def flops_per_sample(spec: RunSpec, dataset) -> int:
+    return training_flops(network_of(spec, dataset))
 
 
 def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
@@ -147,8 +151,7 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     """Training at the server, alone on one device or shared by all: whichever is the faster, as
     runs choose it. A "sample" is one that a step takes."""
     server = settings["server"]
-    options = {} if spec.width is None else {"width": spec.width}
-    model = make_model(spec.model, dataset.input_shape, 10, **options)
+    model = network_of(spec, dataset)
     task = Task(model, dataset.mean, dataset.std)
     examples = Examples(jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels))
     teachers = jax.vmap(model.init)(jax.random.split(jax.random.key(1), max(server["teachers"], 1)))

@@ -7,15 +7,11 @@ many threads as cores, or a GPU. In its favour: images are normalised beforehand
 
 import json
 import sys
-import time
 
-import numpy as np
 import torch
-from regime import report
+from regime import read_images, report, seconds_of
 from torch import nn
 from torch_networks import network_of
-
-UNTIMED = 1  # rounds before, in which libraries start
 
 
 def main() -> None:
@@ -29,24 +25,18 @@ def main() -> None:
         network_of(settings["network"], settings["width"]).to(device)
         for _ in range(settings["teachers"])
     ]
-    seconds = []
-    for _ in range(UNTIMED + settings["rounds"]):
-        wait()
-        start = time.perf_counter()
+
+    def one_round() -> None:
         targets = mean_of(teachers, images, settings["batch_size"]) if teachers else labels
         train(model, images, targets, settings)
-        wait()
-        seconds.append(time.perf_counter() - start)
-    seconds = seconds[UNTIMED:]
+
+    seconds = seconds_of(one_round, settings["rounds"], wait)
     samples = [len(images) * settings["epochs"]] * len(seconds)
     report(seconds, samples, f"PyTorch {torch.__version__}, {device}")
 
 
 def read(settings: dict, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    with np.load(settings["images"]) as file:
-        images = file["images"][: settings["num_images"]] / np.float32(255)
-        images = ((images - file["mean"]) / file["std"]).astype(np.float32)
-        labels = file["labels"][: settings["num_images"]].astype(np.int64)
+    images, labels = (array[: settings["num_images"]] for array in read_images(settings["images"]))
     in_front = torch.tensor(images).permute(0, 3, 1, 2).contiguous()
     return in_front.to(device), torch.tensor(labels).to(device)
 

@@ -7,14 +7,11 @@ and a target that stay as they are, and no record of what was met.
 
 import json
 import sys
-import time
 
 import torch
-from regime import report
+from regime import report, seconds_of
 from torch.func import functional_call
 from torch_networks import network_of
-
-UNTIMED = 1  # iterations before, in which libraries start
 
 
 def main() -> None:
@@ -24,14 +21,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     one_iteration = iterations_of(settings, device)
-    seconds = []
-    for _ in range(UNTIMED + settings["iterations"]):
-        wait()
-        start = time.perf_counter()
-        one_iteration()
-        wait()
-        seconds.append(time.perf_counter() - start)
-    seconds = seconds[UNTIMED:]
+    seconds = seconds_of(one_iteration, settings["iterations"], wait)
     samples = [settings["num_samples"] * settings["inner_steps"]] * len(seconds)
     report(seconds, samples, f"PyTorch {torch.__version__}, {device}")
 

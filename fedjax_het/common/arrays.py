@@ -28,6 +28,11 @@ def with_row(array: jax.Array, row: jax.Array, index: jax.Array | int) -> jax.Ar
     return jax.lax.dynamic_update_index_in_dim(array, row, index, 0, allow_negative_indices=False)
 
 
+def with_rows_of_zeros(array: AnyArray, count: int) -> jax.Array:
+    """`array` and so many rows of zeros behind it."""
+    return jnp.pad(array, [(0, count), *[(0, 0)] * (array.ndim - 1)])
+
+
 def host_values(leaf: Any) -> Any:
     """The values of an array that this process can see in full: NumPy's, or keys as keys."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.common.arrays import AnyArray
+from fedjax_het.common.arrays import AnyArray, with_rows_of_zeros
 from fedjax_het.engine.lanes import ClientModels, Examples
 from fedjax_het.engine.server import fit, shuffled
 from fedjax_het.engine.sharing import ALONE, Sharing
@@ -29,7 +29,7 @@ def logits_of(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
     # took up to twice the time on CPU.
     count = len(images)
     size = min(_AT_ONCE, count)
-    padded = jnp.pad(images, ((0, -count % size),) + ((0, 0),) * (images.ndim - 1))
+    padded = with_rows_of_zeros(images, -count % size)
 
     def logits(piece):
         return task.model.apply(variables, task.normalise(piece), train=False)[0]

@@ -113,39 +113,37 @@ ad.defbilinear(
 )
 
 
-def _mapped(product: Primitive, samples_first: bool):
-    """The rule of `jax.vmap`: kernels of their own are lanes; of one kernel, samples are many."""
-
-    def rule(operands, axes, *, of):
-        number = next(
-            operand.shape[axis]
-            for operand, axis in zip(operands, axes, strict=True)
-            if axis is not None
-        )
-        left, right = (
-            jnp.broadcast_to(operand[None], (number, *operand.shape))
-            if axis is None
-            else jnp.moveaxis(operand, axis, 0)
-            for operand, axis in zip(operands, axes, strict=True)
-        )
-        lanes = left.shape[1]
-        merged = (operand.reshape(-1, *operand.shape[2:]) for operand in (left, right))
-        out = product.bind(*merged, of=of)
-        return out.reshape(number, lanes, *out.shape[1:]), 0
-
-    def of_one_kernel(operands, axes, *, of):
-        samples, kernel = operands
-        if axes[1] is not None:
-            return rule(operands, axes, of=of)
-        samples = jnp.moveaxis(samples, axes[0], 1)  # [L, number, B, ...]
-        lanes, number, batch = samples.shape[:3]
-        merged = samples.reshape(lanes, number * batch, *samples.shape[3:])
-        out = product.bind(merged, kernel, of=of)
-        return out.reshape(lanes, number, batch, *out.shape[2:]), 1
-
-    batching.primitive_batchers[product] = of_one_kernel if samples_first else rule
+def _as_lanes(product, operands, axes, *, of):
+    """The rule of `jax.vmap`: those mapped over are lanes."""
+    number = next(
+        operand.shape[axis]
+        for operand, axis in zip(operands, axes, strict=True)
+        if axis is not None
+    )
+    left, right = (
+        jnp.broadcast_to(operand[None], (number, *operand.shape))
+        if axis is None
+        else jnp.moveaxis(operand, axis, 0)
+        for operand, axis in zip(operands, axes, strict=True)
+    )
+    lanes = left.shape[1]
+    merged = (operand.reshape(-1, *operand.shape[2:]) for operand in (left, right))
+    out = product.bind(*merged, of=of)
+    return out.reshape(number, lanes, *out.shape[1:]), 0
 
 
-_mapped(OUTPUT, samples_first=True)
-_mapped(_INPUT, samples_first=True)
-_mapped(_KERNEL, samples_first=False)
+def _as_samples(product, operands, axes, *, of):
+    """The same where the second operand is a kernel: of one kernel, they are more samples."""
+    samples, kernel = operands
+    if axes[1] is not None:
+        return _as_lanes(product, operands, axes, of=of)
+    samples = jnp.moveaxis(samples, axes[0], 1)  # [L, number, B, ...]
+    lanes, number, batch = samples.shape[:3]
+    merged = samples.reshape(lanes, number * batch, *samples.shape[3:])
+    out = product.bind(merged, kernel, of=of)
+    return out.reshape(lanes, number, batch, *out.shape[2:]), 1
+
+
+batching.primitive_batchers[OUTPUT] = partial(_as_samples, OUTPUT)
+batching.primitive_batchers[_INPUT] = partial(_as_samples, _INPUT)
+batching.primitive_batchers[_KERNEL] = partial(_as_lanes, _KERNEL)

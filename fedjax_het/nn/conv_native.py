@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedjax_het.common.arrays import with_rows_of_zeros
 from fedjax_het.nn.micro_batch import in_pieces
 
 Sides = tuple[int, int]  # height, width
 
-CACHED_PIXELS = (
-    4096  # of the outputs of a channel, for which the kernel's gradient is taken at once
-)
+CACHED_PIXELS = 4096  # of a channel's outputs: the kernel's gradient takes so many at once
 
 barrier = jax.lax.optimization_barrier
 
@@ -73,9 +72,10 @@ def kernel_gradient_on_cpu(x: Array, outputs: Array, *, padding: int) -> Array:
 
     def of_piece(piece: tuple[Array, Array]) -> tuple[Array, tuple[()]]:
         x, outputs = barrier(piece)
-        missing = [(0, -len(x) % 4), (0, 0), (0, 0), (0, 0)]
-        images = barrier(jnp.pad(_padded(x, padding), missing).transpose(3, 1, 2, 0))
-        kernel = barrier(jnp.pad(outputs, missing).transpose(1, 2, 0, 3))
+        missing = -len(x) % 4
+        images = with_rows_of_zeros(_padded(x, padding), missing)
+        images = barrier(images.transpose(3, 1, 2, 0))
+        kernel = barrier(with_rows_of_zeros(outputs, missing).transpose(1, 2, 0, 3))
         return output(images, kernel, padding=0, stride=1).transpose(1, 2, 0, 3), ()
 
     pixels = outputs.shape[1] * outputs.shape[2]

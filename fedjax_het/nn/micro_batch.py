@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.common.arrays import with_rows_of_zeros
+
 Tree = Any
 
 
@@ -52,9 +54,7 @@ def in_pieces(
     number = jax.tree.leaves(samples)[0].shape[0]
     if fill_up and micro_batch is not None and number > micro_batch and _cuts_batches():
         missing = -number % micro_batch
-        filled = jax.tree.map(
-            lambda leaf: jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)]), samples
-        )
+        filled = jax.tree.map(lambda leaf: with_rows_of_zeros(leaf, missing), samples)
         sums, entries = in_pieces(function, filled, micro_batch=micro_batch)
         return sums, jax.tree.map(lambda leaf: leaf[:number], entries)
     piece = piece_size(number, micro_batch)

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from fedjax_het.common.arrays import with_rows_of_zeros
+
 Tree = Any
 
 
@@ -86,7 +88,7 @@ def own_rows(whole: Tree) -> Tree:
     def own(leaf: jax.Array) -> jax.Array:
         rows = -(-leaf.shape[0] // spread.parts)
         missing = spread.parts * rows - leaf.shape[0]
-        filled = jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)])
+        filled = with_rows_of_zeros(leaf, missing)
         return jax.lax.dynamic_slice_in_dim(filled, place * rows, rows)
 
     return jax.tree.map(own, whole)
