@@ -201,24 +201,22 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
         median_pair,
         pass_messages,
         squared_distances,
-        stacked,
     )
     from fedjax_het.running.prepare import prepare
 
     group = prepare([spec], dataset=dataset)
     task, plan = group.program.task, group.plan
     keys = jax.random.split(jax.random.key(0), spec.num_clients)
-    models = plan.put(jax.jit(jax.vmap(task.model.init))(keys))
+    models = plan.put(jax.jit(jax.vmap(task.model.init))(keys)["params"])
     heard = plan.put(jnp.ones(spec.num_clients, bool))
 
     @jax.jit
     def messages(models, heard, hp):
-        vectors = stacked(models)
-        distances = squared_distances(vectors)
+        distances = squared_distances(models, plan)
         sigma = hp["sigma"] * median_pair(distances, heard)
         alpha = hp["alpha"] * sigma / (len(distances) - 1)
-        weights = attention(distances, alpha, sigma, heard, guard=spec.options["guard"])
-        return pass_messages(weights, vectors)
+        weights, _ = attention(distances, alpha, sigma, heard, guard=spec.options["guard"])
+        return pass_messages(weights, models)
 
     seconds = []
     for _ in range(repetitions + 1):

@@ -47,7 +47,7 @@ class Scaffold(Loop):
 
     def end(self, client, model, steps):
         new = self.new_control(client, model, steps)
-        self.moved = self.moved + (new - self.kept[client]) / len(self.sizes)
+        self.moved = self.moved + self.weights()[client] * (new - self.kept[client])
         self.kept[client] = new
 
     def serve(self, r, clients, models):

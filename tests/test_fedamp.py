@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.builders import chosen
@@ -12,14 +13,13 @@ from support.problems import small
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.collaboration import (
+    ATTENTION_FUNCTIONS,
     attention,
     cosine_distances,
     median_pair,
     pass_messages,
     softmax_attention,
     squared_distances,
-    stacked,
-    unstacked,
 )
 from fedjax_het.algorithms.fedamp import fedamp, heurfedamp
 from fedjax_het.algorithms.fedavg import fedavg
@@ -65,8 +65,9 @@ def test_cosine_distances_of_nearly_parallel_models_keep_their_digits():
 @pytest.mark.parametrize("alpha", [0.1, 1e3])
 def test_weights_are_those_of_equation_5_and_convex(alpha, guard):
     distances, sigma = float64_distances(VECTORS), 60.0
-    weights = np.asarray(attention(jnp.asarray(distances), alpha, sigma, ALL, guard=guard))
-    expected = alpha / sigma * np.exp(-distances / sigma)
+    found = attention(jnp.asarray(distances), alpha, sigma, ALL, guard=guard)
+    weights, expected = np.asarray(found.weights), alpha / sigma * np.exp(-distances / sigma)
+    slopes = expected / alpha
     np.fill_diagonal(expected, 0)
     total = expected.sum(1, keepdims=True)
     if alpha > 1:  # more than all: the guard holds
@@ -76,6 +77,9 @@ def test_weights_are_those_of_equation_5_and_convex(alpha, guard):
     np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
     assert (weights >= 0).all()
+    # The alpha that is told is the one of Eq. 5, to which the proximal term has to be coupled.
+    implied = (weights / slopes)[[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]
+    np.testing.assert_allclose(found.alpha, implied, rtol=1e-4)
     symmetric = np.allclose(weights, weights.T, atol=1e-7)
     assert symmetric == (guard == "step" or alpha < 1)
 
@@ -83,20 +87,21 @@ def test_weights_are_those_of_equation_5_and_convex(alpha, guard):
 def test_the_guard_step_is_the_largest_alpha_that_is_convex():
     distances = squared_distances(VECTORS)
     row_sums = np.asarray(jnp.exp(-distances / 50) * (1 - jnp.eye(5)) / 50).sum(1)
-    largest = attention(distances, 1 / row_sums.max(), 50.0, ALL, guard="step")
-    guarded = attention(distances, 100 / row_sums.max(), 50.0, ALL, guard="step")
+    largest, _ = attention(distances, 1 / row_sums.max(), 50.0, ALL, guard="step")
+    guarded, _ = attention(distances, 100 / row_sums.max(), 50.0, ALL, guard="step")
     np.testing.assert_allclose(guarded, largest, atol=1e-6)
     assert np.diag(guarded).min() < 1e-6
 
 
 def test_sigma_at_its_limits():
     distances = squared_distances(VECTORS)
-    np.testing.assert_array_equal(attention(distances, 1.0, 1e-3, ALL, guard="rows"), np.eye(5))
+    nobody, _ = attention(distances, 1.0, 1e-3, ALL, guard="rows")
+    np.testing.assert_array_equal(nobody, np.eye(5))
     # alpha = sigma / (K - 1), the relative scale at 1: all the same once sigma is large
-    wide = attention(distances, 1e9 / 4, 1e9, ALL, guard="rows")
+    wide, _ = attention(distances, 1e9 / 4, 1e9, ALL, guard="rows")
     np.testing.assert_allclose(wide, (1 - np.eye(5)) / 4, atol=1e-5)
     # alpha itself as it was: nobody is heard
-    alone = attention(distances, 1.0, 1e9, ALL, guard="rows")
+    alone, _ = attention(distances, 1.0, 1e9, ALL, guard="rows")
     np.testing.assert_allclose(alone, np.eye(5), atol=1e-8)
 
 
@@ -119,7 +124,7 @@ def test_heuristic_weights_are_those_of_equation_8():
 def test_clients_that_are_not_heard_weigh_nothing():
     heard, distances = jnp.array([True, False, True, True, False]), squared_distances(VECTORS)
     for weights in (
-        attention(distances, 1e3, 50.0, heard, guard="rows"),
+        attention(distances, 1e3, 50.0, heard, guard="rows").weights,
         softmax_attention(distances, 0.1, 0.2, heard),
     ):
         others = np.asarray(weights) * (1 - np.eye(5))
@@ -136,12 +141,42 @@ def test_messages_are_mixtures_of_every_array():
     models = {"a": RNG.normal(size=(5, 2, 3)), "b": {"c": RNG.normal(size=(5,))}}
     models = jax.tree.map(lambda a: a.astype(np.float32), models)
     weights = RNG.random((5, 5)).astype(np.float32)
-    mixed = pass_messages(weights, stacked(models))
-    assert mixed.shape == (5, 7)
     expected = jax.tree.map(lambda a: np.einsum("ij,j...->i...", weights, a), models)
-    for k in range(5):
-        one, like = (jax.tree.map(lambda a, k=k: a[k], tree) for tree in (expected, models))
-        assert_trees_all_close(unstacked(mixed[k], like), one, rtol=1e-5)
+    assert_trees_all_close(pass_messages(weights, models), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 1100])
+def test_distances_are_of_all_arrays_in_any_blocks(size):
+    models = {"a": RNG.normal(size=(5, size)), "b": {"c": RNG.normal(size=(5, 3, 7))}}
+    models = jax.tree.map(lambda a: 3 + a.astype(np.float32), models)
+    flat = np.concatenate([leaf.reshape(5, -1) for leaf in jax.tree.leaves(models)], 1)
+    expected = float64_distances(flat)
+    np.testing.assert_allclose(squared_distances(models), expected, rtol=1e-4, atol=1e-3)
+    unit = flat / np.linalg.norm(flat.astype(np.float64), axis=1, keepdims=True)
+    expected = float64_distances(unit) / 2
+    np.testing.assert_allclose(cosine_distances(models), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ATTENTION_FUNCTIONS)
+def test_attention_functions_are_what_definition_1_asks_for(name):
+    with jax.enable_x64(True):
+        value, slope = ATTENTION_FUNCTIONS[name]
+        sigma, t = 1.7, jnp.linspace(0.0, 12.0, 200)
+        values, slopes = np.asarray(value(t, sigma)), np.asarray(slope(t, sigma))
+        assert values[0] == 0 and (np.diff(values) >= 0).all()  # increasing from 0
+        assert (np.diff(slopes) <= 1e-12).all()  # concave
+        np.testing.assert_allclose(slopes[0], 1 / sigma)  # finite
+        h = 1e-6
+        differences = (np.asarray(value(t + h, sigma)) - np.asarray(value(t - h, sigma))) / (2 * h)
+        np.testing.assert_allclose(slopes[1:], differences[1:], atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "reach"), [("scad", 3.7), ("mcp", 3.0)])
+def test_penalties_that_are_flat_end_collaboration_beyond_their_reach(name, reach):
+    slope = ATTENTION_FUNCTIONS[name].slope
+    assert slope(2 * reach * 0.99, 2.0) > 0 and slope(2 * reach * 1.001, 2.0) == 0
+    if name == "scad":
+        np.testing.assert_allclose(slope(jnp.array([0.0, 1.0, 2.0]), 2.0), 0.5)  # an L1 near 0
 
 
 # --- rounds ----------------------------------------------------------------------------------
@@ -198,20 +233,28 @@ class Messages(Loop):
                 weights[i, others] = alpha / sigma * np.exp(-distances[i, others] / sigma)
             total = weights.sum(1, keepdims=True)
             weights /= np.maximum(total if self.o["guard"] == "rows" else total.max(), 1)
-        return weights + np.diag(1 - weights.sum(1)), alpha
+            # The alpha_k of Eq. 5 is what these weights say, whatever was asked for.
+            slopes = np.exp(-distances / sigma) / sigma
+            unit = sigma / (len(flat) - 1) if self.o["scale"] == "relative" else 1
+            nearest = np.where(weights > 0, slopes, 0).argmax(1), np.arange(len(flat))
+            alpha = weights[nearest[::-1]] / slopes[nearest[::-1]] / unit
+        return weights + np.diag(1 - weights.sum(1)), np.broadcast_to(alpha, len(flat))
 
     def before_round(self, r):
         hp = self.hp
         alpha = hp["alpha"] * hp["alpha_decay"] ** (r // hp["alpha_every"])
         self.xi, alpha = self.weights(alpha)
-        self.pull = hp["prox_lambda"] / (alpha if self.o["prox"] == "coupled" else 1)
+        self.pull = hp["prox_lambda"] / (
+            alpha if self.o["prox"] == "coupled" else np.ones(len(alpha))
+        )
         self.u = list(self.xi @ np.stack(self.kept))
 
     def begin(self, client):
         return (self.u if self.o["start"] == "received" else self.kept)[client]
 
     def slope(self, model, batch):
-        return super().slope(model, batch) + self.pull * (model - self.u[batch.client])
+        k = batch.client
+        return super().slope(model, batch) + self.pull[k] * (model - self.u[k])
 
     def end(self, client, model, steps):
         self.kept[client], self.trained[client] = model, True
@@ -227,6 +270,9 @@ class Messages(Loop):
         (RELATIVE, {"guard": "rows"}, False),
         (RELATIVE, {"guard": "step", "start": "own", "initialisation": "independent"}, False),
         (ABSOLUTE, {"guard": "step", "scale": "absolute", "prox": "coupled"}, False),
+        (ABSOLUTE | {"alpha": 80.0}, {"scale": "absolute", "prox": "coupled"}, False),
+        ({**RELATIVE, "alpha": 1.0, "sigma": 1.0}, {"prox": "coupled"}, False),
+        (RELATIVE, {"guard": "rows", "prox": "coupled"}, False),
         ({**RELATIVE, "sigma": 5.0, "self_weight": 1 / 6}, {"initialisation": "independent"}, True),
         (
             {**ABSOLUTE, "sigma": 25.0, "self_weight": 0.4},
@@ -234,10 +280,21 @@ class Messages(Loop):
             True,
         ),
     ],
-    ids=["fedamp", "fedamp-own", "fedamp-absolute", "heurfedamp", "heurfedamp-absolute"],
+    ids=[
+        "rows",
+        "own",
+        "absolute",
+        "absolute, guarded",
+        "eq5",
+        "rows, coupled",
+        "heurfedamp",
+        "heurfedamp-absolute",
+    ],
 )
 def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participation):
     hp, options = {**hp, "local_lr": 0.3}, settings(**options)
+    if not heuristic:
+        options = {"guard": "step", **options}
     build = chosen(heurfedamp if heuristic else fedamp, **options)
     federation = small(build, hp=hp, epochs=2, participation=participation, scored="client")
     start = federation.start()
@@ -250,8 +307,7 @@ def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participatio
     for k in range(len(SIZES)):
         for name, expected in oracle.params(oracle.kept[k]).items():
             np.testing.assert_allclose(found[name][k], expected, rtol=2e-4, atol=2e-5)
-        own = jax.tree.map(lambda a, k=k: a[k], state.clients.variables)
-        received = unstacked(state.server.received[k], own)["params"]
+        received = jax.tree.map(lambda a, k=k: a[k], state.server.received["params"])
         np.testing.assert_allclose(
             received["w"], oracle.params(oracle.u[k])["w"], rtol=2e-4, atol=2e-5
         )
@@ -265,8 +321,8 @@ def test_either_model_can_be_scored(scored):
     build = chosen(fedamp, **settings(guard="rows"))
     federation = small(build, hp={**RELATIVE, "local_lr": 0.3}, scored=scored)
     state, _ = federation.run(2)
-    own = jax.tree.map(lambda a: np.asarray(a[3]), state.clients.variables)
-    models = {"client": own, "received": unstacked(np.asarray(state.server.received[3]), own)}
+    kept = {"client": state.clients.variables, "received": state.server.received}
+    models = jax.tree.map(lambda a: np.asarray(a[3]), kept)
     assert_trees_all_equal(federation.personal(state, 3), models[scored]["params"])
     assert not np.allclose(models["client"]["params"]["w"], models["received"]["params"]["w"])
 
@@ -315,8 +371,8 @@ def test_a_strong_pull_stays_with_the_message():
     for strength in (0.0, 1.0, 9.0):
         hp = {**RELATIVE, "local_lr": 0.1, "prox_lambda": strength}
         state, _ = small(build, hp=hp, epochs=20, scored="client").run(1)
-        gap = stacked(state.clients.variables) - state.server.received
-        gaps.append(float(jnp.linalg.norm(gap)))
+        gap = optax.tree.sub(state.clients.variables, state.server.received)
+        gaps.append(float(optax.tree.norm(gap)))
     assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
 
 

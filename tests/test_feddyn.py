@@ -1,5 +1,7 @@
 """FedDyn against a float64 loop, the optimum of heterogeneous quadratics, and its limits."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +39,8 @@ class Dyn(Loop):
 
     def serve(self, r, clients, models):
         alpha = self.hp["feddyn_alpha"]
-        self.h = self.h - alpha / len(self.sizes) * sum(model - self.vector for model in models)
+        for share, model in zip(self.weights()[clients], models, strict=True):
+            self.h = self.h - alpha * share * (model - self.vector)
         self.vector = self.towards(self.mean(clients, models) - self.h / alpha)
 
 
@@ -82,15 +85,14 @@ def test_clients_that_are_alike_have_fedavgs_fixed_point():
 
 def test_a_first_round_without_pull_is_fedavgs_some_steps_further():
     """As alpha vanishes, theta_i are those of plain SGD and h/alpha = -S/K times their mean change:
-    w moves by 1 + S/K times that."""
+    w moves by 1 + S/K times that, here twice, as all K that hold data take part."""
     start = small(fedavg, hp={"local_lr": 0.1}).start()
     plain = small(fedavg, hp={"local_lr": 0.1}, epochs=2)
     limit = small(feddyn, hp={"local_lr": 0.1, "feddyn_alpha": 1e-9}, epochs=2)
     origin, after = plain.model(start), plain.model(plain.run(1)[0])
     found = limit.model(limit.run(1)[0])
-    present = sum(size > 0 for size in SIZES)
     for name in origin:
-        expected = origin[name] + (1 + present / len(SIZES)) * (after[name] - origin[name])
+        expected = origin[name] + 2 * (after[name] - origin[name])
         np.testing.assert_allclose(found[name], expected, atol=1e-6)
 
 
@@ -111,7 +113,7 @@ def test_h_is_the_mean_of_the_clients_and_theirs_only_move_in_their_rounds():
         drawn = {int(k) for k in federation.scheduler.participants(r) if SIZES[k]}
         assert set(np.flatnonzero(moved)) == drawn
         seen |= drawn
-        mean = jax.tree.map(lambda leaf: leaf.mean(0), state.clients.shift)
+        mean = jax.tree.map(partial(np.average, axis=0, weights=SIZES), state.clients.shift)
         assert_trees_all_close(state.server.extra, mean, atol=1e-6)
     assert len(seen) > 3
 

@@ -235,12 +235,13 @@ def test_per_fedavg(order):
     inner, delta = 0.5, 0.8  # a difference so long that it is not the derivative
 
     class Meta(Personal):
-        """Steps are on pairs of minibatches; a last one alone is none."""
+        """Steps are on pairs of minibatches; a last one alone is a pair with itself."""
 
         def step(self, w, batch):
             if batch.number % 2 == 0:
                 self.ahead = w - inner * self.gradient(w, batch.x, batch.y)
-                return w
+                if batch.number + 1 < len(self.minibatches(batch.round, batch.client)):
+                    return w
             meta = self.gradient(self.ahead, batch.x, batch.y)
             if order != "first":
                 d = delta if order == "hessian_free" else 1e-5
@@ -373,20 +374,31 @@ def test_pfedmes_personal_model_is_the_proximal_point():
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
 def test_per_fedavg_without_an_inner_step_is_fedavg_on_every_second_minibatch(order):
+    """And on the last one."""
     hp = {"local_lr": LR, "inner_lr": 0.0, "hf_delta": 1e-3}
     federation = small(chosen(per_fedavg, order=order), hp=hp, epochs=3)
 
     class EverySecond(Personal):
         def step(self, w, batch):
-            return super().step(w, batch) if batch.number % 2 else w
+            last = len(self.minibatches(batch.round, batch.client)) - 1
+            return super().step(w, batch) if batch.number % 2 or batch.number == last else w
 
     check(EverySecond(federation), scored=False)
 
 
-def meta_gradient(order, hp, model=None):
+@pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
+def test_per_fedavg_moves_a_client_that_has_one_minibatch(order):
+    """As far as one that has the same minibatch twice, which makes a pair."""
+    hp = {"local_lr": LR, "inner_lr": 0.5, "hf_delta": 1e-3}
+    once, twice = (meta_gradient(order, hp, epochs=epochs)[1] for epochs in (1, 2))
+    assert np.abs(once).max() > 1e-3
+    np.testing.assert_allclose(once, twice, rtol=1e-5, atol=1e-7)
+
+
+def meta_gradient(order, hp, model=None, epochs=2):
     """-> (weights, the step that one client with one minibatch, seen twice, takes from them)."""
-    settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8]), "epochs": 2}
-    hp = {"local_lr": 1.0, **hp}
+    settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
+    settings["epochs"], hp = epochs, {"local_lr": 1.0, **hp}
     federation = small(chosen(per_fedavg, order=order), hp=hp, model=model, **settings)
     start = federation.start()
     state, _ = federation.run(1, start)
@@ -484,7 +496,7 @@ def test_pfedme_and_per_fedavg_take_the_statistics_of_the_minibatches_that_count
         return state.server.variables["state"]["mean"]
 
     first = chosen(per_fedavg, order="first")
-    np.testing.assert_allclose(mean(first, 3), mean(fedavg, 2), rtol=1e-5)
+    np.testing.assert_allclose(mean(first, 3), mean(fedavg, 4), rtol=1e-5)  # the last one twice
     np.testing.assert_allclose(mean(chosen(pfedme, inner_steps=3), 1), mean(fedavg, 3), rtol=1e-5)
 
 

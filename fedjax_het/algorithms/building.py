@@ -26,10 +26,14 @@ Tree = Any
 
 
 class Counts(NamedTuple):
-    """How many there are; int32 scalars."""
+    """How many there are; scalars."""
 
-    clients: AnyArray  # K
-    trained: AnyArray  # of the round's, those that hold data
+    clients: AnyArray  # int32: K
+    trained: AnyArray  # int32: of the round's, those that hold data
+    share: AnyArray
+    """float32: of the weight of all K clients in the run's `averaging`, that of the round's. With
+    it the round's mean becomes its part of a mean over all: sum_i p_i x_i over the round's i is
+    share * mean."""
 
 
 class UpdateServer(Protocol):
@@ -83,7 +87,8 @@ def federated(
     def round_(hp, state, key, cohort: Cohort):
         sent = send(state.server, cohort)
         result = train_cohort(client, plan, hp, sent, state.clients, key, cohort, gather=hands_out)
-        counts = Counts(cohort.schedule.num_clients, result.num_trained)
+        schedule = cohort.schedule
+        counts = Counts(schedule.num_clients, result.num_trained, schedule.share)
         given = (hp, state.server, result.upload, counts)
         server = call("update", update_server, UpdateServer, *given)
         change = jax.tree.map(

@@ -5,70 +5,115 @@ receives. Products are taken at the highest precision: distances between nearby 
 differences of large numbers.
 """
 
-import itertools
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
 Guard = Literal["step", "rows"]
 
-
-def stacked(models: Tree) -> jax.Array:
-    """[K, P]: every client's arrays, one after the other."""
-    leaves = jax.tree.leaves(models)
-    return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+CACHED_WEIGHTS = 512  # of every client: a Gram product takes so many at once
 
 
-def unstacked(vector: jax.Array, like: Tree) -> Tree:
-    """One client's [P] as arrays again, of the shapes in `like`."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = itertools.accumulate(leaf.size for leaf in leaves)
-    parts = jnp.split(vector, list(ends)[:-1])
-    arrays = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
-    return jax.tree.unflatten(structure, arrays)
+class Attention(NamedTuple):
+    """Weights [K, K], and the alpha_k [K] that each row was made with."""
+
+    weights: jax.Array
+    alpha: jax.Array
 
 
-def squared_distances(vectors: jax.Array) -> jax.Array:
-    """[K, K] ||w_i - w_j||^2 of `[K, P]`, by one Gram product. Cost: K^2 P multiplications.
+class AttentionFunction(NamedTuple):
+    """An attention-inducing function A of a squared distance t >= 0 (Definition 1) and its
+    derivative, both `(t, sigma)`; A'(0) = 1 / sigma, in whose units t is measured."""
 
-    The mean is taken off first, which changes no distance and keeps the digits of small ones. (By a
-    product too: on a CPU, XLA's sum over clients takes twice as long as the Gram product.)
+    value: Callable
+    slope: Callable
+
+
+SCAD_REACH = 3.7  # Fan and Li (2001)
+MCP_REACH = 3.0
+
+
+def _scad(t, sigma):
+    """A of the smoothly clipped absolute deviation, and its derivative by t / sigma."""
+    x, a = t / sigma, SCAD_REACH
+    bent = jnp.minimum(x, a)
+    middle = 1 + ((a - 1) ** 2 - (a - bent) ** 2) / (2 * (a - 1))
+    return jnp.where(x <= 1, x, middle), jnp.where(x <= 1, 1.0, (a - bent) / (a - 1))
+
+
+def _mcp(t, sigma):
+    """The same of the minimax concave penalty."""
+    bent = jnp.minimum(t / sigma, MCP_REACH)
+    return bent - bent**2 / (2 * MCP_REACH), 1 - bent / MCP_REACH
+
+
+ATTENTION_FUNCTIONS = {
+    "exponential": AttentionFunction(
+        lambda t, sigma: -jnp.expm1(-t / sigma), lambda t, sigma: jnp.exp(-t / sigma) / sigma
+    ),
+    "scad": AttentionFunction(
+        lambda t, sigma: _scad(t, sigma)[0], lambda t, sigma: _scad(t, sigma)[1] / sigma
+    ),
+    "mcp": AttentionFunction(
+        lambda t, sigma: _mcp(t, sigma)[0], lambda t, sigma: _mcp(t, sigma)[1] / sigma
+    ),
+}
+
+
+def squared_distances(models: Tree, plan: Plan | None = None) -> jax.Array:
+    """[K, K] ||w_i - w_j||^2 of all arrays, by Gram products. Cost: K^2 P multiplications, of which
+    each of a plan's devices takes its part; then one collective.
+
+    The mean is taken off first, which changes no distance and keeps the digits of small ones.
     """
-    count = len(vectors)
-    mean = jnp.matmul(jnp.full((1, count), 1 / count), vectors, precision="highest")
-    gram = _gram(vectors - mean)
+    gram = _gram(models, plan)
     norms = jnp.diagonal(gram)
     distances = jnp.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0)
-    return distances * (1 - jnp.eye(len(vectors)))
+    return distances * (1 - jnp.eye(len(gram)))
 
 
-def cosine_distances(vectors: jax.Array) -> jax.Array:
-    """[K, K] 1 - cos(w_i, w_j) of `[K, P]`: half the squared distances of the unit vectors, which
-    keeps the digits of cosines near 1. Between a vector of zeros and another: 1/2."""
-    norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
-    return squared_distances(vectors / jnp.maximum(norms, 1e-30)) / 2
+def cosine_distances(models: Tree, plan: Plan | None = None) -> jax.Array:
+    """[K, K] 1 - cos(w_i, w_j) of all arrays: half the squared distances of the unit vectors, which
+    keeps the digits of cosines near 1. Between models of zeros and others: 1/2."""
+    rows = [_rows(leaf) for leaf in jax.tree.leaves(models)]
+    norms = jnp.sqrt(sum(jnp.square(row).sum(1, keepdims=True) for row in rows))
+    return squared_distances([row / jnp.maximum(norms, 1e-30) for row in rows], plan) / 2
 
 
-def attention(distances: jax.Array, alpha, sigma, heard: jax.Array, *, guard: str) -> jax.Array:
-    """FedAMP's weights (Eq. 5): xi_ij = alpha A'(d_ij) with A(t) = 1 - exp(-t / sigma), for j != i;
-    xi_ii is what is left of 1.
+def attention(
+    distances: jax.Array,
+    alpha,
+    sigma,
+    heard: jax.Array,
+    *,
+    guard: str,
+    function: str = "exponential",
+) -> Attention:
+    """FedAMP's weights (Eq. 5): xi_ij = alpha A'(d_ij) for j != i; xi_ii is what is left of 1.
 
     Args:
       distances: [K, K] squared.
       heard: [K] bool, whose models count.
       guard: what becomes of an alpha so large that a client's own weight would be negative. "step":
         the largest alpha for which none is, so that the matrix stays symmetric; "rows": in each row
-        on its own, others' weights are scaled to sum to 1.
-    Returns: [K, K], non-negative, rows sum to 1.
+        on its own, so that each has an alpha of its own.
+      function: A, of `ATTENTION_FUNCTIONS`.
+    Returns: weights that are non-negative and whose rows sum to 1.
     """
     others = heard[None, :] & ~jnp.eye(len(distances), dtype=bool)
-    weights = jnp.where(others, alpha / sigma * jnp.exp(-distances / sigma), 0)
-    total = weights.sum(1, keepdims=True)
-    bound = total if guard == "rows" else total.max()
-    return _with_own(weights / jnp.maximum(bound, 1))
+    slopes = ATTENTION_FUNCTIONS[function].slope(distances, sigma)
+    weights = jnp.where(others, alpha * slopes, 0)
+    total = weights.sum(1)
+    bound = jnp.maximum(total if guard == "rows" else total.max(), 1)
+    scale = jnp.broadcast_to(1 / bound, total.shape)
+    return Attention(_with_own(weights * scale[:, None]), alpha * scale)
 
 
 def softmax_attention(distances: jax.Array, sigma, self_weight, heard: jax.Array) -> jax.Array:
@@ -83,9 +128,13 @@ def softmax_attention(distances: jax.Array, sigma, self_weight, heard: jax.Array
     return _with_own((1 - self_weight) * shares)
 
 
-def pass_messages(weights: jax.Array, vectors: jax.Array) -> jax.Array:
-    """[K, P] u_i = sum_j xi_ij w_j of all clients, by one product with the stacked models."""
-    return jnp.matmul(weights, vectors, precision="highest")
+def pass_messages(weights: jax.Array, models: Tree) -> Tree:
+    """u_i = sum_j xi_ij w_j of all clients, by a product for each array."""
+
+    def mixed(leaf):
+        return jnp.matmul(weights, _rows(leaf), precision="highest").reshape(leaf.shape)
+
+    return jax.tree.map(mixed, models)
 
 
 def median_pair(values: jax.Array, heard: jax.Array) -> jax.Array:
@@ -95,8 +144,45 @@ def median_pair(values: jax.Array, heard: jax.Array) -> jax.Array:
     return jnp.where(pairs.any(), median, 0.0)
 
 
-def _gram(vectors: jax.Array) -> jax.Array:
-    return jnp.matmul(vectors, vectors.T, precision="highest")
+def _rows(leaf: jax.Array) -> jax.Array:
+    """[K, n] of an array [K, ...]."""
+    return leaf.reshape(leaf.shape[0], -1)
+
+
+def _gram(models: Tree, plan: Plan | None) -> jax.Array:
+    """[K, K] of all clients' weights, those of a place having their mean taken off."""
+    if plan is None:
+        return _part_of_gram(models, 0, 1)
+    parts = jnp.arange(plan.blocks)
+    return plan.sum_over_blocks(partial(_part_of_gram, parts=plan.blocks), (models,), parts)
+
+
+def _part_of_gram(models: Tree, part: jax.Array | int, parts: int) -> jax.Array:
+    """The sum over every `parts`-th block of columns, from `part` on.
+
+    In blocks that stay in a core's cache, which are read once: a product of whole rows takes twice
+    as long, and a copy of all models as long again.
+    """
+
+    def of_columns(columns: jax.Array) -> jax.Array:
+        columns = jax.lax.optimization_barrier(columns - columns.mean(0))
+        return jnp.matmul(columns, columns.T, precision="highest")
+
+    def of_array(rows: jax.Array) -> jax.Array:
+        blocks, rest = divmod(rows.shape[1], CACHED_WEIGHTS)
+        last = jnp.where(part == 0, of_columns(rows[:, rows.shape[1] - rest :]), 0)
+        if not blocks:
+            return last
+
+        def add(turn, total):
+            first = (part + turn * parts) * CACHED_WEIGHTS
+            columns = jax.lax.dynamic_slice_in_dim(rows, first, CACHED_WEIGHTS, 1)
+            return total + of_columns(columns)
+
+        turns = (blocks - part + parts - 1) // parts
+        return jax.lax.fori_loop(0, turns, add, last)
+
+    return sum(of_array(_rows(leaf)) for leaf in jax.tree.leaves(models))
 
 
 def _with_own(weights: jax.Array) -> jax.Array:

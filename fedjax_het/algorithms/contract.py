@@ -175,6 +175,8 @@ class Algorithm(NamedTuple):
     pairs: how clients condense their data, where they do so instead of training
     inputs: what a round reads besides
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
+    server_step: "mean": the global model is w + server_lr * the clients' mean change; "own": it is
+      made of that in another way (see `Entry.server_step`, which sets it)
     server_batch: samples of a step of the server's work that goes through `Plan.shared`, by which a
       timing finds out whether sharing pays; 0: there is no such work
     artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
@@ -197,6 +199,7 @@ class Algorithm(NamedTuple):
     pairs: PairWork | None = None
     inputs: tuple[RoundInput, ...] = ()
     host_work: "tuple[HostWork, ...]" = ()
+    server_step: str = "mean"
     server_batch: int = 0
     artifacts: Callable[[State], dict[str, Any]] = lambda state: {}
     summary: Callable[[Any, State], dict[str, Any]] = lambda hp, state: {}

@@ -164,7 +164,8 @@ class Entry:
             assert self.base is not None, "see `entry_of`"
             static["base"] = partial(self.base.make, options=theirs)
         self._require_arguments(static)
-        return checked_algorithm(self.name, self.build(training, plan, **static))
+        made = checked_algorithm(self.name, self.build(training, plan, **static))
+        return made if self.has_base else made._replace(server_step=self.server_step)
 
     def network_of(self, model: Model, options: Mapping[str, Any]) -> Model:
         """The network that the method trains where a run asks for `model`."""

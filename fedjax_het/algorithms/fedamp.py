@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.building import num_bytes
 from fedjax_het.algorithms.collaboration import (
+    Attention,
     Guard,
     attention,
     cosine_distances,
@@ -16,8 +17,6 @@ from fedjax_het.algorithms.collaboration import (
     pass_messages,
     softmax_attention,
     squared_distances,
-    stacked,
-    unstacked,
 )
 from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
 from fedjax_het.algorithms.entry import Entry
@@ -30,6 +29,7 @@ from fedjax_het.algorithms.separate import (
     own_models,
     rms_change,
 )
+from fedjax_het.common.arrays import row_of
 from fedjax_het.common.records import NonNegative, Positive, Record, Share
 from fedjax_het.engine.contract import ClientMethod, checked_client
 from fedjax_het.engine.lanes import Cohort, client_row, train_cohort
@@ -38,14 +38,15 @@ from fedjax_het.engine.plan import Plan
 
 Tree = Any
 
-_FLGO = {"scale": "absolute", "initialisation": "independent", "prox": "coupled"}
+_PAPER = {"initialisation": "independent", "prox": "coupled"}
+_FLGO = {**_PAPER, "scale": "absolute"}
 
 
 @dataclass(frozen=True)
 class HeurFedAMPOptions(Record):
     """See `fedamp` for what each is."""
 
-    PRESETS = {"relative": {}, "flgo": _FLGO}  # noqa: RUF012
+    PRESETS = {"relative": {}, "paper": _PAPER, "flgo": _FLGO}  # noqa: RUF012
 
     preset: str = "relative"
     scale: Literal["relative", "absolute"] = "relative"
@@ -57,15 +58,23 @@ class HeurFedAMPOptions(Record):
 
 @dataclass(frozen=True)
 class FedAMPOptions(HeurFedAMPOptions):
-    PRESETS = {"relative": {}, "flgo": {**_FLGO, "guard": "step"}}  # noqa: RUF012
+    PRESETS = {  # noqa: RUF012
+        "eq5": {},
+        "paper": _PAPER,
+        "rows": {"guard": "rows", "prox": "decoupled"},
+        "flgo": _FLGO,
+    }
 
-    guard: Guard = "rows"
+    preset: str = "eq5"
+    prox: Literal["coupled", "decoupled"] = "coupled"
+    guard: Guard = "step"
+    attention: Literal["exponential", "scad", "mcp"] = "exponential"
 
 
 @dataclass(frozen=True)
 class FedAMPNumbers(Record):
-    alpha: Positive = 25.0
-    sigma: Positive = 0.2
+    alpha: Positive = 1.0
+    sigma: Positive = 1.0
     prox_lambda: NonNegative = 0.1
     alpha_decay: Positive = 1.0
     alpha_every: Positive = 30.0
@@ -76,11 +85,10 @@ class FedAMPNumbers(Record):
 class Messages(NamedTuple):
     """What the server made of the clients' models for their round.
 
-    received [K, P]: u_i, stacked. weights [K, K]: xi. pull: [] the coefficient of the proximal
-    gradient.
+    received [K, ...]: u_i. weights [K, K]: xi. pull: [K] the coefficients of the proximal gradient.
     """
 
-    received: jax.Array
+    received: Tree
     weights: jax.Array
     pull: jax.Array
 
@@ -98,20 +106,28 @@ def fedamp(
     A true gradient of the pair terms has a factor 2 that Eq. 5 drops.
 
     Options; the paper's own values are in an appendix that could not be read:
-      scale: "absolute" takes sigma and alpha as they are. "relative" takes sigma in units of the
-        median squared distance of the round, and alpha in units of sigma / (K - 1), with which no
-        weight is negative up to alpha = 1 whatever the models: the distances of networks differ by
-        orders of magnitude, and a sigma that does not fit them stops all collaboration.
+      scale: "absolute" takes sigma, alpha and lambda as they are. "relative" takes sigma in units
+        of the median squared distance of the round, alpha and lambda in units of sigma / (K - 1),
+        with which no weight is negative up to alpha = 1 whatever the models: the distances of
+        networks differ by orders of magnitude, and a sigma that does not fit them stops all
+        collaboration.
       guard: what becomes of an alpha that makes weights negative, see `attention`.
-      prox: "coupled", lambda / alpha_k as in the paper; "decoupled", lambda itself.
+      prox: "coupled", lambda / alpha_k as in the paper, with the alpha_k that the guard left
+        ("rows": each client's own); "decoupled", lambda itself.
       start: local training starts from "received" (u_i) or from the client's "own" model (w_i).
         The paper leaves it open; where the pull is weak it decides whether clients collaborate.
       initialisation: "shared", or "independent" as in Algorithm 1.
+      attention: A; besides the paper's choice the two that it names, see `collaboration`.
       history: record the weights of every round, `collaboration` [K, K].
     Presets of them, and of the numbers:
-      "relative" (default): sigma 0.2 median distances, an alpha that the guard "rows" bounds, a
-        decoupled pull of 0.1, shared initialisation. Departs from Algorithm 1 in the last: the
-        average of networks that were drawn apart is no network, and learning starts late.
+      "eq5" (default): Eq. 5 with sigma 1 and alpha 1 (relative), so that weights are symmetric,
+        the guard has nothing to do and no client's own weight is negative; lambda 0.1 coupled;
+        shared initialisation. Departs from Algorithm 1 in the last: the average of networks that
+        were drawn apart is no network, and learning starts late.
+      "paper": the same with Algorithm 1's independent initialisation.
+      "rows": sigma 0.2 and alpha 25 (relative), which the guard "rows" always bounds: own weights
+        are then 0, rows are softmaxes of -d / sigma, not symmetric, and neither theorem applies; a
+        decoupled pull of 0.1. It tells clients apart more sharply.
       "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds) in
         Algorithm 1 as it stands (absolute, coupled, independent), with the guard "step".
 
@@ -119,20 +135,21 @@ def fedamp(
     was sent last; models that were never trained count for nothing once others were.
     Scored: "client" (w_i) or "received" (u_i, of the round that ended).
     Traffic: one model each way. State: two models per client. Cost besides training: two products
-    of K x P with K.
+    of K x P with K, the one for distances shared by devices.
     """
 
-    def numbers(hp, state: State, vectors):
-        alpha = _decayed(hp, state.round)
-        distances = squared_distances(vectors)
+    def attend(hp, state: State, models) -> Attention:
+        alpha, sigma, unit = _decayed(hp, state.round), hp["sigma"], 1.0
+        distances = squared_distances(models, plan)
         heard = _heard(state.clients)
-        sigma = hp["sigma"]
         if options.scale == "relative":
             sigma = jnp.maximum(sigma * median_pair(distances, heard), 1e-12)
-            alpha = alpha * sigma / (len(distances) - 1)
-        return attention(distances, alpha, sigma, heard, guard=options.guard), alpha
+            unit = sigma / (len(distances) - 1)
+        how = {"guard": options.guard, "function": options.attention}
+        found = attention(distances, alpha * unit, sigma, heard, **how)
+        return found._replace(alpha=found.alpha / unit)
 
-    return _attentive(training, plan, numbers, options)
+    return _attentive(training, plan, attend, options)
 
 
 def heurfedamp(
@@ -143,37 +160,40 @@ def heurfedamp(
 
     scale: "absolute" takes sigma as it is (25 in that public code); "relative" divides it by the
       median of 1 - cos over pairs: the cosines of networks that started alike are all near 1.
-    alpha only serves the proximal term here, where that is coupled. All else as `fedamp`.
+    alpha only serves the proximal term here, where that is coupled. All else as `fedamp`. Presets:
+      "relative" (default): sigma 5, a decoupled pull of 0.1, shared initialisation.
+      "paper": coupled, and Algorithm 1's independent initialisation.
+      "flgo": as `fedamp`'s.
     """
 
-    def numbers(hp, state: State, vectors):
-        distances = cosine_distances(vectors)
+    def attend(hp, state: State, models) -> Attention:
+        distances = cosine_distances(models, plan)
         heard, sigma = _heard(state.clients), hp["sigma"]
         if options.scale == "relative":
             sigma = sigma / jnp.maximum(median_pair(distances, heard), 1e-12)
         weights = softmax_attention(distances, sigma, hp["self_weight"], heard)
-        return weights, _decayed(hp, state.round)
+        return Attention(weights, jnp.full(len(weights), _decayed(hp, state.round)))
 
-    return _attentive(training, plan, numbers, options)
+    return _attentive(training, plan, attend, options)
 
 
 def _attentive(
     training: LocalTraining,
     plan: Plan,
-    numbers: Callable,
+    attend: Callable[..., Attention],
     options: HeurFedAMPOptions,
 ) -> Algorithm:
-    """Algorithm 1 with weights and alpha_k by `numbers(hp, state, vectors)`, of the weights of all
-    networks, [K, P]."""
+    """Algorithm 1 with weights and alpha_k by `attend(hp, state, models)`, of the parameters of all
+    networks."""
 
     def begin(hp, messages, state, client):
-        received = unstacked(client_row(messages.received, client.id), state.variables)
+        received = client_row(messages.received, client.id)
         first = received if options.start == "received" else state.variables
         return begin_training(training, hp, first, state.optimizer, received["params"])
 
     def pull(hp, gradient, local, messages, batch, client):
         here, received = local.variables["params"], local.memory
-        return pulled(gradient, here, received, messages.pull), received
+        return pulled(gradient, here, received, row_of(messages.pull, client.id)), received
 
     client = checked_client(
         ClientMethod(own_model(training), begin, training_step(training, pull), keep_own(training))
@@ -182,24 +202,24 @@ def _attentive(
     def init(hp, key, variables, num_clients):
         given = (hp, key, variables, num_clients, options.initialisation)
         clients = own_models(training, client, *given)
-        everything = stacked(clients.variables)
-        server = Messages(everything, jnp.eye(num_clients), jnp.float32(0))
+        server = Messages(clients.variables, jnp.eye(num_clients), jnp.zeros(num_clients))
         return State(server, clients, jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
-        vectors = stacked(state.clients.variables)  # batch-norm statistics last, if there are any
-        size = sum(leaf[0].size for leaf in jax.tree.leaves(state.clients.variables["params"]))
-        weights, alpha = numbers(hp, state, vectors[:, :size])
-        received = pass_messages(weights, vectors)
-        strength = hp["prox_lambda"] / (alpha if options.prox == "coupled" else 1.0)
-        messages = Messages(received, weights, jnp.float32(strength))
+        models = state.clients.variables
+        weights, alpha = attend(hp, state, models["params"])
+        received = pass_messages(weights, models)
+        strength = hp["prox_lambda"] / (
+            alpha if options.prox == "coupled" else jnp.ones_like(alpha)
+        )
+        messages = Messages(received, weights, strength)
         result = train_cohort(client, plan, hp, messages, state.clients, key, cohort)
         records = {"collaboration": weights} if options.history else {}
         info = RoundInfo(result.train_loss, rms_change(result), records)
         return State(messages, result.states, state.round + 1), info
 
     def received(hp, state, k):
-        return unstacked(client_row(state.server.received, k), clients_own(hp, state, k))
+        return client_row(state.server.received, k)
 
     def traffic(hp, state):
         size = num_bytes(client_row(state.clients.variables, 0))
@@ -234,6 +254,8 @@ def fedamp_numbers(options: HeurFedAMPOptions, num_clients: int) -> FedAMPNumber
     """The preset's numbers."""
     if options.preset == "flgo":
         return FedAMPNumbers(alpha=1e4, sigma=25.0, prox_lambda=1.0, alpha_decay=0.1)
+    if options.preset == "rows":
+        return FedAMPNumbers(alpha=25.0, sigma=0.2)
     return FedAMPNumbers()
 
 

@@ -38,11 +38,11 @@ class FedDCServer(NamedTuple):
     gradient: Tree
 
 
-class FedDCSum(NamedTuple):
-    """What is added up over the round's clients."""
+class FedDCChange(NamedTuple):
+    """What a client sends: how its model and its g_i changed."""
 
-    drift: Tree  # theta_i - w, of the parameters
-    gradient: Tree  # the change of g_i
+    model: Tree
+    gradient: Tree
 
 
 class _Training(NamedTuple):
@@ -60,16 +60,16 @@ def feddc(training: LocalTraining, plan: Plan) -> Algorithm:
         h_i <- h_i + theta_i - w,    g_i <- g_i - g + (w - theta_i) / (tau_i local_lr),
         w   <- w + server_lr (mean of the round's theta_i + mean of all K h_i - w),
 
-    with the new h_i, and g the mean of all K g_i. All start at zero. Under SGD the new g_i is the
-    mean of the round's tau_i slopes of f_i and the quadratic, without <theta, g - g_i>; that is
-    what is measured here, since it also makes sense under Adam (as in `scaffold`). The slope is
-    corrected before the optimiser.
+    with the new h_i, and g the mean of all K g_i, all three means by the weights of the run's
+    `averaging` (of all clients, or of the round's among themselves). All start at zero. Under SGD
+    the new g_i is the mean of the round's tau_i slopes of f_i and the quadratic, without
+    <theta, g - g_i>; that is what is measured here, since it also makes sense under Adam (as in
+    `scaffold`). The slope is corrected before the optimiser.
 
     alpha 0.01 as in the public code (gaoliang13/FedDC), whose other settings are not part of the
     method and left out: alpha and g scaled by each client's share of the samples, a weight decay
-    of 0.001, gradients clipped to a norm of 10, local_lr times 0.998 each round. The mean of the
-    theta_i takes the run's `averaging`; h and g count clients alike. Batch-norm statistics are
-    averaged as in FedAvg. A round in which no client has data changes nothing.
+    of 0.001, gradients clipped to a norm of 10, local_lr times 0.998 each round. Batch-norm
+    statistics are averaged as in FedAvg. A round in which no client has data changes nothing.
 
     Traffic: twice FedAvg's, w and g down, theta_i and g_i up. State: two models per client, and
     two more on the server.
@@ -91,22 +91,23 @@ def feddc(training: LocalTraining, plan: Plan) -> Algorithm:
         gradient = local.memory.next
         moved = jax.tree.map(jnp.subtract, gradient, state.gradient)
         kept = FedDCClient(jax.tree.map(jnp.add, state.drift, drift), gradient, optimizer)
-        return upload._replace(sum=FedDCSum(drift, moved)), kept, output
+        return Upload(mean=FedDCChange(upload.mean, moved)), kept, output
 
     def init(hp, variables):
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
         return Broadcast(variables, extra=FedDCServer(zeros, zeros))
 
     def update(hp, server, upload: Upload, counts: Counts):
+        model, moved = upload.mean
         drift, gradient = (
-            jax.tree.map(lambda mean, new: mean + new / counts.clients, old, sums)
-            for old, sums in zip(server.extra, upload.sum, strict=True)
+            jax.tree.map(lambda mean, new: mean + counts.share * new, old, of_round)
+            for old, of_round in zip(server.extra, (model["params"], moved), strict=True)
         )
         anyone = counts.trained > 0
         params = jax.tree.map(
-            lambda mean, h: mean + jnp.where(anyone, h, 0), upload.mean["params"], drift
+            lambda mean, h: mean + jnp.where(anyone, h, 0), model["params"], drift
         )
-        server = add_mean_change(hp, server, {**upload.mean, "params": params})
+        server = add_mean_change(hp, server, {**model, "params": params})
         return server._replace(extra=FedDCServer(drift, gradient))
 
     def traffic(hp, state):

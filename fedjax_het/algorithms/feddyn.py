@@ -32,21 +32,20 @@ class FedDynClient(NamedTuple):
 
 def feddyn(training: LocalTraining, plan: Plan) -> Algorithm:
     """Client i minimises f_i(theta) - <h_i, theta> + alpha/2 ||theta - w||^2 from the model w that
-    it received, by local steps along the minibatch gradient - h_i + alpha (theta - w); then, with
-    K clients of which S have trained,
+    it received, by local steps along the minibatch gradient - h_i + alpha (theta - w); then
 
         h_i <- h_i - alpha (theta_i - w)
-        h   <- h - alpha/K sum over the S of (theta_i - w)
-        w   <- w + server_lr (mean of the S theta_i - h/alpha - w), with the new h.
+        h   <- h - alpha sum over the round's clients of p_i (theta_i - w)
+        w   <- w + server_lr (mean of the round's theta_i - h/alpha - w), with the new h.
 
-    alpha is `feddyn_alpha`. All h start at zero, and h stays the mean of all K h_i. h_i and h are
-    held divided by alpha, so that nothing is. Where all rest, theta_i = w and h = 0: each h_i is
-    the gradient of f_i at w, whose mean is 0, so that w is stationary for the mean of the f_i.
-    That holds for any server_lr; the paper's is 1. The mean of the theta_i takes the run's
-    `averaging`, of which the paper has "uniform"; h counts clients alike in any case, without which
-    it would not be the mean of the h_i. Batch-norm statistics are averaged as in FedAvg. The
-    correction is applied to the raw gradient, before the optimiser. A round in which no client has
-    data changes nothing.
+    alpha is `feddyn_alpha`. All h start at zero, and h stays sum_i p_i h_i over all clients that
+    hold data, with the weights of the run's `averaging`, which the mean takes among the round's: in
+    the paper one over their number.
+    h_i and h are held divided by alpha, so that nothing is. Where all rest, theta_i = w and h = 0:
+    each h_i is the gradient of f_i at w, so that w is stationary for sum_i p_i f_i. That holds for
+    any server_lr; the paper's is 1. Batch-norm statistics are averaged as in FedAvg. The correction
+    is applied to the raw gradient, before the optimiser. A round in which no client has data
+    changes nothing.
 
     The public code (alpemreacar/FedDyn) differs: alpha is divided by K n_i / n of each client, the
     quadratic goes into a weight decay of 0.001 + alpha, gradients are clipped to a norm of 10, and
@@ -71,18 +70,16 @@ def feddyn(training: LocalTraining, plan: Plan) -> Algorithm:
         received = broadcast.variables["params"]
         drift = jax.tree.map(jnp.subtract, local.variables["params"], received)
         shift = jax.tree.map(jnp.subtract, state.shift, drift)
-        return upload._replace(sum=drift), FedDynClient(shift, optimizer), output
+        return upload, FedDynClient(shift, optimizer), output
 
     def init(hp, variables):
         return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
 
     def update(hp, server, upload: Upload, counts: Counts):
-        drift = upload.sum  # theta_i - w, of which each client's model tells
-        shift = jax.tree.map(lambda h, d: h - d / counts.clients, server.extra, drift)
+        drift = upload.mean["params"]  # theta_i - w
+        shift = jax.tree.map(lambda h, d: h - counts.share * d, server.extra, drift)
         anyone = counts.trained > 0
-        params = jax.tree.map(
-            lambda mean, h: mean - jnp.where(anyone, h, 0), upload.mean["params"], shift
-        )
+        params = jax.tree.map(lambda mean, h: mean - jnp.where(anyone, h, 0), drift, shift)
         server = add_mean_change(hp, server, {**upload.mean, "params": params})
         return server._replace(extra=shift)
 

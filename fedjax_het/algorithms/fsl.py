@@ -4,6 +4,7 @@ what it is compared with: data sharing (Zhao et al., arXiv:1806.00582)."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from fedjax_het.common.records import Count, NonNegative, Record
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
-from fedjax_het.engine.server import steps_per_epoch, train_on_server
+from fedjax_het.engine.server import mean_gradient, steps_per_epoch, train_on_server
 from fedjax_het.engine.sharing import Sharing
 
 SERVER_EPOCHS = "server_epochs"  # the name of the rounds' input
@@ -28,6 +29,9 @@ SERVER_EPOCHS = "server_epochs"  # the name of the rounds' input
 class FslOptions(Record):
     server_epochs: Count | None = None
     "E_s, epochs over the server's examples after each round; None: by the paper's rule."
+    server_rate: Literal["paper", "moved"] | None = None
+    """eta_0 by K_0 eta_0 = K eta_l eta_g, or by how far the round moved; None: "paper" where
+    clients and server take plain SGD steps, else "moved". See `fsl`."""
 
 
 @dataclass(frozen=True)
@@ -49,37 +53,60 @@ def fsl(
     Algorithm 1: x_{t+1} = LocalSGD(xbar_t, gamma eta_0, K_0, D_0), with xbar_t = x_t + eta_g mean
     of the clients' changes, which `base` gives; eta_g is its `server_lr`, by the paper sqrt(S).
     K_0 = E_s ceil(n_0 / B_0), E_s = ceil(n E_c / (N n_0)) unless `server_epochs` says otherwise,
-    B_0 = B. eta_0 is such that K_0 eta_0 = K eta_l eta_g (Eq. 11; with eta_g = sqrt(S) the
-    section on the implementation), K the mean steps of the round's clients, so that `gamma` is
-    the weight of f_0 in F + gamma f_0 (Eq. 5). gamma = 0 is `base`.
+    B_0 = B. gamma = 0 is `base`. eta_0 by the option `server_rate`:
+      "paper": K_0 eta_0 = K eta_l eta_g (Eq. 11; with eta_g = sqrt(S) the section on the
+        implementation), K the mean steps of the round's clients, so that `gamma` is the weight of
+        f_0 in F + gamma f_0 (Eq. 5). That supposes that a gradient g moves a client by -eta_l g and
+        a mean change d the server by eta_g d.
+      "moved", for other optimisers: K_0 eta_0 ||grad f_0(x_t)|| = ||xbar_t - x_t||, so that the
+        server's steps at gamma = 1, with the gradient that they begin with, are as long together
+        as the round's move, whatever made it. (Under momentum the paper's rule gives the server
+        less than half of the weight that it has under SGD, under Adam a twenty-fifth.)
+      None: "paper" where clients take SGD steps and `base` steps along the mean change, else
+        "moved".
 
     `incremental` False is FSL-p: the server learns from x_t beside the clients, and both changes
     are added: x_{t+1} = xbar_t + LocalSGD(x_t, ...) - x_t. The paper does not give its weights;
     these are the ones that fit Eq. 5.
 
-    Momentum and decay are not mentioned and taken to be none. State and traffic are those of
-    `base`. Cost: K_0 steps a round, each shared by the devices that share a federation.
+    The server's own momentum and decay are not mentioned and taken to be none. State and traffic
+    are those of `base`. Cost: K_0 steps a round, each shared by the devices that share a
+    federation; with "moved" a pass over D_0 besides.
     """
     algorithm, batch_size = base(training, plan), training.batch_size
     passes = training.epochs + algorithm.extra_passes
     training_share = training.epochs / passes  # SCAFFOLD's option I first only measures
+    plain = training.optimizer == "sgd" and algorithm.server_step == "mean"
+    rule = options.server_rate or ("paper" if plain else "moved")
 
-    def learn(sharing: Sharing, start, examples, key, lr, epochs):
+    def learn(sharing: Sharing, start, begun, examples, key, reach, epochs):
+        """`reach` is gamma K_0 eta_0, or that times the length of the gradient at `begun`."""
+        if rule == "moved":
+            whole = mean_gradient(
+                training.task, begun, examples, batch_size=batch_size, sharing=sharing
+            )
+            reach = reach / jnp.maximum(optax.tree.norm(whole), 1e-12)
+            epochs = sharing.once_known(reach, epochs)
+        lr = reach / (epochs * steps_per_epoch(len(examples.labels), batch_size))
         how = {"batch_size": batch_size, "lr": lr, "epochs": epochs, "sharing": sharing}
         return train_on_server(training.task, start, examples, key, **how)
 
     def refine(hp, own, this_round: Round):
         examples, schedule = server_examples(this_round), this_round.cohort.schedule
         epochs = options.server_epochs or this_round.cohort.inputs[SERVER_EPOCHS]
-        steps = epochs * steps_per_epoch(len(examples.labels), batch_size)
-        present = jnp.maximum((schedule.num_steps > 0).sum(), 1)
-        client_steps = training_share * schedule.num_steps.sum() / present
-        lr = hp["gamma"] * hp["server_lr"] * hp["local_lr"] * client_steps / steps
+        if rule == "paper":
+            present = jnp.maximum((schedule.num_steps > 0).sum(), 1)
+            client_steps = training_share * schedule.num_steps.sum() / present
+            reach = hp["server_lr"] * hp["local_lr"] * client_steps
+        else:
+            models = (this_round.after["params"], this_round.before["params"])
+            reach = optax.tree.norm(jax.tree.map(jnp.subtract, *models))
         start = this_round.after if incremental else this_round.before
         if not incremental:  # collectives in order: those of the clients' training first
             epochs = plan.once_known(optax.tree.norm(this_round.after["params"]), epochs)
         key = key_for(this_round.key, Purpose.SERVER)
-        learnt = plan.shared(learn, start, examples, key, lr, epochs)
+        given = (start, this_round.before, examples, key, hp["gamma"] * reach, epochs)
+        learnt = plan.shared(learn, *given)
         if incremental:
             return learnt, own
         both = jax.tree.map(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_het.algorithms.building import federated
 from fedjax_het.algorithms.contract import Algorithm, Tuning
@@ -35,7 +36,8 @@ def per_fedavg(
         w' = w - inner_lr grad f(w; D),
         w <- w - local_lr (I - inner_lr H(w; D')) grad f(w'; D'),
 
-    the second step being the local optimiser's. A last odd minibatch is left out.
+    the second step being the local optimiser's. A last odd minibatch is both D and D': so it is for
+    a client that has no more than one minibatch a round.
 
     order: what becomes of the Hessian H. "first" (FO) leaves it out, as most public code does by
       default; "hessian_free" (HF) takes H g as the difference of the gradients at w +- hf_delta g
@@ -45,9 +47,10 @@ def per_fedavg(
     of FL-bench (KarhouTam/FL-bench).
 
     Batch-norm statistics are of all minibatches that count. The loss reported is the mean over
-    those at w and at w'. Scored: the global model after one plain step of inner_lr on one minibatch
-    of the client's. Traffic: FedAvg's. State: none. Cost: a gradient a minibatch; for every second
-    one two more with HF, or about as much with "exact"; twice as often with lanes in one step.
+    those at w and at w', of a last odd minibatch that at w. Scored: the global model after one
+    plain step of inner_lr on one minibatch of the client's. Traffic: FedAvg's. State: none. Cost: a
+    gradient a minibatch, two of a last odd one; for every second one two more with HF, or about as
+    much with "exact". With lanes in one step all of that in every step.
     """
     base, order = local_sgd(training), options.order
 
@@ -56,17 +59,16 @@ def per_fedavg(
         return base.begin(hp, broadcast, state, client)._replace(memory=broadcast.variables)
 
     def step(hp, broadcast, local, batch, client, key):
-        loss, gradient, seen = training.task.loss_and_gradient(local.memory, batch, key)
-        w = local.variables["params"]
+        def slope_at(variables):
+            return training.task.loss_and_gradient(variables, batch, key)
 
         def gradient_at(params):
-            variables = {**local.variables, "params": params}
-            return training.task.loss_and_gradient(variables, batch, key)[1]
+            return slope_at({**local.variables, "params": params})[1]
 
-        def look_ahead(local):
+        def look_ahead(local, gradient, seen):
             return local._replace(memory={**seen, "params": _along(w, gradient, -hp["inner_lr"])})
 
-        def move(local):
+        def move(local, gradient, seen):
             meta = gradient
             if order != "first":
                 delta = hp["hf_delta"] if order == "hessian_free" else None
@@ -76,7 +78,17 @@ def per_fedavg(
             variables, optimizer = descend(training, hp, variables, meta, local.optimizer)
             return Local(variables, optimizer, variables)
 
-        return jax.lax.cond(batch.number % 2 == 0, look_ahead, move, local), loss
+        def look_ahead_and_move(local, gradient, seen):
+            ahead = look_ahead(local, gradient, seen)
+            return move(ahead, *slope_at(ahead.memory)[1:])
+
+        w = local.variables["params"]
+        loss, gradient, seen = slope_at(local.memory)
+        second = batch.number % 2
+        without_partner = (second == 0) & (batch.number + 1 == client.num_steps)
+        which = jnp.where(without_partner, 2, second)
+        moves = (look_ahead, move, look_ahead_and_move)
+        return jax.lax.switch(which, moves, local, gradient, seen), loss
 
     client = base._replace(begin=begin, step=step)
     return federated(training, plan, client)._replace(tuning=_one_step(training))

@@ -23,6 +23,13 @@ class ScaffoldOptions(Record):
     "How a client's next control variate is measured; see `scaffold`."
 
 
+class ScaffoldChange(NamedTuple):
+    """What a client sends: how its model and its control variate changed."""
+
+    model: Tree
+    control: Tree
+
+
 class ScaffoldClient(NamedTuple):
     """What a client keeps: its control variate c_i and its optimiser's state, if kept."""
 
@@ -34,7 +41,12 @@ def scaffold(
     training: LocalTraining, plan: Plan, *, options: ScaffoldOptions = ScaffoldOptions()
 ) -> Algorithm:
     """Local steps along g_i(y) - c_i + c; then x <- x + server_lr * mean change, c <- c + sum
-    over the round's clients of (c_i' - c_i) / N.
+    over the round's clients of p_i (c_i' - c_i), so that c stays sum_i p_i c_i.
+
+    p_i is 1 / N of the N clients that hold data, the paper's, or n_i / n: the weights of the run's
+    `averaging`, which the mean change takes among the round's clients. With other weights for the
+    controls than for the changes sum_i p_i (c - c_i) is not 0, and the rounds do not end at the
+    optimum of sum_i p_i f_i.
 
     Option I:  c_i' = gradient of f_i at x over all the client's data (an extra pass).
     Option II: c_i' = mean of the round's K raw minibatch gradients. Under SGD this equals the
@@ -50,8 +62,10 @@ def scaffold(
         return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
 
     def update(hp, server, upload: Upload, counts: Counts):
-        server = add_mean_change(hp, server, upload.mean)
-        control = jax.tree.map(lambda c, d: c + d / counts.clients, server.extra, upload.sum)
+        server = add_mean_change(hp, server, upload.mean.model)
+        control = jax.tree.map(
+            lambda c, change: c + counts.share * change, server.extra, upload.mean.control
+        )
         return server._replace(extra=control)
 
     return federated(training, plan, client, init=init, update=update)
@@ -118,7 +132,8 @@ def _with_controls(base: ClientMethod) -> ClientMethod:
         upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
         control = local.memory.next
         control_change = jax.tree.map(jnp.subtract, control, state.control)
-        return upload._replace(sum=control_change), ScaffoldClient(control, optimizer), output
+        sent = Upload(mean=ScaffoldChange(upload.mean, control_change))
+        return sent, ScaffoldClient(control, optimizer), output
 
     return ClientMethod(init, begin, base.step, end)
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.engine.contract import Batch, ClientMethod, Upload
-from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
+from fedjax_het.engine.contract import ClientMethod, Upload
+from fedjax_het.engine.lanes import Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.server import epoch_batch, steps_per_epoch
+from fedjax_het.engine.server import mean_gradient
 from fedjax_het.engine.task import Task
 
 Tree = Any
@@ -37,7 +37,7 @@ def gradient_gaps(task: Task, plan: Plan, variables: Tree, cohort: Cohort) -> di
     mean, square = (total / present for total in result.upload.sum)
     to_server = jnp.float32(jnp.nan)
     if cohort.server is not None:
-        own = ravel_pytree(_server_gradient(task, variables, cohort.server))[0]
+        own = ravel_pytree(mean_gradient(task, variables, cohort.server, batch_size=64))[0]
         to_server = jnp.square(own - whole).sum()
     return {
         "client_gap": square - 2 * mean @ whole + whole @ whole,
@@ -61,17 +61,3 @@ def _measuring(task: Task) -> ClientMethod:
         return Upload(mean=gradient, sum=(gradient, jnp.square(gradient).sum())), (), ()
 
     return ClientMethod(lambda hp, variables: (), begin, step, end)
-
-
-def _server_gradient(task: Task, variables: Tree, server: Examples, batch_size: int = 64) -> Tree:
-    count = len(server.labels)
-    batch_size = min(batch_size, count)
-
-    def add(step, total):
-        index, mask = epoch_batch(jax.random.key(0), step, count, batch_size)
-        batch = Batch(server.images[index], server.labels[index], mask, step)
-        _, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
-        return jax.tree.map(lambda t, g: t + mask.sum() / count * g, total, gradient)
-
-    zeros = jax.tree.map(jnp.zeros_like, variables["params"])
-    return jax.lax.fori_loop(0, steps_per_epoch(count, batch_size), add, zeros)

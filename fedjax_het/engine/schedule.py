@@ -30,6 +30,7 @@ class RoundSchedule(NamedTuple):
     num_clients: np.ndarray  # [] int32: K
     evaluate: np.ndarray  # [] bool
     trial: np.ndarray  # [] bool: the first step of everything, to check a program's numbers
+    share: np.ndarray  # [] float32: the part of all clients' weight that the round's clients have
     client_ids: np.ndarray  # [D, V, J] int32; num_clients where the slot is unused
     rows: np.ndarray  # [D, V, J] int32: where their state is; the ids where all states are there
     weights: np.ndarray  # [D, V, J] float32, sum to 1 over the round's clients
@@ -182,6 +183,7 @@ class Scheduler:
                 (round_index + 1) % self.eval_every == 0 or round_index >= self.rounds - 5
             ),
             trial=np.array(False),
+            share=np.zeros((), np.float32),
             client_ids=np.full((d_, v_, j_), none, np.int32),
             rows=np.full((d_, v_, j_), none, np.int32),
             weights=np.zeros((d_, v_, j_), np.float32),
@@ -204,14 +206,15 @@ class Scheduler:
         """Every lane's clients, one after the other, and their minibatches."""
         units, sizes, lanes = self.units, self.units.sizes, self._packed[round_index]
         present = np.concatenate([np.asarray(lane, np.int64) for lane in lanes])
-        total = sizes[present].sum() if self.averaging == "weighted" else len(present)
+        counts = sizes if self.averaging == "weighted" else np.sign(sizes)
+        total = counts[present].sum()
+        out.share[...] = total / max(counts.sum(), 1)
         for index, lane in enumerate(lanes):
             d, v = divmod(index, self.shape.lanes)
             step = 0
             for j, client in enumerate(lane):
-                share = sizes[client] if self.averaging == "weighted" else 1
                 out.client_ids[d, v, j] = out.rows[d, v, j] = client
-                out.weights[d, v, j] = share / total
+                out.weights[d, v, j] = counts[client] / total
                 out.num_samples[d, v, j] = sizes[client]
                 out.num_steps[d, v, j] = self._steps[client]
                 out.seeds[d, v, j] = units.seeds(self.seed, round_index, client)

@@ -236,6 +236,32 @@ def train_on_server(
     )[0]
 
 
+def mean_gradient(
+    task: Task, variables: Tree, examples: Examples, *, batch_size: int, sharing: Sharing = ALONE
+) -> Tree:
+    """The gradient of the mean loss of all examples `[n_0, ...]`, as stored, of the network as it
+    is evaluated (no dropout, kept batch-norm statistics).
+
+    Cost: a pass over them, `batch_size` at a time, shared as `fit` says.
+    """
+    count = len(examples.labels)
+    batches = in_order(count, batch_size)
+
+    def slope(variables, batch, key):
+        return task.loss_and_gradient(variables, batch, key, train=False)
+
+    of_batch = shared_among(sharing, slope)
+
+    def add(step, total):
+        index, mask = batches.take(jnp.arange(count), step)
+        batch = Batch(examples.images[index], examples.labels[index], mask, step)
+        _, gradient, _ = of_batch(variables, batch, None)
+        return jax.tree.map(lambda t, g: t + mask.sum() / count * g, total, gradient)
+
+    zeros = jax.tree.map(jnp.zeros_like, variables["params"])
+    return jax.lax.fori_loop(0, batches.per_epoch, add, zeros)
+
+
 def epoch_batch(
     key: jax.Array, step: jax.Array, num_examples: int, batch_size: int
 ) -> tuple[jax.Array, jax.Array]:

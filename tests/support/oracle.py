@@ -161,9 +161,14 @@ class Loop:
 
     def shares(self, clients: list[int]) -> np.ndarray:
         """How much each client's model weighs in the mean."""
-        counts = np.array([self.sizes[k] for k in clients], np.float64)
+        weights = self.weights()[clients]
+        return weights / weights.sum()
+
+    def weights(self) -> np.ndarray:
+        """Of all clients in the objective."""
+        counts = np.array(self.sizes, np.float64)
         if self.federation.averaging == "uniform":
-            counts = np.ones(len(clients))
+            counts = (counts > 0).astype(np.float64)
         return counts / counts.sum()
 
     def mean(self, clients: list[int], values: Iterable[np.ndarray]) -> np.ndarray:

@@ -23,10 +23,11 @@ class Quadratics(NamedTuple):
         slope = jnp.float32(self.hessians)[batch.labels[0]] @ away
         return away @ slope / 2, {"theta": slope}, variables
 
-    def joint_optimum(self):
-        """Of the mean of the losses."""
-        slopes = np.einsum("kij,kj->i", self.hessians, self.optima)
-        return np.linalg.solve(self.hessians.sum(0), slopes)
+    def joint_optimum(self, weights=None):
+        """Of the mean of the losses, which `weights` [K] weigh."""
+        hessians = self.hessians if weights is None else self.hessians * weights[:, None, None]
+        slopes = np.einsum("kij,kj->i", hessians, self.optima)
+        return np.linalg.solve(hessians.sum(0), slopes)
 
 
 def different_quadratics(clients=6):
@@ -37,19 +38,27 @@ def different_quadratics(clients=6):
     return Quadratics((axes * values) @ axes.transpose(0, 2, 1), rng.normal(size=(clients, 5)))
 
 
-def distance(build, quadratics, rounds, *, steps=10, **settings):
-    """Of the global model from the joint optimum, after rounds of that many gradient steps."""
+def distance(build, quadratics, rounds, *, weights=None, **settings):
+    """Of the global model from the joint optimum; see `after`."""
+    theta = after(build, quadratics, rounds, **settings)
+    return float(np.linalg.norm(theta - quadratics.joint_optimum(weights)))
+
+
+def after(build, quadratics, rounds, *, steps=10, sizes=None, **settings):
+    """[P] the global model after rounds of that many gradient steps of each client, which hold 4
+    examples each, or `sizes`."""
     clients = len(quadratics.optima)
+    sizes = (4,) * clients if sizes is None else sizes
     start = {"params": {"theta": jnp.zeros(DIMENSIONS)}, "state": {}}
     model = Model("quadratic", (1, 1, 1), clients, lambda key: start, apply=None)
     federation = small(
         lambda training, plan: build(training._replace(task=quadratics), plan),
         model=model,
-        sizes=(4,) * clients,
-        data=(np.zeros((4 * clients, 1, 1, 1), np.float32), np.repeat(np.arange(clients), 4)),
+        sizes=sizes,
+        data=(np.zeros((sum(sizes), 1, 1, 1), np.float32), np.repeat(np.arange(clients), sizes)),
         epochs=steps,
+        batch_size=max(sizes),
         rounds=rounds,
         **{"hp": {"local_lr": 0.1, "feddyn_alpha": 0.3}, **settings},
     )
-    theta = federation.model(federation.run(rounds)[0])["theta"]
-    return float(np.linalg.norm(theta - quadratics.joint_optimum()))
+    return federation.model(federation.run(rounds)[0])["theta"]
