@@ -31,6 +31,7 @@ PROGRAMS = {name: MODULES[name].main for name in ALL if name in MODULES}
 PROGRAMS |= dict(zip(("fig5_length", "fig5_samples"), MODULES["fig5"].HALVES, strict=True))
 PRESETS = ("quick", "paper")
 ROWS = tuple(dict.fromkeys(reported_values("dynafed", "table1")["method"]))
+CONTROLS = ("dynafed(synthetic='untrained')", "dynafed(synthetic='real')")
 
 
 def cells(name, preset="paper", **filters):
@@ -49,9 +50,12 @@ def runs(name, preset="paper", **filters):
 
 
 @pytest.mark.parametrize("name", ["table2", "table4", "table5", "table6"])
-def test_a_tables_cells_are_the_papers(name):
+def test_a_tables_cells_are_the_papers_and_dynafeds_controls(name):
     reported = reported_values("dynafed", name)
-    places = [(cell.dataset, cell.model, cell.alpha, cell.method) for cell in cells(name)]
+    own = {cell.method for cell in cells(name)} - set(ROWS)
+    assert own - {"dynafed(preset='code')"} == set(CONTROLS)
+    of_paper = [cell for cell in cells(name) if cell.method in ROWS]
+    places = [(cell.dataset, cell.model, cell.alpha, cell.method) for cell in of_paper]
     theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
     assert sorted(places) == sorted(theirs)
     assert all(len(cell.runs) == 3 for cell in cells(name))
@@ -66,7 +70,7 @@ def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_mode
     rows = ALL["table1"].rows("paper")
     assert rows[:9] == ROWS and len(ROWS) == 9
     one_model = {name for name, e in METHODS.items() if e.scored[0] == "global"}
-    assert set(rows) == one_model
+    assert set(rows) - set(CONTROLS) == one_model
     for name in PRESETS:
         every = specs("table1", name, methods=("all",))
         assert {spec.protocol or "dynafed" for spec in every} == {"dynafed"}
@@ -98,7 +102,9 @@ def test_every_row_is_filled_and_proxy_data_are_withheld_from_clients(name, pres
 
 def test_table_3_has_fewer_rounds_of_longer_training():
     reported = MODULES["table3"].reported_rows(reported_values("dynafed", "table3"))
-    places = [(cell.alpha, cell.method) for cell in cells("table3")]
+    of_paper = [cell for cell in cells("table3") if "synthetic" not in cell.method]
+    assert len(cells("table3")) == len(of_paper) * 11 / 9
+    places = [(cell.alpha, cell.method) for cell in of_paper]
     assert sorted(places) == sorted(zip(reported["level"], reported["method"], strict=True))
     assert {(spec.local_epochs, spec.rounds) for spec in specs("table3")} == {(5, 100), (10, 50)}
     assert reported.set_index(["level", "method"]).loc[

@@ -192,13 +192,13 @@ def test_matching_loss_closed_forms():
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-@pytest.mark.parametrize("endpoint", [True, False])
-def test_segments_are_drawn_from_what_the_settings_allow(replacement, endpoint):
+@pytest.mark.parametrize("end", ["drawn", "never"])
+def test_segments_are_drawn_from_what_the_settings_allow(replacement, end):
     """Unit vectors as checkpoints show which checkpoints entered the mean, and how often."""
     trajectory = jnp.eye(11, 13)  # unit vectors, with room behind the last
     options = {"first_start": 1, "last_start": 6, "segment_length": 4, "target_counts": (2, 3)}
     draws = jax.random.split(jax.random.key(0), 4000)
-    options |= {"replacement": replacement, "endpoint": endpoint}
+    options |= {"replacement": replacement, "end": end}
     draw = jax.jit(jax.vmap(lambda key: draw_segment(key, trajectory, **options)))
     starts, targets = draw(draws)
     starts, targets = np.asarray(starts), np.asarray(targets)
@@ -209,7 +209,7 @@ def test_segments_are_drawn_from_what_the_settings_allow(replacement, endpoint):
     np.testing.assert_allclose(targets.sum(1), 1, atol=1e-6)
     steps = np.stack([target[s : s + 6] for s, target in zip(starts, targets, strict=True)])
     assert (steps[:, 0] == 0).all() and (steps[:, 5] == 0).all()
-    last = 4 if endpoint else 3
+    last = 4 if end == "drawn" else 3
     assert (steps[:, 1 : last + 1].max(0) > 0).all() and (steps[:, last + 1] == 0).all()
     # Uniform over the eligible checkpoints.
     np.testing.assert_allclose(steps[:, 1 : last + 1].mean(0), 1 / last, atol=0.03)
@@ -220,6 +220,35 @@ def test_segments_are_drawn_from_what_the_settings_allow(replacement, endpoint):
     else:
         assert abs((largest > 0.4).mean() - 0.5) < 0.05
         np.testing.assert_allclose(largest, np.where(largest > 0.4, 1 / 2, 1 / 3), atol=1e-6)
+
+
+def test_the_papers_target_is_the_end_and_two_checkpoints_before_it():
+    """mean(w^(t+s), c_1, c_2), two different ones strictly between, t from 1 to L - s."""
+    config = SynthesisConfig.preset("paper")
+    length, s = config.trajectory_rounds, config.segment_length
+    trajectory = jnp.eye(length + 1)
+    first, last = config.start_range
+    how = {
+        "first_start": first,
+        "last_start": last,
+        "segment_length": s,
+        "target_counts": config.target_counts,
+        "replacement": config.target_replacement,
+        "end": config.target_end,
+    }
+    draw = jax.vmap(lambda key: draw_segment(key, trajectory, **how))
+    starts, targets = map(np.asarray, draw(jax.random.split(jax.random.key(0), 3000)))
+    assert (starts.min(), starts.max()) == (1, length - s)
+    third = np.float32(1 / 3)
+    for t, target in zip(starts, targets, strict=True):
+        np.testing.assert_allclose(target[t + s], third, rtol=1e-6)
+        between = target[t + 1 : t + s]
+        np.testing.assert_allclose(np.sort(between)[-2:], third, rtol=1e-6)
+        assert np.count_nonzero(target) == 3
+    shares = np.mean(
+        [target[t + 1 : t + s] > 0 for t, target in zip(starts, targets, strict=True)], 0
+    )
+    np.testing.assert_allclose(shares, 1 / 2, atol=0.04)
 
 
 def test_a_segment_beyond_the_trajectory_is_refused():
@@ -419,7 +448,9 @@ def test_presets_have_the_values_of_paper_and_code():
         "loss_scaling": ("cross_entropy_over_classes",) * 2,
         "augment_strategy": ("color_crop_cutout_flip_scale_rotate",) * 2,
         "distance": ("normalized_l2",) * 2,
-        "start_range": ((0, 15), (0, 21)),
+        "start_range": ((1, 15), (0, 21)),
+        "target_end": ("always", "drawn"),
+        "target_replacement": (False, True),
         "keep": ("last", "last"),
         "label_init": (0.0, 0.0),
     }
@@ -430,7 +461,7 @@ def test_presets_have_the_values_of_paper_and_code():
     # The literal reading of the paper stays within reach.
     literal = SynthesisConfig.preset("paper", step_size_floor=1e-6, step_size=1e-5, step_size_lr=0)
     assert literal.hyper_parameters().step_size == np.float32(1e-5)
-    assert dataclasses.replace(paper, include_initial=False).start_range == (1, 15)
+    assert dataclasses.replace(code, include_initial=False).start_range == (1, 21)
 
 
 @pytest.mark.parametrize(
@@ -439,7 +470,7 @@ def test_presets_have_the_values_of_paper_and_code():
         ({"segment_length": 0}, "segment_length = 0"),
         ({"segment_length": 25}, "min_start, max_start"),
         ({"min_start": 30}, "min_start, max_start"),
-        ({"segment_length": 1, "target_endpoint": False}, "segment_length = 1"),
+        ({"segment_length": 1, "target_end": "never"}, "segment_length = 1"),
         ({"target_counts": (4,), "target_replacement": False}, "target_counts"),
         ({"target_counts": ()}, "target_counts"),
         ({"num_samples": 5}, "exactly one"),

@@ -12,16 +12,27 @@ from itertools import product
 
 import pandas as pd
 
-from experiments.dynafed.settings import EXPERIMENT, NOTE, OF_METHOD, PAPER, QUICK, ROWS
+from experiments.dynafed.settings import (
+    CONTROLS,
+    EXPERIMENT,
+    NOTE,
+    OF_METHOD,
+    PAPER,
+    QUICK,
+    ROWS,
+)
+from fedjax_het.report import parse_row
 from fedjax_het.report.paper_table import Outcome, program, write_table
 
 
-def as_row(method: str, local_epochs: int, rounds: int) -> str:
-    return f"{method}(local_epochs={local_epochs}, rounds={rounds})"
+def as_row(row: str, local_epochs: int, rounds: int) -> str:
+    method, variant = parse_row(row)
+    settings = {**variant, "local_epochs": local_epochs, "rounds": rounds}
+    return f"{method}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
 
 def rows(*lengths: tuple[int, int]) -> tuple[str, ...]:
-    return tuple(as_row(method, *length) for length, method in product(lengths, ROWS))
+    return tuple(as_row(row, *length) for length, row in product(lengths, (*ROWS, *CONTROLS)))
 
 
 TABLE3 = EXPERIMENT(

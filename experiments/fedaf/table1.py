@@ -22,14 +22,19 @@ FedBN   has no model for one test of all. Row `fedbn` is the mean of the clients
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fedjax_het.report import parse_row
 from fedjax_het.report.paper_table import Experiment, Preset, program
+from fedjax_het.report.reported import reported_values
 
 ALPHAS = (0.02, 0.05, 0.1)
 BASELINES = ("fedavg", "fedprox", "fedbn", "fedbn(scored='personal')", "moon", "feddyn", "fedgen")
-ROWS = (*BASELINES, "feddm", "fedaf")
+# What of a method's accuracy its condensation brings: the same with the images that it begins with,
+# means of a few real ones.
+CONTROL = "fedaf(image_lr=0, steps=1)"
+ROWS = (*BASELINES, "feddm", "fedaf", "feddm(image_lr=0, steps=1)", CONTROL)
 # Five clients leave each about 290 of the 1,438 digits, and of 8x8 pixels; so a small network, few
 # steps and small batches do.
 QUICK: dict[str, Any] = {
@@ -82,10 +87,34 @@ def read_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     return method, variant
 
 
-TABLE1 = Experiment(
+def with_control(preset: Preset, item: str) -> Preset:
+    """The rows of the preset, or else of the paper's table, and the control."""
+    rows = preset.rows or tuple(dict.fromkeys(reported_values("fedaf", item)["method"]))
+    return replace(preset, rows=(*rows, CONTROL))
+
+
+# What `--tuned` tunes of each method: of those whose clients condense the server's rate.
+TUNING = {
+    "fedavg": "local_lr",
+    "fedprox": "prox_mu",
+    "fedbn": "local_lr",
+    "moon": "moon_mu",
+    "feddyn": "feddyn_alpha",
+    "fedgen": "generated_weight",
+    "feddm": "server_lr",
+    "fedaf": "server_lr",
+}
+EXPERIMENT = partial(
+    Experiment,
+    paper="fedaf",
+    focus="fedaf",
+    tuning=TUNING,
+    untuned=("feddm(image_lr=0, steps=1)", CONTROL),
+)
+
+TABLE1 = EXPERIMENT(
     name="fedaf-table1",
     folder="fedaf",
-    paper="fedaf",
     item="table1",
     title="FedAF, Table 1: best test accuracy of the global model.",
     presets={name: replace(preset, rows=ROWS) for name, preset in PRESETS.items()},

@@ -14,9 +14,9 @@ the paper leaves open of the baselines is chosen as in `table1.py`.
 from typing import Any
 
 from experiments.fedaf.domains import DOMAINS, digit_domains
-from experiments.fedaf.table1 import QUICK
+from experiments.fedaf.table1 import EXPERIMENT, QUICK, with_control
 from fedjax_het.report import parse_row
-from fedjax_het.report.paper_table import Experiment, Preset, program
+from fedjax_het.report.paper_table import Preset, program
 
 
 def read_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
@@ -25,9 +25,8 @@ def read_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     return method, variant | ({"local_tests": True} if method == "fedbn" else {})
 
 
-TABLE2 = Experiment(
+TABLE2 = EXPERIMENT(
     name="fedaf-table2",
-    paper="fedaf",
     item="table2",
     title="FedAF, Table 2: test accuracy of the global model by domain.",
     note="fedbn: each domain's accuracy is that of its client's own model, the averaged network "
@@ -35,28 +34,34 @@ TABLE2 = Experiment(
     read_row=read_row,
     settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     presets={
-        "quick": Preset(
-            datasets=("user",),
-            models=("convnet",),
-            domains=DOMAINS,
-            seeds=(0, 1),
-            about="the embedded digits in six made-up domains, no images of DomainNet",
-            make_dataset=digit_domains,
-            settings={"local_epochs": 5, "rounds": 5},
-            model_settings=QUICK["model_settings"],
-            method_settings={
-                method: {
-                    "batch_size": 64,
-                    "options": {"ipc": 10, "steps": 50, "server_epochs": 100},
-                }
-                for method in ("feddm", "fedaf")
-            },
+        "quick": with_control(
+            Preset(
+                datasets=("user",),
+                models=("convnet",),
+                domains=DOMAINS,
+                seeds=(0, 1),
+                about="the embedded digits in six made-up domains, no images of DomainNet",
+                make_dataset=digit_domains,
+                settings={"local_epochs": 5, "rounds": 5},
+                model_settings=QUICK["model_settings"],
+                method_settings={
+                    method: {
+                        "batch_size": 64,
+                        "options": {"ipc": 10, "steps": 50, "server_epochs": 100},
+                    }
+                    for method in ("feddm", "fedaf")
+                },
+            ),
+            "table2",
         ),
-        "paper": Preset(
-            datasets=("domainnet",),
-            models=("convnet",),
-            domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
-            seeds=(0, 1, 2),
+        "paper": with_control(
+            Preset(
+                datasets=("domainnet",),
+                models=("convnet",),
+                domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+                seeds=(0, 1, 2),
+            ),
+            "table2",
         ),
     },
 )

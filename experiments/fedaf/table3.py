@@ -8,22 +8,20 @@ Classes that a client has fewer images of than the IPC are not condensed: a larg
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import PRESETS
-from fedjax_het.report.paper_table import Experiment, program
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_control
+from fedjax_het.report.paper_table import program
 
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
+IPCS = ("fedaf(ipc=2)", "fedaf(ipc=5)", "fedaf(ipc=10)", "fedaf(ipc=20)")
 
-TABLE3 = Experiment(
+TABLE3 = EXPERIMENT(
     name="fedaf-table3",
     folder="fedaf",
-    paper="fedaf",
     item="table3",
     title="FedAF, Table 3: best test accuracy by condensed images per class.",
     presets={
-        "quick": replace(
-            QUICK, rows=("fedaf(ipc=2)", "fedaf(ipc=5)", "fedaf(ipc=10)", "fedaf(ipc=20)")
-        ),
-        "paper": replace(PAPER, datasets=("cifar10",)),
+        "quick": with_control(replace(QUICK, rows=IPCS), "table3"),
+        "paper": with_control(replace(PAPER, datasets=("cifar10",)), "table3"),
     },
 )
 

@@ -8,22 +8,21 @@ python experiments/fedaf/table4.py --preset paper   CIFAR-10: a GPU's work
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import PRESETS
-from fedjax_het.report.paper_table import Experiment, program
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_control
+from fedjax_het.report.paper_table import program
 
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
-TABLE4 = Experiment(
+TABLE4 = EXPERIMENT(
     name="fedaf-table4",
     folder="fedaf",
-    paper="fedaf",
     item="table4",
     title="FedAF, Table 4: best test accuracy without parts of the method.",
     note="fedaf(lambda_loc=0) is without the condensation loss across clients (CDC), "
     "fedaf(lambda_glob=0) without the matching of soft labels (LGKM).",
     presets={
-        "quick": QUICK,
-        "paper": replace(PAPER, datasets=("cifar10",)),
+        "quick": with_control(QUICK, "table4"),
+        "paper": with_control(replace(PAPER, datasets=("cifar10",)), "table4"),
     },
 )
 

@@ -6,22 +6,21 @@ python experiments/fedaf/table5.py --preset paper   CIFAR-10: a GPU's work
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import PRESETS
-from fedjax_het.report.paper_table import Experiment, program
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_control
+from fedjax_het.report.paper_table import program
 
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 
-TABLE5 = Experiment(
+TABLE5 = EXPERIMENT(
     name="fedaf-table5",
     folder="fedaf",
-    paper="fedaf",
     item="table5",
     title="FedAF, Table 5: best test accuracy by the re-sampling coefficient gamma.",
     settings={"rounds": 10},
     note="The paper gives no deviations here and does not say how many seeds its values are of.",
     presets={
-        "quick": replace(QUICK, alphas=(0.1,)),
-        "paper": replace(PAPER, datasets=("cifar10",), alphas=(0.1,)),
+        "quick": with_control(replace(QUICK, alphas=(0.1,)), "table5"),
+        "paper": with_control(replace(PAPER, datasets=("cifar10",), alphas=(0.1,)), "table5"),
     },
 )
 

@@ -10,29 +10,36 @@ the stem for small images, an eighth of the filters, and a single alpha.
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import PRESETS
-from fedjax_het.report.paper_table import Experiment, Preset, program
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_control
+from fedjax_het.report.paper_table import Preset, program
 
-TABLE6 = Experiment(
+TABLE6 = EXPERIMENT(
     name="fedaf-table6",
     folder="fedaf",
-    paper="fedaf",
     item="table6",
     title="FedAF, Table 6: best test accuracy of ResNet-18.",
     presets={
-        "quick": Preset(
-            datasets=("digits",),
-            models=("resnet18",),
-            alphas=(0.1,),
-            seeds=(0,),
-            settings={"num_clients": 5, "local_epochs": 5, "rounds": 4},
-            model_settings={"resnet18": {"stem": "cifar", "width": 8}},
-            method_settings={
-                method: {"batch_size": 64, "options": {"ipc": 10, "steps": 25, "server_epochs": 50}}
-                for method in ("feddm", "fedaf")
-            },
+        "quick": with_control(
+            Preset(
+                datasets=("digits",),
+                models=("resnet18",),
+                alphas=(0.1,),
+                seeds=(0,),
+                settings={"num_clients": 5, "local_epochs": 5, "rounds": 4},
+                model_settings={"resnet18": {"stem": "cifar", "width": 8}},
+                method_settings={
+                    method: {
+                        "batch_size": 64,
+                        "options": {"ipc": 10, "steps": 25, "server_epochs": 50},
+                    }
+                    for method in ("feddm", "fedaf")
+                },
+            ),
+            "table6",
         ),
-        "paper": replace(PRESETS["paper"], datasets=("cifar10",), models=("resnet18",)),
+        "paper": with_control(
+            replace(PRESETS["paper"], datasets=("cifar10",), models=("resnet18",)), "table6"
+        ),
     },
 )
 

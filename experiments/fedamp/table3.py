@@ -11,7 +11,7 @@ are those of `table1.py`; `fig2.py` and `fig3.py` are drawn from the same runs.
 
 from dataclasses import replace
 
-from experiments.fedamp.table1 import TABLE1, TUNING
+from experiments.fedamp.table1 import TABLE1
 from fedjax_het.report.paper_table import program
 
 QUICK, CPU = TABLE1.presets["quick"], TABLE1.presets["cpu"]
@@ -31,7 +31,6 @@ TABLE3 = replace(
             datasets=("fashion_mnist", "mnist"),
             models=("convnet",),
             model_settings={"convnet": {"width": 16}},
-            method_settings=TUNING,
         ),
     },
 )

@@ -41,7 +41,7 @@ def row_of_scenario2(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
         if source == "glyphs" and dataset in GLYPH_SIZES:
             options = {**options, "sizes": GLYPH_SIZES[dataset]}
         return "fsl", {"server_data": source, "server_options": options, **variant}
-    if method in LEARNERS:
+    if method in LEARNERS or "pretrain_epochs" in variant:
         clients, each = GIVERS.get(dataset, (10, 50))
         options = {"clients": clients, "per_client": each if n0 is None else n0 // clients}
         variant = {"server_data": "clients", "server_options": options, **variant}

@@ -15,16 +15,13 @@ from dataclasses import replace
 
 from experiments.fsl.scenarios import CPU2, PAPER, QUICK2, SCENARIO2
 from fedjax_het.report import Cell, compare
+from fedjax_het.report.cell import with_setting
 from fedjax_het.report.paper_table import Experiment, Outcome, program, write_table
 from fedjax_het.report.reported import reported_values
 
 ROWS = tuple(dict.fromkeys(reported_values("fsl", "table1")["method"]))
 TUNED = {"feddyn": ("feddyn_alpha", (0.01, 0.05, 0.1, 0.5))}
 GAMMAS = ("gamma", (0.6, 0.8, 1.0, 1.2))
-
-
-def with_setting(row: str, name: str, value: float) -> str:
-    return f"{row.removesuffix(')')}{', ' if '(' in row else '('}{name}={value})"
 
 
 def variants(rows: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -36,11 +33,14 @@ def variants(rows: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-QUICK_ROWS = ("feddyn", "scaffold", "fslsyn", "fsl(n0=25)", "fsl(n0=50)")
-CPU_ROWS = ("feddyn", "fsl(n0=250)", "fsl(n0=500)")
+# What of FSL's gain comes from when its server learns: the same examples at the clients, and in
+# pretraining alone.
+CONTROLS = ("data_sharing", "fedavg(pretrain_epochs=50)")
+QUICK_ROWS = ("feddyn", "scaffold", "fslsyn", "fsl(n0=25)", "fsl(n0=50)", *CONTROLS)
+CPU_ROWS = ("feddyn", "fsl(n0=250)", "fsl(n0=500)", *CONTROLS)
 VARIANTS = {
     **variants((*ROWS, *QUICK_ROWS)),
-    "scaffold": ("scaffold",),
+    **{row: (row,) for row in ("scaffold", *CONTROLS)},
 }
 
 
@@ -61,12 +61,13 @@ TABLE1 = Experiment(
         "paper": replace(
             PAPER,
             datasets=("cifar10",),
-            rows=tried(ROWS),
+            rows=tried((*ROWS, *CONTROLS)),
             of_dataset={},
             classes=(2,),
         ),
     },
     settings={**SCENARIO2.settings, "hp": {"local_lr": 0.05}},
+    focus="fsl",
     dataset_settings=SCENARIO2.dataset_settings,
     read_row=SCENARIO2.read_row,
 )

@@ -182,7 +182,7 @@ def _part_of_gram(models: Tree, part: jax.Array | int, parts: int) -> jax.Array:
         turns = (blocks - part + parts - 1) // parts
         return jax.lax.fori_loop(0, turns, add, last)
 
-    return sum(of_array(_rows(leaf)) for leaf in jax.tree.leaves(models))
+    return jax.tree.reduce(jnp.add, jax.tree.map(lambda leaf: of_array(_rows(leaf)), models))
 
 
 def _with_own(weights: jax.Array) -> jax.Array:

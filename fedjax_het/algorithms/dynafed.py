@@ -1,6 +1,6 @@
 """DynaFed (Pi et al., CVPR 2023, arXiv:2211.10878)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.algorithms.contract import Algorithm, HostWork
-from fedjax_het.algorithms.entry import Entry
+from fedjax_het.algorithms.contract import Algorithm, Holdings, HostWork, RoundInput
+from fedjax_het.algorithms.entry import Entry, Rule
 from fedjax_het.algorithms.refined import Round, refined
 from fedjax_het.common.errors import is_whole
 from fedjax_het.common.records import NonNegative, Whole, read
@@ -22,15 +22,17 @@ from fedjax_het.condensation import (
     SynthesisNumbers,
     SynthesisOptions,
     SynthesisState,
+    SyntheticData,
     fine_tune,
     j_by_start,
     make_synthesis,
     mixed_mode,
 )
+from fedjax_het.condensation.quality import random_subset
 from fedjax_het.condensation.synthesis_config import check_step_size
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.randomness import Purpose, Stream, host_rng, key_for
 from fedjax_het.engine.sharing import ALONE, Sharing
 from fedjax_het.nn import Model
 
@@ -38,6 +40,9 @@ Tree = Any
 
 NUM_SNAPSHOTS = 9  # of the synthetic images over the course of synthesis, the last one included
 SNAPSHOT_IMAGES = 40
+FINE_TUNE_BATCH = 256
+CONTROL_DATA = "control_data"
+CERTAIN = 20.0  # a class's logit, beside zeros
 
 # Numeric settings of the synthesis: traced hyper-parameters, not options.
 _NUMERIC = SynthesisHyperParameters._fields
@@ -51,6 +56,9 @@ class DynaFedOptions(SynthesisOptions):
     fine_tune_epochs: Whole = 20
     "Over the synthetic data, each round."
     fine_tune_optimizer: Literal["adam", "sgd"] = "adam"
+    synthetic: Literal["matched", "untrained", "real"] = "matched"
+    """What the average is fine-tuned on: data whose training matches the trajectory, or a control:
+    as many that nothing has matched, noise with uniform labels or real images. See `dynafed`."""
 
     @classmethod
     def adjusted(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -110,13 +118,22 @@ def dynafed(
     epochs over the synthetic data in batches of 256, fresh Adam at `fine_tune_lr` (1e-4) each
     round, as the public code does for CIFAR-10; the paper states neither.
 
+    `synthetic` "untrained" and "real" are the method's controls, for what of its gain is the
+    matching's: from the same round on, with the same steps, the average is fine-tuned on the data
+    that the synthesis begins with (noise from N(0, 1), uniform labels), or on random training
+    images, as many of each class, with their labels (which no server has in the paper).
+
     Options are those of `SynthesisOptions`, those of `preset` "paper" or "code" where they are not
-    given. Clients and traffic are those of `base`; the synthetic data never leave the server. A
-    network with batch norm uses the synthetic batch's statistics and keeps its running ones (the
-    paper has no such network).
+    given; of CIFAR-100 both have the code's 15 samples a class (the paper's 150 would be 1.5), and
+    fine-tuning, which the paper does not state, is that of the code's script for the data set.
+    Clients and traffic are those of `base`; the synthetic data never leave the server. A network
+    with batch norm uses the synthetic batch's statistics and keeps its running ones (the paper has
+    no such network).
     Cost: N iterations, once, each differentiating s' training steps (see `mixed_mode`); then 20
     steps a round; shared by the devices that share a federation.
     """
+    if options.synthetic != "matched":
+        return _control(training, plan, base(training, plan), options)
     fixed = _fixed(training.task.model, options, plan.sharing)
     refine = partial(_refine, fixed, plan)
     init = partial(_init, fixed)
@@ -138,12 +155,50 @@ def dynafed(
     )
 
 
+def _control(
+    training: LocalTraining, plan: Plan, algorithm: Algorithm, options: DynaFedOptions
+) -> Algorithm:
+    """DynaFed over `algorithm`, on data that nothing has matched."""
+    model, real = training.task.model, options.synthetic == "real"
+
+    def refine(hp, own, this_round: Round):
+        images, labels = this_round.cohort.inputs[CONTROL_DATA]
+        images = training.task.normalise(images) if real else images
+        data = SyntheticData(images, labels, jnp.zeros(()))
+        ready = this_round.number >= options.trajectory_rounds
+        return _tuned(model, options, plan, hp, this_round, data, ready), own
+
+    num_samples = options.total_samples(model.num_classes)
+    whole = refined(algorithm, refine, server_batch=min(FINE_TUNE_BATCH, num_samples))
+    data = RoundInput(CONTROL_DATA, partial(_control_data, real, num_samples))
+    return whole._replace(inputs=(*whole.inputs, data))
+
+
+def _control_data(
+    real: bool, num_samples: int, holdings: Sequence[Holdings]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Images and label logits, each federation's its own: real ones as stored with their classes,
+    or noise as the network reads it with none."""
+
+    def of(held: Holdings) -> tuple[np.ndarray, np.ndarray]:
+        dataset = held.dataset
+        classes = np.arange(num_samples) * dataset.num_classes // num_samples
+        labels = np.zeros((num_samples, dataset.num_classes), np.float32)
+        if real:
+            positions = random_subset(dataset.train_labels, classes, seed=held.seed)
+            labels[np.arange(num_samples), classes] = CERTAIN
+            return dataset.train_images[positions], labels
+        noise = host_rng(held.seed, Stream.CONTROL).normal(size=(num_samples, *dataset.input_shape))
+        return noise.astype(np.float32), labels
+
+    return [of(held) for held in holdings]
+
+
 class _Fixed(NamedTuple):
     """What does not change in a run."""
 
     options: DynaFedOptions
     model: Model
-    apply_params: Callable[..., jax.Array]  # (params, images[, state]) -> logits, in training mode
     synthesis: Synthesis
     at_once: int  # samples of an inner step
     pictured: np.ndarray  # which samples' images are kept over the iterations
@@ -154,8 +209,8 @@ def _fixed(model: Model, options: DynaFedOptions, sharing: Sharing) -> _Fixed:
     blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     _, unravel = ravel_pytree(blank["params"])
 
-    def apply_params(params, images, state=blank["state"]):
-        return model.apply({"params": params, "state": state}, images, train=True)[0]
+    def apply_params(params, images):
+        return model.apply({**blank, "params": params}, images, train=True)[0]
 
     num_samples = options.total_samples(model.num_classes)
     at_once = min(options.inner_batch_size or num_samples, num_samples)
@@ -172,7 +227,7 @@ def _fixed(model: Model, options: DynaFedOptions, sharing: Sharing) -> _Fixed:
     )
     num_pictured = min(SNAPSHOT_IMAGES, num_samples)
     pictured = np.linspace(0, num_samples - 1, num_pictured).astype(int)
-    return _Fixed(options, model, apply_params, synthesis, at_once, pictured)
+    return _Fixed(options, model, synthesis, at_once, pictured)
 
 
 def _numbers(hp) -> SynthesisHyperParameters:
@@ -200,20 +255,40 @@ def _init(fixed: _Fixed, hp, key, variables) -> DynaFedServer:
 def _refine(fixed: _Fixed, plan: Plan, hp, own: DynaFedServer, this_round: Round):
     """The round's average is kept, if it is of the trajectory, and fine-tuned once the data are
     there."""
-    variables, options = this_round.after, fixed.options
-    average = ravel_pytree(variables["params"])[0]
+    average = ravel_pytree(this_round.after["params"])[0]
     # Rounds beyond L fall outside the array and are dropped.
     trajectory = own.trajectory.at[this_round.number + 1].set(average, mode="drop")
     own = own._replace(trajectory=trajectory)
+    data, ready = (
+        fixed.synthesis.result(own.synthesis),
+        own.iterations >= fixed.options.num_iterations,
+    )
+    return _tuned(fixed.model, fixed.options, plan, hp, this_round, data, ready), own
+
+
+def _tuned(
+    model: Model,
+    options: DynaFedOptions,
+    plan: Plan,
+    hp,
+    this_round: Round,
+    data: SyntheticData,
+    ready: jax.Array,
+) -> Tree:
+    """The round's average fine-tuned on the data, if these are `ready`."""
 
     def tuned(sharing: Sharing, variables, synthetic, key, lr):
+        def apply_params(params, images):
+            return model.apply({**variables, "params": params}, images, train=True)[0]
+
         params = fine_tune(
-            lambda p, x: fixed.apply_params(p, x, variables["state"]),
+            apply_params,
             variables["params"],
             synthetic,
             key,
             epochs=options.fine_tune_epochs,
             lr=lr,
+            batch_size=FINE_TUNE_BATCH,
             augment_strategy=options.augment_strategy,
             loss_scaling=options.loss_scaling,
             optimizer=options.fine_tune_optimizer,
@@ -221,10 +296,9 @@ def _refine(fixed: _Fixed, plan: Plan, hp, own: DynaFedServer, this_round: Round
         )
         return {**variables, "params": params}
 
-    synthetic, key = fixed.synthesis.result(own.synthesis), key_for(this_round.key, Purpose.SERVER)
-    args = variables, synthetic, key, hp["fine_tune_lr"]
-    ready = own.iterations >= options.num_iterations
-    return jax.lax.cond(ready, partial(plan.shared, tuned), lambda *args: variables, *args), own
+    key = key_for(this_round.key, Purpose.SERVER)
+    args = this_round.after, data, key, hp["fine_tune_lr"]
+    return jax.lax.cond(ready, partial(plan.shared, tuned), lambda *args: this_round.after, *args)
 
 
 def _advance(fixed: _Fixed, plan: Plan, hp, state, key, count, server=None):
@@ -292,6 +366,16 @@ def _snapshot_iterations(total: int) -> np.ndarray:
     return np.append(np.arange(NUM_SNAPSHOTS - 1) * _snapshot_interval(total), total)
 
 
+def _fifteen(settings: Mapping[str, Any], entry: Entry) -> int | None:
+    """Samples of each class, unless a run says how many in total."""
+    return None if settings["options"].get("num_samples") else 15
+
+
+def _epochs_of_cifar10(settings: Mapping[str, Any], entry: Entry) -> int | None:
+    """Those of the public code's script for alpha 0.16."""
+    return 15 if settings["alpha"] == 0.16 else None
+
+
 ENTRY = Entry(
     "dynafed",
     dynafed,
@@ -301,4 +385,12 @@ ENTRY = Entry(
     numbers=dynafed_numbers,
     colour="#D55E00",
     refines="model",
+    rules=(
+        Rule(
+            datasets=("cifar100",),
+            options={"samples_per_class": _fifteen, "fine_tune_epochs": 8},
+        ),
+        Rule(datasets=("cifar10",), options={"fine_tune_epochs": _epochs_of_cifar10}),
+        Rule(datasets=("cinic10",), hp={"fine_tune_lr": 2.5e-4}),
+    ),
 )

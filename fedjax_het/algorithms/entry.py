@@ -19,9 +19,9 @@ SERVER_LR = {"server_lr": Number(1.0, Bounds(0))}
 class Rule(NamedTuple):
     """Settings of the runs that match; () matches all.
 
-    settings: fields of `RunSpec`; options, hp: those of the method (others' are ignored). A number
-    may be a function of the run's settings and its method's entry, of which None leaves the method
-    its own.
+    settings: fields of `RunSpec`; options, hp: those of the method (others' are ignored). An option
+    or a number may be a function of the run's settings and its method's entry, of which None leaves
+    the method its own.
     """
 
     protocols: tuple[str, ...] = ()

@@ -139,7 +139,7 @@ def fedamp(
     """
 
     def attend(hp, state: State, models) -> Attention:
-        alpha, sigma, unit = _decayed(hp, state.round), hp["sigma"], 1.0
+        alpha, sigma, unit = _decayed(hp, state.round), hp["sigma"], jnp.ones(())
         distances = squared_distances(models, plan)
         heard = _heard(state.clients)
         if options.scale == "relative":

@@ -27,6 +27,9 @@ _STATIC_PRESETS: dict[str, dict[str, Any]] = {
         "trajectory_rounds": 20,
         "segment_length": 5,
         "target_counts": (2,),
+        "target_replacement": False,
+        "target_end": "always",
+        "min_start": 1,
         "max_start": None,
         "num_iterations": 1000,
         "samples_per_class": None,
@@ -39,18 +42,19 @@ _STATIC_PRESETS: dict[str, dict[str, Any]] = {
 class SynthesisOptions(Record):
     """Every static setting of the synthesis; presets "paper" and "code" name two sets of them.
 
-    The defaults are those of the public code. Where the paper gives no value, or one that cannot
-    be meant, the `paper` preset takes the code's:
+    The defaults are those of the public code. `paper` is the paper's text: "2 checkpoints sampled
+    between w^t and w^(t+s)" are two of those strictly between, without replacement, and the target
+    is the mean of them and w^(t+s); starts are t ~ U(1, L - s). (In the code two or three of
+    t + 1, ..., t + s, with replacement: of two, 64 % of the targets of s = 5 lack w^(t+s), and 20 %
+    are one checkpoint.) Where it gives no value, or one that cannot be meant, `paper` takes the
+    code's:
 
     * `step_size` (of `SynthesisNumbers`): the paper says "SGD with learning rate 1e-5". Inner
       steps of that length leave the network where it was (the matching loss stays at 1). 1e-5 is,
       in the code, the learning rate *of* the learned step size, which starts at 0.04.
     * `inner_steps` (s'), the loss, the augmentation and the distance are unstated.
-    * `include_initial`: the paper's first checkpoint is w^1, which Algorithm 2 sends out in round
-      1, so it is the initial model, but the same algorithm stores only the averages that follow.
-      The code includes it.
-    * "2 checkpoints sampled between w^t and w^(t+s)": with replacement and with the end included,
-      as in the code.
+    * Which model w^1 is: Algorithm 2 sends it out in round 1, which would make it the initial one,
+      but stores only the averages that follow. Here w^t is the average of round t.
 
     The code's sample count is per class (15: 1,500 images for CIFAR-100), the paper's in total
     (150); set one of the two.
@@ -64,8 +68,8 @@ class SynthesisOptions(Record):
     """Number of checkpoints in the target's mean, drawn uniformly from these."""
     target_replacement: bool = True
     """Whether one checkpoint may enter a mean more than once."""
-    target_endpoint: bool = True
-    """Whether checkpoint t + s itself may enter the mean."""
+    target_end: Literal["drawn", "always", "never"] = "drawn"
+    """Checkpoint t + s: among those that may be drawn, in every mean besides them, or in none."""
     include_initial: bool = True
     """Whether the random initial model (round 0) may be a start."""
     min_start: Whole = 0
@@ -122,7 +126,7 @@ class SynthesisOptions(Record):
             f"starts within rounds 0 to L - s = {self.trajectory_rounds - self.segment_length}",
         )
         check_targets(
-            self.target_counts, self.segment_length, self.target_replacement, self.target_endpoint
+            self.target_counts, self.segment_length, self.target_replacement, self.target_end
         )
 
     @property
@@ -216,16 +220,21 @@ class SynthesisHyperParameters(NamedTuple):
     step_size: Number
 
 
+def num_eligible_targets(segment_length: int, end: str) -> int:
+    """Checkpoints behind the start of which a target's are drawn."""
+    return segment_length - (end != "drawn")
+
+
 def check_targets(
-    counts: tuple[int, ...], segment_length: int, replacement: bool, endpoint: bool
+    counts: tuple[int, ...], segment_length: int, replacement: bool, end: str
 ) -> None:
     """Raise ConfigError unless a target can be drawn: see `SynthesisConfig`."""
-    num_eligible = segment_length - (not endpoint)
+    num_eligible = num_eligible_targets(segment_length, end)
     require(
         num_eligible >= 1,
         "segment_length",
         segment_length,
-        "a checkpoint between start and end where the end may not be drawn: 2 or more",
+        f"a checkpoint between start and end where target_end is {end!r}: 2 or more",
     )
     require(
         len(counts) > 0 and min(counts) >= 1 and (replacement or max(counts) <= num_eligible),

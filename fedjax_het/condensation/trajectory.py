@@ -27,6 +27,7 @@ from fedjax_het.condensation.synthesis_config import (
     SynthesisHyperParameters,
     SynthesisOptions,
     check_targets,
+    num_eligible_targets,
 )
 from fedjax_het.condensation.synthetic import ApplyParams, SyntheticData
 from fedjax_het.condensation.unrolling import Unravel, matching_loss, unroll
@@ -43,18 +44,19 @@ def draw_segment(
     segment_length: int,
     target_counts: tuple[int, ...] = (2, 3),
     replacement: bool = True,
-    endpoint: bool = True,
+    end: str = "drawn",
 ) -> tuple[Array, Array]:
     """Draw where a segment of the trajectory `[T + 1, P]` starts, and its target.
 
     The start is uniform over `first_start .. last_start`, both included. The target is the mean of
-    k checkpoints out of the `segment_length` that follow the start (without the last of these
-    unless `endpoint`), k being uniform over `target_counts`.
+    k checkpoints out of the `segment_length` that follow the start, k being uniform over
+    `target_counts`. The last of these is one of them where `end` is "drawn", in every mean besides
+    the k where it is "always", and in none where it is "never".
 
     Returns: start `[]` int, target `[P]`.
     Errors: ConfigError: more checkpoints asked for than there are, or a segment beyond the end.
     """
-    check_targets(target_counts, segment_length, replacement, endpoint)
+    check_targets(target_counts, segment_length, replacement, end)
     require(
         0 <= first_start <= last_start <= len(trajectory) - 1 - segment_length,
         "first_start, last_start",
@@ -65,12 +67,16 @@ def draw_segment(
     start_key, count_key, target_key = jax.random.split(key, 3)
     start = jax.random.randint(start_key, (), first_start, last_start + 1)
     count = jax.random.choice(count_key, jnp.asarray(target_counts))
-    num_eligible, most = segment_length - (not endpoint), max(target_counts)
+    num_eligible, most = num_eligible_targets(segment_length, end), max(target_counts)
     if replacement:
         steps = jax.random.randint(target_key, (most,), 1, num_eligible + 1)
     else:
         steps = 1 + jax.random.permutation(target_key, num_eligible)[:most]
-    weights = (jnp.arange(most) < count) / count
+    members = jnp.arange(most) < count
+    if end == "always":
+        steps = jnp.append(steps, segment_length)
+        members = jnp.append(members, True)
+    weights = members / members.sum()
     target = jnp.einsum("k,kp->p", weights, trajectory[start + steps], precision="highest")
     return start, target
 
@@ -238,7 +244,7 @@ def _iteration(
         segment_length=config.segment_length,
         target_counts=config.target_counts,
         replacement=config.target_replacement,
-        endpoint=config.target_endpoint,
+        end=config.target_end,
     )
 
     def loss(data: SyntheticData) -> Array:

@@ -21,6 +21,7 @@ class Stream(enum.IntEnum):
     TRAIN = 4
     SERVER = 5
     TUNING = 6
+    CONTROL = 7  # data that stand in for what a method makes
 
 
 class Purpose(enum.IntEnum):

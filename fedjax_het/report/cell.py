@@ -42,6 +42,13 @@ class Cell:
         return describe_settings(place) + (f", {self.domain}" if self.domain else "")
 
 
+def with_setting(row: str, name: str, value: Any) -> str:
+    """The row with one more setting, or with another value of one that it has."""
+    method, variant = parse_row(row)
+    settings = {**variant, name: value}
+    return f"{method}({', '.join(f'{key}={one!r}' for key, one in settings.items())})"
+
+
 def parse_row(row: str) -> tuple[str, dict[str, Any]]:
     """A row's method, and the settings that make it a variant of the method.
 

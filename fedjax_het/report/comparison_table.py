@@ -14,6 +14,7 @@ from fedjax_het.report.render import (
     TextTable,
     best_of,
     number_text,
+    p_text,
     plus_minus,
 )
 
@@ -111,6 +112,8 @@ def _texts(row: Any, measure: str) -> dict[str, str]:
         **besides,
         "Reported": plus_minus(row.reported_mean, row.reported_std),
         "Difference": number_text(row.difference, "+.2f"),
+        **({"p": p_text(row.p_value)} if hasattr(row, "p_value") else {}),
+        **({"J": number_text(row.matching_loss, ".3f")} if hasattr(row, "matching_loss") else {}),
         **ranked,
         **(_rounds_texts(row) if hasattr(row, "rounds") else {}),
         **_runs_texts(row),

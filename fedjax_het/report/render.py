@@ -63,6 +63,11 @@ def number_text(value: float, form: str = ".2f") -> str:
     return MISSING if math.isnan(value) else f"{value:{form}}".replace("-", MINUS)
 
 
+def p_text(value: float) -> str:
+    """A p-value."""
+    return "<0.001" if value < 0.001 else number_text(value, ".3f")
+
+
 def number_form(values: Iterable[float]) -> str:
     """A format for all of these: four digits, or whole numbers where there are large ones."""
     known = [abs(value) for value in values if not math.isnan(value)]

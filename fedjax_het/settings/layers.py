@@ -160,7 +160,11 @@ def _with_local_tests(
 
 def _with_options(given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, Any]) -> RunSpec:
     """Its method's choices, all of them; the usual base goes without saying."""
-    named = {name: value for name, value in usual.items() if name in entry.option_names}
+    named = {
+        name: value
+        for name, value in _stated(usual, spec, entry).items()
+        if name in entry.option_names
+    }
     chosen = {**named, **given.options}
     base = chosen.pop("base", None)
     for name in given.options:
@@ -179,13 +183,19 @@ def _with_numbers(given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, 
     for name in given.hp:
         require_name("hp", name, known)
     hp = {name: numeric.default for name, numeric in known.items()}
-    for name, value in usual.items():
-        value = value(vars(spec), entry) if callable(value) else value
-        if name in known and value is not None:
-            hp[name] = value
+    hp.update({name: v for name, v in _stated(usual, spec, entry).items() if name in known})
     hp.update(given.hp)
     hp = {name: number(f"hp {name}", value, known[name].bounds) for name, value in hp.items()}
     return dataclasses.replace(spec, hp=hp)
+
+
+def _stated(usual: dict[str, Any], spec: RunSpec, entry: Entry) -> dict[str, Any]:
+    """What rules say of this run, without what they leave to the method, see `Rule`."""
+    said = {
+        name: value(vars(spec), entry) if callable(value) else value
+        for name, value in usual.items()
+    }
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _check(given: RunSpec, spec: RunSpec, entry: Entry) -> None:

@@ -13,6 +13,7 @@ SYNTHESIS = {
     "inner_steps": 2,
     "trajectory_rounds": 4,
     "segment_length": 2,
+    "target_counts": 1,
     "num_samples": 6,
     "fine_tune_epochs": 2,
 }

@@ -26,6 +26,9 @@ class Arguments:
     """Rounds of every run."""
     width: int | None = None
     """Filters of the ConvNet."""
+    tuned: bool = False
+    """Besides, each method with the best of five values of its main number, all by one rule, on a
+    seed that is not averaged."""
     output_dir: str | None = None
     """Folder of the results (default: results/TABLE-PRESET). A run found there is not repeated."""
     list: bool = False

@@ -1,6 +1,7 @@
 """The program of every table: the missing runs are made, then it is written."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedjax_het.common.errors import exit_status, require
@@ -8,6 +9,7 @@ from fedjax_het.report.paper_table.arguments import Arguments
 from fedjax_het.report.paper_table.cells import make_cells, runs_of
 from fedjax_het.report.paper_table.declaration import Experiment
 from fedjax_het.report.paper_table.outcome import Outcome
+from fedjax_het.report.paper_table.tuning import trials, tuned, tuning_note
 from fedjax_het.report.paper_table.writing import write_table
 from fedjax_het.report.programs import Program
 from fedjax_het.running import store
@@ -47,9 +49,12 @@ def _run(
     experiment: Experiment, arguments: Arguments, write: Callable[[Outcome], Sequence[str]]
 ) -> int:
     cells = make_cells(experiment, arguments)
+    if arguments.tuned:
+        require(bool(experiment.tuning), "tuned", True, "a table that says what is tuned")
     make_dataset = experiment.presets[arguments.preset].make_dataset
     dataset = make_dataset() if make_dataset else None
-    specs = runs_of(cells)
+    tried = [cell for trial in trials(experiment, cells) for cell in trial.cells]
+    specs = runs_of([*cells, *tried] if arguments.tuned else cells)
     folder = experiment.folder or experiment.name
     directory = Path(arguments.output_dir or f"results/{folder}-{arguments.preset}")
     if arguments.list:
@@ -59,12 +64,23 @@ def _run(
 
     if arguments.show:
         require(directory.is_dir(), "output_dir", str(directory), "a folder: --show runs nothing")
-    reasons = {} if arguments.show else sweep(specs, directory, dataset=dataset).not_run
+
+    def made(specs):
+        reasons = {} if arguments.show else sweep(specs, directory, dataset=dataset).not_run
+        return reasons, store.newest(store.load_results(directory))
+
+    reasons, results = made(specs)
+    if arguments.tuned:
+        note = tuning_note(experiment, cells, results)
+        cells = tuned(experiment, cells, results, experiment.values())
+        experiment = replace(experiment, note=" ".join(filter(None, (experiment.note, note))))
+        more, results = made(runs_of(cells))
+        reasons |= more
     outcome = Outcome(
         experiment,
         arguments.preset,
         cells,
-        store.newest(store.load_results(directory)),
+        results,
         store.load_curves(directory),
         experiment.values(),
         directory,

@@ -86,6 +86,12 @@ class Experiment:
     read_row: Callable[[str, str], tuple[str, dict[str, Any]]] = parse_row_of_any
     """A row's method and its variant's settings (fields of `RunSpec`; options and hyper-parameters
     by name), from the row and the data set."""
+    focus: str = ""
+    """The method that the paper is about: every row's difference from it is tested."""
+    tuning: dict[str, str] = field(default_factory=dict)
+    """By method the number that `--tuned` tunes."""
+    untuned: tuple[str, ...] = ()
+    """Rows that are not tuned all the same: controls have what their method has."""
     note: str = ""
     """Printed under the table: what to know about the paper's values."""
     folder: str = ""

@@ -11,6 +11,8 @@ from fedjax_het.report.comparison_table import caption, comparison_table
 from fedjax_het.report.overview import overview_table, summarise_runs
 from fedjax_het.report.paper_table.departures import departures
 from fedjax_het.report.paper_table.outcome import Outcome
+from fedjax_het.report.paper_table.quality import matching_losses, quality_note
+from fedjax_het.report.paper_table.significance import p_values, significance_note
 from fedjax_het.report.ranks import rank_correlations
 from fedjax_het.report.render import number_text, print_table, to_csv, to_latex, to_markdown
 from fedjax_het.report.write import write_figure, write_text
@@ -24,8 +26,18 @@ def write_table(outcome: Outcome) -> list[str]:
     """Print the table, and write it in three forms and the learning curves."""
     experiment, cells, results = outcome.experiment, outcome.cells, outcome.results
     table = compare(cells, results, outcome.reported)
+    own_notes = []
+    if experiment.focus and "domain" not in table:
+        table["p_value"] = p_values(outcome)
+        if table["p_value"].notna().any():
+            own_notes.append(significance_note(outcome))
+    losses = matching_losses(cells, results)
+    if losses.notna().any():
+        table["matching_loss"] = losses
+        own_notes.append(quality_note(cells, results))
     notes = [
         caption(table),
+        *own_notes,
         *_rank_note(table),
         *([experiment.note] if experiment.note else []),
         *_notes(outcome, table),

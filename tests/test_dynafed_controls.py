@@ -1,0 +1,100 @@
+"""DynaFed's controls: rounds that are tuned on data which nothing has matched."""
+
+import numpy as np
+import pytest
+from support.builders import chosen
+from support.data import CLASSES
+from support.oracle import Loop, beside, flat, softmax
+from support.problems import small
+from support.running import SYNTHESIS, run, spec
+
+from fedjax_het import RunSpec
+from fedjax_het.algorithms.dynafed import dynafed
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.condensation.quality import random_subset
+from fedjax_het.engine.randomness import Stream, host_rng
+
+LAST, EPOCHS, SAMPLES, RATE = 2, 3, 6, 0.05
+OPTIONS = {
+    "trajectory_rounds": LAST,
+    "segment_length": 1,
+    "target_counts": (1,),
+    "target_end": "drawn",
+    "num_samples": SAMPLES,
+    "fine_tune_epochs": EPOCHS,
+    "augment_strategy": "none",
+}
+
+
+class Tuned(Loop):
+    """From round L on the average takes steps of Adam on fixed data, all of them at once, for the
+    cross-entropy of soft labels over the number of classes."""
+
+    def __init__(self, federation, x, p):
+        super().__init__(federation)
+        self.x, self.p = x, p
+
+    def soft_slope(self, model):
+        params = self.params(model)
+        rows = (softmax(self.x @ params["w"] + params["b"]) - self.p) / CLASSES / len(self.x)
+        return np.concatenate([rows.sum(0), (self.x.T @ rows).ravel()])  # "b", then "w"
+
+    def serve(self, r, clients, models):
+        super().serve(r, clients, models)
+        if r < LAST:
+            return
+        m = v = np.zeros_like(self.vector)
+        for step in range(1, EPOCHS + 1):
+            slope = self.soft_slope(self.vector)
+            m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
+            m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.999**step)
+            self.vector = self.vector - RATE * m_hat / (np.sqrt(v_hat) + 1e-8)
+
+
+def control(synthetic, images, labels):
+    """-> (images, soft labels) that the control is tuned on."""
+    classes = np.repeat(np.arange(CLASSES), SAMPLES // CLASSES)
+    if synthetic == "untrained":
+        noise = host_rng(0, Stream.CONTROL).normal(size=(SAMPLES, *images.shape[1:]))
+        return flat(noise.astype(np.float32)), np.full((SAMPLES, CLASSES), 1 / CLASSES)
+    chosen_images = images[random_subset(labels, classes, seed=0)]
+    return flat(chosen_images), softmax(20.0 * np.eye(CLASSES)[classes])
+
+
+@pytest.mark.parametrize("synthetic", ["untrained", "real"])
+def test_rounds_are_fedavgs_tuned_on_these_data(synthetic):
+    build = chosen(dynafed, base=fedavg, **OPTIONS, synthetic=synthetic)
+    hp = {"local_lr": 0.2, "fine_tune_lr": RATE}
+    federation = small(build, hp=hp, participation=0.7)
+    loop = Tuned(federation, *control(synthetic, *federation.data))
+    beside(loop, 4, atol=1e-5)
+    plain = small(fedavg, hp=hp, participation=0.7)
+    same = [
+        np.allclose(federation.model(federation.run(r)[0])["w"], plain.model(plain.run(r)[0])["w"])
+        for r in (LAST, LAST + 1)
+    ]
+    assert same == [True, False]
+
+
+def test_a_whole_run_of_a_control_has_no_synthesis():
+    options = {**SYNTHESIS, "synthetic": "untrained"}
+    made, plain = run(spec("dynafed", options=options)), run(spec("fedavg"))
+    same = made.metrics["test_loss"] == plain.metrics["test_loss"]
+    assert same[:4].all() and not same[4:].any()
+    assert "synthetic_images" not in made.artifacts
+
+
+def test_values_of_the_public_codes_scripts():
+    def options_of(dataset, **more):
+        return RunSpec("dynafed", dataset, **more).resolved().options
+
+    assert options_of("cifar100")["samples_per_class"] == 15
+    assert options_of("cifar100")["fine_tune_epochs"] == 8
+    own = options_of("cifar100", options={"num_samples": 150})
+    assert (own["num_samples"], own["samples_per_class"]) == (150, None)
+    assert options_of("cifar10", alpha=0.16)["fine_tune_epochs"] == 15
+    assert options_of("cifar10", alpha=0.01)["fine_tune_epochs"] == 20
+    assert RunSpec("dynafed", "cinic10").resolved().hp["fine_tune_lr"] == 2.5e-4
+    assert RunSpec("dynafed", "fashion_mnist").resolved().hp["fine_tune_lr"] == 1e-4
+    again = RunSpec("dynafed", "cifar100").resolved()
+    assert again.resolved() == again
