@@ -11,6 +11,7 @@ import fedjax_het
 from experiments.dynafed.table5 import TABLE5
 from experiments.table1 import TABLE1, main
 from fedjax_het.algorithms import METHODS
+from fedjax_het.report import parse_row
 from fedjax_het.report.paper_table import Arguments, make_cells
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
@@ -32,9 +33,11 @@ def test_the_paper_preset_is_the_papers_table(experiment):
     for cell in cells:
         for run in cell.runs:
             spec = run.resolved()
-            assert (spec.algorithm, spec.dataset) == (cell.method, cell.dataset)
+            method, variant = parse_row(cell.method)
+            assert (spec.algorithm, spec.dataset) == (method, cell.dataset)
+            assert {**spec.options, **variant} == spec.options
             assert (spec.num_clients, spec.participation, spec.rounds) == (80, 0.4, 200)
-            trains = METHODS[cell.method].trains_locally
+            trains = METHODS[method].trains_locally
             expected = ("dirichlet_balanced", 1 if trains else None)
             assert (spec.partition, spec.local_epochs) == expected
             assert (spec.width, spec.depth, spec.norm) == (None, None, None)

@@ -1,0 +1,219 @@
+"""What stands beside a table's accuracies: rows that are tuned, p-values, the matching loss."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from experiments.dynafed.settings import CONTROLS, TUNING
+from experiments.table1 import TABLE1
+from fedjax_het.report.cell import parse_row, with_setting
+from fedjax_het.report.comparison import compare
+from fedjax_het.report.paper_table import Arguments, Outcome, make_cells
+from fedjax_het.report.paper_table.quality import matching_losses, quality_note
+from fedjax_het.report.paper_table.significance import BLOCKS, p_values, significance_note
+from fedjax_het.report.paper_table.tuning import FACTORS, SEED, trials, tuned, tuning_note
+from fedjax_het.report.paper_table.writing import write_table
+
+RNG = np.random.default_rng(0)
+
+
+def cells(*methods, **filters):
+    methods = methods or ("fedavg", "fedprox", "dynafed", *CONTROLS)
+    given = {"alphas": (0.01,), "seeds": (0, 1), **filters}
+    return make_cells(TABLE1, Arguments(preset="quick", methods=methods, **given))
+
+
+def results_of(cells, accuracy, **more):
+    """A row for each run, of `accuracy(cell, run)`; None: it diverged."""
+    rows = []
+    for cell in cells:
+        for run in cell.runs:
+            found = accuracy(cell, run)
+            rows.append(
+                {
+                    "digest": f"made-{run.digest()}",
+                    "settings": run.digest(),
+                    "final_accuracy": found,
+                    "final_accuracy_std": 0.0,
+                    "diverged": found is None,
+                    "wall_seconds": 1800.0,
+                    "dataset": run.dataset,
+                    **{name: value(cell) for name, value in more.items()},
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def outcome_of(cells, results, curves=None, directory=None):
+    curves = pd.DataFrame() if curves is None else curves
+    return Outcome(TABLE1, "quick", cells, results, curves, TABLE1.values(), directory, {})
+
+
+# --- tuning --------------------------------------------------------------------------------
+
+
+def test_every_method_is_tried_at_the_same_multiples_of_its_number_on_a_seed_of_its_own():
+    every = cells("all")
+    found = trials(TABLE1, every)
+    assert {parse_row(every[trial.place].method)[0] for trial in found} == set(TUNING)
+    for place, name, tried in found:
+        cell = every[place]
+        assert cell.method not in CONTROLS
+        usual = cell.runs[0].resolved().hp[name]
+        values = [each.runs[0].resolved().hp[name] for each in tried]
+        wanted = [factor * usual for factor in FACTORS]
+        if name == "mixup_lambda":  # a share: ten times the usual one is none
+            wanted = [value for value in wanted if value <= 1]
+        np.testing.assert_allclose(values, wanted, rtol=5e-3)
+        assert [[run.seed for run in each.runs] for each in tried] == [[SEED]] * len(values)
+        assert SEED not in {run.seed for run in cell.runs}
+
+
+def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
+    own = cells("fedavg", "fedprox")
+    tried = [each for trial in trials(TABLE1, own) for each in trial.cells]
+    best = {"local_lr": 0.003, "prox_mu": 0.0002}
+
+    def accuracy(cell, run):
+        wanted = any(math.isclose(run.hp.get(name, 0), value) for name, value in best.items())
+        if run.hp.get("local_lr") == 0.01:
+            return None  # a trial that diverges is none of the best
+        return 0.8 if wanted else 0.5
+
+    results = results_of(tried, accuracy)
+    found = tuned(TABLE1, own, results, TABLE1.values())
+    assert [cell.method for cell in found] == [
+        "fedavg",
+        "fedavg(local_lr=0.003)",
+        "fedprox",
+        "fedprox(prox_mu=0.0002)",
+    ]
+    assert [run.seed for run in found[1].runs] == [0, 1]
+    assert found[1].runs[0].resolved().hp["local_lr"] == 0.003
+    assert found[0] == own[0]
+    note = tuning_note(TABLE1, own, results)
+    assert f"seed {SEED}" in note and "10 of 10" in note and "5.0 hours" in note
+    # Not all trials made: the row has no tuned one yet.
+    fewer = results[results["settings"] != tried[0].runs[0].digest()]
+    assert [cell.method for cell in tuned(TABLE1, own, fewer, TABLE1.values())] == [
+        "fedavg",
+        "fedprox",
+        "fedprox(prox_mu=0.0002)",
+    ]
+
+
+def test_a_setting_is_added_to_a_row_or_changed_in_it():
+    assert with_setting("fedavg", "local_lr", 0.1) == "fedavg(local_lr=0.1)"
+    row = with_setting("dynafed(preset='code')", "fine_tune_lr", 1e-3)
+    assert parse_row(row) == ("dynafed", {"preset": "code", "fine_tune_lr": 1e-3})
+    assert with_setting(row, "fine_tune_lr", 1) == "dynafed(preset='code', fine_tune_lr=1)"
+
+
+# --- p-values ------------------------------------------------------------------------------
+
+ROUNDS = 40
+
+
+def curves_of(cells, level):
+    """Each run's accuracies: `level(cell)` and noise of its own."""
+    frames = []
+    for cell in cells:
+        for run in cell.runs:
+            values = level(cell) + 0.02 * RNG.normal(size=ROUNDS)
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "digest": f"made-{run.digest()}",
+                        "round": range(1, ROUNDS + 1),
+                        "test_accuracy": values,
+                    }
+                )
+            )
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_p_is_wilcoxons_over_seeds_and_tenths_of_the_second_half():
+    own = cells()
+    levels = {"fedavg": 0.5, "fedprox": 0.79}
+    curves = curves_of(own, lambda cell: levels.get(cell.method, 0.8))
+    outcome = outcome_of(own, results_of(own, lambda cell, run: 0.5), curves)
+    found = dict(zip([cell.method for cell in own], p_values(outcome), strict=True))
+
+    def blocks(cell):
+        means = []
+        for run in cell.runs:
+            curve = curves[curves["digest"] == f"made-{run.digest()}"]["test_accuracy"]
+            half = curve.to_numpy()[ROUNDS // 2 :]
+            means += list(half.reshape(BLOCKS, -1).mean(1))
+        return np.array(means)
+
+    by_method = {cell.method: blocks(cell) for cell in own}
+    for method, values in by_method.items():
+        if method == "dynafed":
+            assert math.isnan(found[method])
+        else:
+            expected = stats.wilcoxon(values - by_method["dynafed"]).pvalue
+            assert found[method] == pytest.approx(expected)
+    assert found["fedavg"] < 1e-4
+    assert "from dynafed, paired by seed" in significance_note(outcome)
+
+
+def test_only_runs_that_both_rows_have_are_compared():
+    own = cells("fedavg", "dynafed")
+    curves = curves_of(own, lambda cell: 0.5)
+
+    def accuracy(cell, run):
+        return None if cell.method == "fedavg" and run.seed == 0 else 0.5
+
+    (fedavg, _) = p_values(outcome_of(own, results_of(own, accuracy), curves))
+    single = [dataclasses.replace(cell, runs=cell.runs[1:]) for cell in own]
+    (alone, _) = p_values(outcome_of(single, results_of(single, accuracy), curves))
+    assert fedavg == alone and not math.isnan(alone)
+    nothing = p_values(outcome_of(own, results_of(own, accuracy).head(0), curves))
+    assert nothing.isna().all()
+
+
+def test_a_table_of_clients_compares_clients(tmp_path):
+    from experiments.fedamp.table1 import TABLE1 as FEDAMP
+    from fedjax_het.running.result import Result
+
+    arguments = Arguments(preset="quick", methods=("separate", "fedamp"), seeds=(0,))
+    own = make_cells(FEDAMP, arguments)
+    accuracies = {cell.method: RNG.random((3, 15)) for cell in own}
+    rows = []
+    for cell in own:
+        (run,) = cell.runs
+        summary = {"bmta": 0.5, "bmta_round": 2, "diverged": False, "wall_seconds": 1.0}
+        result = Result(run.resolved(), {"client_accuracy": accuracies[cell.method]}, summary)
+        name = result.save(tmp_path).stem
+        rows.append({"digest": name, "settings": run.digest(), **summary})
+    results = pd.DataFrame(rows)
+    outcome = Outcome(FEDAMP, "quick", own, results, pd.DataFrame(), FEDAMP.values(), tmp_path, {})
+    separate, fedamp = p_values(outcome)
+    expected = stats.wilcoxon(accuracies["separate"][1] - accuracies["fedamp"][1]).pvalue
+    assert separate == pytest.approx(expected) and math.isnan(fedamp)
+    assert "paired by client" in significance_note(outcome)
+
+
+# --- the quality of synthetic data ---------------------------------------------------------
+
+
+def test_the_matching_loss_stands_beside_accuracy(tmp_path, capsys):
+    own = cells()
+    losses = {"matching_loss": lambda cell: 0.9 if cell.method == "dynafed" else None}
+    losses["matching_loss_by_start.3"] = lambda cell: 0.87 if cell.method == "dynafed" else None
+    results = results_of(own, lambda cell, run: 0.5, **losses).astype({"matching_loss": float})
+    found = dict(zip([c.method for c in own], matching_losses(own, results), strict=True))
+    assert found.pop("dynafed") == 0.9 and all(map(math.isnan, found.values()))
+    assert "3: 0.87" in quality_note(own, results)
+    outcome = outcome_of(own, results, curves_of(own, lambda cell: 0.5), tmp_path)
+    write_table(outcome)
+    said = capsys.readouterr().out
+    assert " J " in said and "0.900" in said and " p " in said and "Wilcoxon" in said
+    assert "| J |" in (tmp_path / "table.md").read_text()
+    table = compare(own, results, TABLE1.values())
+    assert "p_value" not in table
