@@ -9,7 +9,7 @@ import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.builders import builder_of, defaults
 from support.data import BATCH, CLASSES, SERVER, SIZES, blobs, consecutive, user_dataset
-from support.oracle import Loop, beside, flat, server_batches, softmax_gradient
+from support.oracle import Loop, beside, flat, joined, server_batches, softmax_gradient
 from support.problems import round_key, small
 from support.running import KilledError, assert_same, kill_after
 
@@ -42,16 +42,20 @@ class ServerLearning(Loop):
     """Algorithm 1: FedAvg's average learns from the server's examples too, after the clients or,
     where it is not incremental, beside them."""
 
-    def __init__(self, federation, *, epochs, incremental):
+    def __init__(self, federation, *, epochs, incremental, rule="paper"):
         super().__init__(federation)
-        self.epochs, self.incremental = epochs, incremental
+        self.epochs, self.incremental, self.rule = epochs, incremental, rule
 
     def serve(self, r, clients, models):
         average = self.averaged(clients, models)
         key = key_for(round_key(r), Purpose.SERVER)
         batches = list(server_batches(key, self.epochs, len(SERVER[1])))
         steps = np.mean([len(self.minibatches(r, k)) for k in clients])
-        lr = self.hp["gamma"] * self.hp["server_lr"] * self.hp["local_lr"] * steps / len(batches)
+        reach = self.hp["server_lr"] * self.hp["local_lr"] * steps
+        if self.rule == "moved":
+            whole = self.gradient(self.vector, flat(SERVER[0]), SERVER[1])
+            reach = np.linalg.norm(average - self.vector) / np.linalg.norm(whole)
+        lr = self.hp["gamma"] * reach / len(batches)
         begun = average if self.incremental else self.vector
         learnt = self.descended(begun, flat(SERVER[0]), SERVER[1], batches, lr)
         self.vector = average + (learnt - begun)
@@ -64,6 +68,57 @@ def test_three_rounds_are_algorithm_1(name, server_epochs):
     federation = small(build, hp=numbers(name), participation=0.7)
     loop = ServerLearning(federation, epochs=server_epochs or 2, incremental=name == "fsl")
     beside(loop, 3, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", ["fsl", "fsl_p"])
+def test_a_rate_by_how_far_the_round_moved(name):
+    build = method(name, server_rate="moved")
+    federation = small(build, hp=numbers(name), participation=0.7)
+    loop = ServerLearning(federation, epochs=2, incremental=name == "fsl", rule="moved")
+    beside(loop, 3, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("base", "optimizer", "hp"),
+    [
+        ("fedavg", "momentum", {"local_momentum": 0.9}),
+        ("fedavg", "adam", {"local_lr": 0.01}),
+        ("fedadam", "sgd", {"server_lr": 0.03}),
+        ("feddyn", "sgd", {}),
+        ("fedprox", "adamw", {"local_weight_decay": 0.1, "local_lr": 0.01}),
+    ],
+)
+def test_under_any_optimiser_gamma_weighs_the_servers_step_against_the_rounds(base, optimizer, hp):
+    """A single step of the server's, from where the round began, is gamma times as long as the
+    clients' move. (By the paper's rule: 0.4 times that of SGD with momentum, a 25th with Adam.)"""
+    hp = {**defaults(entry_of(base, {}), {}, optimizer), **numbers("fsl_p"), **hp}
+    settings = {"optimizer": optimizer, "server": ((SERVER[0][:BATCH], SERVER[1][:BATCH]), 1)}
+    runs = {
+        name: small(build, hp=hp, **settings)
+        for name, build in {
+            "clients": method(base),
+            "both": method("fsl_p", base=base, server_epochs=1),
+            "paper": method("fsl_p", base=base, server_epochs=1, server_rate="paper"),
+        }.items()
+    }
+    start = joined(runs["clients"].model(runs["clients"].start()))
+    ends = {
+        name: joined(federation.model(federation.run(1)[0])) for name, federation in runs.items()
+    }
+    moved = np.linalg.norm(ends["clients"] - start)
+    servers = np.linalg.norm(ends["both"] - ends["clients"])
+    np.testing.assert_allclose(servers, hp["gamma"] * moved, rtol=2e-3)
+    assert not np.isclose(np.linalg.norm(ends["paper"] - ends["clients"]), servers, rtol=0.1)
+
+
+def test_plain_sgd_has_the_papers_rate_unless_another_is_asked_for():
+    hp = numbers("fsl")
+    made = {}
+    for rule in (None, "paper", "moved"):
+        federation = small(method("fsl", server_rate=rule), hp=hp)
+        made[rule] = joined(federation.model(federation.run(2)[0]))
+    np.testing.assert_array_equal(made[None], made["paper"])
+    assert np.abs(made["moved"] - made["paper"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("base", ["fedavg", "fedprox", "scaffold"])
