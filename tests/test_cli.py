@@ -37,7 +37,7 @@ def test_the_last_line_is_one_json_object(capsys, tmp_path):
 def test_dynafed_leaves_its_pictures_and_images(tmp_path):
     code = run(
         *("--algorithm", "dynafed", "--model", "mlp", "--rounds", "4", "--output-dir"),
-        *(str(tmp_path), "--option", "trajectory_rounds=2", "segment_length=1"),
+        *(str(tmp_path), "--option", "trajectory_rounds=2", "segment_length=1", "preset=code"),
         *("num_iterations=3", "inner_steps=1", "num_samples=10"),
     )
     assert code == 0

@@ -207,3 +207,18 @@ def test_a_cpu_takes_the_faster(shape, takes):
         assert f"stablehlo.{takes}" in text("auto")
     assert "stablehlo.convolution" in text("native")
     assert "stablehlo.convolution" not in text("im2col")
+
+
+def test_without_jit_it_gives_the_same():
+    rng = np.random.default_rng(0)
+    x, kernel = (rng.normal(size=shape) for shape in ((2, 6, 6, 4), (3, 3, 4, 4)))
+    x, kernel = jnp.float32(x), jnp.float32(kernel)
+
+    def value_and_gradient():
+        return jax.value_and_grad(lambda kernel: jnp.square(conv2d(x, kernel, 1)).sum())(kernel)
+
+    expected = value_and_gradient()
+    with jax.disable_jit():
+        found = value_and_gradient()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)

@@ -343,6 +343,7 @@ def test_dynafed_over_another_method_tunes_that_one():
     options = {
         "num_iterations": 2,
         "inner_steps": 2,
+        "preset": "code",
         "trajectory_rounds": 2,
         "segment_length": 2,
         "num_samples": 6,

@@ -79,7 +79,8 @@ def test_the_chunks_of_a_run_are_verified(monkeypatch):
     monkeypatch.setattr(
         CheckedProgram, "verify", lambda self, example, part="": seen.append((self._name, part))
     )
-    options = {"num_iterations": 1, "inner_steps": 1, "trajectory_rounds": 2, "segment_length": 1}
+    options = {"preset": "code", "num_iterations": 1, "inner_steps": 1, "trajectory_rounds": 2}
+    options["segment_length"] = 1
     spec = RunSpec(
         "dynafed", "user", model="mlp", partition="iid", num_clients=3, rounds=3, options=options
     )

@@ -23,8 +23,9 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
         w <- w_base + server_lr sum_k (a_k - p_k) w_k,  a_k = acc_k / sum_j acc_j.
 
     Over FedAvg that is w + server_lr sum_k a_k (w_k - w), the method as it was published. Its bases
-    are those whose new model reads the p_k in server_lr sum_k p_k w_k alone, so that it is theirs
-    with a_k in place of p_k; not FedNova, where they weigh changes of unlike length, and not the
+    are those whose new model has a term server_lr sum_k p_k w_k, so that it is theirs with a_k in
+    place of p_k; what FedDyn's and FedDC's servers keep stays a mean by p_k, the weights of the
+    objective. Not FedNova, where they weigh changes of unlike length, and not the
     server optimisers, whose momentum or scale would be of another average. Batch-norm statistics
     are averaged likewise, with rate 1. Accuracies are of all the examples, of the networks as they
     are evaluated. If no model is right about any of them, all count alike.

@@ -63,10 +63,6 @@ def _product(name: str, shape_of: Callable, function: Callable) -> Primitive:
     """
     product = Primitive(name)
 
-    @product.def_impl
-    def _(left, right, *, of):
-        return _compiled(product, of)(left, right)
-
     @product.def_abstract_eval
     def _(left, right, *, of):
         return left.update(shape=shape_of(left.shape, right.shape, of), weak_type=False)
@@ -79,6 +75,11 @@ def _product(name: str, shape_of: Callable, function: Callable) -> Primitive:
             return jax.lax.map(lambda both: own(*both), (left, right))
         return jax.vmap(own)(left, right)
 
+    @product.def_impl
+    def _(left, right, *, of):
+        (platform,) = {device.platform for device in jnp.asarray(left).devices()}
+        return _compiled(lowered, of, platform == "cpu")(left, right)
+
     elsewhere, on_cpu = (
         mlir.lower_fun(partial(lowered, cpu=cpu), multiple_results=False) for cpu in (False, True)
     )
@@ -88,8 +89,8 @@ def _product(name: str, shape_of: Callable, function: Callable) -> Primitive:
 
 
 @cache
-def _compiled(product: Primitive, of: Convolution) -> Callable:
-    return jax.jit(partial(product.bind, of=of))
+def _compiled(function: Callable, of: Convolution, cpu: bool) -> Callable:
+    return jax.jit(partial(function, of=of, cpu=cpu))
 
 
 OUTPUT = _product("conv2d", _output_shape, conv_products.output)

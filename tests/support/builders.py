@@ -12,6 +12,7 @@ FAST_SYNTHESIS = {
     "inner_steps": 2,
     "trajectory_rounds": 3,
     "segment_length": 2,
+    "target_counts": 1,
     "num_samples": 6,
     "augment_strategy": "none",
 }

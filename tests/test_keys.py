@@ -1,0 +1,119 @@
+"""No random key is drawn from twice: what a round draws is collected, key by key."""
+
+import inspect
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import primitives
+from support.builders import builder_of, defaults
+from support.problems import round_key, small
+from support.running import OPTIONS
+from support.slow import all_methods
+
+from fedjax_het.algorithms import entry_of
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.nn import make_model
+
+# FSL over FedGen once had one key for two.
+COMPOSED = [("fsl", "fedgen"), ("fsl_p", "fedgen"), ("data_sharing", "fedmix")]
+# Where the same is meant to be drawn again, from one place of the code.
+MEANT = {
+    "condensing.py:_network": "all classes of a client condense with one network",
+    "unrolling.py": "the derivative takes the step's minibatch and augmentation again",
+    "augment.py": "one transformation for real and synthetic images; and the derivative's again",
+}
+PACKAGE = "fedjax_het"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """{key as bytes: places of the code} of all that is drawn or split while jit is off."""
+    found = {}
+
+    def recording(primitive):
+        usual = primitive.impl
+
+        def impl(keys, **params):
+            for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2):
+                found.setdefault(row.tobytes(), []).append(_places())
+            return usual(keys, **params)
+
+        monkeypatch.setattr(primitive, "impl", impl)
+
+    for primitive in (primitives.random_bits_p, primitives.random_split_p):
+        recording(primitive)
+    return found
+
+
+def federation_of(name, base=None):
+    options = {**OPTIONS.get(name, {}), **({"base": base} if base else {})}
+    if base:
+        options |= OPTIONS.get(base, {})
+    entry = entry_of(name, options)
+    scored = (entry.base or entry).scored[0]
+    hp = {"local_lr": 0.1, **defaults(entry, options)}
+    model = make_model("mlp", (2, 2, 1), 3)
+    settings = {"hp": hp, "model": model, "sizes": (5, 3, 4), "scored": scored}
+    return small(builder_of(entry, options), **settings)
+
+
+def _places():
+    """The package's functions that are being run, the innermost first."""
+    files = ((Path(frame.filename), frame.function) for frame in inspect.stack(0))
+    return [f"{file.name}:{name}" for file, name in files if PACKAGE in file.parts]
+
+
+def repeated(drawn):
+    """The places that share a key, but for those that are meant to."""
+
+    def is_meant(draws):
+        return any(
+            all(any(place.startswith(meant) for place in places) for places in draws)
+            for meant in MEANT
+        )
+
+    return [draws for draws in drawn.values() if len(draws) > 1 and not is_meant(draws)]
+
+
+def one_round(federation, drawn):
+    """A round, and what is done between rounds."""
+    state = federation.start()
+    with jax.disable_jit():
+        drawn.clear()
+        state, _ = federation.algorithm.round(
+            federation.hp, state, round_key(0), federation.cohort(0)
+        )
+        for number, work in enumerate(federation.algorithm.host_work):
+            key = jax.random.fold_in(jax.random.key(5), number)
+            state = work.advance(federation.hp, state, key, jnp.int32(2), federation.server)
+
+
+@pytest.mark.parametrize("name", all_methods())
+def test_a_round_draws_from_no_key_twice(name, drawn):
+    one_round(federation_of(name), drawn)
+    assert not repeated(drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "base"), COMPOSED)
+def test_nor_does_one_over_another(name, base, drawn):
+    one_round(federation_of(name, base), drawn)
+    assert drawn and not repeated(drawn)
+
+
+def test_local_training_with_dropout_draws_from_no_key_twice(drawn):
+    data = np.zeros((8, 4, 4, 1), np.float32), np.zeros(8, np.int32)
+    settings = {"sizes": (5, 3), "data": data, "model": make_model("fsl_cnn", (4, 4, 1), 3)}
+    one_round(small(fedavg, hp={"local_lr": 0.1}, **settings), drawn)
+    assert len(drawn) > 3 and not repeated(drawn)
+
+
+def test_the_collector_sees_a_key_that_is_used_twice(drawn):
+    key = jax.random.key(0)
+    with jax.disable_jit():
+        jax.random.normal(key, (3,)), jax.random.permutation(key, 4)
+        jax.random.split(jax.random.key(1))
+    assert len(repeated(drawn)) == 1 and len(drawn) >= 3
