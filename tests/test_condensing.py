@@ -13,10 +13,11 @@ from support.problems import small
 from fedjax_het import RunSpec
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.fedaf import fedaf
-from fedjax_het.algorithms.feddm import feddm, gradient_noise
+from fedjax_het.algorithms.feddm import feddm
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation.class_logits import class_mean_logits
-from fedjax_het.condensation.privacy import gaussian_epsilon
+from fedjax_het.condensation.distribution import clipped_rows
+from fedjax_het.condensation.privacy import gaussian_epsilon, noised_means
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import make_plan
@@ -311,13 +312,14 @@ def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
         )
         cohort = Cohort(other.scheduler.round(0), other.examples)
         variables = jax.tree.map(jnp.asarray, {"params": params, "state": {}})
-        means, owns = jax.jit(
+        means, owns, counts = jax.jit(
             lambda v, c, p=plan, o=other: class_mean_logits(o.task, p, v, c, len(SIZES))
         )(plan.put(variables), cohort)
         for k in range(len(SIZES)):
             held = federation.scheduler.partition.client(k)
             for c in range(CLASSES):
                 members = held[labels[held] == c]
+                assert counts[k, c] == (len(members) if k in drawn else 0)
                 assert bool(owns[k, c]) == (k in drawn and len(members) > 0)
                 if owns[k, c]:
                     np.testing.assert_allclose(means[k, c], logits[members].mean(0), atol=1e-5)
@@ -418,26 +420,75 @@ def test_what_is_left_of_a_run():
 
 # --- privacy -------------------------------------------------------------------------------
 
-PRIVATE = {"private": True, "clipping": "per_class", "init": "noise"}
+PRIVATE = {"private": True, "init": "noise"}
 
 
-def test_noise_has_the_stated_deviation():
-    hp = {"dp_noise": 3.0, "clip_norm": 0.2}
-    drawn = np.asarray(gradient_noise(hp, jax.random.key(0), jnp.zeros((200, 200))))
-    assert abs(drawn.std() / 0.6 - 1) < 0.01 and abs(drawn.mean()) < 4 * 0.6 / 200
+def test_noise_falls_with_the_number_of_examples():
+    """Its deviation on every number is dp_noise * dp_clip / n."""
+    means = (jnp.zeros(40_000), jnp.zeros(10_000))
+    for count in (10, 200):
+        noise = {"dp_noise": 3.0, "dp_clip": 0.2}
+        parts = noised_means(means, jnp.int32(count), jax.random.key(0), **noise)
+        drawn = np.concatenate(parts)
+        wanted = 0.6 / count
+        assert abs(drawn.std() / wanted - 1) < 0.02
+        assert abs(drawn.mean()) < 4 * wanted / np.sqrt(len(drawn))
+        assert len(np.unique(drawn)) > 0.99 * len(drawn)
 
 
-def test_images_of_a_private_step_differ_by_that_noise():
-    options = {**PRIVATE, "steps": 1, "server_epochs": 0}
-    # Clipped to next to nothing: what moves the images is noise of dp_noise * clip_norm = 1.
-    hp = {"clip_norm": 1e-4, "dp_noise": 1e4, "image_lr": 0.5}
-    _, state = run("feddm", 1, options, hp)
-    _, still = run("feddm", 1, options, {**hp, "image_lr": 0.0})
-    here = made(state)
-    noise = (images_of(still) - images_of(state))[here] / 0.5
-    count = noise.size
-    assert count > 60 and abs(noise.std() - 1) < 4 / np.sqrt(2 * count)
-    assert len(np.unique(noise.round(5))) > 0.9 * count  # independent for every value
+def test_each_example_moves_a_mean_by_no_more_than_it_may():
+    """Another example in the place of one: twice the norm over their number, however far off."""
+    rng, count, norm = np.random.default_rng(0), 8, 1.5
+    features, logits = rng.normal(size=(count, 6)), 100 * rng.normal(size=(count, 3))
+    other = features.copy(), logits.copy()
+    other[0][0], other[1][0] = -features[0], -logits[0]
+
+    def mean(rows):
+        parts = clipped_rows(tuple(jnp.asarray(row) for row in rows), norm)
+        together = np.concatenate([np.asarray(part) for part in parts], axis=1)
+        assert (np.linalg.norm(together, axis=1) <= norm * (1 + 1e-5)).all()
+        return together.mean(0)
+
+    moved = np.linalg.norm(mean((features, logits)) - mean(other))
+    np.testing.assert_allclose(moved, 2 * norm / count, rtol=1e-4)  # the worst there is
+    few = (jnp.asarray(1e-3 * features),)
+    np.testing.assert_allclose(clipped_rows(few, norm)[0], few[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["feddm", "fedaf"])
+def test_an_example_has_a_bounded_part_in_what_its_client_tells(name):
+    """Without noise to speak of, and however far off the example is that takes its place."""
+    options = {**PRIVATE, "steps": 1, "server_epochs": 0, "clipping": "none"}
+    hp = {"dp_noise": 1e-6, "dp_clip": 1e-3, "image_lr": 1.0}
+    images, labels = blobs()
+    far = images.copy()
+    far[0] = 15.0  # of client 0
+    ends = []
+    for data in ((images, labels), (far, labels)):
+        federation = small(
+            build(name, **options), hp={**numbers(name, options), **hp}, data=data, batch_size=32
+        )
+        state, _ = federation.run(1)
+        ends.append((images_of(state), federation.algorithm.artifacts(state)))
+    change = np.abs(ends[0][0] - ends[1][0])
+    own = change[0, labels[0]].copy()
+    change[0, labels[0]] = 0
+    if name == "feddm":
+        assert 0 < own.max() < 1e-2
+        assert change.max() == 0  # of no other class, of no other client
+    else:
+        gap = np.abs(ends[0][1]["class_logits"] - ends[1][1]["class_logits"])
+        assert 0 < gap.max() <= 2 * 1e-3
+
+
+def test_private_images_are_moved_by_the_noise():
+    options = {**PRIVATE, "steps": 1, "server_epochs": 0, "clipping": "none"}
+
+    def after(noise):
+        return images_of(run("feddm", 1, options, {"dp_noise": noise, "dp_clip": 0.5})[1])
+
+    still, nearly, loud = after(1e-6), after(2e-6), after(50.0)
+    assert np.abs(loud - still).max() > 100 * np.abs(nearly - still).max() > 0
 
 
 def test_epsilon_of_gaussian_queries_is_that_of_renyis_closed_form():
@@ -450,14 +501,20 @@ def test_epsilon_of_gaussian_queries_is_that_of_renyis_closed_form():
     found = gaussian_epsilon(examples=32, **common)
     assert found == pytest.approx(least.min(), rel=0.02)
     assert gaussian_epsilon(examples=3200, **common) < 0.5 * found  # sampling hides
+    # Without sampling, queries of all examples are more of the same.
+    more = gaussian_epsilon(examples=32, **{**common, "queries": 7}, whole_queries=3)
+    assert more == pytest.approx(found)
 
 
 def test_a_private_run_says_what_it_spent():
     pytest.importorskip("dp_accounting")
-    federation = small(build("feddm", **PRIVATE), hp=numbers("feddm", PRIVATE), batch_size=32)
-    first, second = (federation.run(rounds)[0] for rounds in (1, 2))
-    spent = [federation.algorithm.summary(federation.hp, s)["epsilon"] for s in (first, second)]
-    assert 0 < spent[0] < spent[1] < np.inf
+    spent = {}
+    for name in ("feddm", "fedaf"):
+        federation = small(build(name, **PRIVATE), hp=numbers(name, PRIVATE), batch_size=32)
+        states = [federation.run(rounds)[0] for rounds in (1, 2)]
+        spent[name] = [federation.algorithm.summary(federation.hp, s)["epsilon"] for s in states]
+        assert 0 < spent[name][0] < spent[name][1] < np.inf
+    assert spent["fedaf"] > spent["feddm"]  # it tells of logits too
 
 
 # --- bad input -----------------------------------------------------------------------------
@@ -501,9 +558,9 @@ def spec(**settings):
         (
             {
                 "algorithm": "feddm",
-                "options": {"private": True, "init": "noise", "clipping": "none"},
+                "options": {"private": True, "init": "noise", "top_up": True},
             },
-            "clipping = 'none': expected per_class",
+            "top_up = True: expected False",
         ),
         (
             {"algorithm": "feddm", "options": {"private": True}},

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,28 @@ import optax
 from fedjax_het.algorithms.building import num_bytes, sent_model, with_sent_model
 from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
 from fedjax_het.common.errors import require
-from fedjax_het.common.records import Count, Momentum, NonNegative, Positive, Record, Whole
+from fedjax_het.common.records import (
+    Bounds,
+    Count,
+    Momentum,
+    NonNegative,
+    Positive,
+    Record,
+    Whole,
+)
 from fedjax_het.condensation.augment import augment, parse_strategy
 from fedjax_het.condensation.class_logits import class_mean_logits
 from fedjax_het.condensation.distribution import (
     clipped,
+    clipped_rows,
     distribution_distance,
     mean_embedding,
 )
 from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
+from fedjax_het.condensation.privacy import gaussian_epsilon, noised_means, require_privacy
 from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload
 from fedjax_het.engine.lanes import Cohort, train_cohort
-from fedjax_het.engine.local import Broadcast
+from fedjax_het.engine.local import Broadcast, LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.sharing import Sharing
@@ -42,6 +52,22 @@ class CondensingNumbers(Record):
     server_lr: NonNegative = 0.001
     server_momentum: Momentum = 0.9
     server_weight_decay: NonNegative = 0.0
+    dp_noise: Positive | None = None
+    "Of a mean over n private examples, in units of dp_clip / n."
+    dp_clip: Positive | None = None
+    "The norm that a private example's embedding is clipped to."
+    dp_delta: Annotated[float, Bounds(0, 1, open_low=True, open_high=True)] | None = None
+    "The delta that epsilon is told for."
+
+
+_Numbers = TypeVar("_Numbers", bound=CondensingNumbers)
+
+
+def private_numbers(options: "CondensingOptions", numbers: _Numbers) -> _Numbers:
+    """The numbers with those of the private option, where it is taken."""
+    if not options.private:
+        return numbers
+    return replace(numbers, dp_noise=8.0, dp_clip=5.0, dp_delta=1e-5)
 
 
 @dataclass(frozen=True)
@@ -70,12 +96,19 @@ class CondensingOptions(Record):
     "Whether a client goes on from its images of its last round instead of starting anew."
     server_epochs: Whole = 500
     server_batch_size: Count = 256
+    private: bool = False
+    """Differential privacy of every example of a client: see `condensing`."""
 
     def completed(self):
         return replace(self, threshold=self.threshold or self.ipc)
 
     def check(self) -> None:
         parse_strategy(self.augment_strategy)
+        if self.private:
+            require(self.init == "noise", "init", self.init, "noise: real images are private")
+            why = "False: an example would be read several times in a step"
+            require(not self.top_up, "top_up", self.top_up, why)
+            require_privacy()
 
 
 class ImageState(NamedTuple):
@@ -101,6 +134,7 @@ class Condensing(NamedTuple):
     """What the parts of the method read; static. See `condensing`, whose arguments these are."""
 
     task: Task
+    batch_size: int
     plan: Plan
     config: CondensingOptions
     perturb: Callable[[dict, jax.Array, Tree], Tree]
@@ -108,7 +142,6 @@ class Condensing(NamedTuple):
     knowledge: Callable[[dict, jax.Array, jax.Array], tuple[Tree, Knowledge]] | None
     least: int  # examples of an owner of a class
     exact: bool
-    noise: Callable[[dict, jax.Array, jax.Array], jax.Array] | None
 
     @property
     def threshold(self) -> int:
@@ -152,7 +185,7 @@ class RoundExtra(NamedTuple):
 
 
 def condensing(
-    task: Task,
+    training: LocalTraining,
     plan: Plan,
     config: CondensingOptions,
     *,
@@ -161,7 +194,6 @@ def condensing(
     knowledge: Callable[[dict, jax.Array, jax.Array], tuple[Tree, Knowledge]] | None = None,
     condensing_owners: bool = True,
     exact: bool = False,
-    noise: Callable[[dict, jax.Array, jax.Array], jax.Array] | None = None,
 ) -> Algorithm:
     """A method whose clients send condensed data, and whose server learns from them.
 
@@ -172,6 +204,16 @@ def condensing(
     Networks run in evaluation mode while condensing: batch norm uses the statistics received, since
     a batch of a single class would be centred by its own.
 
+    `private`: of a client's examples nothing is read but means of embeddings (and, for V, of
+    logits), each example's clipped to dp_clip, with Gaussian noise of dp_noise * dp_clip / n on
+    every number of a mean over n: as in DP-SGD, whose gradients these are up to a linear map, that
+    of the synthetic images' Jacobian, so that the noise is added before it. The synthetic images'
+    embeddings are clipped alike, or the means could not meet. Images start from noise. The summary
+    has the epsilon of dp_delta, of example-level privacy over all rounds, see `gaussian_epsilon`;
+    how many examples of which class a client holds is no secret. It covers images, V and R, and so
+    the model; not the loss in the run's metrics, which no client sends. The paper's values of it
+    are not known.
+
     Args:
       perturb(hp, key, params) -> the parameters that one step of one client uses for all its
         classes.
@@ -181,14 +223,15 @@ def condensing(
         asks for the class-mean logits, over all of a client's data.
       condensing_owners: whether they leave out the classes that a client does not condense.
       exact: see `train_on_pool`.
-      noise(hp, key, gradient): what is added to a class's clipped gradient.
     Errors: ConfigError: a network without `embed`.
     Memory: one set of images, its velocity and the activations of a batch for every lane; the
       images of all K * C pairs.
     """
+    task = training.task
     embeds = task.model.embed is not None
     require(embeds, "model", task.model.name, "a network with `embed`, to match features")
-    setup = Condensing(task, plan, config, perturb, collaboration, knowledge, 1, exact, noise)
+    batch_size = training.batch_size
+    setup = Condensing(task, batch_size, plan, config, perturb, collaboration, knowledge, 1, exact)
     if condensing_owners:
         setup = setup._replace(least=max(1, setup.threshold))
     return Algorithm(
@@ -285,20 +328,30 @@ def _loss_and_gradient(
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Of a class's images `[ipc, H, W, C]` against the batch of real ones, under one augmentation;
-    the gradient clipped, where it is by class, and noised."""
+    the gradient clipped, where it is by class."""
     model, config = setup.task.model, setup.config
     augment_key, noise_key, distance_key = jax.random.split(key, 3)
     features_of = model.embed
     assert features_of is not None  # these methods require it
 
     def embed(images):
-        return features_of(variables, images, train=False)[:2]
+        found = features_of(variables, images, train=False)[:2]
+        if not config.private:
+            return found
+        if config.logit_term:
+            return clipped_rows(found, hp["dp_clip"])
+        (features,), (logits,) = (clipped_rows((part,), hp["dp_clip"]) for part in found)
+        return features, logits
 
     def augmented(images):
         return augment(augment_key, images, strategy=config.augment_strategy, siamese=True)
 
     real = augmented(setup.task.normalise(batch.images))
     real_features, real_logits = mean_embedding(embed, real, batch.mask, model.cached_samples)
+    if config.private:
+        noise = {"dp_noise": hp["dp_noise"], "dp_clip": hp["dp_clip"]}
+        means = (real_features, real_logits)
+        real_features, real_logits = noised_means(means, batch.mask.sum(), noise_key, **noise)
 
     def loss(images):
         features, logits = (value.mean(0) for value in embed(augmented(images)))
@@ -312,8 +365,6 @@ def _loss_and_gradient(
     value, gradient = jax.value_and_grad(loss)(images)
     if config.clipping == "per_class":
         gradient = clipped(gradient, hp["clip_norm"])
-    if setup.noise is not None:
-        gradient += setup.noise(hp, noise_key, gradient)
     return value, gradient
 
 
@@ -351,10 +402,17 @@ def _round(setup: Condensing, hp, state: State, key, cohort: Cohort) -> tuple[St
     variables, consensus, matched = state.server.variables, (), None
     if setup.knowledge is not None:
         num_clients = state.clients.made.size // setup.task.model.num_classes
-        logits_and_owners = class_mean_logits(
-            setup.task, setup.plan, variables, cohort, num_clients, setup.least
+        private = setup.config.private
+        clip = hp["dp_clip"] if private else None
+        logits, owned, counts = class_mean_logits(
+            setup.task, setup.plan, variables, cohort, num_clients, setup.least, clip
         )
-        consensus, matched = setup.knowledge(hp, *logits_and_owners)
+        if private:
+            noise = {"dp_noise": hp["dp_noise"], "dp_clip": clip}
+            noise_key = key_for(key, Purpose.LOGITS)
+            (noised,) = noised_means((logits,), counts[..., None], noise_key, **noise)
+            logits = jnp.where(owned[..., None], noised, 0)
+        consensus, matched = setup.knowledge(hp, logits, owned)
     number = state.round + 1
     broadcast = Broadcast(variables, RoundExtra(key, number, consensus))
     result = train_cohort(
@@ -432,9 +490,28 @@ def _artifacts(setup: Condensing, state: State) -> dict[str, np.ndarray]:
     }
 
 
-def _summary(setup: Condensing, hp, state: State) -> dict[str, int]:
+def _summary(setup: Condensing, hp, state: State) -> dict[str, Any]:
     count = int(_made_now(state).sum())
-    return {"condensed_pairs": count, "condensed_images": count * setup.config.ipc}
+    made = {"condensed_pairs": count, "condensed_images": count * setup.config.ipc}
+    return {**made, **_spent(setup, hp, state)} if setup.config.private else made
+
+
+def _spent(setup: Condensing, hp, state: State) -> dict[str, float]:
+    """The epsilon of all rounds so far."""
+    examples, rounds = np.asarray(state.clients.examples), int(state.round)
+    # The fewest: sampling hides an example of a small class least. Of a client as a unit, all of
+    # its classes' together are known: its classes may be as small as the threshold.
+    fewest = int(examples[examples > 0].min(initial=2**31 - 1))
+    delta = float(hp["dp_delta"])
+    epsilon = gaussian_epsilon(
+        dp_noise=float(hp["dp_noise"]),
+        delta=delta,
+        queries=rounds * setup.config.steps,
+        examples=setup.threshold if setup.by_client else fewest,
+        batch_size=setup.batch_size,
+        whole_queries=0 if setup.knowledge is None else rounds,
+    )
+    return {"epsilon": epsilon, "delta": delta}
 
 
 def _made_now(state: State) -> np.ndarray:

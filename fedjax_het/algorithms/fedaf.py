@@ -5,7 +5,12 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from fedjax_het.algorithms.condensing import CondensingNumbers, CondensingOptions, condensing
+from fedjax_het.algorithms.condensing import (
+    CondensingNumbers,
+    CondensingOptions,
+    condensing,
+    private_numbers,
+)
 from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.entry import Entry, Rule
 from fedjax_het.common.records import Count, NonNegative, Positive, Share
@@ -72,6 +77,7 @@ def fedaf(
     the matching are those of the minibatch. In the first round V comes from the initial model, and
     the terms act all the same.
 
+    `private`: see `condensing`; V, and R that is made of it, are noised as the images are.
     lambda_loc = 0 and lambda_glob = 0 are the ablations without collaboration and without matching.
     Sent: down the model and V; up V_k and R_k (redundant, but the paper sends both) and the images.
     Cost: FedDM's, a pass over all data in evaluation mode, a fresh initialisation in every step.
@@ -96,7 +102,7 @@ def fedaf(
         return Told(logits, labels, owned), matched
 
     algorithm = condensing(
-        training.task,
+        training,
         plan,
         options,
         perturb=perturb,
@@ -117,6 +123,11 @@ def fedaf(
     return algorithm._replace(artifacts=artifacts)
 
 
+def fedaf_numbers(options: FedAFOptions, num_clients: int) -> FedAFNumbers:
+    """With those of the private option, where it is taken."""
+    return private_numbers(options, FedAFNumbers())
+
+
 _PROTOCOLS = ("fedaf", "feddm")
 
 
@@ -131,7 +142,7 @@ ENTRY = Entry(
     "FedDM with the help of peers' logits, and soft labels for the server (Wang et al., 2024)",
     paper="Wang et al., CVPR 2024",
     options=FedAFOptions,
-    numbers=FedAFNumbers,
+    numbers=fedaf_numbers,
     protocol="fedaf",
     rules=(
         Rule(_PROTOCOLS, settings={"batch_size": 256}),

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.condensation.distribution import clipped_rows
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.task import Task
@@ -13,23 +14,33 @@ Tree = Any
 
 
 def class_mean_logits(
-    task: Task, plan: Plan, variables: Tree, cohort: Cohort, num_clients: int, least: int = 1
-) -> tuple[jax.Array, jax.Array]:
+    task: Task,
+    plan: Plan,
+    variables: Tree,
+    cohort: Cohort,
+    num_clients: int,
+    least: int = 1,
+    clip: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Every client's mean logit of each of its classes, over all of its data (FedAF, Eq. 5).
 
-    Returns: `[K, C, C]`, zero where a client has none of a class, and which it owns, `[K, C]`:
-    those of which it has `least` examples (one, in a trial, which sees a single batch).
+    Args:
+      clip: the norm that each example's logits are clipped to, if any.
+    Returns: `[K, C, C]`, zero where a client has none of a class; which it owns, `[K, C]`: those of
+    which it has `least` examples (one, in a trial, which sees a single batch); how many it has.
     Cost: one pass in evaluation mode over the data of the round's clients, shared by the devices.
     """
     num_classes = task.model.num_classes
     num_pairs = num_clients * num_classes
     schedule, examples = cohort.schedule, cohort.examples
 
-    def block(variables, images, trial, part):
+    def block(variables, images, trial, clip, part):
         census, pairs = part
 
         def add(i, sums):
             logits, _ = task.model.apply(variables, task.normalise(images[census[i]]), train=False)
+            if clip is not None:
+                (logits,) = clipped_rows((logits,), clip)
             counted = jnp.concatenate([logits, jnp.ones((len(logits), 1))], axis=1)
             return sums.at[pairs[i]].add(counted, mode="drop")  # padding is beyond the end
 
@@ -37,10 +48,10 @@ def class_mean_logits(
         batches = jnp.where(trial, jnp.minimum(1, batches), batches)
         return jax.lax.fori_loop(0, batches, add, jnp.zeros((num_pairs, num_classes + 1)))
 
-    shared = (variables, examples.images, schedule.trial)
+    shared = (variables, examples.images, schedule.trial, clip)
     sums = plan.sum_over_blocks(block, shared, (schedule.census, schedule.census_pairs))
     count = sums[:, -1:]
     means = sums[:, :-1] / jnp.maximum(count, 1)
     square = (num_clients, num_classes)
     owns = count >= jnp.where(schedule.trial, 1, least)
-    return means.reshape(*square, num_classes), owns.reshape(square)
+    return means.reshape(*square, num_classes), owns.reshape(square), count.reshape(square)

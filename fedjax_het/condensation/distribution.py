@@ -86,6 +86,12 @@ def in_ball(key: Array, params: Tree, rho: Array) -> Tree:
     return unravel(flat + noise * jnp.minimum(1.0, rho / jnp.linalg.norm(noise)))
 
 
+def clipped_rows(rows: tuple[Array, ...], norm: Array) -> tuple[Array, ...]:
+    """Each sample's arrays `[B, ...]`, scaled down together to at most this L2 norm."""
+    lengths = jnp.sqrt(sum(jnp.square(row).sum(1) for row in rows) + 1e-12)
+    return tuple(row * jnp.minimum(1.0, norm / lengths)[:, None] for row in rows)
+
+
 def clipped(gradient: Array, norm: Array) -> Array:
     """The gradient, scaled down to at most this L2 norm."""
     return gradient * jnp.minimum(1.0, norm / jnp.maximum(jnp.linalg.norm(gradient), 1e-12))

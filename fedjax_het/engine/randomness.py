@@ -36,6 +36,7 @@ class Purpose(enum.IntEnum):
     MIXING = 2**32 - 4  # what a step's minibatch is mixed with
     GENERATED = 2**32 - 5  # what a client has generated beside a step's minibatch
     GENERATOR = 2**32 - 6  # the generator at the server, at its start and in every round
+    LOGITS = 2**32 - 7  # noise on what clients tell of their logits, where that is private
 
 
 def key_for(key: jax.Array, purpose: Purpose) -> jax.Array:
