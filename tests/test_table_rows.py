@@ -97,6 +97,21 @@ def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
     assert found[0] == own[0]
     note = tuning_note(TABLE1, own, results)
     assert f"seed {SEED}" in note and "10 of 10" in note and "5.0 hours" in note
+    # A control is shown with what was best for its row.
+    with_control = cells("dynafed", *CONTROLS)
+    tried_there = [each for trial in trials(TABLE1, with_control) for each in trial.cells]
+
+    def best_of_dynafed(cell, run):
+        return 0.9 if math.isclose(run.hp.get("fine_tune_lr", 0), 1e-3) else 0.5
+
+    made = results_of(tried_there, best_of_dynafed)
+    assert len(tried_there) == 5  # the controls themselves are not tried
+    rows = [cell.method for cell in tuned(TABLE1, with_control, made, TABLE1.values())]
+    assert rows == [
+        "dynafed",
+        "dynafed(fine_tune_lr=0.001)",
+        *(r for c in CONTROLS for r in (c, with_setting(c, "fine_tune_lr", 1e-3))),
+    ]
     # Not all trials made: the row has no tuned one yet.
     fewer = results[results["settings"] != tried[0].runs[0].digest()]
     assert [cell.method for cell in tuned(TABLE1, own, fewer, TABLE1.values())] == [

@@ -42,7 +42,7 @@ EXPERIMENT = partial(
     settings=SETTINGS,
     focus="dynafed",
     tuning=TUNING,
-    untuned=CONTROLS,
+    controls=dict.fromkeys(CONTROLS, "dynafed"),
 )
 QUICK = Preset(
     datasets=("digits",),

@@ -109,7 +109,7 @@ EXPERIMENT = partial(
     paper="fedaf",
     focus="fedaf",
     tuning=TUNING,
-    untuned=("feddm(image_lr=0, steps=1)", CONTROL),
+    controls={"feddm(image_lr=0, steps=1)": "feddm", CONTROL: "fedaf"},
 )
 
 TABLE1 = EXPERIMENT(

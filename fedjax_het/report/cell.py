@@ -36,6 +36,11 @@ class Cell:
         return next((level for level in levels if level is not None), None)
 
     @property
+    def place(self) -> tuple:
+        """What it shares with the other rows of its column."""
+        return self.dataset, self.model, self.level
+
+    @property
     def group(self) -> str:
         """Its place in words, but for the row."""
         place = {name: getattr(self, name) for name in PLACE}

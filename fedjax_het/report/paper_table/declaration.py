@@ -90,8 +90,8 @@ class Experiment:
     """The method that the paper is about: every row's difference from it is tested."""
     tuning: dict[str, str] = field(default_factory=dict)
     """By method the number that `--tuned` tunes."""
-    untuned: tuple[str, ...] = ()
-    """Rows that are not tuned all the same: controls have what their method has."""
+    controls: dict[str, str] = field(default_factory=dict)
+    """Rows that show what a mechanism is worth, by the row that they are a control of."""
     note: str = ""
     """Printed under the table: what to know about the paper's values."""
     folder: str = ""

@@ -35,10 +35,10 @@ def p_values(outcome: Outcome) -> "pd.Series":
     focus: dict[tuple, int] = {}
     for place, cell in enumerate(outcome.cells):
         if _is_about(outcome, cell):
-            focus.setdefault(_place(cell), place)
+            focus.setdefault(cell.place, place)
     found = []
     for place, cell in enumerate(outcome.cells):
-        other = focus.get(_place(cell))
+        other = focus.get(cell.place)
         found.append(math.nan if other in (None, place) else _p(values[place], values[other]))
     return pd.Series(found, dtype=float)
 
@@ -56,10 +56,6 @@ def _is_about(outcome: Outcome, cell: Cell) -> bool:
 
 def _is_of_clients(outcome: Outcome) -> bool:
     return measure_of(outcome.reported) == "bmta"
-
-
-def _place(cell: Cell) -> tuple:
-    return cell.dataset, cell.model, cell.level
 
 
 def _p(here: dict[int, np.ndarray], there: dict[int, np.ndarray]) -> float:

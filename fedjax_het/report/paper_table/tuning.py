@@ -2,7 +2,8 @@
 
 A method's main number (`Experiment.tuning`) has five values from a tenth of its untuned value to
 ten times it. Each is tried in one run with a seed that no table averages, for every column of the
-table; the row then has the value that the table's own measure finds best.
+table; the row then has the value that the table's own measure finds best. Controls are not tuned:
+they are shown once more with the value that was best for the row they are of.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def trials(experiment: Experiment, cells: Sequence[Cell]) -> list[Trials]:
     found = []
     for place, cell in enumerate(cells):
         name = experiment.tuning.get(parse_row(cell.method)[0])
-        if name is None or not cell.runs or cell.method in experiment.untuned:
+        if name is None or not cell.runs or cell.method in experiment.controls:
             continue
         usual = cell.runs[0].resolved().hp[name]
         tried = [_with_value(cell, name, factor * usual, (SEED,)) for factor in FACTORS]
@@ -56,8 +57,12 @@ def tuned(
         made = table["seeds"] + table["diverged"] == table["planned"]
         if made.all() and table["mean"].notna().any():
             value = tried[int(table["mean"].argmax())].runs[0].hp[name]
-            seeds = tuple(run.seed for run in cells[place].runs)
-            best[place] = _with_value(cells[place], name, value, seeds)
+            best[place] = _for_its_seeds(cells[place], name, value)
+            for other, cell in enumerate(cells):
+                if experiment.controls.get(cell.method) == cells[place].method and (
+                    cell.place == cells[place].place
+                ):
+                    best[other] = _for_its_seeds(cell, name, value)
     return [
         each
         for place, cell in enumerate(cells)
@@ -78,6 +83,10 @@ def tuning_note(experiment: Experiment, cells: Sequence[Cell], results: "pd.Data
         f"best of one run each by this table's measure, with seed {SEED}, which no row averages, "
         f"for each column. {len(made)} of {len(runs)} such runs are made, {hours:.1f} hours."
     )
+
+
+def _for_its_seeds(cell: Cell, name: str, value: float) -> Cell:
+    return _with_value(cell, name, value, tuple(run.seed for run in cell.runs))
 
 
 def _with_value(cell: Cell, name: str, value: float, seeds: Sequence[int]) -> Cell:
