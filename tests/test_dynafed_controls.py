@@ -1,14 +1,17 @@
 """DynaFed's controls: rounds that are tuned on data which nothing has matched."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from support.builders import chosen
-from support.data import CLASSES
+from support.data import CLASSES, user_dataset
 from support.oracle import Loop, beside, flat, softmax
 from support.problems import small
 from support.running import SYNTHESIS, run, spec
 
-from fedjax_het import RunSpec
+from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.dynafed import dynafed
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.condensation.quality import random_subset
@@ -98,3 +101,52 @@ def test_values_of_the_public_codes_scripts():
     assert RunSpec("dynafed", "fashion_mnist").resolved().hp["fine_tune_lr"] == 1e-4
     again = RunSpec("dynafed", "cifar100").resolved()
     assert again.resolved() == again
+
+
+def test_settings_that_do_nothing_are_told(caplog):
+    options = {**SYNTHESIS, "trajectory_rounds": 4}
+    run(spec("dynafed", options=options, rounds=4))
+    (said,) = [record.message for record in caplog.records if "note" in record.message]
+    assert said == "note: rounds = 4: this is fedavg, as data are synthesised after round 4"
+    caplog.clear()
+    run(spec("dynafed", options=options, rounds=5))
+    assert not [record for record in caplog.records if "note" in record.message]
+
+
+@pytest.mark.parametrize("step_size", [11.0, 100.0, 1e-5])
+def test_a_step_size_that_the_guards_would_change_is_refused(step_size):
+    with pytest.raises(ConfigError, match=f"hp step_size = {step_size}"):
+        RunSpec("dynafed", hp={"step_size": step_size}).resolved()
+    free = {"step_size_floor": 1e-6, "step_size_ceiling": 1e3}
+    made = RunSpec("dynafed", hp={"step_size": step_size}, options=free).resolved()
+    assert made.hp["step_size"] == step_size
+
+
+@pytest.mark.slow
+def test_assumption_3_is_measured_along_a_run():
+    """The distance of the gradient on the synthetic data from that of all data, and the latter's
+    length, in float64, at the model that the last measured round began with."""
+    made, before = run(spec("dynafed", gradient_gaps=2)), run(spec("dynafed", rounds=8))
+    gap, norm = made.metrics["server_gap"], made.metrics["gradient_norm"]
+    measured = np.isfinite(norm)
+    assert measured.tolist() == [r % 2 == 0 for r in range(9)]
+    assert np.isnan(gap[:4]).all() and np.isfinite(gap[[4, 6, 8]]).all()
+    data = user_dataset()
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda a: jnp.asarray(a, float), before.state.server.base.variables)
+
+        def logits_of(params, x):
+            for name in ("hidden1", "hidden2"):
+                x = jnp.maximum(x @ params[name]["kernel"] + params[name]["bias"], 0)
+            return x @ params["head"]["kernel"] + params["head"]["bias"]
+
+        def loss(params, x, p):
+            return -(p * jax.nn.log_softmax(logits_of(params, x))).sum(1).mean()
+
+        x = (flat(data.train_images) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
+        whole = jax.grad(loss)(params["params"], x, np.eye(CLASSES)[data.train_labels])
+        labels = softmax(np.asarray(made.artifacts["synthetic_label_logits"], float))
+        own = jax.grad(loss)(params["params"], flat(made.artifacts["synthetic_images"]), labels)
+        away = optax.tree.sub(own, whole)
+        expected = float(optax.tree.norm(away, squared=True)), float(optax.tree.norm(whole))
+    np.testing.assert_allclose((gap[-1], norm[-1]), expected, rtol=1e-3)

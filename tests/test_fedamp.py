@@ -7,8 +7,8 @@ import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.builders import chosen
-from support.data import BATCH, SIZES, blobs, user_dataset
-from support.oracle import Loop, joined
+from support.data import BATCH, CLASSES, SIZES, blobs, consecutive, user_dataset
+from support.oracle import Loop, cross_entropy, difference_gradient, flat, joined
 from support.problems import small
 
 from fedjax_het import ConfigError, RunSpec, simulate
@@ -26,6 +26,9 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import fine_tuned
 from fedjax_het.algorithms.separate import separate
+from fedjax_het.engine.lanes import Cohort
+from fedjax_het.engine.schedule import Scheduler
+from fedjax_het.engine.units import ClientUnits
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(5, 40)).astype(np.float32)
@@ -387,6 +390,60 @@ def test_who_was_never_trained_teaches_nobody():
     assert (np.delete(weights, empty, 0) > 0).any()
 
 
+@pytest.mark.parametrize("scale", ["absolute", "relative"])
+@pytest.mark.parametrize("attention_", ["exponential", "mcp"])
+def test_the_objective_is_equation_1_and_its_gradient_that_of_differences(scale, attention_):
+    """G(W) in NumPy, over all clients' data; the gradient by differences over every weight."""
+    hp = {**RELATIVE, "sigma": 1.3, "local_lr": 0.3, "prox_lambda": 2.0}
+    options = settings(
+        guard="step", scale=scale, attention=attention_, initialisation="independent"
+    )
+    federation = small(chosen(fedamp, **options), hp=hp, scored="client")
+    state, _ = federation.run(2)
+    images, labels = federation.data
+    x, held = flat(images), [consecutive().client(k) for k in range(len(SIZES))]
+    start = np.stack([joined(federation.personal(state, k)) for k in range(len(SIZES))])
+    heard = [k for k, size in enumerate(SIZES) if size]
+    pairs = float64_distances(start)[np.ix_(heard, heard)][np.triu_indices(len(heard), 1)]
+    sigma, strength = 1.3, 2.0
+    if scale == "relative":
+        sigma *= np.median(pairs)
+        strength *= sigma / (len(SIZES) - 1)
+
+    def attention_value(t):
+        if attention_ == "exponential":
+            return 1 - np.exp(-t / sigma)
+        bent = np.minimum(t / sigma, 3)
+        return bent - bent**2 / 6
+
+    def objective(flat_weights):
+        weights = flat_weights.reshape(start.shape)
+        total = 0.0
+        for own, w in zip(held, weights, strict=True):
+            if len(own):
+                bias, kernel = w[:CLASSES], w[CLASSES:].reshape(-1, CLASSES)
+                total += cross_entropy(x[own] @ kernel + bias, labels[own])
+        distances = float64_distances(weights)
+        return total + strength * attention_value(distances[np.triu_indices(len(weights), 1)]).sum()
+
+    scheduler = Scheduler(
+        consecutive(),
+        ClientUnits(consecutive(), 1, BATCH),
+        seed=0,
+        rounds=1,
+        participation=1.0,
+        averaging="weighted",
+        eval_every=1,
+        blocks=1,
+        lanes=1,
+    )
+    cohort = Cohort(scheduler.round(0), federation.examples)
+    found = federation.algorithm.survey.measure(federation.hp, state, cohort)
+    np.testing.assert_allclose(found["objective"], objective(start.ravel()), rtol=1e-5)
+    slope = np.linalg.norm(difference_gradient(objective, start.ravel()))
+    np.testing.assert_allclose(found["objective_gradient"], slope, rtol=1e-4)
+
+
 # --- whole runs ------------------------------------------------------------------------------
 
 
@@ -467,6 +524,7 @@ def test_tuned_copies_leave_the_global_model_alone_and_are_scored_instead(base):
         ("separate", {"options": {"initialisation": "same"}}, "initialisation = 'same'"),
         ("fedavg_ft", {"options": {"tuning_epochs": -1}}, "tuning_epochs = -1"),
         ("fedamp", {"scored": "global"}, "scored = 'global'"),
+        ("heurfedamp", {"gradient_gaps": 2}, "gradient_gaps = 2: expected none"),
         ("fedamp", {"local_tests": False, "test_per_client": None}, "local_tests = False"),
         ("fedavg", {"local_tests": False}, "test_per_client = 12"),
         ("fedavg", {"test_per_client": 0}, "test_per_client = 0"),

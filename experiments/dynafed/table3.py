@@ -43,7 +43,7 @@ TABLE3 = EXPERIMENT(
     presets={
         "quick": replace(
             QUICK,
-            alphas=(0.01, 0.04),
+            alphas=(0.01,),
             rows=rows((10, 30), (20, 15)),
             method_settings={
                 **OF_METHOD,

@@ -53,6 +53,7 @@ from fedjax_het.engine.contract import (
     require_like,
     require_scalar,
 )
+from fedjax_het.engine.gradient_gaps import Survey
 from fedjax_het.engine.lanes import ClientModels, Cohort, Examples
 from fedjax_het.engine.units import PairWork
 from fedjax_het.nn import Model
@@ -174,6 +175,10 @@ class Algorithm(NamedTuple):
       on the first model's weights, since those may be pretrained
     pairs: how clients condense their data, where they do so instead of training
     inputs: what a round reads besides
+    server_gradient(state, variables) -> tree    of the loss on data that the server has made, to be
+                                                 compared with that of all clients' data
+    survey: what is measured on all clients' data where a run asks for it (`gradient_gaps`), in
+      place of the distances of the global model's gradients
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
     server_step: "mean": the global model is w + server_lr * the clients' mean change; "own": it is
       made of that in another way (see `Entry.server_step`, which sets it)
@@ -198,6 +203,8 @@ class Algorithm(NamedTuple):
     pageable: bool = False
     pairs: PairWork | None = None
     inputs: tuple[RoundInput, ...] = ()
+    server_gradient: Callable[[State, Tree], Tree] | None = None
+    survey: Survey | None = None
     host_work: "tuple[HostWork, ...]" = ()
     server_step: str = "mean"
     server_batch: int = 0

@@ -14,7 +14,7 @@ from fedjax_het.algorithms.contract import Algorithm, Holdings, HostWork, RoundI
 from fedjax_het.algorithms.entry import Entry, Rule
 from fedjax_het.algorithms.refined import Round, refined
 from fedjax_het.common.errors import is_whole
-from fedjax_het.common.records import NonNegative, Whole, read
+from fedjax_het.common.records import NonNegative, Whole, field_types, read
 from fedjax_het.condensation import (
     Synthesis,
     SynthesisHyperParameters,
@@ -30,6 +30,7 @@ from fedjax_het.condensation import (
 )
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.condensation.synthesis_config import check_step_size
+from fedjax_het.condensation.synthetic import soft_cross_entropies
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, Stream, host_rng, key_for
@@ -152,6 +153,7 @@ def dynafed(
             **_artifacts(fixed, state.server.own),
         },
         summary=lambda hp, state: {**whole.summary(hp, state), **_summary(state.server.own)},
+        server_gradient=partial(_gradient, fixed),
     )
 
 
@@ -330,6 +332,20 @@ def _advance(fixed: _Fixed, plan: Plan, hp, state, key, count, server=None):
     return state._replace(server=state.server._replace(own=own))
 
 
+def _gradient(fixed: _Fixed, state, variables: Tree) -> Tree:
+    """Of the mean cross-entropy on the synthetic data, as they are; NaN before there are any."""
+    own: DynaFedServer = state.server.own
+    data = fixed.synthesis.result(own.synthesis)
+
+    def loss(params):
+        logits = fixed.model.apply({**variables, "params": params}, data.images, train=False)[0]
+        return soft_cross_entropies(logits, data.label_logits, scaling="cross_entropy").mean()
+
+    ready = own.iterations >= fixed.options.num_iterations
+    gradient = jax.grad(loss)(variables["params"])
+    return jax.tree.map(lambda g: jnp.where(ready, g, jnp.nan), gradient)
+
+
 def _artifacts(fixed: _Fixed, own: DynaFedServer) -> dict[str, Any]:
     data = fixed.synthesis.result(own.synthesis)
     return {
@@ -376,6 +392,17 @@ def _epochs_of_cifar10(settings: Mapping[str, Any], entry: Entry) -> int | None:
     return 15 if settings["alpha"] == 0.16 else None
 
 
+def _remarks(run: Any) -> list[str]:
+    options = read(DynaFedOptions, {n: v for n, v in run.options.items() if n in _OPTIONS})
+    check_step_size(run.hp["step_size"], options, name="hp step_size")
+    last = options.trajectory_rounds
+    if run.rounds > last:
+        return []
+    base = run.options.get("base", "fedavg")
+    return [f"rounds = {run.rounds}: this is {base}, as data are synthesised after round {last}"]
+
+
+_OPTIONS = tuple(field_types(DynaFedOptions))
 ENTRY = Entry(
     "dynafed",
     dynafed,
@@ -385,6 +412,7 @@ ENTRY = Entry(
     numbers=dynafed_numbers,
     colour="#D55E00",
     refines="model",
+    remarks=_remarks,
     rules=(
         Rule(
             datasets=("cifar100",),

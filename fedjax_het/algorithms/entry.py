@@ -1,7 +1,7 @@
 """What is known of a method besides its function: one record, at the end of the method's file."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -44,6 +44,10 @@ class NoOptions(Record):
 @dataclass(frozen=True)
 class NoNumbers(Record):
     """Of a method without numeric hyper-parameters of its own."""
+
+
+def no_remarks(run: Any) -> Sequence[str]:
+    return ()
 
 
 Dashes = tuple[float, tuple[float, ...]]  # as matplotlib has them: offset, lengths on and off
@@ -93,7 +97,12 @@ class Entry:
     """The models that a client's own test may be for, the method's usual one first."""
     global_model: bool = True
     """Whether the server has one model for all."""
+    surveys: bool = False
+    """Whether it has a survey of its own where it has no global model, see `Algorithm.survey`."""
     min_clients: int = 1
+    remarks: Callable[[Any], Sequence[str]] = no_remarks
+    """(run) -> what of its settings does nothing, a line each, which is told where the run begins.
+    Raises ConfigError for numbers that do not fit its options. The run is a resolved `RunSpec`."""
     network: Callable[..., Model] | None = None
     """(model[, options=]) -> the network that it trains in place of the run's."""
     base: "Entry | None" = field(default=None, repr=False)

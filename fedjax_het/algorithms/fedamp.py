@@ -6,9 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.algorithms.building import num_bytes
 from fedjax_het.algorithms.collaboration import (
+    ATTENTION_FUNCTIONS,
     Attention,
     Guard,
     attention,
@@ -32,6 +34,7 @@ from fedjax_het.algorithms.separate import (
 from fedjax_het.common.arrays import row_of
 from fedjax_het.common.records import NonNegative, Positive, Record, Share
 from fedjax_het.engine.contract import ClientMethod, checked_client
+from fedjax_het.engine.gradient_gaps import Survey, own_losses
 from fedjax_het.engine.lanes import Cohort, client_row, train_cohort
 from fedjax_het.engine.local import LocalTraining, begin_training, pulled, training_step
 from fedjax_het.engine.plan import Plan
@@ -131,6 +134,11 @@ def fedamp(
       "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds) in
         Algorithm 1 as it stands (absolute, coupled, independent), with the guard "step".
 
+    With `RunSpec.gradient_gaps` every so many rounds G(W) of Eq. 1 is measured before a round,
+    sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2) over all clients' training data
+    (`objective`), and the length of its gradient (`objective_gradient`), which Theorems 1 and 2
+    bound; in the relative scale with the sigma and lambda of that round.
+
     Everybody takes part in the paper. With less participation the server mixes the models that it
     was sent last; models that were never trained count for nothing once others were.
     Scored: "client" (w_i) or "received" (u_i, of the round that ended).
@@ -138,18 +146,36 @@ def fedamp(
     of K x P with K, the one for distances shared by devices.
     """
 
+    def scales(hp, distances, heard):
+        """sigma, and the unit of alpha and lambda."""
+        if options.scale == "absolute":
+            return hp["sigma"], jnp.ones(())
+        sigma = jnp.maximum(hp["sigma"] * median_pair(distances, heard), 1e-12)
+        return sigma, sigma / (len(distances) - 1)
+
     def attend(hp, state: State, models) -> Attention:
-        alpha, sigma, unit = _decayed(hp, state.round), hp["sigma"], jnp.ones(())
-        distances = squared_distances(models, plan)
-        heard = _heard(state.clients)
-        if options.scale == "relative":
-            sigma = jnp.maximum(sigma * median_pair(distances, heard), 1e-12)
-            unit = sigma / (len(distances) - 1)
+        distances, heard = squared_distances(models, plan), _heard(state.clients)
+        sigma, unit = scales(hp, distances, heard)
         how = {"guard": options.guard, "function": options.attention}
-        found = attention(distances, alpha * unit, sigma, heard, **how)
+        found = attention(distances, _decayed(hp, state.round) * unit, sigma, heard, **how)
         return found._replace(alpha=found.alpha / unit)
 
-    return _attentive(training, plan, attend, options)
+    def objective(hp, state: State, cohort: Cohort):
+        models = state.clients.variables["params"]
+        losses, gradients = own_losses(training.task, plan, state.clients.variables, cohort)
+        distances = squared_distances(models, plan)
+        sigma, unit = scales(hp, distances, _heard(state.clients))
+        function, strength = ATTENTION_FUNCTIONS[options.attention], hp["prox_lambda"] * unit
+        apart = 1 - jnp.eye(len(distances))
+        value = losses.sum() + strength * (apart * function.value(distances, sigma)).sum() / 2
+        pulls = 2 * strength * apart * function.slope(distances, sigma)
+        # sum_j a_ij (w_i - w_j)
+        towards = pass_messages(jnp.diag(pulls.sum(1)) - pulls, models)
+        whole = jax.tree.map(jnp.add, gradients, towards)
+        return {"objective": value, "objective_gradient": optax.tree.norm(whole)}
+
+    survey = Survey(("objective", "objective_gradient"), objective)
+    return _attentive(training, plan, attend, options)._replace(survey=survey)
 
 
 def heurfedamp(
@@ -277,10 +303,12 @@ FEDAMP = Entry(
     colour="#B2182B",
     scored=("client", "received"),
     global_model=False,
+    surveys=True,
     min_clients=2,
 )
 HEURFEDAMP = replace(
     FEDAMP,
+    surveys=False,
     name="heurfedamp",
     build=heurfedamp,
     description="FedAMP with weights by the models' cosines (Huang et al., 2021)",

@@ -200,12 +200,14 @@ class SynthesisConfig(SynthesisNumbers, SynthesisOptions):
         return SynthesisHyperParameters(*(np.float32(getattr(self, name)) for name in names))
 
 
-def check_step_size(step_size: float, options: SynthesisOptions) -> None:
-    """Raise ConfigError for an inner rate that the guards do not let through."""
+def check_step_size(
+    step_size: float, options: SynthesisOptions, *, name: str = "step_size"
+) -> None:
+    """Raise ConfigError for an inner rate, called `name`, that the guards do not let through."""
     floor, ceiling = options.step_size_floor, options.step_size_ceiling
     require(
         floor <= step_size <= ceiling,
-        "step_size",
+        name,
         step_size,
         f"0 < step_size_floor ({floor}) <= step_size <= step_size_ceiling ({ceiling})",
     )

@@ -1,6 +1,7 @@
 """How far the gradients of the server's and of the clients' losses are from that of all data."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +16,37 @@ from fedjax_het.engine.task import Task
 
 Tree = Any
 
-GAPS = ("client_gap", "server_gap")  # names of the curves
+GAPS = ("client_gap", "server_gap", "gradient_norm")  # names of the curves
 
 
-def gradient_gaps(task: Task, plan: Plan, variables: Tree, cohort: Cohort) -> dict[str, jax.Array]:
-    """FSL's Fig. 9: xi^2 = ||grad f_0 - grad F||^2 and G^2 = mean_i ||grad f_i - grad F||^2.
+class Survey(NamedTuple):
+    """What is measured on all clients' training data every so many rounds, before a round.
+
+    measure(hp, state, cohort) -> a scalar for each of `names`; `cohort` is of all clients, weighted
+    by their examples, each going through its data once.
+    """
+
+    names: tuple[str, ...]
+    measure: Callable[..., dict[str, jax.Array]]
+
+
+def gradient_gaps(
+    task: Task,
+    plan: Plan,
+    variables: Tree,
+    cohort: Cohort,
+    of_server: Callable[[Tree], Tree] | None = None,
+) -> dict[str, jax.Array]:
+    """FSL's Fig. 9: xi^2 = ||grad f_0 - grad F||^2 and G^2 = mean_i ||grad f_i - grad F||^2; and
+    ||grad F||, with which they are DynaFed's Assumption 3, xi <= delta ||grad F|| + epsilon.
 
     F weighs clients by their examples; f_0 is the server's loss. Gradients are over all data, of
     the network as it is evaluated (no dropout, kept batch-norm statistics). G^2 is the mean over
-    clients that hold examples; xi^2 is NaN where the server has none.
+    clients that hold examples; xi^2 is NaN where the server has no data.
 
     Args:
       cohort: of all clients, weighted by their examples, each going through its data once.
+      of_server: the gradient of f_0 where the server's data are not its examples.
     Cost: one pass over all clients' data; memory of two gradients per lane.
     """
     broadcast = Broadcast(variables)
@@ -35,13 +55,15 @@ def gradient_gaps(task: Task, plan: Plan, variables: Tree, cohort: Cohort) -> di
     present = jnp.maximum(result.num_trained, 1)
     whole = result.upload.mean
     mean, square = (total / present for total in result.upload.sum)
-    to_server = jnp.float32(jnp.nan)
-    if cohort.server is not None:
+    own = jnp.full_like(whole, jnp.nan)
+    if of_server is not None:
+        own = ravel_pytree(of_server(variables))[0]
+    elif cohort.server is not None:
         own = ravel_pytree(mean_gradient(task, variables, cohort.server, batch_size=64))[0]
-        to_server = jnp.square(own - whole).sum()
     return {
         "client_gap": square - 2 * mean @ whole + whole @ whole,
-        "server_gap": to_server,
+        "server_gap": jnp.square(own - whole).sum(),
+        "gradient_norm": jnp.linalg.norm(whole),
     }
 
 
@@ -61,3 +83,42 @@ def _measuring(task: Task) -> ClientMethod:
         return Upload(mean=gradient, sum=(gradient, jnp.square(gradient).sum())), (), ()
 
     return ClientMethod(lambda hp, variables: (), begin, step, end)
+
+
+def own_losses(task: Task, plan: Plan, models: Tree, cohort: Cohort) -> tuple[jax.Array, Tree]:
+    """Each client's mean loss `[K]` over all its data under its own model, and the gradients
+    `[K, ...]` of these, all of the network as it is evaluated; 0 of clients without data.
+
+    Args:
+      models: the clients' variables `[K, ...]`.
+      cohort: as in `gradient_gaps`.
+    Cost: one pass over all clients' data; memory of a gradient for each client.
+    """
+
+    def begin(hp, broadcast, state, client):
+        return jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.gradient), state.variables
+
+    def step(hp, broadcast, local, batch, client, key):
+        total, gradients, variables = local
+        share = batch.mask.sum() / client.num_samples
+        loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
+        gradients = jax.tree.map(lambda sum_, g: sum_ + share * g, gradients, gradient)
+        return (total + share * loss, gradients, variables), loss
+
+    def end(hp, broadcast, local, state, client):
+        return Upload(), _Own(state.variables, *local[:2]), ()
+
+    num_clients = len(jax.tree.leaves(models)[0])
+    blank = jax.tree.map(jnp.zeros_like, models["params"])
+    states = _Own(models, jnp.zeros(num_clients), blank)
+    method = ClientMethod(lambda hp, variables: (), begin, step, end)
+    found = train_cohort(method, plan, {}, (), states, jax.random.key(0), cohort).states
+    return found.loss, found.gradient
+
+
+class _Own(NamedTuple):
+    """What is known of a client's model."""
+
+    variables: Tree
+    loss: jax.Array
+    gradient: Tree

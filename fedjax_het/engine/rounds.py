@@ -1,6 +1,7 @@
 """A chunk of rounds as one compiled program."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from fedjax_het.engine.evaluation import (
     evaluate,
     evaluate_clients,
 )
-from fedjax_het.engine.gradient_gaps import GAPS, gradient_gaps
+from fedjax_het.engine.gradient_gaps import GAPS, Survey, gradient_gaps
 from fedjax_het.engine.lanes import Cohort, Examples, client_row, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import DEVICE, RUN, Plan
@@ -71,7 +72,7 @@ class Measuring(NamedTuple):
     num_clients: int
     num_domains: int = 0  # the data set's
     tests_clients: bool = False
-    gaps_every: int = 0  # rounds between measurements of gradients; 0: never
+    survey_every: int = 0  # rounds between surveys of all clients' data; 0: never
 
     def nothing(self, algorithm, rounds: int) -> RoundMetrics:
         """NaN for every round."""
@@ -80,8 +81,9 @@ class Measuring(NamedTuple):
             return np.full((rounds, *shape), np.nan, np.float32)
 
         records = algorithm.records(self.num_clients)
-        if self.gaps_every:
-            records = records | dict.fromkeys(GAPS, ())
+        if self.survey_every:
+            names = GAPS if algorithm.survey is None else algorithm.survey.names
+            records = records | dict.fromkeys(names, ())
         by_domain = self.num_domains and algorithm.global_model
         return RoundMetrics(
             test_accuracy=nan(),
@@ -128,7 +130,7 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r: jax.Array, nothing: Ro
     schedule = jax.tree.map(lambda a: row_of(a, r), inputs.schedule)
     key = jax.random.fold_in(inputs.train_key, schedule.round)
     gaps = {}
-    if measuring.gaps_every:
+    if measuring.survey_every:
         gaps, signal = _survey(rounds, inputs, state, schedule)
         segments = plan.once_known(signal, schedule.num_segments)
         schedule = schedule._replace(num_segments=segments)
@@ -215,14 +217,25 @@ def _tuned(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal):
 
 
 def _survey(rounds: Rounds, inputs: ChunkInputs, state, schedule: RoundSchedule):
-    """-> (gradient gaps by name, what is known when they are); NaN in rounds without one."""
-    due = schedule.trial | (schedule.round % rounds.measuring.gaps_every == 0)
+    """-> (what is found, by name; what is known when it is); NaN in rounds without one."""
+    due = schedule.trial | (schedule.round % rounds.measuring.survey_every == 0)
     assert inputs.survey is not None
     cohort = Cohort(inputs.survey, inputs.examples, inputs.server)
-    gaps = jax.lax.cond(
+    survey = rounds.algorithm.survey or Survey(GAPS, partial(_gaps, rounds))
+    found = jax.lax.cond(
         due,
-        lambda variables: gradient_gaps(rounds.task, rounds.plan, variables, cohort),
-        lambda variables: dict.fromkeys(GAPS, jnp.float32(jnp.nan)),
-        rounds.algorithm.global_model(state),
+        lambda state: survey.measure(inputs.hp, state, cohort),
+        lambda state: dict.fromkeys(survey.names, jnp.float32(jnp.nan)),
+        state,
     )
-    return gaps, gaps[GAPS[0]]
+    return found, found[survey.names[0]]
+
+
+def _gaps(rounds: Rounds, hp, state, cohort: Cohort) -> dict[str, jax.Array]:
+    """The survey of methods with a global model: how far gradients are apart."""
+    algorithm = rounds.algorithm
+    of_server = None
+    if algorithm.server_gradient is not None:
+        of_server = partial(algorithm.server_gradient, state)
+    variables = algorithm.global_model(state)
+    return gradient_gaps(rounds.task, rounds.plan, variables, cohort, of_server)

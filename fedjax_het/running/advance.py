@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.algorithms import entry_of
 from fedjax_het.algorithms.contract import HostWork
 from fedjax_het.common.arrays import host_values
 from fedjax_het.engine.randomness import Stream
@@ -43,6 +44,9 @@ def announce(runs: Runs) -> None:
         )
     if group.dataset.note:
         log.info("note: %s", group.dataset.note)
+    spec = runs.federations[0].spec
+    for remark in entry_of(spec.algorithm, spec.options).remarks(spec):
+        log.warning("note: %s", remark)
 
 
 def start(runs: Runs, checkpoints: Checkpoints, records: Sequence[dict] | None = None) -> None:

@@ -269,7 +269,7 @@ INPUTS: tuple[Input, ...] = (
     Input(
         "survey",
         SCHEDULE_KINDS,
-        lambda reader: reader.measuring.gaps_every > 0,
+        lambda reader: reader.measuring.survey_every > 0,
         _survey,
         Scope.RUNS,
         trial=True,

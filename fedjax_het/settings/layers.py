@@ -55,7 +55,9 @@ def resolve(given: RunSpec) -> RunSpec:
     spec = _with_local_tests(given, spec, entry.scored, settings)
     _check(given, spec, entry)
     spec = _with_options(given, spec, entry, options)
-    return _with_numbers(given, spec, entry, hp)
+    spec = _with_numbers(given, spec, entry, hp)
+    entry.remarks(spec)
+    return spec
 
 
 def _filled(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
@@ -111,6 +113,9 @@ def _with_server_data(
         require(entry.global_model, "pretrain_epochs", epochs, needs)
     elif not usual["pretrain_epochs"]:
         epochs = None  # none, where none is usual, goes without saying
+    surveyed = entry.global_model or entry.surveys
+    needs = "none: the method has no global model whose gradients could be measured"
+    require(gaps is None or surveyed, "gradient_gaps", gaps, needs)
     if entry.server_data or epochs or (gaps and given.server_data):
         source = given.server_data or usual["server_data"] or "iid"
         usual_options = usual["server_options"] or {}

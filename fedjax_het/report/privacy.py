@@ -1,0 +1,51 @@
+"""What differential privacy costs: accuracy against epsilon."""
+
+from typing import TYPE_CHECKING
+
+from fedjax_het.report.grouping import diverged
+from fedjax_het.report.measures import measure_label, values_of
+from fedjax_het.report.style import (
+    add_legend,
+    empty_panel,
+    is_leftmost,
+    make_panels,
+    method_colours,
+    plain_axes,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_MEASURE = "best_accuracy"
+
+
+def plot_privacy(results: "pd.DataFrame", curves: "pd.DataFrame") -> "Figure":
+    """A panel for each data set: the best round's accuracy against epsilon, of the runs whose
+    summary has one, a line for each method with the range over seeds; dashed across the panel, the
+    same without privacy. A run of which epsilon is not finite has none."""
+    good = results[~diverged(results)]
+    datasets = list(dict.fromkeys(good["dataset"]))
+    figure, panels = make_panels(datasets, columns=len(datasets), size=(4.8, 3.4), sharey="none")
+    colours = method_colours(good["algorithm"])
+    for dataset, panel in panels.items():
+        plain_axes(panel)
+        own = good[good["dataset"] == dataset]
+        if "epsilon" not in own or own["epsilon"].isna().all():
+            empty_panel(panel, "no private run")
+            continue
+        for method, runs in own.groupby("algorithm", sort=False):
+            accuracy, colour = values_of(runs, _MEASURE), colours[method]
+            private = runs["epsilon"].notna()
+            at = accuracy[private].groupby(runs["epsilon"][private]).agg(["mean", "min", "max"])
+            panel.plot(at.index, at["mean"], color=colour, marker="o", ms=4, label=method)
+            panel.fill_between(at.index, at["min"], at["max"], color=colour, alpha=0.15, lw=0)
+            if (~private).any():
+                panel.axhline(accuracy[~private].mean(), color=colour, ls="--", lw=1)
+        panel.set_xscale("log")
+        panel.set_xlabel("epsilon", fontsize=10)
+        if is_leftmost(panel):
+            panel.set_ylabel(measure_label(_MEASURE), fontsize=10)
+    lines = next(iter(panels.values())).lines
+    add_legend(figure, [line for line in lines if line.get_marker() == "o"])
+    return figure
