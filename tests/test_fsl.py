@@ -97,8 +97,8 @@ def test_under_any_optimiser_gamma_weighs_the_servers_step_against_the_rounds(ba
         name: small(build, hp=hp, **settings)
         for name, build in {
             "clients": method(base),
-            "both": method("fsl_p", base=base, server_epochs=1),
-            "paper": method("fsl_p", base=base, server_epochs=1, server_rate="paper"),
+            "both": method("fsl_p", base=base, server_epochs=1, server_rate="moved"),
+            "paper": method("fsl_p", base=base, server_epochs=1),
         }.items()
     }
     start = joined(runs["clients"].model(runs["clients"].start()))
@@ -111,14 +111,20 @@ def test_under_any_optimiser_gamma_weighs_the_servers_step_against_the_rounds(ba
     assert not np.isclose(np.linalg.norm(ends["paper"] - ends["clients"]), servers, rtol=0.1)
 
 
-def test_plain_sgd_has_the_papers_rate_unless_another_is_asked_for():
-    hp = numbers("fsl")
-    made = {}
-    for rule in (None, "paper", "moved"):
-        federation = small(method("fsl", server_rate=rule), hp=hp)
-        made[rule] = joined(federation.model(federation.run(2)[0]))
-    np.testing.assert_array_equal(made[None], made["paper"])
-    assert np.abs(made["moved"] - made["paper"]).max() > 1e-3
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, None),
+        ({"local_optimizer": "adam"}, "local_optimizer = 'adam'"),
+        ({"options": {"base": "fedadam"}}, "base = 'fedadam'"),
+        ({"local_optimizer": "adam", "options": {"server_rate": "moved"}}, None),
+    ],
+)
+def test_a_run_says_where_gamma_is_not_the_papers(settings, said):
+    run_spec = RunSpec("fsl", "digits", model="mlp", **settings).resolved()
+    entry = entry_of("fsl", run_spec.options)
+    remarks = entry.remarks(run_spec, entry)
+    assert not remarks if said is None else (len(remarks) == 1 and remarks[0].startswith(said))
 
 
 @pytest.mark.parametrize("base", ["fedavg", "fedprox", "scaffold"])

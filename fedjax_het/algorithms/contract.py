@@ -180,8 +180,6 @@ class Algorithm(NamedTuple):
     survey: what is measured on all clients' data where a run asks for it (`gradient_gaps`), in
       place of the distances of the global model's gradients
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
-    server_step: "mean": the global model is w + server_lr * the clients' mean change; "own": it is
-      made of that in another way (see `Entry.server_step`, which sets it)
     server_batch: samples of a step of the server's work that goes through `Plan.shared`, by which a
       timing finds out whether sharing pays; 0: there is no such work
     artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
@@ -206,7 +204,6 @@ class Algorithm(NamedTuple):
     server_gradient: Callable[[State, Tree], Tree] | None = None
     survey: Survey | None = None
     host_work: "tuple[HostWork, ...]" = ()
-    server_step: str = "mean"
     server_batch: int = 0
     artifacts: Callable[[State], dict[str, Any]] = lambda state: {}
     summary: Callable[[Any, State], dict[str, Any]] = lambda hp, state: {}

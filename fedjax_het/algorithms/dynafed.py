@@ -392,14 +392,15 @@ def _epochs_of_cifar10(settings: Mapping[str, Any], entry: Entry) -> int | None:
     return 15 if settings["alpha"] == 0.16 else None
 
 
-def _remarks(run: Any) -> list[str]:
+def _remarks(run: Any, entry: Entry) -> list[str]:
     options = read(DynaFedOptions, {n: v for n, v in run.options.items() if n in _OPTIONS})
     check_step_size(run.hp["step_size"], options, name="hp step_size")
     last = options.trajectory_rounds
     if run.rounds > last:
         return []
-    base = run.options.get("base", "fedavg")
-    return [f"rounds = {run.rounds}: this is {base}, as data are synthesised after round {last}"]
+    assert entry.base is not None
+    name = entry.base.name
+    return [f"rounds = {run.rounds}: this is {name}, as data are synthesised after round {last}"]
 
 
 _OPTIONS = tuple(field_types(DynaFedOptions))

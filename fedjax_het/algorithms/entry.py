@@ -46,7 +46,7 @@ class NoNumbers(Record):
     """Of a method without numeric hyper-parameters of its own."""
 
 
-def no_remarks(run: Any) -> Sequence[str]:
+def no_remarks(run: Any, entry: "Entry") -> Sequence[str]:
     return ()
 
 
@@ -100,9 +100,10 @@ class Entry:
     surveys: bool = False
     """Whether it has a survey of its own where it has no global model, see `Algorithm.survey`."""
     min_clients: int = 1
-    remarks: Callable[[Any], Sequence[str]] = no_remarks
-    """(run) -> what of its settings does nothing, a line each, which is told where the run begins.
-    Raises ConfigError for numbers that do not fit its options. The run is a resolved `RunSpec`."""
+    remarks: "Callable[[Any, Entry], Sequence[str]]" = no_remarks
+    """(run, entry) -> what of its settings does nothing, or not what one would think, a line each,
+    which is told where the run begins. Raises ConfigError for numbers that do not fit its options.
+    The run is a resolved `RunSpec`; the entry has its base."""
     network: Callable[..., Model] | None = None
     """(model[, options=]) -> the network that it trains in place of the run's."""
     base: "Entry | None" = field(default=None, repr=False)
@@ -173,8 +174,7 @@ class Entry:
             assert self.base is not None, "see `entry_of`"
             static["base"] = partial(self.base.make, options=theirs)
         self._require_arguments(static)
-        made = checked_algorithm(self.name, self.build(training, plan, **static))
-        return made if self.has_base else made._replace(server_step=self.server_step)
+        return checked_algorithm(self.name, self.build(training, plan, **static))
 
     def network_of(self, model: Model, options: Mapping[str, Any]) -> Model:
         """The network that the method trains where a run asks for `model`."""

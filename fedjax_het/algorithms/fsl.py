@@ -4,7 +4,7 @@ what it is compared with: data sharing (Zhao et al., arXiv:1806.00582)."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,8 @@ SERVER_EPOCHS = "server_epochs"  # the name of the rounds' input
 class FslOptions(Record):
     server_epochs: Count | None = None
     "E_s, epochs over the server's examples after each round; None: by the paper's rule."
-    server_rate: Literal["paper", "moved"] | None = None
-    """eta_0 by K_0 eta_0 = K eta_l eta_g, or by how far the round moved; None: "paper" where
-    clients and server take plain SGD steps, else "moved". See `fsl`."""
+    server_rate: Literal["paper", "moved"] = "paper"
+    """eta_0 by K_0 eta_0 = K eta_l eta_g, or by how far the round moved; see `fsl`."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,12 @@ def fsl(
         implementation), K the mean steps of the round's clients, so that `gamma` is the weight of
         f_0 in F + gamma f_0 (Eq. 5). That supposes that a gradient g moves a client by -eta_l g and
         a mean change d the server by eta_g d.
-      "moved", for other optimisers: K_0 eta_0 ||grad f_0(x_t)|| = ||xbar_t - x_t||, so that the
-        server's steps at gamma = 1, with the gradient that they begin with, are as long together
-        as the round's move, whatever made it. (Under momentum the paper's rule gives the server
-        less than half of the weight that it has under SGD, under Adam a twenty-fifth.)
-      None: "paper" where clients take SGD steps and `base` steps along the mean change, else
-        "moved".
+        Under other optimisers gamma weighs f_0 by less (with momentum 0.9 the server's move is 0.4
+        times as long as under SGD beside the clients', with Adam a 25th), which a run's log says.
+      "moved": K_0 eta_0 ||grad f_0(x_t)|| = ||xbar_t - x_t||, so that the server's steps at gamma
+        = 1, with the gradient that they begin with, are as long together as the round's move,
+        whatever made it. Where f_0 is nearly at its least, that is a large rate: not for a server
+        that has learned its examples by heart.
 
     `incremental` False is FSL-p: the server learns from x_t beside the clients, and both changes
     are added: x_{t+1} = xbar_t + LocalSGD(x_t, ...) - x_t. The paper does not give its weights;
@@ -76,8 +75,7 @@ def fsl(
     algorithm, batch_size = base(training, plan), training.batch_size
     passes = training.epochs + algorithm.extra_passes
     training_share = training.epochs / passes  # SCAFFOLD's option I first only measures
-    plain = training.optimizer == "sgd" and algorithm.server_step == "mean"
-    rule = options.server_rate or ("paper" if plain else "moved")
+    rule = options.server_rate
 
     def learn(sharing: Sharing, start, begun, examples, key, reach, epochs):
         """`reach` is gamma K_0 eta_0, or that times the length of the gradient at `begun`."""
@@ -149,6 +147,20 @@ def data_sharing(
     return algorithm._replace(shares_server_data=True, first_traffic=first_traffic)
 
 
+def _remarks(run: Any, entry: Entry) -> list[str]:
+    assert entry.base is not None
+    own_step = entry.base.server_step != "mean"
+    if run.options["server_rate"] != "paper" or (run.local_optimizer == "sgd" and not own_step):
+        return []
+    why = (
+        f"base = {entry.base.name!r}" if own_step else f"local_optimizer = {run.local_optimizer!r}"
+    )
+    return [
+        f"{why}: the paper's rate of the server supposes plain SGD steps, so that gamma weighs its "
+        "loss by less than it says; server_rate 'moved' goes by how far the round moved"
+    ]
+
+
 _PRETRAINS = Rule(("fsl",), settings={"pretrain_epochs": 500})
 
 FSL = Entry(
@@ -162,6 +174,7 @@ FSL = Entry(
     rules=(_PRETRAINS,),
     colour="#C51B7D",
     refines="model",
+    remarks=_remarks,
     needs=("server_data",),
 )
 FSL_P = replace(

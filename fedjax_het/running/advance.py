@@ -45,7 +45,8 @@ def announce(runs: Runs) -> None:
     if group.dataset.note:
         log.info("note: %s", group.dataset.note)
     spec = runs.federations[0].spec
-    for remark in entry_of(spec.algorithm, spec.options).remarks(spec):
+    entry = entry_of(spec.algorithm, spec.options)
+    for remark in entry.remarks(spec, entry):
         log.warning("note: %s", remark)
 
 

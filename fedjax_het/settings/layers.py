@@ -56,7 +56,7 @@ def resolve(given: RunSpec) -> RunSpec:
     _check(given, spec, entry)
     spec = _with_options(given, spec, entry, options)
     spec = _with_numbers(given, spec, entry, hp)
-    entry.remarks(spec)
+    entry.remarks(spec, entry)
     return spec
 
 
