@@ -9,7 +9,7 @@ from chex import assert_trees_all_close, assert_trees_all_equal
 from support.builders import chosen
 from support.data import BATCH, CLASSES, SIZES, blobs, consecutive, user_dataset
 from support.oracle import Loop, cross_entropy, difference_gradient, flat, joined
-from support.problems import small
+from support.problems import everyone, small
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.collaboration import (
@@ -27,8 +27,7 @@ from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import fine_tuned
 from fedjax_het.algorithms.separate import separate
 from fedjax_het.engine.lanes import Cohort
-from fedjax_het.engine.schedule import Scheduler
-from fedjax_het.engine.units import ClientUnits
+from fedjax_het.engine.plan import make_plan
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(5, 40)).astype(np.float32)
@@ -426,18 +425,7 @@ def test_the_objective_is_equation_1_and_its_gradient_that_of_differences(scale,
         distances = float64_distances(weights)
         return total + strength * attention_value(distances[np.triu_indices(len(weights), 1)]).sum()
 
-    scheduler = Scheduler(
-        consecutive(),
-        ClientUnits(consecutive(), 1, BATCH),
-        seed=0,
-        rounds=1,
-        participation=1.0,
-        averaging="weighted",
-        eval_every=1,
-        blocks=1,
-        lanes=1,
-    )
-    cohort = Cohort(scheduler.round(0), federation.examples)
+    cohort = Cohort(everyone(make_plan(1, 1, spread=None)), federation.examples)
     found = federation.algorithm.survey.measure(federation.hp, state, cohort)
     np.testing.assert_allclose(found["objective"], objective(start.ravel()), rtol=1e-5)
     slope = np.linalg.norm(difference_gradient(objective, start.ravel()))

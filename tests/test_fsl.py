@@ -10,7 +10,7 @@ from chex import assert_trees_all_close, assert_trees_all_equal
 from support.builders import builder_of, defaults
 from support.data import BATCH, CLASSES, SERVER, SIZES, blobs, consecutive, user_dataset
 from support.oracle import Loop, beside, flat, joined, server_batches, softmax_gradient
-from support.problems import round_key, small
+from support.problems import everyone, round_key, small
 from support.running import KilledError, assert_same, kill_after
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
@@ -22,8 +22,6 @@ from fedjax_het.engine.gradient_gaps import gradient_gaps
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.randomness import Purpose, key_for
-from fedjax_het.engine.schedule import Scheduler
-from fedjax_het.engine.units import ClientUnits
 
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
 
@@ -390,19 +388,8 @@ def softmax_gradients(params, groups):
 def test_gaps_are_those_of_full_gradients(lanes, spread):
     plan = make_plan(lanes, None if spread else 1, spread=spread)
     federation = small(method("fsl"), hp=numbers("fsl"), plan=plan)
-    survey = Scheduler(
-        consecutive(),
-        ClientUnits(consecutive(), 1, BATCH),
-        seed=0,
-        rounds=1,
-        participation=1.0,
-        averaging="weighted",
-        eval_every=1,
-        blocks=plan.blocks,
-        lanes=plan.lanes,
-    ).round(0)
     variables = federation.start().server.base.variables
-    cohort = Cohort(survey, federation.examples, federation.server)
+    cohort = Cohort(everyone(plan), federation.examples, federation.server)
     found = jax.jit(lambda v: gradient_gaps(federation.task, plan, v, cohort))(variables)
     x, y = flat(blobs()[0]), blobs()[1]
     clients = [(x[c], y[c]) for c in map(consecutive().client, range(len(SIZES))) if len(c)]

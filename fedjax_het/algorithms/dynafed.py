@@ -14,7 +14,7 @@ from fedjax_het.algorithms.contract import Algorithm, Holdings, HostWork, RoundI
 from fedjax_het.algorithms.entry import Entry, Rule
 from fedjax_het.algorithms.refined import Round, refined
 from fedjax_het.common.errors import is_whole
-from fedjax_het.common.records import NonNegative, Whole, field_types, read
+from fedjax_het.common.records import NonNegative, Whole, read
 from fedjax_het.condensation import (
     Synthesis,
     SynthesisHyperParameters,
@@ -27,10 +27,10 @@ from fedjax_het.condensation import (
     j_by_start,
     make_synthesis,
     mixed_mode,
+    soft_cross_entropy,
 )
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.condensation.synthesis_config import check_step_size
-from fedjax_het.condensation.synthetic import soft_cross_entropies
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, Stream, host_rng, key_for
@@ -339,7 +339,7 @@ def _gradient(fixed: _Fixed, state, variables: Tree) -> Tree:
 
     def loss(params):
         logits = fixed.model.apply({**variables, "params": params}, data.images, train=False)[0]
-        return soft_cross_entropies(logits, data.label_logits, scaling="cross_entropy").mean()
+        return soft_cross_entropy(logits, data.label_logits, scaling="cross_entropy")
 
     ready = own.iterations >= fixed.options.num_iterations
     gradient = jax.grad(loss)(variables["params"])
@@ -393,7 +393,8 @@ def _epochs_of_cifar10(settings: Mapping[str, Any], entry: Entry) -> int | None:
 
 
 def _remarks(run: Any, entry: Entry) -> list[str]:
-    options = read(DynaFedOptions, {n: v for n, v in run.options.items() if n in _OPTIONS})
+    options = entry.own_options(run.options)
+    assert isinstance(options, DynaFedOptions)
     check_step_size(run.hp["step_size"], options, name="hp step_size")
     last = options.trajectory_rounds
     if run.rounds > last:
@@ -403,7 +404,6 @@ def _remarks(run: Any, entry: Entry) -> list[str]:
     return [f"rounds = {run.rounds}: this is {name}, as data are synthesised after round {last}"]
 
 
-_OPTIONS = tuple(field_types(DynaFedOptions))
 ENTRY = Entry(
     "dynafed",
     dynafed,

@@ -141,6 +141,10 @@ class Entry:
         of_base = self.base.fill(theirs) if self.base else {}
         return {**of_base, **as_dict(read(self.options, own))}
 
+    def own_options(self, options: Mapping[str, Any]) -> Record:
+        """The record of its own of these options, without its base's. Raises ConfigError."""
+        return read(self.options, self._parts(options)[1])
+
     def hyper_parameters(
         self, local_optimizer: str | None, options: Mapping[str, Any], num_clients: int
     ) -> dict[str, Number]:
@@ -166,10 +170,10 @@ class Entry:
 
     def make(self, training: LocalTraining, plan: Plan, options: Mapping[str, Any]) -> Algorithm:
         """The algorithm of these options. Raises ConfigError."""
-        theirs, own = self._parts(options)
+        theirs, _ = self._parts(options)
         static: dict[str, Any] = {}
         if self.options is not NoOptions:
-            static["options"] = read(self.options, own)
+            static["options"] = self.own_options(options)
         if self.has_base:
             assert self.base is not None, "see `entry_of`"
             static["base"] = partial(self.base.make, options=theirs)
@@ -178,14 +182,14 @@ class Entry:
 
     def network_of(self, model: Model, options: Mapping[str, Any]) -> Model:
         """The network that the method trains where a run asks for `model`."""
-        theirs, own = self._parts(options)
+        theirs, _ = self._parts(options)
         if self.base is not None:
             model = self.base.network_of(model, theirs)
         if self.network is None:
             return model
         if self.options is NoOptions:
             return self.network(model)
-        return self.network(model, options=read(self.options, own))
+        return self.network(model, options=self.own_options(options))
 
     @property
     def functions(self) -> tuple[Any, ...]:

@@ -136,6 +136,22 @@ class Setting:
         )
 
 
+def everyone(plan: Plan, *, sizes=SIZES):
+    """The schedule of a survey: all clients, weighted by their examples, each once through."""
+    partition = consecutive(sizes)
+    return Scheduler(
+        partition,
+        ClientUnits(partition, 1, BATCH),
+        seed=0,
+        rounds=1,
+        participation=1.0,
+        averaging="weighted",
+        eval_every=1,
+        blocks=plan.blocks,
+        lanes=plan.lanes,
+    ).round(0)
+
+
 def small(build, *, hp, **settings) -> Small:
     """`build(training, plan) -> Algorithm` with these numbers, on a `Setting`."""
     given = {name: value for name, value in settings.items() if value is not None}
