@@ -9,7 +9,7 @@ class whole, and are few: noise falls with the examples that a mean is of, and e
 the steps. `privacy.png` draws what `privacy.md` lists.
 """
 
-from experiments.fedaf.table1 import ALPHAS
+from experiments.fedaf.table1 import ALPHAS, of_condensing
 from fedjax_het.report.paper_table import Experiment, Preset, program, write_drawing
 from fedjax_het.report.privacy import plot_privacy
 
@@ -37,14 +37,11 @@ def preset(dataset: str, seeds: tuple[int, ...], **condensing: int) -> Preset:
         seeds=seeds,
         rows=rows(),
         settings={"num_clients": 10 if dataset == "fashion_mnist" else 5, "rounds": 5},
-        method_settings={
-            method: {
-                "batch_size": 2048,
-                "options": {"ipc": 10, "server_epochs": 100, **condensing},
-                "hp": {"image_lr": 5.0, "server_lr": 0.01},
-            }
-            for method in METHODS
-        },
+        method_settings=of_condensing(
+            batch_size=2048,
+            options={"ipc": 10, "server_epochs": 100, **condensing},
+            hp={"image_lr": 5.0, "server_lr": 0.01},
+        ),
     )
 
 

@@ -35,20 +35,26 @@ BASELINES = ("fedavg", "fedprox", "fedbn", "fedbn(scored='personal')", "moon", "
 # means of a few real ones.
 CONTROL = "fedaf(image_lr=0, steps=1)"
 ROWS = (*BASELINES, "feddm", "fedaf", "feddm(image_lr=0, steps=1)", CONTROL)
+
+
+def of_condensing(**settings: Any) -> dict[str, dict[str, Any]]:
+    """Settings by method, of both whose clients condense."""
+    return {method: settings for method in ("feddm", "fedaf")}
+
+
 # Five clients leave each about 290 of the 1,438 digits, and of 8x8 pixels; so a small network, few
 # steps and small batches do.
 QUICK: dict[str, Any] = {
     "settings": {"num_clients": 5, "local_epochs": 5, "rounds": 6},
     "model_settings": {"convnet": {"width": 16, "depth": 2}},
-    "method_settings": {
-        method: {"batch_size": 64, "options": {"ipc": 10, "steps": 100, "server_epochs": 100}}
-        for method in ("feddm", "fedaf")
-    },
+    "method_settings": of_condensing(
+        batch_size=64, options={"ipc": 10, "steps": 100, "server_epochs": 100}
+    ),
 }
 
 # Two fifths of the images, a fifth of the steps on them, and about half of the server's. FedDM's
 # ball is as wide as for the paper's network of 40 times the parameters: it shakes this one harder.
-CPU = {
+CPU: dict[str, Any] = {
     "batch_size": 128,
     "options": {"ipc": 20, "steps": 200, "server_epochs": 200, "server_batch_size": 64},
 }
@@ -68,7 +74,7 @@ PRESETS = {
         alphas=(0.02, 0.1),
         seeds=(0,),
         settings={"rounds": 8, "width": 16},
-        method_settings={method: CPU for method in ("feddm", "fedaf")},
+        method_settings=of_condensing(**CPU),
     ),
     "paper": Preset(
         datasets=("fashion_mnist", "cifar10", "cifar100"),

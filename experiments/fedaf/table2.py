@@ -14,7 +14,7 @@ the paper leaves open of the baselines is chosen as in `table1.py`.
 from typing import Any
 
 from experiments.fedaf.domains import DOMAINS, digit_domains
-from experiments.fedaf.table1 import EXPERIMENT, QUICK, with_control
+from experiments.fedaf.table1 import EXPERIMENT, QUICK, of_condensing, with_control
 from fedjax_het.report import parse_row
 from fedjax_het.report.paper_table import Preset, program
 
@@ -44,13 +44,9 @@ TABLE2 = EXPERIMENT(
                 make_dataset=digit_domains,
                 settings={"local_epochs": 5, "rounds": 5},
                 model_settings=QUICK["model_settings"],
-                method_settings={
-                    method: {
-                        "batch_size": 64,
-                        "options": {"ipc": 10, "steps": 50, "server_epochs": 100},
-                    }
-                    for method in ("feddm", "fedaf")
-                },
+                method_settings=of_condensing(
+                    batch_size=64, options={"ipc": 10, "steps": 50, "server_epochs": 100}
+                ),
             ),
             "table2",
         ),

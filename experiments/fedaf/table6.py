@@ -10,7 +10,7 @@ the stem for small images, an eighth of the filters, and a single alpha.
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_control
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, of_condensing, with_control
 from fedjax_het.report.paper_table import Preset, program
 
 TABLE6 = EXPERIMENT(
@@ -27,13 +27,9 @@ TABLE6 = EXPERIMENT(
                 seeds=(0,),
                 settings={"num_clients": 5, "local_epochs": 5, "rounds": 4},
                 model_settings={"resnet18": {"stem": "cifar", "width": 8}},
-                method_settings={
-                    method: {
-                        "batch_size": 64,
-                        "options": {"ipc": 10, "steps": 25, "server_epochs": 50},
-                    }
-                    for method in ("feddm", "fedaf")
-                },
+                method_settings=of_condensing(
+                    batch_size=64, options={"ipc": 10, "steps": 25, "server_epochs": 50}
+                ),
             ),
             "table6",
         ),

@@ -21,7 +21,6 @@ from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text
 from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.running.store import load_result
 
 FIG2 = replace(TABLE3, title="FedAMP, Figure 2: test accuracies of clients, in groups.")
 SUBJECTS = ("fedamp", "heurfedamp")
@@ -44,17 +43,10 @@ def client_accuracies(outcome: Outcome) -> dict[str, dict[str, np.ndarray]]:
     the others.
     """
     found: dict[str, dict[str, np.ndarray]] = {}
-    results = outcome.results.set_index("settings") if len(outcome.results) else None
     for cell in outcome.cells:
         rows = found.setdefault(cell.group, {})
-        clients = []
-        for run in cell.runs:
-            if results is None or run.digest() not in results.index:
-                break
-            result = load_result(outcome.directory, results.loc[run.digest(), "digest"])
-            if result is None or result.summary["diverged"]:
-                break
-            clients.append(result.metrics["client_accuracy"][result.summary["bmta_round"] - 1])
+        made = [outcome.client_accuracies(run) for run in cell.runs]
+        clients = [accuracies for accuracies in made if accuracies is not None]
         if clients and len(clients) == len(cell.runs):
             rows[cell.method] = np.concatenate(clients)
     return found

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from fedjax_het.report.cell import Cell
 from fedjax_het.report.paper_table.cells import runs_of
 from fedjax_het.report.paper_table.declaration import Experiment
+from fedjax_het.running.store import load_result
+from fedjax_het.settings.spec import RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +28,18 @@ class Outcome(NamedTuple):
     directory: Path
     not_run: dict[str, str]
     """Why, by `RunSpec.digest()`."""
+
+    def client_accuracies(self, run: RunSpec) -> np.ndarray | None:
+        """[K] shares, in the round with the best mean; None where the run is not made or was lost,
+        or tests no clients."""
+        if not len(self.results):
+            return None
+        own = self.results[self.results["settings"] == run.digest()]
+        result = load_result(self.directory, own["digest"].iloc[0]) if len(own) else None
+        if result is None or result.summary["diverged"]:
+            return None
+        measured = result.metrics.get("client_accuracy")
+        return None if measured is None else measured[result.summary["bmta_round"] - 1]
 
     @property
     def own_results(self) -> "pd.DataFrame":

@@ -9,7 +9,6 @@ from fedjax_het.measures.personal import wilcoxon
 from fedjax_het.report.cell import Cell, parse_row
 from fedjax_het.report.comparison import measure_of, scores_own_models
 from fedjax_het.report.paper_table.outcome import Outcome
-from fedjax_het.running.store import load_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,24 +69,17 @@ def _values(outcome: Outcome, cell: Cell) -> dict[int, np.ndarray]:
     """By seed, what is paired of a cell's runs."""
     if not len(outcome.results):
         return {}
+    of_clients = _is_of_clients(outcome)
     rows = outcome.results.drop_duplicates("settings").set_index("settings")
     found = {}
     for run in cell.runs:
         if run.digest() not in rows.index or rows.loc[run.digest(), "diverged"]:
             continue
         name = rows.loc[run.digest(), "digest"]
-        of_clients = _is_of_clients(outcome)
-        values = _of_clients(outcome, name) if of_clients else _of_blocks(outcome, cell, name)
+        values = outcome.client_accuracies(run) if of_clients else _of_blocks(outcome, cell, name)
         if values is not None and np.isfinite(values).all():
             found[run.seed] = values
     return found
-
-
-def _of_clients(outcome: Outcome, name: str) -> np.ndarray | None:
-    result = load_result(outcome.directory, name)
-    if result is None or "client_accuracy" not in result.metrics:
-        return None
-    return result.metrics["client_accuracy"][result.summary["bmta_round"] - 1]
 
 
 def _of_blocks(outcome: Outcome, cell: Cell, name: str) -> np.ndarray | None:
