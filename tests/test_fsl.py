@@ -10,7 +10,7 @@ from chex import assert_trees_all_close, assert_trees_all_equal
 from support.builders import builder_of, defaults
 from support.data import BATCH, CLASSES, SERVER, SIZES, blobs, consecutive, user_dataset
 from support.oracle import Loop, beside, flat, joined, server_batches, softmax_gradient
-from support.problems import everyone, round_key, small
+from support.problems import everyone, round_key, small, survey_scheduler
 from support.running import KilledError, assert_same, kill_after
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
@@ -22,6 +22,7 @@ from fedjax_het.engine.gradient_gaps import gradient_gaps
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.server import epoch_batch
 
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
 
@@ -399,6 +400,25 @@ def test_gaps_are_those_of_full_gradients(lanes, spread):
     np.testing.assert_allclose(found["server_gap"], ((server - whole) ** 2).sum(), rtol=1e-4)
     expected = np.mean([((g - whole) ** 2).sum() for g in own])
     np.testing.assert_allclose(found["client_gap"], expected, rtol=1e-4)
+    np.testing.assert_allclose(found["gradient_norm"], np.linalg.norm(whole), rtol=1e-4)
+    np.testing.assert_allclose(found["server_norm"], np.linalg.norm(server), rtol=1e-4)
+
+    def noise(x, y, batches, around):
+        """The mean square over examples of their minibatch's gradient, around all examples'."""
+        gradients = softmax_gradients(variables["params"], [(x[b], y[b]) for b in batches])
+        squares = [((g - around) ** 2).sum() for g in gradients]
+        return np.average(squares, weights=[len(b) for b in batches])
+
+    scheduler, noises = survey_scheduler(plan), []
+    for c, mine in zip((c for c, size in enumerate(SIZES) if size), own, strict=True):
+        drawn = zip(*scheduler.client_batches(0, c), strict=True)
+        noises.append(noise(x, y, [whole[:size] for whole, size in drawn], mine))
+    np.testing.assert_allclose(found["client_noise"], np.mean(noises), rtol=1e-3)
+    sx, sy = flat(SERVER[0]), SERVER[1]
+    steps = -(-len(sy) // BATCH)
+    positions = [epoch_batch(jax.random.key(0), s, len(sy), BATCH) for s in range(steps)]
+    first = [np.asarray(index)[np.asarray(mask) > 0] for index, mask in positions]
+    np.testing.assert_allclose(found["server_noise"], noise(sx, sy, first, server), rtol=1e-3)
 
 
 @pytest.mark.slow

@@ -157,6 +157,7 @@ def test_figures_7_8_and_9_are_the_papers():
     assert set(own) == {("emnist_45", 5), ("cifar10", 2)}
     gaps = [s for found in specs("fig9").values() for s in found]
     assert {spec.gradient_gaps for spec in gaps} == {50}
+    assert {spec.rounds for spec in gaps} == {1001}  # the last begins with x_1000
     assert {(s.dataset, s.server_options["size"]) for s in gaps} == {
         *(("emnist_45", 90), ("emnist_45", 225)),
         *(("cifar10", 200), ("cifar10", 500)),

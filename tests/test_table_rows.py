@@ -13,6 +13,11 @@ from experiments.table1 import TABLE1
 from fedjax_het.report.cell import parse_row, with_setting
 from fedjax_het.report.comparison import compare
 from fedjax_het.report.paper_table import Arguments, Outcome, make_cells
+from fedjax_het.report.paper_table.gains import (
+    gains_note,
+    gains_over_real,
+    relative_gains_note,
+)
 from fedjax_het.report.paper_table.quality import matching_losses, quality_note
 from fedjax_het.report.paper_table.significance import BLOCKS, p_values, significance_note
 from fedjax_het.report.paper_table.tuning import FACTORS, SEED, trials, tuned, tuning_note
@@ -232,3 +237,24 @@ def test_the_matching_loss_stands_beside_accuracy(tmp_path, capsys):
     assert "| J |" in (tmp_path / "table.md").read_text()
     table = compare(own, results, TABLE1.values())
     assert "p_value" not in table
+
+
+# --- gains ---------------------------------------------------------------------------------
+
+
+def test_gains_are_over_real_images_of_the_same_place_and_relative_to_the_baseline():
+    own = cells("fedavg", "dynafed", *CONTROLS, alphas=(0.01, 0.04))
+    levels = {"fedavg": 0.4, "dynafed": 0.6, CONTROLS[0]: 0.5, CONTROLS[1]: 0.75}
+    results = results_of(own, lambda cell, run: levels[cell.method] + cell.alpha)
+    table = compare(own, results, TABLE1.values())
+    gains = gains_over_real(table, TABLE1)
+    for cell, gain in zip(own, gains, strict=True):
+        wanted = {"dynafed": -15.0, CONTROLS[0]: -25.0}.get(cell.method, math.nan)
+        np.testing.assert_allclose(gain, wanted, atol=1e-9)
+    note = relative_gains_note(table, TABLE1)
+    assert "alpha 0.01: +48.8 % measured" in note and "alpha 0.04: +45.5 % measured" in note
+    paper = relative_gains_note(
+        table.assign(reported_mean=table["method"].map({"fedavg": 50.0, "dynafed": 75.0})), TABLE1
+    )
+    assert paper.count("+50.0 % reported") == 2
+    assert CONTROLS[1] in gains_note(TABLE1)

@@ -43,6 +43,8 @@ EXPERIMENT = partial(
     focus="dynafed",
     tuning=TUNING,
     controls=dict.fromkeys(CONTROLS, "dynafed"),
+    real={"dynafed": CONTROLS[1]},
+    baseline="fedavg",
 )
 QUICK = Preset(
     datasets=("digits",),

@@ -32,9 +32,12 @@ from fedjax_het.report.reported import reported_values
 ALPHAS = (0.02, 0.05, 0.1)
 BASELINES = ("fedavg", "fedprox", "fedbn", "fedbn(scored='personal')", "moon", "feddyn", "fedgen")
 # What of a method's accuracy its condensation brings: the same with the images that it begins with,
-# means of a few real ones.
-CONTROL = "fedaf(image_lr=0, steps=1)"
-ROWS = (*BASELINES, "feddm", "fedaf", "feddm(image_lr=0, steps=1)", CONTROL)
+# means of a few real ones, and with as many random real ones.
+CONTROLS = {
+    method: (f"{method}(image_lr=0, steps=1)", f"{method}(init='real', image_lr=0, steps=1)")
+    for method in ("feddm", "fedaf")
+}
+ROWS = (*BASELINES, "feddm", "fedaf", *CONTROLS["feddm"], *CONTROLS["fedaf"])
 
 
 def of_condensing(**settings: Any) -> dict[str, dict[str, Any]]:
@@ -93,10 +96,10 @@ def read_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     return method, variant
 
 
-def with_control(preset: Preset, item: str) -> Preset:
-    """The rows of the preset, or else of the paper's table, and the control."""
+def with_controls(preset: Preset, item: str) -> Preset:
+    """The rows of the preset, or else of the paper's table, and FedAF's controls."""
     rows = preset.rows or tuple(dict.fromkeys(reported_values("fedaf", item)["method"]))
-    return replace(preset, rows=(*rows, CONTROL))
+    return replace(preset, rows=(*rows, *CONTROLS["fedaf"]))
 
 
 # What `--tuned` tunes of each method: of those whose clients condense the server's rate.
@@ -115,7 +118,8 @@ EXPERIMENT = partial(
     paper="fedaf",
     focus="fedaf",
     tuning=TUNING,
-    controls={"feddm(image_lr=0, steps=1)": "feddm", CONTROL: "fedaf"},
+    controls={row: method for method, rows in CONTROLS.items() for row in rows},
+    real={method: rows[1] for method, rows in CONTROLS.items()},
 )
 
 TABLE1 = EXPERIMENT(

@@ -14,7 +14,7 @@ the paper leaves open of the baselines is chosen as in `table1.py`.
 from typing import Any
 
 from experiments.fedaf.domains import DOMAINS, digit_domains
-from experiments.fedaf.table1 import EXPERIMENT, QUICK, of_condensing, with_control
+from experiments.fedaf.table1 import EXPERIMENT, QUICK, of_condensing, with_controls
 from fedjax_het.report import parse_row
 from fedjax_het.report.paper_table import Preset, program
 
@@ -34,7 +34,7 @@ TABLE2 = EXPERIMENT(
     read_row=read_row,
     settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     presets={
-        "quick": with_control(
+        "quick": with_controls(
             Preset(
                 datasets=("user",),
                 models=("convnet",),
@@ -50,7 +50,7 @@ TABLE2 = EXPERIMENT(
             ),
             "table2",
         ),
-        "paper": with_control(
+        "paper": with_controls(
             Preset(
                 datasets=("domainnet",),
                 models=("convnet",),

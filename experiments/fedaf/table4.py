@@ -8,7 +8,7 @@ python experiments/fedaf/table4.py --preset paper   CIFAR-10: a GPU's work
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_control
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_controls
 from fedjax_het.report.paper_table import program
 
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
@@ -21,8 +21,8 @@ TABLE4 = EXPERIMENT(
     note="fedaf(lambda_loc=0) is without the condensation loss across clients (CDC), "
     "fedaf(lambda_glob=0) without the matching of soft labels (LGKM).",
     presets={
-        "quick": with_control(QUICK, "table4"),
-        "paper": with_control(replace(PAPER, datasets=("cifar10",)), "table4"),
+        "quick": with_controls(QUICK, "table4"),
+        "paper": with_controls(replace(PAPER, datasets=("cifar10",)), "table4"),
     },
 )
 

@@ -6,7 +6,7 @@ python experiments/fedaf/table5.py --preset paper   CIFAR-10: a GPU's work
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_control
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_controls
 from fedjax_het.report.paper_table import program
 
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
@@ -19,8 +19,8 @@ TABLE5 = EXPERIMENT(
     settings={"rounds": 10},
     note="The paper gives no deviations here and does not say how many seeds its values are of.",
     presets={
-        "quick": with_control(replace(QUICK, alphas=(0.1,)), "table5"),
-        "paper": with_control(replace(PAPER, datasets=("cifar10",), alphas=(0.1,)), "table5"),
+        "quick": with_controls(replace(QUICK, alphas=(0.1,)), "table5"),
+        "paper": with_controls(replace(PAPER, datasets=("cifar10",), alphas=(0.1,)), "table5"),
     },
 )
 

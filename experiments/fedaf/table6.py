@@ -10,7 +10,7 @@ the stem for small images, an eighth of the filters, and a single alpha.
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import EXPERIMENT, PRESETS, of_condensing, with_control
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, of_condensing, with_controls
 from fedjax_het.report.paper_table import Preset, program
 
 TABLE6 = EXPERIMENT(
@@ -19,7 +19,7 @@ TABLE6 = EXPERIMENT(
     item="table6",
     title="FedAF, Table 6: best test accuracy of ResNet-18.",
     presets={
-        "quick": with_control(
+        "quick": with_controls(
             Preset(
                 datasets=("digits",),
                 models=("resnet18",),
@@ -33,7 +33,7 @@ TABLE6 = EXPERIMENT(
             ),
             "table6",
         ),
-        "paper": with_control(
+        "paper": with_controls(
             replace(PRESETS["paper"], datasets=("cifar10",), models=("resnet18",)), "table6"
         ),
     },

@@ -24,7 +24,6 @@ from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import Section, TextTable, number_text
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.splits import split_clients
-from fedjax_het.running.store import load_result
 from fedjax_het.settings.spec import RunSpec
 
 METHODS = ("fedamp", "heurfedamp")
@@ -49,28 +48,21 @@ def groups_of(spec: RunSpec) -> np.ndarray:
 
 def collaborations(outcome: Outcome) -> list[dict[str, Any]]:
     """A row per run that is there: dataset, model, method, seed, weights [K, K], groups [K]."""
-    digests = {}
-    if len(outcome.results):
-        digests = dict(zip(outcome.results["settings"], outcome.results["digest"], strict=True))
     rows, groups = [], {}
-    for cell in outcome.cells:
-        for run in cell.runs:
-            result = load_result(outcome.directory, digests.get(run.digest(), ""))
-            if result is None or result.summary["diverged"]:
-                continue
-            partition = result.summary["partition_digest"]
-            if partition not in groups:
-                groups[partition] = groups_of(run)
-            rows.append(
-                {
-                    "dataset": cell.dataset,
-                    "model": cell.model,
-                    "method": cell.method,
-                    "seed": run.seed,
-                    "weights": result.artifacts["collaboration"],
-                    "groups": groups[partition],
-                }
-            )
+    for cell, result in outcome.made():
+        partition = result.summary["partition_digest"]
+        if partition not in groups:
+            groups[partition] = groups_of(result.spec)
+        rows.append(
+            {
+                "dataset": cell.dataset,
+                "model": cell.model,
+                "method": cell.method,
+                "seed": result.spec.seed,
+                "weights": result.artifacts["collaboration"],
+                "groups": groups[partition],
+            }
+        )
     return rows
 
 

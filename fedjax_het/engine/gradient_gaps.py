@@ -5,18 +5,27 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_het.engine.contract import ClientMethod, Upload
 from fedjax_het.engine.lanes import Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.server import mean_gradient
+from fedjax_het.engine.server import gradient_moments, shuffled
 from fedjax_het.engine.task import Task
 
 Tree = Any
 
-GAPS = ("client_gap", "server_gap", "gradient_norm")  # names of the curves
+# Names of the curves.
+GAPS = (
+    "client_gap",
+    "server_gap",
+    "gradient_norm",
+    "server_norm",
+    "client_noise",
+    "server_noise",
+)
 
 
 class Survey(NamedTuple):
@@ -37,12 +46,17 @@ def gradient_gaps(
     cohort: Cohort,
     of_server: Callable[[Tree], Tree] | None = None,
 ) -> dict[str, jax.Array]:
-    """FSL's Fig. 9: xi^2 = ||grad f_0 - grad F||^2 and G^2 = mean_i ||grad f_i - grad F||^2; and
-    ||grad F||, with which they are DynaFed's Assumption 3, xi <= delta ||grad F|| + epsilon.
+    """FSL's Fig. 9: xi^2 = ||grad f_0 - grad F||^2 and G^2 = mean_i ||grad f_i - grad F||^2
+    (`server_gap`, `client_gap`); ||grad F||, with which they are DynaFed's Assumption 3, xi <=
+    delta ||grad F|| + epsilon; and what else FSL's Theorem 1 is of: ||grad f_0||, and sigma^2 and
+    sigma_0^2, the variances of a minibatch's gradient at a client (mean over clients) and at the
+    server.
 
     F weighs clients by their examples; f_0 is the server's loss. Gradients are over all data, of
-    the network as it is evaluated (no dropout, kept batch-norm statistics). G^2 is the mean over
-    clients that hold examples; xi^2 is NaN where the server has no data.
+    the network as it is evaluated (no dropout, kept batch-norm statistics); minibatches are an
+    epoch of those that clients train with, and as large ones of the server's examples. Means over
+    clients are over those that hold examples; what is the server's is NaN where it has no data, and
+    its noise where its data are not examples.
 
     Args:
       cohort: of all clients, weighted by their examples, each going through its data once.
@@ -50,37 +64,49 @@ def gradient_gaps(
     Cost: one pass over all clients' data; memory of two gradients per lane.
     """
     broadcast = Broadcast(variables)
-    key = jax.random.key(0)  # nothing is drawn
+    key = jax.random.key(0)  # clients draw nothing
     result = train_cohort(_measuring(task), plan, {}, broadcast, (), key, cohort)
     present = jnp.maximum(result.num_trained, 1)
     whole = result.upload.mean
-    mean, square = (total / present for total in result.upload.sum)
-    own = jnp.full_like(whole, jnp.nan)
+    mean, square, squares_of_batches = (total / present for total in result.upload.sum)
+    own, noise = jnp.full_like(whole, jnp.nan), jnp.float32(jnp.nan)
     if of_server is not None:
         own = ravel_pytree(of_server(variables))[0]
-    elif cohort.server is not None:
-        own = ravel_pytree(mean_gradient(task, variables, cohort.server, batch_size=64))[0]
+    elif (examples := cohort.server) is not None:
+        size = cohort.schedule.batches.shape[-1]
+        batches = shuffled(key, len(examples.labels), size)
+        gradient, of_batches = gradient_moments(task, variables, examples, batches)
+        own = ravel_pytree(gradient)[0]
+        noise = of_batches - own @ own
     return {
         "client_gap": square - 2 * mean @ whole + whole @ whole,
         "server_gap": jnp.square(own - whole).sum(),
         "gradient_norm": jnp.linalg.norm(whole),
+        "server_norm": jnp.linalg.norm(own),
+        "client_noise": squares_of_batches - square,
+        "server_noise": noise,
     }
 
 
 def _measuring(task: Task) -> ClientMethod:
-    """A client that stays and sends its gradient: averaged, and added up with its square."""
+    """A client that stays and sends its gradient: averaged, and added up with its square and with
+    those of its minibatches."""
 
     def begin(hp, broadcast, state, client):
-        return jax.tree.map(jnp.zeros_like, broadcast.variables["params"])
+        return jax.tree.map(jnp.zeros_like, broadcast.variables["params"]), jnp.zeros(())
 
     def step(hp, broadcast, local, batch, client, key):
+        total, square = local
         share = batch.mask.sum() / client.num_samples
         loss, gradient, _ = task.loss_and_gradient(broadcast.variables, batch, None, train=False)
-        return jax.tree.map(lambda total, g: total + share * g, local, gradient), loss
+        total = jax.tree.map(lambda sum_, g: sum_ + share * g, total, gradient)
+        return (total, square + share * optax.tree.norm(gradient, squared=True)), loss
 
     def end(hp, broadcast, local, state, client):
-        gradient = ravel_pytree(local)[0]
-        return Upload(mean=gradient, sum=(gradient, jnp.square(gradient).sum())), (), ()
+        total, of_batches = local
+        gradient = ravel_pytree(total)[0]
+        sums = (gradient, jnp.square(gradient).sum(), of_batches)
+        return Upload(mean=gradient, sum=sums), (), ()
 
     return ClientMethod(lambda hp, variables: (), begin, step, end)
 

@@ -244,22 +244,33 @@ def mean_gradient(
 
     Cost: a pass over them, `batch_size` at a time, shared as `fit` says.
     """
-    count = len(examples.labels)
-    batches = in_order(count, batch_size)
+    batches = in_order(len(examples.labels), batch_size)
+    return gradient_moments(task, variables, examples, batches, sharing=sharing)[0]
+
+
+def gradient_moments(
+    task: Task, variables: Tree, examples: Examples, batches: Batches, *, sharing: Sharing = ALONE
+) -> tuple[Tree, jax.Array]:
+    """`mean_gradient`, and the mean over examples of the squared length of the gradient of the
+    minibatch that they are in; by the first epoch of `batches`, of all examples."""
+    count, order = len(examples.labels), batches.order(jnp.int32(0))
 
     def slope(variables, batch, key):
         return task.loss_and_gradient(variables, batch, key, train=False)
 
     of_batch = shared_among(sharing, slope)
 
-    def add(step, total):
-        index, mask = batches.take(jnp.arange(count), step)
+    def add(step, totals):
+        mean, square = totals
+        index, mask = batches.take(order, step)
         batch = Batch(examples.images[index], examples.labels[index], mask, step)
         _, gradient, _ = of_batch(variables, batch, None)
-        return jax.tree.map(lambda t, g: t + mask.sum() / count * g, total, gradient)
+        share = mask.sum() / count
+        mean = jax.tree.map(lambda total, g: total + share * g, mean, gradient)
+        return mean, square + share * optax.tree.norm(gradient, squared=True)
 
     zeros = jax.tree.map(jnp.zeros_like, variables["params"])
-    return jax.lax.fori_loop(0, batches.per_epoch, add, zeros)
+    return jax.lax.fori_loop(0, batches.per_epoch, add, (zeros, jnp.zeros(())))
 
 
 def epoch_batch(

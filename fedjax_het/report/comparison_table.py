@@ -114,6 +114,7 @@ def _texts(row: Any, measure: str) -> dict[str, str]:
         "Difference": number_text(row.difference, "+.2f"),
         **({"p": p_text(row.p_value)} if hasattr(row, "p_value") else {}),
         **({"J": number_text(row.matching_loss, ".3f")} if hasattr(row, "matching_loss") else {}),
+        **({"Over real": number_text(row.over_real, "+.2f")} if hasattr(row, "over_real") else {}),
         **ranked,
         **(_rounds_texts(row) if hasattr(row, "rounds") else {}),
         **_runs_texts(row),

@@ -138,6 +138,10 @@ class Setting:
 
 def everyone(plan: Plan, *, sizes=SIZES):
     """The schedule of a survey: all clients, weighted by their examples, each once through."""
+    return survey_scheduler(plan, sizes=sizes).round(0)
+
+
+def survey_scheduler(plan: Plan, *, sizes=SIZES) -> Scheduler:
     partition = consecutive(sizes)
     return Scheduler(
         partition,
@@ -149,7 +153,7 @@ def everyone(plan: Plan, *, sizes=SIZES):
         eval_every=1,
         blocks=plan.blocks,
         lanes=plan.lanes,
-    ).round(0)
+    )
 
 
 def small(build, *, hp, **settings) -> Small:

@@ -92,6 +92,11 @@ class Experiment:
     """By method the number that `--tuned` tunes."""
     controls: dict[str, str] = field(default_factory=dict)
     """Rows that show what a mechanism is worth, by the row that they are a control of."""
+    real: dict[str, str] = field(default_factory=dict)
+    """By method that makes data its row with as many random real images: what others gain over it
+    is a column."""
+    baseline: str = ""
+    """The row that the paper's relative gains are over."""
     note: str = ""
     """Printed under the table: what to know about the paper's values."""
     folder: str = ""

@@ -1,6 +1,6 @@
 """A table whose runs are made."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_het.report.cell import Cell
 from fedjax_het.report.paper_table.cells import runs_of
 from fedjax_het.report.paper_table.declaration import Experiment
+from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_result
 from fedjax_het.settings.spec import RunSpec
 
@@ -29,17 +30,29 @@ class Outcome(NamedTuple):
     not_run: dict[str, str]
     """Why, by `RunSpec.digest()`."""
 
-    def client_accuracies(self, run: RunSpec) -> np.ndarray | None:
-        """[K] shares, in the round with the best mean; None where the run is not made or was lost,
-        or tests no clients."""
+    def result_of(self, run: RunSpec) -> Result | None:
+        """None where the run is not made or diverged."""
         if not len(self.results):
             return None
         own = self.results[self.results["settings"] == run.digest()]
         result = load_result(self.directory, own["digest"].iloc[0]) if len(own) else None
-        if result is None or result.summary["diverged"]:
+        return None if result is None or result.summary["diverged"] else result
+
+    def made(self) -> Iterator[tuple[Cell, Result]]:
+        """The runs that are made and did not diverge, each with its cell, in the cells' order."""
+        for cell in self.cells:
+            for run in cell.runs:
+                if (result := self.result_of(run)) is not None:
+                    yield cell, result
+
+    def client_accuracies(self, run: RunSpec) -> np.ndarray | None:
+        """[K] shares, in the round with the best mean; None where the run is not made or was lost,
+        or tests no clients."""
+        result = self.result_of(run)
+        measured = None if result is None else result.metrics.get("client_accuracy")
+        if result is None or measured is None:
             return None
-        measured = result.metrics.get("client_accuracy")
-        return None if measured is None else measured[result.summary["bmta_round"] - 1]
+        return measured[result.summary["bmta_round"] - 1]
 
     @property
     def own_results(self) -> "pd.DataFrame":

@@ -10,6 +10,7 @@ from fedjax_het.report.comparison_curves import plot_curves
 from fedjax_het.report.comparison_table import caption, comparison_table
 from fedjax_het.report.overview import overview_table, summarise_runs
 from fedjax_het.report.paper_table.departures import departures
+from fedjax_het.report.paper_table.gains import gains_note, gains_over_real, relative_gains_note
 from fedjax_het.report.paper_table.outcome import Outcome
 from fedjax_het.report.paper_table.quality import matching_losses, quality_note
 from fedjax_het.report.paper_table.significance import p_values, significance_note
@@ -35,6 +36,12 @@ def write_table(outcome: Outcome) -> list[str]:
     if losses.notna().any():
         table["matching_loss"] = losses
         own_notes.append(quality_note(cells, results))
+    if experiment.real and "domain" not in table:
+        table["over_real"] = gains_over_real(table, experiment)
+        if table["over_real"].notna().any():
+            own_notes.append(gains_note(experiment))
+    if experiment.baseline and (note := relative_gains_note(table, experiment)):
+        own_notes.append(note)
     notes = [
         caption(table),
         *own_notes,

@@ -1,0 +1,90 @@
+"""The terms of the papers' theorems, from gradients that a run measured."""
+
+import numpy as np
+import pytest
+
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.measures.theory import gradient_error, progress_terms
+
+RNG = np.random.default_rng(0)
+
+
+def test_the_bound_of_assumption_3_holds_everywhere_and_none_is_lower():
+    norms = RNG.uniform(0.1, 3, 40)
+    gaps = 0.3 * norms + 0.2 + RNG.uniform(-0.2, 0, 40)
+    found = gradient_error(np.append(gaps, np.nan), np.append(norms, 1.0))
+    assert (found.delta * norms + found.epsilon >= gaps - 1e-9).all()
+    assert found.relative == pytest.approx((gaps / norms).max())
+    # Over a grid of pairs that hold, none has a lower mean.
+    deltas = np.linspace(0, 2, 401)
+    epsilons = np.maximum((gaps[:, None] - deltas * norms[:, None]).max(0), 0)
+    lowest = (deltas * norms.mean() + epsilons).min()
+    assert found.delta * norms.mean() + found.epsilon <= lowest + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("gaps", "norms", "delta", "epsilon"),
+    [
+        ([1.0, 2.0, 3.0], [2.0, 4.0, 6.0], 0.5, 0.0),  # in proportion
+        ([0.7, 0.7], [1.0, 3.0], 0.0, 0.7),  # whatever the gradient
+        ([0.0, 0.0], [1.0, 2.0], 0.0, 0.0),
+        ([2.0, 1.0], [1.0, 2.0], 0.0, 2.0),  # never a negative delta
+    ],
+)
+def test_the_bound_of_plain_cases(gaps, norms, delta, epsilon):
+    found = gradient_error(gaps, norms)
+    assert (found.delta, found.epsilon) == pytest.approx((delta, epsilon), abs=1e-9)
+
+
+def test_no_measured_round_has_no_bound():
+    with pytest.raises(ConfigError, match="gaps = 'all NaN'"):
+        gradient_error([np.nan], [1.0])
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 1.5])
+def test_terms_are_those_of_theorem_1(gamma):
+    """Against (12) term by term, from gradients as vectors, with numbers for K_0 eta_0 and L."""
+    whole, own = RNG.normal(size=(2, 7))
+    between, noise, own_noise = 0.4, 0.9, 0.6
+    server_lr, N, S, K, K0, L = 2.0, 10, 4, 12.0, 20.0, 3.7
+    curves = {
+        "gradient_norm": np.linalg.norm(whole),
+        "server_norm": np.linalg.norm(own),
+        "server_gap": ((whole - own) ** 2).sum(),
+        "client_gap": between,
+        "client_noise": noise,
+        "server_noise": own_noise,
+    }
+    found = progress_terms(
+        {name: np.array([value]) for name, value in curves.items()},
+        gamma=gamma,
+        server_lr=server_lr,
+        num_clients=N,
+        sampled=S,
+        client_steps=K,
+        server_steps=K0,
+    )
+    moved = found.step / L  # K_0 eta_0
+    kappa = max(4 * gamma**3, 2 * server_lr**-2 + 3 * gamma**2)
+    assert moved <= min(server_lr, 1 / gamma, 8 / 9) / (4 * L) * (1 + 1e-12)
+    limit = min(1, (gamma + 1) ** 2 / (2 * kappa)) / (8 * L * (gamma + 1))
+    assert moved == pytest.approx(limit)
+    h = gamma + 0.5 - moved * L * (1 + gamma) / 2 * (3 * gamma + 3 + 16 * kappa * moved * L)
+    assert h >= (3 * gamma + 1) / 4  # as the paper says of (13)
+    rho = (N - S) / (N - 1)
+    psi = gamma**2 * own_noise / K0 + noise / (K * S) + rho * between / S
+    phi = (
+        gamma**2 * psi
+        + 2 * gamma**2 / S * (noise / K + rho * between)
+        + server_lr**-2 * (2 * between + noise / K)
+    )
+    mixed = whole / (1 + gamma) + gamma / (1 + gamma) * own
+    xi = ((whole - own) ** 2).sum()
+    whole_terms = np.array(
+        [
+            moved * h * mixed @ mixed,
+            5 * moved**2 * L * psi,
+            8 * moved**3 * L**2 * (gamma * kappa / (1 + gamma) * xi + phi),
+        ]
+    )
+    np.testing.assert_allclose(np.ravel(found[1:]), whole_terms / moved, rtol=1e-12)
