@@ -29,7 +29,8 @@ from fedjax_het.report.write import write_figure, write_text
 ROUNDS = (4, 16, 64, 256)
 STRENGTH = 1.0  # lambda
 SIGMA = 10.0
-NETWORKS = {"linear": (), "two hidden layers": (128, 128)}
+WIDTH = 128
+NETWORKS = {0: "linear", 2: "two hidden layers"}  # by the number of layers
 LOOKS = {"linear": "#0072B2", "two hidden layers": "#D55E00"}
 CAPTION = (
     f"lambda {STRENGTH:g}, sigma {SIGMA:g}, alpha lambda / sqrt(K). Start: at W^0. Lowest: of W^0 "
@@ -39,20 +40,24 @@ CAPTION = (
 
 
 def rows() -> tuple[str, ...]:
-    return tuple(f"fedamp(hidden={hidden}, K={K})" for hidden in NETWORKS.values() for K in ROUNDS)
+    return tuple(f"fedamp(layers={layers}, K={K})" for layers in NETWORKS for K in ROUNDS)
 
 
 def read_row(row: str, dataset: str):
     method, variant = parse_row_of_any(row, dataset)
     rounds = variant.pop("K")
     return method, {
-        "network_options": {"hidden": variant.pop("hidden")},
+        "network_options": {"hidden": [WIDTH] * variant.pop("layers")},
         "rounds": rounds + 1,
         "gradient_gaps": 1,
+        "local_epochs": 5,
         "scale": "absolute",
-        "sigma": SIGMA,
-        "prox_lambda": STRENGTH,
-        "alpha": STRENGTH / math.sqrt(rounds),
+        "hp": {
+            "sigma": SIGMA,
+            "prox_lambda": STRENGTH,
+            "alpha": STRENGTH / math.sqrt(rounds),
+            "local_lr": 0.03,  # times the strongest pull, sqrt(256), it is stable
+        },
     }
 
 
@@ -79,10 +84,6 @@ THEORY = replace(
 )
 
 
-def network_of(hidden) -> str:
-    return next(name for name, layers in NETWORKS.items() if tuple(hidden) == layers)
-
-
 def along(outcome: Outcome) -> pd.DataFrame:
     """A row per run and round k: G(W^k) and the square of its gradient's length."""
     frames = []
@@ -96,7 +97,7 @@ def along(outcome: Outcome) -> pd.DataFrame:
             pd.DataFrame(
                 {
                     "dataset": cell.dataset,
-                    "network": network_of(spec.network_options["hidden"]),
+                    "network": NETWORKS[len(spec.network_options["hidden"])],
                     "K": spec.rounds - 1,
                     "seed": spec.seed,
                     "k": np.arange(spec.rounds),
