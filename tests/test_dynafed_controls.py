@@ -54,12 +54,12 @@ class Tuned(Loop):
             self.vector = self.vector - RATE * m_hat / (np.sqrt(v_hat) + 1e-8)
 
 
-def control(synthetic, images, labels):
+def control(synthetic, images, labels, number=SAMPLES):
     """-> (images, soft labels) that the control is tuned on."""
-    classes = np.repeat(np.arange(CLASSES), SAMPLES // CLASSES)
+    classes = np.arange(number) * CLASSES // number
     if synthetic == "untrained":
-        noise = host_rng(0, Stream.CONTROL).normal(size=(SAMPLES, *images.shape[1:]))
-        return flat(noise.astype(np.float32)), np.full((SAMPLES, CLASSES), 1 / CLASSES)
+        noise = host_rng(0, Stream.CONTROL).normal(size=(number, *images.shape[1:]))
+        return flat(noise.astype(np.float32)), np.full((number, CLASSES), 1 / CLASSES)
     chosen_images = images[random_subset(labels, classes, seed=0)]
     return flat(chosen_images), softmax(20.0 * np.eye(CLASSES)[classes])
 
@@ -123,10 +123,13 @@ def test_a_step_size_that_the_guards_would_change_is_refused(step_size):
 
 
 @pytest.mark.slow
-def test_assumption_3_is_measured_along_a_run():
+@pytest.mark.parametrize("synthetic", ["matched", "untrained", "real"])
+def test_assumption_3_is_measured_along_a_run(synthetic):
     """The distance of the gradient on the synthetic data from that of all data, and the latter's
     length, in float64, at the model that the last measured round began with."""
-    made, before = run(spec("dynafed", gradient_gaps=2)), run(spec("dynafed", rounds=8))
+    options = {**SYNTHESIS, "synthetic": synthetic}
+    made = run(spec("dynafed", options=options, gradient_gaps=2))
+    before = run(spec("dynafed", options=options, rounds=8))
     gap, norm = made.metrics["server_gap"], made.metrics["gradient_norm"]
     measured = np.isfinite(norm)
     assert measured.tolist() == [r % 2 == 0 for r in range(9)]
@@ -145,8 +148,14 @@ def test_assumption_3_is_measured_along_a_run():
 
         x = (flat(data.train_images) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
         whole = jax.grad(loss)(params["params"], x, np.eye(CLASSES)[data.train_labels])
-        labels = softmax(np.asarray(made.artifacts["synthetic_label_logits"], float))
-        own = jax.grad(loss)(params["params"], flat(made.artifacts["synthetic_images"]), labels)
+        if synthetic == "matched":
+            images = flat(made.artifacts["synthetic_images"])
+            labels = softmax(np.asarray(made.artifacts["synthetic_label_logits"], float))
+        else:
+            number = made.spec.options["num_samples"]
+            normalised = x.reshape(data.train_images.shape)
+            images, labels = control(synthetic, normalised, data.train_labels, number)
+        own = jax.grad(loss)(params["params"], images, labels)
         away = optax.tree.sub(own, whole)
         expected = float(optax.tree.norm(away, squared=True)), float(optax.tree.norm(whole))
     np.testing.assert_allclose((gap[-1], norm[-1]), expected, rtol=1e-3)

@@ -32,10 +32,11 @@ SIGMA = 10.0
 WIDTH = 128
 NETWORKS = {0: "linear", 2: "two hidden layers"}  # by the number of layers
 LOOKS = {"linear": "#0072B2", "two hidden layers": "#D55E00"}
+RATES = {"objective": "rate of G", "gradient": "of gradient²"}
 CAPTION = (
     f"lambda {STRENGTH:g}, sigma {SIGMA:g}, alpha lambda / sqrt(K). Start: at W^0. Lowest: of W^0 "
-    "to W^K. Rate: the slope of the lowest over K in logarithms, -0.5 is what the theorems bound "
-    "(of G: above the lowest that any run of that network and seed found). Means over seeds."
+    "to W^K. Rate: the slope of the lowest over K in logarithms; the theorems bound what is above "
+    "G*, which is 0 or more, and the gradient's square by constants times K^-0.5. Means over seeds."
 )
 
 
@@ -114,9 +115,7 @@ def lowest(curves: pd.DataFrame) -> pd.DataFrame:
     runs = ["dataset", "network", "K", "seed"]
     by_run = curves.groupby(runs, sort=False)[["objective", "gradient"]]
     found = by_run.first().add_prefix("first_").join(by_run.min().add_prefix("lowest_"))
-    found = found.reset_index()
-    best = found.groupby(["dataset", "network", "seed"])["lowest_objective"].transform("min")
-    return found.assign(above=found["lowest_objective"] - best)
+    return found.reset_index()
 
 
 def rate(rounds: pd.Series, values: pd.Series) -> float:
@@ -131,7 +130,7 @@ def text_table(table: pd.DataFrame, title: str) -> TextTable:
     sections = []
     for (dataset, network), own in table.groupby(["dataset", "network"], sort=False):
         means = own.groupby("K").mean(numeric_only=True).reset_index()
-        rates = {name: rate(means["K"], means[name]) for name in ("above", "lowest_gradient")}
+        rates = {name: rate(means["K"], means[f"lowest_{name}"]) for name in RATES}
         texts = [
             {
                 "K": f"{row.K:g}",
@@ -142,10 +141,7 @@ def text_table(table: pd.DataFrame, title: str) -> TextTable:
             }
             for row in means.itertuples(index=False)
         ]
-        said = ", ".join(
-            f"{name} {number_text(rates[key], '+.2f')}"
-            for name, key in (("rate of G", "above"), ("of gradient²", "lowest_gradient"))
-        )
+        said = ", ".join(f"{RATES[name]} {number_text(rates[name], '+.2f')}" for name in RATES)
         labels = {"Data": dataset, "Network": network}
         title_ = f"{dataset}, {network}: {said}"
         sections.append(Section(rows=tuple(texts), title=title_, labels=labels))
@@ -153,31 +149,29 @@ def text_table(table: pd.DataFrame, title: str) -> TextTable:
 
 
 def draw(curves: pd.DataFrame, table: pd.DataFrame):
-    """Left G(W^k) along the runs with the largest K, right the lowest squared gradient against K,
+    """Left G along the runs with the largest K, right the lowest squared gradient against K,
     and the rate 1 / sqrt(K) through the first."""
     from matplotlib.lines import Line2D
 
     figure, panels = make_panels(
-        ["G(W^k), above the lowest found", "lowest ||grad G||^2 of W^0 to W^K"],
+        ["lowest G of W^0 to W^k", "lowest ||grad G||^2 of W^0 to W^K"],
         columns=2,
         size=(4.4, 3.4),
         sharey="none",
     )
-    above, gradient = panels.values()
+    objective, gradient = panels.values()
     for network, own in curves.groupby("network", sort=False):
         colour = LOOKS[network]
         longest = own[own["K"] == own["K"].max()]
-        floors = own.groupby("seed")["objective"].min()
-        for seed, run in longest.groupby("seed"):
-            rest = (run["objective"] - floors[seed]).cummin()
-            above.plot(run["k"] + 1, rest.where(rest > 0), color=colour, lw=1.3)
+        for _, run in longest.groupby("seed"):
+            objective.plot(run["k"] + 1, run["objective"].cummin(), color=colour, lw=1.3)
         means = table[table["network"] == network].groupby("K")["lowest_gradient"].mean()
         gradient.plot(means.index, means, color=colour, marker="o", ms=4)
         bound = means.iloc[0] * np.sqrt(means.index[0] / means.index)
         gradient.plot(means.index, bound, color=colour, ls=":", lw=1.2)
-    above.set_xlabel("k + 1", fontsize=10)
+    objective.set_xlabel("k + 1", fontsize=10)
     gradient.set_xlabel("K", fontsize=10)
-    for panel in (above, gradient):
+    for panel in panels.values():
         panel.set_xscale("log")
         panel.set_yscale("log")
         plain_axes(panel)

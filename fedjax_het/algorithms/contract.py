@@ -175,8 +175,9 @@ class Algorithm(NamedTuple):
       on the first model's weights, since those may be pretrained
     pairs: how clients condense their data, where they do so instead of training
     inputs: what a round reads besides
-    server_gradient(state, variables) -> tree    of the loss on data that the server has made, to be
-                                                 compared with that of all clients' data
+    server_gradient(state, inputs, variables) -> tree    of the loss on data that the server has
+                                                         made or was given, to be compared with
+                                                         that of all clients' data
     survey: what is measured on all clients' data where a run asks for it (`gradient_gaps`), in
       place of the distances of the global model's gradients
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
@@ -201,7 +202,7 @@ class Algorithm(NamedTuple):
     pageable: bool = False
     pairs: PairWork | None = None
     inputs: tuple[RoundInput, ...] = ()
-    server_gradient: Callable[[State, Tree], Tree] | None = None
+    server_gradient: Callable[[State, dict[str, Tree], Tree], Tree] | None = None
     survey: Survey | None = None
     host_work: "tuple[HostWork, ...]" = ()
     server_batch: int = 0

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.algorithms.contract import Algorithm, Holdings, HostWork, RoundInput
+from fedjax_het.algorithms.contract import Algorithm, Holdings, HostWork, RoundInput, State
 from fedjax_het.algorithms.entry import Entry, Rule
 from fedjax_het.algorithms.refined import Round, refined
 from fedjax_het.common.errors import is_whole
@@ -146,6 +146,10 @@ def dynafed(
         done=lambda state: int(state.server.own.iterations),
         advance=partial(_advance, fixed, plan),
     )
+
+    def server_gradient(state: State, inputs: dict[str, Tree], variables: Tree) -> Tree:
+        return _gradient(training.task.model, *_made(fixed, state.server.own), variables)
+
     return whole._replace(
         host_work=(*whole.host_work, synthesising),
         artifacts=lambda state: {
@@ -153,7 +157,7 @@ def dynafed(
             **_artifacts(fixed, state.server.own),
         },
         summary=lambda hp, state: {**whole.summary(hp, state), **_summary(state.server.own)},
-        server_gradient=partial(_gradient, fixed),
+        server_gradient=server_gradient,
     )
 
 
@@ -163,17 +167,24 @@ def _control(
     """DynaFed over `algorithm`, on data that nothing has matched."""
     model, real = training.task.model, options.synthetic == "real"
 
-    def refine(hp, own, this_round: Round):
-        images, labels = this_round.cohort.inputs[CONTROL_DATA]
+    def data_of(inputs: dict[str, Tree]) -> SyntheticData:
+        images, labels = inputs[CONTROL_DATA]
         images = training.task.normalise(images) if real else images
-        data = SyntheticData(images, labels, jnp.zeros(()))
+        return SyntheticData(images, labels, jnp.zeros(()))
+
+    def refine(hp, own, this_round: Round):
+        data = data_of(this_round.cohort.inputs)
         ready = this_round.number >= options.trajectory_rounds
         return _tuned(model, options, plan, hp, this_round, data, ready), own
+
+    def server_gradient(state: State, inputs: dict[str, Tree], variables: Tree) -> Tree:
+        ready = state.round >= options.trajectory_rounds
+        return _gradient(model, data_of(inputs), ready, variables)
 
     num_samples = options.total_samples(model.num_classes)
     whole = refined(algorithm, refine, server_batch=min(FINE_TUNE_BATCH, num_samples))
     data = RoundInput(CONTROL_DATA, partial(_control_data, real, num_samples))
-    return whole._replace(inputs=(*whole.inputs, data))
+    return whole._replace(inputs=(*whole.inputs, data), server_gradient=server_gradient)
 
 
 def _control_data(
@@ -261,11 +272,13 @@ def _refine(fixed: _Fixed, plan: Plan, hp, own: DynaFedServer, this_round: Round
     # Rounds beyond L fall outside the array and are dropped.
     trajectory = own.trajectory.at[this_round.number + 1].set(average, mode="drop")
     own = own._replace(trajectory=trajectory)
-    data, ready = (
-        fixed.synthesis.result(own.synthesis),
-        own.iterations >= fixed.options.num_iterations,
-    )
-    return _tuned(fixed.model, fixed.options, plan, hp, this_round, data, ready), own
+    return _tuned(fixed.model, fixed.options, plan, hp, this_round, *_made(fixed, own)), own
+
+
+def _made(fixed: _Fixed, own: DynaFedServer) -> tuple[SyntheticData, jax.Array]:
+    """The data, and whether they are ready."""
+    ready = own.iterations >= fixed.options.num_iterations
+    return fixed.synthesis.result(own.synthesis), ready
 
 
 def _tuned(
@@ -332,16 +345,13 @@ def _advance(fixed: _Fixed, plan: Plan, hp, state, key, count, server=None):
     return state._replace(server=state.server._replace(own=own))
 
 
-def _gradient(fixed: _Fixed, state, variables: Tree) -> Tree:
-    """Of the mean cross-entropy on the synthetic data, as they are; NaN before there are any."""
-    own: DynaFedServer = state.server.own
-    data = fixed.synthesis.result(own.synthesis)
+def _gradient(model: Model, data: SyntheticData, ready: jax.Array, variables: Tree) -> Tree:
+    """Of the mean cross-entropy on the data, as they are; NaN before they are `ready`."""
 
     def loss(params):
-        logits = fixed.model.apply({**variables, "params": params}, data.images, train=False)[0]
+        logits = model.apply({**variables, "params": params}, data.images, train=False)[0]
         return soft_cross_entropy(logits, data.label_logits, scaling="cross_entropy")
 
-    ready = own.iterations >= fixed.options.num_iterations
     gradient = jax.grad(loss)(variables["params"])
     return jax.tree.map(lambda g: jnp.where(ready, g, jnp.nan), gradient)
 

@@ -220,7 +220,7 @@ def _survey(rounds: Rounds, inputs: ChunkInputs, state, schedule: RoundSchedule)
     """-> (what is found, by name; what is known when it is); NaN in rounds without one."""
     due = schedule.trial | (schedule.round % rounds.measuring.survey_every == 0)
     assert inputs.survey is not None
-    cohort = Cohort(inputs.survey, inputs.examples, inputs.server)
+    cohort = Cohort(inputs.survey, inputs.examples, inputs.server, inputs.inputs)
     survey = rounds.algorithm.survey or Survey(GAPS, partial(_gaps, rounds))
     found = jax.lax.cond(
         due,
@@ -236,6 +236,6 @@ def _gaps(rounds: Rounds, hp, state, cohort: Cohort) -> dict[str, jax.Array]:
     algorithm = rounds.algorithm
     of_server = None
     if algorithm.server_gradient is not None:
-        of_server = partial(algorithm.server_gradient, state)
+        of_server = partial(algorithm.server_gradient, state, cohort.inputs)
     variables = algorithm.global_model(state)
     return gradient_gaps(rounds.task, rounds.plan, variables, cohort, of_server)

@@ -34,8 +34,8 @@ def of_use(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Of settings that several methods are compared at, those that this one has a use for."""
     entry = METHODS[algorithm]
     unused: tuple[str, ...] = () if entry.trains_locally else LOCAL_TRAINING
-    asked = any(settings.get(name) for name in ("pretrain_epochs", "gradient_gaps"))
-    if not (entry.server_data or asked):
+    measured = settings.get("gradient_gaps") and settings.get("server_data")
+    if not (entry.server_data or settings.get("pretrain_epochs") or measured):
         unused = (*unused, *SERVER_DATA)
     return {name: value for name, value in settings.items() if name not in unused}
 
