@@ -27,7 +27,8 @@ MODULES = {n: import_module(f"experiments.fedaf.table{n}") for n in range(1, 7)}
 TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
 BASELINES = ("fedavg", "fedprox", "fedbn", "moon", "feddyn", "fedgen")
 OWN_NORMS = "fedbn(scored='personal')"  # a row that the paper's Table 1 does not have
-CONTROLS = {"feddm(image_lr=0, steps=1)", "fedaf(image_lr=0, steps=1)"}
+OF_FEDAF = ("fedaf(image_lr=0, steps=1)", "fedaf(init='real', image_lr=0, steps=1)")
+CONTROLS = {*OF_FEDAF, *(row.replace("fedaf", "feddm") for row in OF_FEDAF)}
 
 
 def runs(experiment, preset="paper", **filters):
@@ -45,7 +46,7 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
     more = {OWN_NORMS, *CONTROLS}
     assert sorted(place for place in ours if place[3] not in more) == sorted(theirs)
     controls = {place[3] for place in ours if place[3] in CONTROLS}
-    assert controls == (CONTROLS if number == 1 else {"fedaf(image_lr=0, steps=1)"})
+    assert controls == (CONTROLS if number == 1 else set(OF_FEDAF))
     assert sum(place[3] == OWN_NORMS for place in ours) == (9 if number == 1 else 0)
     assert all(len(cell.runs) == 3 for cell in cells)
     assert departures(experiment, cells) == []
@@ -148,7 +149,7 @@ def test_a_methods_name_stands_for_its_variants_unless_it_is_a_row():
         return [cell.method for cell in cells]
 
     ipcs = [f"fedaf(ipc={n})" for n in (10, 20, 50, 80, 100)]
-    assert rows(3, "fedaf") == [*ipcs, "fedaf(image_lr=0, steps=1)"]
+    assert rows(3, "fedaf") == [*ipcs, *OF_FEDAF]
     assert rows(4, "fedaf") == ["fedaf"]
     assert rows(4, "feddm", "fedaf(lambda_loc=0)") == ["fedaf(lambda_loc=0)", "feddm"]
 
