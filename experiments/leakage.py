@@ -69,8 +69,8 @@ def preset(dataset: str, seeds: tuple[int, ...], clients: int, **condensing: Any
         settings={"num_clients": clients, "participation": 1.0},
         method_settings={
             "dynafed": {"rounds": 21, "local_epochs": 5 if dataset == "digits" else 1},
-            "feddm": {"rounds": 3, "hp": {"image_lr": 5.0, "server_lr": 0.01}, **own},
-            "fedaf": {"rounds": 3, "hp": {"image_lr": 5.0, "server_lr": 0.01}, **own},
+            "feddm": {"rounds": 3, **own},
+            "fedaf": {"rounds": 3, **own},
         },
     )
 
