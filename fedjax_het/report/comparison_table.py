@@ -97,7 +97,7 @@ def _texts(row: Any, measure: str) -> dict[str, str]:
     besides, ranked = {}, {}
     if measure == "bmta":
         besides["Worst decile"] = number_text(row.worst_decile)
-        besides["Round"] = number_text(row.best_round, "g")
+        besides["Round"] = number_text(row.best_round, ".3g")
         theirs = "" if math.isnan(row.reported_rank) else f" / {row.reported_rank:g}"
         ranked["Rank"] = number_text(row.rank, "g") + theirs
     elif measure == "window_accuracy":
