@@ -21,16 +21,16 @@ import numpy as np
 import pandas as pd
 from scipy.stats import combine_pvalues
 
+from experiments.fedaf.table1 import of_condensing
 from fedjax_het.condensation import SyntheticData, train_from_scratch
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
 from fedjax_het.measures.leakage import attack, nearest, neighbours
 from fedjax_het.nn import make_model
-from fedjax_het.report import print_table, to_csv, to_markdown
 from fedjax_het.report.paper_table import Experiment, Outcome, Preset, program
 from fedjax_het.report.render import Section, TextTable, number_text, p_text
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.write import publish
 from fedjax_het.running.result import Result
 from fedjax_het.running.splits import split_clients
 
@@ -59,7 +59,7 @@ ROWS = (
 
 
 def preset(dataset: str, seeds: tuple[int, ...], clients: int, **condensing: Any) -> Preset:
-    own = {"batch_size": 256, "options": {"ipc": 10, "server_epochs": 50, **condensing}}
+    options = {"ipc": 10, "server_epochs": 50, **condensing}
     return Preset(
         datasets=(dataset,),
         models=("mlp",),
@@ -69,8 +69,7 @@ def preset(dataset: str, seeds: tuple[int, ...], clients: int, **condensing: Any
         settings={"num_clients": clients, "participation": 1.0},
         method_settings={
             "dynafed": {"rounds": 21, "local_epochs": 5 if dataset == "digits" else 1},
-            "feddm": {"rounds": 3, **own},
-            "fedaf": {"rounds": 3, **own},
+            **of_condensing(rounds=3, batch_size=256, options=options),
         },
     )
 
@@ -251,11 +250,8 @@ def write(outcome: Outcome) -> list[str]:
         return []
     table = pd.DataFrame(rows)
     texts = text_table(table, f"{LEAKAGE.title} Preset {outcome.preset}.")
-    print_table(texts)
-    write_text(outcome.directory / "leakage.md", to_markdown(texts))
-    write_text(outcome.directory / "leakage.csv", to_csv(table))
-    write_figure(outcome.directory / "leakage.png", draw(pictured))
-    return ["leakage.md", "leakage.csv", "leakage.png"]
+    figures = {"leakage.png": draw(pictured)}
+    return publish(outcome.directory, "leakage", texts, table, figures)
 
 
 main = program(LEAKAGE, write)

@@ -247,14 +247,16 @@ def test_gains_are_over_real_images_of_the_same_place_and_relative_to_the_baseli
     levels = {"fedavg": 0.4, "dynafed": 0.6, CONTROLS[0]: 0.5, CONTROLS[1]: 0.75}
     results = results_of(own, lambda cell, run: levels[cell.method] + cell.alpha)
     table = compare(own, results, TABLE1.values())
-    gains = gains_over_real(table, TABLE1)
+    gains = gains_over_real(table, own, TABLE1)
     for cell, gain in zip(own, gains, strict=True):
         wanted = {"dynafed": -15.0, CONTROLS[0]: -25.0}.get(cell.method, math.nan)
         np.testing.assert_allclose(gain, wanted, atol=1e-9)
-    note = relative_gains_note(table, TABLE1)
+    note = relative_gains_note(table, own, TABLE1)
     assert "alpha 0.01: +48.8 % measured" in note and "alpha 0.04: +45.5 % measured" in note
     paper = relative_gains_note(
-        table.assign(reported_mean=table["method"].map({"fedavg": 50.0, "dynafed": 75.0})), TABLE1
+        table.assign(reported_mean=table["method"].map({"fedavg": 50.0, "dynafed": 75.0})),
+        own,
+        TABLE1,
     )
     assert paper.count("+50.0 % reported") == 2
     assert CONTROLS[1] in gains_note(TABLE1)

@@ -16,7 +16,6 @@ from fedjax_het.condensation import SyntheticData
 from fedjax_het.data import load_dataset
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.synthetic_images import plot_synthesis
-from fedjax_het.running.store import load_result
 
 NUM_CLASSES = 3
 ONE_RUN = {"alphas": (0.01,), "seeds": (0,), "rows": ("dynafed",)}
@@ -36,20 +35,18 @@ FIG4 = EXPERIMENT(
 
 
 def write(outcome: Outcome) -> list[str]:
-    results = outcome.own_results
-    if not len(results):
+    result = next((result for _, result in outcome.made()), None)
+    if result is None:
         print("No run is there to be drawn.")
         return []
-    found = load_result(outcome.directory, results["digest"].iloc[0])
-    assert found is not None  # the table of results has it
-    made = found.artifacts
+    made = result.artifacts
     logits = made["synthetic_label_logits"][made["snapshot_samples"]]
     steps = zip(made["snapshot_iterations"], made["snapshots"], strict=True)
     plot_synthesis(
         {int(n): SyntheticData(images, logits, jnp.float32(0)) for n, images in steps},
         outcome.directory / "fig4.png",
         num_samples=NUM_CLASSES,
-        class_names=load_dataset(found.spec.dataset).class_names,
+        class_names=load_dataset(result.spec.dataset).class_names,
     )
     return ["fig4.png"]
 

@@ -15,13 +15,28 @@ from experiments.dynafed.settings import EXPERIMENT, PRESETS
 from fedjax_het.report import plot_against, plot_learning_curves
 from fedjax_het.report.paper_table import program, write_drawing
 
-LENGTHS = (10, 15, 20, 25)  # the caption has 15 twice, the text 25
-SAMPLES = (50, 100, 150, 200, 300)  # the paper names 150 alone
+# The caption has 15 twice, the text 25.
+LENGTHS = {"quick": (10, 20), "paper": (10, 15, 20, 25)}
+# The paper names 150 alone.
+SAMPLES = {"quick": (50, 150), "paper": (50, 100, 150, 200, 300)}
 RIVALS = ("fedavg", "fedgen")
 
 
-def both(**changes):
-    return {name: replace(preset, **changes) for name, preset in PRESETS.items()}
+def both(rows, **changes):
+    """`rows(name)` of the preset of each name."""
+    small = {"quick": {"alphas": (0.01, 0.04), "seeds": (0,)}, "paper": {}}
+    return {
+        name: replace(preset, rows=tuple(rows(name)), **{**small[name], **changes})
+        for name, preset in PRESETS.items()
+    }
+
+
+def of_lengths(name: str):
+    return (*RIVALS, *(f"dynafed(trajectory_rounds={length})" for length in LENGTHS[name]))
+
+
+def of_numbers(name: str):
+    return (f"dynafed(num_samples={number})" for number in SAMPLES[name])
 
 
 LENGTH = EXPERIMENT(
@@ -30,15 +45,12 @@ LENGTH = EXPERIMENT(
     item="fig5",
     title="DynaFed, Figure 5, left: test accuracy by the length of the trajectory.",
     reported=False,
-    presets=both(
-        alphas=(0.01,),
-        rows=(*RIVALS, *(f"dynafed(trajectory_rounds={length})" for length in LENGTHS)),
-    ),
+    presets=both(of_lengths, alphas=(0.01,)),
 )
 NUMBER = replace(
     LENGTH,
     title="DynaFed, Figure 5, right: test accuracy by the number of synthetic samples.",
-    presets=both(rows=tuple(f"dynafed(num_samples={number})" for number in SAMPLES)),
+    presets=both(of_numbers),
 )
 BY_LENGTH = ("dataset", "alpha", "algorithm", "options.trajectory_rounds")
 BY_NUMBER = ("dataset", "alpha", "options.num_samples")

@@ -34,7 +34,6 @@ from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.style import add_legend, make_panels, plain_axes
 from fedjax_het.report.write import write_figure, write_text
 from fedjax_het.running.result import Result
-from fedjax_het.running.store import load_result
 
 LOCAL_EPOCHS = {"quick": (2, 5, 10), "paper": (1, 5, 10)}
 NETWORKS = 3
@@ -204,12 +203,10 @@ def draw_scratch(table: pd.DataFrame):
 
 
 def write(outcome: Outcome) -> list[str]:
-    results = outcome.own_results
-    if not len(results):
+    found = [result for _, result in outcome.made()]
+    if not found:
         print("No run is there to be drawn.")
         return []
-    loaded = [load_result(outcome.directory, digest) for digest in results["digest"]]
-    found = [result for result in loaded if result is not None and not result.summary["diverged"]]
     dataset = load_dataset(found[0].spec.dataset, normalisation=found[0].spec.normalisation)
     shortest = min(result.spec.local_epochs or 0 for result in found)
     near = [r for r in found if r.spec.local_epochs == shortest]

@@ -44,7 +44,8 @@ TABLE3 = EXPERIMENT(
         "quick": replace(
             QUICK,
             alphas=(0.01,),
-            rows=rows((10, 30), (20, 15)),
+            seeds=(0,),
+            rows=rows((10, 30)),
             method_settings={
                 **OF_METHOD,
                 "dynafed": {"options": {"num_iterations": 200, "trajectory_rounds": 10}},

@@ -19,8 +19,7 @@ from fedjax_het.measures.convergence import rounds_to
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text, plus_minus
 from fedjax_het.report.reported import reported_values
-from fedjax_het.report.write import write_figure, write_text
-from fedjax_het.running.store import load_result
+from fedjax_het.report.write import publish
 
 METRIC = "rounds_to_accuracy_"
 CAPTION = (
@@ -56,16 +55,13 @@ TABLE4 = EXPERIMENT(
 def rounds_table(outcome: Outcome) -> pd.DataFrame:
     """A row per cell: `target` (a share), `rounds` and `std` over seeds (NaN unless all `planned`
     runs were made and reach it), `reached`, `made`, `reported`, `reported_std`, `difference`."""
-    results = outcome.own_results
-    by_settings = results.set_index("settings") if len(results) else results
     rows = []
     for cell in outcome.cells:
         target = math.nan
         if cell.alpha is not None:
             target = TARGETS.get((cell.dataset, cell.alpha), math.nan)
-        made = [run.digest() for run in cell.runs if run.digest() in by_settings.index]
-        loaded = [load_result(outcome.directory, by_settings.loc[d, "digest"]) for d in made]
-        curves = [result.metrics["test_accuracy"] for result in loaded if result is not None]
+        made = filter(None, map(outcome.result_of, cell.runs))
+        curves = [result.metrics["test_accuracy"] for result in made]
         hits = pd.Series([rounds_to(curve, target, window=1) for curve in curves], dtype=float)
         complete = len(hits) == len(cell.runs) > 0 and hits.notna().all()
         theirs = outcome.reported.query(
@@ -118,18 +114,9 @@ def write_rounds(outcome: Outcome) -> list[str]:
     table = rounds_table(outcome)
     lost = tuple(f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values()))
     text = text_table(table, f"{TABLE4.title} Preset {outcome.preset}.", (CAPTION, *lost))
-    report.print_table(text)
-    texts = {
-        "table4.md": report.to_markdown(text),
-        "table4.tex": report.to_latex(text),
-        "table4.csv": report.to_csv(table),
-    }
-    for name, content in texts.items():
-        write_text(outcome.directory / name, content)
     of_table1 = reported_values("dynafed", "table1")
     figure = report.plot_curves(outcome.cells, outcome.results, outcome.curves, of_table1)
-    write_figure(outcome.directory / "table4_curves.png", figure)
-    return [*texts, "table4_curves.png"]
+    return publish(outcome.directory, "table4", text, table, {"table4_curves.png": figure})
 
 
 main = program(TABLE4, write_rounds)

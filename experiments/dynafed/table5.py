@@ -13,10 +13,11 @@ from typing import Any
 from experiments.dynafed.settings import CONTROLS, EXPERIMENT, NOTE, PAPER, QUICK, ROWS
 from fedjax_het.report.paper_table import program
 
+OWN_ROWS = ("dynafed", "dynafed(preset='code')", *CONTROLS)
 NETWORKS: dict[str, Any] = {
     "models": ("mlp", "convnet"),
     "alphas": (0.01, 0.04),
-    "rows": (*ROWS, "dynafed(preset='code')", *CONTROLS),
+    "rows": (*dict.fromkeys((*ROWS, *OWN_ROWS)),),
 }
 
 TABLE5 = EXPERIMENT(
@@ -26,7 +27,14 @@ TABLE5 = EXPERIMENT(
     note=NOTE,
     presets={
         "paper": replace(PAPER, datasets=("fashion_mnist",), **NETWORKS),
-        "quick": replace(QUICK, seeds=(0,), model_settings={"convnet": {"width": 8}}, **NETWORKS),
+        "quick": replace(
+            QUICK,
+            models=NETWORKS["models"],
+            alphas=(0.01,),
+            seeds=(0,),
+            rows=("fedavg", "fedprox", "scaffold", *OWN_ROWS),
+            model_settings={"convnet": {"width": 8}},
+        ),
     },
 )
 

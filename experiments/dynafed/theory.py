@@ -17,11 +17,10 @@ import pandas as pd
 
 from experiments.dynafed.settings import CONTROLS, EXPERIMENT, QUICK
 from fedjax_het.measures.theory import gradient_error
-from fedjax_het.report import print_table, to_csv, to_markdown
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import Section, TextTable, number_text
 from fedjax_het.report.style import add_legend, make_panels, plain_axes
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.write import publish
 from fedjax_het.running.result import Result
 
 ROWS = ("dynafed", *CONTROLS)
@@ -94,7 +93,7 @@ def text_table(table: pd.DataFrame, title: str) -> TextTable:
 
 
 def draw(found: list[tuple[str, str, dict[str, np.ndarray]]]):
-    """A panel for each column: the error solid, the length of the gradient dashed; a line a run."""
+    """A panel for each column: the error solid, the length of the gradient dotted; a line a run."""
     from matplotlib.lines import Line2D
 
     panels = list(dict.fromkeys(panel for panel, _, _ in found))
@@ -128,11 +127,7 @@ def write(outcome: Outcome) -> list[str]:
         return []
     table = pd.DataFrame(rows)
     texts = text_table(table, f"{THEORY.title} Preset {outcome.preset}.")
-    print_table(texts)
-    write_text(outcome.directory / "theory.md", to_markdown(texts))
-    write_text(outcome.directory / "theory.csv", to_csv(table))
-    write_figure(outcome.directory / "theory.png", draw(found))
-    return ["theory.md", "theory.csv", "theory.png"]
+    return publish(outcome.directory, "theory", texts, table, {"theory.png": draw(found)})
 
 
 main = program(THEORY, write)

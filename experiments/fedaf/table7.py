@@ -17,7 +17,7 @@ from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.report.render import Section, number_text
 from fedjax_het.report.reported import reported_values
-from fedjax_het.report.write import write_text
+from fedjax_het.report.write import publish
 
 MEGABYTE = 2**20
 PAPER_PARAMETERS = {"convnet": 381_450, "resnet18": 11_181_642}  # for every data set
@@ -182,16 +182,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         rows = make_rows(arguments)
         table = as_table(rows, arguments)
-        report.print_table(table)
         directory = make_output_directory(arguments.output_dir)
-        texts = {
-            "table.md": report.to_markdown(table),
-            "table.tex": report.to_latex(table),
-            "table.csv": report.to_csv(pd.DataFrame(rows)),
-        }
-        for name, text in texts.items():
-            write_text(directory / name, text)
-        print(f"Written to {directory}: {', '.join(texts)}.")
+        names = publish(directory, "table", table, pd.DataFrame(rows))
+        print(f"Written to {directory}: {', '.join(names)}.")
         return 0
 
     return exit_status(run, name="error", stopped="stopped")

@@ -20,7 +20,7 @@ from fedjax_het import report
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text
 from fedjax_het.report.reported import reported_values
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.write import publish
 
 FIG2 = replace(TABLE3, title="FedAMP, Figure 2: test accuracies of clients, in groups.")
 SUBJECTS = ("fedamp", "heurfedamp")
@@ -92,11 +92,8 @@ def write_figure_and_tests(outcome: Outcome) -> list[str]:
     left_out = f"Left out, as not all their runs are there: {', '.join(dict.fromkeys(missing))}."
     notes = [CAPTION, FIG2.note, *([left_out] if missing else [])]
     table = text_table(pairs, f"{FIG2.title} Preset {outcome.preset}.", notes)
-    report.print_table(table)
-    write_figure(outcome.directory / "fig2.png", report.plot_client_accuracies(accuracies))
-    write_text(outcome.directory / "fig2.md", report.to_markdown(table))
-    write_text(outcome.directory / "fig2.csv", report.to_csv(pairs))
-    return ["fig2.png", "fig2.md", "fig2.csv"]
+    figures = {"fig2.png": report.plot_client_accuracies(accuracies)}
+    return publish(outcome.directory, "fig2", table, pairs, figures)
 
 
 main = program(FIG2, write_figure_and_tests)

@@ -22,7 +22,7 @@ from fedjax_het.data import client_groups, load_dataset
 from fedjax_het.measures.personal import group_contrast
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import Section, TextTable, number_text
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.write import publish
 from fedjax_het.running.splits import split_clients
 from fedjax_het.settings.spec import RunSpec
 
@@ -110,10 +110,7 @@ def write_figures_and_contrasts(outcome: Outcome) -> list[str]:
         return []
     table = contrasts(rows)
     texts = text_table(table, f"{FIG3.title} Preset {outcome.preset}.")
-    report.print_table(texts)
-    write_text(outcome.directory / "fig3.md", report.to_markdown(texts))
-    write_text(outcome.directory / "fig3.csv", report.to_csv(table))
-    names = ["fig3.md", "fig3.csv"]
+    figures = {}
     several = table["model"].nunique() > 1
     for dataset, model in table[["dataset", "model"]].drop_duplicates().itertuples(index=False):
         first: dict[str, dict] = {}
@@ -126,9 +123,8 @@ def write_figures_and_contrasts(outcome: Outcome) -> list[str]:
             drawn[0]["groups"],
             titles=[f"{row['method']}, {dataset}, seed {row['seed']}" for row in drawn],
         )
-        names.append(f"fig3_{dataset}{'_' + model if several else ''}.png")
-        write_figure(outcome.directory / names[-1], figure)
-    return names
+        figures[f"fig3_{dataset}{'_' + model if several else ''}.png"] = figure
+    return publish(outcome.directory, "fig3", texts, table, figures)
 
 
 main = program(FIG3, write_figures_and_contrasts)

@@ -19,12 +19,11 @@ import numpy as np
 import pandas as pd
 
 from experiments.fedamp.table3 import TABLE3
-from fedjax_het.report import print_table, to_csv, to_markdown
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.paper_table.declaration import parse_row_of_any
 from fedjax_het.report.render import Section, TextTable, number_text
 from fedjax_het.report.style import add_legend, make_panels, plain_axes
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.write import publish
 
 ROUNDS = (4, 16, 64, 256)
 STRENGTH = 1.0  # lambda
@@ -188,11 +187,8 @@ def write(outcome: Outcome) -> list[str]:
         return []
     table = lowest(curves)
     texts = text_table(table, f"{THEORY.title} Preset {outcome.preset}.")
-    print_table(texts)
-    write_text(outcome.directory / "theory.md", to_markdown(texts))
-    write_text(outcome.directory / "theory.csv", to_csv(table))
-    write_figure(outcome.directory / "theory.png", draw(curves, table))
-    return ["theory.md", "theory.csv", "theory.png"]
+    figures = {"theory.png": draw(curves, table)}
+    return publish(outcome.directory, "theory", texts, table, figures)
 
 
 main = program(THEORY, write)

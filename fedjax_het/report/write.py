@@ -1,7 +1,7 @@
 """The report of a folder of results: its tables and figures as files in that folder."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,10 +14,11 @@ from fedjax_het.report.heat_map import numeric_pair, plot_heat_map
 from fedjax_het.report.learning_curves import SMOOTHED_ROUNDS, plot_learning_curves
 from fedjax_het.report.measures import OF_WINDOW, usual_measure
 from fedjax_het.report.overview import overview_table, pivot_table, summarise_runs
-from fedjax_het.report.render import TextTable, to_csv, to_latex, to_markdown
+from fedjax_het.report.render import TextTable, print_table, to_csv, to_latex, to_markdown
 from fedjax_het.running.store import load_curves, load_results, newest
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -82,6 +83,28 @@ def write_report(
     for name, figure in figures.items():
         write_figure(directory / name, figure)
     return WrittenReport(tables, [directory / name for name in (*texts, *figures)])
+
+
+def publish(
+    directory: Path,
+    stem: str,
+    table: TextTable,
+    numbers: "pd.DataFrame",
+    figures: "Mapping[str, Figure] | None" = None,
+) -> list[str]:
+    """Print a table; write it as `<stem>.md` and `<stem>.tex`, its numbers as `<stem>.csv`, and the
+    figures under their names. Returns the names of the files in that order."""
+    print_table(table)
+    texts = {
+        f"{stem}.md": to_markdown(table),
+        f"{stem}.tex": to_latex(table),
+        f"{stem}.csv": to_csv(numbers),
+    }
+    for name, text in texts.items():
+        write_text(directory / name, text)
+    for name, figure in (figures or {}).items():
+        write_figure(directory / name, figure)
+    return [*texts, *(figures or {})]
 
 
 def write_text(path: Path, text: str) -> None:

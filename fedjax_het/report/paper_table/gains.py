@@ -1,10 +1,10 @@
 """What rows gain over others: over random real images, and over the baseline that a paper names."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedjax_het.report.cell import PLACE, parse_row
-from fedjax_het.report.grouping import describe_settings, is_missing
+from fedjax_het.report.cell import Cell, parse_row
 from fedjax_het.report.paper_table.declaration import Experiment
 from fedjax_het.report.render import number_text
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def gains_over_real(table: "pd.DataFrame", experiment: Experiment) -> "pd.Series":
-    """Points by which each row of a comparison is above the row of the same place and method whose
-    data are as many random real images (`Experiment.real`); NaN of other methods, and of itself."""
+def gains_over_real(
+    table: "pd.DataFrame", cells: Sequence[Cell], experiment: Experiment
+) -> "pd.Series":
+    """Points by which each row of a comparison of these cells is above the one of the same place
+    and method whose data are as many random real images (`Experiment.real`); NaN of other methods,
+    and of that row itself."""
     import pandas as pd
 
-    real = {
-        (_place(row), row["method"]): row["mean"]
-        for row in table.to_dict("records")
-        if row["method"] in experiment.real.values()
+    means = {
+        (cell.place, cell.method): mean for cell, mean in zip(cells, table["mean"], strict=True)
     }
     found = []
-    for row in table.to_dict("records"):
-        other = experiment.real.get(parse_row(row["method"])[0])
-        own = row["mean"] if row["method"] != other else math.nan
-        found.append(own - real.get((_place(row), other), math.nan))
+    for (place, row), mean in means.items():
+        real = experiment.real.get(parse_row(row)[0])
+        found.append(mean - means.get((place, real), math.nan) if row != real else math.nan)
     return pd.Series(found, dtype=float)
 
 
@@ -39,25 +39,25 @@ def gains_note(experiment: Experiment) -> str:
     )
 
 
-def relative_gains_note(table: "pd.DataFrame", experiment: Experiment) -> str:
+def relative_gains_note(
+    table: "pd.DataFrame", cells: Sequence[Cell], experiment: Experiment
+) -> str:
     """By how much of the baseline's accuracy the paper's method is above it, measured and reported;
     nothing where neither is known."""
-    rows = {(_place(row), row["method"]): row for row in table.to_dict("records")}
+    places = [(cell.place, cell.method) for cell in cells]
+    rows = dict(zip(places, table.to_dict("records"), strict=True))
     texts = []
-    for (place, method), row in rows.items():
-        base = rows.get((place, experiment.baseline))
-        if method != experiment.focus or base is None:
+    for cell in cells:
+        base = rows.get((cell.place, experiment.baseline))
+        if cell.method != experiment.focus or base is None:
             continue
+        row = rows[cell.place, cell.method]
         gains = {
             what: row[column] / base[column] - 1
             for what, column in (("measured", "mean"), ("reported", "reported_mean"))
         }
         known = [f"{number_text(100 * g, '+.1f')} % {w}" for w, g in gains.items() if g == g]
         if known:
-            texts.append(f"{describe_settings(dict(place))}: {', '.join(known)}")
+            texts.append(f"{cell.group}: {', '.join(known)}")
     what = f"Relative gain of {experiment.focus} over {experiment.baseline}"
     return f"{what}: {'; '.join(texts)}." if texts else ""
-
-
-def _place(row: dict) -> tuple:
-    return tuple((n, row[n]) for n in PLACE if n in row and not is_missing(row[n]))

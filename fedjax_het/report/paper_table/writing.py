@@ -15,8 +15,8 @@ from fedjax_het.report.paper_table.outcome import Outcome
 from fedjax_het.report.paper_table.quality import matching_losses, quality_note
 from fedjax_het.report.paper_table.significance import p_values, significance_note
 from fedjax_het.report.ranks import rank_correlations
-from fedjax_het.report.render import number_text, print_table, to_csv, to_latex, to_markdown
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.render import number_text
+from fedjax_het.report.write import publish, write_figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,10 +37,10 @@ def write_table(outcome: Outcome) -> list[str]:
         table["matching_loss"] = losses
         own_notes.append(quality_note(cells, results))
     if experiment.real and "domain" not in table:
-        table["over_real"] = gains_over_real(table, experiment)
+        table["over_real"] = gains_over_real(table, cells, experiment)
         if table["over_real"].notna().any():
             own_notes.append(gains_note(experiment))
-    if experiment.baseline and (note := relative_gains_note(table, experiment)):
+    if experiment.baseline and (note := relative_gains_note(table, cells, experiment)):
         own_notes.append(note)
     notes = [
         caption(table),
@@ -52,17 +52,10 @@ def write_table(outcome: Outcome) -> list[str]:
     ]
     title = f"{experiment.title_of(outcome.preset)}."
     text_table = comparison_table(table, title=title, notes=notes)
-    print_table(text_table)
     stem = experiment.item if experiment.folder else "table"
-    texts = {
-        f"{stem}.md": to_markdown(text_table),
-        f"{stem}.tex": to_latex(text_table),
-        f"{stem}.csv": to_csv(table),
-    }
-    for name, text in texts.items():
-        write_text(outcome.directory / name, text)
     curves = f"{stem}_curves" if experiment.folder else "curves"
-    return [*texts, *write_curves(curves)(outcome)]
+    names = publish(outcome.directory, stem, text_table, table)
+    return [*names, *write_curves(curves)(outcome)]
 
 
 def write_curves(name: str) -> Callable[[Outcome], list[str]]:
@@ -84,7 +77,7 @@ def write_drawing(
     measure: str = "final_accuracy",
 ) -> Callable[[Outcome], list[str]]:
     """For `program`, of a figure without reported numbers: print the means of its runs, and write
-    them and the figure, as `<name>.png`, `<name>.md` and `<name>.csv`.
+    them and the figure under this name.
 
     draw: from results and curves, as `load_results` and `load_curves` give them, the figure.
     by: settings that have rows of their own in the table, as far as the runs have them.
@@ -100,12 +93,9 @@ def write_drawing(
         table = overview_table(results, title=title, by=settings, measure=measure)
         own_note = [experiment.note] if experiment.note else []
         table = replace(table, notes=(*table.notes, *own_note, *_missing_runs(outcome)))
-        print_table(table)
-        write_text(outcome.directory / f"{name}.md", to_markdown(table))
         summary = summarise_runs(results, by=settings, measure=measure)
-        write_text(outcome.directory / f"{name}.csv", to_csv(summary))
-        write_figure(outcome.directory / f"{name}.png", draw(results, outcome.curves))
-        return [f"{name}.png", f"{name}.md", f"{name}.csv"]
+        figures = {f"{name}.png": draw(results, outcome.curves)}
+        return publish(outcome.directory, name, table, summary, figures)
 
     return write
 
