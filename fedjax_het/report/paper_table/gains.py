@@ -25,7 +25,7 @@ def gains_over_real(
     }
     found = []
     for (place, row), mean in means.items():
-        real = experiment.real.get(parse_row(row)[0])
+        real = experiment.real.get(parse_row(row)[0], "")
         found.append(mean - means.get((place, real), math.nan) if row != real else math.nan)
     return pd.Series(found, dtype=float)
 
