@@ -20,13 +20,12 @@ def gains_over_real(
     and of that row itself."""
     import pandas as pd
 
-    means = {
-        (cell.place, cell.method): mean for cell, mean in zip(cells, table["mean"], strict=True)
-    }
+    rows, missing = _by_place(table, cells), {"mean": math.nan}
     found = []
-    for (place, row), mean in means.items():
-        real = experiment.real.get(parse_row(row)[0], "")
-        found.append(mean - means.get((place, real), math.nan) if row != real else math.nan)
+    for (place, method), row in rows.items():
+        real = experiment.real.get(parse_row(method)[0], "")
+        over = missing if method == real else rows.get((place, real), missing)
+        found.append(row["mean"] - over["mean"])
     return pd.Series(found, dtype=float)
 
 
@@ -44,8 +43,7 @@ def relative_gains_note(
 ) -> str:
     """By how much of the baseline's accuracy the paper's method is above it, measured and reported;
     nothing where neither is known."""
-    places = [(cell.place, cell.method) for cell in cells]
-    rows = dict(zip(places, table.to_dict("records"), strict=True))
+    rows = _by_place(table, cells)
     texts = []
     for cell in cells:
         base = rows.get((cell.place, experiment.baseline))
@@ -61,3 +59,9 @@ def relative_gains_note(
             texts.append(f"{cell.group}: {', '.join(known)}")
     what = f"Relative gain of {experiment.focus} over {experiment.baseline}"
     return f"{what}: {'; '.join(texts)}." if texts else ""
+
+
+def _by_place(table: "pd.DataFrame", cells: Sequence[Cell]) -> dict[tuple[tuple, str], dict]:
+    """The rows of a comparison of these cells."""
+    records = table.to_dict("records")
+    return {(c.place, c.method): row for c, row in zip(cells, records, strict=True)}
