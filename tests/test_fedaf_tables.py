@@ -417,6 +417,7 @@ def test_gains_are_differences_from_the_base():
     rows = [
         ("fedaf(ipc=2)", 0.1, 60.0, 50.0),
         ("fedaf(ipc=9)", 0.1, 66.0, math.nan),
+        ("fedaf(image_lr=0, steps=1)", 0.1, 1.0, math.nan),  # a control, no point of the line
         ("fedavg", 0.1, 40.0, 45.0),
         ("fedaf(ipc=2)", 0.5, math.nan, math.nan),
         ("fedaf(ipc=9)", 0.5, 70.0, math.nan),

@@ -32,7 +32,7 @@ TABLE5 = EXPERIMENT(
             models=NETWORKS["models"],
             alphas=(0.01,),
             seeds=(0,),
-            rows=("fedavg", "fedprox", "scaffold", *OWN_ROWS),
+            rows=("fedavg", *OWN_ROWS),
             model_settings={"convnet": {"width": 8}},
         ),
     },

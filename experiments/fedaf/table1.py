@@ -51,7 +51,7 @@ QUICK: dict[str, Any] = {
     "settings": {"num_clients": 5, "local_epochs": 5, "rounds": 6},
     "model_settings": {"convnet": {"width": 16, "depth": 2}},
     "method_settings": of_condensing(
-        batch_size=64, options={"ipc": 10, "steps": 100, "server_epochs": 100}
+        batch_size=64, options={"ipc": 10, "steps": 60, "server_epochs": 60}
     ),
 }
 
@@ -67,7 +67,7 @@ PRESETS = {
     "quick": Preset(
         datasets=("digits",),
         models=("convnet",),
-        alphas=ALPHAS,
+        alphas=(0.02, 0.1),
         seeds=(0,),
         **QUICK,
     ),

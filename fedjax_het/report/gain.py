@@ -15,8 +15,8 @@ def plot_gain(table: "pd.DataFrame", *, base: str) -> "Figure":
     """Mean accuracy of a method's variants minus that of row `base`, against the one setting in
     which they differ: a panel per data set and network, a line per alpha, from dark to light.
 
-    table: as `compare` gives it; every row but `base` is a variant with one setting. Measured
-    gains are solid, reported ones dashed. ConfigError without that row or without a variant.
+    table: as `compare` gives it; the first variant with one setting says which, and rows of others
+    (controls) are left out. Measured gains are solid, reported ones dashed. ConfigError without that row or without a variant.
     """
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
@@ -38,9 +38,11 @@ def plot_gain(table: "pd.DataFrame", *, base: str) -> "Figure":
         own = table[(table["dataset"] == dataset) & (table["model"] == model)]
         for alpha, shade in zip(alphas, shades, strict=True):
             at = own[own["alpha"] == alpha].set_index("method")
-            variants = at.drop(index=base)
-            ((setting, _),) = {*parse_row(variants.index[0])[1].items()}
-            x = [parse_row(row)[1][setting] for row in variants.index]
+            settings = {row: parse_row(row)[1] for row in at.index if row != base}
+            setting = next(next(iter(own)) for own in settings.values() if len(own) == 1)
+            # Rows of other settings, controls among them, are no point of this line.
+            variants = at.loc[[row for row, own in settings.items() if [*own] == [setting]]]
+            x = [settings[row][setting] for row in variants.index]
             for column, line in (("mean", "-"), ("reported_mean", "--")):
                 gain = variants[column] - at[column].get(base)
                 if gain.notna().any():
