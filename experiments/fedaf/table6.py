@@ -27,6 +27,7 @@ TABLE6 = EXPERIMENT(
                 alphas=(0.1,),
                 seeds=(0,),
                 rows=("fedavg", "feddm", "fedaf"),
+                more_rows=("fedprox", "fedbn", "moon", "feddyn", "fedgen"),
                 settings={"num_clients": 5, "local_epochs": 5, "rounds": 4},
                 model_settings={"resnet18": {"stem": "cifar", "width": 8}},
                 method_settings=of_condensing(

@@ -16,8 +16,8 @@ def plot_gain(table: "pd.DataFrame", *, base: str) -> "Figure":
     which they differ: a panel per data set and network, a line per alpha, from dark to light.
 
     table: as `compare` gives it; the first variant with one setting says which, and rows of others
-    (controls) are left out. Measured gains are solid, reported ones dashed. ConfigError without that
-    row or without a variant.
+    (controls) are left out. Measured gains are solid, reported ones dashed. ConfigError without
+    that row or without a variant.
     """
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
