@@ -3,8 +3,8 @@
 python experiments/dynafed/table5.py --models mlp   the MLP columns, minutes a run on 2 cores
 python experiments/dynafed/table5.py                both networks; the ConvNet is a GPU's work
 
-Its configuration is that of Table 1, of which the ConvNet's columns are a part. A row besides has
-the settings of the public code.
+Its configuration is that of Table 1, of which the ConvNet's columns are a part. Rows besides have
+the settings of the public code, with controls of their own.
 """
 
 from dataclasses import replace
@@ -13,11 +13,13 @@ from typing import Any
 from experiments.dynafed.settings import CONTROLS, EXPERIMENT, NOTE, PAPER, QUICK, ROWS
 from fedjax_het.report.paper_table import program
 
-OWN_ROWS = ("dynafed", "dynafed(preset='code')", *CONTROLS)
+CODE = "dynafed(preset='code')"
+OF_CODE = tuple(f"dynafed(preset='code', synthetic={data!r})" for data in ("untrained", "real"))
+OWN_ROWS = ("dynafed", CODE, *CONTROLS)
 NETWORKS: dict[str, Any] = {
     "models": ("mlp", "convnet"),
     "alphas": (0.01, 0.04),
-    "rows": (*dict.fromkeys((*ROWS, *OWN_ROWS)),),
+    "rows": (*dict.fromkeys((*ROWS, *OWN_ROWS, *OF_CODE)),),
 }
 
 TABLE5 = EXPERIMENT(
@@ -25,6 +27,7 @@ TABLE5 = EXPERIMENT(
     item="table5",
     title="DynaFed, Table 5: test accuracy of the global model, two networks.",
     note=NOTE,
+    controls=dict.fromkeys(CONTROLS, "dynafed") | dict.fromkeys(OF_CODE, CODE),
     presets={
         "paper": replace(PAPER, datasets=("fashion_mnist",), **NETWORKS),
         "quick": replace(
