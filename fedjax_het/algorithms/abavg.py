@@ -9,11 +9,13 @@ from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.distilling import over_models
 from fedjax_het.algorithms.entry import Entry
 from fedjax_het.algorithms.refined import Round, server_examples
+from fedjax_het.common.arrays import with_row
 from fedjax_het.engine.ensemble import logits_of, weighted_sum
-from fedjax_het.engine.lanes import ClientModels
+from fedjax_het.engine.lanes import ClientModels, client_row
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.sharing import Sharing
+from fedjax_het.engine.stretches import TEACHERS, loop
 
 
 def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]) -> Algorithm:
@@ -40,7 +42,13 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
 
     def found_labels(sharing: Sharing, models, images):
         def of_images(images):
-            return jax.lax.map(lambda model: logits_of(task, model, images).argmax(1), models).T
+            def add(i, labels):
+                found = logits_of(task, client_row(models, i), images).argmax(1)
+                return with_row(labels, found.astype(jnp.int32), i)
+
+            count, seen = len(jax.tree.leaves(models)[0]), len(images)
+            none = jnp.zeros((count, seen), jnp.int32)
+            return loop(TEACHERS, count, add, none, samples=seen / 3).T
 
         return sharing.for_each_sample(of_images, images)  # [n, S]
 

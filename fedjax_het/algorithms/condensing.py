@@ -446,6 +446,7 @@ def _learn(
         pool,
         key,
         epochs=epochs,
+        most_epochs=setup.config.server_epochs,
         batch_size=setup.config.server_batch_size,
         lr=hp["server_lr"],
         momentum=hp["server_momentum"],

@@ -35,6 +35,7 @@ from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, Stream, host_rng, key_for
 from fedjax_het.engine.sharing import ALONE, Sharing
+from fedjax_het.engine.stretches import either
 from fedjax_het.nn import Model
 
 Tree = Any
@@ -313,7 +314,7 @@ def _tuned(
 
     key = key_for(this_round.key, Purpose.SERVER)
     args = this_round.after, data, key, hp["fine_tune_lr"]
-    return jax.lax.cond(ready, partial(plan.shared, tuned), lambda *args: this_round.after, *args)
+    return either(ready, partial(plan.shared, tuned), lambda *args: this_round.after, *args)
 
 
 def _advance(fixed: _Fixed, plan: Plan, hp, state, key, count, server=None):

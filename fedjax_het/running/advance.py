@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.algorithms import entry_of
 from fedjax_het.algorithms.contract import HostWork
@@ -16,12 +17,14 @@ from fedjax_het.engine.rounds import ChunkInputs, RoundMetrics
 from fedjax_het.running.accounts import curves_of, latest_accuracy, recorded
 from fedjax_het.running.checkpoints import Checkpoints
 from fedjax_het.running.inputs import without_rounds
+from fedjax_het.running.long_rounds import begun
 from fedjax_het.running.progress import Progress
 from fedjax_het.running.runs import Runs, begin_states, require_contract
 
 log = logging.getLogger("fedjax_het")
 
 CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
+GROWTH = 8  # of a stretch over the one before, at most
 
 
 def announce(runs: Runs) -> None:
@@ -56,15 +59,14 @@ def start(runs: Runs, checkpoints: Checkpoints, records: Sequence[dict] | None =
     Raises ConfigError, before anything compiles, if the method breaks its contract, or if a
     checkpoint is of other data.
     """
+    runs.cut_anyway = any(record.get("within") for record in records or ())
     require_contract(runs)
     begin_states(runs)
     if records is not None:
         checkpoints.restore(runs, records)
     began = time.perf_counter()
-    program = runs.group.program.chunk
     one_step = _verify(runs, "rounds")
-    nothing = without_rounds(runs.source, one_step)
-    runs.state, _ = jax.block_until_ready(program(runs.state, nothing))
+    _call_for_nothing(runs, without_rounds(runs.source, one_step))
     runs.spent.compiling += time.perf_counter() - began
 
 
@@ -75,11 +77,14 @@ def finish(runs: Runs, checkpoints: Checkpoints) -> None:
         for work in runs.algorithm.host_work:
             if work.before_round == runs.done and runs.work_done(work) < work.total:
                 _work_between_rounds(runs, work, checkpoints)
-        count = _chunk_length(runs)
-        inputs = upcoming.pop((runs.done, count), None)
-        if inputs is None:
-            inputs = runs.call(runs.done, count)
-        metrics, upcoming = _run_chunk(runs, inputs, count)
+        if runs.stretched is not None:
+            metrics, count = _run_in_stretches(runs, checkpoints), 1
+        else:
+            count = _chunk_length(runs)
+            inputs = upcoming.pop((runs.done, count), None)
+            if inputs is None:
+                inputs = runs.call(runs.done, count)
+            metrics, upcoming = _run_chunk(runs, inputs, count)
         _record(runs, metrics, count)
         _report(runs)
         checkpoints.save(runs)
@@ -101,6 +106,49 @@ def _run_chunk(
     runs.store_states(rounds)
     runs.spent.rounds += time.perf_counter() - began
     return metrics, upcoming
+
+
+def _run_in_stretches(runs: Runs, checkpoints: Checkpoints) -> RoundMetrics:
+    """The next round, in as many calls as it takes: -> what it measured."""
+    cut, program, spent = runs.stretched, runs.group.program.stretch, runs.spent
+    assert cut is not None
+    inputs = runs.call(runs.done, 1)
+    runs.load_states([runs.done])
+    within = runs.within = runs.within or begun(cut)
+    loop, count, first, began = -1, 1, 0, 0.0
+    while True:
+        if within.loop != loop:  # the first iteration tells how fast the others are
+            loop, count, first, began = within.loop, 1, within.done[within.loop], 0.0
+        started = time.perf_counter()
+        spans = cut.plan.put(within.spans(count))
+        state, measured, *left = program(runs.state, inputs, spans, within.carried)
+        carried, totals = jax.block_until_ready(left)
+        seconds = time.perf_counter() - started
+        began += seconds
+        spent.rounds += seconds
+        totals = host_values(totals)
+        total = within.take(carried, count, totals.max(0) if runs.source.apart else totals)
+        if within.ended:
+            break
+        done = within.done[loop]
+        rate = max(done - first, 1) / began
+        progress = Progress(cut.names[loop], done, total, rate, 0.0, (total - done) / rate)
+        runs.progress(progress)
+        checkpoints.save(runs)
+        count = runs.plan.agreed(max(1, min(int(CHUNK_SECONDS * rate), GROWTH * count)))
+    runs.state, runs.within = state, None
+    runs.store_states([runs.done])
+    return jax.tree.map(host_values, measured)
+
+
+def _call_for_nothing(runs: Runs, nothing: ChunkInputs) -> None:
+    """Let the program compile for the arrays that it will be called with."""
+    program, cut = runs.group.program, runs.stretched
+    if cut is None:
+        runs.state, _ = jax.block_until_ready(program.chunk(runs.state, nothing))
+        return
+    carried = cut.nothing()
+    jax.block_until_ready(program.stretch(runs.state, nothing, cut.spans(0), carried))
 
 
 def _record(runs: Runs, metrics: RoundMetrics, count: int) -> None:
@@ -150,7 +198,12 @@ def _verify(runs: Runs, part: str) -> ChunkInputs:
     """Verify the rounds' program in its present state; -> what its first step reads."""
     one_step = runs.first_step()
     runs.load_states([min(runs.done, runs.rounds - 1)])
-    runs.group.program.chunk.verify((runs.state, one_step), part)
+    program, cut = runs.group.program, runs.stretched
+    if cut is None:
+        program.chunk.verify((runs.state, one_step), part)
+    else:
+        whole = cut.spans(np.iinfo(np.int32).max), cut.nothing()
+        program.stretch.verify((runs.state, one_step, *whole), part)
     return one_step
 
 

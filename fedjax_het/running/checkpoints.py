@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_het.common.arrays import bits, host_values, with_bits
+from fedjax_het.common.arrays import bits, host_values, stacked, with_bits
 from fedjax_het.common.environment import environment
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
 from fedjax_het.engine.host_state import HostState
 from fedjax_het.running.accounts import Curves
+from fedjax_het.running.long_rounds import Within
 from fedjax_het.running.runs import Runs
 from fedjax_het.settings.spec import RunSpec
 
@@ -36,6 +37,8 @@ class Checkpoints:
         """Write them, if they are wanted, this process's, and the last are old enough."""
         start = time.perf_counter()
         ours = runs.source.apart or jax.process_index() == 0
+        if runs.within is not None and jax.process_count() > 1 and not runs.source.apart:
+            return  # what a round carries is spread over the processes: after it
         if self.folders is None or not ours:
             return
         if CHECKPOINT_SECONDS:
@@ -44,9 +47,11 @@ class Checkpoints:
                 return
         for i, (folder, state) in enumerate(zip(self.folders, runs.host_states(), strict=True)):
             clients = None if runs.pager is None else runs.pager.states[i]
-            kept: tuple = (state, runs.curves[i])
+            carried = () if runs.within is None else _carried(runs, i)
+            kept: tuple = (state, runs.curves[i], (), carried)
             if clients is not None:
-                kept = (state._replace(clients=clients.rows), runs.curves[i], clients.touched)
+                rows = state._replace(clients=clients.rows)
+                kept = (rows, runs.curves[i], clients.touched, carried)
             save_checkpoint(folder / CHECKPOINT, kept, _record(runs, i, state, clients))
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - start
@@ -55,15 +60,18 @@ class Checkpoints:
         """Let runs that have begun go on from the checkpoints whose records these are. Raises
         ConfigError if one is of other data."""
         assert self.folders is not None
-        states = []
+        states, within = [], []
         for i, (record, folder) in enumerate(zip(records, self.folders, strict=True)):
             path = folder / CHECKPOINT
             _require_same_data(path, record, runs, i)
-            state, runs.curves[i] = _loaded(path, record, runs, i)
+            state, runs.curves[i], carried = _loaded(path, record, runs, i)
             runs.stopped[i] = record["stopped"]
             states.append(state)
+            within.append(carried)
         idle = len(runs.source.places) - len(states)
         runs.state = runs.source.for_places(states + states[-1:] * idle)
+        if (stands := records[0].get("within")) is not None:
+            runs.within = _within(runs, stands, within + within[-1:] * idle)
         runs.done, runs.spent.before = records[0]["round"], records[0]["seconds"]
 
 
@@ -94,6 +102,7 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
         "round": runs.done,
         "work": {work.name: work.done(state) for work in runs.algorithm.host_work},
         "stopped": runs.stopped[i],
+        "within": None if runs.within is None else runs.within.record(),
         "blocks": runs.plan.blocks,
         "lanes": runs.plan.lanes,
         # How many clients' states there are, if not all.
@@ -119,26 +128,52 @@ def _require_same_data(path: Path, record: dict, runs: Runs, i: int) -> None:
             )
 
 
-def _loaded(path: Path, record: dict, runs: Runs, i: int) -> tuple[Any, Curves]:
+def _carried(runs: Runs, i: int) -> Tree:
+    """What the loops of a run's round carry, on the host."""
+    assert runs.within is not None
+    carried = jax.tree.map(host_values, runs.within.carried)
+    return jax.tree.map(lambda a: a[i], carried) if runs.source.apart else carried
+
+
+def _within(runs: Runs, stands: dict, carried: list[Tree]) -> Within:
+    """Where a round stands, of what is carried in every place."""
+    assert runs.stretched is not None
+    whole = carried[0]
+    if runs.source.apart:
+        whole = jax.tree.map(lambda *leaves: stacked(leaves), *carried)
+    return Within(runs.stretched.put(whole), **stands)
+
+
+def _loaded(path: Path, record: dict, runs: Runs, i: int) -> tuple[Any, Curves, Tree]:
     """A run's state and curves, from a checkpoint of a run that had clients' states where this one
-    has them or elsewhere."""
-    state, curves, touched = runs.host_states()[i], runs.curves[i], record.get("touched")
-    pager = runs.pager
+    has them or elsewhere; and what its round carries, if that has begun."""
+    state, touched, pager = runs.host_states()[i], record.get("touched"), runs.pager
+    carried = _carried_shapes(runs) if record.get("within") else ()
     if pager is None and touched is None:
-        return load_checkpoint(path, (state, curves))
+        state, curves, _, carried = load_checkpoint(path, (state, runs.curves[i], (), carried))
+        return state, curves, carried
     first = pager.states[i].first if pager else jax.tree.map(lambda a: a[0], state.clients)
     everyone = np.arange(runs.group.program.measuring.num_clients)
     count = len(everyone) if touched is None else touched
     rows_like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), first)
-    like: tuple = (state._replace(clients=rows_like), curves)
-    if touched is not None:
-        like = (*like, everyone[:count])
-    saved, curves, *ids = load_checkpoint(path, like)
-    clients = ids[0] if ids else everyone
+    ids = () if touched is None else everyone[:count]
+    like = (state._replace(clients=rows_like), runs.curves[i], ids, carried)
+    saved, curves, ids, carried = load_checkpoint(path, like)
+    clients = everyone if touched is None else ids
     if pager is not None:
         pager.states[i].scatter(clients, saved.clients)
-        return saved._replace(clients=()), curves
-    return saved._replace(clients=_with_rows(state.clients, clients, saved.clients)), curves
+        return saved._replace(clients=()), curves, carried
+    whole = _with_rows(state.clients, clients, saved.clients)
+    return saved._replace(clients=whole), curves, carried
+
+
+def _carried_shapes(runs: Runs) -> Tree:
+    """Of what `_carried` gives."""
+    assert runs.stretched is not None
+    if not runs.source.apart:
+        return runs.stretched.carried
+    own = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)  # noqa: E731
+    return jax.tree.map(own, runs.stretched.carried)
 
 
 def _with_rows(all_clients: Tree, clients: np.ndarray, rows: Tree) -> Tree:

@@ -1,6 +1,7 @@
 """Runs that go in step: what they keep while they are advanced, and how they begin."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from fedjax_het.engine.rounds import ChunkInputs
 from fedjax_het.running.accounts import Curves, Spent, curves_of
 from fedjax_het.running.federations import Federation
 from fedjax_het.running.inputs import Source, call_inputs, run_inputs
+from fedjax_het.running.long_rounds import Stretched, Within, is_long, stretched
 from fedjax_het.running.placement import HOST_STATE
 from fedjax_het.running.prepare import Group
 from fedjax_het.running.programs import client_state_bytes
@@ -54,6 +56,8 @@ class Runs:
     state: Any = None
     pager: Pager | None = None
     done: int = 0  # rounds
+    within: Within | None = None  # the next round, where it has begun
+    cut_anyway: bool = False  # whether rounds are cut, long or not
     stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in
 
     @property
@@ -78,6 +82,18 @@ class Runs:
         """Whether work between rounds is where the rounds are: every run's on its own device, or
         shared by the devices; else it is on one device."""
         return self.source.apart or self.plan.sharing.axis is not None
+
+    @functools.cached_property
+    def stretched(self) -> Stretched | None:
+        """How a round is cut, if it is long; else None.
+
+        Traces the rounds' program, which is kept for when it is compiled. Raises ContractError.
+        """
+        program, inputs = self.group.program, (state_shapes(self), self.first_step())
+        jax.eval_shape(program.chunk.program, *inputs)
+        if not (self.cut_anyway or is_long(program, inputs[1])):
+            return None
+        return stretched(program, *inputs)
 
     def keys(self, stream: Stream) -> jax.Array:
         return self.source.keys(stream)
@@ -193,7 +209,10 @@ def _programs(runs: Runs) -> list[tuple[Any, tuple]]:
     inputs = (kept["hp"], state, runs.keys(Stream.SERVER), jnp.int32(1), kept.get("server"))
     if not runs.shares_host_work:
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
-    of_rounds = (programs.chunk.program, (state, runs.first_step()))
+    of_rounds: tuple[Any, tuple] = (programs.chunk.program, (state, runs.first_step()))
+    if (cut := runs.stretched) is not None:
+        first_calls = cut.spans(0), cut.carried
+        of_rounds = (programs.stretch.program, (*of_rounds[1], *first_calls))
     return [of_rounds, *((work.program, inputs) for work in programs.host_work.values())]
 
 

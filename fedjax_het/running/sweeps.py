@@ -203,7 +203,8 @@ def _groups(missing: dict[str, ResolvedSpec], directory: Path | None) -> list[li
         if directory is not None:
             record = resumable(directory / "unfinished" / digest, spec)
         if record is not None:
-            point = record["round"], str(record["work"]), record["blocks"], record["lanes"]
+            where = str(record["work"]), str(record.get("within"))
+            point = record["round"], *where, record["blocks"], record["lanes"]
         groups.setdefault((static_key(spec), point), []).append(Job(spec, digest, record))
     return list(groups.values())
 
