@@ -76,7 +76,7 @@ class Result:
         def write_arrays(file: BinaryIO) -> None:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             file.seek(0)
-            checksums.append(hashlib.file_digest(file, "sha256").hexdigest())
+            checksums.append(hashlib.file_digest(file, "sha256").hexdigest())  # type: ignore[arg-type]
 
         write_atomically(directory / f"{name}.npz", write_arrays)
         record = {

@@ -55,6 +55,9 @@ class Runs:
     pager: Pager | None = None
     done: int = 0  # rounds
     stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in
+    begun_under: dict[int, dict] = field(
+        default_factory=dict
+    )  # of those begun elsewhere: its names
 
     @property
     def plan(self) -> Plan:
