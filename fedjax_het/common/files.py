@@ -38,10 +38,9 @@ def write_atomically(
     # The name's beginning alone: with the rest it might be longer than the system allows.
     unique = f"{_this_host()}-{os.getpid()}-{secrets.token_hex(4)}"
     temporary = path.parent / f".{path.name[:60]}-{unique}.tmp"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    handle = os.open(temporary, flags, 0o600 if private else 0o666)
+    file = _opened(temporary, 0o600 if private else 0o666)
     try:
-        with os.fdopen(handle, "w+b") as file:
+        with file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -52,6 +51,12 @@ def write_atomically(
         if (cause := _cause(error)) is not None:
             raise cause from error
         raise
+
+
+def _opened(path: Path, mode: int) -> BinaryIO:
+    """A new file, of that mode as far as the umask allows."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, mode), "w+b")
 
 
 def _cause(error: BaseException) -> OSError | None:

@@ -19,7 +19,7 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 # What begins an element anywhere in a line, and at its beginning. Not every bracket or underscore:
 # a text stays readable as it is written.
 _MARKDOWN = re.compile(
-    r"([\\`*|~$]|<(?=[\w/!?])|&(?=#?\w+;)|\](?=[(\[:])"
+    r"([\\`*|~$]|<(?=[A-Za-z/!?])|&(?=#?\w+;)|\](?=[(\[:])"
     r"|(?<![^\W_])_|_(?![^\W_])|(?<=\w):(?=//)|(?<=www)\.)"
 )
 _LINE_START = re.compile(r"^(?:(\d+)(?=[.)](?:\s|$))|(?=(?:#{1,6}|[+-])(?:\s|$)|[-=]{2,}\s*$|>))")
