@@ -283,6 +283,8 @@ def test_a_damaged_result_is_found_out_left_out_and_made_again(tmp_path, whole, 
     with pytest.warns(UserWarning, match=path.name) as warned:
         assert len(load_results(tmp_path)) == 0
     assert len(warned) == 1
+    if suffix == ".npz":  # one sweep is enough
+        return
     assert all(made is not None for made in make(tmp_path).results)
     assert sum(path.name in record.getMessage() for record in caplog.records) == 1
     assert len(load_results(tmp_path)) == 3

@@ -3,15 +3,12 @@
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedjax_het.common.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# Of a text that may be foreign: dollars are dollars, and begin no formula.
-FOREIGN: dict[str, Any] = {"parse_math": False}
 
 
 def write_figure(path: str | os.PathLike, figure: "Figure", *, dpi: int = 150) -> Path:

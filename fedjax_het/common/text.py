@@ -1,8 +1,8 @@
 """Foreign text in other media: names, labels and notes of a stranger's result or data set are shown
 as they are, and mean nothing there.
 
-On a terminal, in a log and in a figure: `one_line`, with neither rich's markup nor matplotlib's
-formulas. In Markdown, LaTeX and HTML: the function of that name.
+On a terminal and in a log: `one_line`, and no markup of rich's. In Markdown, LaTeX, HTML and
+figures: the function of that name.
 """
 
 import html
@@ -67,6 +67,11 @@ def plain_markdown(text: str) -> str:
 def latex_text(text: str) -> str:
     """Any text, so that LaTeX prints it as it is: `fashion_mnist` becomes `fashion\\_mnist`."""
     return one_line(text).translate(_LATEX)
+
+
+def figure_text(text: str) -> str:
+    """Any text, so that matplotlib draws it as it is: dollars begin no formula; lines stay."""
+    return "\n".join(one_line(line).replace("$", r"\$") for line in text.split("\n"))
 
 
 def html_text(text: str) -> str:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjax_het.common.errors import require
-from fedjax_het.common.pictures import FOREIGN
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import figure_text
 from fedjax_het.data.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -51,7 +50,9 @@ def plot_server_examples(
     require(num_images >= 1, "num_images", num_images, "a number >= 1")
 
     classes = _spread(np.unique(server_labels), num_classes)
-    names = [one_line(dataset.class_names[c]) if dataset.class_names else str(c) for c in classes]
+    names = [
+        figure_text(dataset.class_names[c]) if dataset.class_names else str(c) for c in classes
+    ]
     training = [np.flatnonzero(dataset.train_labels == c)[:num_images] for c in classes]
     server = [_spread(np.flatnonzero(server_labels == c), num_images) for c in classes]
     panels = {
@@ -69,7 +70,7 @@ def plot_server_examples(
         axes.imshow(_mosaic(rows, dataset.input_shape, columns), interpolation="nearest")
         axes.set_title(title, fontsize=9)
         ticks = np.arange(len(classes)) * height + (height - 2) / 2
-        axes.set_yticks(ticks, names if at == 0 else [""] * len(names), fontsize=8, **FOREIGN)
+        axes.set_yticks(ticks, names if at == 0 else [""] * len(names), fontsize=8)
         axes.set_xticks([])
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)

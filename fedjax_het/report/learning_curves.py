@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.common.errors import ConfigError, require_name
-from fedjax_het.common.pictures import FOREIGN
-from fedjax_het.common.text import DIVERGED
+from fedjax_het.common.text import DIVERGED, figure_text
 from fedjax_het.report.grouping import (
     chosen_settings,
     diverged,
@@ -209,7 +208,7 @@ def draw_curves(
         else:
             empty_panel(panel, "not run" if not _only_diverged(panel, axes, lines) else "diverged")
         if is_leftmost(panel):
-            panel.set_ylabel(measure_label(measure), fontsize=10, **FOREIGN)
+            panel.set_ylabel(figure_text(measure_label(measure)), fontsize=10)
         if is_lowest(panel, axes.values()):
             mean = f" (running mean of {window})" if window > 1 else ""
             panel.set_xlabel(f"Round{mean}", fontsize=10)

@@ -5,8 +5,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.common.pictures import FOREIGN, write_figure
-from fedjax_het.common.text import one_line
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.text import figure_text
 from fedjax_het.data import Dataset, Partition, client_groups, plot_partition
 from fedjax_het.measures.personal import mean_accuracies
 from fedjax_het.report.style import whole_ticks
@@ -69,7 +69,7 @@ def plot_curve(result: Result, path: str | Path) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     split = spec.partition + (f", alpha {spec.alpha:g}" if spec.alpha is not None else "")
     title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}"
-    axes.set_title(one_line(title), fontsize=10, **FOREIGN)
+    axes.set_title(figure_text(title), fontsize=10)
     write_figure(path, figure)
 
 

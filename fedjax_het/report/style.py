@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.pictures import FOREIGN
+from fedjax_het.common.text import figure_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def make_panels(
         unused.remove()
     panels = dict(zip(titles, grid.flat, strict=False))
     for title, panel in panels.items():
-        panel.set_title(title, fontsize=10, wrap=True, **FOREIGN)
+        panel.set_title(figure_text(title), fontsize=10, wrap=True)
         panel.tick_params(labelsize=9)
     return figure, panels
 
@@ -158,4 +158,4 @@ def add_legend(figure: "Figure", handles: Sequence[Any]) -> None:
         fontsize=10,
     )
     for text in legend.get_texts():
-        text.set(**FOREIGN)
+        text.set_text(figure_text(text.get_text()))

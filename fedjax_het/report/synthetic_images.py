@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjax_het.common.errors import require
-from fedjax_het.common.pictures import FOREIGN, write_figure
-from fedjax_het.common.text import one_line
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.text import figure_text
 from fedjax_het.condensation.synthetic import SyntheticData
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def plot_synthesis(
             axis.set(xticks=[], yticks=[])
     for row, sample in enumerate(samples):
         favoured = int(labels[sample].argmax())
-        name = str(favoured) if class_names is None else one_line(class_names[favoured])
+        name = str(favoured) if class_names is None else figure_text(class_names[favoured])
         title = f"{name}\n{labels[sample, favoured]:.0%}"
-        axes[row, 0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9, **FOREIGN)
+        axes[row, 0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
     figure.supxlabel("iteration of the synthesis (top), soft label (left)", fontsize=8)
     write_figure(path, figure)
 
@@ -108,7 +108,7 @@ def plot_condensed(
     else:
         shown = (shown * np.asarray(std) + np.asarray(mean)).clip(0, 1)
         pixels = _as_stored
-    names = [str(c) if class_names is None else one_line(class_names[c]) for c in classes[order]]
+    names = [str(c) if class_names is None else figure_text(class_names[c]) for c in classes[order]]
     rows_of = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
     panels = {
         f"client {client}": ([names[row] for row in rows], _mosaic(shown[rows], pixels))
@@ -155,9 +155,7 @@ def _stacked(
         x, y = left / full_width, (top - tall) / full_height
         panel = figure.add_axes((x, y, across / full_width, tall / full_height))
         panel.imshow(mosaic, interpolation="nearest")
-        panel.set_yticks(
-            np.arange(len(names)) * (height + 1) + (height - 1) / 2, names, fontsize=8, **FOREIGN
-        )
+        panel.set_yticks(np.arange(len(names)) * (height + 1) + (height - 1) / 2, names, fontsize=8)
         panel.set_xticks([])
         panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
