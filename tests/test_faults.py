@@ -426,3 +426,18 @@ def test_a_sweep_survives_kills(tmp_path, number):
     for a, b in zip(make(tmp_path).results, expected, strict=True):
         assert_same(a, b)
     assert not list(tmp_path.rglob(".*.tmp"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
+def test_where_the_system_takes_no_file_the_command_prints_the_result(tmp_path):
+    words = "-m fedjax_het.cli run --quiet --model mlp --rounds 2 --num-clients 4 --participation 1"
+    command = f'ulimit -f 1; exec "{sys.executable}" {words} --output-dir "{tmp_path / "full"}"'
+    environment = {**os.environ, "FEDJAX_HET_CHECKPOINT_SECONDS": "0", "HOME": str(tmp_path)}
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = "0"
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert "File too large" in last and "in no file" in last
+    assert done.stderr.count("checkpoint = ") == 1

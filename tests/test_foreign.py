@@ -156,7 +156,8 @@ def test_status_lines_and_logs_are_one_printable_line(capfd):
 WORDS = ["--model", "mlp", "--rounds", "2", "--num-clients", "4", "--participation", "1"]
 
 
-@pytest.mark.parametrize("command", [slow("run"), "sweep"])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "sweep"])
 def test_a_command_on_a_full_disk_prints_its_result_and_names_the_place(
     command, tmp_path, monkeypatch, capsys
 ):
