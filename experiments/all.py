@@ -25,7 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from fedjax_het.common.text import html_text, one_line, plain_markdown
 from fedjax_het.report.programs import Module, find_programs
+from fedjax_het.report.write import write_text
 
 HERE = Path(__file__).resolve().parent
 PAPERS = {
@@ -148,7 +150,7 @@ def run(item: Item, preset: str, folder: Path, results: Path) -> Record:
     text = "" if status == 0 else "\n".join(log.read_text().splitlines()[-LAST_LINES:])
     files = [str(path) for path in changed]
     record = Record(item.name, version_of(item), status, seconds, files, text)
-    (folder / f"{item.name}.json").write_text(json.dumps(asdict(record), indent=1))
+    write_text(folder / f"{item.name}.json", json.dumps(asdict(record), indent=1))
     return record
 
 
@@ -169,7 +171,8 @@ def markdown(title: str, made: Sequence[tuple[Item, Record | None]], folder: Pat
             parts += ["", f'<a id="{item.name}"></a>', "", f"### {item.title}", ""]
             parts += [f"`{item.path.relative_to(HERE.parent)}`, {state_text(record)}."]
             if record and record.text:
-                parts += ["", "```", record.text, "```"]
+                fence = "`" * (2 + max(map(len, re.findall("`+", f"{record.text}`"))))
+                parts += ["", fence, printable(record.text), fence]
             for path in map(Path, record.files if record else ()):
                 if path.suffix == ".md":  # its title is below this page's headings
                     text = path.read_text().strip()
@@ -206,7 +209,7 @@ def page(title: str, made: Sequence[tuple[Item, Record | None]]) -> str:
             parts.append(f'<h3 id="{item.name}">{html.escape(item.title)}</h3>')
             parts.append(f"<p><code>{path}</code>, {state(record)}.</p>")
             if record and record.text:
-                parts.append(f"<pre>{html.escape(record.text)}</pre>")
+                parts.append(f"<pre>{html.escape(printable(record.text))}</pre>")
             files = [Path(file) for file in record.files] if record else []
             parts += [as_html(f.read_text()) for f in files if f.suffix == ".md"]
             for file in (f for f in files if f.suffix == ".png"):
@@ -221,21 +224,26 @@ def state(record: Record | None) -> str:
 
 
 def as_html(text: str) -> str:
-    """The Markdown that tables are written in: pipes, bold, and paragraphs."""
+    """The Markdown that tables are written in: pipes, and paragraphs."""
     parts, table = [], False
     for line in text.splitlines():
         is_row = line.startswith("|")
         if is_row != table:
             parts.append("<table>" if is_row else "</table>")
             table = is_row
-        line = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html.escape(line, quote=False))
         if is_row:
-            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
             if not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
-                parts.append("<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>")
+                texts = "".join(f"<td>{html_text(plain_markdown(cell))}" for cell in cells)
+                parts.append(f"<tr>{texts}</tr>")
         elif line.strip():
-            parts.append(f"<p>{line.lstrip('#').strip()}</p>")
+            parts.append(f"<p>{html_text(plain_markdown(line.lstrip('#').strip()))}</p>")
     return "\n".join([*parts, *(["</table>"] if table else [])])
+
+
+def printable(text: str) -> str:
+    """What a program printed, without what a terminal or a browser would obey."""
+    return "\n".join(map(one_line, text.splitlines()))
 
 
 def by_paper(made: Sequence[tuple[Item, Record | None]]):
@@ -282,8 +290,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         made[place] = (item, record)
         print(f"[{place + 1}/{len(chosen)}] {item.name}: {how}, {state_text(record)}", flush=True)
         # Written anew each time: what is there can be read while the rest is made.
-        (folder / "report.md").write_text(markdown(title, made, folder))
-        (folder / "report.html").write_text(page(title, made))
+        write_text(folder / "report.md", markdown(title, made, folder))
+        write_text(folder / "report.html", page(title, made))
     print(summary(made))
     print(f"Written to {folder}: report.md, report.html.")
     return 1 if any(record and record.status for _, record in made) else 0

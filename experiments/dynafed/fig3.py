@@ -26,13 +26,14 @@ from experiments.dynafed import settings
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.pictures import write_figure
 from fedjax_het.condensation import SyntheticData, fine_tune
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.style import add_legend, plain_axes
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.write import write_text
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import ResolvedSpec

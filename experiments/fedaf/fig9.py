@@ -18,9 +18,9 @@ from experiments.fedaf.domains import digit_domains
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.pictures import write_figure
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.report.style import add_legend, make_panels
-from fedjax_het.report.write import write_figure
 from fedjax_het.settings.spec import ResolvedSpec
 
 

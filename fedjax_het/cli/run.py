@@ -22,6 +22,7 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.settings.spec import RunSpec
 
 Hp = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)]
@@ -50,6 +51,8 @@ class RunCommand(RunSpec):
     """Where the result, pictures and checkpoints are written (default: nothing is)."""
     resume: bool = False
     """Continue from the checkpoint in the output folder, if there is one."""
+    resume_anyway: bool = False
+    """The same also where it was begun under another version, device or precision."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only."""
     server_work: str = "auto"
@@ -80,7 +83,9 @@ def run_command(command: RunCommand) -> int:
     from fedjax_het.report.run_pictures import draw_run
     from fedjax_het.running.placement import Placement
     from fedjax_het.running.progress import progress_line
+    from fedjax_het.running.rescue import NotWrittenError
     from fedjax_het.running.simulation import simulate
+    from fedjax_het.running.stored import plain
 
     first = jax.process_index() == 0
     quiet = command.quiet or not first
@@ -89,24 +94,37 @@ def run_command(command: RunCommand) -> int:
     dataset = load_dataset(
         spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
     )
+    unwritten: Exception | None = None
     with progress_line(f"{spec.algorithm} on {spec.dataset}", quiet=quiet) as show:
-        result = simulate(
-            spec,
-            dataset=dataset,
-            output_dir=command.output_dir,
-            resume=command.resume,
-            progress=show,
-            placement=Placement(
-                lanes=count("lanes", command.lanes),
-                server_work=command.server_work,
-                client_state=command.client_state,
-            ),
-            data_dir=command.data_dir,
-        )
+        try:
+            result = simulate(
+                spec,
+                dataset=dataset,
+                output_dir=command.output_dir,
+                resume=command.resume,
+                resume_anyway=command.resume_anyway,
+                progress=show,
+                placement=Placement(
+                    lanes=count("lanes", command.lanes),
+                    server_work=command.server_work,
+                    client_state=command.client_state,
+                ),
+                data_dir=command.data_dir,
+            )
+        except NotWrittenError as error:  # what was made is there, elsewhere
+            result, unwritten = error.made, error
     if not first:
         return 0
-    if command.output_dir is not None:
+    if command.output_dir is not None and unwritten is None:
         assert result.partition is not None  # a run that was just made has it
-        draw_run(result, dataset, result.partition, command.output_dir)
-    print(json.dumps(result.summary, allow_nan=False))
+        try:
+            draw_run(result, dataset, result.partition, command.output_dir)
+        except OSError as error:
+            folder, why = str(command.output_dir), error.strerror or error
+            unwritten = ConfigError(
+                f"output_dir = {folder!r}: the result is written, its pictures are not ({why})"
+            )
+    print(json.dumps(plain(result.summary), allow_nan=False), flush=True)
+    if unwritten is not None:
+        raise unwritten
     return 0

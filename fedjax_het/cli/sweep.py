@@ -101,6 +101,8 @@ class SweepCommand(_Lists):
     """GB on each device that federations may take (default: what is free)."""
     distributed: bool = False
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
+    resume_anyway: bool = False
+    """Go on also from checkpoints that were begun under another version, device or precision."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
 
@@ -135,6 +137,7 @@ def specs_of(command: SweepCommand) -> list[RunSpec]:
 def sweep_command(command: SweepCommand) -> int:
     from fedjax_het.running.ledger import describe
     from fedjax_het.running.placement import Placement
+    from fedjax_het.running.rescue import NotWrittenError
     from fedjax_het.running.sweeps import plan_sweep, sweep
 
     log_to_stderr(logging.WARNING)
@@ -149,21 +152,28 @@ def sweep_command(command: SweepCommand) -> int:
         for digest, spec, state in plan_sweep(specs, command.output_dir, shard=shard):
             print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
-    made = sweep(
-        specs,
-        command.output_dir,
-        shard=shard,
-        data_dir=command.data_dir,
-        placement=Placement(
-            lanes=count("lanes", command.lanes),
-            spread=command.spread,
-            width=count("vmapped", command.vmapped),
-            server_work=command.server_work,
-            client_state=command.client_state,
-            memory=None if command.memory is None else int(command.memory * 1e9),
-        ),
-    )
-    if jax.process_index() == 0 and any(made.results):
+    unwritten: NotWrittenError | None = None
+    try:
+        made = sweep(
+            specs,
+            command.output_dir,
+            shard=shard,
+            resume_anyway=command.resume_anyway,
+            data_dir=command.data_dir,
+            placement=Placement(
+                lanes=count("lanes", command.lanes),
+                spread=command.spread,
+                width=count("vmapped", command.vmapped),
+                server_work=command.server_work,
+                client_state=command.client_state,
+                memory=None if command.memory is None else int(command.memory * 1e9),
+            ),
+        )
+    except NotWrittenError as error:  # the others are made, and these are elsewhere
+        made, unwritten = error.made, error
+    if jax.process_index() == 0 and any(made.results) and unwritten is None:
         report_command(ReportCommand(command.output_dir))
-    print(json.dumps(made.summary(command.output_dir), allow_nan=False))
+    print(json.dumps(made.summary(command.output_dir), allow_nan=False), flush=True)
+    if unwritten is not None:
+        raise unwritten
     return 2 if made.not_run and not any(made.results) else 0

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.text import one_line
 
 HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
 OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
@@ -71,5 +72,14 @@ def log_to_stderr(level: int) -> None:
     """What the package logs from this level on."""
     log = logging.getLogger("fedjax_het")
     if not log.handlers:
-        log.addHandler(logging.StreamHandler())
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Lines())
+        log.addHandler(handler)
     log.setLevel(level)
+
+
+class _Lines(logging.Formatter):
+    """Of data sets and results that may be a stranger's: a line is a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))

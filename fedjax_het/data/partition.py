@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.files import DamagedFileError
 from fedjax_het.common.signatures import call_with, check_given
-from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
+from fedjax_het.data.npz import read_npz, write_npz
 from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
 
 # Partitions draw from a stream of their own, so that the same seed elsewhere is independent.

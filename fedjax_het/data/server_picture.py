@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjax_het.common.errors import require
+from fedjax_het.common.text import figure_text
 from fedjax_het.data.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def plot_server_examples(
     require(num_images >= 1, "num_images", num_images, "a number >= 1")
 
     classes = _spread(np.unique(server_labels), num_classes)
-    names = [dataset.class_names[c] if dataset.class_names else str(c) for c in classes]
+    names = [
+        figure_text(dataset.class_names[c]) if dataset.class_names else str(c) for c in classes
+    ]
     training = [np.flatnonzero(dataset.train_labels == c)[:num_images] for c in classes]
     server = [_spread(np.flatnonzero(server_labels == c), num_images) for c in classes]
     panels = {

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.text import figure_text
 from fedjax_het.report.grouping import (
     Line,
     chosen_settings,
@@ -110,13 +111,13 @@ def plot_against(
         own = {title: axes[measure, title] for title in titles}
         any_lost |= _draw_row(own, lines, (x, measure), styles, opacity)
     for (measure, title), panel in axes.items():
-        panel.set_title(title, fontsize=10, wrap=True)
+        panel.set_title(figure_text(title), fontsize=10, wrap=True)
         plain_axes(panel)
         _value_axis(panel, values, log)
         if is_leftmost(panel):
-            panel.set_ylabel(measure_label(measure), fontsize=10)
+            panel.set_ylabel(figure_text(measure_label(measure)), fontsize=10)
         if is_lowest(panel, axes.values()):
-            panel.set_xlabel(axis, fontsize=10)
+            panel.set_xlabel(figure_text(axis), fontsize=10)
     add_legend(figure, _handles(styles, any_lost))
     return figure
 

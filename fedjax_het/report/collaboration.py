@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.text import figure_text
 from fedjax_het.report.style import is_leftmost, is_lowest, make_panels
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def plot_collaboration(
     figure, panels = make_panels(names, columns=columns, size=size, sharey="none")
     figure.set_layout_engine("compressed")  # panels are square
     for n, panel in enumerate(panels.values()):
-        panel.set_title("" if titles is None else titles[n], fontsize=10)
+        panel.set_title("" if titles is None else figure_text(titles[n]), fontsize=10)
         image = _draw(panel, matrices[n], others[n], largest[n], groups)
         if is_leftmost(panel):
             panel.set_ylabel("client that receives", fontsize=10)

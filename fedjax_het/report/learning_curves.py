@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.common.errors import ConfigError, require_name
+from fedjax_het.common.text import DIVERGED, figure_text
 from fedjax_het.report.grouping import (
     chosen_settings,
     diverged,
@@ -13,7 +14,6 @@ from fedjax_het.report.grouping import (
     is_shared,
 )
 from fedjax_het.report.measures import measure_label, scale_of
-from fedjax_het.report.render import DIVERGED
 from fedjax_het.report.style import (
     Sharing,
     add_legend,
@@ -208,7 +208,7 @@ def draw_curves(
         else:
             empty_panel(panel, "not run" if not _only_diverged(panel, axes, lines) else "diverged")
         if is_leftmost(panel):
-            panel.set_ylabel(measure_label(measure), fontsize=10)
+            panel.set_ylabel(figure_text(measure_label(measure)), fontsize=10)
         if is_lowest(panel, axes.values()):
             mean = f" (running mean of {window})" if window > 1 else ""
             panel.set_xlabel(f"Round{mean}", fontsize=10)

@@ -1,5 +1,7 @@
 """Checkpoints of runs: when they are written, what is in them, and how runs go on from them."""
 
+import contextlib
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -12,9 +14,17 @@ import numpy as np
 from fedjax_het.common.arrays import bits, host_values, stacked, with_bits
 from fedjax_het.common.environment import environment
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
+from fedjax_het.common.files import remove_left_overs
+from fedjax_het.common.text import one_line
+from fedjax_het.engine.checkpoint import (
+    arrays_by_name,
+    load_checkpoint,
+    not_finite,
+    save_checkpoint,
+)
 from fedjax_het.engine.host_state import HostState
 from fedjax_het.running.accounts import Curves
+from fedjax_het.running.checkpoint_record import begun_under, read_record, require_own
 from fedjax_het.running.long_rounds import Within
 from fedjax_het.running.runs import Runs
 from fedjax_het.settings.spec import RunSpec
@@ -22,6 +32,9 @@ from fedjax_het.settings.spec import RunSpec
 CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))  # 0: always
 CHECKPOINT_SHARE = 0.1  # of the time, at most, is spent on checkpoints
 CHECKPOINT = "checkpoint.npz"
+UNFINISHED = "unfinished"  # of a sweep, the folder of its runs' checkpoints
+
+log = logging.getLogger("fedjax_het")
 
 Tree = Any
 
@@ -32,6 +45,7 @@ class Checkpoints:
     def __init__(self, folders: Sequence[Path] | None = None):
         self.folders = folders
         self._saved_at, self._save_seconds = time.perf_counter(), 0.0
+        self._refused = False
 
     def save(self, runs: Runs) -> None:
         """Write them, if they are wanted, this process's, and the last are old enough."""
@@ -52,20 +66,42 @@ class Checkpoints:
             if clients is not None:
                 rows = state._replace(clients=clients.rows)
                 kept = (rows, runs.curves[i], clients.touched, carried)
-            save_checkpoint(folder / CHECKPOINT, kept, _record(runs, i, state, clients))
+            record = _record(runs, i, state, clients)
+            record["not_finite"] = not_finite(arrays_by_name(kept))
+            self._write(folder, kept, record)
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - start
+
+    def _write(self, folder: Path, kept: Tree, record: dict) -> None:
+        """What cannot be written is said once: the run is worth more than its checkpoint."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(folder / CHECKPOINT, kept, record)
+        except Exception as error:
+            if not self._refused:
+                path, why = str(folder / CHECKPOINT), getattr(error, "strerror", None) or error
+                text = f"checkpoint = {path!r} cannot be written ({why}): the run goes on without"
+                log.warning("%s", one_line(text))
+            self._refused = True
+
+    def require_own_data(self, runs: Runs, records: Sequence[dict]) -> None:
+        """Raise ConfigError if a checkpoint is of other data than the run."""
+        assert self.folders is not None
+        for i, (record, folder) in enumerate(zip(records, self.folders, strict=True)):
+            _require_same_data(folder / CHECKPOINT, record, runs, i)
 
     def restore(self, runs: Runs, records: Sequence[dict]) -> None:
         """Let runs that have begun go on from the checkpoints whose records these are. Raises
         ConfigError if one is of other data."""
         assert self.folders is not None
+        self.require_own_data(runs, records)
         states, within = [], []
         for i, (record, folder) in enumerate(zip(records, self.folders, strict=True)):
             path = folder / CHECKPOINT
-            _require_same_data(path, record, runs, i)
             state, runs.curves[i], carried = _loaded(path, record, runs, i)
             runs.stopped[i] = record["stopped"]
+            if record["begun_under"] is not None:
+                runs.begun_under[i] = record["begun_under"]
             states.append(state)
             within.append(carried)
         idle = len(runs.source.places) - len(states)
@@ -75,20 +111,52 @@ class Checkpoints:
         runs.done, runs.spent.before = records[0]["round"], records[0]["seconds"]
 
 
-def resumable(folder: Path, spec: RunSpec) -> dict | None:
-    """The record of the checkpoint to continue a run from; None if there is none yet."""
+def own_record(folder: Path, spec: RunSpec) -> dict | None:
+    """The record of this configuration's checkpoint in a folder; None if there is none. Raises
+    ConfigError if there is another configuration's, and DamagedFileError."""
     checkpoint = folder / CHECKPOINT
     if not checkpoint.exists():
         return None
-    record = read_meta(checkpoint)
-    if record["digest"] != spec.digest():
-        then, now = record["spec"], spec.resolved().to_dict()
-        differ = [f"{k} {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
-        raise ConfigError(
-            f"checkpoint = {str(checkpoint)!r}: expected this configuration's, but it is another "
-            f"one's ({', '.join(differ)}); use its settings or another output_dir"
-        )
+    record = read_record(checkpoint)
+    require_own(checkpoint, record, spec)
     return record
+
+
+def resumable(
+    folder: Path, spec: RunSpec, *, resume_anyway: bool = False, set_aside: bool = False
+) -> dict | None:
+    """The record of the checkpoint to continue a run from; None if there is none yet.
+
+    Args:
+      resume_anyway: also from one that was begun under another version, device or precision.
+      set_aside: rename what is damaged, or another run's, with a line in the log: as if there were
+        none yet.
+    Raises: ConfigError for what cannot be gone on from.
+    """
+    checkpoint = folder / CHECKPOINT
+    try:
+        record = own_record(folder, spec)
+    except ConfigError as error:
+        if not set_aside:
+            raise
+        aside = checkpoint.with_name(f"{CHECKPOINT}.damaged")
+        with contextlib.suppress(OSError):  # then the next one takes its place
+            os.replace(checkpoint, aside)
+        log.warning("%s: begun again; the old one is %s", error, one_line(repr(str(aside))))
+        return None
+    if record is not None:
+        record["begun_under"] = begun_under(checkpoint, record, resume_anyway)
+    return record
+
+
+def forget(folder: Path) -> None:
+    """Remove the checkpoint of a run whose result is written, and the folder of a sweep's run if
+    nothing else, such as what was set aside, is in it."""
+    with contextlib.suppress(OSError):
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+        remove_left_overs(folder)
+        if folder.parent.name == UNFINISHED:
+            folder.rmdir()
 
 
 def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[str, Any]:
@@ -108,6 +176,7 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
         # How many clients' states there are, if not all.
         "touched": None if clients is None else len(clients.touched),
         "seconds": runs.spent.wall(len(runs.federations)),
+        "begun_under": runs.begun_under.get(i),
         **environment(),
     }
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.text import one_line
 from fedjax_het.running.progress import clock, progress_line
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
@@ -34,7 +35,7 @@ def describe(spec: RunSpec) -> str:
     parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.get(name)]
     if spec.scored is not None:
         parts.append(f"{spec.scored} models scored")
-    return ", ".join([*parts, f"seed {spec.seed}"])
+    return one_line(", ".join([*parts, f"seed {spec.seed}"]))
 
 
 class Ledger:

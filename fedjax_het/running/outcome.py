@@ -37,6 +37,7 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         **_data(runs, i),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         **environment(),
+        **({"begun_under": runs.begun_under[i]} if i in runs.begun_under else {}),
     }
     artifacts = {name: host_values(a) for name, a in algorithm.artifacts(state).items()}
     if runs.pager is not None:

@@ -1,21 +1,31 @@
 """What a run leaves behind: curves, a summary, and files named by the hash of what made it."""
 
+import hashlib
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from fedjax_het.common.arrays import from_file, to_file
 from fedjax_het.common.environment import run_digest
-from fedjax_het.common.files import write_atomically
+from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.files import DamagedFileError, write_atomically
+from fedjax_het.common.text import one_line
 from fedjax_het.data import Partition
 from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
 from fedjax_het.measures.personal import best_mean_accuracy, worst_decile
-from fedjax_het.settings.spec import ResolvedSpec, RunSpec
+from fedjax_het.running.stored import (
+    checked_arrays,
+    checked_spec,
+    checked_summary,
+    from_text,
+    plain,
+    to_text,
+)
+from fedjax_het.settings.spec import ResolvedSpec
 
 
 @dataclass
@@ -51,8 +61,9 @@ class Result:
     def save(self, directory: str | Path) -> Path:
         """Write `<digest>.npz` (curves, artifacts), then `<digest>.json` (settings, summary).
 
-        Each file is replaced in one step, the JSON last: where it is, the run is complete.
-        Returns the JSON's path.
+        Each file is replaced in one step, the JSON last: where it is, the run is complete. It has
+        a checksum of itself and of the other file. Values of the summary that JSON does not have
+        are kept as near as can be (`running.stored.plain`). Returns the JSON's path.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,31 +71,61 @@ class Result:
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
         arrays = to_file(arrays)
-        write_atomically(
-            directory / f"{name}.npz",
-            lambda file: np.savez_compressed(file, **arrays),  # type: ignore[arg-type]
-        )
-        record = {"spec": self.spec.to_dict(), "summary": self.summary}
-        text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False)
+        checksums = []
+
+        def write_arrays(file: BinaryIO) -> None:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            file.seek(0)
+            checksums.append(hashlib.file_digest(file, "sha256").hexdigest())  # type: ignore[arg-type]
+
+        write_atomically(directory / f"{name}.npz", write_arrays)
+        record = {
+            "spec": plain(self.spec.to_dict()),
+            "summary": plain(self.summary),
+            "arrays": checksums[-1],
+        }
         path = directory / f"{name}.json"
-        write_atomically(path, lambda file: file.write(text.encode()))
+        write_atomically(path, lambda file: file.write(to_text(record).encode()))
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> "Result":
         """The result whose JSON is at `path`.
 
-        A damaged file raises OSError, ValueError, KeyError, zipfile.BadZipFile or zlib.error.
+        Raises FileNotFoundError where there is none, other OSErrors of the file system, and
+        DamagedFileError, in one line, for a file that is damaged, holds something else, or is of a
+        version with settings that this one does not have. Files of versions before checksums are
+        read as they are.
         """
         path = Path(path)
-        record = json.loads(path.read_text())
-        data = np.load(io.BytesIO(path.with_suffix(".npz").read_bytes()), allow_pickle=False)
-        groups: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "artifacts": {}}
-        for key, array in from_file(data).items():
-            group, name = key.split("/", 1)
-            groups[group][name] = array
-        spec = cast(ResolvedSpec, RunSpec.from_dict(record["spec"]))  # as it was saved
-        return cls(spec, groups["metrics"], record["summary"], groups["artifacts"])
+        try:
+            text = path.read_bytes()
+            arrays = path.with_suffix(".npz").read_bytes() if text else b""
+        except FileNotFoundError as error:
+            if not path.exists():
+                raise
+            raise DamagedFileError(
+                f"result {str(path)!r}: {error.filename!r} is missing"
+            ) from error
+        try:
+            return cls._read(text.decode(), arrays)
+        except Exception as error:  # what readers of JSON, zips and arrays raise on arbitrary bytes
+            what = (
+                f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else error
+            )
+            raise DamagedFileError(one_line(f"result {str(path)!r} is damaged ({what})")) from error
+
+    @classmethod
+    def _read(cls, text: str, arrays: bytes) -> "Result":
+        record = from_text(text)
+        expected = record.get("arrays")
+        found = hashlib.sha256(arrays).hexdigest()
+        require(expected in (None, found), "checksum of the .npz", found, f"{expected}")
+        with np.load(io.BytesIO(arrays), allow_pickle=False) as data:
+            metrics, artifacts = checked_arrays(from_file(data))
+        summary = checked_summary(record["summary"])
+        spec = checked_spec(record["spec"], summary.get("fedjax_het"))
+        return cls(cast(ResolvedSpec, spec), metrics, summary, artifacts)  # as it was saved
 
 
 def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) -> dict[str, Any]:

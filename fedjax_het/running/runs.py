@@ -59,6 +59,9 @@ class Runs:
     within: Within | None = None  # the next round, where it has begun
     cut_anyway: bool = False  # whether rounds are cut, long or not
     stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in
+    begun_under: dict[int, dict] = field(
+        default_factory=dict
+    )  # of those begun elsewhere: its names
 
     @property
     def plan(self) -> Plan:

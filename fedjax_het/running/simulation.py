@@ -13,12 +13,13 @@ from fedjax_het.common.errors import ConfigError
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.advance import announce, finish, start
-from fedjax_het.running.checkpoints import Checkpoints, resumable
+from fedjax_het.running.checkpoints import Checkpoints, forget, own_record, resumable
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import prepare
 from fedjax_het.running.programs import with_network
 from fedjax_het.running.progress import Progress
+from fedjax_het.running.rescue import Keeper, save_run
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered
 from fedjax_het.settings.spec import RunSpec
@@ -32,6 +33,7 @@ def simulate(
     network: Any = None,
     output_dir: str | Path | None = None,
     resume: bool = False,
+    resume_anyway: bool = False,
     progress: Callable[[Progress], None] | None = None,
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
@@ -48,11 +50,15 @@ def simulate(
       resume: continue from the checkpoint in `output_dir`, if there is one. The metrics are
         those of an uninterrupted run, bit for bit on a CPU; lanes and blocks are those it began
         with, whatever `placement` says.
+      resume_anyway: also from one that was begun under another version, device or precision, which
+        the summary then names (`begun_under`).
       progress: called between chunks of rounds.
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
-    Raises: ConfigError, before anything compiles, if a setting cannot be used.
+    Raises: ConfigError, before anything compiles, if a setting cannot be used, or if `output_dir`
+      holds the checkpoint of another configuration, or one that is damaged. NotWrittenError, which
+      has the result and says where it is kept, if it could not be written to `output_dir`.
 
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
     devices of all of them share the lanes, all return the result, and the first writes it.
@@ -60,9 +66,13 @@ def simulate(
     started = time.perf_counter()
     spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
+    resume = resume or resume_anyway
     if resume and folder is None:
         raise ConfigError("resume = True: expected an output_dir, where checkpoints are kept")
-    record = resumable(folder, spec) if resume and folder is not None else None
+    record = there = None
+    if folder is not None:
+        there = own_record(folder, spec)
+        record = resumable(folder, spec, resume_anyway=resume_anyway) if resume else None
     if record is not None:  # the same lanes, so that sums are taken in the same order
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
@@ -77,14 +87,16 @@ def simulate(
     )
     runs = gathered(group, group.federations, progress=progress, started=started)
     checkpoints = Checkpoints(None if folder is None else [folder])
+    if there is not None:
+        checkpoints.require_own_data(runs, [there])
     announce(runs)
     start(runs, checkpoints, None if record is None else [record])
     finish(runs, checkpoints)
     (result,) = results_of(runs)
-    if folder is not None and jax.process_index() == 0:
-        result.save(folder)
-        assert result.partition is not None
-        result.partition.save(folder / "partition.npz")
-        if result.tests is not None:
-            result.tests.save(folder / "client_tests.npz")
+    if jax.process_index() == 0:
+        keeper = Keeper(folder, save_run)
+        keeper.keep(result)
+        keeper.require_all(result)
+        if folder is not None:
+            forget(folder)
     return result

@@ -4,11 +4,11 @@ Runs that differ in seed, partition, alpha or numeric hyper-parameters share the
 and go side by side: one on each core or device, or vmapped on an accelerator.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,12 +23,13 @@ from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
-from fedjax_het.running.checkpoints import Checkpoints, resumable
+from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints, forget, resumable
 from fedjax_het.running.ledger import Job, Ledger
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import Group, narrower, prepare
 from fedjax_het.running.programs import static_key, with_network
+from fedjax_het.running.rescue import Keeper
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered, memory_needed
 from fedjax_het.running.splits import dataset_of, server_data_of, server_pool_of, split_clients
@@ -78,6 +79,7 @@ def sweep(
     network: Any = None,
     data_dir: str | os.PathLike | None = None,
     shard: tuple[int, int] | None = None,
+    resume_anyway: bool = False,
     progress: Callable[[str], None] = print,
     placement: Placement = Placement(),
 ) -> SweepResult:
@@ -96,11 +98,15 @@ def sweep(
       shard: (i, n): only the i-th (from 0) of n parts of the sweep, which depend on `specs` alone,
         so that n programs need not know of each other. Default: everything; with
         `jax.distributed`, every process takes a part, on its own devices.
+      resume_anyway: go on also from checkpoints that were begun under another version, device or
+        precision, which the runs' summaries then name (`begun_under`).
       progress: gets a line per run. What is running is shown besides, on standard error.
       placement: where they go, on this process's devices unless it says otherwise; as many at a
         time as memory allows.
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
-      optional package is missing does not stop the others: see `SweepResult.not_run`.
+      optional package is missing does not stop the others: see `SweepResult.not_run`. A checkpoint
+      that is damaged is set aside, and its run begun again. NotWrittenError, when all runs are
+      made, if results could not be written to `directory`: it has them, and says where they are.
     """
     resolved = [with_network(spec, network).resolved() for spec in specs]
     if placement.devices is None:
@@ -114,15 +120,18 @@ def sweep(
         progress(f"{done} of {len(part)} runs are in {directory} already")
 
     reasons: dict[str, str] = {}
-    ledger = Ledger(len(missing), progress)
+    ledger, keeper = Ledger(len(missing), progress), Keeper(directory)
     data = {"dataset": dataset, "network": network, "data_dir": data_dir}
     prepared = (
-        _prepared(jobs, data, placement, ledger, reasons) for jobs in _groups(missing, directory)
+        _prepared(jobs, data, placement, ledger, reasons)
+        for jobs in _groups(missing, directory, resume_anyway)
     )
     for jobs, group in _compiled_ahead(prepared, placement.memory):
         for first in range(0, len(jobs), group.plan.capacity):
-            known |= _run(group, jobs, first, directory, ledger)
-    return SweepResult([known.get(name) for name in names], reasons)
+            known |= _run(group, jobs, first, keeper, ledger)
+    made = SweepResult([known.get(name) for name in names], reasons)
+    keeper.require_all(made)
+    return made
 
 
 def plan_sweep(
@@ -142,7 +151,7 @@ def plan_sweep(
     def state(digest: str) -> str:
         if load_result(directory, digest) is not None:
             return "done"
-        return "unfinished" if (directory / "unfinished" / digest).exists() else "missing"
+        return "unfinished" if (directory / UNFINISHED / digest).exists() else "missing"
 
     return [(digest, named[digest], state(digest)) for digest in _part(named, shard)]
 
@@ -195,13 +204,16 @@ def _part(named: dict[str, ResolvedSpec], shard: tuple[int, int] | None) -> list
     return digests[index::count]
 
 
-def _groups(missing: dict[str, ResolvedSpec], directory: Path | None) -> list[list[Job]]:
+def _groups(
+    missing: dict[str, ResolvedSpec], directory: Path | None, resume_anyway: bool
+) -> list[list[Job]]:
     """Runs that can be made together: of one signature, and at the same point if they resume."""
     groups: dict[tuple, list[Job]] = {}
     for digest, spec in missing.items():
         record, point = None, None
         if directory is not None:
-            record = resumable(directory / "unfinished" / digest, spec)
+            folder = directory / UNFINISHED / digest
+            record = resumable(folder, spec, resume_anyway=resume_anyway, set_aside=True)
         if record is not None:
             where = str(record["work"]), str(record.get("within"))
             point = record["round"], *where, record["blocks"], record["lanes"]
@@ -306,7 +318,7 @@ def _fitting(group: Group, allowed: int | None) -> Group:
 
 
 def _run(
-    group: Group, jobs: list[Job], first: int, directory: Path | None, ledger: Ledger
+    group: Group, jobs: list[Job], first: int, keeper: Keeper, ledger: Ledger
 ) -> dict[str, Result]:
     """Make as many of a group's runs as go together, from the `first` on, and save them.
 
@@ -316,21 +328,20 @@ def _run(
     end = first + group.plan.capacity
     together, federations = jobs[first:end], group.federations[first:end]
     folders = None
-    if directory is not None:
-        folders = [directory / "unfinished" / job.digest for job in together]
+    if keeper.folder is not None:
+        folders = [keeper.folder / UNFINISHED / job.digest for job in together]
         for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):  # which the first checkpoint will say
+                folder.mkdir(parents=True, exist_ok=True)
     with ledger.running(together) as show:
         runs, checkpoints = gathered(group, federations, progress=show), Checkpoints(folders)
         records = [job.record for job in together if job.record is not None]
         start(runs, checkpoints, records or None)
         finish(runs, checkpoints)
         results = results_of(runs)
-    for result in results:
+    for i, result in enumerate(results):
         result.state = None  # a sweep's states together may not fit
-        if directory is not None:
-            result.save(directory)
-    for folder in folders or ():
-        shutil.rmtree(folder, ignore_errors=True)
+        if keeper.keep(result) and folders is not None:
+            forget(folders[i])
     ledger.made(together, results, jobs[end:])
     return {job.digest: result for job, result in zip(together, results, strict=True)}

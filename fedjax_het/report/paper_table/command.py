@@ -81,7 +81,7 @@ def _run(
         arguments.preset,
         cells,
         results,
-        store.load_curves(directory),
+        store.load_curves(directory, of=results),
         experiment.values(),
         directory,
         reasons,
