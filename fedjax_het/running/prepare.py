@@ -91,6 +91,7 @@ def prepare(
     *,
     dataset: Dataset | None = None,
     partitions: Sequence[Partition] | None = None,
+    own_partition: Partition | None = None,
     network: Any = None,
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
@@ -100,7 +101,9 @@ def prepare(
 
     Args:
       specs: of one `static_key`.
-      partitions: one for each, instead of those that the settings name.
+      dataset: the user's own, or one that is loaded already.
+      partitions: those that the settings name, one for each, where they are made already.
+      own_partition: the user's, in the place of those.
       network: the user's own, for specs whose model is "user".
       placement: where they go.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
@@ -118,10 +121,10 @@ def prepare(
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 
     shares = algorithm.shares_server_data
-    own: list[Partition | None] = list(partitions or ())
+    made: list[Partition | None] = list(partitions or [None] * len(resolved))
     splits = [
-        split_of(each, dataset, pool, partition=given, shares_server_data=shares)
-        for each, given in zip(resolved, own or [None] * len(resolved), strict=True)
+        split_of(each, dataset, pool, partition=given, own=own_partition, shares_server_data=shares)
+        for each, given in zip(resolved, made, strict=True)
     ]
     units = [
         units_of(each, split.trained_on, dataset, algorithm)
