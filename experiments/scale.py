@@ -128,7 +128,7 @@ def run_alone(a: Arguments) -> int:
     )
     began = time.perf_counter()
     placement = Placement(lanes=1, client_state=a.client_state)
-    group = prepare([spec], dataset=dataset, partitions=[partition], placement=placement)
+    group = prepare([spec], dataset=dataset, own_partition=partition, placement=placement)
     ends = []
     runs = gathered(
         group,

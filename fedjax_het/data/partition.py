@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.common.files import DamagedFileError
 from fedjax_het.common.signatures import call_with, check_given
+from fedjax_het.data.checks import array_of, checked_names
 from fedjax_het.data.npz import read_npz, write_npz
 from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
 
@@ -76,7 +77,7 @@ class Partition:
 
     def __post_init__(self):
         for name in ("indices", "offsets"):
-            array = np.asarray(getattr(self, name))
+            array = array_of(name, getattr(self, name), "integers of rank 1")
             ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
             require(ok, name, f"{array.dtype} {array.shape}", "integers of rank 1")
             array = np.ascontiguousarray(array, dtype=np.int64).view()
@@ -93,7 +94,7 @@ class Partition:
         require(
             bool((self.indices >= 0).all()), "indices", int(self.indices.min(initial=0)), ">= 0"
         )
-        names = tuple(str(name) for name in self.client_names)
+        names = checked_names("client_names", self.client_names)
         distinct = len(set(names)) == len(names) in (0, self.num_clients)
         require(distinct, "client_names", names, f"none, or {self.num_clients} different ones")
         object.__setattr__(self, "client_names", names)
@@ -142,7 +143,7 @@ class Partition:
             )
         except (DamagedFileError, OSError) as error:
             raise ConfigError(f"partition file cannot be read: {error}") from error
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} holds no partition ({error} is missing)") from error
 
     def label_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -280,28 +281,44 @@ def partition_from_clients(
     parameters: dict | None = None,
     client_names: Sequence[str] = (),
 ) -> Partition:
-    """A `Partition` from one array of training-set positions for each client."""
-    require(len(clients) >= 1, "clients", len(clients), "at least one client")
+    """A `Partition` from one array of training-set positions for each client.
+
+    Raises `ConfigError`, which names the client, for what are no positions."""
+    lists = isinstance(clients, Iterable) and not isinstance(clients, str | bytes | Mapping)
+    expected = "a list of arrays of positions in the training set, one for each client"
+    require(lists, "clients", clients, expected)
+    arrays = [_sorted_positions(f"clients[{k}]", client) for k, client in enumerate(clients)]
+    require(len(arrays) >= 1, "clients", arrays, "at least one client")
     try:
         # Through JSON and back, so that a saved partition equals the one in memory.
         parameters = json.loads(json.dumps(parameters or {}, default=lambda value: value.item()))
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"parameters = {parameters!r}: expected JSON-able values") from error
-    clients = [np.sort(np.asarray(client)) for client in clients]
-    sizes = [len(client) for client in clients]
+    sizes = [len(positions) for positions in arrays]
     return Partition(
         scheme=scheme,
         seed=seed,
         parameters=parameters,
-        # Empty lists are float arrays; they say nothing about the type of the others.
-        indices=np.concatenate([client for client in clients if len(client)] or [np.arange(0)]),
+        indices=np.concatenate(arrays),
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        client_names=tuple(client_names),
+        client_names=checked_names("client_names", client_names),
     )
 
 
+def _sorted_positions(argument: str, positions: Any) -> np.ndarray:
+    """One client's, ascending, as int64. ConfigError."""
+    array = array_of(argument, positions, "integers, positions in the training set")
+    if array.ndim == 1 and len(array) == 0:  # an empty list is an array of floats
+        return np.zeros(0, np.int64)
+    ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+    found = f"{array.dtype} {array.shape}"
+    require(bool(ok), argument, found, "integers of rank 1, positions in the training set")
+    require(bool((array >= 0).all()), argument, f"{int(array.min())}, ...", "positions >= 0")
+    return np.sort(array).astype(np.int64)
+
+
 def checked_labels(argument: str, labels, num_classes: int) -> np.ndarray:
-    labels = np.asarray(labels)
+    labels = array_of(argument, labels, "integers of rank 1, at least one")
     ok = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
     require(ok, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one")
     bad = (labels < 0) | (labels >= num_classes)

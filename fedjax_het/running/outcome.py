@@ -85,4 +85,5 @@ def _data(runs: Runs, i: int) -> dict[str, Any]:
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": group.dataset.note,
         **group.program.network_digest,
+        **federation.split.own,
     }

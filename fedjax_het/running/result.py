@@ -52,10 +52,16 @@ class Result:
     tests: Partition | None = None
 
     def digest(self) -> str:
-        """The name of its files: settings, package version, device and precision, hashed."""
-        data = self.summary.get("dataset_digest") if self.spec.dataset == "user" else None
+        """The name of its files: settings, package version, device and precision, hashed; and what
+        is not as the settings name it: see `running.splits.own_parts`."""
+        summary = self.summary
+        data = summary.get("dataset_digest") if self.spec.dataset == "user" else None
         return run_digest(
-            self.spec.digest(), self.summary, data, self.summary.get("network_digest")
+            self.spec.digest(),
+            summary,
+            summary.get("own_dataset") or data,
+            summary.get("network_digest"),
+            summary.get("own_partition"),
         )
 
     def save(self, directory: str | Path) -> Path:

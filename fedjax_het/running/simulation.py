@@ -42,7 +42,9 @@ def simulate(
 
     Args:
       spec: the settings; `None`s are filled from the method's paper.
-      dataset, partition: the user's own; default: those that `spec` names.
+      dataset, partition: the user's own; default: those that `spec` names. Where they are others
+        than those, the result's name and its summary's `own_dataset` and `own_partition` say so,
+        by their digests.
       network: the user's own, in place of the one that `spec` names: a flax.linen module or its
         class, an (init, apply) pair, a function of either; see `nn.as_model`. Its options are
         `spec.network_options`.
@@ -80,7 +82,7 @@ def simulate(
     group = prepare(
         [spec],
         dataset=dataset,
-        partitions=None if partition is None else [partition],
+        own_partition=partition,
         network=network,
         placement=placement,
         data_dir=data_dir,

@@ -41,7 +41,9 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
     """One row per run: `digest`, `settings`, each setting (`hp.prox_mu`), the summary.
 
     `digest` names the files; `settings` is `RunSpec.digest()`, which results of one specification
-    share whatever version or device made them (`newest` keeps one of them).
+    share whatever version or device made them (`newest` keeps one of them). Of runs on a user's own
+    data or partition in the place of those named, `settings`, `dataset` and `partition` have the
+    first digits of its digest behind them, so that no table takes them for the ones named.
     Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A method, network,
     data set or partition that this process does not know keeps its stored name. A run whose files
     cannot be read is left out with a warning.
@@ -77,10 +79,21 @@ def _frame(results: "Iterable[tuple[str, Result]]") -> "pd.DataFrame":
                 for key, value in (_flat(result.summary) | _flat(result.spec.to_dict())).items()
                 if key not in ("digest", "settings")
             },
+            **_own(result),
         }
         for name, result in results
     ]
     return pd.DataFrame(rows)
+
+
+def _own(result: Result) -> dict[str, str]:
+    """What stands in the place of names that say less than is so: see `splits.own_parts`."""
+    own = {part: result.summary.get(f"own_{part}") for part in ("dataset", "partition")}
+    short = {part: str(digest)[:8] for part, digest in own.items() if digest}
+    if not short:
+        return {}
+    said = {part: f"{getattr(result.spec, part)} (own {digits})" for part, digits in short.items()}
+    return {**said, "settings": "-".join((settings_digest(result.spec), *short.values()))}
 
 
 def newest(results: "pd.DataFrame") -> "pd.DataFrame":

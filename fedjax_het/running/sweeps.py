@@ -32,9 +32,15 @@ from fedjax_het.running.programs import static_key, with_network
 from fedjax_het.running.rescue import Keeper
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered, memory_needed
-from fedjax_het.running.splits import dataset_of, server_data_of, server_pool_of, split_clients
+from fedjax_het.running.splits import (
+    data_given,
+    dataset_of,
+    own_dataset_digest,
+    server_data_of,
+    server_pool_of,
+    split_clients,
+)
 from fedjax_het.running.store import frame, load_result
-from fedjax_het.settings.layers import USER
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 if TYPE_CHECKING:
@@ -92,7 +98,8 @@ def sweep(
 
     Args:
       directory: of the results (default: they are only returned, and nothing resumes).
-      dataset: the user's own, for specs whose dataset is "user".
+      dataset: the user's own, for specs whose dataset is "user"; where none's is, for all, whose
+        results then say so in their names, see `simulate`.
       network: the user's own, for all specs, which then name none; see `simulate`.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
       shard: (i, n): only the i-th (from 0) of n parts of the sweep, which depend on `specs` alone,
@@ -121,7 +128,7 @@ def sweep(
 
     reasons: dict[str, str] = {}
     ledger, keeper = Ledger(len(missing), progress), Keeper(directory)
-    data = {"dataset": dataset, "network": network, "data_dir": data_dir}
+    data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
     prepared = (
         _prepared(jobs, data, placement, ledger, reasons)
         for jobs in _groups(missing, directory, resume_anyway)
@@ -163,28 +170,30 @@ def _named(
     data_dir: str | os.PathLike | None,
 ) -> tuple[list[str], dict[str, ResolvedSpec]]:
     """The name of every run's files, and the runs by name, each once."""
-    made_in, data = environment(), None if dataset is None else dataset.digest()
-    digest_of = functools.cache(functools.partial(_network_digest, dataset, network, data_dir))
+    made_in, given = environment(), data_given(specs, dataset)
+    digest_of = functools.cache(functools.partial(_network_digest, network, data_dir))
     names = []
     for spec in specs:
         options = tuple(sorted(spec.model_options.items()))
-        of_network = digest_of(spec.dataset, spec.normalisation, options) if network else None
-        of_data = data if spec.dataset == USER else None
+        data = given(spec)
+        of_network = digest_of(data, spec.dataset, spec.normalisation, options) if network else None
+        of_data = None if data is None else own_dataset_digest(spec, data)
         names.append(run_digest(spec.digest(), made_in, of_data, of_network))
     return names, dict(zip(names, specs, strict=True))
 
 
 def _network_digest(
-    dataset: Dataset | None,
     network: Any,
     data_dir: str | os.PathLike | None,
+    dataset: Dataset | None,
     name: str,
     normalisation: str | None,
     options: tuple,
 ) -> str:
-    """What tells the user's network from another one, on the data set of this name."""
+    """What tells the user's network from another one, on the user's data set, or the one of this
+    name."""
     try:
-        if name != USER or dataset is None:
+        if dataset is None:
             dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
     except _UNUSABLE:  # then the run cannot be made, and says why
         return "unknown"
@@ -230,7 +239,7 @@ def _prepared(
 ) -> tuple[list[Job], Group | None]:
     """The group of those jobs whose data are there; why the others cannot run goes to `reasons`.
 
-    given: the user's data set, network and folder of data.
+    given: which runs have the user's data set, see `data_given`; network and folder of data.
     """
 
     def cannot(unusable: list[Job], error: Exception) -> None:
@@ -240,8 +249,7 @@ def _prepared(
 
     first = jobs[0].spec
     try:
-        own = given["dataset"] if first.dataset == USER else None
-        dataset = dataset_of(first, own, given["data_dir"], caller="sweep")
+        dataset = dataset_of(first, given["dataset"](first), given["data_dir"], caller="sweep")
         pool = server_pool_of(first, dataset, given["data_dir"])
     except _UNUSABLE as error:
         cannot(jobs, error)
