@@ -19,7 +19,8 @@ def results_of(runs: Runs) -> list[Result]:
 
 def _result(runs: Runs, i: int, state: Any) -> Result:
     algorithm, group, federation = runs.algorithm, runs.group, runs.federations[i]
-    rounds = runs.stopped[i] or runs.done
+    stopped = runs.stopped[i]
+    rounds = runs.done if stopped is None else stopped
     once = algorithm.first_traffic(holdings_of(federation, group.dataset, group.pool))
     traffic = algorithm.traffic(federation.hp, state)
     moved = traffic_curves(federation.scheduler.work, traffic, once, rounds)
@@ -28,7 +29,7 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         "algorithm": federation.spec.algorithm,
         "dataset": group.dataset.name,
         "seed": federation.spec.seed,
-        **summarise(runs.curves[i], group.dataset.domain_names),
+        **summarise(runs.curves[i], group.dataset.domain_names, stopped=stopped is not None),
         **algorithm.summary(federation.hp, state),
         "rounds": rounds,
         **_costs(runs, i),

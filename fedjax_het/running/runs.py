@@ -54,7 +54,7 @@ class Runs:
     state: Any = None
     pager: Pager | None = None
     done: int = 0  # rounds
-    stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in
+    stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in, or after
 
     @property
     def plan(self) -> Plan:
@@ -151,7 +151,10 @@ def gathered(
         room=room,
         curves=[
             curves_of(
-                program.measuring.nothing(program.algorithm, rounds), group.dataset, f.partition
+                program.measuring.nothing(program.algorithm, rounds),
+                group.dataset,
+                f.partition,
+                f.tests,
             )
             for f in federations
         ],
