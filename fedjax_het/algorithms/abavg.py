@@ -29,8 +29,8 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
     objective. Not FedNova, where they weigh changes of unlike length, and not the
     server optimisers, whose momentum or scale would be of another average. Batch-norm statistics
     are averaged likewise, with rate 1. Accuracies are of all the examples, of the networks as they
-    are evaluated. If no model is right about any of them, all count alike; if one of them has logits
-    that are not finite, so is the average.
+    are evaluated. If no model is right about any of them, all count alike; if one of them has
+    logits that are not finite, so is the average.
 
     The paper's formula could not be read; this one is that of DynaFed's public code, less its two
     errors: there the accuracy is of the last minibatch alone, and of networks in training mode.

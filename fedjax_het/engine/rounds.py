@@ -187,9 +187,7 @@ def _test(rounds: Rounds, inputs: ChunkInputs, state) -> Evaluation:
     return evaluate(task, plan, model, inputs.test, batches, num_domains=measuring.num_domains)
 
 
-def _test_clients(
-    rounds: Rounds, inputs: ChunkInputs, state, r, key, signal
-) -> ClientEvaluation:
+def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) -> ClientEvaluation:
     """Of the models that clients' own tests are for, measured once `signal` is known."""
     algorithm, plan = rounds.algorithm, rounds.plan
     personal, source = algorithm.personal, (inputs.hp, state)

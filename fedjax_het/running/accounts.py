@@ -70,9 +70,7 @@ def curves_of(
     return curves | metrics.records
 
 
-def recorded(
-    curves: Curves, new: Curves, sound: np.ndarray, done: int, count: int
-) -> int | None:
+def recorded(curves: Curves, new: Curves, sound: np.ndarray, done: int, count: int) -> int | None:
     """Write `count` rounds to the curves, from round `done` on, up to the one in which the run
     diverged, which is returned (from 1); None if it did not. sound: see `RoundMetrics`."""
     bad = np.flatnonzero(sound[:count] != 1)

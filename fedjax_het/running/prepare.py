@@ -20,6 +20,7 @@ from fedjax_het.running.federations import (
     with_method_inputs,
 )
 from fedjax_het.running.inputs import Source, group_inputs
+from fedjax_het.running.needs import require_room_for_plan, require_room_for_settings
 from fedjax_het.running.placement import (
     DEVICE_STATE,
     Placement,
@@ -114,6 +115,7 @@ def prepare(
     dataset = dataset_of(spec, dataset, data_dir, caller="simulate")
     devices = placement.present_devices()
     signature = signature_of(spec, dataset, network)
+    require_room_for_settings(spec, dataset, signature, placement, devices)
     algorithm = algorithm_of(signature)
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 
@@ -138,6 +140,7 @@ def prepare(
     plan = plan_of(placement, devices, blocks, choice, [f.scheduler for f in federations], share)
     program = program_of(signature, plan)
     client_state = client_state_of(placement, program, spec)
+    require_room_for_plan(program, federations[0], client_state, placement)
     return _placed(program, dataset, pool, federations, choice, client_state)
 
 

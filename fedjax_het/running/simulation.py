@@ -14,13 +14,19 @@ from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.advance import announce, finish, start
 from fedjax_het.running.checkpoints import Checkpoints, resumable
+from fedjax_het.running.needs import (
+    NoRoom,
+    require_room_for_programs,
+    smaller,
+    told_in_one_line,
+)
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import prepare
 from fedjax_het.running.programs import with_network
 from fedjax_het.running.progress import Progress
 from fedjax_het.running.result import Result
-from fedjax_het.running.runs import gathered
+from fedjax_het.running.runs import Runs, gathered
 from fedjax_het.settings.spec import RunSpec
 
 
@@ -52,7 +58,9 @@ def simulate(
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
-    Raises: ConfigError, before anything compiles, if a setting cannot be used.
+    Raises: ConfigError, before anything compiles, if a setting cannot be used, or if the run needs
+      more memory than there is; before the first round, if its compiled program does, with fewer
+      lanes and clients' states on the host, too, where `placement` leaves these open.
 
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
     devices of all of them share the lanes, all return the result, and the first writes it.
@@ -67,24 +75,35 @@ def simulate(
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
-    group = prepare(
-        [spec],
-        dataset=dataset,
-        partitions=None if partition is None else [partition],
-        network=network,
-        placement=placement,
-        data_dir=data_dir,
-    )
-    runs = gathered(group, group.federations, progress=progress, started=started)
-    checkpoints = Checkpoints(None if folder is None else [folder])
-    announce(runs)
-    start(runs, checkpoints, None if record is None else [record])
-    finish(runs, checkpoints)
-    (result,) = results_of(runs)
+    given: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
+    own = None if partition is None else [partition]
+    with told_in_one_line(spec):
+        tried: Placement | None = placement
+        while tried is not None:
+            group = prepare([spec], partitions=own, placement=tried, **given)
+            runs = gathered(group, group.federations, progress=progress, started=started)
+            try:
+                require_room_for_programs(runs, placement.memory)
+                break
+            except NoRoom:
+                tried = smaller(runs, placement)
+                if tried is None:
+                    raise
+        result = _made(runs, folder, record)
     if folder is not None and jax.process_index() == 0:
         result.save(folder)
         assert result.partition is not None
         result.partition.save(folder / "partition.npz")
         if result.tests is not None:
             result.tests.save(folder / "client_tests.npz")
+    return result
+
+
+def _made(runs: Runs, folder: Path | None, record: dict | None) -> Result:
+    """The result of the only one of these runs, from its beginning or its checkpoint's record."""
+    checkpoints = Checkpoints(None if folder is None else [folder])
+    announce(runs)
+    start(runs, checkpoints, None if record is None else [record])
+    finish(runs, checkpoints)
+    (result,) = results_of(runs)
     return result
