@@ -14,14 +14,13 @@ from support.slow import all_methods, slow
 
 from fedjax_het import Placement, sweep
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine import rounds
+from fedjax_het.engine import evaluation, rounds
 from fedjax_het.engine.evaluation import (
     client_tests,
     evaluate,
     evaluate_clients,
     evaluation_set,
     right_of,
-    tests_shape,
 )
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.plan import make_plan
@@ -83,7 +82,7 @@ def test_accuracy_of_logits_that_are_not_finite_is_nan_where_they_count(value, d
 def test_a_client_whose_logits_are_not_finite_has_no_accuracy(devices):
     plan = make_plan(2, devices)
     tests = partition_from_clients([np.array([0, 4]), np.array([], int), np.array([1, 2])])
-    shape = tests_shape(plan, tests)
+    shape = evaluation.tests_shape(plan, tests)
     placed = client_tests(plan, tests, shape)
 
     def found(images):

@@ -87,7 +87,7 @@ def train_cohort(
     schedule = cohort.schedule
     block = partial(_block, checked_client(method), plan)
     shared = (hp, broadcast, states, key, cohort.examples)
-    of_the_round = ("round", "num_clients", "evaluate", "trial", "share", "participants")
+    of_the_round = ("round", "num_clients", "evaluate", "trial", "share", "participants", "changed")
     # No lane reads these: they have no axis of blocks, or every block's are needed together.
     unread: dict[str, Any] = dict.fromkeys((*of_the_round, "census", "census_pairs"))
     lanes = schedule._replace(**unread)

@@ -140,7 +140,7 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r: jax.Array, nothing: Ro
         schedule = schedule._replace(num_segments=segments)
     cohort = Cohort(schedule, inputs.examples, inputs.server, inputs.inputs)
     count = partial(
-        not_finite_in_round, plan, rows=inputs.schedule.rows, r=r, by_row=algorithm.pageable
+        not_finite_in_round, plan, rows=inputs.schedule.changed, r=r, by_row=algorithm.pageable
     )
     counted = count(state)
     state, info = algorithm.round(inputs.hp, state, key, cohort)

@@ -32,17 +32,18 @@ def not_finite_in_round(
     """`not_finite` of a federation's `State`, before or after the r-th round of a chunk.
 
     Args:
-      rows: [R, D, V, J], where the states of the clients of each round are.
+      rows: [R, n], where the states of the clients of each round are: `RoundSchedule.changed`.
       by_row: whether a round changes these alone; then the others are not looked at.
     Cost: one pass over what it looks at. No collective: where devices share the lanes each looks at
-      its own copy, which XLA, left to itself, would share out, see `lanes._exchange`.
+      its own copy, which XLA, left to itself, would share out (as it does `RoundSchedule.rows`,
+      since lanes read their part of it); see `lanes._exchange`.
     """
 
     def count(server, clients, rows, r):
         of_server = not_finite(server)
         if not by_row or not any(map(_is_float, jax.tree.leaves(clients))):
             return jnp.concatenate([of_server, not_finite(clients)])
-        here = row_of(rows, r).reshape(-1)
+        here = row_of(rows, r)
 
         def add(i, total):
             return total + not_finite(client_row(clients, row_of(here, i)))
