@@ -13,6 +13,7 @@ from support.running import assert_same, run, spec
 from support.slow import all_methods, slow
 
 from fedjax_het import Placement, sweep
+from fedjax_het.algorithms import METHODS
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine import evaluation, rounds
 from fedjax_het.engine.evaluation import (
@@ -204,7 +205,8 @@ def test_a_state_that_is_not_finite_is_found_in_its_round(monkeypatch, name):
         assert found.summary["final_accuracy"] is None
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_a_method_as_it_is_does_not_diverge_whatever_it_keeps(name):
     found = run(spec(name, rounds=5))
     assert not found.summary["diverged"] and found.summary["rounds"] == 5
@@ -223,7 +225,7 @@ def test_a_state_may_begin_with_what_is_not_finite():
 @pytest.mark.parametrize(
     ("placement", "chunk"),
     [
-        (Placement(devices=1, lanes=1), 16),
+        slow(Placement(devices=1, lanes=1), 16),
         slow(Placement(devices=1, lanes=3), 16),
         slow(Placement(devices=2, lanes=2), 1),
         slow(Placement(devices=1, client_state="host"), 2),
@@ -316,7 +318,8 @@ def test_the_check_adds_no_collective(monkeypatch, name):
     assert collectives(compiled_rounds(name, "lanes")) == without and without
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_the_check_changes_no_bit(monkeypatch, name):
     with unchecked(monkeypatch):
         without = run(spec(name, rounds=3))

@@ -66,7 +66,9 @@ def plot_curve(result: Result, path: str | Path) -> None:
     loss.set(ylabel=kind, ylim=(0, None))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     split = spec.partition + (f", alpha {spec.alpha:g}" if spec.alpha is not None else "")
-    axes.set_title(f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}", fontsize=10)
+    end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
+    title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}{end}"
+    axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=150)
 
 

@@ -1,6 +1,7 @@
 """The results of runs that are done: curves, traffic and a summary of each."""
 
 import dataclasses
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,7 +31,7 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         "dataset": group.dataset.name,
         "seed": federation.spec.seed,
         **summarise(runs.curves[i], group.dataset.domain_names, stopped=stopped is not None),
-        **algorithm.summary(federation.hp, state),
+        **_finite(algorithm.summary(federation.hp, state)),
         "rounds": rounds,
         **_costs(runs, i),
         "bytes_up": float(metrics["bytes_up"].sum()),
@@ -51,6 +52,13 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         federation.partition,
         federation.tests,
     )
+
+
+def _finite(summary: Any) -> Any:
+    """The same, with None for numbers that are not finite, which a file cannot hold."""
+    if isinstance(summary, dict):
+        return {name: _finite(value) for name, value in summary.items()}
+    return None if isinstance(summary, float) and not math.isfinite(summary) else summary
 
 
 def _costs(runs: Runs, i: int) -> dict[str, Any]:
