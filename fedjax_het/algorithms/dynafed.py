@@ -376,11 +376,15 @@ def _summary(own: DynaFedServer) -> dict[str, Any]:
         return {"synthesis_iterations": 0}
     log = jax.tree.map(lambda entries: np.asarray(entries)[:done], own.log)
     last = max(1, done // 5)
+    losses = log.matching_loss[-last:]
+    known = np.isfinite(losses)
     return {
         "synthesis_iterations": done,
         "synthesis_skipped": int(log.skipped.sum()),
         "synthesis_step_size": float(log.step_size[-1]),
-        "matching_loss": float(np.nanmean(log.matching_loss[-last:])),
+        "matching_loss": float(np.nanmean(np.where(known, losses, np.nan)))
+        if known.any()
+        else None,
         "matching_loss_by_start": {str(t): j for t, j in j_by_start(log, last=last).items()},
     }
 

@@ -90,7 +90,16 @@ def train_cohort(
     schedule = cohort.schedule
     block: Callable[..., tuple] = partial(_block, checked_client(method), plan, name)
     shared = (hp, broadcast, states, key, cohort.examples, schedule.longest)
-    of_the_round = ("round", "num_clients", "evaluate", "trial", "share", "participants", "longest")
+    of_the_round = (
+        "round",
+        "num_clients",
+        "evaluate",
+        "trial",
+        "share",
+        "longest",
+        "participants",
+        "changed",
+    )
     # No lane reads these: they have no axis of blocks, or every block's are needed together.
     unread: dict[str, Any] = dict.fromkeys((*of_the_round, "census", "census_pairs"))
     lanes = schedule._replace(**unread)

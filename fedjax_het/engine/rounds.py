@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_het.common.arrays import row_of, with_row
 from fedjax_het.engine.evaluation import (
+    ClientEvaluation,
     ClientTests,
     Evaluation,
     EvaluationSet,
@@ -22,6 +23,7 @@ from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, SHARED, Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.schedule import RoundSchedule
+from fedjax_het.engine.soundness import not_finite_in_round
 from fedjax_het.engine.stretches import (
     BLOCKS,
     TUNING,
@@ -82,6 +84,7 @@ class RoundMetrics(NamedTuple):
     domain_accuracy: jax.Array | None  # [R, G]; None for a data set without domains
     client_accuracy: jax.Array | None  # [R, K]; None where clients have no tests of their own
     records: dict[str, jax.Array]  # [R, ...] what else the method records
+    sound: jax.Array  # 1 where the round's losses, update and state are finite, else 0
 
 
 class Measuring(NamedTuple):
@@ -111,6 +114,7 @@ class Measuring(NamedTuple):
             domain_accuracy=nan(self.num_domains) if by_domain else None,
             client_accuracy=nan(self.num_clients) if self.tests_clients else None,
             records={name: nan(*shape) for name, shape in records.items()},
+            sound=nan(),
         )
 
 
@@ -210,21 +214,31 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics)
         segments = plan.once_known(signal, schedule.num_segments)
         schedule = schedule._replace(num_segments=segments)
     cohort = Cohort(schedule, inputs.examples, inputs.server, inputs.inputs)
+    count = partial(
+        not_finite_in_round, plan, rows=inputs.schedule.changed, r=r, by_row=algorithm.pageable
+    )
+    counted = count(state)
     state, info = algorithm.round(inputs.hp, state, key, cohort)
 
+    # What is counted is in both branches, where it does not mix with what made the state: fused
+    # with it, it could change the order of sums.
     def measured(state):
         tested = _test(rounds, inputs, state, r)
+        sound = jnp.isfinite(tested.loss) if algorithm.global_model else jnp.array(True)
         client_accuracy = None
         if measuring.tests_clients:
-            client_accuracy = _test_clients(rounds, inputs, state, r, key, tested.loss)
-        return tested, client_accuracy
+            of_clients = _test_clients(rounds, inputs, state, r, key, tested.loss)
+            client_accuracy, sound = of_clients.accuracy, sound & of_clients.sound
+        return tested, client_accuracy, sound, count(state)
 
     def unmeasured(state):
         tested = Evaluation.missing(measuring.num_domains if algorithm.global_model else 0)
-        return tested, nothing.client_accuracy
+        return tested, nothing.client_accuracy, jnp.array(True), count(state)
 
     due = schedule.evaluate & done()
-    tested, client_accuracy = either(due, measured, unmeasured, state)
+    tested, client_accuracy, sound, counted_now = either(due, measured, unmeasured, state)
+    sound &= jnp.isfinite(info.train_loss) & jnp.isfinite(info.update_norm)
+    sound &= (counted_now <= counted).all()
     return state, RoundMetrics(
         tested.accuracy,
         tested.loss,
@@ -233,6 +247,7 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics)
         tested.domain_accuracy,
         client_accuracy,
         info.records | gaps,
+        sound.astype(jnp.float32),
     )
 
 
@@ -249,8 +264,8 @@ def _test(rounds: Rounds, inputs: ChunkInputs, state, r) -> Evaluation:
     return evaluate(task, plan, model, inputs.test, batches, num_domains=measuring.num_domains)
 
 
-def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) -> jax.Array:
-    """[K] accuracy on clients' own tests, measured once `signal` is known."""
+def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) -> ClientEvaluation:
+    """Of the models that clients' own tests are for, measured once `signal` is known."""
     algorithm, plan = rounds.algorithm, rounds.plan
     personal, source = algorithm.personal, (inputs.hp, state)
     if algorithm.tuning is not None:

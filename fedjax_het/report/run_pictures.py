@@ -68,7 +68,8 @@ def plot_curve(result: Result, path: str | Path) -> None:
     loss.set(ylabel=kind, ylim=(0, None))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     split = spec.partition + (f", alpha {spec.alpha:g}" if spec.alpha is not None else "")
-    title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}"
+    end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
+    title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}{end}"
     axes.set_title(figure_text(title), fontsize=10)
     write_figure(path, figure)
 

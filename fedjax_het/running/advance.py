@@ -14,6 +14,7 @@ from fedjax_het.algorithms.contract import HostWork
 from fedjax_het.common.arrays import host_values
 from fedjax_het.engine.randomness import Stream
 from fedjax_het.engine.rounds import ChunkInputs, RoundMetrics
+from fedjax_het.engine.soundness import not_finite_of_runs
 from fedjax_het.running.accounts import curves_of, latest_accuracy, recorded
 from fedjax_het.running.checkpoints import Checkpoints
 from fedjax_het.running.inputs import without_rounds
@@ -77,6 +78,8 @@ def finish(runs: Runs, checkpoints: Checkpoints) -> None:
         for work in runs.algorithm.host_work:
             if work.before_round == runs.done and runs.work_done(work) < work.total:
                 _work_between_rounds(runs, work, checkpoints)
+        if None not in runs.stopped:
+            break
         if runs.stretched is not None:
             metrics, count = _run_in_stretches(runs, checkpoints), 1
         else:
@@ -151,8 +154,9 @@ def _call_for_nothing(runs: Runs, nothing: ChunkInputs) -> None:
     jax.block_until_ready(program.stretch(runs.state, nothing, cut.spans(0), carried))
 
 
-def _record(runs: Runs, metrics: RoundMetrics, count: int) -> None:
-    """Keep what was measured in the next `count` rounds, which are done now."""
+def _record(runs: Runs, metrics: Any, count: int) -> None:
+    """Keep what was measured (`RoundMetrics`, on the host) in the next `count` rounds, which are
+    done now."""
     spent, dataset = runs.spent, runs.group.dataset
     spent.timed_rounds += count
     for i, federation in enumerate(runs.federations):
@@ -161,8 +165,8 @@ def _record(runs: Runs, metrics: RoundMetrics, count: int) -> None:
         if runs.stopped[i] is not None:
             continue
         own = jax.tree.map(lambda a, i=i: a[i], metrics) if runs.source.apart else metrics
-        new = curves_of(own, dataset, federation.partition)
-        runs.stopped[i] = recorded(runs.curves[i], new, runs.done, count)
+        new = curves_of(own, dataset, federation.partition, federation.tests)
+        runs.stopped[i] = recorded(runs.curves[i], new, own.sound, runs.done, count)
         if runs.stopped[i] is not None:
             seed = federation.spec.seed
             log.warning("diverged in round %d; stopped (seed %d)", runs.stopped[i], seed)
@@ -181,6 +185,7 @@ def _chunk_length(runs: Runs) -> int:
 
 def _report(runs: Runs) -> None:
     rate = runs.spent.rounds_per_second
+    going = [curves for curves, at in zip(runs.curves, runs.stopped, strict=True) if at is None]
     runs.progress(
         Progress(
             "rounds",
@@ -189,7 +194,7 @@ def _report(runs: Runs) -> None:
             rate,
             runs.spent.samples_per_second,
             (runs.rounds - runs.done) / rate,
-            latest_accuracy(runs.algorithm, runs.curves, runs.done),
+            latest_accuracy(runs.algorithm, going, runs.done),
         )
     )
 
@@ -208,20 +213,21 @@ def _verify(runs: Runs, part: str) -> ChunkInputs:
 
 
 def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -> None:
-    """Work that is due: for every run on its own, or shared by the devices, or on one of them."""
+    """Work that is due: for every run on its own, or shared by the devices, or on one of them. A
+    run whose state it leaves with numbers that are not finite has diverged."""
     program, spent = runs.group.program.host_work[work.name], runs.spent
     local = (lambda tree: tree) if runs.shares_host_work else _on_one_device
     state, hp = local(runs.state), local(runs.kept["hp"])
     key, server = local(runs.keys(Stream.SERVER)), local(runs.kept.get("server"))
 
-    began = time.perf_counter()
+    began, counted = time.perf_counter(), not_finite_of_runs(state, apart=runs.source.apart)
     program.verify((hp, state, key, jnp.int32(1), server))
     state = runs.state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
     spent.compiling += time.perf_counter() - began
 
     done = first = runs.work_done(work)
     began, count = time.perf_counter(), 1
-    while done < work.total:
+    while done < work.total and None in runs.stopped:
         count = runs.plan.agreed(min(count, work.total - done))
         state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
         done += count
@@ -230,6 +236,7 @@ def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -
         to_go = (work.total - done) / rate
         runs.progress(Progress(work.name, done, work.total, rate, 0.0, to_go))
         runs.state = state
+        _stop_diverged(runs, counted, work.name)
         checkpoints.save(runs)
     spent.host_work += time.perf_counter() - began
     runs.state = state if runs.shares_host_work else runs.plan.put(state)
@@ -237,6 +244,21 @@ def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -
     began = time.perf_counter()
     _verify(runs, work.name)
     spent.compiling += time.perf_counter() - began
+
+
+def _stop_diverged(runs: Runs, counted: np.ndarray, name: str) -> None:
+    """Stop the runs that work between rounds has left with more numbers that are not finite than
+    were `counted` before it."""
+    now = not_finite_of_runs(runs.state, apart=runs.source.apart)
+    for i, federation in enumerate(runs.federations):
+        if runs.stopped[i] is None and (now[i] > counted[i]).any():
+            runs.stopped[i] = runs.done
+            log.warning(
+                "diverged in %s after round %d; stopped (seed %d)",
+                name,
+                runs.done,
+                federation.spec.seed,
+            )
 
 
 def _on_one_device(tree: Any) -> Any:

@@ -22,6 +22,7 @@ from fedjax_het.running.federations import (
     with_method_inputs,
 )
 from fedjax_het.running.inputs import Source, group_inputs
+from fedjax_het.running.needs import require_room_for_plan, require_room_for_settings
 from fedjax_het.running.placement import (
     DEVICE_STATE,
     Placement,
@@ -123,12 +124,13 @@ def prepare(
     dataset = dataset_of(spec, dataset, data_dir, caller="simulate")
     devices = placement.present_devices()
     signature = signature_of(spec, dataset, network)
+    require_room_for_settings(spec, dataset, signature, placement, devices)
     algorithm = algorithm_of(signature)
     _say_what_lacks(signature)
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 
     shares = algorithm.shares_server_data
-    made: list[Partition | None] = list(partitions or [None] * len(resolved))
+    made: list[Partition | None] = [*partitions] if partitions else [None] * len(resolved)
     splits = [
         split_of(each, dataset, pool, partition=given, own=own_partition, shares_server_data=shares)
         for each, given in zip(resolved, made, strict=True)
@@ -148,6 +150,7 @@ def prepare(
     plan = plan_of(placement, devices, blocks, choice, [f.scheduler for f in federations], share)
     program = program_of(signature, plan)
     client_state = client_state_of(placement, program, spec)
+    require_room_for_plan(program, federations[0], client_state, placement)
     return _placed(program, dataset, pool, federations, choice, client_state)
 
 

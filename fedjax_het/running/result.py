@@ -134,8 +134,13 @@ class Result:
         return cls(cast(ResolvedSpec, spec), metrics, summary, artifacts)  # as it was saved
 
 
-def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) -> dict[str, Any]:
+def summarise(
+    metrics: dict[str, np.ndarray], domain_names: Sequence[str] = (), *, stopped: bool = False
+) -> dict[str, Any]:
     """The numbers that stand for a curve.
+
+    diverged: whether the run was `stopped` since its losses, its update or its state were not
+    finite, or has curves that say so.
 
     final_accuracy is the mean of the last five rounds (DynaFed's metric), None if the run
     diverged: it is never averaged in silently. final_accuracy_std is over those rounds.
@@ -159,7 +164,8 @@ def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) 
     if np.isnan(metrics[name]).all() and "mean_client_accuracy" in metrics:
         name = "mean_client_accuracy"
     measured = metrics[name]
-    diverged = not np.isfinite(metrics["train_loss"]).all() or not np.isfinite(measured[-1])
+    diverged = stopped or not np.isfinite(metrics["train_loss"]).all()
+    diverged |= not np.isfinite(measured[-1])
     accuracy = metrics["test_accuracy"]
     seen = accuracy[np.isfinite(accuracy)]
     last = accuracy[-5:][np.isfinite(accuracy[-5:])]
@@ -195,7 +201,9 @@ def _summarise_clients(metrics: dict[str, np.ndarray], diverged: bool) -> dict[s
     if not np.isfinite(mean).any():
         names = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy", *by_name)
         return dict.fromkeys(names)
-    accuracy, best = best_mean_accuracy(metrics["client_accuracy"])
+    # A round counts where all clients with a test were measured, see `accounts.curves_of`.
+    whole = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
+    accuracy, best = best_mean_accuracy(whole)
     last = mean[-5:][np.isfinite(mean[-5:])]
     return {
         "bmta": accuracy,

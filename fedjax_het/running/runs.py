@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.contract import Algorithm, HostWork
 from fedjax_het.common.arrays import host_values
+from fedjax_het.engine.footprint import compiled_bytes
 from fedjax_het.engine.host_state import Pager
 from fedjax_het.engine.plan import RUN, Plan
 from fedjax_het.engine.randomness import Stream
@@ -42,7 +43,8 @@ class Runs:
 
     federations: as many as run at once, or fewer. source, kept: of what their program reads, and
     the part that stays the same. state: of all of them, on the devices. pager: of their clients'
-    states, where those are on the host.
+    states, where those are on the host. stopped: of each run that diverged, the round, or how many
+    were done where work between rounds did.
     """
 
     group: Group
@@ -130,6 +132,20 @@ class Runs:
             return [host]
         return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.federations))]
 
+    def programs(self) -> dict[str, tuple[Any, tuple]]:
+        """(jitted, its inputs: arrays, or shapes placed like them) of what the runs go through, by
+        name."""
+        programs, kept, state = self.group.program, self.kept, state_shapes(self)
+        inputs = (kept["hp"], state, self.keys(Stream.SERVER), jnp.int32(1), kept.get("server"))
+        if not self.shares_host_work:
+            inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
+        between = {name: (work.program, inputs) for name, work in programs.host_work.items()}
+        of_rounds: tuple[Any, tuple] = (programs.chunk.program, (state, self.first_step()))
+        if (cut := self.stretched) is not None:
+            first_calls = cut.spans(0), cut.carried
+            of_rounds = (programs.stretch.program, (*of_rounds[1], *first_calls))
+        return {"rounds": of_rounds, **between}
+
     def work_done(self, work: HostWork) -> int:
         """Iterations of work between rounds, of each run."""
         apart = self.source.apart
@@ -170,7 +186,10 @@ def gathered(
         room=room,
         curves=[
             curves_of(
-                program.measuring.nothing(program.algorithm, rounds), group.dataset, f.partition
+                program.measuring.nothing(program.algorithm, rounds),
+                group.dataset,
+                f.partition,
+                f.tests,
             )
             for f in federations
         ],
@@ -202,21 +221,8 @@ def require_contract(runs: Runs) -> None:
 
     Cost: nothing, as the traces are kept for when the programs are compiled.
     """
-    for program, inputs in _programs(runs):
+    for program, inputs in runs.programs().values():
         jax.eval_shape(program, *inputs)
-
-
-def _programs(runs: Runs) -> list[tuple[Any, tuple]]:
-    """(jitted, its inputs: arrays, or shapes placed like them) of what the runs go through."""
-    programs, kept, state = runs.group.program, runs.kept, state_shapes(runs)
-    inputs = (kept["hp"], state, runs.keys(Stream.SERVER), jnp.int32(1), kept.get("server"))
-    if not runs.shares_host_work:
-        inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
-    of_rounds: tuple[Any, tuple] = (programs.chunk.program, (state, runs.first_step()))
-    if (cut := runs.stretched) is not None:
-        first_calls = cut.spans(0), cut.carried
-        of_rounds = (programs.stretch.program, (*of_rounds[1], *first_calls))
-    return [of_rounds, *((work.program, inputs) for work in programs.host_work.values())]
 
 
 def state_shapes(runs: Runs) -> Any:
@@ -242,13 +248,4 @@ def begin_states(runs: Runs) -> None:
 def memory_needed(runs: Runs) -> int:
     """Bytes that the programs, which this compiles, need on each device. Nothing is allocated for
     it."""
-    needs: list[Any] = [
-        program.lower(*inputs).compile().memory_analysis() for program, inputs in _programs(runs)
-    ]
-    return max(
-        need.argument_size_in_bytes
-        + need.output_size_in_bytes
-        - need.alias_size_in_bytes
-        + need.temp_size_in_bytes
-        for need in needs
-    )
+    return max(compiled_bytes(*program) for program in runs.programs().values())

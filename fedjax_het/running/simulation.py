@@ -14,6 +14,12 @@ from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.advance import announce, finish, start
 from fedjax_het.running.checkpoints import Checkpoints, forget, own_record, resumable
+from fedjax_het.running.needs import (
+    NoRoom,
+    require_room_for_programs,
+    smaller,
+    told_in_one_line,
+)
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import prepare
@@ -58,9 +64,12 @@ def simulate(
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
-    Raises: ConfigError, before anything compiles, if a setting cannot be used, or if `output_dir`
-      holds the checkpoint of another configuration, or one that is damaged. NotWrittenError, which
-      has the result and says where it is kept, if it could not be written to `output_dir`.
+    Raises: ConfigError, before anything compiles, if a setting cannot be used, if `output_dir`
+      holds the checkpoint of another configuration, or one that is damaged, or if the run needs
+      more memory than there is; before the first round, if its compiled program does, with fewer
+      lanes and clients' states on the host, too, where `placement` leaves these open.
+      NotWrittenError, which has the result and says where it is kept, if it could not be written to
+      `output_dir`.
 
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
     devices of all of them share the lanes, all return the result, and the first writes it.
@@ -79,22 +88,26 @@ def simulate(
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
-    group = prepare(
-        [spec],
-        dataset=dataset,
-        own_partition=partition,
-        network=network,
-        placement=placement,
-        data_dir=data_dir,
-    )
-    runs = gathered(group, group.federations, progress=progress, started=started)
+    given: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
     checkpoints = Checkpoints(None if folder is None else [folder])
-    if there is not None:
-        checkpoints.require_own_data(runs, [there])
-    announce(runs)
-    start(runs, checkpoints, None if record is None else [record])
-    finish(runs, checkpoints)
-    (result,) = results_of(runs)
+    with told_in_one_line(spec):
+        tried: Placement | None = placement
+        while tried is not None:
+            group = prepare([spec], own_partition=partition, placement=tried, **given)
+            runs = gathered(group, group.federations, progress=progress, started=started)
+            if there is not None:
+                checkpoints.require_own_data(runs, [there])
+            try:
+                require_room_for_programs(runs, placement.memory)
+                break
+            except NoRoom:
+                tried = smaller(runs, placement)
+                if tried is None:
+                    raise
+        announce(runs)
+        start(runs, checkpoints, None if record is None else [record])
+        finish(runs, checkpoints)
+        (result,) = results_of(runs)
     if jax.process_index() == 0:
         keeper = Keeper(folder, save_run)
         keeper.keep(result)

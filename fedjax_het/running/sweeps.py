@@ -25,6 +25,7 @@ from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
 from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints, forget, resumable
 from fedjax_het.running.ledger import Job, Ledger
+from fedjax_het.running.needs import NoRoom, require_room_for_programs
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import Group, narrower, prepare
@@ -133,7 +134,8 @@ def sweep(
         _prepared(jobs, data, placement, ledger, reasons)
         for jobs in _groups(missing, directory, resume_anyway)
     )
-    for jobs, group in _compiled_ahead(prepared, placement.memory):
+    cannot = functools.partial(_cannot, ledger, reasons)
+    for jobs, group in _compiled_ahead(prepared, placement.memory, cannot):
         for first in range(0, len(jobs), group.plan.capacity):
             known |= _run(group, jobs, first, keeper, ledger)
     made = SweepResult([known.get(name) for name in names], reasons)
@@ -242,11 +244,7 @@ def _prepared(
     given: which runs have the user's data set, see `data_given`; network and folder of data.
     """
 
-    def cannot(unusable: list[Job], error: Exception) -> None:
-        reason = " ".join(str(error).split())
-        ledger.cannot(unusable, reason, shown=reason not in reasons.values())
-        reasons.update({job.spec.digest(): reason for job in unusable})
-
+    cannot = functools.partial(_cannot, ledger, reasons)
     first = jobs[0].spec
     try:
         dataset = dataset_of(first, given["dataset"](first), given["data_dir"], caller="sweep")
@@ -270,22 +268,35 @@ def _prepared(
     if (record := usable[0].record) is not None:  # as it began: sums are taken in one order
         begun = {"lanes": record["lanes"], "blocks": record["blocks"]}
         placement = dataclasses.replace(placement, **begun)
-    group = prepare(
-        [job.spec for job in usable],
-        dataset=dataset,
-        partitions=partitions,
-        network=given["network"],
-        placement=placement,
-        pool=pool,
-    )
+    try:
+        group = prepare(
+            [job.spec for job in usable],
+            dataset=dataset,
+            partitions=partitions,
+            network=given["network"],
+            placement=placement,
+            pool=pool,
+        )
+    except NoRoom as error:
+        cannot(usable, error)
+        return [], None
     return usable, group
 
 
+def _cannot(ledger: Ledger, reasons: dict[str, str], unusable: list[Job], error: Exception) -> None:
+    """Note why these runs are not made."""
+    reason = " ".join(str(error).split())
+    ledger.cannot(unusable, reason, shown=reason not in reasons.values())
+    reasons.update({job.spec.digest(): reason for job in unusable})
+
+
 def _compiled_ahead(
-    prepared: Iterable[tuple[list[Job], Group | None]], memory: int | None
+    prepared: Iterable[tuple[list[Job], Group | None]],
+    memory: int | None,
+    cannot: Callable[[list[Job], Exception], None],
 ) -> Iterator[tuple[list[Job], Group]]:
     """The groups, one after the other, with as many federations at a time as memory allows; while
-    one runs, the next one's programs are compiled.
+    one runs, the next one's programs are compiled. One of which not even one fits `cannot` run.
 
     Groups are prepared in this thread, and when nothing compiles: that may time programs.
     """
@@ -297,22 +308,28 @@ def _compiled_ahead(
             # What the group before leaves free counts, as long as it has not begun.
             assert group.plan.mesh is not None
             allowed = memory or free_bytes(list(group.plan.mesh.devices.flat))
-            ready = compiler.submit(_fitting, group, allowed)
+            ready = compiler.submit(_fitting, group, allowed, memory)
             if waiting is not None:
                 yield waiting[0], waiting[1].result()
-            ready.exception()  # waits
-            waiting = jobs, ready
+            waiting = (jobs, ready)
+            if isinstance(error := ready.exception(), NoRoom):  # waits
+                cannot(jobs, error)
+                waiting = None
         if waiting is not None:
             yield waiting[0], waiting[1].result()
 
 
-def _fitting(group: Group, allowed: int | None) -> Group:
+def _fitting(group: Group, allowed: int | None, memory: int | None = None) -> Group:
     """The group, compiled, with as many federations at a time as these bytes on each device
-    allow."""
+    allow. Raises NoRoom if one by itself needs more than `memory`, or than there is."""
     while True:
         capacity, width = group.plan.capacity, group.plan.width
-        needed = memory_needed(gathered(group, group.federations[:capacity]))
-        if allowed is None or capacity == 1 or needed <= allowed:
+        runs = gathered(group, group.federations[:capacity])
+        if capacity == 1:
+            require_room_for_programs(runs, memory)
+            return group
+        needed = memory_needed(runs)
+        if allowed is None or needed <= allowed:
             return group
         fewer = min(width - 1, max(int(width * allowed / needed), 1 if width > 1 else 0))
         log.info(
