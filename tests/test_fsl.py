@@ -254,10 +254,16 @@ def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples()
     own = shared.partition
     group = prepared(spec("data_sharing"))
     added = group.federations[0].server.indices
-    both = partition_from_clients(
-        [np.concatenate([own.client(k), added]) for k in range(own.num_clients)]
+    # A client may hold what the server has: in data of its own, where that is there twice.
+    data = user_dataset()
+    held = [np.sort(np.concatenate([own.client(k), added])) for k in range(own.num_clients)]
+    twice = dataclasses.replace(
+        data,
+        train_images=data.train_images[np.concatenate(held)],
+        train_labels=data.train_labels[np.concatenate(held)],
     )
-    plain = run(spec("fedavg", partition="iid", classes=None), partition=both)
+    both = consecutive([len(positions) for positions in held])
+    plain = run(spec("fedavg", partition="iid", classes=None), partition=both, dataset=twice)
     for name in ("test_accuracy", "test_loss", "train_loss", "client_samples"):
         np.testing.assert_array_equal(shared.metrics[name], plain.metrics[name], err_msg=name)
     once = 6 * 6 * (images[0].nbytes + 4)

@@ -36,15 +36,21 @@ SOURCES = {
 
 
 def balanced_labels(dataset: str) -> np.ndarray:
-    source = SOURCES[dataset]
+    source = source_of(dataset)
     return np.repeat(np.arange(source.num_classes), source.images_per_class)
+
+
+def source_of(dataset: str) -> Source:
+    """Raises ConfigError for a data set that the paper does not split."""
+    require_name("dataset", dataset, SOURCES)
+    return SOURCES[dataset]
 
 
 def paper_partition(dataset: str, alpha: float, seed: int) -> Partition:
     return make_partition(
         "dirichlet_capped",
         balanced_labels(dataset),
-        SOURCES[dataset].num_classes,
+        source_of(dataset).num_classes,
         num_clients=CLIENTS,
         alpha=alpha,
         seed=seed,
@@ -79,7 +85,7 @@ def partition_program(figure: str, dataset: str) -> Program:
                 plot_partition(
                     split,
                     balanced_labels(dataset),
-                    SOURCES[dataset].num_classes,
+                    source_of(dataset).num_classes,
                     path,
                     title=f"{dataset}, alpha = {alpha:g}, seed {seed}",
                 )

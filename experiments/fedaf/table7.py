@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.fedaf.partitions import CLIENTS, PRESETS, SOURCES, balanced_labels, paper_partition
+from experiments.fedaf.partitions import (
+    CLIENTS,
+    PRESETS,
+    SOURCES,
+    balanced_labels,
+    paper_partition,
+    source_of,
+)
 from fedjax_het import report
 from fedjax_het.common.errors import exit_status, require, require_name
 from fedjax_het.common.files import make_output_directory
@@ -46,7 +53,7 @@ def label_counts(dataset: str, alpha: float, seed: int) -> np.ndarray:
     """[clients, classes] of the paper's partition."""
     split = paper_partition(dataset, alpha, seed)
     labels = balanced_labels(dataset)
-    return split.label_counts(labels, SOURCES[dataset].num_classes)
+    return split.label_counts(labels, source_of(dataset).num_classes)
 
 
 def upload_bytes(
@@ -65,7 +72,8 @@ def model_bytes(model: str, dataset: str) -> int:
 
     from fedjax_het.nn import make_model
 
-    source = SOURCES[dataset]
+    source = source_of(dataset)
+    require_name("model", model, PAPER_PARAMETERS)
     options = {"convnet": {"norm": "batch"}, "resnet18": {"stem": "imagenet"}}[model]
     network = make_model(model, source.image_shape, source.num_classes, **options)
     variables = jax.eval_shape(network.init, jax.random.key(0))
@@ -90,7 +98,7 @@ def make_rows(arguments: Arguments) -> list[dict]:
             "reported": cell.mean,
         }
         if cell.method == "fedaf":
-            shape = SOURCES[cell.dataset].image_shape
+            shape = source_of(cell.dataset).image_shape
             chosen = [label_counts(cell.dataset, cell.level, seed) for seed in arguments.seeds]
             many = [
                 label_counts(cell.dataset, cell.level, seed) for seed in range(arguments.partitions)

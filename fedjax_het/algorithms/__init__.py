@@ -94,6 +94,20 @@ def entry_of(algorithm: str, options: Mapping[str, Any]) -> Entry:
     return entry.over(METHODS[base])
 
 
+# What is so of a method because of its function, under whatever name.
+_OF_THE_FUNCTION = (
+    *("options", "numbers", "server_step", "needs", "trains_locally", "scored"),
+    *("global_model", "surveys", "min_clients", "network"),
+)
+
+
+def _facts_of(build: Callable[..., Algorithm]) -> dict[str, Any]:
+    """The facts of a function that is one of the package's, which a copy of it has too."""
+    known = (METHODS[name] for name in METHODS.built_in)
+    entry = next((entry for entry in known if entry.build is build and not entry.has_base), None)
+    return {} if entry is None else {fact: getattr(entry, fact) for fact in _OF_THE_FUNCTION}
+
+
 def register_method(
     name: str, build: Callable[..., Algorithm], description: str = "", **facts: Any
 ) -> Entry:
@@ -104,7 +118,8 @@ def register_method(
       build(training, plan) -> Algorithm, see `contract`; with `options=`, where it has any.
       facts: fields of `Entry`: `options` and `numbers`, its typed choices and hyper-parameters (of
         `numbers` a dict of defaults will do, none of them below 0); `scored`, `colour`,
-        `refinable`, ...
+        `refinable`, ... A function of the package's own has its options, numbers and needs under a
+        new name too, unless they are given.
     Returns: the entry.
     Raises: ConfigError if `name` is a method of the package or no word, or for facts that cannot
       be.
@@ -115,6 +130,7 @@ def register_method(
     """
     for fact in facts:
         require_name("fact", fact, [field.name for field in fields(Entry) if field.name != "base"])
+    facts = {**_facts_of(build), **facts}
     if isinstance(facts.get("numbers"), dict):
         facts["numbers"] = record_of(f"{name}_numbers", facts["numbers"])
     entry = checked_entry(Entry(name, build, description, **facts))

@@ -88,9 +88,10 @@ class Entry:
     w + server_lr sum p_k (w_k - w), in which it takes other weights."""
     refinable: Literal["nothing", "model", "average"] = "nothing"
     """What it is for methods that are put over others: "average" is also a "model"."""
-    needs: tuple[Literal["server_data", "proxy_data", "averages"], ...] = ()
+    needs: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()
     """Data besides the clients' own: examples of the server's; such that stand for data of its own,
-    which no client holds; averages of clients' examples."""
+    which no client holds; averages of clients' examples. And normalisation layers of the network,
+    without which it is another method: a run says so."""
     trains_locally: bool = True
     """False where clients condense their data instead."""
     scored: tuple[str, ...] = ("global",)
@@ -153,11 +154,12 @@ class Entry:
         if self.trains_locally and local_optimizer is not None:
             local = optimizer_numbers(local_optimizer)
         server = SERVER_LR if self.global_model else {}
-        return {**server, **local, **self._own_numbers(options, num_clients)}
+        return {**server, **local, **self.own_numbers(options, num_clients)}
 
-    def _own_numbers(self, options: Mapping[str, Any], num_clients: int) -> dict[str, Number]:
+    def own_numbers(self, options: Mapping[str, Any], num_clients: int) -> dict[str, Number]:
+        """Those of its record, and of its base's."""
         theirs, own = self._parts(options)
-        of_base = self.base._own_numbers(theirs, num_clients) if self.base else {}
+        of_base = self.base.own_numbers(theirs, num_clients) if self.base else {}
         return {**of_base, **numbers_of(self.numbers_record(own, num_clients))}
 
     def numbers_record(self, options: Mapping[str, Any], num_clients: int) -> Record:
@@ -228,7 +230,7 @@ def checked_entry(entry: Entry) -> Entry:
     ):
         require_name(argument, getattr(entry, argument), valid)
     for name in entry.needs:
-        require_name("needs", name, ("server_data", "proxy_data", "averages"))
+        require_name("needs", name, ("server_data", "proxy_data", "averages", "norms"))
     require(callable(entry.build), "build", entry.build, "a function of (training, plan)")
     ok = isinstance(entry.options, type) and issubclass(entry.options, Record)
     require(ok, "options", entry.options, "a frozen dataclass that is a `Record`")

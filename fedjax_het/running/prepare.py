@@ -1,11 +1,13 @@
 """Federations made ready: settings checked, data placed, programs built but not compiled."""
 
 import functools
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedjax_het.algorithms import entry_of
 from fedjax_het.data import Dataset, Partition, PartitionSummary, ServerSummary
 from fedjax_het.data.server_data import Pool
 from fedjax_het.engine.plan import AXIS, Plan
@@ -32,14 +34,18 @@ from fedjax_het.running.placement import (
 )
 from fedjax_het.running.programs import (
     Program,
+    Signature,
     algorithm_of,
     make_room_for_programs,
+    network_of,
     program_of,
     signature_of,
     static_key,
 )
 from fedjax_het.running.splits import dataset_of, server_pool_of, split_of
 from fedjax_het.settings.spec import RunSpec
+
+log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +124,7 @@ def prepare(
     devices = placement.present_devices()
     signature = signature_of(spec, dataset, network)
     algorithm = algorithm_of(signature)
+    _say_what_lacks(signature)
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 
     shares = algorithm.shares_server_data
@@ -142,6 +149,18 @@ def prepare(
     program = program_of(signature, plan)
     client_state = client_state_of(placement, program, spec)
     return _placed(program, dataset, pool, federations, choice, client_state)
+
+
+def _say_what_lacks(signature: Signature) -> None:
+    """Warn of a network without what makes the method another one than its base."""
+    needs = entry_of(signature.algorithm, dict(signature.options)).needs
+    if "norms" in needs and not network_of(signature).norm_layers():
+        log.warning(
+            "note: %s is about normalisation layers, and network %r has none that are known as "
+            "such: this is FedAvg",
+            signature.algorithm,
+            signature.model,
+        )
 
 
 def narrower(group: Group, width: int) -> Group:
