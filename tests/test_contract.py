@@ -16,6 +16,7 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.engine.contract import Upload
 from fedjax_het.engine.local import local_sgd
 from fedjax_het.running import advance
+from fedjax_het.running.result import Result
 
 SMALL = {
     "dataset": "user",
@@ -81,6 +82,11 @@ def with_round(change):
         return algorithm._replace(round=lambda *given: change(*algorithm.round(*given)))
 
     return build
+
+
+def with_server(**functions):
+    """FedAvg with some of its server's functions in place of its own."""
+    return lambda training, plan: federated(training, plan, local_sgd(training), **functions)
 
 
 def recording(shapes, **found):
@@ -205,6 +211,42 @@ BREAKS = {
         with_round(lambda state, info: (state._replace(round=jnp.float32(0)), info)),
         "Algorithm.round: state.round is float32[]: expected an int32 scalar",
     ),
+    "a server's init of other arguments": (
+        with_server(init=lambda hp: None),
+        "init takes (hp): expected (hp, variables)",
+    ),
+    "a server's init of nothing": (
+        with_server(init=lambda hp, variables: None),
+        "init returned None: expected a Broadcast",
+    ),
+    "an update of nothing": (
+        with_server(update=lambda hp, server, upload, counts: None),
+        "update returned None: expected a Broadcast",
+    ),
+    "an update to a dict": (
+        with_server(update=lambda hp, server, upload, counts: {"variables": {}}),
+        "update returned a dict: expected a Broadcast",
+    ),
+    "a send of other arguments": (
+        with_server(send=lambda server: server),
+        "send takes (server): expected (server, cohort)",
+    ),
+    "a send of nothing": (
+        with_server(send=lambda server, cohort: None),
+        "send returned None: expected a Broadcast",
+    ),
+    "a client that is none": (
+        lambda training, plan: federated(training, plan, (1, 2)),
+        "client is a tuple of 2: expected a ClientMethod",
+    ),
+    "a global model that is none": (
+        lambda training, plan: fedavg(training, plan)._replace(global_model=lambda state: None),
+        "Algorithm.global_model returned None: expected variables, a dict of params and state",
+    ),
+    "records of nothing": (
+        lambda training, plan: fedavg(training, plan)._replace(records=lambda num_clients: None),
+        "Algorithm.records returned None: expected a dict",
+    ),
     "records that were not announced": (
         recording({}, spread=jnp.float32(0)),
         "Algorithm.round: info.records has ['spread']: expected [], as `Algorithm.records` says",
@@ -236,6 +278,27 @@ def test_what_else_a_function_raises_says_where():
     with pytest.raises(TypeError, match="contracting dimensions") as found:
         simulate(RunSpec("mine", **SMALL), dataset=user_dataset())
     assert {"in ClientMethod.step", "in method 'mine'"} <= set(found.value.__notes__)
+
+
+TELLS = {
+    "nothing": (lambda *given: None, {}, "returned None: expected a dict"),
+    "an error": (lambda *given: 1 / 0, {}, "division by zero"),
+    "an object": (lambda *given: {"a": object(), "b": jnp.float32(2)}, {"b": 2.0}, "['a'] is left"),
+}
+
+
+@pytest.mark.parametrize("case", TELLS)
+def test_what_a_method_fails_to_tell_at_the_end_does_not_lose_the_run(case, tmp_path, caplog):
+    tell, kept, message = TELLS[case]
+
+    def build(training, plan):
+        return fedavg(training, plan)._replace(artifacts=tell, summary=tell)
+
+    register_method("mine", build)
+    made = simulate(RunSpec("mine", **SMALL), dataset=user_dataset(), output_dir=tmp_path)
+    assert made.artifacts == kept and {n: made.summary[n] for n in kept} == kept
+    assert "a" not in made.summary and caplog.text.count(message) == 2
+    assert Result.load(tmp_path / f"{made.digest()}.json").summary == made.summary
 
 
 # --- what the engine does with uploads -------------------------------------------------------

@@ -35,13 +35,14 @@ What a method brings is checked by shapes and types alone, while its program is 
 anything compiles: see `checked_algorithm`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from fedjax_het.algorithms.telling import as_array, as_json, told
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.engine.contract import (
     ClientMethod,
@@ -152,6 +153,12 @@ class PersonalModel(Protocol):
     """-> variables of the model that client k's own test is for."""
 
     def __call__(self, hp: HyperParameters, state: State, k: jax.Array) -> Tree: ...
+
+
+class ListRecords(Protocol):
+    """-> the shapes of what is recorded of a round, by name."""
+
+    def __call__(self, num_clients: int) -> dict[str, tuple[int, ...]]: ...
 
 
 class Algorithm(NamedTuple):
@@ -296,7 +303,14 @@ def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
 
     def global_model(state):
         assert algorithm.global_model is not None
-        return call("Algorithm.global_model", algorithm.global_model, GetModel, state)
+        found = call("Algorithm.global_model", algorithm.global_model, GetModel, state)
+        if not isinstance(found, Mapping) or {"params", "state"} - set(found):
+            kind = kind_of(found)
+            raise ContractError(
+                f"Algorithm.global_model returned {kind}: expected variables, a dict of params and "
+                "state"
+            )
+        return found
 
     def with_global_model(state, variables):
         assert algorithm.with_global_model is not None
@@ -311,6 +325,12 @@ def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
             raise ContractError(f"Algorithm.traffic returned {kind_of(found)}: expected a Traffic")
         return found
 
+    def records(num_clients):
+        found = call("Algorithm.records", algorithm.records, ListRecords, num_clients)
+        if not isinstance(found, dict):
+            raise ContractError(f"Algorithm.records returned {kind_of(found)}: expected a dict")
+        return found
+
     has_model = algorithm.global_model is not None
     return algorithm._replace(
         init=guarded(init),
@@ -318,6 +338,9 @@ def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
         global_model=guarded(global_model) if has_model else None,
         with_global_model=guarded(with_global_model) if algorithm.with_global_model else None,
         traffic=guarded(traffic),
+        records=guarded(records),
+        artifacts=told(name, "artifacts", algorithm.artifacts, as_array),
+        summary=told(name, "summary", algorithm.summary, as_json),
         personal=guarded(algorithm.personal) if algorithm.personal else None,
         host_work=tuple(
             work._replace(advance=guarded(_checked_advance(work))) for work in algorithm.host_work

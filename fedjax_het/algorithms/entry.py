@@ -180,7 +180,12 @@ class Entry:
             assert self.base is not None, "see `entry_of`"
             static["base"] = partial(self.base.make, options=theirs)
         self._require_arguments(static)
-        return checked_algorithm(self.name, self.build(training, plan, **static))
+        try:
+            built = self.build(training, plan, **static)
+        except ContractError as error:
+            named = str(error).startswith("method ")
+            raise ContractError(f"{'' if named else f'method {self.name!r}: '}{error}") from error
+        return checked_algorithm(self.name, built)
 
     def network_of(self, model: Model, options: Mapping[str, Any]) -> Model:
         """The network that the method trains where a run asks for `model`."""
