@@ -19,7 +19,7 @@ def told(name: str, what: str, function: Callable, value_of: Callable) -> Callab
     """
 
     def asked(*args):
-        kept = {}
+        kept: dict[str, Any] = {}
         try:
             found = function(*args)
             if not isinstance(found, Mapping):
