@@ -130,7 +130,7 @@ def prepare(
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 
     shares = algorithm.shares_server_data
-    made: list[Partition | None] = [*partitions] if partitions else [None] * len(resolved)
+    made: Sequence[Partition | None] = partitions or (None,) * len(resolved)
     splits = [
         split_of(each, dataset, pool, partition=given, own=own_partition, shares_server_data=shares)
         for each, given in zip(resolved, made, strict=True)
