@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.common.arrays import host_values, row_of
+from fedjax_het.common.arrays import AnyArray, host_values, row_of
 from fedjax_het.engine.lanes import client_row
 from fedjax_het.engine.plan import AXIS, Plan
 
@@ -27,7 +27,7 @@ def not_finite(tree: Tree) -> jax.Array:
 
 
 def not_finite_in_round(
-    plan: Plan, state: Any, rows: jax.Array, r: jax.Array, *, by_row: bool
+    plan: Plan, state: Any, rows: AnyArray, r: jax.Array, *, by_row: bool
 ) -> jax.Array:
     """`not_finite` of a federation's `State`, before or after the r-th round of a chunk.
 
