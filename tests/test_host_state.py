@@ -235,7 +235,7 @@ def test_auto_counts_the_federations_of_a_device():
 
 
 def test_auto_leaves_on_the_devices_what_would_not_gain():
-    little = CLIENTS * 3 * 70_000  # an eighth of it is less than the states
+    little = 4 * CLIENTS * 3 * 70_000  # an eighth of it is less than the states
     assert where(stateful(), memory=little) == "host"
     assert where(stateful(participation=1.0), memory=little) == "device"
     assert where(stateful(local_optimizer="sgd", algorithm="fedprox"), memory=little) == "device"

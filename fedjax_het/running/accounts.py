@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedjax_het.algorithms.contract import Algorithm, OnceTraffic, Traffic
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.engine.rounds import RoundMetrics
 from fedjax_het.engine.schedule import Work
@@ -70,10 +71,10 @@ def curves_of(
     return curves | metrics.records
 
 
-def recorded(curves: Curves, new: Curves, sound: np.ndarray, done: int, count: int) -> int | None:
+def recorded(curves: Curves, new: Curves, sound: AnyArray, done: int, count: int) -> int | None:
     """Write `count` rounds to the curves, from round `done` on, up to the one in which the run
     diverged, which is returned (from 1); None if it did not. sound: see `RoundMetrics`."""
-    bad = np.flatnonzero(sound[:count] != 1)
+    bad = np.flatnonzero(np.asarray(sound[:count]) != 1)
     kept = int(bad[0]) + 1 if len(bad) else count
     for name, values in new.items():
         curves[name][done : done + kept] = values[:kept]

@@ -138,11 +138,11 @@ def device_parts(
     model = training_of(signature).task.model
     variables = jax.eval_shape(model.init, jax.random.key(0))
     options = dict(signature.model_options)
-    argument, value = ("network_options", options) if options else ("model", signature.model)
+    name, value = ("network_options", options) if options else ("model", signature.model)
     batch = _batch_bytes(model, variables, spec.batch_size, free)
     return [
         Part("dataset", dataset.name, "its training images", int(copies * images)),
-        Part(argument, value, "the network's parameters", num_bytes(variables)),
+        Part(name, value, "the network's parameters", num_bytes(variables)),
         Part("batch_size", spec.batch_size, "a batch of one lane", batch),
     ]
 

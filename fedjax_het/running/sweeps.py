@@ -134,8 +134,14 @@ def sweep(
         _prepared(jobs, data, placement, ledger, reasons)
         for jobs in _groups(missing, directory, resume_anyway)
     )
-    cannot = functools.partial(_cannot, ledger, reasons)
-    for jobs, group in _compiled_ahead(prepared, placement.memory, cannot):
+    for jobs, group in _compiled_ahead(prepared, placement.memory):
+        try:
+            if group.plan.capacity == 1:  # not even one by itself may fit
+                one = gathered(group, group.federations[:1])
+                require_room_for_programs(one, placement.memory)
+        except NoRoom as error:
+            _cannot(ledger, reasons, jobs, error)
+            continue
         for first in range(0, len(jobs), group.plan.capacity):
             known |= _run(group, jobs, first, keeper, ledger)
     made = SweepResult([known.get(name) for name in names], reasons)
@@ -291,12 +297,10 @@ def _cannot(ledger: Ledger, reasons: dict[str, str], unusable: list[Job], error:
 
 
 def _compiled_ahead(
-    prepared: Iterable[tuple[list[Job], Group | None]],
-    memory: int | None,
-    cannot: Callable[[list[Job], Exception], None],
+    prepared: Iterable[tuple[list[Job], Group | None]], memory: int | None
 ) -> Iterator[tuple[list[Job], Group]]:
     """The groups, one after the other, with as many federations at a time as memory allows; while
-    one runs, the next one's programs are compiled. One of which not even one fits `cannot` run.
+    one runs, the next one's programs are compiled.
 
     Groups are prepared in this thread, and when nothing compiles: that may time programs.
     """
@@ -308,28 +312,22 @@ def _compiled_ahead(
             # What the group before leaves free counts, as long as it has not begun.
             assert group.plan.mesh is not None
             allowed = memory or free_bytes(list(group.plan.mesh.devices.flat))
-            ready = compiler.submit(_fitting, group, allowed, memory)
+            ready = compiler.submit(_fitting, group, allowed)
             if waiting is not None:
                 yield waiting[0], waiting[1].result()
-            waiting = (jobs, ready)
-            if isinstance(error := ready.exception(), NoRoom):  # waits
-                cannot(jobs, error)
-                waiting = None
+            ready.exception()  # waits
+            waiting = jobs, ready
         if waiting is not None:
             yield waiting[0], waiting[1].result()
 
 
-def _fitting(group: Group, allowed: int | None, memory: int | None = None) -> Group:
+def _fitting(group: Group, allowed: int | None) -> Group:
     """The group, compiled, with as many federations at a time as these bytes on each device
-    allow. Raises NoRoom if one by itself needs more than `memory`, or than there is."""
+    allow."""
     while True:
         capacity, width = group.plan.capacity, group.plan.width
-        runs = gathered(group, group.federations[:capacity])
-        if capacity == 1:
-            require_room_for_programs(runs, memory)
-            return group
-        needed = memory_needed(runs)
-        if allowed is None or needed <= allowed:
+        needed = memory_needed(gathered(group, group.federations[:capacity]))
+        if allowed is None or capacity == 1 or needed <= allowed:
             return group
         fewer = min(width - 1, max(int(width * allowed / needed), 1 if width > 1 else 0))
         log.info(
