@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import re
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -26,7 +25,6 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.settings.spec import RunSpec
 
 _AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
@@ -55,7 +53,8 @@ class SweepCommand(_Lists):
 
     Every setting takes several values: --alpha 0.01 0.1 --algorithm fedavg fedprox. What is not
     given is as in the method's paper. Results, tables and figures are kept in one folder; what is
-    there is not made again. The last line printed is one JSON object.
+    there is not made again. Started several times on one folder, also on several machines that
+    share it, the workers share out the runs. The last line printed is one JSON object.
     """
 
     seed: tyro.conf.Suppress[int] = 0
@@ -83,8 +82,6 @@ class SweepCommand(_Lists):
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
-    shard: str | None = None
-    """I/N: part I (from 0) of N, e.g. for a scheduler's array jobs. Folders merge by copying."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only, as are the next five."""
     spread: str = "auto"
@@ -139,20 +136,13 @@ def sweep_command(command: SweepCommand) -> int:
 
     log_to_stderr(logging.WARNING)
     specs = specs_of(command)
-    shard = None
-    if command.shard is not None:
-        match = re.fullmatch(r"(\d+)/(\d+)", command.shard)
-        if match is None:
-            raise ConfigError(f"shard = {command.shard!r}: expected I/N, e.g. 0/4")
-        shard = int(match[1]), int(match[2])
     if command.list:
-        for digest, spec, state in plan_sweep(specs, command.output_dir, shard=shard):
+        for digest, spec, state in plan_sweep(specs, command.output_dir):
             print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
     made = sweep(
         specs,
         command.output_dir,
-        shard=shard,
         data_dir=command.data_dir,
         placement=Placement(
             lanes=count("lanes", command.lanes),

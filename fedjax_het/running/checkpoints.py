@@ -21,6 +21,7 @@ from fedjax_het.settings.spec import RunSpec
 CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))  # 0: always
 CHECKPOINT_SHARE = 0.1  # of the time, at most, is spent on checkpoints
 CHECKPOINT = "checkpoint.npz"
+UNFINISHED = "unfinished"  # of a sweep, the folder of its runs' checkpoints
 
 Tree = Any
 
@@ -35,7 +36,8 @@ class Checkpoints:
     def save(self, runs: Runs) -> None:
         """Write them, if they are wanted, this process's, and the last are old enough."""
         start = time.perf_counter()
-        ours = runs.source.apart or jax.process_index() == 0
+        mesh = runs.plan.mesh
+        ours = mesh is None or not mesh.is_multi_process or jax.process_index() == 0
         if self.folders is None or not ours:
             return
         if CHECKPOINT_SECONDS:

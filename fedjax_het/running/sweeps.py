@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,20 +18,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from fedjax_het.common.environment import environment, run_digest
-from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.errors import ConfigError
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
-from fedjax_het.running.checkpoints import Checkpoints, resumable
-from fedjax_het.running.ledger import Job, Ledger
+from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints
+from fedjax_het.running.claims import Claims, stopped_in_order
+from fedjax_het.running.ledger import Job
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import Group, narrower, prepare
 from fedjax_het.running.programs import static_key, with_network
+from fedjax_het.running.progress import Progress
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered, memory_needed
+from fedjax_het.running.sharing_out import CLAIMS, ClaimLost, Sharing
 from fedjax_het.running.splits import dataset_of, server_data_of, server_pool_of, split_clients
 from fedjax_het.running.store import frame, load_result
 from fedjax_het.settings.layers import USER
@@ -47,7 +51,7 @@ _UNUSABLE = (ConfigError, FileNotFoundError, ImportError)
 class SweepResult(NamedTuple):
     """What a sweep made, or found made.
 
-    `results[i]` is that of `specs[i]`: None if it is another shard's or could not be run.
+    `results[i]` is that of `specs[i]`, whoever made it: None if it could not be run.
     `not_run` says why, under `RunSpec.digest()`.
     """
 
@@ -77,7 +81,6 @@ def sweep(
     dataset: Dataset | None = None,
     network: Any = None,
     data_dir: str | os.PathLike | None = None,
-    shard: tuple[int, int] | None = None,
     progress: Callable[[str], None] = print,
     placement: Placement = Placement(),
 ) -> SweepResult:
@@ -93,9 +96,6 @@ def sweep(
       dataset: the user's own, for specs whose dataset is "user".
       network: the user's own, for all specs, which then name none; see `simulate`.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
-      shard: (i, n): only the i-th (from 0) of n parts of the sweep, which depend on `specs` alone,
-        so that n programs need not know of each other. Default: everything; with
-        `jax.distributed`, every process takes a part, on its own devices.
       progress: gets a line per run. What is running is shown besides, on standard error.
       placement: where they go, on this process's devices unless it says otherwise; as many at a
         time as memory allows.
@@ -107,22 +107,37 @@ def sweep(
         placement = dataclasses.replace(placement, devices=jax.local_devices())
     directory = None if directory is None else make_output_directory(directory)
     names, named = _named(resolved, dataset, network, data_dir)
-    part = _part(named, shard)
-    known = {d: None if directory is None else load_result(directory, d) for d in part}
-    missing = {d: named[d] for d in part if known[d] is None}
-    if done := len(part) - len(missing):
-        progress(f"{done} of {len(part)} runs are in {directory} already")
-
-    reasons: dict[str, str] = {}
-    ledger = Ledger(len(missing), progress)
     data = {"dataset": dataset, "network": network, "data_dir": data_dir}
-    prepared = (
-        _prepared(jobs, data, placement, ledger, reasons) for jobs in _groups(missing, directory)
-    )
-    for jobs, group in _compiled_ahead(prepared, placement.memory):
-        for first in range(0, len(jobs), group.plan.capacity):
-            known |= _run(group, jobs, first, directory, ledger)
+    known, reasons = make_runs(named, directory, data, progress, placement)
     return SweepResult([known.get(name) for name in names], reasons)
+
+
+def make_runs(
+    named: dict[str, ResolvedSpec],
+    directory: Path | None,
+    data: dict[str, Any],
+    progress: Callable[[str], None],
+    placement: Placement,
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """The same of runs by the names of their files: -> (results by name, why others were not run,
+    by `RunSpec.digest()`).
+
+    data: the user's data set, network and folder of data.
+    """
+    reasons: dict[str, str] = {}
+    # By all runs, not by what is left of them: then it does not matter who begins when.
+    counts = Counter(static_key(spec) for spec in named.values())
+    claims = Claims(None if directory is None else directory / CLAIMS)
+    with stopped_in_order(), claims:
+        share = Sharing(named, directory, claims, progress)
+        while share.wait():
+            prepared = (
+                _prepared(jobs, data, placement, share, counts, reasons) for jobs in share.groups()
+            )
+            for jobs, group in _compiled_ahead(prepared, placement.memory):
+                while places := share.claimed(jobs, group.plan.capacity):
+                    _run(group, jobs, places, directory, share)
+    return share.known, reasons
 
 
 def plan_sweep(
@@ -132,19 +147,27 @@ def plan_sweep(
     dataset: Dataset | None = None,
     network: Any = None,
     data_dir: str | os.PathLike | None = None,
-    shard: tuple[int, int] | None = None,
 ) -> list[tuple[str, RunSpec, str]]:
-    """What `sweep` would do: (digest of the files, spec, "done", "unfinished" or "missing")."""
+    """What `sweep` would do: (digest of the files, spec, state).
+
+    States: "done"; "claimed", a worker's who has not been seen dead; "unfinished", begun and
+    nobody's; "missing".
+    """
     directory = Path(directory)
     resolved = [with_network(spec, network).resolved() for spec in specs]
     _, named = _named(resolved, dataset, network, data_dir)
 
+    claimed = Claims(directory / CLAIMS).others()
+
     def state(digest: str) -> str:
         if load_result(directory, digest) is not None:
             return "done"
-        return "unfinished" if (directory / "unfinished" / digest).exists() else "missing"
+        if digest in claimed:
+            return "claimed"
+        return "unfinished" if (directory / UNFINISHED / digest).exists() else "missing"
 
-    return [(digest, named[digest], state(digest)) for digest in _part(named, shard)]
+    digests = sorted(named, key=lambda digest: static_key(named[digest]))  # stable: else in order
+    return [(digest, named[digest], state(digest)) for digest in digests]
 
 
 def _named(
@@ -183,46 +206,23 @@ def _network_digest(
     return network_digest(as_model(network, shape, num_classes, **dict(options)))
 
 
-def _part(named: dict[str, ResolvedSpec], shard: tuple[int, int] | None) -> list[str]:
-    """The digests of a shard: every n-th run, group by group, so that parts take equally long."""
-    digests = sorted(named, key=lambda d: static_key(named[d]))  # stable: else in order
-    if shard is None and jax.process_count() > 1:
-        shard = (jax.process_index(), jax.process_count())
-    if shard is None:
-        return digests
-    index, count = shard
-    require(0 <= index < count, "shard", f"{index}/{count}", "i/n with 0 <= i < n")
-    return digests[index::count]
-
-
-def _groups(missing: dict[str, ResolvedSpec], directory: Path | None) -> list[list[Job]]:
-    """Runs that can be made together: of one signature, and at the same point if they resume."""
-    groups: dict[tuple, list[Job]] = {}
-    for digest, spec in missing.items():
-        record, point = None, None
-        if directory is not None:
-            record = resumable(directory / "unfinished" / digest, spec)
-        if record is not None:
-            point = record["round"], str(record["work"]), record["blocks"], record["lanes"]
-        groups.setdefault((static_key(spec), point), []).append(Job(spec, digest, record))
-    return list(groups.values())
-
-
 def _prepared(
     jobs: list[Job],
     given: dict[str, Any],
     placement: Placement,
-    ledger: Ledger,
+    share: Sharing,
+    counts: Counter[str],
     reasons: dict[str, str],
 ) -> tuple[list[Job], Group | None]:
     """The group of those jobs whose data are there; why the others cannot run goes to `reasons`.
 
-    given: the user's data set, network and folder of data.
+    given: the user's data set, network and folder of data. counts: of the runs of each signature.
     """
 
     def cannot(unusable: list[Job], error: Exception) -> None:
         reason = " ".join(str(error).split())
-        ledger.cannot(unusable, reason, shown=reason not in reasons.values())
+        share.cannot(unusable)
+        share.ledger.cannot(unusable, reason, shown=reason not in reasons.values())
         reasons.update({job.spec.digest(): reason for job in unusable})
 
     first = jobs[0].spec
@@ -256,6 +256,7 @@ def _prepared(
         network=given["network"],
         placement=placement,
         pool=pool,
+        count=counts[static_key(first)],
     )
     return usable, group
 
@@ -305,31 +306,50 @@ def _fitting(group: Group, allowed: int | None) -> Group:
 
 
 def _run(
-    group: Group, jobs: list[Job], first: int, directory: Path | None, ledger: Ledger
-) -> dict[str, Result]:
-    """Make as many of a group's runs as go together, from the `first` on, and save them.
+    group: Group, jobs: list[Job], places: list[int], directory: Path | None, share: Sharing
+) -> None:
+    """Make runs of a group, no more than go together, and save them.
 
     Args:
-      jobs: of all federations of the group. Returns: results by digest.
+      jobs: of all federations of the group. places: among them, of those to be made, which this
+        worker has claimed. What another has taken over since is left to it.
     """
-    end = first + group.plan.capacity
-    together, federations = jobs[first:end], group.federations[first:end]
+    together, federations = [jobs[i] for i in places], [group.federations[i] for i in places]
+    left = [job for job in jobs if job.digest in share.left and job not in together]
     folders = None
     if directory is not None:
-        folders = [directory / "unfinished" / job.digest for job in together]
+        folders = [directory / UNFINISHED / job.digest for job in together]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-    with ledger.running(together) as show:
-        runs, checkpoints = gathered(group, federations, progress=show), Checkpoints(folders)
-        records = [job.record for job in together if job.record is not None]
-        start(runs, checkpoints, records or None)
-        finish(runs, checkpoints)
-        results = results_of(runs)
-    for result in results:
+    try:
+        with share.ledger.running(together) as show:
+
+            def progress(progress: Progress) -> None:
+                share.require(together)
+                if show is not None:
+                    show(progress)
+
+            runs, checkpoints = (
+                gathered(group, federations, progress=progress),
+                Checkpoints(folders),
+            )
+            records = [job.record for job in together if job.record is not None]
+            start(runs, checkpoints, records or None)
+            finish(runs, checkpoints)
+            results = results_of(runs)
+        if not share.holds(together):
+            raise ClaimLost
+    except (ClaimLost, OSError):
+        if share.holds(together):
+            raise
+        share.ledger.lost(together)
+        share.drop(together)
+        return
+    for i, (job, result) in enumerate(zip(together, results, strict=True)):
         result.state = None  # a sweep's states together may not fit
         if directory is not None:
             result.save(directory)
-    for folder in folders or ():
-        shutil.rmtree(folder, ignore_errors=True)
-    ledger.made(together, results, jobs[end:])
-    return {job.digest: result for job, result in zip(together, results, strict=True)}
+            assert folders is not None
+            shutil.rmtree(folders[i], ignore_errors=True)
+        share.made(job, result)
+    share.ledger.made(together, results, left)
