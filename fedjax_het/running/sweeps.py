@@ -325,9 +325,9 @@ def _run(
         with share.ledger.running(together) as show:
 
             def progress(progress: Progress) -> None:
-                share.require(together)
                 if show is not None:
                     show(progress)
+                share.require(together)  # as late as can be before a checkpoint is written
 
             runs, checkpoints = (
                 gathered(group, federations, progress=progress),
