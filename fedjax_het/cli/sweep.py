@@ -1,6 +1,7 @@
 """`fedjax-het sweep`: every combination of values."""
 
 import dataclasses
+import functools
 import json
 import logging
 from dataclasses import dataclass
@@ -8,11 +9,12 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import GenericAlias, NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import jax
 import tyro
 
+from fedjax_het.cli.own_code import import_all, imported
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.words import (
     NetworkOptions,
@@ -96,6 +98,14 @@ class SweepCommand(_Lists):
     devices) or auto, the host if they would not fit."""
     memory: float | None = None
     """GB on each device that federations may take (default: what is free)."""
+    launcher: Literal["here", "ray"] = "here"
+    """Where runs are made: in this process, or by tasks of Ray."""
+    ray_address: str | None = None
+    """Of a cluster of Ray's: auto, HOST:PORT (default: RAY_ADDRESS, or this machine alone)."""
+    cpus_per_task: int = 1
+    """Of each of Ray's tasks."""
+    gpus_per_task: float = 0.0
+    """Of each of Ray's tasks."""
     distributed: bool = False
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
     list: bool = False
@@ -140,19 +150,29 @@ def sweep_command(command: SweepCommand) -> int:
         for digest, spec, state in plan_sweep(specs, command.output_dir):
             print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
-    made = sweep(
-        specs,
-        command.output_dir,
-        data_dir=command.data_dir,
-        placement=Placement(
-            lanes=count("lanes", command.lanes),
-            spread=command.spread,
-            width=count("vmapped", command.vmapped),
-            server_work=command.server_work,
-            client_state=command.client_state,
-            memory=None if command.memory is None else int(command.memory * 1e9),
-        ),
+    placement = Placement(
+        lanes=count("lanes", command.lanes),
+        spread=command.spread,
+        width=count("vmapped", command.vmapped),
+        server_work=command.server_work,
+        client_state=command.client_state,
+        memory=None if command.memory is None else int(command.memory * 1e9),
     )
+    settings: dict[str, Any] = {"data_dir": command.data_dir, "placement": placement}
+    if command.launcher == "ray":
+        from fedjax_het.running.ray_launcher import sweep_on_ray
+
+        made = sweep_on_ray(
+            specs,
+            command.output_dir,
+            address=command.ray_address,
+            cpus_per_task=command.cpus_per_task,
+            gpus_per_task=command.gpus_per_task,
+            setup=functools.partial(import_all, imported()),
+            **settings,
+        )
+    else:
+        made = sweep(specs, command.output_dir, **settings)
     if jax.process_index() == 0 and any(made.results):
         report_command(ReportCommand(command.output_dir))
     print(json.dumps(made.summary(command.output_dir), allow_nan=False))

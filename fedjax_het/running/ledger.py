@@ -80,6 +80,17 @@ class Ledger:
                 rest += f"; {self.elsewhere} made by others"
             self.progress(f"{self._label(self.number, job)}: {outcome} in {clock(each)}; {rest}")
 
+    def returned(self, job: Job, result: Result) -> None:
+        """One of many at a time, elsewhere and for this process, came back."""
+        self.number += 1
+        self.finished += 1
+        mean = (time.perf_counter() - self.began) / self.finished
+        to_go = mean * (self.total - self.number)
+        rest = f"about {clock(to_go)} to go" if self.number < self.total else "done"
+        took = clock(result.summary["wall_seconds"])
+        outcome = _outcome(result.summary)
+        self.progress(f"{self._label(self.number, job)}: {outcome} in {took}; {rest}")
+
     def made_elsewhere(self, count: int) -> None:
         """So many more were found made by other workers."""
         self.elsewhere += count

@@ -103,10 +103,8 @@ def sweep(
       optional package is missing does not stop the others: see `SweepResult.not_run`.
     """
     resolved = [with_network(spec, network).resolved() for spec in specs]
-    if placement.devices is None:
-        placement = dataclasses.replace(placement, devices=jax.local_devices())
     directory = None if directory is None else make_output_directory(directory)
-    names, named = _named(resolved, dataset, network, data_dir)
+    names, named = names_of(resolved, dataset, network, data_dir)
     data = {"dataset": dataset, "network": network, "data_dir": data_dir}
     known, reasons = make_runs(named, directory, data, progress, placement)
     return SweepResult([known.get(name) for name in names], reasons)
@@ -118,15 +116,19 @@ def make_runs(
     data: dict[str, Any],
     progress: Callable[[str], None],
     placement: Placement,
+    counts: Counter[str] | None = None,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """The same of runs by the names of their files: -> (results by name, why others were not run,
     by `RunSpec.digest()`).
 
-    data: the user's data set, network and folder of data.
+    data: the user's data set, network and folder of data. counts: of all runs of the sweep, by
+    signature, where these are some.
     """
+    if placement.devices is None:
+        placement = dataclasses.replace(placement, devices=jax.local_devices())
     reasons: dict[str, str] = {}
     # By all runs, not by what is left of them: then it does not matter who begins when.
-    counts = Counter(static_key(spec) for spec in named.values())
+    counts = counts or Counter(static_key(spec) for spec in named.values())
     claims = Claims(None if directory is None else directory / CLAIMS)
     with stopped_in_order(), claims:
         share = Sharing(named, directory, claims, progress)
@@ -155,7 +157,7 @@ def plan_sweep(
     """
     directory = Path(directory)
     resolved = [with_network(spec, network).resolved() for spec in specs]
-    _, named = _named(resolved, dataset, network, data_dir)
+    _, named = names_of(resolved, dataset, network, data_dir)
 
     claimed = Claims(directory / CLAIMS).others()
 
@@ -170,14 +172,18 @@ def plan_sweep(
     return [(digest, named[digest], state(digest)) for digest in digests]
 
 
-def _named(
+def names_of(
     specs: Sequence[ResolvedSpec],
     dataset: Dataset | None,
     network: Any,
     data_dir: str | os.PathLike | None,
+    made_in: dict[str, Any] | None = None,
 ) -> tuple[list[str], dict[str, ResolvedSpec]]:
-    """The name of every run's files, and the runs by name, each once."""
-    made_in, data = environment(), None if dataset is None else dataset.digest()
+    """The name of every run's files, and the runs by name, each once.
+
+    made_in: the `environment` that they are made in (default: this process's).
+    """
+    made_in, data = made_in or environment(), None if dataset is None else dataset.digest()
     digest_of = functools.cache(functools.partial(_network_digest, dataset, network, data_dir))
     names = []
     for spec in specs:
