@@ -128,6 +128,12 @@ def test_a_live_claim_in_a_dead_ones_place_is_put_back(tmp_path):
     assert quick.holds(RUN) and os.listdir(tmp_path) == [RUN]
 
 
+def test_of_two_who_saw_that_it_is_free_the_first_gets_it(tmp_path, monkeypatch):
+    one, two = worker(tmp_path, "a"), worker(tmp_path, "b")
+    monkeypatch.setattr(two, "owner_of", lambda digest: one.take(digest) and None)
+    assert not two.take(RUN) and one.holds(RUN)
+
+
 def test_of_many_who_race_for_a_dead_ones_run_one_gets_it(tmp_path):
     for round_ in range(20):
         dead = worker(tmp_path / str(round_))

@@ -272,10 +272,12 @@ def test_eight_workers_of_whom_three_are_killed(tmp_path):
         if count == 8:
             while sum(logged(logs, "made").values()) < 5:
                 time.sleep(0.1)
-            for worker in random.sample(workers, 3):
+            killed = random.sample(workers, 3)
+            for worker in killed:
                 time.sleep(random.uniform(0, 1.5))
                 worker.kill()
-                workers.remove(worker)
+            assert [worker.wait() for worker in killed] == [-signal.SIGKILL] * 3
+            workers = [worker for worker in workers if worker not in killed]
         for worker in workers:
             ended(worker)
         seconds[count] = time.perf_counter() - began
@@ -288,7 +290,7 @@ def test_three_workers_under_fire(tmp_path):
     """Killed, terminated and interrupted again and again, each time replaced by a new one."""
     folder, logs = tmp_path / "sweep", tmp_path / "logs"
     logs.mkdir()
-    settings, numbers, faults = (30, 30, 0.05), iter(range(1000)), Counter()
+    settings, numbers, faults = (48, 30, 0.1), iter(range(1000)), Counter()
 
     def new():
         return start(folder, logs / f"{next(numbers)}.log", *settings)

@@ -111,7 +111,8 @@ def sweep_on_ray(
             Part(part, counts, directory, mark, data, placement, setup)
             for part in parts_of(missing, PARTS * cluster.slots(), cpus_per_task)
         ]
-        ledger, reasons = Ledger(len(missing), progress), {}
+        ledger = Ledger(len(missing), progress)
+        reasons: dict[str, str] = {}
         for part, (made, not_run) in _done(cluster, parts, progress):
             jobs = {name: Job(spec, name, None) for name, spec in part.named.items()}
             for name, result in made.items():
