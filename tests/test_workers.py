@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,6 +173,21 @@ def test_a_dead_workers_run_goes_on_from_its_checkpoint(
     assert len(rounds) < 2 * 9
     for found, expected in zip(made.results, whole, strict=False):
         assert_same(found, expected)
+
+
+def test_what_was_made_before_it_was_claimed_is_not_made_again(tmp_path, monkeypatch, whole):
+    make(SPECS[:1], tmp_path / "elsewhere")
+
+    def late(self, digest, take=Claims.take):
+        for path in (tmp_path / "elsewhere").glob(f"{digest}.*"):
+            shutil.copy(path, tmp_path / "sweep")
+        return take(self, digest)
+
+    monkeypatch.setattr(Claims, "take", late)
+    lines = []
+    made = make(SPECS[:1], tmp_path / "sweep", progress=lines.append)
+    assert lines == []
+    assert_same(made.results[0], whole[0])
 
 
 def test_a_run_that_fails_gives_its_claim_back(tmp_path, while_running):
