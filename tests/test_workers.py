@@ -20,6 +20,7 @@ from sweep_worker import specs_of
 from fedjax_het import sweep
 from fedjax_het.running import checkpoints, claims, ledger, runs, sharing_out
 from fedjax_het.running.claims import Claims
+from fedjax_het.running.sharing_out import Sharing
 from fedjax_het.running.store import load_results
 from fedjax_het.running.sweeps import plan_sweep
 
@@ -176,7 +177,7 @@ def test_a_dead_workers_run_goes_on_from_its_checkpoint(
 
 
 def test_what_was_made_before_it_was_claimed_is_not_made_again(tmp_path, monkeypatch, whole):
-    make(SPECS[:1], tmp_path / "elsewhere")
+    make(SPECS[1:2], tmp_path / "elsewhere")
 
     def late(self, digest, take=Claims.take):
         for path in (tmp_path / "elsewhere").glob(f"{digest}.*"):
@@ -185,9 +186,21 @@ def test_what_was_made_before_it_was_claimed_is_not_made_again(tmp_path, monkeyp
 
     monkeypatch.setattr(Claims, "take", late)
     lines = []
-    made = make(SPECS[:1], tmp_path / "sweep", progress=lines.append)
-    assert lines == []
-    assert_same(made.results[0], whole[0])
+    made = make(SPECS[:2], tmp_path / "sweep", progress=lines.append)
+    assert len(lines) == 1 and "seed 0" in lines[0]
+    for found, expected in zip(made.results, whole, strict=False):
+        assert_same(found, expected)
+
+
+def test_workers_that_begin_together_compile_different_groups(tmp_path):
+    specs = [*SPECS[:2], *(spec(seed=s, batch_size=5) for s in range(2))]
+    named = {f"{i:016}": one.resolved() for i, one in enumerate(specs)}
+    with Claims(tmp_path / "claims") as one, Claims(tmp_path / "claims") as two:
+        shares = [Sharing(named, tmp_path, claims, print) for claims in (one, two)]
+        first, second = (next(share.groups()) for share in shares)
+        assert [job.spec.batch_size for job in first] == [4, 4]
+        assert [job.spec.batch_size for job in second] == [5, 5]
+        assert len(shares[1].claimed(second, 1)) == 1 and not shares[0].claimed(second[:1], 1)
 
 
 def test_a_run_that_fails_gives_its_claim_back(tmp_path, while_running):
