@@ -266,26 +266,6 @@ def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
         assert_same(a, b)
 
 
-def test_shards_are_disjoint_complete_and_merge_by_copying(tmp_path):
-    specs = [*SPECS, spec("fedprox", seed=0), spec("fedprox", seed=1)]
-    parts = [make(specs, tmp_path / str(i), shard=(i, 3)) for i in range(3)]
-    for results in zip(*(part.results for part in parts), strict=True):
-        assert sum(result is not None for result in results) == 1
-    algorithms = [part.frame()["algorithm"].value_counts() for part in parts]
-    assert all(set(a.index) <= {"fedavg", "fedprox"} and a["fedavg"] >= 1 for a in algorithms)
-    for i in (1, 2):
-        for path in (tmp_path / str(i)).glob("*.*"):
-            path.rename(tmp_path / "0" / path.name)
-    merged = make(specs, tmp_path / "0")
-    assert len(load_results(tmp_path / "0")) == 7 and all(merged.results)
-
-
-@pytest.mark.parametrize("shard", [(3, 3), (-1, 2), (0, 0)])
-def test_a_shard_that_does_not_exist(shard):
-    with pytest.raises(ConfigError, match=r"shard = .*0 <= i < n"):
-        make(SPECS, shard=shard)
-
-
 @pytest.mark.slow
 def test_names_tell_versions_devices_precision_and_data_apart(tmp_path, monkeypatch):
     made = make(SPECS[:1], tmp_path).results[0]

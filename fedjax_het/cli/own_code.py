@@ -26,11 +26,27 @@ def without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return others, found.imports
 
 
+_imported: list[str] = []  # in this process
+
+
+def imported() -> tuple[str, ...]:
+    """What was imported so far, as another process finds it that begins elsewhere."""
+    return tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in _imported)
+
+
+def import_all(names: Sequence[str]) -> None:
+    """What is not imported yet, by names of `imported`."""
+    for name in names:
+        if name not in imported():
+            import_own(name)
+
+
 def import_own(name: str) -> None:
     """Run a Python file, or import a module that is found from here or is installed.
 
     Raises ConfigError where there is none; what the code itself raises is not caught.
     """
+    _imported.append(name)
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():

@@ -1,19 +1,21 @@
 """`fedjax-het sweep`: every combination of values."""
 
 import dataclasses
+import functools
 import json
 import logging
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import GenericAlias, NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import jax
 import tyro
 
+from fedjax_het.cli.own_code import import_all, imported
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.words import (
     NetworkOptions,
@@ -26,7 +28,6 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.settings.spec import RunSpec
 
 _AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
@@ -55,7 +56,8 @@ class SweepCommand(_Lists):
 
     Every setting takes several values: --alpha 0.01 0.1 --algorithm fedavg fedprox. What is not
     given is as in the method's paper. Results, tables and figures are kept in one folder; what is
-    there is not made again. The last line printed is one JSON object.
+    there is not made again. Started several times on one folder, also on several machines that
+    share it, the workers share out the runs. The last line printed is one JSON object.
     """
 
     seed: tyro.conf.Suppress[int] = 0
@@ -83,8 +85,6 @@ class SweepCommand(_Lists):
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
-    shard: str | None = None
-    """I/N: part I (from 0) of N, e.g. for a scheduler's array jobs. Folders merge by copying."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only, as are the next five."""
     spread: str = "auto"
@@ -99,6 +99,14 @@ class SweepCommand(_Lists):
     devices) or auto, the host if they would not fit."""
     memory: float | None = None
     """GB on each device that federations may take (default: what is free)."""
+    launcher: Literal["here", "ray"] = "here"
+    """Where runs are made: in this process, or by tasks of Ray."""
+    ray_address: str | None = None
+    """Of a cluster of Ray's: auto, HOST:PORT (default: RAY_ADDRESS, or this machine alone)."""
+    cpus_per_task: int = 1
+    """Of each of Ray's tasks."""
+    gpus_per_task: float = 0.0
+    """Of each of Ray's tasks."""
     distributed: bool = False
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
     resume_anyway: bool = False
@@ -138,36 +146,41 @@ def sweep_command(command: SweepCommand) -> int:
     from fedjax_het.running.ledger import describe
     from fedjax_het.running.placement import Placement
     from fedjax_het.running.rescue import NotWrittenError
-    from fedjax_het.running.sweeps import plan_sweep, sweep
+    from fedjax_het.running.sweeps import SweepResult, plan_sweep, sweep
 
     log_to_stderr(logging.WARNING)
     specs = specs_of(command)
-    shard = None
-    if command.shard is not None:
-        match = re.fullmatch(r"(\d+)/(\d+)", command.shard)
-        if match is None:
-            raise ConfigError(f"shard = {command.shard!r}: expected I/N, e.g. 0/4")
-        shard = int(match[1]), int(match[2])
     if command.list:
-        for digest, spec, state in plan_sweep(specs, command.output_dir, shard=shard):
+        for digest, spec, state in plan_sweep(specs, command.output_dir):
             print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
+    placement = Placement(
+        lanes=count("lanes", command.lanes),
+        spread=command.spread,
+        width=count("vmapped", command.vmapped),
+        server_work=command.server_work,
+        client_state=command.client_state,
+        memory=None if command.memory is None else int(command.memory * 1e9),
+    )
+    make: Callable[..., SweepResult] = sweep
+    if command.launcher == "ray":
+        from fedjax_het.running.ray_launcher import sweep_on_ray
+
+        make = functools.partial(
+            sweep_on_ray,
+            address=command.ray_address,
+            cpus_per_task=command.cpus_per_task,
+            gpus_per_task=command.gpus_per_task,
+            setup=functools.partial(import_all, imported()),
+        )
     unwritten: NotWrittenError | None = None
     try:
-        made = sweep(
+        made = make(
             specs,
             command.output_dir,
-            shard=shard,
             resume_anyway=command.resume_anyway,
             data_dir=command.data_dir,
-            placement=Placement(
-                lanes=count("lanes", command.lanes),
-                spread=command.spread,
-                width=count("vmapped", command.vmapped),
-                server_work=command.server_work,
-                client_state=command.client_state,
-                memory=None if command.memory is None else int(command.memory * 1e9),
-            ),
+            placement=placement,
         )
     except NotWrittenError as error:  # the others are made, and these are elsewhere
         made, unwritten = error.made, error

@@ -50,9 +50,11 @@ class Checkpoints:
     def save(self, runs: Runs) -> None:
         """Write them, if they are wanted, this process's, and the last are old enough."""
         start = time.perf_counter()
-        ours = runs.source.apart or jax.process_index() == 0
-        if runs.within is not None and jax.process_count() > 1 and not runs.source.apart:
+        mesh = runs.plan.mesh
+        spread = mesh is not None and mesh.is_multi_process
+        if runs.within is not None and spread:
             return  # what a round carries is spread over the processes: after it
+        ours = not spread or jax.process_index() == 0
         if self.folders is None or not ours:
             return
         if CHECKPOINT_SECONDS:

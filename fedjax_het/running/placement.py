@@ -113,8 +113,9 @@ def lanes_of(
     blocks: int,
     specs: Sequence[ResolvedSpec],
     units: Sequence[ClientUnits | PairUnits],
+    count: int,
 ) -> LaneChoice:
-    """How many lanes there are in each block."""
+    """How many lanes there are in each block, for so many runs."""
     if placement.lanes != AUTO:
         return LaneChoice(int(placement.lanes), 1, {})
     pairs = [own for own in units if isinstance(own, PairUnits)]
@@ -126,7 +127,7 @@ def lanes_of(
         batch_size=spec.batch_size,
         devices=devices[:blocks],
         cohort_size=cohort_size(spec.num_clients, spec.participation),
-        federations=len(specs),
+        federations=count,
         label=_label(signature),
     )
 
@@ -169,28 +170,29 @@ def plan_of(
     blocks: int,
     choice: LaneChoice,
     schedulers: Sequence[Scheduler],
+    count: int,
     shares_server: Callable[[], bool],
 ) -> Plan:
-    """The plan of as many federations as there are schedulers.
+    """The plan of so many federations, of which some have these schedulers.
 
     shares_server(): whether their server's work is shared, asked where it could be.
     """
     width = choice.width if placement.width == AUTO else int(placement.width)
-    width = min(width, -(-len(schedulers) // len(devices)))
+    width = min(width, -(-count // len(devices)))
     spread = placement.spread
     if len(devices) < blocks:
         spread = RUNS
     if spread == AUTO:
-        spread = _fastest_spread(schedulers, len(devices), width)
+        spread = _fastest_spread(schedulers, count, len(devices), width)
     if spread == AXIS:
         shares = blocks > 1 and shares_server()
         return make_plan(choice.lanes, devices[:blocks], blocks=blocks, shares_server=shares)
     return make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
 
 
-def _fastest_spread(schedulers: Sequence[Scheduler], devices: int, width: int) -> str:
+def _fastest_spread(schedulers: Sequence[Scheduler], count: int, devices: int, width: int) -> str:
     """Whether devices should share every federation, or have federations of their own."""
-    count, at_once = len(schedulers), devices * width
+    at_once = devices * width
     if count == 1:
         return AXIS
     apart = count / (-(-count // at_once) * at_once)

@@ -103,6 +103,7 @@ def prepare(
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
     pool: Pool | None = None,
+    count: int | None = None,
 ) -> Group:
     """Check the settings, make the partitions, place the data. Nothing is compiled yet.
 
@@ -115,6 +116,8 @@ def prepare(
       placement: where they go.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
       pool: what `server_pool_of` gives for them, where it is there already.
+      count: of the runs that are made by these programs, of which these may be some; how devices
+        are shared out depends on it (default: these are all).
     Raises: ConfigError.
     """
     make_room_for_programs()
@@ -140,14 +143,16 @@ def prepare(
         for each, split in zip(resolved, splits, strict=True)
     ]
     blocks = blocks_of(placement, devices, spec)
-    choice = lanes_of(placement, signature, devices, blocks, resolved, units)
+    count = count or len(resolved)
+    choice = lanes_of(placement, signature, devices, blocks, resolved, units, count)
     federations = [
         federation_of(*each, algorithm, blocks=blocks, lanes=choice.lanes)
         for each in zip(resolved, splits, units, strict=True)
     ]
     federations = with_method_inputs(federations, algorithm, dataset, pool)
     share = functools.partial(shares_server, placement, signature, algorithm, devices[:blocks])
-    plan = plan_of(placement, devices, blocks, choice, [f.scheduler for f in federations], share)
+    schedulers = [f.scheduler for f in federations]
+    plan = plan_of(placement, devices, blocks, choice, schedulers, count, share)
     program = program_of(signature, plan)
     client_state = client_state_of(placement, program, spec)
     require_room_for_plan(program, federations[0], client_state, placement)

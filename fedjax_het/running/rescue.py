@@ -37,11 +37,18 @@ def save_run(result: Result, folder: Path) -> None:
 class Keeper:
     """Writes results to a folder; those that it does not take to another one.
 
-    save: how one is written to a folder.
+    save: how one is written to a folder. rescue: False where somebody else has them, too, who will
+    see to what this folder does not take.
     """
 
-    def __init__(self, folder: Path | None, save: Callable[[Result, Path], object] = Result.save):
-        self.folder, self._save = folder, save
+    def __init__(
+        self,
+        folder: Path | None,
+        save: Callable[[Result, Path], object] = Result.save,
+        *,
+        rescue: bool = True,
+    ):
+        self.folder, self._save, self._rescues = folder, save, rescue
         self.reason = ""  # why the first was refused
         self.refused = 0
         self.lost = 0  # of them, those that no other place took either
@@ -56,7 +63,8 @@ class Keeper:
         except Exception as error:  # a run's hours are worth more than any reason to stop
             self.reason = self.reason or one_line(getattr(error, "strerror", None) or str(error))
             self.refused += 1
-            self._rescue(result)
+            if self._rescues:
+                self._rescue(result)
             return False
         return True
 

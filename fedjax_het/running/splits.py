@@ -1,6 +1,7 @@
 """Who holds what: the examples of clients and server, and clients' tests, that settings name."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -56,7 +57,11 @@ def data_given(
     all, as a single run has. None of the others. ConfigError for what is no data set."""
     checked = None if dataset is None else checked_dataset(dataset)
     for_all = all(spec.dataset != USER for spec in specs)
-    return lambda spec: checked if for_all or spec.dataset == USER else None
+    return functools.partial(_given, checked, for_all)  # which may be pickled
+
+
+def _given(dataset: Dataset | None, for_all: bool, spec: ResolvedSpec) -> Dataset | None:
+    return dataset if for_all or spec.dataset == USER else None
 
 
 def own_dataset_digest(spec: ResolvedSpec, dataset: Dataset) -> str | None:
