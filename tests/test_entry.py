@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_het import ConfigError, RunSpec, grid
+from fedjax_het.cli import main
 
 SETTINGS = {"model": "mlp", "partition": "dirichlet"}
 
@@ -51,3 +52,32 @@ def test_what_cannot_be_used_is_one_line_that_names_it(setting, value):
     message = str(raised.value)
     assert message.startswith(f"{setting} = ") and len(message.splitlines()) == 1
     assert len(message) < 600
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["run", "--rounds", "abc"], ("--rounds", "abc")),
+        (["run", "--ruonds", "3"], ("--ruonds", "--rounds")),
+        (["run", "--alpha"], ("--alpha",)),
+        (["run", "--local-tests", "yes"], ("--local-tests", "yes")),
+        (["sweep", "--alpha", "0.1", "x"], ("--alpha", "x")),
+        (["rnu"], ("rnu", "run")),
+        ([], ("run",)),
+        (["table", "table1", "--alphas", "x"], ("--alphas", "x")),
+    ],
+)
+def test_type_errors_of_the_command_line_are_one_line(words, named, capsys):
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert all(name in said.err for name in named)
+
+
+def test_ctrl_c_promises_no_checkpoint_that_is_not_kept(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedjax_het.cli._run", interrupted)
+    assert main(["run"]) == 130 and "nothing is kept" in capsys.readouterr().err
+    assert main(["run", "--output-dir", "x"]) == 130 and "--resume" in capsys.readouterr().err
