@@ -81,3 +81,18 @@ def test_ctrl_c_promises_no_checkpoint_that_is_not_kept(monkeypatch, capsys):
     monkeypatch.setattr("fedjax_het.cli._run", interrupted)
     assert main(["run"]) == 130 and "nothing is kept" in capsys.readouterr().err
     assert main(["run", "--output-dir", "x"]) == 130 and "--resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *((["--lanes", bad], f"lanes = '{bad}'") for bad in ("1.7", "nan", "inf", "0", "1e3")),
+        *((["--vmapped", bad], f"vmapped = '{bad}'") for bad in ("nan", "0")),
+        *((["--memory", bad], f"memory = {float(bad)}") for bad in ("-1", "nan", "inf")),
+        (["--hp", "local_lr=0.1", "local_lr=0.2"], "hp local_lr = '0.2': expected it once"),
+    ],
+)
+def test_bad_words_of_a_sweep_are_refused(words, message, tmp_path, capsys):
+    assert main(["sweep", "--output-dir", str(tmp_path), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -27,6 +27,8 @@ from fedjax_het.cli.words import (
     pairs,
 )
 from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.records import Bounds
+from fedjax_het.common.records import number as number_within
 from fedjax_het.settings.spec import RunSpec
 
 _AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
@@ -138,6 +140,10 @@ def sweep_command(command: SweepCommand) -> int:
     from fedjax_het.running.sweeps import plan_sweep, sweep
 
     log_to_stderr(logging.WARNING)
+    memory = command.memory
+    if memory is not None:
+        memory = int(number_within("memory", memory, Bounds(1e-9, 1e9)) * 1e9)
+    lanes, width = count("lanes", command.lanes), count("vmapped", command.vmapped)
     specs = specs_of(command)
     shard = None
     if command.shard is not None:
@@ -155,12 +161,12 @@ def sweep_command(command: SweepCommand) -> int:
         shard=shard,
         data_dir=command.data_dir,
         placement=Placement(
-            lanes=count("lanes", command.lanes),
+            lanes=lanes,
             spread=command.spread,
-            width=count("vmapped", command.vmapped),
+            width=width,
             server_work=command.server_work,
             client_state=command.client_state,
-            memory=None if command.memory is None else int(command.memory * 1e9),
+            memory=memory,
         ),
     )
     if jax.process_index() == 0 and any(made.results):
