@@ -13,6 +13,7 @@ from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
 from fedjax_het.cli.table import TableCommand, split_words, table_command
+from fedjax_het.common.command_line import one_line_errors
 from fedjax_het.common.errors import exit_status
 
 
@@ -34,23 +35,34 @@ COMMANDS = {
 }
 
 
+_KEPT = "interrupted; the same command, `run` with --resume, continues from the checkpoint"
+
+
+def _keeps(words: Sequence[str]) -> bool:
+    """Whether the command leaves checkpoints; of `run` only in a folder that is named."""
+    flags = [word.partition("=")[0].replace("_", "-") for word in words]
+    return flags[:1] != ["run"] or "--output-dir" in flags
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 2 for settings that cannot be used, 130 when interrupted."""
     given = sys.argv[1:] if arguments is None else arguments
     return exit_status(
         lambda: _run(*without_imports(given)),
         name="fedjax-het",
-        stopped="interrupted; the same command, `run` with --resume, continues from the checkpoint",
+        stopped=_KEPT if _keeps(given) else "interrupted; without --output-dir nothing is kept",
     )
 
 
 def _run(arguments: list[str], imports: list[str]) -> int:
     words, program_words = split_words(arguments)
-    command = tyro.extras.subcommand_cli_from_dict(
-        {name: command.words for name, command in COMMANDS.items()},
-        prog="fedjax-het",
-        description=f"Federated learning on heterogeneous clients, simulated. {HELP}",
-        args=words,
+    command = one_line_errors(
+        lambda: tyro.extras.subcommand_cli_from_dict(
+            {name: command.words for name, command in COMMANDS.items()},
+            prog="fedjax-het",
+            description=f"Federated learning on heterogeneous clients, simulated. {HELP}",
+            args=words,
+        )
     )
     if getattr(command, "distributed", False):  # before anything asks for devices
         jax.distributed.initialize()

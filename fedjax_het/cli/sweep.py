@@ -28,6 +28,8 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
+from fedjax_het.common.records import Bounds
+from fedjax_het.common.records import number as number_within
 from fedjax_het.settings.spec import RunSpec
 
 _AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
@@ -149,18 +151,22 @@ def sweep_command(command: SweepCommand) -> int:
     from fedjax_het.running.sweeps import SweepResult, plan_sweep, sweep
 
     log_to_stderr(logging.WARNING)
+    memory = command.memory
+    if memory is not None:
+        memory = int(number_within("memory", memory, Bounds(1e-9, 1e9)) * 1e9)
+    lanes, width = count("lanes", command.lanes), count("vmapped", command.vmapped)
     specs = specs_of(command)
     if command.list:
         for digest, spec, state in plan_sweep(specs, command.output_dir):
             print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
     placement = Placement(
-        lanes=count("lanes", command.lanes),
+        lanes=lanes,
         spread=command.spread,
-        width=count("vmapped", command.vmapped),
+        width=width,
         server_work=command.server_work,
         client_state=command.client_state,
-        memory=None if command.memory is None else int(command.memory * 1e9),
+        memory=memory,
     )
     make: Callable[..., SweepResult] = sweep
     if command.launcher == "ray":

@@ -33,11 +33,16 @@ ServerOptions = Annotated[
 
 def pairs(argument: str, items: tuple[str, ...]) -> list[tuple[str, str]]:
     """Names and values of words such as prox_mu=0.01. ConfigError for other words."""
-    found = []
+    found: list[tuple[str, str]] = []
     for item in items:
         name, equals, text = item.partition("=")
         if not (name and equals and text):
             raise ConfigError(f"{argument} = {item!r}: expected NAME=VALUE, e.g. prox_mu=0.01")
+        given = dict(found).get(name)
+        if given is not None:
+            raise ConfigError(
+                f"{argument} {name} = {text!r}: expected it once; it is {given!r} already"
+            )
         found.append((name, text))
     return found
 
@@ -57,7 +62,11 @@ def number(argument: str, name: str, text: str) -> float:
 
 def count(argument: str, text: str) -> int | str:
     """A whole number, or "auto"."""
-    return text if text == "auto" else int(number(argument, "", text))
+    if text == "auto":
+        return text
+    if not text.isdecimal() or not 1 <= len(text) <= 9 or int(text) < 1:
+        raise ConfigError(f"{argument} = {text!r}: expected 'auto' or a whole number >= 1")
+    return int(text)
 
 
 def literal(text: str) -> Any:

@@ -38,6 +38,9 @@ from typing import (
     get_type_hints,
 )
 
+import jax
+import numpy as np
+
 from fedjax_het.common.errors import ConfigError, is_whole, require, require_name
 
 
@@ -50,6 +53,10 @@ class Bounds(NamedTuple):
     open_high: bool = False
 
     def allow(self, value: float) -> bool:
+        """Whether it is within them, at an open end in single precision too, as devices have it."""
+        single = _single(value)
+        if (self.open_low and single <= self.low) or (self.open_high and single >= self.high):
+            return False
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
         return bool(above and below)
@@ -60,6 +67,17 @@ class Bounds(NamedTuple):
             return f"{'>' if self.open_low else '>='} {self.low:g}"
         brackets = "[("[self.open_low], "])"[self.open_high]
         return f"in {brackets[0]}{self.low:g}, {self.high:g}{brackets[1]}"
+
+
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).tiny)  # what is nearer to 0 is 0 on most devices
+
+
+def _single(value: float) -> float:
+    """A number as devices have it, infinite where it is too large for them."""
+    if abs(value) > LARGEST:
+        return math.inf if value > 0 else -math.inf
+    return 0.0 if abs(value) < SMALLEST else float(np.float32(value))
 
 
 def at_least(low: float) -> Bounds:
@@ -136,7 +154,7 @@ def as_dict(record: Record) -> dict[str, Any]:
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
-def field_types(kind: type[Record]) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """Every field's annotation, by name."""
     # A class can be hashed; mypy looks for that at its instances instead.
     return _field_types(cast(Hashable, kind))
@@ -148,9 +166,27 @@ def _field_types(kind: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
+def plain(value: Any) -> Any:
+    """`value` with scalars of NumPy and jax as Python's own, in lists and mappings too; a float32
+    is what it is written as (0.1, not 0.10000000149)."""
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
+    # Scalars and arrays without axes alike; what is traced has no value yet.
+    if isinstance(value, np.generic) or (
+        getattr(value, "shape", None) == () and isinstance(value, np.ndarray | jax.Array)
+    ):
+        found = np.asarray(value)[()]
+        few_bits = isinstance(found, np.floating) and found.dtype.itemsize < 8
+        return float(str(found)) if few_bits else found.item()
+    return value
+
+
 def checked(argument: str, value: Any, kind: Any) -> Any:
     """`value` as the annotation `kind` has it (a list as a tuple, a whole float as an int's
     float). Raises ConfigError."""
+    value = plain(value)
     if value is None and _takes_none(kind):
         return None
     bounds, kind = _bounds(kind), _plain(kind)
@@ -164,7 +200,9 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
         require(isinstance(value, bool), argument, value, "True or False")
     elif kind is int:
         whole = is_whole(value, -math.inf)
-        require(whole and bounds.allow(value), argument, value, f"a whole number {bounds}")
+        ok = whole and abs(value) < 2**31 and bounds.allow(value)
+        below = ", below 2**31" if math.isinf(bounds.high) else ""
+        require(ok, argument, value, f"a whole number {bounds}{below}")
         return int(value)
     elif kind is float:
         return number(argument, value, bounds)
@@ -175,11 +213,12 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
 
 def number(argument: str, value: Any, bounds: Bounds) -> float:
     """`value` as a float within bounds. Raises ConfigError; a truth value is no number."""
+    value = plain(value)
+    found = math.nan
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        found = float(value)
-    else:
-        found = math.nan
-    ok = math.isfinite(found) and bounds.allow(found)
+        with contextlib.suppress(OverflowError):  # of a whole number beyond all floats
+            found = float(value)
+    ok = abs(found) <= LARGEST and bounds.allow(found)
     word = "share" if bounds == Bounds(0, 1) else "number"
     require(ok, argument, value, f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}")
     return found
@@ -299,6 +338,7 @@ __all__ = [
     "field_types",
     "number",
     "numbers_of",
+    "plain",
     "read",
     "record_of",
 ]

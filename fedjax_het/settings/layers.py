@@ -6,16 +6,18 @@ checks it, and leaves unsaid what goes without saying: equal runs have equal set
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_origin
 
 from fedjax_het.algorithms import METHODS, Entry, bases, entry_of
 from fedjax_het.algorithms.pretraining import PRETRAINING_NUMBERS
 from fedjax_het.common.errors import is_whole, require, require_name
-from fedjax_het.common.records import number
+from fedjax_het.common.records import checked, field_types, number
 from fedjax_het.common.signatures import check_given
 from fedjax_het.data import (
     DATASETS,
     PARTITIONS,
+    SERVER_SOURCES,
     check_server_options,
     parameter_called,
 )
@@ -31,12 +33,14 @@ from fedjax_het.settings.spec import (
     of_use,
 )
 
+_CHOICES = {"optimizer_state": ("reset", "keep"), "averaging": ("uniform", "weighted")}
 USER = "user"  # the name of a data set or a network that is passed to the run itself
 
 
 def resolve(given: RunSpec) -> RunSpec:
     """The same run with every default written out, and checked. Raises `ConfigError`."""
-    METHODS.require(given.algorithm)
+    _check_names(given)
+    _check_kinds(given)
     entry = entry_of(given.algorithm, given.options)
     protocol = entry.protocol if given.protocol is None else given.protocol
     require_name("protocol", protocol, PROTOCOLS)
@@ -58,6 +62,37 @@ def resolve(given: RunSpec) -> RunSpec:
     spec = _with_numbers(given, spec, entry, hp)
     entry.remarks(spec, entry)
     return spec
+
+
+def _check_names(given: RunSpec) -> None:
+    """Before anything else, that what is named exists: a misspelt name is what is wrong."""
+    METHODS.require(given.algorithm)
+    if given.dataset != USER:
+        DATASETS.require(given.dataset)
+    if given.model not in (None, USER):
+        NETWORKS.require(given.model or "")
+    if given.partition is not None:
+        PARTITIONS.require(given.partition)
+    if given.server_data is not None:
+        SERVER_SOURCES.require(given.server_data)
+    chosen: dict[str, Iterable[str]] = {"protocol": PROTOCOLS, "local_optimizer": OPTIMIZERS}
+    for name, valid in (chosen | _CHOICES).items():
+        if getattr(given, name) is not None:
+            require_name(name, getattr(given, name), valid)
+
+
+def _check_kinds(given: RunSpec) -> None:
+    """That every setting is of its annotation's kind and within its bounds."""
+    for name, kind in field_types(RunSpec).items():
+        value = getattr(given, name)
+        if get_origin(kind) is dict:
+            words = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+            require(words, name, value, "values by name, e.g. {} for none")
+        elif name == "test_per_client":
+            ok = value in (None, "all") if isinstance(value, str | None) else is_whole(value, 1)
+            require(ok, name, value, "a whole number >= 1, or 'all'")
+        else:
+            checked(name, value, kind)
 
 
 def _filled(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
@@ -218,14 +253,3 @@ def _check(given: RunSpec, spec: RunSpec, entry: Entry) -> None:
     require(enough, "num_clients", clients, f"at least {least}: {spec.algorithm}")
     if entry.trains_locally:
         require_name("local_optimizer", spec.local_optimizer or "", OPTIMIZERS)
-    share = spec.participation
-    require(share is not None and 0 < share <= 1, "participation", share, "a share in (0, 1]")
-    if spec.alpha is not None:
-        require(spec.alpha > 0, "alpha", spec.alpha, "a concentration > 0")
-    for name, valid in (
-        ("optimizer_state", ("reset", "keep")),
-        ("averaging", ("uniform", "weighted")),
-    ):
-        if getattr(spec, name) is not None:
-            require_name(name, getattr(spec, name), valid)
-    require(0 <= spec.seed < 2**31, "seed", spec.seed, "a whole number in [0, 2**31)")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedjax_het.common.command_line import one_line_errors
 from fedjax_het.common.errors import exit_status, require
 from fedjax_het.report.paper_table.arguments import Arguments
 from fedjax_het.report.paper_table.cells import make_cells, runs_of
@@ -29,15 +30,17 @@ def program(
     def main(argv: Sequence[str] | None = None) -> int:
         import tyro
 
-        arguments = tyro.cli(
-            Arguments,
-            args=argv,
-            description=f"{experiment.title} Presets: {', '.join(experiment.presets)}.",
-            default=Arguments(preset=next(iter(experiment.presets))),
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        def arguments() -> Arguments:
+            return tyro.cli(
+                Arguments,
+                args=argv,
+                description=f"{experiment.title} Presets: {', '.join(experiment.presets)}.",
+                default=Arguments(preset=next(iter(experiment.presets))),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+
         return exit_status(
-            lambda: _run(experiment, arguments, write),
+            lambda: _run(experiment, one_line_errors(arguments), write),
             name="error",
             stopped="stopped; the same command goes on from the runs that are done",
         )
