@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from support.slow import all_methods, slow
 from fedjax_het import Placement, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine import evaluation, rounds
+from fedjax_het.engine import evaluation, lanes, rounds
 from fedjax_het.engine.evaluation import (
     client_tests,
     evaluate,
@@ -150,32 +151,48 @@ def test_the_accuracy_shown_is_of_runs_that_go_on():
 
 @contextlib.contextmanager
 def poisoned(monkeypatch, where, number, value=np.nan):
-    """Methods whose state has one number that is not finite after round `number` (from 0)."""
-    build = programs.algorithm_of
+    """Methods whose state has one number that is not finite after round `number` (from 0): that of
+    the server, or every client's, which lanes leave so where they alone write it."""
+    build, check = programs.algorithm_of, lanes.checked_client
+
+    def spoilt(tree, due, place):
+        leaves, structure = jax.tree.flatten(tree)
+        leaf = leaves[place]
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size:
+            flat = leaf.reshape(-1)
+            bad = flat.at[0].set(jnp.where(due, value, flat[0]).astype(leaf.dtype))
+            leaves[place] = bad.reshape(leaf.shape)
+        return jax.tree.unflatten(structure, leaves)
 
     def algorithm_of(*args):
         algorithm = build(*args)
 
         def round_(hp, state, key, cohort):
-            new, info = algorithm.round(hp, state, key, cohort)
             due = state.round == number
-
-            def spoil(leaf):
-                if not jnp.issubdtype(leaf.dtype, jnp.floating) or not leaf.size:
-                    return leaf
-                flat = leaf.reshape(leaf.shape[0] if where == "clients" else 1, -1)
-                bad = flat.at[:, 0].set(jnp.where(due, value, flat[:, 0]).astype(leaf.dtype))
-                return bad.reshape(leaf.shape)
-
-            part = getattr(new, where)
-            leaves, structure = jax.tree.flatten(part)
-            leaves[-1 if where == "clients" else 0] = spoil(leaves[-1 if where == "clients" else 0])
-            return new._replace(**{where: jax.tree.unflatten(structure, leaves)}), info
+            if where == "clients" and algorithm.pageable:
+                return algorithm.round({**hp, "due": due}, state, key, cohort)
+            new, info = algorithm.round(hp, state, key, cohort)
+            if where == "server":
+                return new._replace(server=spoilt(new.server, due, 0)), info
+            every = jax.vmap(partial(spoilt, due=due, place=-1))
+            return new._replace(clients=every(new.clients)), info
 
         return algorithm._replace(round=round_)
 
+    def checked_client(client):
+        client = check(client)
+
+        def end(hp, *given):
+            upload, state, output = client.end(hp, *given)
+            if "due" in hp and jax.tree.leaves(state):
+                state = spoilt(state, hp["due"], -1)
+            return upload, state, output
+
+        return client._replace(end=end)
+
     with monkeypatch.context() as patch:
         patch.setattr(programs, "algorithm_of", algorithm_of)
+        patch.setattr(lanes, "checked_client", checked_client)
         programs.program_of.cache_clear()
         yield
     programs.program_of.cache_clear()
@@ -302,7 +319,8 @@ def unchecked(monkeypatch):
     """Rounds whose states nobody looks at."""
     with monkeypatch.context() as patch:
         nothing = lambda *args, **settings: jnp.zeros(1, jnp.int32)  # noqa: E731
-        patch.setattr(rounds, "not_finite_in_round", nothing)
+        patch.setattr(rounds, "not_finite_apart", nothing)
+        patch.setattr(lanes, "still_finite", lambda *states: jnp.array(True))
         programs.program_of.cache_clear()
         yield
     programs.program_of.cache_clear()

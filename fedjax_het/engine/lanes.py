@@ -21,6 +21,7 @@ from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, chec
 from fedjax_het.engine.packing import from_words, to_words
 from fedjax_het.engine.plan import AXIS, Plan
 from fedjax_het.engine.schedule import RoundSchedule
+from fedjax_het.engine.soundness import still_finite
 from fedjax_het.engine.stretches import BLOCKS, CLIENTS, TURNS, across, cut
 
 Tree = Any
@@ -49,7 +50,9 @@ class CohortResult(NamedTuple):
     outputs: Any
     """[D, V, J, ...] per client slot, whole on every device, zero where it is unused; a
     `ClientModels` where they were models to be gathered."""
-    train_loss: jax.Array  # [] mean over samples of the loss met during local training
+    train_loss: jax.Array
+    """[] mean over samples of the loss met during local training; NaN where a client's state has
+    become one that is not finite."""
 
 
 class ClientModels(NamedTuple):
@@ -98,7 +101,6 @@ def train_cohort(
         "share",
         "longest",
         "participants",
-        "changed",
     )
     # No lane reads these: they have no axis of blocks, or every block's are needed together.
     unread: dict[str, Any] = dict.fromkeys((*of_the_round, "census", "census_pairs"))
@@ -254,7 +256,8 @@ class _Lane(NamedTuple):
 
     begin: Callable[[_Slots, jax.Array], _Running]
     step: Callable[..., _Running]  # (slots, slot, running, indices of the minibatch, its size)
-    end: Callable[[_Slots, jax.Array, _Running], tuple]  # -> (weighed upload, state, output)
+    # -> (weighed upload, loss: NaN where the state has become so, state, output)
+    end: Callable[[_Slots, jax.Array, _Running], tuple]
 
 
 def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) -> _Lane:
@@ -288,8 +291,9 @@ def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) 
 
     def end(slots, slot, running):
         state, client = client_row(states, row_of(slots.rows, slot)), client_of(slots, slot)
-        upload, *kept = method.end(hp, broadcast, running.local, state, client)
-        return _weighed(upload, row_of(slots.weights, slot)), *kept
+        upload, new, output = method.end(hp, broadcast, running.local, state, client)
+        loss = jnp.where(still_finite(new, state), running.loss, jnp.nan)
+        return _weighed(upload, row_of(slots.weights, slot)), loss, new, output
 
     return _Lane(begin, step, end)
 
@@ -315,7 +319,7 @@ def _block(method, plan, name, hp, broadcast, states, key, examples, longest, sc
     first_slots = jnp.zeros(num_lanes, jnp.int32)
     running = over_lanes(lane.begin)(slots, first_slots)
     shapes = jax.eval_shape(over_lanes(lane.end), slots, first_slots, running)
-    upload_shape, *slot_shapes = shapes
+    upload_shape, _, *slot_shapes = shapes
     upload = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), upload_shape)
     num_slots = schedule.client_ids.shape[1]
     new_states, outputs = jax.tree.map(
@@ -346,11 +350,11 @@ def _block(method, plan, name, hp, broadcast, states, key, examples, longest, sc
             return jax.lax.fori_loop(first, last, one_step, running)
 
         running = over_lanes(train)(slots, slot, running, batches, batch_sizes)
-        sent, new, output = over_lanes(lane.end)(slots, slot, running)
+        sent, loss_now, new, output = over_lanes(lane.end)(slots, slot, running)
         sent = _where(chosen, ends, sent, jax.tree.map(jnp.zeros_like, sent))
         upload, loss, count, trained = sums
         upload = jax.tree.map(lambda total, s: total + s.sum(0, dtype=s.dtype), upload, sent)
-        loss += jnp.where(ends, running.loss, 0).sum()
+        loss += jnp.where(ends, loss_now, 0).sum()
         count += jnp.where(ends, running.samples, 0).sum()
         trained += ends.sum(dtype=jnp.float32)
         write = partial(_write, plan, slot, ends)

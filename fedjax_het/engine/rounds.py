@@ -23,7 +23,7 @@ from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, SHARED, Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.schedule import RoundSchedule
-from fedjax_het.engine.soundness import not_finite_in_round
+from fedjax_het.engine.soundness import not_finite_apart
 from fedjax_het.engine.stretches import (
     BLOCKS,
     TUNING,
@@ -141,14 +141,15 @@ def make_chunk(
         nothing = _nothing(rounds)
 
         def one_round(r, carry):
-            state, curves = carry
+            state, curves, unsound = carry
             with metered() as meter:
-                state, metrics = _round(rounds, inputs, state, r, nothing)
+                state, metrics, unsound = _round(rounds, inputs, state, r, nothing, unsound)
             note(inputs, meter.samples)
-            return state, jax.tree.map(lambda curve, now: with_row(curve, now, r), curves, metrics)
+            curves = jax.tree.map(lambda curve, now: with_row(curve, now, r), curves, metrics)
+            return state, curves, unsound
 
-        start = jax.tree.map(jnp.asarray, empty)
-        return jax.lax.fori_loop(0, inputs.num_rounds, one_round, (state, start))
+        start = state, jax.tree.map(jnp.asarray, empty), _unsound(rounds, state)
+        return jax.lax.fori_loop(0, inputs.num_rounds, one_round, start)[:2]
 
     return chunk
 
@@ -165,7 +166,8 @@ def make_stretch(rounds: Rounds) -> Callable:
     def stretch(state, inputs: ChunkInputs, spans, carried):
         spans = jnp.where(inputs.num_rounds > 0, spans, 0)  # none, where there is no run
         with in_stretch(spans, carried) as found:
-            state, metrics = _round(rounds, inputs, state, 0, _nothing(rounds))
+            before = _unsound(rounds, state)
+            state, metrics, _ = _round(rounds, inputs, state, 0, _nothing(rounds), before)
         metrics = jax.tree.map(lambda a: a[None], metrics)
         whole, totals = rounds.plan.hold, jnp.stack(found.totals)
         carried = jax.tree.map(
@@ -189,7 +191,7 @@ def loops_of(rounds: Rounds, kinds: ChunkInputs, state, inputs: ChunkInputs) -> 
 
     def look(state, inputs):
         with in_stretch(None, ()) as found:
-            _round(rounds, inputs, state, 0, _nothing(rounds))
+            _round(rounds, inputs, state, 0, _nothing(rounds), _unsound(rounds, state))
         known.append(found)
         return found.carried
 
@@ -203,8 +205,16 @@ def _nothing(rounds: Rounds) -> RoundMetrics:
     return jax.tree.map(lambda a: jnp.full(a.shape[1:], jnp.nan, jnp.float32), empty)
 
 
-def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics):
-    """The r-th round of a chunk: -> (state, its RoundMetrics); `nothing` is what is not due."""
+def _unsound(rounds: Rounds, state) -> jax.Array:
+    """What a round is handed of the one before: how many entries of the state are not finite. The
+    states of clients that are read by row alone are left out, as their lanes look at them."""
+    clients = () if rounds.algorithm.pageable else state.clients
+    return not_finite_apart(rounds.plan, (state.server, clients))
+
+
+def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics, unsound):
+    """The r-th round of a chunk: -> (state, its RoundMetrics, `_unsound` of the state); `nothing`
+    is what is not due."""
     algorithm, plan, measuring = rounds.algorithm, rounds.plan, rounds.measuring
     schedule = jax.tree.map(lambda a: row_of(a, r), inputs.schedule)
     key = jax.random.fold_in(inputs.train_key, schedule.round)
@@ -214,10 +224,6 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics)
         segments = plan.once_known(signal, schedule.num_segments)
         schedule = schedule._replace(num_segments=segments)
     cohort = Cohort(schedule, inputs.examples, inputs.server, inputs.inputs)
-    count = partial(
-        not_finite_in_round, plan, rows=inputs.schedule.changed, r=r, by_row=algorithm.pageable
-    )
-    counted = count(state)
     state, info = algorithm.round(inputs.hp, state, key, cohort)
 
     # What is counted is in both branches, where it does not mix with what made the state: fused
@@ -229,17 +235,17 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics)
         if measuring.tests_clients:
             of_clients = _test_clients(rounds, inputs, state, r, key, tested.loss)
             client_accuracy, sound = of_clients.accuracy, sound & of_clients.sound
-        return tested, client_accuracy, sound, count(state)
+        return tested, client_accuracy, sound, _unsound(rounds, state)
 
     def unmeasured(state):
         tested = Evaluation.missing(measuring.num_domains if algorithm.global_model else 0)
-        return tested, nothing.client_accuracy, jnp.array(True), count(state)
+        return tested, nothing.client_accuracy, jnp.array(True), _unsound(rounds, state)
 
     due = schedule.evaluate & done()
-    tested, client_accuracy, sound, counted_now = either(due, measured, unmeasured, state)
+    tested, client_accuracy, sound, now = either(due, measured, unmeasured, state)
     sound &= jnp.isfinite(info.train_loss) & jnp.isfinite(info.update_norm)
-    sound &= (counted_now <= counted).all()
-    return state, RoundMetrics(
+    sound &= (now <= unsound).all()
+    metrics = RoundMetrics(
         tested.accuracy,
         tested.loss,
         info.train_loss,
@@ -249,6 +255,7 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics)
         info.records | gaps,
         sound.astype(jnp.float32),
     )
+    return state, metrics, now
 
 
 def _test(rounds: Rounds, inputs: ChunkInputs, state, r) -> Evaluation:

@@ -48,7 +48,6 @@ class RoundSchedule(NamedTuple):
     participants: np.ndarray  # [S] int32: the clients that take part, ascending; the rest is K
     census: np.ndarray  # [D, M, B] int32: all examples of the round's clients, where a method asks
     census_pairs: np.ndarray  # [D, M, B] int32: client * C + class of each; K * C for padding
-    changed: np.ndarray  # [D * V * J] int32: `rows` once more, which all devices have whole
 
 
 class Shape(NamedTuple):
@@ -170,7 +169,7 @@ class Scheduler:
         if isinstance(self.units, PairUnits) and out.census.size:
             sampled = self.participants(round_index)
             self.units.fill_census(out.census, out.census_pairs, sampled)
-        return out._replace(changed=out.rows.reshape(-1))
+        return out
 
     def _empty_round(self, round_index: int, shape: Shape) -> RoundSchedule:
         """A round's schedule in which no lane has anything to do yet."""
@@ -205,7 +204,6 @@ class Scheduler:
             participants=taking_part,
             census=np.zeros((d_, m_, self.batch_size), np.int32),
             census_pairs=np.zeros((d_, m_, self.batch_size), np.int32),
-            changed=np.full(d_ * v_ * j_, none, np.int32),
         )
 
     def _fill_lanes(self, out: RoundSchedule, round_index: int) -> None:
@@ -326,8 +324,8 @@ def cohort_size(num_clients: int, participation: float) -> int:
 def with_rows(schedule: RoundSchedule, ids: np.ndarray, num_rows: int) -> RoundSchedule:
     """The schedule for states of which row i is that of client `ids[i]` (ascending)."""
     used = schedule.client_ids < schedule.num_clients.reshape(-1, 1, 1, 1)
-    rows = np.where(used, np.searchsorted(ids, schedule.client_ids), num_rows).astype(np.int32)
-    return schedule._replace(rows=rows, changed=rows.reshape(schedule.changed.shape))
+    rows = np.where(used, np.searchsorted(ids, schedule.client_ids), num_rows)
+    return schedule._replace(rows=rows.astype(np.int32))
 
 
 def _rounded_up(size: int) -> int:

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.common.arrays import AnyArray, host_values, row_of
-from fedjax_het.engine.lanes import client_row
+from fedjax_het.common.arrays import host_values
 from fedjax_het.engine.plan import AXIS, Plan
 
 Tree = Any
@@ -26,37 +25,26 @@ def not_finite(tree: Tree) -> jax.Array:
     return jnp.stack(counts) if counts else jnp.zeros(0, jnp.int32)
 
 
-def not_finite_in_round(
-    plan: Plan, state: Any, rows: AnyArray, r: jax.Array, *, by_row: bool
-) -> jax.Array:
-    """`not_finite` of a federation's `State`, before or after the r-th round of a chunk.
+def still_finite(new: Tree, old: Tree) -> jax.Array:
+    """[] bool: whether no leaf has more entries that are not finite than it had in `old`, which is
+    looked at only where there are some now.
 
-    Args:
-      rows: [R, n], where the states of the clients of each round are: `RoundSchedule.changed`.
-      by_row: whether a round changes these alone; then the others are not looked at.
-    Cost: one pass over what it looks at. No collective: where devices share the lanes each looks at
-      its own copy, which XLA, left to itself, would share out (as it does `RoundSchedule.rows`,
-      since lanes read their part of it); see `lanes._exchange`.
+    Cost: one pass over `new`.
     """
+    now = not_finite(new)
+    return jax.lax.cond(now.any(), lambda: (now <= not_finite(old)).all(), lambda: jnp.array(True))
 
-    def count(server, clients, rows, r):
-        of_server = not_finite(server)
-        if not by_row or not any(map(_is_float, jax.tree.leaves(clients))):
-            return jnp.concatenate([of_server, not_finite(clients)])
-        here = row_of(rows, r)
 
-        def add(i, total):
-            return total + not_finite(client_row(clients, row_of(here, i)))
+def not_finite_apart(plan: Plan, tree: Tree) -> jax.Array:
+    """`not_finite` of what all devices hold.
 
-        nothing = jnp.zeros_like(jax.eval_shape(not_finite, client_row(clients, 0)))
-        of_clients = jax.lax.fori_loop(0, here.shape[0], add, nothing)
-        return jnp.concatenate([of_server, of_clients])
-
-    given = (state.server, state.clients, rows, r)
+    Cost: one pass over it. No collective: where devices share the lanes each counts in its own
+      copy, which XLA, left to itself, would share out; see `lanes._exchange`.
+    """
     if plan.spreads != AXIS:
-        return count(*given)
-    alone = jax.shard_map(count, mesh=plan.mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    return alone(*given)
+        return not_finite(tree)
+    alone = jax.shard_map(not_finite, mesh=plan.mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return alone(tree)
 
 
 def not_finite_of_runs(state: Any, *, apart: bool) -> np.ndarray:
