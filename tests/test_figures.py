@@ -387,7 +387,9 @@ def test_two_numeric_settings_are_found_where_a_method_varies_both():
 def test_accuracy_against_epsilon_has_lines_for_what_spends_none():
     rows = [(2.0, 0.5, 5), (2.0, 0.7, 5), (8.0, 0.8, 5), (np.nan, 0.9, 5), (np.nan, 0.1, 0)]
     results = pd.DataFrame(rows, columns=["epsilon", "best_accuracy", "hp.image_lr"])
-    results = results.assign(dataset="digits", algorithm="feddm", final_accuracy=0.5)
+    results = results.assign(
+        dataset="digits", algorithm="feddm", final_accuracy=0.5, diverged=False
+    )
     (panel,) = plot_privacy(results, pd.DataFrame()).axes
     private, plain, still = panel.lines
     np.testing.assert_allclose(private.get_xdata(), [2, 8])
