@@ -11,6 +11,7 @@ from fedjax_het import report
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.heat_map import numeric_pair
+from fedjax_het.report.privacy import plot_privacy
 
 ROUNDS = 12
 ALPHAS = (0.01, 0.1, 1.0)
@@ -381,3 +382,17 @@ def test_two_numeric_settings_are_found_where_a_method_varies_both():
     other, _ = sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": 0.1})
     assert numeric_pair(pd.concat([plain, one_alpha, other])) == []  # each varies in one method
     assert numeric_pair(heat_map_sweep()[0], by=["algorithm", "alpha"]) == []
+
+
+def test_accuracy_against_epsilon_has_lines_for_what_spends_none():
+    rows = [(2.0, 0.5, 5), (2.0, 0.7, 5), (8.0, 0.8, 5), (np.nan, 0.9, 5), (np.nan, 0.1, 0)]
+    results = pd.DataFrame(rows, columns=["epsilon", "best_accuracy", "hp.image_lr"])
+    results = results.assign(
+        dataset="digits", algorithm="feddm", final_accuracy=0.5, diverged=False
+    )
+    (panel,) = plot_privacy(results, pd.DataFrame()).axes
+    private, plain, still = panel.lines
+    np.testing.assert_allclose(private.get_xdata(), [2, 8])
+    np.testing.assert_allclose(private.get_ydata(), [60, 80])
+    assert (plain.get_linestyle(), still.get_linestyle()) == ("--", ":")
+    np.testing.assert_allclose([line.get_ydata()[0] for line in (plain, still)], [90, 10])

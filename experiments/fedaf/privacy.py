@@ -6,7 +6,8 @@ python experiments/fedaf/privacy.py --preset cpu     Fashion-MNIST, MLP: an hour
 Not a table of the papers, which give no values of it. The same runs without privacy, and with more
 and more noise; epsilon at delta 1e-5 is of one example of a client, over all rounds. Steps read a
 class whole, and are few: noise falls with the examples that a mean is of, and epsilon grows with
-the steps. `privacy.png` draws what `privacy.md` lists.
+the steps. The control (`image_lr=0`) sends the noise that images begin as, which spends nothing.
+`privacy.png` draws what `privacy.md` lists.
 """
 
 from experiments.fedaf.table1 import ALPHAS, of_condensing
@@ -15,7 +16,7 @@ from fedjax_het.report.privacy import plot_privacy
 
 NOISES = (2, 4, 8, 12, 24, 48)
 METHODS = ("feddm", "fedaf")
-BY = ("dataset", "algorithm", "options.private", "hp.dp_noise")
+BY = ("dataset", "algorithm", "options.private", "hp.dp_noise", "hp.image_lr")
 
 
 def rows() -> tuple[str, ...]:
@@ -24,6 +25,7 @@ def rows() -> tuple[str, ...]:
         for method in METHODS
         for row in (
             f"{method}(init='noise')",
+            f"{method}(init='noise', image_lr=0, steps=1)",
             *(f"{method}(init='noise', private=True, dp_noise={n})" for n in NOISES),
         )
     )

@@ -22,8 +22,9 @@ _MEASURE = "best_accuracy"
 
 def plot_privacy(results: "pd.DataFrame", curves: "pd.DataFrame") -> "Figure":
     """A panel for each data set: the best round's accuracy against epsilon, of the runs whose
-    summary has one, a line for each method with the range over seeds; dashed across the panel, the
-    same without privacy. A run of which epsilon is not finite has none."""
+    summary has one, a line for each method with the range over seeds; across the panel, the same
+    without privacy (dashed), and of images that stay what they begin as (`image_lr` 0; dotted). A
+    run of which epsilon is not finite has none."""
     good = results[~diverged(results)]
     datasets = list(dict.fromkeys(good["dataset"]))
     figure, panels = make_panels(datasets, columns=len(datasets), size=(4.8, 3.4), sharey="none")
@@ -40,8 +41,10 @@ def plot_privacy(results: "pd.DataFrame", curves: "pd.DataFrame") -> "Figure":
             at = accuracy[private].groupby(runs["epsilon"][private]).agg(["mean", "min", "max"])
             panel.plot(at.index, at["mean"], color=colour, marker="o", ms=4, label=method)
             panel.fill_between(at.index, at["min"], at["max"], color=colour, alpha=0.15, lw=0)
-            if (~private).any():
-                panel.axhline(accuracy[~private].mean(), color=colour, ls="--", lw=1)
+            still = runs["hp.image_lr"] == 0 if "hp.image_lr" in runs else ~private & False
+            for shown, style in ((~private & ~still, "--"), (still, ":")):
+                if shown.any():
+                    panel.axhline(accuracy[shown].mean(), color=colour, ls=style, lw=1)
         panel.set_xscale("log")
         panel.set_xlabel("epsilon", fontsize=10)
         if is_leftmost(panel):
