@@ -151,8 +151,9 @@ def test_the_accuracy_shown_is_of_runs_that_go_on():
 
 @contextlib.contextmanager
 def poisoned(monkeypatch, where, number, value=np.nan):
-    """Methods whose state has one number that is not finite after round `number` (from 0): that of
-    the server, or every client's, which lanes leave so where they alone write it."""
+    """Methods whose state has one number that is not finite after round `number` (from 0), or after
+    more than so many iterations of work between rounds: the server's, or every client's, which
+    lanes leave so where they alone write it."""
     build, check = programs.algorithm_of, lanes.checked_client
 
     def spoilt(tree, due, place):
@@ -177,6 +178,15 @@ def poisoned(monkeypatch, where, number, value=np.nan):
             every = jax.vmap(partial(spoilt, due=due, place=-1))
             return new._replace(clients=every(new.clients)), info
 
+        def spoilt_work(work):
+            def advance(hp, state, key, count, server):
+                new = work.advance(hp, state, key, count, server)
+                return new._replace(server=spoilt(new.server, count > number, 0))
+
+            return work._replace(advance=advance)
+
+        if where == "work":
+            return algorithm._replace(host_work=tuple(map(spoilt_work, algorithm.host_work)))
         return algorithm._replace(round=round_)
 
     def checked_client(client):
@@ -286,17 +296,12 @@ def test_a_run_that_diverges_in_company_stops_alone():
     assert_same(fine, alone.results[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "rounds_before"),
-    [
-        ("fsl", {"hp": {"pretrain_lr": 1e30}, "gradient_gaps": 0}, 0),
-        slow("dynafed", {"hp": {"image_lr": 3e38, "step_size": 0.1}}, 4),
-    ],
-)
+@pytest.mark.parametrize(("name", "rounds_before"), [("fsl", 0), slow("dynafed", 4)])
 def test_work_between_rounds_that_diverges_ends_the_run_there(
-    tmp_path, name, settings, rounds_before
+    monkeypatch, tmp_path, name, rounds_before
 ):
-    found = run(spec(name, **settings), output_dir=tmp_path)
+    with poisoned(monkeypatch, "work", 0):
+        found = run(spec(name), output_dir=tmp_path)
     assert (found.summary["diverged"], found.summary["rounds"]) == (True, rounds_before)
     known = np.isfinite(found.metrics["train_loss"])
     assert known.sum() == rounds_before
