@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import keyword
 import math
 import numbers
 import textwrap
@@ -244,6 +245,9 @@ def numbers_of(record: Record) -> dict[str, Number]:
 
 def record_of(name: str, defaults: Mapping[str, float]) -> type[Record]:
     """A record of numbers >= 0, of which only the defaults are given. Raises ConfigError."""
+    for key in defaults:
+        word = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+        require(word, "numbers", key, "names of letters, digits and underscores")
     fields = [
         (key, NonNegative, dataclasses.field(default=number(key, value, at_least(0))))
         for key, value in defaults.items()

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.doors import door
+from fedjax_het.common.records import Whole
+from fedjax_het.data.checks import NumClasses
 from fedjax_het.data.partition import Partition
 
 # A stream of its own, so that who is averaged does not depend on other draws.
@@ -24,13 +27,14 @@ class MeanBlocks(NamedTuple):
         return -(-sizes // np.maximum(sizes if self.size is None else self.size, 1))
 
 
+@door
 def average_examples(
     images: np.ndarray,
     labels: np.ndarray,
-    num_classes: int,
+    num_classes: NumClasses,
     partition: Partition,
     blocks: MeanBlocks,
-    seed: int,
+    seed: Whole,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The averages of all clients, client after client.
 

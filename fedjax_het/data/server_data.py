@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.records import Whole
 from fedjax_het.common.signatures import call_with, check_given
 from fedjax_het.data.dataset import Dataset, checked_server_examples
 from fedjax_het.data.partition import Partition
@@ -112,6 +114,7 @@ def total_variation(counts: np.ndarray, other_counts: np.ndarray) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
+@door
 def check_server_options(source: str, options: dict | None = None) -> dict:
     """All options of one of `SERVER_SOURCES`, defaults filled in, as can be written as JSON.
 
@@ -130,6 +133,7 @@ def check_server_options(source: str, options: dict | None = None) -> dict:
         raise ConfigError(f"server_options = {filled!r}: {expected} ({error})") from error
 
 
+@door
 def server_pool(
     source: str,
     dataset: Dataset,
@@ -161,8 +165,9 @@ def server_pool(
     return images, labels
 
 
+@door
 def withheld_examples(
-    source: str | None, dataset: Dataset, seed: int, options: dict | None = None
+    source: str | None, dataset: Dataset, seed: Whole, options: dict | None = None
 ) -> np.ndarray:
     """Positions, ascending, of the training examples that are no client's to hold.
 
@@ -184,11 +189,12 @@ def withheld_examples(
     return np.sort(np.random.default_rng(stream).choice(num_train, size, replace=False))
 
 
+@door
 def server_examples(
     source: str,
     dataset: Dataset,
     partition: Partition,
-    seed: int,
+    seed: Whole,
     options: dict | None = None,
     pool: Pool | None = None,
 ) -> ServerData:

@@ -4,8 +4,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require
+from fedjax_het.common.records import Count
 from fedjax_het.common.text import figure_text
+from fedjax_het.data.checks import NumClasses
 from fedjax_het.data.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -14,13 +17,14 @@ if TYPE_CHECKING:
 _ROW = 0.34  # inches
 
 
+@door
 def plot_server_examples(
     dataset: Dataset,
     server_images: np.ndarray,
     server_labels: np.ndarray,
     *,
-    num_classes: int = 10,
-    num_images: int = 10,
+    num_classes: NumClasses = 10,
+    num_images: Count = 10,
 ) -> "Figure":
     """Training examples that clients learn from (left), the server's (right); a row for a class.
 

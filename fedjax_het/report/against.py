@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.text import figure_text
 from fedjax_het.report.grouping import (
@@ -44,6 +45,7 @@ _AXES = {"alpha": "Dirichlet alpha (small: heterogeneous)"}
 _DECADE = 10  # values that span more are told apart on a logarithmic axis
 
 
+@door
 def plot_against_alpha(
     results: "pd.DataFrame",
     *,
@@ -54,6 +56,7 @@ def plot_against_alpha(
     return plot_against(results, x="alpha", by=by, measures=(measure,))
 
 
+@door
 def plot_against(
     results: "pd.DataFrame",
     *,

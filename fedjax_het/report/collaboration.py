@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.text import figure_text
 from fedjax_het.report.style import is_leftmost, is_lowest, make_panels
@@ -18,6 +19,7 @@ _LINES = "#FFFFFF"
 _MOST_TICKS = 8  # beyond that many groups, ticks are not at the first client of each
 
 
+@door
 def plot_collaboration(
     weights: np.ndarray | Sequence[np.ndarray],
     groups: np.ndarray | None = None,

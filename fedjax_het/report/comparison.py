@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.cell import AVERAGE, Cell
 from fedjax_het.report.grouping import diverged
@@ -48,6 +49,7 @@ def compared_measure(table: "pd.DataFrame") -> str:
     return next(measure for measure, besides in _BESIDES.items() if {*besides} <= {*table})
 
 
+@door
 def compare(
     cells: Sequence[Cell], results: "pd.DataFrame", reported: "pd.DataFrame"
 ) -> "pd.DataFrame":
@@ -188,6 +190,7 @@ def reported_value(
     return {"reported_mean": rows["mean"].iloc[0], "reported_std": rows["std"].iloc[0]}
 
 
+@door
 def diverged_runs(cells: Sequence[Cell], results: "pd.DataFrame") -> list[str]:
     """The runs of these cells that diverged, named for a note under the table."""
     if not len(results):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require_name
 from fedjax_het.common.text import DIVERGED, figure_text
 from fedjax_het.report.grouping import (
@@ -52,6 +53,7 @@ class Curve(NamedTuple):
     """A final value to compare with."""
 
 
+@door
 def plot_learning_curves(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",
@@ -111,6 +113,7 @@ def columns_of(results: "pd.DataFrame", panels: Sequence[str]) -> int:
     return max(len(group_runs(runs, panels[-1:])) for _, runs in groups)
 
 
+@door
 def plot_gradient_gaps(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedjax_het.common.doors import door
 from fedjax_het.report.grouping import describe_settings
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def ranks(values: Sequence[float]) -> list[float]:
     return printed.rank(method="min", ascending=False).tolist()
 
 
+@door
 def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
     """The comparison with columns `rank` and `reported_rank`, within a data set, network and alpha.
 
@@ -47,6 +49,7 @@ def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
     return table
 
 
+@door
 def rank_correlations(table: "pd.DataFrame") -> list[RankCorrelation]:
     """Spearman's rank correlation in each section of a comparison that has at least three methods
     with both values, and where neither are all the same."""
