@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 from fedjax_het.common.errors import ConfigError, exit_status, require, written_as
 from fedjax_het.common.records import checked
 
-_BOX = re.compile("[\u2500-\u257f]+")
+_BOX = re.compile("[\u2500-\u257f]+|-{5,}")
 _HELP = re.compile(r"(for full helptext|argument helptext|usage:).*", re.IGNORECASE)
 
 T = TypeVar("T")

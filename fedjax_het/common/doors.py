@@ -16,7 +16,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import (
     Annotated,
@@ -42,6 +42,7 @@ R = TypeVar("R")
 DOORS: dict[str, Callable[..., Any]] = {}  # by module and name
 _SIMPLE = (bool, int, float, str)
 _ARRAYS = (np.ndarray, jax.Array)
+_FEW = 5  # items of a value that is shown whole
 _LISTS = (list, collections.abc.Sequence, collections.abc.Iterable)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -110,13 +111,16 @@ def of_kind(argument: str, value: Any, kind: Any) -> Any:
             wrong.append(error)
     if len(wrong) == 1:
         raise wrong[0]
-    expected = " or ".join(str(error).rpartition(": expected ")[2] for error in wrong)
-    raise ConfigError(f"{argument} = {_seen(value)}: expected {expected}")
+    expected = dict.fromkeys(str(error).rpartition(": expected ")[2] for error in wrong)
+    raise ConfigError(f"{argument} = {_seen(value)}: expected {' or '.join(expected)}")
 
 
 def _of(argument: str, value: Any, kind: Any) -> Any:
     origin = get_origin(kind)
     if getattr(kind, "_is_protocol", False):
+        names = [name for name, each in vars(kind).items() if callable(each) and name[0] != "_"]
+        has = all(callable(getattr(value, name, None)) for name in names)
+        require(has, argument, _Seen(value), f"what has {', '.join(names)}")
         kind = Callable if "__call__" in vars(kind) else Any
     if kind is Any or isinstance(kind, TypeVar) or kind in _ARRAYS:
         return value
@@ -138,6 +142,8 @@ def _of(argument: str, value: Any, kind: Any) -> Any:
         if named and items[:1] == (str,):
             named = all(isinstance(key, str) for key in value)
         require(named, argument, _Seen(value), "values by name")
+        for key in value if items[1:] else ():
+            of_kind(f"{argument}[{key!r}]", value[key], items[1])
         return value
     if base in _LISTS:
         return _list(argument, value, base, items)
@@ -166,17 +172,17 @@ def _list(argument: str, value: Any, base: type, items: tuple[Any, ...]) -> Any:
     require(_is_list(value, once), argument, _Seen(value), f"a list{of}")
     if kind in (int, float):
         return value
-    value = list(value) if once else value
+    value = value if isinstance(value, list | tuple | np.ndarray | jax.Array) else list(value)
     for i, item in enumerate(value):
         of_kind(f"{argument}[{i}]", item, kind)
     return value
 
 
 def _is_list(value: Any, once: bool) -> bool:
-    if isinstance(value, str | bytes | Mapping | set | frozenset):
+    if isinstance(value, str | bytes) or (not once and isinstance(value, Mapping | Set)):
         return False
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return value.ndim > 0
+    if hasattr(value, "ndim"):  # of a data frame what is gone through is its columns
+        return value.ndim > 0 and (value.ndim == 1 or isinstance(value, np.ndarray | jax.Array))
     return isinstance(value, Iterable) and (once or hasattr(value, "__len__"))
 
 
@@ -189,9 +195,12 @@ def _require_path(argument: str, value: Any) -> None:
     ok = isinstance(value, str | os.PathLike) and os.fspath(value) not in ("", b"")
     require(ok and "\0" not in str(value), argument, _Seen(value), "a path")
     try:
-        Path(value).expanduser()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{argument} = {shown(value)}: expected a path ({error})") from None
+        os.stat(Path(value).expanduser())
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{argument} = {shown(value)}: expected a path ({why})") from None
 
 
 class _Seen:
@@ -206,4 +215,5 @@ class _Seen:
 
 def _seen(value: Any) -> str:
     simple = value is None or isinstance(value, str | bool | int | float | os.PathLike)
-    return shown(value) if simple else f"a {type(value).__name__}"
+    small = isinstance(value, list | tuple | dict | set) and len(value) <= _FEW
+    return shown(value) if simple or small else f"a {type(value).__name__}"

@@ -64,6 +64,8 @@ class Bounds(NamedTuple):
 
     def __str__(self) -> str:
         """As a continuation of "a number"."""
+        if self == Bounds():
+            return "of any sign"
         if math.isinf(self.high):
             return f"{'>' if self.open_low else '>='} {self.low:g}"
         brackets = "[("[self.open_low], "])"[self.open_high]
@@ -201,8 +203,9 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
         require(isinstance(value, bool), argument, value, "True or False")
     elif kind is int:
         whole = is_whole(value, -math.inf)
-        ok = whole and abs(value) < 2**31 and bounds.allow(value)
-        below = ", below 2**31" if math.isinf(bounds.high) else ""
+        unbounded = math.isinf(bounds.high)
+        ok = whole and (abs(value) < 2**31 or not unbounded) and bounds.allow(value)
+        below = ", below 2**31" if unbounded else ""
         require(ok, argument, value, f"a whole number {bounds}{below}")
         return int(value)
     elif kind is float:

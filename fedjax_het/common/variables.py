@@ -210,9 +210,10 @@ def _puts_aside(error: Exception) -> bool:
     """Whether a variable stops jax, which is then put aside: one that the error names, or else one
     without which it is another error or none."""
     said = " ".join(str(error).split())
+    known = said.lower()
     names = sorted(name for name in os.environ if name.startswith("JAX_"))
-    names = [name for name in names if repr(os.environ[name]) in said or name in said]
-    for name in sorted(names, key=lambda name: name not in said):
+    names = [name for name in names if name.lower() in known or os.environ[name].lower() in known]
+    for name in sorted(names, key=lambda name: name.lower() not in known):
         with _without(name) as text:
             _forget_jax()
             try:

@@ -14,6 +14,7 @@ MAX_FLOAT_PIXEL = 20.0
 # A network's last layer has an output for each: more are labels that are something else.
 MAX_CLASSES = 2**16
 NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
+Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # of NumPy's generators
 MAX_GAPS = 10  # so many times as many classes as there are different labels, unless all are stated
 SMALLEST_STD, LARGEST_CONSTANT = 1e-6, 1e6  # what float32 pixels can be normalised with
 MAX_16_BITS = 2**16 - 1

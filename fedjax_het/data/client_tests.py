@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.common.records import Count, Whole
-from fedjax_het.data.checks import NumClasses
+from fedjax_het.data.checks import NumClasses, Seed, array_of
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.dealing import deal, shuffled_classes, whole_counts
 from fedjax_het.data.partition import Partition, checked_labels, partition_from_clients
@@ -26,7 +26,7 @@ _PER_CLIENT = 100  # FedAMP's
 def tests_of(
     partition: Partition,
     dataset: Dataset,
-    seed: Whole,
+    seed: Seed,
     per_client: Count | Literal["all"] | None = None,
 ) -> Partition:
     """Which test examples each client is tested on: a `Partition` of positions in the *test* split.
@@ -64,7 +64,7 @@ def local_tests(
     test_labels: np.ndarray,
     num_classes: NumClasses,
     *,
-    seed: Whole,
+    seed: Seed,
     per_client: Count | Literal["all"] | None = None,
 ) -> Partition:
     """Which test examples each client is tested on: a `Partition` of positions in the *test* split.
@@ -149,6 +149,7 @@ def domain_tests(
     """
     all_of_them = "nothing: clients of domains are tested on all test images of theirs"
     require(per_client is None, "per_client", per_client, all_of_them)
+    test_domains = array_of("test_domains", test_domains, "integers [N], a domain for each image")
     clients = [np.flatnonzero(test_domains == k) for k in range(partition.num_clients)]
     for domain, images in enumerate(clients):
         require(len(images) > 0, "test images of domain", domain, "some, to test its client on")

@@ -120,7 +120,7 @@ def dataset_from_arrays(
     num_classes: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    class_names: Sequence[str] = (),
+    class_names: str | Sequence[str] = (),
     note: str = "",
     train_domains=None,
     test_domains=None,

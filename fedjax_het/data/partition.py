@@ -13,9 +13,9 @@ import numpy as np
 from fedjax_het.common.doors import door, of_kind
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import DamagedFileError
-from fedjax_het.common.records import Count, Whole
+from fedjax_het.common.records import Count
 from fedjax_het.common.signatures import call_with, check_given
-from fedjax_het.data.checks import NumClasses, array_of, checked_names
+from fedjax_het.data.checks import NumClasses, Seed, array_of, checked_names
 from fedjax_het.data.npz import read_npz, write_npz
 from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
 
@@ -82,7 +82,7 @@ class Partition:
     client_names: tuple[str, ...] = ()
 
     def __post_init__(self):
-        for name, kind in (("scheme", str), ("seed", Whole), ("parameters", dict[str, Any])):
+        for name, kind in (("scheme", str), ("seed", Seed), ("parameters", dict[str, Any])):
             object.__setattr__(self, name, of_kind(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
             array = array_of(name, getattr(self, name), "integers of rank 1")
@@ -198,7 +198,7 @@ def make_partition(
     num_classes: NumClasses,
     *,
     num_clients: Count,
-    seed: Whole,
+    seed: Seed,
     domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
@@ -286,11 +286,11 @@ def _domains_of(num_clients: int, domain_names: Sequence[str]) -> tuple[str, ...
 
 @door
 def partition_from_clients(
-    clients: Sequence[np.ndarray],
+    clients: Iterable[np.ndarray],
     *,
     scheme: str = "user",
-    seed: Whole = 0,
-    parameters: dict | None = None,
+    seed: Seed = 0,
+    parameters: dict[str, Any] | None = None,
     client_names: Sequence[str] = (),
 ) -> Partition:
     """A `Partition` from one array of training-set positions for each client.

@@ -9,13 +9,14 @@ split among them.
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.common.records import Whole
 from fedjax_het.common.signatures import call_with, check_given
+from fedjax_het.data.checks import Seed
 from fedjax_het.data.dataset import Dataset, checked_server_examples
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.server_sources import SERVER_SOURCES, Pool
@@ -115,7 +116,7 @@ def total_variation(counts: np.ndarray, other_counts: np.ndarray) -> float:
 
 
 @door
-def check_server_options(source: str, options: dict | None = None) -> dict:
+def check_server_options(source: str, options: dict[str, Any] | None = None) -> dict:
     """All options of one of `SERVER_SOURCES`, defaults filled in, as can be written as JSON.
 
     Needs no data. Raises `ConfigError` for a source or option that does not exist, a value that
@@ -137,7 +138,7 @@ def check_server_options(source: str, options: dict | None = None) -> dict:
 def server_pool(
     source: str,
     dataset: Dataset,
-    options: dict | None = None,
+    options: dict[str, Any] | None = None,
     *,
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
@@ -167,7 +168,7 @@ def server_pool(
 
 @door
 def withheld_examples(
-    source: str | None, dataset: Dataset, seed: Whole, options: dict | None = None
+    source: str | None, dataset: Dataset, seed: Seed, options: dict[str, Any] | None = None
 ) -> np.ndarray:
     """Positions, ascending, of the training examples that are no client's to hold.
 
@@ -194,8 +195,8 @@ def server_examples(
     source: str,
     dataset: Dataset,
     partition: Partition,
-    seed: Whole,
-    options: dict | None = None,
+    seed: Seed,
+    options: dict[str, Any] | None = None,
     pool: Pool | None = None,
 ) -> ServerData:
     """The server's examples D_0: all of `pool`, or training examples drawn with the seed.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 
 from fedjax_het.common.doors import door
-from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.errors import ConfigError, is_whole, require, shown
 from fedjax_het.common.signatures import call_with, called, check_given, parameters_of
 from fedjax_het.common.variables import require_devices
 from fedjax_het.nn.contract import check_network, errors_named
@@ -107,7 +107,7 @@ def _wrapped(made: Any, owner: str, shape: tuple[int, int, int], num_classes: in
             return flax_model(module, shape)
         init, apply = made
         return pair_model(init, apply, shape, num_classes)
-    raise ConfigError(f"{owner} = {made!r}: expected {WHAT_MAKES_ONE}")
+    raise ConfigError(f"{owner} = {shown(made)}: expected {WHAT_MAKES_ONE}")
 
 
 def _is_pair(value: Any) -> bool:

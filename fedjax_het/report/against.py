@@ -87,6 +87,7 @@ def plot_against(
       numbers, and for no run that has it.
     """
     results = newest(results)
+    require(len(measures) > 0, "measures", measures, "at least one")
     by = [name for name in chosen_settings(results, by) if name != x]
     panels = chosen_settings(results, panels) if panels else list(filter(is_shared, by))
     for measure in measures:

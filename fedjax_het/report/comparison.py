@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.doors import door
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import ConfigError, require, require_columns
 from fedjax_het.report.cell import AVERAGE, Cell
 from fedjax_het.report.grouping import diverged
 from fedjax_het.report.measures import values_of
@@ -36,17 +36,22 @@ _BESIDES = {
 def measure_of(reported: "pd.DataFrame") -> str:
     """The summary's key that stands beside these reported values, `ROUNDS` apart.
 
-    ValueError if none does.
+    ConfigError if none does.
     """
-    (metric,) = set(reported["metric"]) - {*ROUNDS}
-    if metric not in MEASURES:
-        raise ValueError(f"no measure of a run is the paper's {metric}")
-    return MEASURES[metric]
+    require_columns("reported", reported, ("metric",))
+    metrics = sorted(map(str, set(reported["metric"]) - {*ROUNDS}))
+    ok = len(metrics) == 1 and metrics[0] in MEASURES
+    require(ok, "metric of reported", metrics, f"one of {', '.join(MEASURES)}")
+    return MEASURES[metrics[0]]
 
 
 def compared_measure(table: "pd.DataFrame") -> str:
     """The measure of a comparison that is not of domains: its other columns give it away."""
-    return next(measure for measure, besides in _BESIDES.items() if {*besides} <= {*table})
+    known = (measure for measure, besides in _BESIDES.items() if {*besides} <= {*table})
+    measure = next(known, None)
+    if measure is None:
+        raise ConfigError("table: expected a comparison, as `compare` makes it")
+    return measure
 
 
 @door

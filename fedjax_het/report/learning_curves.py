@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require_name
+from fedjax_het.common.records import Count
 from fedjax_het.common.text import DIVERGED, figure_text
 from fedjax_het.report.grouping import (
     chosen_settings,
@@ -61,7 +62,7 @@ def plot_learning_curves(
     by: Sequence[str] | None = None,
     panels: Sequence[str] | None = None,
     measure: str = "test_accuracy",
-    window: int = SMOOTHED_ROUNDS,
+    window: Count = SMOOTHED_ROUNDS,
 ) -> "Figure":
     """A line per method and hyper-parameters, a panel for each of the other settings.
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedjax_het.common.doors import door
+from fedjax_het.common.errors import require_columns
 from fedjax_het.report.grouping import describe_settings
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def rank_correlations(table: "pd.DataFrame") -> list[RankCorrelation]:
 
 def _sections(table: "pd.DataFrame") -> list[tuple[dict, "pd.DataFrame"]]:
     names = ["dataset", "model", "alpha"]
+    require_columns("table", table, (*names, "mean", "reported_mean", "diverged"))
     groups = table.groupby(names, sort=False, dropna=False)
     return [(dict(zip(names, key, strict=True)), rows) for key, rows in groups]
 

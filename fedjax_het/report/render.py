@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjax_het.common.doors import door
+from fedjax_het.common.errors import require
 from fedjax_het.common.text import (
     DIVERGED,
     MINUS,
@@ -89,6 +90,8 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    usable = console is None or callable(getattr(console, "print", None))
+    require(usable, "console", console, "a rich.console.Console, or None for the terminal")
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_het.common.doors import door
-from fedjax_het.common.errors import require
+from fedjax_het.common.errors import require, require_columns
 from fedjax_het.common.text import one_line
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import RunSpec
@@ -105,6 +105,7 @@ def newest(results: "pd.DataFrame") -> "pd.DataFrame":
     """`load_results` with one row per `settings` and data set: the one that finished last."""
     if not len(results):
         return results
+    require_columns("results", results, ("dataset", "settings"))
     of_user = results["dataset"] == "user"  # whose name does not say what it holds
     data = results["dataset_digest"].where(of_user, "") if of_user.any() else ""
     marked = results.assign(finished=results.get("finished"), _data=data)

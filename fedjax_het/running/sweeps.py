@@ -19,7 +19,7 @@ import jax
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.environment import environment, run_digest
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition, load_dataset
@@ -188,6 +188,8 @@ def plan_sweep(
     nobody's; "missing".
     """
     directory = Path(directory)
+    usable = directory.is_dir() or not directory.exists()
+    require(usable, "directory", str(directory), "a folder of results, or one to be made")
     resolved = [with_network(spec, network).resolved() for spec in specs]
     _, named = names_of(resolved, dataset, network, data_dir)
 
