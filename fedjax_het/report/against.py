@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.doors import door
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.errors import SHOWN, require, require_name
 from fedjax_het.common.text import figure_text
 from fedjax_het.report.grouping import (
     Line,
@@ -130,7 +130,7 @@ def _placed(
     results: "pd.DataFrame", x: str, missing_at: float | None
 ) -> tuple["pd.DataFrame", str]:
     """The runs that have a place on the axis, and what the axis is."""
-    argument = x.split(".", 1)[-1]
+    argument = x.split(".", 1)[-1][:SHOWN]
     require(x in results and results[x].notna().any(), argument, None, "runs with one")
     require_name("x", x, [n for n in setting_columns(results) if is_numeric(results[n])])
     axis = _AXES.get(x, setting_name(x))

@@ -116,6 +116,7 @@ def runs_made(cell: Cell, results: "pd.DataFrame") -> "pd.DataFrame":
     """The rows of `results` that are a cell's runs."""
     if not len(results):
         return results
+    require_columns("results", results, ("settings",))
     return results[results["settings"].isin([settings_digest(run) for run in cell.runs])]
 
 
@@ -200,6 +201,7 @@ def diverged_runs(cells: Sequence[Cell], results: "pd.DataFrame") -> list[str]:
     """The runs of these cells that diverged, named for a note under the table."""
     if not len(results):
         return []
+    require_columns("results", results, ("settings", "diverged", "final_accuracy"))
     lost = set(results["settings"][diverged(results)])
     return [
         f"{cell.method}, {cell.group}, seed {run.seed}"

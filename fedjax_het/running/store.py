@@ -126,6 +126,8 @@ def load_curves(
 
     _require_folder(directory)
     frames = []
+    if of is not None and len(of):
+        require_columns("of", of, ("digest",))
     only = None if of is None else set(of["digest"]) if len(of) else set()
     for name, result in _results(directory, only):
         curves = {metric: values for metric, values in result.metrics.items() if values.ndim == 1}

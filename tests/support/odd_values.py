@@ -115,7 +115,9 @@ def certainly_wrong(value: Any, kind: Any) -> bool:
     if kind is bool:
         return not isinstance(value, bool | np.bool_)
     if kind in (int, float):
-        return not _is_number(value, kind) or not abs(value) < (2**31 if kind is int else 3e38)
+        return not _is_number(value, kind) or not abs(_plain(value)) < (
+            2**31 if kind is int else 3e38
+        )
     if kind is str:
         return not isinstance(value, str)
     if kind is Path:
@@ -129,8 +131,13 @@ def certainly_wrong(value: Any, kind: Any) -> bool:
     return isinstance(kind, type) and not isinstance(value, kind)
 
 
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy as Python's."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def _is_number(value: Any, kind: type) -> bool:
-    value = value.item() if getattr(value, "shape", None) == () else value
+    value = _plain(value)
     wanted = numbers.Integral if kind is int else numbers.Real
     return isinstance(value, wanted) and not isinstance(value, bool)
 
