@@ -172,7 +172,8 @@ def _list(argument: str, value: Any, base: type, items: tuple[Any, ...]) -> Any:
     require(_is_list(value, once), argument, _Seen(value), f"a list{of}")
     if kind in (int, float):
         return value
-    value = value if isinstance(value, list | tuple | np.ndarray | jax.Array) else list(value)
+    if not (isinstance(value, list | tuple) or (kind in _ARRAYS and hasattr(value, "ndim"))):
+        value = list(value)  # whose truth is whether it is empty
     for i, item in enumerate(value):
         of_kind(f"{argument}[{i}]", item, kind)
     return value
