@@ -99,6 +99,7 @@ def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
 
     def personal(hp, state, k):
         name = "Algorithm.personal"
+        assert algorithm.personal is not None
         return _require_variables(name, call(name, algorithm.personal, PersonalModel, hp, state, k))
 
     def records(num_clients):
@@ -197,9 +198,9 @@ def _with_parts(name: str, algorithm: Algorithm) -> Algorithm:
     return algorithm
 
 
-def _require_bytes(name: str, found: Any, kind: type) -> Any:
+def _require_bytes(name: str, found: Any, kind: type[Traffic] | type[OnceTraffic]) -> Any:
     """`found`, with whole numbers for NumPy's."""
-    if not isinstance(found, kind):
+    if not isinstance(found, Traffic | OnceTraffic) or type(found) is not kind:
         raise ContractError(f"{name} returned {kind_of(found)}: expected a {kind.__name__}")
     values = [plain(value) for value in found]
     for field, value in zip(found._fields, values, strict=True):
