@@ -169,7 +169,8 @@ def _list(argument: str, value: Any, base: type, items: tuple[Any, ...]) -> Any:
     of = {str: " of words", int: " of numbers", float: " of numbers"}.get(kind, "")
     if not of and isinstance(kind, type) and kind not in _ARRAYS:
         of = f" of {kind.__name__}s"
-    require(_is_list(value, once), argument, _Seen(value), f"a list{of}")
+    ok = _is_list(value, once) and (kind is str or not isinstance(value, Mapping))
+    require(ok, argument, _Seen(value), f"a list{of}")
     if kind in (int, float):
         return value
     if not (isinstance(value, list | tuple) or (kind in _ARRAYS and hasattr(value, "ndim"))):
