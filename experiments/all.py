@@ -23,10 +23,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
+from fedjax_het.common.errors import require_name
+from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.text import html_text, one_line, plain_markdown
-from fedjax_het.report.programs import Module, find_programs
+from fedjax_het.report.programs import Module, find_programs, record_program
 from fedjax_het.report.write import write_text
 
 HERE = Path(__file__).resolve().parent
@@ -78,7 +81,7 @@ class Record:
 class Arguments:
     """The command line."""
 
-    preset: str = "quick"
+    preset: Literal["quick", "cpu", "paper"] = "quick"
     """quick, cpu or paper; a program that does not have it fails, and says so."""
     only: tuple[str, ...] = ()
     """Papers (dynafed), or single tables and figures (fsl-fig3)."""
@@ -89,16 +92,16 @@ class Arguments:
 
 
 def items(only: Sequence[str] = ()) -> list[Item]:
-    """By paper, tables first. ValueError for a name that none has."""
+    """By paper, tables first. ConfigError for a name that none has."""
     found = []
     for name, module in find_programs().items():
         paper, _, stem = name.rpartition(".")
         if stem != "all":
             found.append(Item(paper or "dynafed", stem, module))
     found.sort(key=lambda item: list(PAPERS).index(item.paper))
-    known = {*PAPERS, *(item.name for item in found)}
-    if unknown := [name for name in only if name not in known]:
-        raise ValueError(f"only = {unknown[0]!r} is unknown: expected one of {sorted(known)}")
+    known = [*PAPERS, *(item.name for item in found)]
+    for name in only:
+        require_name("only", name, known)
     return [item for item in found if not only or item.paper in only or item.name in only]
 
 
@@ -260,23 +263,16 @@ def summary(made: Sequence[tuple[Item, Record | None]]) -> str:
     return f"{text}; failed: {', '.join(failed)}." if failed else f"{text}; none failed."
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    arguments = tyro.cli(Arguments, args=argv, description="Every table and figure.")
+def make_all(arguments: Arguments) -> int:
     results = Path("results")
     folder = results / f"all-{arguments.preset}"
-    try:
-        chosen = items(arguments.only)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    chosen = items(arguments.only)
     if arguments.list:
         for item in chosen:
             done = "done" if read_record(folder, item) else "missing"
             print(f"{done:8} {item.name:16} {item.title}")
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
+    make_output_directory(folder)
     title = f"Tables and figures of four papers, preset {arguments.preset}"
     made: list[tuple[Item, Record | None]] = [(item, None) for item in chosen]
     for place, item in enumerate(chosen):
@@ -296,6 +292,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"Written to {folder}: report.md, report.html.")
     return 1 if any(record and record.status for _, record in made) else 0
 
+
+main = record_program(Arguments, make_all, "Every table and figure.")
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,11 +1,14 @@
 """What enters is checked at the door: equal values have one name, bad ones are one line."""
 
+import logging
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_het import ConfigError, RunSpec, grid
 from fedjax_het.cli import main
+from fedjax_het.cli.words import log_to_stderr
 
 SETTINGS = {"model": "mlp", "partition": "dirichlet"}
 
@@ -96,3 +99,12 @@ def test_bad_words_of_a_sweep_are_refused(words, message, tmp_path, capsys):
     assert main(["sweep", "--output-dir", str(tmp_path), *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_line_of_the_log_is_printed_once(monkeypatch, capsys):
+    """Also where a library has given the root logger a handler, as absl does."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler()])
+    log_to_stderr(logging.INFO)
+    log_to_stderr(logging.INFO)
+    logging.getLogger("fedjax_het.data").info("one line")
+    assert capsys.readouterr().err == "one line\n"

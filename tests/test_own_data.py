@@ -138,8 +138,8 @@ def test_a_run_does_not_go_on_with_other_data_or_another_partition(tmp_path, mon
 
 BAD_PARTITIONS = {
     "a generator": (lambda: (k for k in ([0], [1])), "partition = a generator: expected a Part"),
-    "a list": (lambda: [[0], [1]], "partition = a list: .*partition_from_clients"),
-    "a name": (lambda: "iid", "partition = a str"),
+    "a list": (lambda: [[0], [1]], "partition = .*: .*partition_from_clients"),
+    "a name": (lambda: "iid", "partition = 'iid'"),
     "too few clients": (lambda: partition_from_clients([[0], [1]]), "num_clients = 6: .*=2"),
     "positions of more": (
         lambda: partition_from_clients([[0, 51]] + [[1]] * 5),
@@ -169,7 +169,7 @@ def test_what_is_no_data_set_is_refused(given, run, tmp_path):
         "sweep": lambda: quiet([SPEC], dataset=given),
         "plan_sweep": lambda: plan_sweep([SPEC], tmp_path, dataset=given),
     }
-    with pytest.raises(ConfigError, match=f"dataset = a {type(given).__name__}: expected a Data"):
+    with pytest.raises(ConfigError, match=r"^dataset = .*: expected a Data"):
         runs[run]()
 
 

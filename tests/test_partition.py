@@ -577,7 +577,7 @@ def test_names_of_clients_are_a_list():
 
 
 def test_client_outside_the_federation_is_refused():
-    with pytest.raises(ConfigError, match="client = 20"):
+    with pytest.raises(ConfigError, match="k = 20"):
         make("iid").client(20)
 
 

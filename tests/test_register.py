@@ -89,7 +89,11 @@ def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_
         ("mine", {"colur": "#000000"}, "fact = 'colur' is unknown: did you mean 'colour'"),
         ("mine", {"refines": "models"}, "refines = 'models' is unknown: did you mean 'model'"),
         ("mine", {"server_step": "none"}, "server_step = 'none' is unknown"),
-        ("mine", {"needs": ("server",)}, "needs = 'server' is unknown: did you mean 'server_data'"),
+        (
+            "mine",
+            {"needs": ("server",)},
+            "= 'server' is unknown: did you mean 'server_data'",
+        ),
         ("mine", {"options": dict}, "options = <class 'dict'>: expected a frozen dataclass"),
         ("mine", {"numbers": {"rate": "fast"}}, "rate = 'fast': expected a finite number >= 0"),
         ("mine", {"refinable": "model", "global_model": False}, "refinable = 'model': expected"),

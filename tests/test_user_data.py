@@ -258,7 +258,7 @@ BAD_ARRAYS = {
         r"train_labels\[7\] = 2007: expected labels from 0 on: there are .* different",
     ),
     "classes of truth values": ({"num_classes": True}, "num_classes = True"),
-    "names are no list": ({"class_names": 10}, "class_names = 10: expected a list"),
+    "names are no list": ({"class_names": 10}, "class_names = 10: expected a word or a list"),
     "domain names are letters": (DOMAINS | {"domain_names": "ab"}, "domain_names = 'ab'"),
     "one split's domains": ({"test_domains": np.zeros(4, int)}, "train_domains = None"),
     "names alone": ({"domain_names": ["a"]}, "domain_names = .*none without train_domains"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.records import Whole
 from fedjax_het.data import Partition, make_partition, plot_partition
 from fedjax_het.report.programs import Program, function_program
 
@@ -62,7 +63,7 @@ def partition_program(figure: str, dataset: str) -> Program:
 
     def draw(
         preset: str = "paper",
-        seed: int = 0,
+        seed: Whole = 0,
         output_dir: str = "results/fedaf-partitions",
         list: bool = False,
     ) -> int:

@@ -33,6 +33,7 @@ from fedjax_het.algorithms import (
 )
 from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.entry import Entry, Rule, checked_entry
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.records import record_of
 from fedjax_het.common.registry import Registry
@@ -108,6 +109,7 @@ def _facts_of(build: Callable[..., Algorithm]) -> dict[str, Any]:
     return {} if entry is None else {fact: getattr(entry, fact) for fact in _OF_THE_FUNCTION}
 
 
+@door
 def register_method(
     name: str, build: Callable[..., Algorithm], description: str = "", **facts: Any
 ) -> Entry:

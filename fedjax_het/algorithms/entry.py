@@ -1,14 +1,18 @@
 """What is known of a method besides its function: one record, at the end of the method's file."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
 
-from fedjax_het.algorithms.contract import Algorithm, ContractError, checked_algorithm
+from fedjax_het.algorithms.checking import checked_algorithm
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.common.doors import of_kind
 from fedjax_het.common.errors import require, require_name
-from fedjax_het.common.records import Bounds, Number, Record, as_dict, numbers_of, read
+from fedjax_het.common.records import Bounds, Count, Number, Record, as_dict, numbers_of, read
+from fedjax_het.engine.contract import ContractError
 from fedjax_het.engine.local import LocalTraining, optimizer_numbers
 from fedjax_het.engine.plan import Plan
 from fedjax_het.nn import Model
@@ -100,7 +104,7 @@ class Entry:
     """Whether the server has one model for all."""
     surveys: bool = False
     """Whether it has a survey of its own where it has no global model, see `Algorithm.survey`."""
-    min_clients: int = 1
+    min_clients: Count = 1
     remarks: "Callable[[Any, Entry], Sequence[str]]" = no_remarks
     """(run, entry) -> what of its settings does nothing, or not what one would think, a line each,
     which is told where the run begins. Raises ConfigError for numbers that do not fit its options.
@@ -228,6 +232,9 @@ class Entry:
 
 def checked_entry(entry: Entry) -> Entry:
     """The entry. Raises ConfigError for facts that cannot be."""
+    for argument, kind in get_type_hints(Entry, include_extras=True).items():
+        if argument not in ("options", "numbers", "base"):  # which say more below
+            of_kind(argument, getattr(entry, argument), kind)
     for argument, valid in (
         ("server_step", ("mean", "own")),
         ("refines", ("nothing", "model", "average")),
@@ -243,4 +250,7 @@ def checked_entry(entry: Entry) -> Entry:
     require(ok and callable(entry.numbers), "numbers", entry.numbers, "a `Record`, or its maker")
     ok = entry.refinable == "nothing" or (entry.global_model and not entry.has_base)
     require(ok, "refinable", entry.refinable, "'nothing', or one global model and no base")
+    hexadecimal = re.fullmatch("(#[0-9a-fA-F]{6})?", entry.colour)
+    require(hexadecimal is not None, "colour", entry.colour, "hexadecimal digits: '#D55E00'")
+    require(len(entry.scored) > 0, "scored", entry.scored, "at least one model")
     return entry

@@ -14,7 +14,8 @@ from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
 from fedjax_het.cli.table import TableCommand, split_words, table_command
 from fedjax_het.common.command_line import one_line_errors
-from fedjax_het.common.errors import exit_status
+from fedjax_het.common.errors import ConfigError, exit_status
+from fedjax_het.common.variables import require_variables
 
 
 class Command(NamedTuple):
@@ -65,7 +66,14 @@ def _run(arguments: list[str], imports: list[str]) -> int:
         )
     )
     if getattr(command, "distributed", False):  # before anything asks for devices
-        jax.distributed.initialize()
+        try:
+            jax.distributed.initialize()
+        except (ValueError, RuntimeError) as error:
+            why = " ".join(str(error).split())[:200]
+            expected = "processes that SLURM, a TPU pod or Open MPI have started"
+            raise ConfigError(f"--distributed: expected {expected} ({why})") from error
+    if isinstance(command, RunCommand | SweepCommand):
+        require_variables()
     if isinstance(command, TableCommand):
         command = command.with_words(program_words)
     (work,) = (each.work for each in COMMANDS.values() if each.words is type(command))

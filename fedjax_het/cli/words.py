@@ -84,6 +84,8 @@ def log_to_stderr(level: int) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(_Lines())
         log.addHandler(handler)
+        # What imports absl's logging, as tensorflow-datasets does, gives the root a handler, too.
+        log.propagate = False
     log.setLevel(level)
 
 

@@ -4,12 +4,16 @@ import hashlib
 import json
 from typing import Any
 
+from fedjax_het.common.variables import require_devices
+
 # These tell results of one setting apart: a file is named by them too (`run_digest`).
 IDENTITY = ("fedjax_het", "device", "matmul_precision", "x64")
 
 
 def environment() -> dict[str, Any]:
-    """This process's, as it is stored with every result. Starts jax's backend."""
+    """This process's, as it is stored with every result. Starts jax's backend; ConfigError where
+    that cannot be."""
+    require_devices()
     import jax
     import jaxlib
 

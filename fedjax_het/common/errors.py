@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 SHOWN = 100  # characters of a value in a message
 # What arguments are called where the user wrote them, by their names in Python; see `written_as`.
@@ -72,6 +73,14 @@ def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     listed = f"(valid: {', '.join(known)})" if known else "none is taken here"
     raise ConfigError(f"{written(argument)} = {shown(value)} is unknown: {hint}{listed}")
+
+
+def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:
+    """Raise `ConfigError` unless a data frame has these columns."""
+    for name in names:
+        if name not in frame.columns:
+            has = ", ".join(map(str, frame.columns[:20])) or "none"
+            raise ConfigError(f"{written(argument)}: expected a column {name!r} (it has {has})")
 
 
 def _nearest(value: str, names: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedjax_het.common.errors import require
 from fedjax_het.common.files import write_atomically
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ def write_figure(path: str | os.PathLike, figure: "Figure", *, dpi: int = 150) -
     path = Path(path)
     if not path.suffix:
         path = path.with_suffix(".png")
-    kind = path.suffix[1:]
+    kind = path.suffix[1:].lower()
+    kinds = figure.canvas.get_supported_filetypes()
+    require(kind in kinds, "path", str(path), f"a picture's ending: {', '.join(sorted(kinds))}")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from", category=UserWarning)
         write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=dpi))

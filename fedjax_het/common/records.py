@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import keyword
 import math
 import numbers
 import textwrap
@@ -63,6 +64,8 @@ class Bounds(NamedTuple):
 
     def __str__(self) -> str:
         """As a continuation of "a number"."""
+        if self == Bounds():
+            return "of any sign"
         if math.isinf(self.high):
             return f"{'>' if self.open_low else '>='} {self.low:g}"
         brackets = "[("[self.open_low], "])"[self.open_high]
@@ -200,8 +203,9 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
         require(isinstance(value, bool), argument, value, "True or False")
     elif kind is int:
         whole = is_whole(value, -math.inf)
-        ok = whole and abs(value) < 2**31 and bounds.allow(value)
-        below = ", below 2**31" if math.isinf(bounds.high) else ""
+        unbounded = math.isinf(bounds.high)
+        ok = whole and (abs(value) < 2**31 or not unbounded) and bounds.allow(value)
+        below = ", below 2**31" if unbounded else ""
         require(ok, argument, value, f"a whole number {bounds}{below}")
         return int(value)
     elif kind is float:
@@ -244,6 +248,9 @@ def numbers_of(record: Record) -> dict[str, Number]:
 
 def record_of(name: str, defaults: Mapping[str, float]) -> type[Record]:
     """A record of numbers >= 0, of which only the defaults are given. Raises ConfigError."""
+    for key in defaults:
+        word = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+        require(word, "numbers", key, "names of letters, digits and underscores")
     fields = [
         (key, NonNegative, dataclasses.field(default=number(key, value, at_least(0))))
         for key, value in defaults.items()

@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require
 from fedjax_het.common.pictures import write_figure
 from fedjax_het.common.text import figure_text
+from fedjax_het.data.checks import NumClasses
 from fedjax_het.data.partition import Partition
 
 _BUBBLE: dict[str, Any] = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
 
 
+@door
 def plot_partition(
     partition: Partition,
     labels: np.ndarray,
-    num_classes: int,
+    num_classes: NumClasses,
     path: str | os.PathLike,
     *,
     class_names: Sequence[str] = (),

@@ -1,17 +1,20 @@
 """The checks of a user's images, labels and names, each with one line that says what is wrong."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.records import Bounds
 
 # Images that were standardised before they came here stay well within this; images in 0..255
 # that were turned to floats do not.
 MAX_FLOAT_PIXEL = 20.0
 # A network's last layer has an output for each: more are labels that are something else.
 MAX_CLASSES = 2**16
+NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
+Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # of NumPy's generators
 MAX_GAPS = 10  # so many times as many classes as there are different labels, unless all are stated
 SMALLEST_STD, LARGEST_CONSTANT = 1e-6, 1e6  # what float32 pixels can be normalised with
 MAX_16_BITS = 2**16 - 1

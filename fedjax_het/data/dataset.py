@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.data.checks import (
     are_wide,
@@ -45,6 +46,8 @@ class Dataset:
     The arrays are read-only. Build one with `load_dataset`, `load_image_folder` or
     `dataset_from_arrays`, which check them.
     """
+
+    MADE_BY: ClassVar[str] = "load_dataset, load_image_folder or dataset_from_arrays give"
 
     name: str
     train_images: np.ndarray
@@ -106,6 +109,7 @@ class Dataset:
         )
 
 
+@door
 def dataset_from_arrays(
     train_images,
     train_labels,
@@ -116,7 +120,7 @@ def dataset_from_arrays(
     num_classes: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    class_names: Sequence[str] = (),
+    class_names: str | Sequence[str] = (),
     note: str = "",
     train_domains=None,
     test_domains=None,
@@ -200,8 +204,7 @@ def checked_dataset(dataset: Any) -> Dataset:
     ConfigError, also for anything else."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
-            f"dataset = a {type(dataset).__name__}: expected a Dataset, as load_dataset, "
-            "load_image_folder or dataset_from_arrays give"
+            f"dataset = a {type(dataset).__name__}: expected a Dataset, as {Dataset.MADE_BY}"
         )
     if dataset.checked:
         return dataset

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.registry import Registry
 from fedjax_het.common.signatures import REQUIRED, call_with, first_line, parameters_of
@@ -127,6 +128,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
 )
 
 
+@door
 def load_dataset(
     name: str,
     *,
@@ -175,6 +177,7 @@ def load_dataset(
     return dataset
 
 
+@door
 def register_dataset(name: str, load: Callable[..., Dataset], description: str = "") -> None:
     """Make a data set of one's own known to runs, sweeps and reports, as long as this process
     lasts.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
@@ -27,6 +28,7 @@ class _File:
     modified_ns: int
 
 
+@door
 def load_image_folder(
     path: str | os.PathLike,
     *,

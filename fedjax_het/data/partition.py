@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.doors import door, of_kind
+from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import DamagedFileError
+from fedjax_het.common.records import Count
 from fedjax_het.common.signatures import call_with, check_given
-from fedjax_het.data.checks import array_of, checked_names
+from fedjax_het.data.checks import NumClasses, Seed, array_of, checked_names
 from fedjax_het.data.npz import read_npz, write_npz
 from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
 
@@ -68,6 +70,10 @@ class Partition:
     Both arrays are read-only. Raises `ConfigError` where they do not fit together.
     """
 
+    MADE_BY: ClassVar[str] = (
+        "partition_from_clients([positions of client 0, ...]) or make_partition give"
+    )
+
     scheme: str
     seed: int
     parameters: dict
@@ -76,6 +82,8 @@ class Partition:
     client_names: tuple[str, ...] = ()
 
     def __post_init__(self):
+        for name, kind in (("scheme", str), ("seed", Seed), ("parameters", dict[str, Any])):
+            object.__setattr__(self, name, of_kind(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
             array = array_of(name, getattr(self, name), "integers of rank 1")
             ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
@@ -108,9 +116,10 @@ class Partition:
         """[K] examples of each client."""
         return np.diff(self.offsets)
 
+    @door
     def client(self, k: int) -> np.ndarray:
         """Positions in the training set of client k's examples."""
-        require(0 <= k < self.num_clients, "client", k, f"an integer in [0, {self.num_clients})")
+        require(0 <= k < self.num_clients, "k", k, f"an integer in [0, {self.num_clients})")
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
     def digest(self) -> str:
@@ -119,6 +128,7 @@ class Partition:
         sha.update(self.indices.astype("<i8").tobytes())
         return sha.hexdigest()
 
+    @door
     def save(self, path: str | os.PathLike) -> Path:
         """Write a checksummed .npz, whole or not at all. Raises `OSError` where it cannot."""
         path = Path(path)
@@ -129,6 +139,7 @@ class Partition:
         return path
 
     @classmethod
+    @door
     def load(cls, path: str | os.PathLike) -> "Partition":
         """Read what `save` wrote. Raises `ConfigError` for any other file."""
         try:
@@ -146,7 +157,8 @@ class Partition:
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} holds no partition ({error} is missing)") from error
 
-    def label_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    @door
+    def label_counts(self, labels: np.ndarray, num_classes: NumClasses) -> np.ndarray:
         """[K, C] examples of each class at each client. `labels` are those of the training set."""
         labels = checked_labels("labels", labels, num_classes)
         largest = int(self.indices.max(initial=-1))
@@ -160,7 +172,8 @@ class Partition:
         counts = np.bincount(cells, minlength=self.num_clients * num_classes)
         return counts.reshape(self.num_clients, num_classes)
 
-    def summary(self, labels: np.ndarray, num_classes: int) -> PartitionSummary:
+    @door
+    def summary(self, labels: np.ndarray, num_classes: NumClasses) -> PartitionSummary:
         """Sizes, classes per client and majority share; `str` of it is one line."""
         counts, sizes = self.label_counts(labels, num_classes), self.sizes
         held = counts[sizes > 0]
@@ -178,13 +191,14 @@ class Partition:
         )
 
 
+@door
 def make_partition(
     scheme: str,
     labels: np.ndarray,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
-    num_clients: int,
-    seed: int,
+    num_clients: Count,
+    seed: Seed,
     domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
@@ -204,16 +218,13 @@ def make_partition(
     what is expected, also for a split that cannot be made, and for what a user's scheme returns.
     """
     record = PARTITIONS.require(scheme)
-    require(is_whole(num_classes, 1), "num_classes", num_classes, ">= 1")
     labels = checked_labels("labels", labels, num_classes)
-    require(is_whole(num_clients, 1), "num_clients", num_clients, ">= 1")
     require(
         num_clients <= len(labels),
         "num_clients",
         num_clients,
         f"at most the number of training examples, {len(labels)}",
     )
-    require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
 
     parameters = {parameter_called(scheme, name) or name: v for name, v in parameters.items()}
     check_given(f"partition {scheme!r}", parameters, record.parameters, "parameter")
@@ -273,12 +284,13 @@ def _domains_of(num_clients: int, domain_names: Sequence[str]) -> tuple[str, ...
     return (*domain_names, *map(str, range(len(domain_names), num_clients)))
 
 
+@door
 def partition_from_clients(
-    clients: Sequence[np.ndarray],
+    clients: Iterable[np.ndarray],
     *,
     scheme: str = "user",
-    seed: int = 0,
-    parameters: dict | None = None,
+    seed: Seed = 0,
+    parameters: dict[str, Any] | None = None,
     client_names: Sequence[str] = (),
 ) -> Partition:
     """A `Partition` from one array of training-set positions for each client.

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.registry import Registry
 from fedjax_het.common.signatures import first_line, parameters_of
 from fedjax_het.data import schemes
@@ -98,6 +99,7 @@ PARTITIONS: Registry[Scheme] = Registry(
 )
 
 
+@door
 def partition_parameters(name: str) -> dict[str, Any]:
     """The parameters of a partition, by its function's signature: defaults, or `REQUIRED`.
 
@@ -114,6 +116,7 @@ def parameter_called(name: str, setting: str) -> str | None:
     return next((each for each in names if each in parameters), None)
 
 
+@door
 def register_partition(
     name: str,
     split: Callable[..., Any],

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.common.registry import Registry
 from fedjax_het.common.signatures import first_line, parameters_of
@@ -231,6 +232,7 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
 )
 
 
+@door
 def register_server_source(
     name: str,
     description: str = "",

@@ -5,6 +5,7 @@ import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.text import MISSING, one_line
 from fedjax_het.report.style import method_rank
@@ -70,6 +71,7 @@ def setting_columns(results: "pd.DataFrame") -> list[str]:
     ]
 
 
+@door
 def varying_settings(results: "pd.DataFrame") -> list[str]:
     """`algorithm`, and the settings in which the runs differ apart from their seeds.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require, require_name
 from fedjax_het.common.text import DIVERGED, MISSING, figure_text
 from fedjax_het.report.grouping import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _NOTHING = "#EEEEEE"
 
 
+@door
 def plot_heat_map(
     results: "pd.DataFrame",
     *,

@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require_name
+from fedjax_het.common.records import Count
 from fedjax_het.common.text import DIVERGED, figure_text
 from fedjax_het.report.grouping import (
     chosen_settings,
@@ -52,6 +54,7 @@ class Curve(NamedTuple):
     """A final value to compare with."""
 
 
+@door
 def plot_learning_curves(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",
@@ -59,7 +62,7 @@ def plot_learning_curves(
     by: Sequence[str] | None = None,
     panels: Sequence[str] | None = None,
     measure: str = "test_accuracy",
-    window: int = SMOOTHED_ROUNDS,
+    window: Count = SMOOTHED_ROUNDS,
 ) -> "Figure":
     """A line per method and hyper-parameters, a panel for each of the other settings.
 
@@ -111,6 +114,7 @@ def columns_of(results: "pd.DataFrame", panels: Sequence[str]) -> int:
     return max(len(group_runs(runs, panels[-1:])) for _, runs in groups)
 
 
+@door
 def plot_gradient_gaps(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",

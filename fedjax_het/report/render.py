@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import require
 from fedjax_het.common.text import (
     DIVERGED,
     MINUS,
@@ -77,6 +79,7 @@ def best_of(values: Sequence[float]) -> list[int]:
     return [place for place, value in known.items() if value == max(known.values())]
 
 
+@door
 def print_table(table: TextTable, *, console: Any = None) -> None:
     """Print a table by rich: its sections under their titles, then the notes.
 
@@ -87,6 +90,8 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    usable = console is None or callable(getattr(console, "print", None))
+    require(usable, "console", console, "a rich.console.Console, or None for the terminal")
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:
@@ -154,6 +159,7 @@ def _plain(*texts: str) -> list:
     return [Text(text) for text in texts]  # not markup: a text may hold brackets
 
 
+@door
 def to_markdown(table: TextTable) -> str:
     """A Markdown section: title, table, notes as a list. Titles of sections become columns."""
     labels = list(dict.fromkeys(n for section in table.sections for n in section.labels or ()))
@@ -175,6 +181,7 @@ def _markdown_row(texts: Sequence[str]) -> str:
     return "| " + " | ".join(map(markdown_text, texts)) + " |"
 
 
+@door
 def to_latex(table: TextTable) -> str:
     """A LaTeX table that needs `\\usepackage{booktabs}`; the best of a section in bold."""
     columns = (*table.names, *table.values)
@@ -213,6 +220,7 @@ def _latex_row(texts: Sequence[str]) -> str:
     return " & ".join(texts) + r" \\"
 
 
+@door
 def to_csv(frame: "pd.DataFrame") -> str:
     """The numbers themselves, of twelve digits; what is missing is empty."""
     return frame.to_csv(index=False, float_format="%.12g", lineterminator="\n")

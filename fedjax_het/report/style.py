@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.common.doors import door
 from fedjax_het.common.text import figure_text
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def method_rank(method: str) -> tuple[int, str]:
     return (known.index(method) if method in known else len(known), method)
 
 
+@door
 def method_colours(methods: Iterable[str]) -> dict[str, str]:
     """A colour per method, as hexadecimal digits. Those without one of their own share a few."""
     others = itertools.cycle(_OTHER_COLOURS)

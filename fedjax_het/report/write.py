@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require
 from fedjax_het.common.files import make_output_directory, write_atomically
 from fedjax_het.common.pictures import write_figure
@@ -36,6 +37,7 @@ class WrittenReport(NamedTuple):
     paths: list[Path]
 
 
+@door
 def write_report(
     directory: str | os.PathLike,
     *,

@@ -16,6 +16,7 @@ from fedjax_het.common.environment import environment
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.common.files import remove_left_overs
 from fedjax_het.common.text import one_line
+from fedjax_het.common.variables import checkpoint_seconds
 from fedjax_het.engine.checkpoint import (
     arrays_by_name,
     load_checkpoint,
@@ -29,7 +30,7 @@ from fedjax_het.running.long_rounds import Within
 from fedjax_het.running.runs import Runs
 from fedjax_het.settings.spec import RunSpec
 
-CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))  # 0: always
+CHECKPOINT_SECONDS = 20.0  # unless FEDJAX_HET_CHECKPOINT_SECONDS says otherwise; 0: always
 CHECKPOINT_SHARE = 0.1  # of the time, at most, is spent on checkpoints
 CHECKPOINT = "checkpoint.npz"
 UNFINISHED = "unfinished"  # of a sweep, the folder of its runs' checkpoints
@@ -46,6 +47,7 @@ class Checkpoints:
         self.folders = folders
         self._saved_at, self._save_seconds = time.perf_counter(), 0.0
         self._refused = False
+        self._least = checkpoint_seconds(CHECKPOINT_SECONDS)
 
     def save(self, runs: Runs) -> None:
         """Write them, if they are wanted, this process's, and the last are old enough."""
@@ -57,8 +59,8 @@ class Checkpoints:
         ours = not spread or jax.process_index() == 0
         if self.folders is None or not ours:
             return
-        if CHECKPOINT_SECONDS:
-            wait = max(CHECKPOINT_SECONDS, self._save_seconds / CHECKPOINT_SHARE)
+        if self._least:
+            wait = max(self._least, self._save_seconds / CHECKPOINT_SHARE)
             if start - self._saved_at < wait:
                 return
         for i, (folder, state) in enumerate(zip(self.folders, runs.host_states(), strict=True)):

@@ -44,6 +44,7 @@ from fedjax_het.running.programs import (
     static_key,
 )
 from fedjax_het.running.splits import dataset_of, server_pool_of, split_of
+from fedjax_het.running.traffic import require_traffic
 from fedjax_het.settings.spec import RunSpec
 
 log = logging.getLogger("fedjax_het")
@@ -155,6 +156,7 @@ def prepare(
     plan = plan_of(placement, devices, blocks, choice, schedulers, count, share)
     program = program_of(signature, plan)
     client_state = client_state_of(placement, program, spec)
+    require_traffic(program, federations, dataset, pool)
     require_room_for_plan(program, federations[0], client_state, placement)
     return _placed(program, dataset, pool, federations, choice, client_state)
 

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.environment import environment
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.records import Count, NonNegative
+from fedjax_het.common.variables import RAY_ADDRESS, require_variables, text_of
 from fedjax_het.data import Dataset
 from fedjax_het.running.ledger import Job, Ledger
 from fedjax_het.running.placement import Placement
@@ -68,13 +71,14 @@ class Part(NamedTuple):
     setup: Callable[[], object] | None
 
 
+@door
 def sweep_on_ray(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike,
     *,
     address: str | None = None,
-    cpus_per_task: int = 1,
-    gpus_per_task: float = 0,
+    cpus_per_task: Count = 1,
+    gpus_per_task: NonNegative = 0,
     dataset: Dataset | None = None,
     network: Any = None,
     data_dir: str | os.PathLike | None = None,
@@ -95,6 +99,7 @@ def sweep_on_ray(
       others: as for `sweep`. All machines need this package, and the data.
     Raises: ConfigError as `sweep` does, and if no machine of the cluster has so much.
     """
+    require_variables(devices=False)
     resolved = [with_network(spec, network).resolved() for spec in specs]
     require(
         placement.devices is None, "devices", placement.devices, "None: tasks use what Ray gives"
@@ -226,9 +231,11 @@ class RayCluster:
             try:
                 ray.init(address=address, logging_level="warning")
             except (ConnectionError, ValueError) as error:
-                why = " ".join(str(error).split())
+                why, name = " ".join(str(error).split()), "ray_address"
+                if address is None and text_of(RAY_ADDRESS):
+                    name, address = RAY_ADDRESS.name, text_of(RAY_ADDRESS)
                 raise ConfigError(
-                    f"ray_address = {address!r}: expected that of a cluster of Ray's ({why})"
+                    f"{name} = {address!r}: expected that of a cluster of Ray's ({why})"
                 ) from error
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for kind, name in (("CPU", "cpus_per_task"), ("GPU", "gpus_per_task")):

@@ -217,7 +217,7 @@ def _room(group: Group, federations: Sequence[Federation]) -> Room:
 
 def require_contract(runs: Runs) -> None:
     """Raise ContractError, before anything compiles, if the method's functions do not do what they
-    are to do: see `algorithms.contract.checked_algorithm`.
+    are to do: see `algorithms.checking.checked_algorithm`.
 
     Cost: nothing, as the traces are kept for when the programs are compiled.
     """

@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.advance import announce, finish, start
 from fedjax_het.running.checkpoints import Checkpoints, forget, own_record, resumable
@@ -31,6 +33,7 @@ from fedjax_het.running.runs import gathered
 from fedjax_het.settings.spec import RunSpec
 
 
+@door
 def simulate(
     spec: RunSpec,
     *,
@@ -75,6 +78,7 @@ def simulate(
     devices of all of them share the lanes, all return the result, and the first writes it.
     """
     started = time.perf_counter()
+    require_variables()
     spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
     resume = resume or resume_anyway

@@ -111,7 +111,7 @@ def checked_partition(partition: Any, spec: ResolvedSpec, dataset: Dataset) -> P
     if not isinstance(partition, Partition):
         raise ConfigError(
             f"partition = a {type(partition).__name__}: expected a Partition, as "
-            "partition_from_clients([positions of client 0, ...]) or make_partition give"
+            + Partition.MADE_BY
         )
     fits = f"num_clients={partition.num_clients}, as the partition has so many"
     require(partition.num_clients == spec.num_clients, "num_clients", spec.num_clients, fits)

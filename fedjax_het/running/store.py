@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import require, require_columns
 from fedjax_het.common.text import one_line
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import RunSpec
@@ -25,6 +27,7 @@ _RUN_FILE = re.compile(r"[0-9a-f]{16}\.json")
 log = logging.getLogger("fedjax_het")
 
 
+@door
 def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
     """The run of that name; None if its files are not there, or, with a line in the log, if they
     are damaged."""
@@ -37,6 +40,7 @@ def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
         return None
 
 
+@door
 def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
     """One row per run: `digest`, `settings`, each setting (`hp.prox_mu`), the summary.
 
@@ -46,8 +50,9 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
     first digits of its digest behind them, so that no table takes them for the ones named.
     Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A method, network,
     data set or partition that this process does not know keeps its stored name. A run whose files
-    cannot be read is left out with a warning.
+    cannot be read is left out with a warning. Raises ConfigError where there is no such folder.
     """
+    _require_folder(directory)
     return _frame(_results(directory))
 
 
@@ -100,6 +105,7 @@ def newest(results: "pd.DataFrame") -> "pd.DataFrame":
     """`load_results` with one row per `settings` and data set: the one that finished last."""
     if not len(results):
         return results
+    require_columns("results", results, ("dataset", "settings"))
     of_user = results["dataset"] == "user"  # whose name does not say what it holds
     data = results["dataset_digest"].where(of_user, "") if of_user.any() else ""
     marked = results.assign(finished=results.get("finished"), _data=data)
@@ -107,6 +113,7 @@ def newest(results: "pd.DataFrame") -> "pd.DataFrame":
     return ordered.drop_duplicates(["settings", "_data"], keep="last").drop(columns="_data")
 
 
+@door
 def load_curves(
     directory: str | os.PathLike, *, of: "pd.DataFrame | None" = None
 ) -> "pd.DataFrame":
@@ -117,13 +124,21 @@ def load_curves(
     """
     import pandas as pd
 
+    _require_folder(directory)
     frames = []
+    if of is not None and len(of):
+        require_columns("of", of, ("digest",))
     only = None if of is None else set(of["digest"]) if len(of) else set()
     for name, result in _results(directory, only):
         curves = {metric: values for metric, values in result.metrics.items() if values.ndim == 1}
         rounds = len(next(iter(curves.values()), ()))
         frames.append(pd.DataFrame({"digest": name, "round": range(1, rounds + 1), **curves}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _require_folder(directory: str | os.PathLike) -> None:
+    there = Path(directory).is_dir()
+    require(there, "directory", str(directory), "a folder of results; there is none")
 
 
 def _results(

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.environment import environment, run_digest
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.nn import as_model, network_digest
@@ -82,6 +84,7 @@ class SweepResult(NamedTuple):
         return frame(result for result in self.results if result is not None)
 
 
+@door
 def sweep(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike | None = None,
@@ -116,6 +119,7 @@ def sweep(
       that is damaged is set aside, and its run begun again. NotWrittenError, when all runs are
       made, if results could not be written to `directory`: it has them, and says where they are.
     """
+    require_variables()
     resolved = [with_network(spec, network).resolved() for spec in specs]
     directory = None if directory is None else make_output_directory(directory)
     names, named = names_of(resolved, dataset, network, data_dir)
@@ -169,6 +173,7 @@ def make_runs(
     return share.known, reasons
 
 
+@door
 def plan_sweep(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike,
@@ -183,6 +188,8 @@ def plan_sweep(
     nobody's; "missing".
     """
     directory = Path(directory)
+    usable = directory.is_dir() or not directory.exists()
+    require(usable, "directory", str(directory), "a folder of results, or one to be made")
     resolved = [with_network(spec, network).resolved() for spec in specs]
     _, named = names_of(resolved, dataset, network, data_dir)
 
