@@ -90,7 +90,7 @@ def entry_of(algorithm: str, options: Mapping[str, Any]) -> Entry:
         return entry
     possible = bases(entry)
     base = options.get("base") or possible[0]
-    require_name("option base", base, possible)
+    require_name("options base", base, possible)
     return entry.over(METHODS[base])
 
 

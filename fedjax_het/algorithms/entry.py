@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from fedjax_het.algorithms.contract import Algorithm, ContractError, checked_algorithm
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.errors import named_within, require, require_name
 from fedjax_het.common.records import Bounds, Number, Record, as_dict, numbers_of, read
 from fedjax_het.engine.local import LocalTraining, optimizer_numbers
 from fedjax_het.engine.plan import Plan
@@ -181,7 +181,8 @@ class Entry:
             static["base"] = partial(self.base.make, options=theirs)
         self._require_arguments(static)
         try:
-            built = self.build(training, plan, **static)
+            with named_within("options", as_dict(self.options())):
+                built = self.build(training, plan, **static)
         except ContractError as error:
             named = str(error).startswith("method ")
             raise ContractError(f"{'' if named else f'method {self.name!r}: '}{error}") from error

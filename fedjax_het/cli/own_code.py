@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import require
 
 HELP = (
     "With any command, --import FILE.py or --import MODULE runs code of your own first, which "
@@ -22,7 +22,10 @@ def without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     try:
         found, others = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError:
-        raise ConfigError("import = '': expected a file or a module, e.g. mine.py") from None
+        found, others = argparse.Namespace(imports=[""]), []
+    for name in found.imports:
+        ok = name.endswith(".py") or all(map(str.isidentifier, name.split(".")))
+        require(ok, "--import", name, "a file or a module, e.g. mine.py")
     return others, found.imports
 
 
@@ -50,7 +53,7 @@ def import_own(name: str) -> None:
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(f"import = {name!r}: expected a file; there is none")
+            require(False, "--import", name, "a file; there is none")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -64,4 +67,4 @@ def import_own(name: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != name.split(".")[0] and error.name != name:
             raise
-        raise ConfigError(f"import = {name!r}: expected a module; there is none") from None
+        require(False, "--import", name, "a module; there is none")

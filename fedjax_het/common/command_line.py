@@ -1,17 +1,63 @@
-"""Command lines read by tyro, whose errors become one line."""
+"""Command lines of records: their words are checked here, then read by tyro."""
 
 import contextlib
 import io
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import ConfigError, require, require_name, written_as
+from fedjax_het.common.records import checked, field_types, is_kind, members
 
 _BOX = re.compile("[\u2500-\u257f]+")
 _HELP = re.compile(r"(for full helptext|argument helptext|usage:).*", re.IGNORECASE)
+_FLAG = re.compile(r"--?[A-Za-z]")
+_NUMBER = re.compile(r"-(inf|infinity|nan)", re.IGNORECASE)  # as other negative ones, no flag
+_CONSTANTS = {"None": None, "True": True, "False": False}
+HELP_FLAGS = ("-h", "--help")
 
 T = TypeVar("T")
+
+
+def called_by_flags(
+    record: type, others: Mapping[str, str] | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """In here, messages call a record's fields as its command line does: "--option" is `options`;
+    and other arguments by these names."""
+    return written_as({**_flags_of(record), **(others or {})})
+
+
+def checked_words(record: type, words: Sequence[str]) -> list[str]:
+    """The words of a record's command line; a list that is given in several parts is one.
+
+    Raises ConfigError, one line that names the flag, its value and what would be right: for a flag
+    that does not exist, one without a value, or with too many, one of a single value that is given
+    twice, and a value of another type than the field's. Help that is asked for is left to tyro.
+    """
+    if any(word in HELP_FLAGS for word in words):
+        return list(words)
+    flags, annotations = _flags_of(record), field_types(record)
+    kinds = {flag: _unmarked(annotations[name]) for name, flag in flags.items()}
+    alone = [name for name, flag in flags.items() if name == flag]  # what is given without a flag
+    known = [flag for flag in kinds if flag not in alone]
+    first, groups = _grouped(words)
+    expected = f"a flag before it: {', '.join(known)}"
+    require(bool(alone) or not first, "word", " ".join(first), expected)
+    given: dict[str, list[str]] = {}
+    for flag, values in groups:
+        if flag not in kinds and kinds.get(flag.replace("--no-", "--", 1)) is bool:
+            flag = flag.replace("--no-", "--", 1)
+        require_name("flag", flag, known)
+        is_list = get_origin(kinds[flag]) is tuple
+        require(is_list or flag not in given, flag, " ".join(values), "it once")
+        for value in values:
+            require(value != "" and "\0" not in value, flag, value, "a value that is not empty")
+        if not alone:  # else the last word may be none of the flag's
+            _require_fits(flag, values, kinds[flag])
+        given[flag] = given.get(flag, []) + values
+    if len(given) == len(groups):
+        return list(words)
+    return first + [word for flag, values in given.items() for word in (flag, *values)]
 
 
 def one_line_errors(read: Callable[[], T]) -> T:
@@ -30,3 +76,63 @@ def one_line_errors(read: Callable[[], T]) -> T:
         raise ConfigError(
             _HELP.sub("", text).strip() or "the command line cannot be read"
         ) from None
+
+
+def _flags_of(record: type) -> dict[str, str]:
+    """The flags of a record's fields, by name; of one that stands without a flag, its name."""
+    import tyro
+
+    flags = {}
+    for name, kind in field_types(record).items():
+        extras = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+        if tyro.conf.Positional in extras:
+            flags[name] = name
+        elif tyro.conf.Suppress not in extras:
+            named = [extra.name for extra in extras if getattr(extra, "name", None)]
+            flags[name] = f"--{(named or [name.replace('_', '-')])[0]}"
+    return flags
+
+
+def _unmarked(kind: Any) -> Any:
+    """An annotation without what it says to tyro."""
+    marked = get_origin(kind) is Annotated and not is_kind(kind)
+    return get_args(kind)[0] if marked else kind
+
+
+def _grouped(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """(words before the first flag, each flag with what follows it)."""
+    first: list[str] = []
+    groups: list[tuple[str, list[str]]] = []
+    for word in words:
+        if _FLAG.match(word) and not _NUMBER.fullmatch(word):
+            flag, equals, value = word.partition("=")
+            groups.append((flag.replace("_", "-"), [value] if equals else []))
+        else:
+            (groups[-1][1] if groups else first).append(word)
+    return first, groups
+
+
+def _require_fits(flag: str, values: list[str], kind: Any) -> None:
+    text = " ".join(values)
+    if kind is bool:
+        require(not values, flag, text, "no value after it")
+        return
+    is_list = get_origin(kind) is tuple
+    require(len(values) > 0, flag, text, "a value after it")
+    require(is_list or len(values) == 1, flag, text, "one value")
+    if is_kind(kind):
+        item = get_args(kind)[0] if is_list else kind
+        for value in values:
+            checked(flag, _meant(value, item), item)
+
+
+def _meant(word: str, kind: Any) -> Any:
+    """The word as a number or a constant, where its field is of such a kind and it reads as one."""
+    if word in _CONSTANTS and kind is not str:
+        return _CONSTANTS[word]
+    for member in members(kind):
+        bare = get_args(member)[0] if get_origin(member) is Annotated else member
+        if bare in (int, float):
+            with contextlib.suppress(ValueError):
+                return bare(word)
+    return word

@@ -21,6 +21,7 @@ import inspect
 import itertools
 import math
 import numbers
+import os
 import textwrap
 import types
 from collections.abc import Hashable, Mapping
@@ -189,6 +190,11 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
     value = plain(value)
     if value is None and _takes_none(kind):
         return None
+    if len(members(kind)) > 1:
+        for member in members(kind):
+            with contextlib.suppress(ConfigError):
+                return checked(argument, value, member)
+        require(False, argument, value, _in_words(kind))
     bounds, kind = _bounds(kind), _plain(kind)
     if get_origin(kind) is Literal:
         require_name(argument, value, get_args(kind))
@@ -209,6 +215,35 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
     elif kind is str:
         require(isinstance(value, str), argument, value, "a word")
     return value
+
+
+def is_kind(kind: Any) -> bool:
+    """Whether `checked` knows an annotation."""
+    if get_origin(kind) is Annotated:
+        inner, *extras = get_args(kind)
+        return any(isinstance(extra, Bounds) for extra in extras) and is_kind(inner)
+    if _is_union(kind):
+        return all(map(is_kind, members(kind)))
+    if get_origin(kind) is tuple:
+        item, *more = get_args(kind)
+        return more == [...] and is_kind(item)
+    return get_origin(kind) is Literal or any(kind is known for known in (bool, int, float, str))
+
+
+def stored(argument: str, value: Any) -> Any:
+    """`value` as JSON has it: numbers, words, truth values and None, lists and mappings of them.
+    Raises ConfigError for what is none of these, and for numbers that are not finite."""
+    value = os.fspath(value) if isinstance(value, os.PathLike) else plain(value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        number(argument, value, Bounds())
+        return value
+    if isinstance(value, list | tuple):
+        return [stored(argument, item) for item in value]
+    named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    require(named, argument, value, "a number, a word, True, False, None or a list of them")
+    return {key: stored(argument, item) for key, item in value.items()}
 
 
 def number(argument: str, value: Any, bounds: Bounds) -> float:
@@ -279,8 +314,9 @@ def _texts_after_fields(source: str) -> dict[str, str]:
 
 
 def _in_words(kind: Any) -> str:
-    if _takes_none(kind):
-        return f"{_in_words(_not_none(kind))} or None"
+    if _is_union(kind):
+        words = " or ".join(map(_in_words, members(kind)))
+        return f"{words} or None" if _takes_none(kind) else words
     bounds, plain = _bounds(kind), _plain(kind)
     if get_origin(plain) is Literal:
         return " or ".join(map(str, get_args(plain)))
@@ -295,10 +331,15 @@ def _takes_none(kind: Any) -> bool:
     return _is_union(kind) and types.NoneType in get_args(kind)
 
 
-def _not_none(kind: Any) -> Any:
+def members(kind: Any) -> list[Any]:
+    """What a union is of besides None; the kind itself if it is none."""
     if not _is_union(kind):
-        return kind
-    (only,) = (member for member in get_args(kind) if member is not types.NoneType)
+        return [kind]
+    return [member for member in get_args(kind) if member is not types.NoneType]
+
+
+def _not_none(kind: Any) -> Any:
+    (only,) = members(kind)
     return only
 
 
@@ -336,9 +377,12 @@ __all__ = [
     "checked",
     "documentation",
     "field_types",
+    "is_kind",
+    "members",
     "number",
     "numbers_of",
     "plain",
     "read",
     "record_of",
+    "stored",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.common.files import DamagedFileError
-from fedjax_het.common.signatures import call_with, check_given
+from fedjax_het.common.signatures import call_with
 from fedjax_het.data.checks import array_of, checked_names
 from fedjax_het.data.npz import read_npz, write_npz
 from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
@@ -216,8 +216,7 @@ def make_partition(
     require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
 
     parameters = {parameter_called(scheme, name) or name: v for name, v in parameters.items()}
-    check_given(f"partition {scheme!r}", parameters, record.parameters, "parameter")
-    parameters = record.parameters | parameters
+    parameters = record.parameters | record.checked(parameters)
     if record.setting is not None:
         parameters = record.setting(
             labels, int(num_classes), int(num_clients), class_names, **parameters

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.common.signatures import call_with, check_given
+from fedjax_het.common.signatures import call_with
 from fedjax_het.data.dataset import Dataset, checked_server_examples
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.server_sources import SERVER_SOURCES, Pool
@@ -119,8 +119,8 @@ def check_server_options(source: str, options: dict | None = None) -> dict:
     cannot be used whatever the data, and a font that is missing.
     """
     record = SERVER_SOURCES.require(source)
-    check_given(f"server_data {source!r}", options or {}, record.options, "option")
-    filled = record.options | (options or {})
+    given = record.checked(options or {})
+    filled = record.checked(record.options | given)
     if record.check is not None:
         return record.check(**filled)
     try:

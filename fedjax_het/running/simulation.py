@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import require, written
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.advance import announce, finish, start
@@ -78,8 +78,7 @@ def simulate(
     spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
     resume = resume or resume_anyway
-    if resume and folder is None:
-        raise ConfigError("resume = True: expected an output_dir, where checkpoints are kept")
+    require_folder_to_resume(resume, folder)
     record = there = None
     if folder is not None:
         there = own_record(folder, spec)
@@ -115,3 +114,9 @@ def simulate(
         if folder is not None:
             forget(folder)
     return result
+
+
+def require_folder_to_resume(resume: bool, folder: str | Path | None) -> None:
+    """ConfigError for a run that is to go on and is kept nowhere."""
+    expected = f"an {written('output_dir')}, where checkpoints are kept"
+    require(not resume or folder is not None, "resume", resume, expected)
