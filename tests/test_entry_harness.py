@@ -327,7 +327,7 @@ def flags_of(command: tuple[str, ...], record: Any) -> Iterator[Flag]:
         flag = "--" + (named[0] if named else field.name.replace("_", "-"))
         if field.name in NAMES:
             valid = Literal[tuple(NAMES[field.name])]
-            kind = tuple[valid, ...] if get_origin(kind) is tuple else valid | None
+            kind = tuple[valid, ...] if is_list(kind) else valid | None
         context = CONTEXT.get(field.name, {})
         words = [
             word
@@ -336,6 +336,16 @@ def flags_of(command: tuple[str, ...], record: Any) -> Iterator[Flag]:
             for word in (f"--{name.replace('_', '-')}", str(value))
         ]
         yield Flag(command, flag, kind, tuple(words) if command[0] in ("run", "sweep") else ())
+
+
+def item_of(kind: Any) -> Any:
+    """What a list is of; None for what is no list."""
+    lists = [each for each in (kind, *get_args(kind)) if get_origin(each) is tuple]
+    return get_args(lists[0])[0] if lists else None
+
+
+def is_list(kind: Any) -> bool:
+    return item_of(kind) is not None
 
 
 FLAGS = flags()
@@ -353,9 +363,9 @@ def called(words: list[str]) -> tuple[int | None, str]:
     return status, error.getvalue()
 
 
-def assert_refused(words: list[str], named: str, shown: list[str]) -> None:
-    status, said = called(words)
-    assert status == 2, (words, said)
+def assert_refused(found: tuple[int | None, str], named: str, shown: list[str]) -> None:
+    status, said = found
+    assert status == 2, (named, shown, said)
     assert said.endswith("\n") and said.count("\n") == 1, said
     assert_one_line(said[:-1], named)
     assert any(is_shown(word, said) or word[:20] in said for word in shown), (shown, said)
@@ -365,16 +375,16 @@ def try_words(flag: Flag, mistake: str, words: list[str]) -> None:
     if "dir" in flag.flag and any("/" in word or ".." in word for word in words):
         return  # nothing is to be made elsewhere
     line = [*flag.command, *flag.context, flag.flag, *words]
-    is_list = get_origin(flag.kind) is tuple
-    item = get_args(flag.kind)[0] if is_list else flag.kind
+    several = is_list(flag.kind)
+    item = item_of(flag.kind) if several else flag.kind
     right = 0 if flag.kind is bool else 1
     meant = [read_word(word, item) for word in words if word]
-    bad = (len(words) != right and not (is_list and words)) or "" in words or BAD in meant
+    bad = (len(words) != right and not (several and words)) or "" in words or BAD in meant
     bad |= flag.flag in PAIRS and any("=" not in word for word in words)
-    status, _ = called(line)
-    if bad or status == 2:
-        assert_refused(line, flag.flag, words or [""])
-    COUNTS[f"{flag.command[0]}: {mistake}: {'taken' if status != 2 else 'refused'}"] += 1
+    found = called(line)
+    if bad or found[0] == 2:
+        assert_refused(found, flag.flag, words or [""])
+    COUNTS[f"{flag.command[0]}: {mistake}: {'taken' if found[0] != 2 else 'refused'}"] += 1
 
 
 def line_mistakes() -> st.SearchStrategy[tuple[str, list[str]]]:
@@ -402,11 +412,11 @@ def try_pair(command: str, flag: str, text: str) -> None:
     if context["partition"] != "dirichlet":
         given += ["--alpha", "0.5"] if "--alpha" not in given else []
     words = [command, *given, flag, f"{name}={text}"]
-    status, _ = called(words)
+    found = called(words)
     meant = read_word(text, Annotated[float, Bounds(0)]) if text else BAD
-    if status == 2 or not text or (flag == "--hp" and command == "run" and meant is BAD):
-        assert_refused(words, flag, [text, text.split(",")[0], name])
-    COUNTS[f"{command}: {flag}: {'taken' if status != 2 else 'refused'}"] += 1
+    if found[0] == 2 or not text or (flag == "--hp" and command == "run" and meant is BAD):
+        assert_refused(found, flag, [text, text.split(",")[0], name])
+    COUNTS[f"{command}: {flag}: {'taken' if found[0] != 2 else 'refused'}"] += 1
 
 
 @few(60)
@@ -426,7 +436,7 @@ def test_an_unknown_flag_is_what_is_wrong(drawn):
     known = {each.flag for each in FLAGS if each.command == flag.command}
     wrong = f"--{name}"
     if wrong.replace("_", "-") not in known and name[:1].isalpha():
-        assert_refused([*flag.command, wrong, "1"], wrong, [wrong])
+        assert_refused(called([*flag.command, wrong, "1"]), wrong, [wrong])
         COUNTS[f"{flag.command[0]}: unknown flags: refused"] += 1
 
 
@@ -435,10 +445,10 @@ def test_an_unknown_flag_is_what_is_wrong(drawn):
 def test_a_flag_that_is_given_twice_is_a_list_or_refused(flag):
     words = [] if flag.kind is bool else ["1"]
     line = [*flag.command, flag.flag, *words, flag.flag, *words]
-    if get_origin(flag.kind) is tuple:
+    if is_list(flag.kind):
         assert called(line) == called([*flag.command, flag.flag, "1", "1"])
     else:
-        assert_refused(line, flag.flag, ["1", ""])
+        assert_refused(called(line), flag.flag, ["1", ""])
     COUNTS[f"{flag.command[0]}: given twice"] += 1
 
 

@@ -48,8 +48,9 @@ def checked_words(record: type, words: Sequence[str]) -> list[str]:
         if flag not in kinds and kinds.get(flag.replace("--no-", "--", 1)) is bool:
             flag = flag.replace("--no-", "--", 1)
         require_name("flag", flag, known)
-        is_list = get_origin(kinds[flag]) is tuple
-        require(is_list or flag not in given, flag, " ".join(values), "it once")
+        require(
+            _item(kinds[flag]) is not None or flag not in given, flag, " ".join(values), "it once"
+        )
         for value in values:
             require(value != "" and "\0" not in value, flag, value, "a value that is not empty")
         if not alone:  # else the last word may be none of the flag's
@@ -117,13 +118,19 @@ def _require_fits(flag: str, values: list[str], kind: Any) -> None:
     if kind is bool:
         require(not values, flag, text, "no value after it")
         return
-    is_list = get_origin(kind) is tuple
+    item = _item(kind)
     require(len(values) > 0, flag, text, "a value after it")
-    require(is_list or len(values) == 1, flag, text, "one value")
-    if is_kind(kind):
-        item = get_args(kind)[0] if is_list else kind
+    require(item is not None or len(values) == 1, flag, text, "one value")
+    asked = kind if item is None else item
+    if is_kind(asked):
         for value in values:
-            checked(flag, _meant(value, item), item)
+            checked(flag, _meant(value, asked), asked)
+
+
+def _item(kind: Any) -> Any:
+    """What a list is of; None for what is no list."""
+    lists = [member for member in members(kind) if get_origin(member) is tuple]
+    return get_args(lists[0])[0] if lists else None
 
 
 def _meant(word: str, kind: Any) -> Any:

@@ -63,7 +63,9 @@ class Bounds(NamedTuple):
         return bool(above and below)
 
     def __str__(self) -> str:
-        """As a continuation of "a number"."""
+        """As a continuation of "a number"; empty where there are none."""
+        if math.isinf(self.low) and math.isinf(self.high):
+            return ""
         if math.isinf(self.high):
             return f"{'>' if self.open_low else '>='} {self.low:g}"
         brackets = "[("[self.open_low], "])"[self.open_high]
@@ -208,7 +210,7 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
         whole = is_whole(value, -math.inf)
         ok = whole and abs(value) < 2**31 and bounds.allow(value)
         below = ", below 2**31" if math.isinf(bounds.high) else ""
-        require(ok, argument, value, f"a whole number {bounds}{below}")
+        require(ok, argument, value, f"a whole number {bounds}{below}".replace(" ,", ","))
         return int(value)
     elif kind is float:
         return number(argument, value, bounds)
@@ -255,7 +257,8 @@ def number(argument: str, value: Any, bounds: Bounds) -> float:
             found = float(value)
     ok = abs(found) <= LARGEST and bounds.allow(found)
     word = "share" if bounds == Bounds(0, 1) else "number"
-    require(ok, argument, value, f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}")
+    word = f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}"
+    require(ok, argument, value, word.rstrip())
     return found
 
 
