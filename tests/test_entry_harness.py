@@ -11,17 +11,20 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.bad_values import BAD, as_words, is_shown, meaning, misspelt, read_word, values
 
-from fedjax_het import ConfigError, RunSpec, grid
+from fedjax_het import ConfigError, Result, RunSpec, grid
 from fedjax_het.algorithms import METHODS, bases, entry_of
 from fedjax_het.cli import COMMANDS, main
+from fedjax_het.common.environment import environment
 from fedjax_het.common.records import Bounds
 from fedjax_het.data import DATASETS, NORMALISATIONS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.engine.local import OPTIMIZERS
@@ -72,6 +75,17 @@ class EnteredError(Exception):
     """A command has begun its work."""
 
 
+def save_result(folder: str) -> None:
+    """A run as if it had been made."""
+    accuracy = np.linspace(0.1, 0.5, 6)
+    summary = {**environment(), "final_accuracy": 0.4, "best_accuracy": 0.5, "diverged": False}
+    summary |= {"final_accuracy_std": 0.0, "wall_seconds": 1.0, "client_samples_per_second": 1.0}
+    summary["finished"] = "2026-01-01T00:00:00+00:00"
+    Path(folder).mkdir()
+    spec = RunSpec(rounds=6, **BASE).resolved()
+    Result(spec, {"test_accuracy": accuracy}, summary).save(folder)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_computed(tmp_path_factory):
     def entered(*args, **named):
@@ -85,6 +99,7 @@ def nothing_is_computed(tmp_path_factory):
     work += ("report.paper_table.command.sweep", "report.paper_table.command.plan_sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("here"))
+        save_result(FOLDER)
         patch.setattr(jax, "jit", compiled)
         patch.setattr(jax.distributed, "initialize", entered)
         for place in places:
@@ -297,6 +312,10 @@ PAIRS = {
 }
 
 
+FOLDER = "results"  # of one run
+MORE = {"report": (FOLDER,)}  # what stands without a flag
+
+
 class Flag(NamedTuple):
     """A flag of a command, and the words with which it is of use."""
 
@@ -309,7 +328,11 @@ class Flag(NamedTuple):
 def flags() -> list[Flag]:
     """Every flag of every command, as its record has it."""
     return [
-        *(flag for name in COMMANDS for flag in flags_of((name,), COMMANDS[name].words)),
+        *(
+            flag
+            for name, command in COMMANDS.items()
+            for flag in flags_of((name, *MORE.get(name, ())), command.words)
+        ),
         *flags_of(("table", "dynafed.table5"), Arguments),
         *flags_of(("table", "fsl.table1"), Arguments),
     ]
@@ -372,8 +395,9 @@ def assert_refused(found: tuple[int | None, str], named: str, shown: list[str]) 
 
 
 def try_words(flag: Flag, mistake: str, words: list[str]) -> None:
-    if "dir" in flag.flag and any("/" in word or ".." in word for word in words):
-        return  # nothing is to be made elsewhere
+    elsewhere = "dir" in flag.flag and any("/" in word or ".." in word for word in words)
+    if elsewhere or flag.command == ("table",):  # whose word may be the table's name
+        return
     line = [*flag.command, *flag.context, flag.flag, *words]
     several = is_list(flag.kind)
     item = item_of(flag.kind) if several else flag.kind
@@ -403,6 +427,28 @@ def is_plain(words: list[str]) -> bool:
 def test_bad_words_are_one_line_that_names_the_flag(flag, drawn):
     if is_plain(drawn[1]):
         try_words(flag, *drawn)
+
+
+# What stands without a flag: the words before it, what messages call it.
+PLACES = {
+    (): "command",
+    ("list",): "name",
+    ("report",): "directory",
+    ("table",): "table",
+    ("run", "--import"): "--import",
+}
+
+
+@few(60)
+@given(st.sampled_from(sorted(PLACES)), line_mistakes().filter(lambda drawn: len(drawn[1]) == 1))
+def test_a_bad_word_without_a_flag_is_named(place, drawn):
+    mistake, (word,) = drawn
+    if not is_plain([word]):
+        return
+    found = called([*place, word])
+    if found[0] is not None and word not in METHODS:
+        assert_refused(found, PLACES[place], [word])
+    COUNTS[f"{' '.join(place)} WORD: {mistake}: {'taken' if found[0] != 2 else 'refused'}"] += 1
 
 
 def try_pair(command: str, flag: str, text: str) -> None:

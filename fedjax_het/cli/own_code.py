@@ -1,6 +1,5 @@
 """`--import`: files and modules of the user's own, run before a command for what they register."""
 
-import argparse
 import importlib
 import importlib.util
 import sys
@@ -17,16 +16,19 @@ HELP = (
 
 def without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the arguments, what they say to import)."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--import", dest="imports", action="append", default=[])
-    try:
-        found, others = parser.parse_known_args(list(arguments))
-    except argparse.ArgumentError:
-        found, others = argparse.Namespace(imports=[""]), []
-    for name in found.imports:
+    others: list[str] = []
+    imports: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, equals, name = word.partition("=")
+        if flag != "--import":
+            others.append(word)
+            continue
+        name = name if equals else next(words, "")
         ok = name.endswith(".py") or all(map(str.isidentifier, name.split(".")))
         require(ok, "--import", name, "a file or a module, e.g. mine.py")
-    return others, found.imports
+        imports.append(name)
+    return others, imports
 
 
 _imported: list[str] = []  # in this process
