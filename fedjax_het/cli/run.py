@@ -95,8 +95,8 @@ def run_command(command: RunCommand) -> int:
         server_work=command.server_work,
         client_state=command.client_state,
     )
-    resumes = command.resume or command.resume_anyway
-    require_folder_to_resume(resumes, command.output_dir)
+    resumes = {"resume": command.resume, "resume_anyway": command.resume_anyway}
+    require_folder_to_resume(command.output_dir, **resumes)
     if command.output_dir is not None:
         make_output_directory(command.output_dir)
     dataset = load_dataset(

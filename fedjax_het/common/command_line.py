@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from fedjax_het.common.errors import ConfigError, require, require_name, written_as
-from fedjax_het.common.records import checked, field_types, is_kind, members
+from fedjax_het.common.records import LARGEST, checked, field_types, is_kind, members
 
 _BOX = re.compile("[\u2500-\u257f]+")
 _HELP = re.compile(r"(for full helptext|argument helptext|usage:).*", re.IGNORECASE)
@@ -41,8 +41,7 @@ def checked_words(record: type, words: Sequence[str]) -> list[str]:
     alone = [name for name, flag in flags.items() if name == flag]  # what is given without a flag
     known = [flag for flag in kinds if flag not in alone]
     first, groups = _grouped(words)
-    expected = f"a flag before it: {', '.join(known)}"
-    require(bool(alone) or not first, "word", " ".join(first), expected)
+    _require_alone(alone, kinds, first, f"a flag before it: {', '.join(known)}")
     given: dict[str, list[str]] = {}
     for flag, values in groups:
         if flag not in kinds and kinds.get(flag.replace("--no-", "--", 1)) is bool:
@@ -53,7 +52,7 @@ def checked_words(record: type, words: Sequence[str]) -> list[str]:
         )
         for value in values:
             require(value != "" and "\0" not in value, flag, value, "a value that is not empty")
-        if not alone:  # else the last word may be none of the flag's
+        if first or not alone:  # else the last word may be none of the flag's
             _require_fits(flag, values, kinds[flag])
         given[flag] = given.get(flag, []) + values
     if len(given) == len(groups):
@@ -113,6 +112,14 @@ def _grouped(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]
     return first, groups
 
 
+def _require_alone(
+    alone: Sequence[str], kinds: Mapping[str, Any], words: Sequence[str], otherwise: str
+) -> None:
+    """That no more words stand without a flag than a record takes."""
+    if not any(_item(kinds[name]) is not None for name in alone):
+        require(len(words) <= len(alone), "word", " ".join(words[len(alone) :]), otherwise)
+
+
 def _require_fits(flag: str, values: list[str], kind: Any) -> None:
     text = " ".join(values)
     if kind is bool:
@@ -141,5 +148,6 @@ def _meant(word: str, kind: Any) -> Any:
         bare = get_args(member)[0] if get_origin(member) is Annotated else member
         if bare in (int, float):
             with contextlib.suppress(ValueError):
-                return bare(word)
+                number = bare(word)
+                return number if abs(number) <= LARGEST else word
     return word

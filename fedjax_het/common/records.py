@@ -363,6 +363,7 @@ def _plain(kind: Any) -> Any:
 
 
 __all__ = [
+    "LARGEST",
     "Bounds",
     "ConfigError",
     "Count",

@@ -117,7 +117,7 @@ class SynthesisOptions(Record):
             self.step_size_floor,
             f"at most step_size_ceiling ({self.step_size_ceiling})",
         )
-        parse_strategy(self.augment_strategy)
+        parse_strategy(self.augment_strategy, "augment_strategy")
         first, last = self.start_range
         require(
             0 <= first <= last,

@@ -48,7 +48,7 @@ def open_font(path: str | None = None) -> Font:
     except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{written('font')} = {where!r}: expected a .ttf or .otf file that can be read "
+            f"{written('font')} = {(where if path is None else path)!r}: expected a .ttf or .otf file that can be read "
             f"({reason}){instead}"
         ) from error
     name = f"{face.family_name} {face.style_name}"

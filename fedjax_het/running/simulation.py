@@ -77,8 +77,8 @@ def simulate(
     started = time.perf_counter()
     spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
+    require_folder_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
     resume = resume or resume_anyway
-    require_folder_to_resume(resume, folder)
     record = there = None
     if folder is not None:
         there = own_record(folder, spec)
@@ -116,7 +116,8 @@ def simulate(
     return result
 
 
-def require_folder_to_resume(resume: bool, folder: str | Path | None) -> None:
-    """ConfigError for a run that is to go on and is kept nowhere."""
-    expected = f"an {written('output_dir')}, where checkpoints are kept"
-    require(not resume or folder is not None, "resume", resume, expected)
+def require_folder_to_resume(folder: str | Path | None, **asked: bool) -> None:
+    """ConfigError for a run that is kept nowhere and is to go on, as one of these arguments asks."""
+    for name, value in asked.items():
+        expected = f"an {written('output_dir')}, where checkpoints are kept"
+        require(not value or folder is not None, name, value, expected)

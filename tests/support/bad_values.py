@@ -168,6 +168,10 @@ def is_shown(value: Any, message: str) -> bool:
     else:
         parts = list(value) if isinstance(value, list | tuple) else []
     texts = [repr(value), " ".join(repr(value).split())]
+    if isinstance(value, list):
+        texts.append(repr(tuple(value)))
+    if isinstance(value, int) and abs(value) < 1e300:
+        texts.append(repr(float(value)))
     return any(text[:25] in message for text in texts) or any(
         is_shown(part, message) for part in parts
     )
