@@ -48,8 +48,8 @@ def open_font(path: str | None = None) -> Font:
     except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{written('font')} = {(where if path is None else path)!r}: expected a .ttf or .otf file that can be read "
-            f"({reason}){instead}"
+            f"{written('font')} = {(where if path is None else path)!r}: expected a .ttf or .otf "
+            f"file that can be read ({reason}){instead}"
         ) from error
     name = f"{face.family_name} {face.style_name}"
     if path is None:

@@ -117,7 +117,7 @@ def simulate(
 
 
 def require_folder_to_resume(folder: str | Path | None, **asked: bool) -> None:
-    """ConfigError for a run that is kept nowhere and is to go on, as one of these arguments asks."""
+    """ConfigError for a run that is kept nowhere and is to go on, as an argument asks."""
     for name, value in asked.items():
         expected = f"an {written('output_dir')}, where checkpoints are kept"
         require(not value or folder is not None, name, value, expected)
