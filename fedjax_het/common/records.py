@@ -202,7 +202,7 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
         require_name(argument, value, get_args(kind))
         return value
     if get_origin(kind) is tuple:
-        require(isinstance(value, list | tuple), argument, value, "a list")
+        require(_is_list(value), argument, value, "a list")
         return tuple(checked(argument, item, get_args(kind)[0]) for item in value)
     if kind is bool:
         require(isinstance(value, bool), argument, value, "True or False")
@@ -241,11 +241,16 @@ def stored(argument: str, value: Any) -> Any:
     if isinstance(value, int | float):
         number(argument, value, Bounds())
         return value
-    if isinstance(value, list | tuple):
+    if _is_list(value):
         return [stored(argument, item) for item in value]
     named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
     require(named, argument, value, "a number, a word, True, False, None or a list of them")
     return {key: stored(argument, item) for key, item in value.items()}
+
+
+def _is_list(value: Any) -> bool:
+    axes = isinstance(value, np.ndarray | jax.Array) and value.ndim > 0
+    return axes or isinstance(value, list | tuple | range)
 
 
 def number(argument: str, value: Any, bounds: Bounds) -> float:

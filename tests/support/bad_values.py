@@ -116,7 +116,8 @@ def meaning(value: Any, kind: Any) -> Any:
         same = (each for each in get_args(kind) if type(each) is type(value) and each == value)
         return next(same, BAD)
     if get_origin(kind) is tuple:
-        if not isinstance(value, list | tuple):
+        axes = isinstance(value, np.ndarray) and value.ndim > 0
+        if not (axes or isinstance(value, list | tuple | range)):
             return BAD
         items = [meaning(item, get_args(kind)[0]) for item in value]
         return BAD if any(item is BAD for item in items) else items
@@ -166,7 +167,7 @@ def is_shown(value: Any, message: str) -> bool:
     if isinstance(value, dict):
         parts = [*value, *value.values()]
     else:
-        parts = list(value) if isinstance(value, list | tuple) else []
+        parts = list(value) if isinstance(value, list | tuple | range | np.ndarray) else []
     texts = [repr(value), " ".join(repr(value).split())]
     if isinstance(value, list):
         texts.append(repr(tuple(value)))
