@@ -323,8 +323,8 @@ def _texts_after_fields(source: str) -> dict[str, str]:
 
 def _in_words(kind: Any) -> str:
     if _is_union(kind):
-        words = " or ".join(map(_in_words, members(kind)))
-        return f"{words} or None" if _takes_none(kind) else words
+        several = " or ".join(map(_in_words, members(kind)))
+        return f"{several} or None" if _takes_none(kind) else several
     bounds, plain = _bounds(kind), _plain(kind)
     if get_origin(plain) is Literal:
         return " or ".join(map(str, get_args(plain)))

@@ -61,6 +61,7 @@ def grouped(
         clients_per_group=clients_per_group,
         dominating_share=dominating_share,
     )
+    assert group_sizes is not None and clients_per_group is not None, "see `grouped_setting`"
     sizes = np.repeat(group_sizes, clients_per_group)
     counts = np.stack(
         [whole_counts(rng, row, size) for row, size in zip(mixtures, sizes, strict=True)], axis=1

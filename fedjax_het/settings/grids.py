@@ -37,9 +37,7 @@ def grid(
         require_name("setting", name, _FIELDS)
     lists = {name: _values(name, value) for name, value in settings.items()}
     hps, choices = _values_by_name("hp", hp), _values_by_name("options", options)
-    every = {**lists, **{("hp", name): values for name, values in hps.items()}}
-    every |= {("options", name): values for name, values in choices.items()}
-    count = math.prod(map(len, every.values()))
+    count = math.prod(len(values) for part in (lists, hps, choices) for values in part.values())
     require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS}")
     unused = {("hp", name) for name in hps} | {("options", name) for name in choices}
     methods = [METHODS.require(plain(name)) for name in lists.get("algorithm", ())]

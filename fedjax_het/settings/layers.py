@@ -75,7 +75,7 @@ def entered(given: RunSpec) -> RunSpec:
     """The same with every value of its annotation's kind and within its bounds, as JSON has it, and
     with names that something has. Raises `ConfigError`."""
     _check_names(given)
-    values = {}
+    values: dict[str, Any] = {}
     for name, kind in field_types(RunSpec).items():
         value = getattr(given, name)
         if get_origin(kind) is dict:
