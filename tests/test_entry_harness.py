@@ -502,6 +502,12 @@ def test_a_flag_that_is_given_twice_is_a_list_or_refused(flag):
     COUNTS[f"{flag.command[0]}: given twice"] += 1
 
 
+def test_an_empty_word_is_refused_after_every_flag():
+    for flag in FLAGS:
+        if flag.kind is not bool:
+            assert_refused(called([*flag.command, flag.flag, ""]), flag.flag, [""])
+
+
 @pytest.mark.long
 def test_every_flag_is_tried_with_every_kind_of_mistake():
     for flag in FLAGS:
