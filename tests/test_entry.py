@@ -91,7 +91,8 @@ def test_ctrl_c_promises_no_checkpoint_that_is_not_kept(monkeypatch, capsys):
     [
         *((["--lanes", bad], f"lanes = '{bad}'") for bad in ("1.7", "nan", "inf", "0", "1e3")),
         *((["--vmapped", bad], f"vmapped = '{bad}'") for bad in ("nan", "0")),
-        *((["--memory", bad], f"memory = {float(bad)}") for bad in ("-1", "nan", "inf")),
+        (["--memory", "-1"], "--memory = -1.0"),
+        *((["--memory", bad], f"--memory = '{bad}'") for bad in ("nan", "inf")),
         (["--hp", "local_lr=0.1", "local_lr=0.2"], "hp local_lr = '0.2': expected it once"),
     ],
 )

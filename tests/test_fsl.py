@@ -471,7 +471,7 @@ def test_measuring_gaps_changes_nothing_else():
             "pretrain_epochs = 2",
         ),
         "empty D_0": ({"server_options": {"size": 0}}, "size = 0"),
-        "more classes than there are": ({"classes": 4}, "classes_per_client = 4"),
+        "more classes than there are": ({"classes": 4}, "^classes = 4"),
         "classes of another partition": ({"partition": "iid"}, "classes = 2"),
         "negative gamma": ({"hp": {"gamma": -1.0}}, "gamma"),
     }.values(),

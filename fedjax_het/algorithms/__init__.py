@@ -90,8 +90,9 @@ def entry_of(algorithm: str, options: Mapping[str, Any]) -> Entry:
     if not entry.has_base:
         return entry
     possible = bases(entry)
-    base = options.get("base") or possible[0]
-    require_name("option base", base, possible)
+    named = options.get("base")
+    base = possible[0] if named is None else named
+    require_name("options base", base, possible)
     return entry.over(METHODS[base])
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 from fedjax_het.algorithms.checking import checked_algorithm
 from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.common.doors import of_kind
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.errors import named_within, require, require_name
 from fedjax_het.common.records import Bounds, Count, Number, Record, as_dict, numbers_of, read
 from fedjax_het.engine.contract import ContractError
 from fedjax_het.engine.local import LocalTraining, optimizer_numbers
@@ -185,7 +185,8 @@ class Entry:
             static["base"] = partial(self.base.make, options=theirs)
         self._require_arguments(static)
         try:
-            built = self.build(training, plan, **static)
+            with named_within("options", as_dict(self.options())):
+                built = self.build(training, plan, **static)
         except ContractError as error:
             named = str(error).startswith("method ")
             raise ContractError(f"{'' if named else f'method {self.name!r}: '}{error}") from error

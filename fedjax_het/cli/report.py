@@ -1,12 +1,14 @@
 """`fedjax-het report DIRECTORY`."""
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
 from fedjax_het.cli.words import log_to_stderr
+from fedjax_het.common.errors import require
 from fedjax_het.common.text import one_line
 from fedjax_het.report.render import print_table
 from fedjax_het.report.write import write_report
@@ -31,6 +33,8 @@ class ReportCommand:
 def report_command(command: ReportCommand) -> int:
     """Print the tables, then name the files that were written. Returns the exit status."""
     log_to_stderr(logging.WARNING)
+    folder = os.path.isdir(command.directory)  # False for what is no path, too
+    require(folder, "directory", str(command.directory), "a folder with results of runs")
     report = write_report(
         command.directory, by=command.by, measure=command.measure, output_dir=command.output_dir
     )

@@ -28,8 +28,7 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
-from fedjax_het.common.records import Bounds
-from fedjax_het.common.records import number as number_within
+from fedjax_het.common.records import Bounds, Count, NonNegative
 from fedjax_het.settings.spec import RunSpec
 
 _AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
@@ -99,15 +98,15 @@ class SweepCommand(_Lists):
     client_state: str = "auto"
     """Where clients' states are: device, host (those of the next rounds' clients are put on the
     devices) or auto, the host if they would not fit."""
-    memory: float | None = None
+    memory: Annotated[float, Bounds(1e-9, 1e9)] | None = None
     """GB on each device that federations may take (default: what is free)."""
     launcher: Literal["here", "ray"] = "here"
     """Where runs are made: in this process, or by tasks of Ray."""
     ray_address: str | None = None
     """Of a cluster of Ray's: auto, HOST:PORT (default: RAY_ADDRESS, or this machine alone)."""
-    cpus_per_task: int = 1
+    cpus_per_task: Count = 1
     """Of each of Ray's tasks."""
-    gpus_per_task: float = 0.0
+    gpus_per_task: NonNegative = 0.0
     """Of each of Ray's tasks."""
     distributed: bool = False
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
@@ -128,11 +127,11 @@ def specs_of(command: SweepCommand) -> list[RunSpec]:
     }
     options = {
         name: [literal(value) for value in text.split(",")]
-        for name, text in pairs("option", command.options)
+        for name, text in pairs("options", command.options)
     }
-    of_network = literals("network-option", command.network_options)
-    of_partition = literals("partition-option", command.partition_options)
-    of_server = literals("server-option", command.server_options)
+    of_network = literals("network_options", command.network_options)
+    of_partition = literals("partition_options", command.partition_options)
+    of_server = literals("server_options", command.server_options)
     return grid(
         **settings,
         seed=command.seeds,
@@ -151,9 +150,7 @@ def sweep_command(command: SweepCommand) -> int:
     from fedjax_het.running.sweeps import SweepResult, plan_sweep, sweep
 
     log_to_stderr(logging.WARNING)
-    memory = command.memory
-    if memory is not None:
-        memory = int(number_within("memory", memory, Bounds(1e-9, 1e9)) * 1e9)
+    memory = None if command.memory is None else int(command.memory * 1e9)
     lanes, width = count("lanes", command.lanes), count("vmapped", command.vmapped)
     specs = specs_of(command)
     if command.list:

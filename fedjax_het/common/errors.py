@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from fedjax_het.common.text import one_line
+
 SHOWN = 100  # characters of a value in a message
 # What arguments are called where the user wrote them, by their names in Python; see `written_as`.
 _AS_IN_PYTHON: Mapping[str, str] = MappingProxyType({})
@@ -20,23 +22,33 @@ class ConfigError(ValueError):
     """A setting cannot be used as given; the message is one line. The command line exits with 2."""
 
     def __init__(self, message: object = ""):
-        text = str(message)
-        super().__init__(text if len(text.splitlines()) < 2 else " ".join(text.split()))
+        super().__init__(one_line(str(message)))
 
 
 @contextlib.contextmanager
 def written_as(names: Mapping[str, str]) -> Iterator[None]:
     """In here, messages call these arguments by other names, e.g. `{"hp": "--hp"}` where they are
-    flags of a command line; those that are not named keep what they are called around."""
-    token = _WRITTEN.set({**_WRITTEN.get(), **names})
+    flags of a command line; those that are not named keep what they are called around. Names of
+    inner ones are read by outer ones: `{"steps": "options steps"}` in `{"options": "--option"}`
+    makes "--option steps"."""
+    here = {name: written(shown_as) for name, shown_as in names.items()}
+    token = _WRITTEN.set({**_WRITTEN.get(), **here})
     try:
         yield
     finally:
         _WRITTEN.reset(token)
 
 
+def named_within(setting: str, names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
+    """In here, messages call these names what a user gives under that setting: "options steps"."""
+    return written_as({name: f"{setting} {name}" for name in names})
+
+
 def written(argument: str) -> str:
-    """What the user calls an argument: "hp prox_mu" is "--hp prox_mu" on a command line."""
+    """What the user calls an argument, or several with commas between them: "hp prox_mu" is
+    "--hp prox_mu" on a command line."""
+    if ", " in argument:
+        return ", ".join(map(written, argument.split(", ")))
     name, space, rest = argument.partition(" ")
     return _WRITTEN.get().get(name, name) + space + rest
 

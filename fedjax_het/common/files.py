@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import ConfigError, shown, written
 
 LEFT_OVER_SECONDS = 86_400  # a temporary file older than that is nobody's
 
@@ -122,9 +122,10 @@ def make_output_directory(directory: str | os.PathLike) -> Path:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except (OSError, ValueError) as error:
+        where = f"{written('output_dir')} = {shown(str(directory))}"
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"output_dir = {str(directory)!r}: expected a folder that can be made and written to "
-            f"({getattr(error, 'strerror', None) or error})"
+            f"{where}: expected a folder that can be made and written to ({why})"
         ) from error
     remove_left_overs(directory)
     return directory

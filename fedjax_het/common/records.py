@@ -22,6 +22,7 @@ import itertools
 import keyword
 import math
 import numbers
+import os
 import textwrap
 import types
 from collections.abc import Hashable, Mapping
@@ -63,9 +64,9 @@ class Bounds(NamedTuple):
         return bool(above and below)
 
     def __str__(self) -> str:
-        """As a continuation of "a number"."""
-        if self == Bounds():
-            return "of any sign"
+        """As a continuation of "a number"; empty where there are none."""
+        if math.isinf(self.low) and math.isinf(self.high):
+            return ""
         if math.isinf(self.high):
             return f"{'>' if self.open_low else '>='} {self.low:g}"
         brackets = "[("[self.open_low], "])"[self.open_high]
@@ -192,12 +193,17 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
     value = plain(value)
     if value is None and _takes_none(kind):
         return None
+    if len(members(kind)) > 1:
+        for member in members(kind):
+            with contextlib.suppress(ConfigError):
+                return checked(argument, value, member)
+        require(False, argument, value, _in_words(kind))
     bounds, kind = _bounds(kind), _plain(kind)
     if get_origin(kind) is Literal:
         require_name(argument, value, get_args(kind))
         return value
     if get_origin(kind) is tuple:
-        require(isinstance(value, list | tuple), argument, value, "a list")
+        require(_is_list(value), argument, value, "a list")
         return tuple(checked(argument, item, get_args(kind)[0]) for item in value)
     if kind is bool:
         require(isinstance(value, bool), argument, value, "True or False")
@@ -206,13 +212,47 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
         unbounded = math.isinf(bounds.high)
         ok = whole and (abs(value) < 2**31 or not unbounded) and bounds.allow(value)
         below = ", below 2**31" if unbounded else ""
-        require(ok, argument, value, f"a whole number {bounds}{below}")
+        require(ok, argument, value, f"a whole number {bounds}{below}".replace(" ,", ","))
         return int(value)
     elif kind is float:
         return number(argument, value, bounds)
     elif kind is str:
         require(isinstance(value, str), argument, value, "a word")
     return value
+
+
+def is_kind(kind: Any) -> bool:
+    """Whether `checked` knows an annotation."""
+    if get_origin(kind) is Annotated:
+        inner, *extras = get_args(kind)
+        return any(isinstance(extra, Bounds) for extra in extras) and is_kind(inner)
+    if _is_union(kind):
+        return all(map(is_kind, members(kind)))
+    if get_origin(kind) is tuple:
+        item, *more = get_args(kind)
+        return more == [...] and is_kind(item)
+    return get_origin(kind) is Literal or any(kind is known for known in (bool, int, float, str))
+
+
+def stored(argument: str, value: Any) -> Any:
+    """`value` as JSON has it: numbers, words, truth values and None, lists and mappings of them.
+    Raises ConfigError for what is none of these, and for numbers that are not finite."""
+    value = os.fspath(value) if isinstance(value, os.PathLike) else plain(value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        number(argument, value, Bounds())
+        return value
+    if _is_list(value):
+        return [stored(argument, item) for item in value]
+    named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    require(named, argument, value, "a number, a word, True, False, None or a list of them")
+    return {key: stored(argument, item) for key, item in value.items()}
+
+
+def _is_list(value: Any) -> bool:
+    axes = isinstance(value, np.ndarray | jax.Array) and value.ndim > 0
+    return axes or isinstance(value, list | tuple | range)
 
 
 def number(argument: str, value: Any, bounds: Bounds) -> float:
@@ -224,7 +264,8 @@ def number(argument: str, value: Any, bounds: Bounds) -> float:
             found = float(value)
     ok = abs(found) <= LARGEST and bounds.allow(found)
     word = "share" if bounds == Bounds(0, 1) else "number"
-    require(ok, argument, value, f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}")
+    word = f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}"
+    require(ok, argument, value, word.rstrip())
     return found
 
 
@@ -286,8 +327,9 @@ def _texts_after_fields(source: str) -> dict[str, str]:
 
 
 def _in_words(kind: Any) -> str:
-    if _takes_none(kind):
-        return f"{_in_words(_not_none(kind))} or None"
+    if _is_union(kind):
+        several = " or ".join(map(_in_words, members(kind)))
+        return f"{several} or None" if _takes_none(kind) else several
     bounds, plain = _bounds(kind), _plain(kind)
     if get_origin(plain) is Literal:
         return " or ".join(map(str, get_args(plain)))
@@ -302,10 +344,15 @@ def _takes_none(kind: Any) -> bool:
     return _is_union(kind) and types.NoneType in get_args(kind)
 
 
-def _not_none(kind: Any) -> Any:
+def members(kind: Any) -> list[Any]:
+    """What a union is of besides None; the kind itself if it is none."""
     if not _is_union(kind):
-        return kind
-    (only,) = (member for member in get_args(kind) if member is not types.NoneType)
+        return [kind]
+    return [member for member in get_args(kind) if member is not types.NoneType]
+
+
+def _not_none(kind: Any) -> Any:
+    (only,) = members(kind)
     return only
 
 
@@ -326,6 +373,7 @@ def _plain(kind: Any) -> Any:
 
 
 __all__ = [
+    "LARGEST",
     "Bounds",
     "ConfigError",
     "Count",
@@ -343,9 +391,12 @@ __all__ = [
     "checked",
     "documentation",
     "field_types",
+    "is_kind",
+    "members",
     "number",
     "numbers_of",
     "plain",
     "read",
     "record_of",
+    "stored",
 ]

@@ -14,7 +14,7 @@ from fedjax_het.common.doors import door, of_kind
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import DamagedFileError
 from fedjax_het.common.records import Count
-from fedjax_het.common.signatures import call_with, check_given
+from fedjax_het.common.signatures import call_with
 from fedjax_het.data.checks import NumClasses, Seed, array_of, checked_names
 from fedjax_het.data.npz import read_npz, write_npz
 from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
@@ -227,8 +227,7 @@ def make_partition(
     )
 
     parameters = {parameter_called(scheme, name) or name: v for name, v in parameters.items()}
-    check_given(f"partition {scheme!r}", parameters, record.parameters, "parameter")
-    parameters = record.parameters | parameters
+    parameters = record.parameters | record.checked(parameters)
     if record.setting is not None:
         parameters = record.setting(
             labels, int(num_classes), int(num_clients), class_names, **parameters

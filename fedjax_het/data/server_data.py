@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.common.signatures import call_with, check_given
+from fedjax_het.common.signatures import call_with
 from fedjax_het.data.checks import Seed
 from fedjax_het.data.dataset import Dataset, checked_server_examples
 from fedjax_het.data.partition import Partition
@@ -123,8 +123,8 @@ def check_server_options(source: str, options: dict[str, Any] | None = None) -> 
     cannot be used whatever the data, and a font that is missing.
     """
     record = SERVER_SOURCES.require(source)
-    check_given(f"server_data {source!r}", options or {}, record.options, "option")
-    filled = record.options | (options or {})
+    given = record.checked(options or {})
+    filled = record.checked(record.options | given)
     if record.check is not None:
         return record.check(**filled)
     try:

@@ -1,13 +1,13 @@
 """A network with a name, and whatever a user writes as a `Model`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require, shown
-from fedjax_het.common.signatures import call_with, called, check_given, parameters_of
+from fedjax_het.common.signatures import call_with, called, checked_given, parameters_of
 from fedjax_het.common.variables import require_devices
 from fedjax_het.nn.contract import check_network, errors_named
 from fedjax_het.nn.flax_model import flax_model
@@ -40,6 +40,11 @@ class Network(NamedTuple):
     def options(self) -> dict[str, Any]:
         """Its options, as the signature has them, with their defaults or `REQUIRED`."""
         return parameters_of(self.make, besides=_FILLED_IN) if _makes(self.make) else {}
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options that it takes, as their annotations have them. Raises ConfigError."""
+        owner = f"network {self.name!r}"
+        return checked_given(owner, options, self.make, self.options, "option")
 
 
 @door
@@ -82,7 +87,7 @@ def model_of(
     height, width, channels = (int(size) for size in input_shape)
     shape = (height, width, channels)
     owner = f"network {network.name!r}"
-    check_given(owner, options, network.options, "option")
+    options = network.checked(options)
     with errors_named(owner, called(network.make)):
         made = network.make
         if _makes(made):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from fedjax_het.common.doors import door
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import require, written
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition
@@ -81,9 +81,8 @@ def simulate(
     require_variables()
     spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
+    require_folder_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
     resume = resume or resume_anyway
-    if resume and folder is None:
-        raise ConfigError("resume = True: expected an output_dir, where checkpoints are kept")
     record = there = None
     if folder is not None:
         there = own_record(folder, spec)
@@ -119,3 +118,10 @@ def simulate(
         if folder is not None:
             forget(folder)
     return result
+
+
+def require_folder_to_resume(folder: str | Path | None, **asked: bool) -> None:
+    """ConfigError for a run that is kept nowhere and is to go on, as an argument asks."""
+    for name, value in asked.items():
+        expected = f"an {written('output_dir')}, where checkpoints are kept"
+        require(not value or folder is not None, name, value, expected)

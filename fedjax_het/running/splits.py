@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.errors import ConfigError, named_within, require
 from fedjax_het.data import (
     DATASETS,
     Dataset,
@@ -25,7 +25,7 @@ from fedjax_het.data import (
 from fedjax_het.data.dataset import checked_dataset
 from fedjax_het.data.normalisation import normalisation_constants
 from fedjax_het.data.server_data import Pool
-from fedjax_het.settings.layers import USER
+from fedjax_het.settings.layers import USER, names_of_partition
 from fedjax_het.settings.spec import ResolvedSpec
 
 
@@ -162,9 +162,10 @@ def split_of(
 def split_clients(spec: ResolvedSpec, dataset: Dataset) -> Partition:
     """The partition that resolved settings name, of all training examples but those that are
     withheld for the server. Raises ConfigError if the data do not allow it."""
-    withheld = withheld_examples(
-        spec.server_data, dataset, spec.partition_seed, spec.server_options
-    )
+    with named_within("server_options", spec.server_options):
+        withheld = withheld_examples(
+            spec.server_data, dataset, spec.partition_seed, spec.server_options
+        )
     rest = np.setdiff1d(np.arange(len(dataset.train_labels)), withheld)
     require(
         spec.num_clients <= len(rest),
@@ -174,17 +175,18 @@ def split_clients(spec: ResolvedSpec, dataset: Dataset) -> Partition:
         + (" that are not the server's" if len(withheld) else ""),
     )
     domains = dataset.train_domains
-    partition = make_partition(
-        spec.partition,
-        dataset.train_labels[rest],
-        dataset.num_classes,
-        num_clients=spec.num_clients,
-        seed=spec.partition_seed,
-        domains=None if domains is None else domains[rest],
-        domain_names=dataset.domain_names,
-        class_names=dataset.class_names,
-        **spec.partition_arguments,
-    )
+    with names_of_partition(spec):
+        partition = make_partition(
+            spec.partition,
+            dataset.train_labels[rest],
+            dataset.num_classes,
+            num_clients=spec.num_clients,
+            seed=spec.partition_seed,
+            domains=None if domains is None else domains[rest],
+            domain_names=dataset.domain_names,
+            class_names=dataset.class_names,
+            **spec.partition_arguments,
+        )
     if not len(withheld):
         return partition
     return dataclasses.replace(partition, indices=rest[partition.indices])
@@ -198,7 +200,8 @@ def server_pool_of(
     """
     if spec.server_data is None:
         return None
-    return server_pool(spec.server_data, dataset, spec.server_options, data_dir=data_dir)
+    with named_within("server_options", spec.server_options):
+        return server_pool(spec.server_data, dataset, spec.server_options, data_dir=data_dir)
 
 
 def server_data_of(
@@ -208,9 +211,10 @@ def server_data_of(
     few."""
     if spec.server_data is None:
         return None
-    return server_examples(
-        spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
-    )
+    with named_within("server_options", spec.server_options):
+        return server_examples(
+            spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
+        )
 
 
 def _shared_with_all(partition: Partition, server: ServerData) -> Partition:

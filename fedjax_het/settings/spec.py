@@ -120,7 +120,7 @@ class RunSpec:
         is no whole number. Whether they can be used is checked where a run is resolved."""
         for setting in dataclasses.fields(RunSpec):
             value = plain(getattr(self, setting.name))
-            if setting.name in _FLOATS and type(value) is int and abs(value) < 2**31:
+            if setting.name in _FLOATS and type(value) is int and abs(value) < 2**53:
                 value = float(value)
             object.__setattr__(self, setting.name, value)
 
