@@ -142,8 +142,8 @@ def train_cohort(
         sums, states, outputs = across(on_devices, sharded, BLOCKS, len(schedule.rows))
     if gather:
         outputs = _models(schedule, *outputs)
-    upload, loss, count, trained = sums
-    loss = loss / jnp.maximum(count, 1)
+    upload, loss, count, trained, unsound = sums
+    loss = jnp.where(unsound > 0, jnp.nan, loss / jnp.maximum(count, 1))
     return CohortResult(upload, trained.astype(jnp.int32), states, outputs, loss)
 
 
@@ -256,7 +256,7 @@ class _Lane(NamedTuple):
 
     begin: Callable[[_Slots, jax.Array], _Running]
     step: Callable[..., _Running]  # (slots, slot, running, indices of the minibatch, its size)
-    # -> (weighed upload, loss: NaN where the state has become so, state, output)
+    # -> (weighed upload, whether the state is as finite as it was, state, output)
     end: Callable[[_Slots, jax.Array, _Running], tuple]
 
 
@@ -292,14 +292,15 @@ def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) 
     def end(slots, slot, running):
         state, client = client_row(states, row_of(slots.rows, slot)), client_of(slots, slot)
         upload, new, output = method.end(hp, broadcast, running.local, state, client)
-        loss = jnp.where(still_finite(new, state), running.loss, jnp.nan)
-        return _weighed(upload, row_of(slots.weights, slot)), loss, new, output
+        sound = still_finite(new, state)
+        return _weighed(upload, row_of(slots.weights, slot)), sound, new, output
 
     return _Lane(begin, step, end)
 
 
 def _block(method, plan, name, hp, broadcast, states, key, examples, longest, schedule):
-    """One block of lanes: -> ((upload, loss, samples, clients: sums), states, outputs).
+    """One block of lanes: -> ((upload, loss, samples, clients, those whose state is not finite any
+    more: sums), states, outputs).
 
     `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`. A round
     in stretches is cut between steps of the lanes, of which the longest of all blocks has
@@ -350,15 +351,16 @@ def _block(method, plan, name, hp, broadcast, states, key, examples, longest, sc
             return jax.lax.fori_loop(first, last, one_step, running)
 
         running = over_lanes(train)(slots, slot, running, batches, batch_sizes)
-        sent, loss_now, new, output = over_lanes(lane.end)(slots, slot, running)
+        sent, sound, new, output = over_lanes(lane.end)(slots, slot, running)
         sent = _where(chosen, ends, sent, jax.tree.map(jnp.zeros_like, sent))
-        upload, loss, count, trained = sums
+        upload, loss, count, trained, unsound = sums
         upload = jax.tree.map(lambda total, s: total + s.sum(0, dtype=s.dtype), upload, sent)
-        loss += jnp.where(ends, loss_now, 0).sum()
+        loss += jnp.where(ends, running.loss, 0).sum()
         count += jnp.where(ends, running.samples, 0).sum()
         trained += ends.sum(dtype=jnp.float32)
         write = partial(_write, plan, slot, ends)
-        sums = (upload, loss, count, trained)
+        unsound += (ends & ~sound).sum(dtype=jnp.float32)
+        sums = (upload, loss, count, trained, unsound)
         return running, sums, write(new_states, new), write(outputs, output)
 
     def go(first, last, carry):
@@ -371,7 +373,7 @@ def _block(method, plan, name, hp, broadcast, states, key, examples, longest, sc
         return jax.lax.fori_loop(*segments, partial(segment, part=(first, last)), carry)
 
     zero = jnp.zeros((), jnp.float32)
-    carry = (running, (upload, zero, zero, zero), new_states, outputs)
+    carry = (running, (upload, zero, zero, zero, zero), new_states, outputs)
     num_steps, batch_size = batches.shape[1:]
     total = row_of(schedule.segment_ends, jnp.maximum(schedule.num_segments - 1, 0))
     return cut(

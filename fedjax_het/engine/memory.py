@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 
 SPARE = 0.9  # of what is free; allocators waste some
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -31,11 +32,32 @@ def free_bytes(devices: Sequence[jax.Device]) -> int | None:
 
 def all_free_bytes(devices: Sequence[jax.Device]) -> int | None:
     """The same with what allocators waste: more is nowhere."""
-    stats = [device.memory_stats() for device in devices]
+    own = own_devices(devices)
+    stats = [device.memory_stats() for device in own]
     if all(s and "bytes_limit" in s for s in stats):
-        return min(s["bytes_limit"] - s.get("bytes_in_use", 0) for s in stats)
-    free = free_ram() if devices[0].platform == "cpu" else None
-    return None if free is None else free // len(devices)
+        free = min(s["bytes_limit"] - s.get("bytes_in_use", 0) for s in stats)
+    else:
+        ram = free_ram() if own[0].platform == "cpu" else None
+        free = None if ram is None else ram // len(own)
+    return least_of_processes(free, devices)
+
+
+def own_devices(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Those of this process."""
+    return [device for device in devices if device.process_index == jax.process_index()]
+
+
+def least_of_processes(free: int | None, devices: Sequence[jax.Device]) -> int | None:
+    """The least of what the processes of these devices have, so that all decide alike: one that
+    went on alone would wait for the others for ever. All must call this."""
+    if len({device.process_index for device in devices}) == 1:
+        return free
+    from jax.experimental import multihost_utils
+
+    # Devices have no whole numbers of so many bits.
+    everyones = multihost_utils.process_allgather(np.float32(np.inf if free is None else free))
+    least = float(np.min(everyones))
+    return None if np.isinf(least) else int(least)
 
 
 def free_ram() -> int | None:

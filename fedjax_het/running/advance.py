@@ -60,7 +60,6 @@ def start(runs: Runs, checkpoints: Checkpoints, records: Sequence[dict] | None =
     Raises ConfigError, before anything compiles, if the method breaks its contract, or if a
     checkpoint is of other data.
     """
-    runs.cut_anyway = any(record.get("within") for record in records or ())
     require_contract(runs)
     begin_states(runs)
     if records is not None:

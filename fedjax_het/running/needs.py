@@ -21,7 +21,12 @@ from fedjax_het.algorithms.building import num_bytes
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import Dataset
 from fedjax_het.engine.footprint import compiled_bytes, least_bytes
-from fedjax_het.engine.memory import all_free_bytes, free_ram
+from fedjax_het.engine.memory import (
+    all_free_bytes,
+    free_ram,
+    least_of_processes,
+    own_devices,
+)
 from fedjax_het.engine.schedule import cohort_size
 from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import piece_size
@@ -105,11 +110,11 @@ def require_room_for_settings(
     """Before a partition or a schedule is made, a lane is timed or an example placed: raise NoRoom
     if not even one run fits by itself, in one lane."""
     of_host = host_parts(spec)
-    require_room(of_host, free_ram(), "are free on the host")
+    _require_room_on_host(of_host, devices)
     free = _free(placement, devices)
     of_device = device_parts(spec, dataset, signature, devices, free)
     if _shares_ram(devices):
-        of_device += [p._replace(num_bytes=p.num_bytes // len(devices)) for p in of_host]
+        of_device += _shared(of_host, devices)
     require_room(of_device, free, _where(placement, devices))
 
 
@@ -176,7 +181,7 @@ def require_room_for_plan(
     """Before anything is placed: raise NoRoom if the schedule of one round, and what all clients of
     one run keep, do not fit."""
     assert program.plan.mesh is not None
-    devices, spec = list(program.plan.mesh.local_devices), federation.spec
+    devices, spec = list(program.plan.mesh.devices.flat), federation.spec
     planned = [s for s in (federation.scheduler, federation.tuning) if s is not None]
     batches = sum(scheduler.shape.num_bytes(spec.batch_size) for scheduler in planned)
     row = client_state_bytes(program, spec)
@@ -190,9 +195,9 @@ def require_room_for_plan(
         other = "client_state='host'" if program.algorithm.pageable else ""
         kept = Part("num_clients", spec.num_clients, "what clients keep", 0, other)
         of_device.append(kept._replace(num_bytes=row * spec.num_clients))
-    require_room(of_host, free_ram(), "are free on the host")
+    _require_room_on_host(of_host, devices)
     if _shares_ram(devices):
-        of_device += [p._replace(num_bytes=p.num_bytes // len(devices)) for p in of_host]
+        of_device += _shared(of_host, devices)
     require_room(of_device, _free(placement, devices), _where(placement, devices))
 
 
@@ -206,7 +211,7 @@ def require_room_for_programs(runs: "Runs", memory: int | None) -> None:
     Cost: none, as what was traced and compiled is kept for when the programs run.
     """
     assert runs.plan.mesh is not None
-    devices = list(runs.plan.mesh.local_devices)
+    devices = list(runs.plan.mesh.devices.flat)
     free = memory or all_free_bytes(devices)
     programs = runs.programs()
     for name, (program, inputs) in programs.items():
@@ -285,6 +290,16 @@ def _one_line(spec: ResolvedSpec, error: Exception) -> str:
         f"batch_size={spec.batch_size} ran out of it ({said or 'no more is given'}): expected more "
         "memory, fewer lanes, a smaller batch_size, or client_state='host'"
     )
+
+
+def _require_room_on_host(parts: Sequence[Part], devices: Sequence[jax.Device]) -> None:
+    require_room(parts, least_of_processes(free_ram(), devices), "are free on the host")
+
+
+def _shared(parts: Sequence[Part], devices: Sequence[jax.Device]) -> list[Part]:
+    """What each of a process's devices has of the host's."""
+    count = len(own_devices(devices))
+    return [part._replace(num_bytes=part.num_bytes // count) for part in parts]
 
 
 def _free(placement: Placement, devices: Sequence[jax.Device]) -> int | None:

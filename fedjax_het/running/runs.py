@@ -158,12 +158,14 @@ def gathered(
     *,
     progress: Callable[[Progress], None] | None = None,
     started: float | None = None,
+    records: Sequence[dict] = (),
 ) -> Runs:
     """Runs of a group that are to go in step: nothing is allocated for their states yet.
 
     Args:
       federations: as many as run at once, or fewer.
       started: when their wall-clock began (default: now).
+      records: of the checkpoints that they are to go on from.
     """
     assert len(federations) <= group.plan.capacity
     federations = list(federations)
@@ -196,6 +198,7 @@ def gathered(
         spent=Spent() if started is None else Spent(started=started),
         progress=progress or (lambda progress: None),
         stopped=[None] * len(federations),
+        cut_anyway=any(record.get("within") for record in records),
     )
 
 

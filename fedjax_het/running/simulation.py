@@ -97,7 +97,13 @@ def simulate(
         tried: Placement | None = placement
         while tried is not None:
             group = prepare([spec], own_partition=partition, placement=tried, **given)
-            runs = gathered(group, group.federations, progress=progress, started=started)
+            runs = gathered(
+                group,
+                group.federations,
+                progress=progress,
+                started=started,
+                records=() if record is None else (record,),
+            )
             if there is not None:
                 checkpoints.require_own_data(runs, [there])
             try:

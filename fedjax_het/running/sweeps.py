@@ -379,11 +379,9 @@ def _run(group: Group, jobs: list[Job], places: list[int], keeper: Keeper, share
                     show(progress)
                 share.require(together)  # as late as can be before a checkpoint is written
 
-            runs, checkpoints = (
-                gathered(group, federations, progress=progress),
-                Checkpoints(folders),
-            )
             records = [job.record for job in together if job.record is not None]
+            runs = gathered(group, federations, progress=progress, records=records)
+            checkpoints = Checkpoints(folders)
             start(runs, checkpoints, records or None)
             finish(runs, checkpoints)
             results = results_of(runs)
