@@ -227,7 +227,7 @@ def state(record: Record | None) -> str:
 
 
 def as_html(text: str) -> str:
-    """The Markdown that tables are written in: pipes, and paragraphs."""
+    """The Markdown that tables are written in: pipes, bold cells, and paragraphs."""
     parts, table = [], False
     for line in text.splitlines():
         is_row = line.startswith("|")
@@ -237,11 +237,17 @@ def as_html(text: str) -> str:
         if is_row:
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
             if not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
-                texts = "".join(f"<td>{html_text(plain_markdown(cell))}" for cell in cells)
-                parts.append(f"<tr>{texts}</tr>")
+                parts.append("<tr>" + "".join(f"<td>{as_cell(cell)}" for cell in cells) + "</tr>")
         elif line.strip():
             parts.append(f"<p>{html_text(plain_markdown(line.lstrip('#').strip()))}</p>")
     return "\n".join([*parts, *(["</table>"] if table else [])])
+
+
+def as_cell(text: str) -> str:
+    """A cell, bold where all of it is; the stars of a stranger's text are escaped."""
+    bold = re.fullmatch(r"\*\*(.+)\*\*", text)
+    shown = html_text(plain_markdown(bold[1] if bold else text))
+    return f"<b>{shown}</b>" if bold else shown
 
 
 def printable(text: str) -> str:

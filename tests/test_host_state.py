@@ -311,4 +311,4 @@ def test_the_command_line_says_where(command, tmp_path, capsys, monkeypatch):
     assert cli.main(words) == 130
     assert [group.client_state for group in given] == ["host", "device"]
     assert cli.main([*words, "--client-state", "disk"]) == 2
-    assert "client_state = 'disk'" in capsys.readouterr().err
+    assert "--client-state = 'disk'" in capsys.readouterr().err

@@ -136,7 +136,6 @@ def test_a_refusal_says_what_is_needed_there_and_would_fit():
     ("settings", "room", "said"),
     [
         ({"batch_size": 10**8}, 2 * 10**8, r"batch_size = 100000000: expected at most \d+, as"),
-        ({"rounds": 10**15}, None, r"rounds = 10{15}: expected at most \d+, as"),
         (
             {"network_options": {"hidden": [10**6, 10**6]}},
             None,
