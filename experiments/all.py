@@ -23,9 +23,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
-from fedjax_het.report.programs import Module, find_programs
+from fedjax_het.common.errors import require_name
+from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.text import html_text, one_line, plain_markdown
+from fedjax_het.report.programs import Module, find_programs, record_program
+from fedjax_het.report.write import write_text
 
 HERE = Path(__file__).resolve().parent
 PAPERS = {
@@ -76,7 +81,7 @@ class Record:
 class Arguments:
     """The command line."""
 
-    preset: str = "quick"
+    preset: Literal["quick", "cpu", "paper"] = "quick"
     """quick, cpu or paper; a program that does not have it fails, and says so."""
     only: tuple[str, ...] = ()
     """Papers (dynafed), or single tables and figures (fsl-fig3)."""
@@ -87,16 +92,16 @@ class Arguments:
 
 
 def items(only: Sequence[str] = ()) -> list[Item]:
-    """By paper, tables first. ValueError for a name that none has."""
+    """By paper, tables first. ConfigError for a name that none has."""
     found = []
     for name, module in find_programs().items():
         paper, _, stem = name.rpartition(".")
         if stem != "all":
             found.append(Item(paper or "dynafed", stem, module))
     found.sort(key=lambda item: list(PAPERS).index(item.paper))
-    known = {*PAPERS, *(item.name for item in found)}
-    if unknown := [name for name in only if name not in known]:
-        raise ValueError(f"only = {unknown[0]!r} is unknown: expected one of {sorted(known)}")
+    known = [*PAPERS, *(item.name for item in found)]
+    for name in only:
+        require_name("only", name, known)
     return [item for item in found if not only or item.paper in only or item.name in only]
 
 
@@ -148,7 +153,7 @@ def run(item: Item, preset: str, folder: Path, results: Path) -> Record:
     text = "" if status == 0 else "\n".join(log.read_text().splitlines()[-LAST_LINES:])
     files = [str(path) for path in changed]
     record = Record(item.name, version_of(item), status, seconds, files, text)
-    (folder / f"{item.name}.json").write_text(json.dumps(asdict(record), indent=1))
+    write_text(folder / f"{item.name}.json", json.dumps(asdict(record), indent=1))
     return record
 
 
@@ -169,7 +174,8 @@ def markdown(title: str, made: Sequence[tuple[Item, Record | None]], folder: Pat
             parts += ["", f'<a id="{item.name}"></a>', "", f"### {item.title}", ""]
             parts += [f"`{item.path.relative_to(HERE.parent)}`, {state_text(record)}."]
             if record and record.text:
-                parts += ["", "```", record.text, "```"]
+                fence = "`" * (2 + max(map(len, re.findall("`+", f"{record.text}`"))))
+                parts += ["", fence, printable(record.text), fence]
             for path in map(Path, record.files if record else ()):
                 if path.suffix == ".md":  # its title is below this page's headings
                     text = path.read_text().strip()
@@ -206,7 +212,7 @@ def page(title: str, made: Sequence[tuple[Item, Record | None]]) -> str:
             parts.append(f'<h3 id="{item.name}">{html.escape(item.title)}</h3>')
             parts.append(f"<p><code>{path}</code>, {state(record)}.</p>")
             if record and record.text:
-                parts.append(f"<pre>{html.escape(record.text)}</pre>")
+                parts.append(f"<pre>{html.escape(printable(record.text))}</pre>")
             files = [Path(file) for file in record.files] if record else []
             parts += [as_html(f.read_text()) for f in files if f.suffix == ".md"]
             for file in (f for f in files if f.suffix == ".png"):
@@ -221,21 +227,32 @@ def state(record: Record | None) -> str:
 
 
 def as_html(text: str) -> str:
-    """The Markdown that tables are written in: pipes, bold, and paragraphs."""
+    """The Markdown that tables are written in: pipes, bold cells, and paragraphs."""
     parts, table = [], False
     for line in text.splitlines():
         is_row = line.startswith("|")
         if is_row != table:
             parts.append("<table>" if is_row else "</table>")
             table = is_row
-        line = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html.escape(line, quote=False))
         if is_row:
-            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
             if not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
-                parts.append("<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>")
+                parts.append("<tr>" + "".join(f"<td>{as_cell(cell)}" for cell in cells) + "</tr>")
         elif line.strip():
-            parts.append(f"<p>{line.lstrip('#').strip()}</p>")
+            parts.append(f"<p>{html_text(plain_markdown(line.lstrip('#').strip()))}</p>")
     return "\n".join([*parts, *(["</table>"] if table else [])])
+
+
+def as_cell(text: str) -> str:
+    """A cell, bold where all of it is; the stars of a stranger's text are escaped."""
+    bold = re.fullmatch(r"\*\*(.+)\*\*", text)
+    shown = html_text(plain_markdown(bold[1] if bold else text))
+    return f"<b>{shown}</b>" if bold else shown
+
+
+def printable(text: str) -> str:
+    """What a program printed, without what a terminal or a browser would obey."""
+    return "\n".join(map(one_line, text.splitlines()))
 
 
 def by_paper(made: Sequence[tuple[Item, Record | None]]):
@@ -252,23 +269,16 @@ def summary(made: Sequence[tuple[Item, Record | None]]) -> str:
     return f"{text}; failed: {', '.join(failed)}." if failed else f"{text}; none failed."
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    arguments = tyro.cli(Arguments, args=argv, description="Every table and figure.")
+def make_all(arguments: Arguments) -> int:
     results = Path("results")
     folder = results / f"all-{arguments.preset}"
-    try:
-        chosen = items(arguments.only)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    chosen = items(arguments.only)
     if arguments.list:
         for item in chosen:
             done = "done" if read_record(folder, item) else "missing"
             print(f"{done:8} {item.name:16} {item.title}")
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
+    make_output_directory(folder)
     title = f"Tables and figures of four papers, preset {arguments.preset}"
     made: list[tuple[Item, Record | None]] = [(item, None) for item in chosen]
     for place, item in enumerate(chosen):
@@ -282,12 +292,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         made[place] = (item, record)
         print(f"[{place + 1}/{len(chosen)}] {item.name}: {how}, {state_text(record)}", flush=True)
         # Written anew each time: what is there can be read while the rest is made.
-        (folder / "report.md").write_text(markdown(title, made, folder))
-        (folder / "report.html").write_text(page(title, made))
+        write_text(folder / "report.md", markdown(title, made, folder))
+        write_text(folder / "report.html", page(title, made))
     print(summary(made))
     print(f"Written to {folder}: report.md, report.html.")
     return 1 if any(record and record.status for _, record in made) else 0
 
+
+main = record_program(Arguments, make_all, "Every table and figure.")
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,8 @@ import numpy as np
 
 from fedjax_het import RunSpec
 from fedjax_het._startup import available_cores
-from fedjax_het.common.errors import exit_status
+from fedjax_het.common.records import Count, Positive
+from fedjax_het.report.programs import record_program
 
 PEER = Path(__file__).parent / "speed_peers" / "torch_condensation.py"
 
@@ -32,21 +32,14 @@ class Arguments:
     """Settings of the rounds that are timed; the server does not train in them."""
 
     dataset: str = "fashion_mnist"
-    width: int = 32
-    alpha: float = 0.02
-    ipc: int = 50
-    batch_size: int = 256
-    steps: int = 10
+    width: Count = 32
+    alpha: Positive = 0.02
+    ipc: Count = 50
+    batch_size: Count = 256
+    steps: Count = 10
     """Of condensation, for every pair."""
-    turns: int = 3
+    turns: Count = 3
     """How often each side is timed; every turn of ours is three rounds."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    arguments = tyro.cli(Arguments, args=argv)
-    return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
 
 
 def measure(a: Arguments) -> int:
@@ -109,6 +102,8 @@ def measure(a: Arguments) -> int:
     )
     return 0
 
+
+main = record_program(Arguments, measure)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,9 @@ import numpy as np
 
 from fedjax_het import RunSpec
 from fedjax_het._startup import available_cores
-from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
+from fedjax_het.common.errors import ConfigError, require, require_name
+from fedjax_het.common.records import Count
+from fedjax_het.report.programs import record_program
 
 PEER = Path(__file__).parent / "speed_peers" / "torch_fedamp.py"
 MODELS = {"mlp": {}, "convnet": {"width": 32}}
@@ -44,22 +45,15 @@ class Arguments:
 
     model: str = "mlp"
     """mlp (784-128-128-10) or convnet (width 32)."""
-    clients: int = 50
-    rounds: int = 5
+    clients: Count = 50
+    rounds: Count = 5
     """In each turn."""
-    turns: int = 3
+    turns: Count = 3
     """How often each side is timed."""
-    threads: tuple[int, ...] = ()
+    threads: tuple[Count, ...] = ()
     """Of the PyTorch loop, which is timed with each of these (default: 1, and the cores)."""
     check: bool = False
     """Compare the models of both sides after two rounds; time nothing."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    arguments = tyro.cli(Arguments, args=argv, config=(tyro.conf.FlagCreatePairsOff,))
-    return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
 
 
 def measure(a: Arguments) -> int:
@@ -67,9 +61,6 @@ def measure(a: Arguments) -> int:
 
     require_name("model", a.model, MODELS)
     require(a.clients >= 5, "clients", a.clients, "at least 5, one for each group")
-    for name in ("rounds", "turns"):
-        require(getattr(a, name) >= 1, name, getattr(a, name), "a whole number >= 1")
-    require(all(n >= 1 for n in a.threads), "threads", a.threads, "whole numbers >= 1")
     dataset, source = images()
     spec = RunSpec(
         "fedamp",
@@ -296,6 +287,8 @@ def _depth(name: str) -> tuple[int, bool]:
     """conv1, norm1, conv2, ..."""
     return int(name[-1]), name.startswith("norm")
 
+
+main = record_program(Arguments, measure)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -18,14 +18,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedjax_het import RunSpec
 from fedjax_het._startup import available_cores
-from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
+from fedjax_het.common.errors import ConfigError, require, require_name
+from fedjax_het.common.records import Count
+from fedjax_het.report.programs import record_program
 
 SHAPE, TRAIN, TEST, EACH = (32, 32, 3), 50_000, 500, 50
 
@@ -36,24 +38,20 @@ class Arguments:
 
     methods: tuple[str, ...] = ("fedavg", "scaffold")
     model: str = "fsl_cnn"
-    clients: tuple[int, ...] = (100, 1000, 10_000)
-    sampled: int = 10
+    clients: tuple[Count, ...] = (100, 1000, 10_000)
+    sampled: Count = 10
     """Clients of a round."""
-    rounds: int = 60
-    turns: int = 3
+    rounds: Count = 60
+    turns: Count = 3
     """How often each case is run."""
-    client_state: str = "host"
+    client_state: Literal["host", "device", "auto"] = "host"
     """Where clients' states are: host, device or auto."""
     alone: bool = False
     """Run one case in this process, once; print it as JSON."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    arguments = tyro.cli(Arguments, args=argv, config=(tyro.conf.FlagCreatePairsOff,))
-    work = run_alone if arguments.alone else compare
-    return exit_status(lambda: work(arguments), name="error", stopped="stopped")
+def measure(a: Arguments) -> int:
+    return run_alone(a) if a.alone else compare(a)
 
 
 def compare(a: Arguments) -> int:
@@ -61,10 +59,8 @@ def compare(a: Arguments) -> int:
 
     for method in a.methods:
         require_name("methods", method, METHODS)
-    require(a.sampled >= 1, "sampled", a.sampled, "a whole number >= 1")
     require(min(a.clients) >= a.sampled, "clients", a.clients, f"at least {a.sampled} each")
     require(a.rounds >= 20, "rounds", a.rounds, "a whole number >= 20")
-    require(a.turns >= 1, "turns", a.turns, "a whole number >= 1")
     print(
         f"{a.model}, {a.sampled} clients of {EACH} images a round, batch 10, one epoch; "
         f"{available_cores()} cores, load {os.getloadavg()[0]:.1f} before"
@@ -128,7 +124,7 @@ def run_alone(a: Arguments) -> int:
     )
     began = time.perf_counter()
     placement = Placement(lanes=1, client_state=a.client_state)
-    group = prepare([spec], dataset=dataset, partitions=[partition], placement=placement)
+    group = prepare([spec], dataset=dataset, own_partition=partition, placement=placement)
     ends = []
     runs = gathered(
         group,
@@ -175,6 +171,8 @@ def show(method: str, cases: dict[int, list[dict]]) -> None:
     spans = [max(all_) / min(all_) - 1 for all_ in (rates, fastest)]
     print(f"  flat within {spans[0]:.0%}, of the fastest rounds within {spans[1]:.0%}")
 
+
+main = record_program(Arguments, measure)
 
 if __name__ == "__main__":
     raise SystemExit(main())

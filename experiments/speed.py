@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,9 @@ import numpy as np
 
 import fedjax_het
 from fedjax_het._startup import available_cores
-from fedjax_het.common.errors import ConfigError, exit_status, require, require_name
+from fedjax_het.common.errors import ConfigError, require_name
+from fedjax_het.common.records import Count, Whole
+from fedjax_het.report.programs import record_program
 
 PROGRAMS = Path(__file__).parent / "speed_peers"
 PEERS = {
@@ -171,11 +172,11 @@ class Arguments:
 
     regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != LONGEST)
     """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8."""
-    turns: int = 2
+    turns: Count = 2
     """How often the programs take turns (the longest regimes: once)."""
     quick: bool = False
     """One turn of each: about ten minutes on 2 cores."""
-    rounds: int = 0
+    rounds: Whole = 0
     """Rounds in a turn (default: each regime's own)."""
     peers: tuple[str, ...] | None = None
     """Which of torch, fedjax, pfl, flower (default: those that are installed)."""
@@ -185,18 +186,9 @@ class Arguments:
     """Write OUTPUT.json, everything measured, and OUTPUT.md, the tables."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    arguments = tyro.cli(Arguments, args=argv, config=(tyro.conf.FlagCreatePairsOff,))
-    return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
-
-
 def measure(arguments: Arguments) -> int:
     for name in arguments.regimes:
         require_name("regimes", name, REGIMES)
-    require(arguments.turns >= 1, "turns", arguments.turns, "a whole number >= 1")
-    require(arguments.rounds >= 0, "rounds", arguments.rounds, "a whole number >= 0")
     interpreters = find_interpreters(arguments.peers, arguments.environments)
     record: dict[str, Any] = {"machine": describe_machine(), "regimes": {}}
     with tempfile.TemporaryDirectory() as folder:
@@ -478,6 +470,8 @@ def write_output(path: Path, record: dict[str, Any]) -> None:
     path.with_suffix(".json").write_text(json.dumps(record, indent=1))
     path.with_suffix(".md").write_text(tables(record) + "\n")
 
+
+main = record_program(Arguments, measure)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from fedjax_het._startup import available_cores
-from fedjax_het.common.errors import exit_status
+from fedjax_het.common.records import Count, Positive
+from fedjax_het.report.programs import record_program
 
 
 @dataclass
@@ -29,17 +30,10 @@ class Arguments:
     dataset: str = "digits"
     model: str = "mlp"
     algorithms: tuple[str, ...] = ("fedavg", "scaffold")
-    alphas: tuple[float, ...] = (0.01, 0.1, 1.0)
-    seeds: int = 8
-    rounds: int = 50
-    num_clients: int = 80
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    arguments = tyro.cli(Arguments, args=argv)
-    return exit_status(lambda: measure(arguments), name="error", stopped="stopped")
+    alphas: tuple[Positive, ...] = (0.01, 0.1, 1.0)
+    seeds: Count = 8
+    rounds: Count = 50
+    num_clients: Count = 80
 
 
 def measure(arguments: Arguments) -> int:
@@ -96,6 +90,8 @@ def start(*words: object, environment: dict[str, str] | None = None) -> None:
         check=True,
     )
 
+
+main = record_program(Arguments, measure)
 
 if __name__ == "__main__":
     raise SystemExit(main())

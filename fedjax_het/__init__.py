@@ -3,8 +3,12 @@
 import importlib
 from typing import Any
 
-from fedjax_het._startup import request_one_cpu_device_per_core
-from fedjax_het.common.cache import keep_compiled_programs
+from fedjax_het.common.variables import import_jax
+
+import_jax()
+
+from fedjax_het._startup import request_one_cpu_device_per_core  # noqa: E402
+from fedjax_het.common.cache import keep_compiled_programs  # noqa: E402
 
 request_one_cpu_device_per_core()
 keep_compiled_programs()

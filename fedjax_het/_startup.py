@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from fedjax_het.common import variables
+
 
 def available_cores() -> int:
     """Cores that this process may run on (a container's limit included where the OS tells)."""
@@ -20,12 +22,12 @@ def available_cores() -> int:
 
 
 def request_one_cpu_device_per_core() -> None:
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    if "xla_force_host_platform_device_count" in variables.text_of(variables.XLA_FLAGS):
         return
     # jax adds its settings to `jax.config` at run time: its types do not name them.
     settings: Any = jax.config
     asked = settings.jax_num_cpu_devices
-    if os.environ.get("JAX_NUM_CPU_DEVICES") or asked != -1:
+    if variables.text_of(variables.JAX_CPU_DEVICES) or asked != -1:
         return
     with contextlib.suppress(RuntimeError):  # a backend runs already: use the devices it has
         jax.config.update("jax_num_cpu_devices", available_cores())

@@ -1,5 +1,6 @@
 """Every test runs with strict settings: true float32 matmuls and warnings as errors."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def records_of_the_package_alone():
     yield
     for registry in (METHODS, DATASETS, NETWORKS, PARTITIONS, SERVER_SOURCES):
         registry.reset()
+
+
+@pytest.fixture(autouse=True)
+def log_of_the_package_alone():
+    """What a test's command line does to the log, the next one does not see."""
+    log = logging.getLogger("fedjax_het")
+    handlers, propagate, level = log.handlers[:], log.propagate, log.level
+    yield
+    log.handlers[:], log.propagate = handlers, propagate
+    log.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,7 @@ BAD = {
     "unknown data": (["--dataset", "fashion"], "fashion_mnist"),
     "unknown partition": (["--partition", "dirichlett"], "did you mean 'dirichlet'"),
     "unknown network": (["--model", "convnett"], "did you mean 'convnet'"),
-    "unknown hp": (["--hp", "proxmu=1"], "hp = 'proxmu'"),
+    "unknown hp": (["--hp", "proxmu=1"], "--hp = 'proxmu'"),
     "unknown option": (["--algorithm", "scaffold", "--option", "opt=I"], "did you mean 'option'"),
     "unknown preset": (["--algorithm", "dynafed", "--option", "preset=papers"], "'paper'"),
     "unknown optimiser": (["--local-optimizer", "adm"], "did you mean 'adam'"),
@@ -124,19 +124,19 @@ BAD = {
     "participation": (["--participation", "1.5"], "participation = 1.5: expected"),
     "no participation": (["--participation", "0"], "participation = 0.0: expected"),
     "rounds": (["--rounds", "0"], "rounds = 0: expected"),
-    "clients": (["--num-clients", "5000"], "num_clients = 5000: expected at most"),
-    "no clients": (["--num-clients", "0"], "num_clients = 0: expected"),
+    "clients": (["--num-clients", "5000"], "--num-clients = 5000: expected at most"),
+    "no clients": (["--num-clients", "0"], "--num-clients = 0: expected"),
     "hp without value": (["--hp", "prox_mu"], "expected NAME=VALUE"),
     "hp no number": (["--algorithm", "fedprox", "--hp", "prox_mu=big"], "expected a number"),
     "negative rate": (["--hp", "local_lr=-1"], "hp local_lr = -1.0: expected"),
     "scaffold option": (["--algorithm", "scaffold", "--option", "option=III"], "'III'"),
     "lanes": (["--lanes", "none"], "lanes"),
-    "resume nowhere": (["--resume"], "output_dir"),
+    "resume nowhere": (["--resume"], "an --output-dir"),
     "alpha without dirichlet": (["--partition", "iid", "--alpha", "1"], "alpha = 1.0"),
     "width of an mlp": (["--model", "mlp", "--width", "8"], "network 'mlp' has no option 'width'"),
     "trajectory beyond the end": (
         ["--algorithm", "dynafed", "--option", "segment_length=30"],
-        "min_start, max_start",
+        "--option min_start, --option max_start",
     ),
 }
 
@@ -157,7 +157,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case, capsys, monkeypatch):
 def test_an_output_folder_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run("--model", "mlp", "--output-dir", str(tmp_path / "file" / "x")) == 2
-    assert "output_dir" in capsys.readouterr().err
+    assert "--output-dir" in capsys.readouterr().err
 
 
 def test_bad_arrays_are_refused():

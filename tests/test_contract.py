@@ -12,10 +12,12 @@ from support.data import SIZES, consecutive, user_dataset
 from fedjax_het import ConfigError, Placement, RunSpec, register_method, simulate, sweep
 from fedjax_het.algorithms import contract
 from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.contract import HostWork, OnceTraffic, RoundInput, Traffic
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.engine.contract import Upload
 from fedjax_het.engine.local import local_sgd
 from fedjax_het.running import advance
+from fedjax_het.running.result import Result
 
 SMALL = {
     "dataset": "user",
@@ -81,6 +83,16 @@ def with_round(change):
         return algorithm._replace(round=lambda *given: change(*algorithm.round(*given)))
 
     return build
+
+
+def with_server(**functions):
+    """FedAvg with some of its server's functions in place of its own."""
+    return lambda training, plan: federated(training, plan, local_sgd(training), **functions)
+
+
+def replacing(**fields):
+    """FedAvg with these fields in place of its own."""
+    return lambda training, plan: fedavg(training, plan)._replace(**fields)
 
 
 def recording(shapes, **found):
@@ -205,6 +217,127 @@ BREAKS = {
         with_round(lambda state, info: (state._replace(round=jnp.float32(0)), info)),
         "Algorithm.round: state.round is float32[]: expected an int32 scalar",
     ),
+    "a server's init of other arguments": (
+        with_server(init=lambda hp: None),
+        "init takes (hp): expected (hp, variables)",
+    ),
+    "a server's init of nothing": (
+        with_server(init=lambda hp, variables: None),
+        "init returned None: expected a Broadcast",
+    ),
+    "an update of nothing": (
+        with_server(update=lambda hp, server, upload, counts: None),
+        "update returned None: expected a Broadcast",
+    ),
+    "an update to a dict": (
+        with_server(update=lambda hp, server, upload, counts: {"variables": {}}),
+        "update returned a dict: expected a Broadcast",
+    ),
+    "a send of other arguments": (
+        with_server(send=lambda server: server),
+        "send takes (server): expected (server, cohort)",
+    ),
+    "a send of nothing": (
+        with_server(send=lambda server, cohort: None),
+        "send returned None: expected a Broadcast",
+    ),
+    "a client that is none": (
+        lambda training, plan: federated(training, plan, (1, 2)),
+        "client is a tuple of 2: expected a ClientMethod",
+    ),
+    "a global model that is none": (
+        lambda training, plan: fedavg(training, plan)._replace(global_model=lambda state: None),
+        "Algorithm.global_model returned None: expected variables, a dict of params and state",
+    ),
+    "records of nothing": (
+        lambda training, plan: fedavg(training, plan)._replace(records=lambda num_clients: None),
+        "Algorithm.records returned None: expected a dict",
+    ),
+    "a begin of nothing": (
+        method(begin=lambda begin: lambda *given: None),
+        "ClientMethod.begin returned None: expected what a client carries, () if nothing",
+    ),
+    "a begin of words": (
+        method(begin=lambda begin: lambda *given: {"a": "x"}),
+        "ClientMethod.begin: ['a'] is a str: expected an array",
+    ),
+    "a client's init of nothing": (
+        method(init=lambda init: lambda *given: None),
+        "ClientMethod.init returned None: expected what a client keeps, () if nothing",
+    ),
+    "traffic of words": (
+        replacing(traffic=lambda hp, state: Traffic("a", 1)),
+        "Algorithm.traffic: down = 'a': expected a number of bytes",
+    ),
+    "traffic that is not finite": (
+        replacing(traffic=lambda hp, state: Traffic(1, float("nan"))),
+        "Algorithm.traffic: up = nan: expected a number of bytes",
+    ),
+    "traffic of nothing": (
+        replacing(traffic=lambda hp, state: None),
+        "Algorithm.traffic returned None: expected a Traffic",
+    ),
+    "first traffic that is no function": (
+        replacing(first_traffic=None),
+        "Algorithm.first_traffic = None: expected a function",
+    ),
+    "first traffic of nothing": (
+        replacing(first_traffic=lambda holdings: None),
+        "Algorithm.first_traffic returned None: expected a OnceTraffic",
+    ),
+    "first traffic below nothing": (
+        replacing(first_traffic=lambda holdings: OnceTraffic(-1)),
+        "Algorithm.first_traffic: down = -1: expected a number of bytes",
+    ),
+    "first traffic of other arguments": (
+        replacing(first_traffic=lambda: OnceTraffic()),
+        "Algorithm.first_traffic takes (): expected (holdings)",
+    ),
+    "a round that is no function": (
+        replacing(round=None),
+        "Algorithm.round = None: expected a function",
+    ),
+    "host work of nothing": (
+        replacing(host_work=None),
+        "Algorithm.host_work = None: expected a list",
+    ),
+    "host work that is none": (
+        replacing(host_work=(lambda: None,)),
+        "Algorithm.host_work[0] = a function: expected a HostWork",
+    ),
+    "host work of no length": (
+        replacing(host_work=(HostWork("w", 0, -1, lambda state: 0, lambda *given: None),)),
+        "HostWork.total = -1: expected a whole number >= 0",
+    ),
+    "inputs of nothing": (replacing(inputs=None), "Algorithm.inputs = None: expected a list"),
+    "an input that is no function": (
+        replacing(inputs=(RoundInput("x", None),)),
+        "RoundInput.make = None: expected a function",
+    ),
+    "an input of nothing": (
+        replacing(inputs=(RoundInput("x", lambda holdings: None),)),
+        "RoundInput('x').make returned None: expected a list of 1, one for each federation",
+    ),
+    "an input of too many": (
+        replacing(inputs=(RoundInput("x", lambda holdings: [1.0, 2.0]),)),
+        "RoundInput('x').make returned 2 of them: expected a list of 1, one for each federation",
+    ),
+    "an input of words": (
+        replacing(inputs=(RoundInput("x", lambda holdings: ["a"]),)),
+        "RoundInput('x').make: [0] is a str: expected an array",
+    ),
+    "passes in words": (
+        replacing(extra_passes="2"),
+        "Algorithm.extra_passes = '2': expected a whole number >= 0",
+    ),
+    "pages in words": (
+        replacing(pageable="yes"),
+        "Algorithm.pageable = 'yes': expected True or False",
+    ),
+    "tuning that is none": (
+        replacing(tuning=3),
+        "Algorithm.tuning = 3: expected a Tuning",
+    ),
     "records that were not announced": (
         recording({}, spread=jnp.float32(0)),
         "Algorithm.round: info.records has ['spread']: expected [], as `Algorithm.records` says",
@@ -236,6 +369,27 @@ def test_what_else_a_function_raises_says_where():
     with pytest.raises(TypeError, match="contracting dimensions") as found:
         simulate(RunSpec("mine", **SMALL), dataset=user_dataset())
     assert {"in ClientMethod.step", "in method 'mine'"} <= set(found.value.__notes__)
+
+
+TELLS = {
+    "nothing": (lambda *given: None, {}, "returned None: expected a dict"),
+    "an error": (lambda *given: 1 / 0, {}, "division by zero"),
+    "an object": (lambda *given: {"a": object(), "b": jnp.float32(2)}, {"b": 2.0}, "['a'] is left"),
+}
+
+
+@pytest.mark.parametrize("case", TELLS)
+def test_what_a_method_fails_to_tell_at_the_end_does_not_lose_the_run(case, tmp_path, caplog):
+    tell, kept, message = TELLS[case]
+
+    def build(training, plan):
+        return fedavg(training, plan)._replace(artifacts=tell, summary=tell)
+
+    register_method("mine", build)
+    made = simulate(RunSpec("mine", **SMALL), dataset=user_dataset(), output_dir=tmp_path)
+    assert made.artifacts == kept and {n: made.summary[n] for n in kept} == kept
+    assert "a" not in made.summary and caplog.text.count(message) == 2
+    assert Result.load(tmp_path / f"{made.digest()}.json").summary == made.summary
 
 
 # --- what the engine does with uploads -------------------------------------------------------

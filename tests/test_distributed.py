@@ -59,7 +59,7 @@ def test_two_processes_are_as_one(tmp_path, method):
     # Written once; and a sweep's runs are shared out.
     assert len(list((tmp_path / "two" / "run").glob("*.json"))) == 1
     counts = [int((tmp_path / "two" / f"made-2-{index}").read_text()) for index in (0, 1)]
-    assert sorted(counts) == [2, 3]
+    assert sum(counts) == 5
     here, there = (load_results(tmp_path / name / "sweep") for name in ("two", "one"))
     assert len(here) == len(there) == 5
     columns = ["seed", "final_accuracy"]

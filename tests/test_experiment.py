@@ -74,9 +74,9 @@ def test_filters_choose_and_settings_reach_the_runs():
     [
         (["--methods", "fedavgg"], "methods = 'fedavgg' is unknown: did you mean 'fedavg'"),
         (["--preset", "papr"], "preset = 'papr' is unknown: did you mean 'paper'"),
-        (["--datasets", "digit"], "dataset = 'digit' is unknown: did you mean 'digits'"),
+        (["--datasets", "digit"], "--datasets = 'digit' is unknown: did you mean 'digits'"),
         (["--models", "mlp", "--width", "32"], "width = 32"),
-        (["--alphas", "0"], "alpha = 0.0"),
+        (["--alphas", "0"], "--alphas = 0.0"),
         (["--rounds", "0"], "rounds = 0"),
     ],
 )
@@ -123,7 +123,8 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
     # A third seed is planned, but --show runs nothing.
     made = {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")}
     (tmp_path / "table.md").unlink()
-    assert main([*command, "--seeds", "0", "1", "2", "--show"]) == 0
+    more = [*command[:-4], "2", *command[-4:]]  # after "--seeds 0 1"
+    assert main([*more, "--show"]) == 0
     assert capsys.readouterr().out.count("2 of 3") == 2
     assert "| 2 of 3 |" in (tmp_path / "table.md").read_text()
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")} == made
@@ -131,7 +132,7 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
 
 def test_show_needs_a_folder(tmp_path, capsys):
     assert main(["--show", "--output-dir", str(tmp_path / "out")]) == 2
-    assert "output_dir" in capsys.readouterr().err
+    assert "--output-dir" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -254,10 +254,16 @@ def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples()
     own = shared.partition
     group = prepared(spec("data_sharing"))
     added = group.federations[0].server.indices
-    both = partition_from_clients(
-        [np.concatenate([own.client(k), added]) for k in range(own.num_clients)]
+    # A client may hold what the server has: in data of its own, where that is there twice.
+    data = user_dataset()
+    held = [np.sort(np.concatenate([own.client(k), added])) for k in range(own.num_clients)]
+    twice = dataclasses.replace(
+        data,
+        train_images=data.train_images[np.concatenate(held)],
+        train_labels=data.train_labels[np.concatenate(held)],
     )
-    plain = run(spec("fedavg", partition="iid", classes=None), partition=both)
+    both = consecutive([len(positions) for positions in held])
+    plain = run(spec("fedavg", partition="iid", classes=None), partition=both, dataset=twice)
     for name in ("test_accuracy", "test_loss", "train_loss", "client_samples"):
         np.testing.assert_array_equal(shared.metrics[name], plain.metrics[name], err_msg=name)
     once = 6 * 6 * (images[0].nbytes + 4)
@@ -465,7 +471,7 @@ def test_measuring_gaps_changes_nothing_else():
             "pretrain_epochs = 2",
         ),
         "empty D_0": ({"server_options": {"size": 0}}, "size = 0"),
-        "more classes than there are": ({"classes": 4}, "classes_per_client = 4"),
+        "more classes than there are": ({"classes": 4}, "^classes = 4"),
         "classes of another partition": ({"partition": "iid"}, "classes = 2"),
         "negative gamma": ({"hp": {"gamma": -1.0}}, "gamma"),
     }.values(),

@@ -234,7 +234,7 @@ def test_seed_decides_and_the_file_tells_all(tmp_path):
         ({"clients_per_group": [0, 5, 5, 5, 5]}, "clients_per_group = .*>= 1"),
         ({"clients_per_group": [4, 4, 4, 4, 5]}, "clients_per_group = .*sum of num_clients = 20"),
         ({"group_sizes": [100, 100]}, "group_sizes = .*expected 5 whole numbers"),
-        ({"group_sizes": 100}, r"group_sizes = \[100\]"),
+        ({"group_sizes": 100}, r"group_sizes = 100: expected a list"),
         ({"group_sizes": [100, 100, 100, 100, -1]}, "group_sizes = "),
         (
             {"group_sizes": [500] * 5},

@@ -432,7 +432,7 @@ def test_the_command_prints_the_tables_and_names_the_files(folder, capsys):
     assert "heat_map.png" not in out  # prox_mu is not chosen
     assert main(["report", str(folder), "--measure", "byts_up"]) == 2
     error = capsys.readouterr().err.strip()
-    assert error.startswith("fedjax-het: measure = 'byts_up' is unknown: did you mean 'bytes_up'")
+    assert error.startswith("fedjax-het: --measure = 'byts_up' is unknown: did you mean 'bytes_up'")
 
 
 def test_a_folder_without_results_is_refused(tmp_path, capsys):

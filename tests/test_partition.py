@@ -545,8 +545,39 @@ def test_inconsistent_partition_is_refused(indices, offsets):
         Partition("user", 0, {}, np.array(indices), np.array(offsets))
 
 
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        (3, "clients = 3: expected a list"),
+        ({0: [1]}, "clients = {0"),
+        ("ab", "clients = 'ab'"),
+        ([], "at least one client"),
+        ([[0], [0.5]], r"clients\[1\] = 'float64 \(1,\)'"),
+        ([[0], [True, False]], r"clients\[1\] = 'bool"),
+        ([[0], 1], r"clients\[1\] = 'int64 \(\)'"),
+        ([[0], [-2, 4]], r"clients\[1\] = '-2, ...': expected positions >= 0"),
+        ([[0], [[1], [2, 3]]], r"clients\[1\]: items of shapes"),
+        ([["a"]], r"clients\[0\] = '<U1"),
+    ],
+)
+def test_what_are_no_positions_is_refused_by_client(clients, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        partition_from_clients(clients)
+    assert "\n" not in str(error.value)
+
+
+def test_clients_may_come_from_a_generator():
+    made = partition_from_clients(np.arange(k) for k in range(3))
+    np.testing.assert_array_equal(made.sizes, [0, 1, 2])
+
+
+def test_names_of_clients_are_a_list():
+    with pytest.raises(ConfigError, match="client_names = 'ab'"):
+        partition_from_clients([[0], [1]], client_names="ab")
+
+
 def test_client_outside_the_federation_is_refused():
-    with pytest.raises(ConfigError, match="client = 20"):
+    with pytest.raises(ConfigError, match="k = 20"):
         make("iid").client(20)
 
 

@@ -68,6 +68,8 @@ def test_a_command_is_understood(command, monkeypatch, tmp_path):
     words = shlex.split(command)
     if words[0] == "srun":  # starts the same command several times
         words = words[words.index("fedjax-het") :]
+    if words[0] == "sbatch":  # the same in a batch job
+        words = shlex.split(words[words.index("--wrap") + 1])
     match words:
         case ["pytest"]:
             pass
@@ -80,7 +82,8 @@ def test_a_command_is_understood(command, monkeypatch, tmp_path):
         case ["python", script, *arguments] if script.startswith("experiments/"):
             # --list makes every setting of every run, checks it and runs nothing.
             monkeypatch.chdir(tmp_path)
-            monkeypatch.setattr(sys, "argv", [script, *arguments, "--list"])
+            arguments += [] if "--list" in arguments else ["--list"]
+            monkeypatch.setattr(sys, "argv", [script, *arguments])
             with pytest.raises(SystemExit) as stop:
                 runpy.run_path(str(ROOT / script), run_name="__main__")
             assert stop.value.code == 0
@@ -103,7 +106,9 @@ def test_a_command_is_understood(command, monkeypatch, tmp_path):
                 command = cli.COMMANDS[name]._replace(work=check)
                 monkeypatch.setitem(cli.COMMANDS, name, command)
             if arguments[:1] == ["table"] and not arguments[1].startswith("-"):
-                arguments = [*arguments, "--list"]  # resolves every run and makes none
+                arguments = [word for word in arguments if word != "--list"] + [
+                    "--list"
+                ]  # resolves every run and makes none
             joined = []  # this process has used its devices: too late for it to join others
             monkeypatch.setattr("jax.distributed.initialize", lambda: joined.append(True))
             assert cli.main(arguments) == 0

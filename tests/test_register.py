@@ -89,7 +89,11 @@ def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_
         ("mine", {"colur": "#000000"}, "fact = 'colur' is unknown: did you mean 'colour'"),
         ("mine", {"refines": "models"}, "refines = 'models' is unknown: did you mean 'model'"),
         ("mine", {"server_step": "none"}, "server_step = 'none' is unknown"),
-        ("mine", {"needs": ("server",)}, "needs = 'server' is unknown: did you mean 'server_data'"),
+        (
+            "mine",
+            {"needs": ("server",)},
+            "= 'server' is unknown: did you mean 'server_data'",
+        ),
         ("mine", {"options": dict}, "options = <class 'dict'>: expected a frozen dataclass"),
         ("mine", {"numbers": {"rate": "fast"}}, "rate = 'fast': expected a finite number >= 0"),
         ("mine", {"refinable": "model", "global_model": False}, "refinable = 'model': expected"),
@@ -114,6 +118,23 @@ def test_a_copy_of_a_server_optimiser_has_its_step_under_every_protocol():
             RunSpec(name, protocol=protocol).resolved().hp for name in ("fedadam", "copied")
         )
         assert own == theirs
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedavgm", "scaffold", "feddyn"])
+def test_a_function_of_the_packages_has_its_facts_under_another_name(name):
+    register_method("copied", METHODS[name].build)
+    for protocol in ("dynafed", "fsl"):
+        theirs, own = (RunSpec(each, protocol=protocol).resolved() for each in (name, "copied"))
+        assert (own.hp, own.options) == (theirs.hp, theirs.options)
+
+
+def test_a_step_of_ones_own_is_the_methods_where_only_its_numbers_say_so():
+    register_method(
+        "wrapped", lambda training, plan: fedadam(training, plan), numbers={"server_lr": 0.03}
+    )
+    register_method("mean", fedavg)
+    found = {name: RunSpec(name, protocol="fsl").resolved().hp for name in ("wrapped", "mean")}
+    assert (found["wrapped"]["server_lr"], found["mean"]["server_lr"]) == (0.03, 2.0)
 
 
 def test_methods_that_refine_go_over_ones_own_where_it_says_so():

@@ -417,7 +417,7 @@ def test_what_the_paper_reports_decides_the_measure():
     assert lines["Method"].split()[1:4] == ["Measured", "Last", "five"]
     assert lines["fedavg"].split()[1:6] == ["63.00", "±", "4.24", "53.00", "61.00"]
     other = theirs(ALPHA, fedavg=61.0).assign(metric="bytes")
-    with pytest.raises(ValueError, match="no measure of a run is the paper's bytes"):
+    with pytest.raises(ValueError, match=r"metric of reported = .'bytes'.: expected one of"):
         report.compare(cells, best_results(), other)
 
 

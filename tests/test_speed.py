@@ -70,8 +70,6 @@ def test_tables_are_markdown(speed):
     ("settings", "word"),
     [
         ({"regimes": ("R9",)}, "R1"),
-        ({"turns": 0}, "turns"),
-        ({"rounds": -1}, "rounds"),
         ({"peers": ("tensorflow",)}, "torch"),
         ({"peers": ("fedjax",)}, "make_environments"),
     ],
@@ -80,6 +78,12 @@ def test_bad_arguments_name_what_would_be_right(speed, settings, word, tmp_path)
     arguments = speed.Arguments(environments=tmp_path, **settings)
     with pytest.raises(ConfigError, match=word):
         speed.measure(arguments)
+
+
+@pytest.mark.parametrize("words", [["--turns", "0"], ["--rounds", "-1"]])
+def test_bad_words_name_the_flag(speed, words, capsys):
+    assert speed.main(words) == 2
+    assert f"{words[0]} = {words[1]}: expected" in capsys.readouterr().err
 
 
 def test_regimes_are_settings_that_exist(speed):

@@ -90,9 +90,9 @@ def test_runs_that_share_a_signature_share_one_compilation():
     specs = [
         RunSpec(**{**vars(one), "local_epochs": 4}) for one in SPECS
     ]  # no other test's program
-    made = make(specs, spread="runs").results
+    made = make(specs, spread="runs", lanes=1).results  # auto may time another number
     assert all(result is not None for result in made)
-    plan = {"dataset": user_dataset(), "placement": Placement(spread="runs")}
+    plan = {"dataset": user_dataset(), "placement": Placement(spread="runs", lanes=1)}
     program = prepare(specs, **plan).program
     assert program is prepare(specs[:1], **plan).program
     assert program.chunk.program._cache_size() == 1
@@ -264,26 +264,6 @@ def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
     assert states.count("done") == states.count("unfinished") == at_once
     for a, b in zip(make(SPECS, tmp_path, spread=spread).results, whole, strict=True):
         assert_same(a, b)
-
-
-def test_shards_are_disjoint_complete_and_merge_by_copying(tmp_path):
-    specs = [*SPECS, spec("fedprox", seed=0), spec("fedprox", seed=1)]
-    parts = [make(specs, tmp_path / str(i), shard=(i, 3)) for i in range(3)]
-    for results in zip(*(part.results for part in parts), strict=True):
-        assert sum(result is not None for result in results) == 1
-    algorithms = [part.frame()["algorithm"].value_counts() for part in parts]
-    assert all(set(a.index) <= {"fedavg", "fedprox"} and a["fedavg"] >= 1 for a in algorithms)
-    for i in (1, 2):
-        for path in (tmp_path / str(i)).glob("*.*"):
-            path.rename(tmp_path / "0" / path.name)
-    merged = make(specs, tmp_path / "0")
-    assert len(load_results(tmp_path / "0")) == 7 and all(merged.results)
-
-
-@pytest.mark.parametrize("shard", [(3, 3), (-1, 2), (0, 0)])
-def test_a_shard_that_does_not_exist(shard):
-    with pytest.raises(ConfigError, match=r"shard = .*0 <= i < n"):
-        make(SPECS, shard=shard)
 
 
 @pytest.mark.slow

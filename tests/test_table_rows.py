@@ -208,6 +208,7 @@ def test_a_table_of_clients_compares_clients(tmp_path):
     for cell in own:
         (run,) = cell.runs
         summary = {"bmta": 0.5, "bmta_round": 2, "diverged": False, "wall_seconds": 1.0}
+        summary["final_accuracy"] = 0.5
         result = Result(run.resolved(), {"client_accuracy": accuracies[cell.method]}, summary)
         name = result.save(tmp_path).stem
         rows.append({"digest": name, "settings": run.digest(), **summary})

@@ -35,6 +35,7 @@ def save(folder, spec, renamed, level):
     path = result.save(folder)
     record = json.loads(path.read_text())
     record["spec"] |= renamed
+    del record["checksum"]  # of the text that it had
     path.write_text(json.dumps(record))
     return RunSpec.from_dict(record["spec"])
 

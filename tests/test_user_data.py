@@ -220,6 +220,46 @@ BAD_ARRAYS = {
     "mean": ({"mean": (0.5,)}, "mean = .*3 finite numbers"),
     "std": ({"std": (1, 0, 1)}, "std = .*positive"),
     "std type": ({"std": 0.5}, "std = 0.5"),
+    "std text": ({"std": "123"}, "std = '123'"),
+    "std of truth values": ({"std": (True, True, True)}, r"std = \(True"),
+    "std below": ({"std": (1, -1, 1)}, "std = .*positive"),
+    "std nan": ({"std": (1, np.nan, 1)}, "std = .*finite"),
+    "tiny std": ({"std": (1, 1e-300, 1)}, "std = .*at least 1e-06"),
+    "huge std": ({"std": (1, 1e300, 1)}, "std = .*within"),
+    "huge mean": ({"mean": (1, 1e39, 1)}, "mean = .*within"),
+    "ragged": (
+        {"train_images": [np.zeros((5, 4, 3)), np.zeros((6, 4, 3))]},
+        r"train_images: items of shapes \(5, 4, 3\) and \(6, 4, 3\)",
+    ),
+    "ragged pixels": ({"test_images": [[[[1]], [[1], [2]]]]}, "test_images: .*expected one array"),
+    "objects": ({"train_images": np.full((8, 5, 4, 3), None)}, "train_images: a ndarray of obj"),
+    "an iterator": ({"train_images": iter([1])}, "train_images: a list_iterator of objects"),
+    "truth values": ({"train_images": np.zeros((8, 5, 4, 3), bool)}, "dtype of train_images"),
+    "complex": ({"train_images": np.zeros((8, 5, 4, 3), complex)}, "dtype of train_images"),
+    "wide int32": (
+        {"train_images": np.full((8, 5, 4, 3), 65535, np.int32)},
+        r"range of train_images = \(65535, 65535\): .*of 16 bits: uint16",
+    ),
+    "one hot": ({"train_labels": np.eye(8, dtype=int)}, "shape of train_labels"),
+    "labels of truth values": ({"train_labels": np.zeros(8, bool)}, "dtype of train_labels"),
+    "ragged labels": ({"train_labels": [[0], [1, 2]]}, "train_labels: items of shapes"),
+    "label words": ({"train_labels": list("abcdefgh")}, "dtype of train_labels"),
+    "huge label": (
+        {"train_labels": np.array([0] * 7 + [10**9]), "num_classes": None},
+        r"train_labels\[7\] = 1000000000: expected a label >= 0 and below 65536",
+    ),
+    "huge label and classes": (
+        {"train_labels": np.array([0] * 7 + [10**9]), "num_classes": 10**9 + 1},
+        r"train_labels\[7\] = 1000000000",
+    ),
+    "huge classes": ({"num_classes": 10**9}, "num_classes = 1000000000: .*at most 65536"),
+    "label years": (
+        {"train_labels": np.arange(8) + 2000, "num_classes": None},
+        r"train_labels\[7\] = 2007: expected labels from 0 on: there are .* different",
+    ),
+    "classes of truth values": ({"num_classes": True}, "num_classes = True"),
+    "names are no list": ({"class_names": 10}, "class_names = 10: expected a word or a list"),
+    "domain names are letters": (DOMAINS | {"domain_names": "ab"}, "domain_names = 'ab'"),
     "one split's domains": ({"test_domains": np.zeros(4, int)}, "train_domains = None"),
     "names alone": ({"domain_names": ["a"]}, "domain_names = .*none without train_domains"),
     "domain rank": (DOMAINS | {"test_domains": np.zeros((4, 1), int)}, "shape of test_domains"),
@@ -231,6 +271,47 @@ BAD_ARRAYS = {
     "reserved name": (DOMAINS | {"domain_names": ["a", "domains"]}, "not 'domains'"),
     "no test image": (DOMAINS | {"domain_names": ["a", "b", "c"]}, "no test image of domain 'c'"),
 }
+
+
+def test_images_of_16_bits_are_scaled_in_all_splits():
+    wide = np.arange(8 * 60, dtype=np.uint16).reshape(8, 5, 4, 3) * 136
+    dark = np.full((4, 5, 4, 3), 51, np.uint16)
+    dataset = dataset_from_arrays(**arrays(train_images=wide, test_images=dark))
+    np.testing.assert_allclose(dataset.train_images, wide / 65535, rtol=1e-6)
+    np.testing.assert_allclose(dataset.test_images, 51 / 65535, rtol=1e-6)
+    narrow = dataset_from_arrays(**arrays(train_images=wide % 256))
+    assert narrow.train_images.dtype == np.uint8, "8 bits in a wider type"
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_folders_of_16_bit_images_are_scaled(colour, tmp_path):
+    from PIL import Image
+
+    levels = np.array([[0, 257, 32768, 65535]], np.uint16)
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            Image.fromarray(levels).save(folder / "1.png")
+    images = load_image_folder(tmp_path, colour=colour, cache_dir=tmp_path / "cache").train_images
+    assert images.shape == (2, 1, 4, 3 if colour else 1)
+    np.testing.assert_array_equal(images[0, 0, :, 0], [0, 1, 128, 255])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"size": size} for size in (True, 0, -1, 2.5, "32", (8,), (8, True), 10**9, [1, 2, 3])),
+        *({name: value} for name in ("colour", "use_valid") for value in ("yes", 1, None)),
+        *({"path": path} for path in (None, "", 3)),
+    ],
+    ids=str,
+)
+def test_arguments_of_an_image_folder_are_checked_before_it_is_read(given, tmp_path):
+    (name, value) = next(iter(given.items()))
+    with pytest.raises(ConfigError, match=f"{name} = ") as error:
+        load_image_folder(**{"path": tmp_path, **given})
+    assert repr(value) in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("case", BAD_ARRAYS)

@@ -10,7 +10,7 @@ clients take part in every one of these rounds, the others are drawn; clients st
 optimiser, where the run before them keeps it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -24,15 +24,18 @@ import pandas as pd
 
 from experiments.dynafed import settings
 from fedjax_het import RunSpec, simulate
-from fedjax_het.common.errors import exit_status, require, require_name
+from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.records import Count, Whole
 from fedjax_het.condensation import SyntheticData, fine_tune
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
+from fedjax_het.report.programs import record_program
 from fedjax_het.report.style import add_legend, plain_axes
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.write import write_text
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import ResolvedSpec
@@ -62,9 +65,9 @@ class Arguments:
 
     preset: str = "quick"
     """quick or paper."""
-    shown: int = 3
+    shown: Count = 3
     """Rounds that are run step by step."""
-    seed: int = 0
+    seed: Whole = 0
     """Of the run, of its clients, and of what is drawn here."""
     output_dir: str | None = None
     """Folder of the figure (default: results/dynafed-fig3-PRESET)."""
@@ -234,31 +237,29 @@ def draw(table: pd.DataFrame, title: str):
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    about = "DynaFed, Figure 3: losses of clients' data in local training and fine-tuning."
-    arguments = tyro.cli(Arguments, args=argv, description=about)
-
-    def run() -> int:
-        require_name("preset", arguments.preset, PRESETS)
-        require(arguments.shown >= 1, "shown", arguments.shown, "at least one round")
-        spec = replace(PRESETS[arguments.preset], seed=arguments.seed, partition_seed=None)
-        spec = spec.resolved()
-        if arguments.list:
-            print(f"{describe(spec)}; then {arguments.shown} rounds step by step")
-            return 0
-        table = measure(spec, arguments.shown)
-        directory = make_output_directory(
-            arguments.output_dir or f"results/dynafed-fig3-{arguments.preset}"
-        )
-        title = f"{spec.dataset}, alpha {spec.alpha:g}, after {spec.rounds} rounds"
-        write_figure(directory / "fig3.png", draw(table, title))
-        write_text(directory / "fig3.csv", to_csv(table))
-        print(f"Written to {directory}: fig3.png, fig3.csv.")
+def run(arguments: Arguments) -> int:
+    require_name("preset", arguments.preset, PRESETS)
+    spec = replace(PRESETS[arguments.preset], seed=arguments.seed, partition_seed=None)
+    spec = spec.resolved()
+    if arguments.list:
+        print(f"{describe(spec)}; then {arguments.shown} rounds step by step")
         return 0
+    table = measure(spec, arguments.shown)
+    directory = make_output_directory(
+        arguments.output_dir or f"results/dynafed-fig3-{arguments.preset}"
+    )
+    title = f"{spec.dataset}, alpha {spec.alpha:g}, after {spec.rounds} rounds"
+    write_figure(directory / "fig3.png", draw(table, title))
+    write_text(directory / "fig3.csv", to_csv(table))
+    print(f"Written to {directory}: fig3.png, fig3.csv.")
+    return 0
 
-    return exit_status(run, name="error", stopped="stopped")
+
+main = record_program(
+    Arguments,
+    run,
+    "DynaFed, Figure 3: losses of clients' data in local training and fine-tuning.",
+)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,10 @@ HALVES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return max(half(argv) for half in HALVES)
+    for half in HALVES:
+        if status := half(argv):
+            return status  # what stops the one stops the other
+    return 0
 
 
 if __name__ == "__main__":

@@ -24,15 +24,17 @@ from jax.flatten_util import ravel_pytree
 
 from experiments.dynafed.settings import EXPERIMENT, PRESETS
 from fedjax_het import RunSpec, simulate
+from fedjax_het.common.pictures import write_figure
 from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.data import Dataset, load_dataset
+from fedjax_het.engine.evaluation import right_of
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.style import add_legend, make_panels, plain_axes
-from fedjax_het.report.write import write_figure, write_text
+from fedjax_het.report.write import write_text
 from fedjax_het.running.result import Result
 
 LOCAL_EPOCHS = {"quick": (2, 10), "paper": (1, 5, 10)}
@@ -150,7 +152,7 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> list[list[flo
         def right(piece):
             image, label = piece
             logits = task.model.apply(variables, task.normalise(image[None]), train=False)[0]
-            return logits[0].argmax() == label
+            return right_of(logits[0], label)
 
         return jax.lax.map(right, (images, labels), batch_size=500).mean()
 

@@ -13,10 +13,10 @@ import pandas as pd
 
 from experiments.fedaf.table3 import TABLE3
 from fedjax_het import report
+from fedjax_het.common.pictures import write_figure
 from fedjax_het.report.gain import plot_gain
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.reported import reported_values
-from fedjax_het.report.write import write_figure
 
 FIG5 = replace(
     TABLE3,

@@ -9,18 +9,20 @@ another picture than the paper's, which the figure's title says.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from experiments.fedaf.domains import digit_domains
 from fedjax_het import RunSpec, simulate
-from fedjax_het.common.errors import exit_status, require, require_name
+from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.records import Count, Whole, at_least
 from fedjax_het.data import Dataset, load_dataset
+from fedjax_het.report.programs import record_program
 from fedjax_het.report.style import add_legend, make_panels
-from fedjax_het.report.write import write_figure
 from fedjax_het.settings.spec import ResolvedSpec
 
 
@@ -70,11 +72,11 @@ class Arguments:
 
     preset: str = "quick"
     """quick or paper."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Of training the network (default: the preset's)."""
-    images: int = 3000
+    images: Annotated[int, at_least(100)] = 3000
     """Training images that are shown, at most: drawn from all."""
-    seed: int = 0
+    seed: Whole = 0
     """Of training, drawing and t-SNE."""
     output_dir: str | None = None
     """Folder of the figure (default: results/fedaf-fig9-PRESET)."""
@@ -135,47 +137,43 @@ def draw(points: np.ndarray, labels: np.ndarray, domains: np.ndarray, dataset: D
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    about = "FedAF, Figure 9: features of domains by t-SNE, from a network trained here."
-    arguments = tyro.cli(Arguments, args=argv, description=about)
-
-    def run() -> int:
-        require_name("preset", arguments.preset, PRESETS)
-        require(arguments.images >= 100, "images", arguments.images, "at least 100")
-        preset = PRESETS[arguments.preset]
-        spec = dataclasses.replace(preset.spec, seed=arguments.seed)
-        if arguments.epochs is not None:
-            spec = dataclasses.replace(spec, rounds=arguments.epochs)
-        spec = spec.resolved()
-        if arguments.list:
-            print(f"{spec.model} on {preset.images}, {spec.rounds} epochs; then t-SNE")
-            return 0
-        from sklearn.manifold import TSNE
-
-        dataset = preset.make_dataset()
-        rng = np.random.default_rng(arguments.seed)
-        count = min(arguments.images, len(dataset.train_labels))
-        positions = np.sort(rng.permutation(len(dataset.train_labels))[:count])
-        features, accuracy = embedded(spec, dataset, positions)
-        points = TSNE(random_state=arguments.seed, init="pca").fit_transform(features)
-        title = (
-            f"t-SNE of {count:,} training images' features: {preset.images}.\n"
-            f"Features of a ConvNet trained here on these domains for {spec.rounds} epochs "
-            f"(test accuracy {100 * accuracy:.1f} %),\nnot of the paper's ResNet50 trained on "
-            "ImageNet."
-        )
-        directory = make_output_directory(
-            arguments.output_dir or f"results/fedaf-fig9-{arguments.preset}"
-        )
-        assert dataset.train_domains is not None  # both presets' data have domains
-        labels, domains = dataset.train_labels[positions], dataset.train_domains[positions]
-        write_figure(directory / "fig9.png", draw(points, labels, domains, dataset, title))
-        print(f"Written to {directory}: fig9.png.")
+def run(arguments: Arguments) -> int:
+    require_name("preset", arguments.preset, PRESETS)
+    preset = PRESETS[arguments.preset]
+    spec = dataclasses.replace(preset.spec, seed=arguments.seed)
+    if arguments.epochs is not None:
+        spec = dataclasses.replace(spec, rounds=arguments.epochs)
+    spec = spec.resolved()
+    if arguments.list:
+        print(f"{spec.model} on {preset.images}, {spec.rounds} epochs; then t-SNE")
         return 0
+    from sklearn.manifold import TSNE
 
-    return exit_status(run, name="error", stopped="stopped")
+    dataset = preset.make_dataset()
+    rng = np.random.default_rng(arguments.seed)
+    count = min(arguments.images, len(dataset.train_labels))
+    positions = np.sort(rng.permutation(len(dataset.train_labels))[:count])
+    features, accuracy = embedded(spec, dataset, positions)
+    points = TSNE(random_state=arguments.seed, init="pca").fit_transform(features)
+    title = (
+        f"t-SNE of {count:,} training images' features: {preset.images}.\n"
+        f"Features of a ConvNet trained here on these domains for {spec.rounds} epochs "
+        f"(test accuracy {100 * accuracy:.1f} %),\nnot of the paper's ResNet50 trained on "
+        "ImageNet."
+    )
+    directory = make_output_directory(
+        arguments.output_dir or f"results/fedaf-fig9-{arguments.preset}"
+    )
+    assert dataset.train_domains is not None  # both presets' data have domains
+    labels, domains = dataset.train_labels[positions], dataset.train_domains[positions]
+    write_figure(directory / "fig9.png", draw(points, labels, domains, dataset, title))
+    print(f"Written to {directory}: fig9.png.")
+    return 0
+
+
+main = record_program(
+    Arguments, run, "FedAF, Figure 9: features of domains by t-SNE, from a network trained here."
+)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.records import Whole
 from fedjax_het.data import Partition, make_partition, plot_partition
 from fedjax_het.report.programs import Program, function_program
 
@@ -36,15 +37,21 @@ SOURCES = {
 
 
 def balanced_labels(dataset: str) -> np.ndarray:
-    source = SOURCES[dataset]
+    source = source_of(dataset)
     return np.repeat(np.arange(source.num_classes), source.images_per_class)
+
+
+def source_of(dataset: str) -> Source:
+    """Raises ConfigError for a data set that the paper does not split."""
+    require_name("dataset", dataset, SOURCES)
+    return SOURCES[dataset]
 
 
 def paper_partition(dataset: str, alpha: float, seed: int) -> Partition:
     return make_partition(
         "dirichlet_capped",
         balanced_labels(dataset),
-        SOURCES[dataset].num_classes,
+        source_of(dataset).num_classes,
         num_clients=CLIENTS,
         alpha=alpha,
         seed=seed,
@@ -56,7 +63,7 @@ def partition_program(figure: str, dataset: str) -> Program:
 
     def draw(
         preset: str = "paper",
-        seed: int = 0,
+        seed: Whole = 0,
         output_dir: str = "results/fedaf-partitions",
         list: bool = False,
     ) -> int:
@@ -79,7 +86,7 @@ def partition_program(figure: str, dataset: str) -> Program:
                 plot_partition(
                     split,
                     balanced_labels(dataset),
-                    SOURCES[dataset].num_classes,
+                    source_of(dataset).num_classes,
                     path,
                     title=f"{dataset}, alpha = {alpha:g}, seed {seed}",
                 )

@@ -6,15 +6,24 @@ Partitions need label counts only, see `partitions.py`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from experiments.fedaf.partitions import CLIENTS, PRESETS, SOURCES, balanced_labels, paper_partition
+from experiments.fedaf.partitions import (
+    CLIENTS,
+    PRESETS,
+    SOURCES,
+    balanced_labels,
+    paper_partition,
+    source_of,
+)
 from fedjax_het import report
-from fedjax_het.common.errors import exit_status, require, require_name
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.records import Count, Whole, at_least
+from fedjax_het.report.programs import record_program
 from fedjax_het.report.render import Section, number_text
 from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import publish
@@ -30,11 +39,11 @@ class Arguments:
 
     preset: str = "paper"
     """quick or paper, which are the same here: seconds, and no data."""
-    ipc: int = 50
+    ipc: Count = 50
     """Condensed images per class; a client condenses the classes that it has as many images of."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[Whole, ...] = (0, 1, 2)
     """Partitions that a cell is the mean of."""
-    partitions: int = 100
+    partitions: Annotated[int, at_least(2)] = 100
     """Partitions that show how far such a mean may fall from the one over many."""
     output_dir: str = "results/fedaf-table7"
     """Folder of the table."""
@@ -46,7 +55,7 @@ def label_counts(dataset: str, alpha: float, seed: int) -> np.ndarray:
     """[clients, classes] of the paper's partition."""
     split = paper_partition(dataset, alpha, seed)
     labels = balanced_labels(dataset)
-    return split.label_counts(labels, SOURCES[dataset].num_classes)
+    return split.label_counts(labels, source_of(dataset).num_classes)
 
 
 def upload_bytes(
@@ -65,7 +74,8 @@ def model_bytes(model: str, dataset: str) -> int:
 
     from fedjax_het.nn import make_model
 
-    source = SOURCES[dataset]
+    source = source_of(dataset)
+    require_name("model", model, PAPER_PARAMETERS)
     options = {"convnet": {"norm": "batch"}, "resnet18": {"stem": "imagenet"}}[model]
     network = make_model(model, source.image_shape, source.num_classes, **options)
     variables = jax.eval_shape(network.init, jax.random.key(0))
@@ -90,7 +100,7 @@ def make_rows(arguments: Arguments) -> list[dict]:
             "reported": cell.mean,
         }
         if cell.method == "fedaf":
-            shape = SOURCES[cell.dataset].image_shape
+            shape = source_of(cell.dataset).image_shape
             chosen = [label_counts(cell.dataset, cell.level, seed) for seed in arguments.seeds]
             many = [
                 label_counts(cell.dataset, cell.level, seed) for seed in range(arguments.partitions)
@@ -164,30 +174,24 @@ def as_table(rows: list[dict], arguments: Arguments) -> report.TextTable:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    import tyro
-
-    arguments = tyro.cli(Arguments, args=argv, description=TITLE)
-
-    def run() -> int:
-        require_name("preset", arguments.preset, PRESETS)
-        require(arguments.ipc >= 1, "ipc", arguments.ipc, "a whole number >= 1")
-        require(len(arguments.seeds) > 0, "seeds", arguments.seeds, "at least one seed")
-        require(arguments.partitions >= 2, "partitions", arguments.partitions, "at least 2")
-        if arguments.list:
-            for cell in reported_values("fedaf", "table7").itertuples(index=False):
-                print(f"{cell.dataset}, alpha {cell.level:g}: {cell.method}, {cell.model}")
-            return 0
-        import pandas as pd
-
-        rows = make_rows(arguments)
-        table = as_table(rows, arguments)
-        directory = make_output_directory(arguments.output_dir)
-        names = publish(directory, "table", table, pd.DataFrame(rows))
-        print(f"Written to {directory}: {', '.join(names)}.")
+def run(arguments: Arguments) -> int:
+    require_name("preset", arguments.preset, PRESETS)
+    require(len(arguments.seeds) > 0, "seeds", arguments.seeds, "at least one seed")
+    if arguments.list:
+        for cell in reported_values("fedaf", "table7").itertuples(index=False):
+            print(f"{cell.dataset}, alpha {cell.level:g}: {cell.method}, {cell.model}")
         return 0
+    import pandas as pd
 
-    return exit_status(run, name="error", stopped="stopped")
+    rows = make_rows(arguments)
+    table = as_table(rows, arguments)
+    directory = make_output_directory(arguments.output_dir)
+    names = publish(directory, "table", table, pd.DataFrame(rows))
+    print(f"Written to {directory}: {', '.join(names)}.")
+    return 0
+
+
+main = record_program(Arguments, run, TITLE)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.records import Whole
 from fedjax_het.data import (
     load_dataset,
     make_partition,
@@ -13,7 +15,6 @@ from fedjax_het.data import (
     server_pool,
 )
 from fedjax_het.report.programs import Program, function_program
-from fedjax_het.report.write import write_figure
 
 # Sizes, in points, at which glyphs fill the images as its own do; of other data sets the paper's.
 GLYPH_SIZES = {"digits": (200, 220, 240)}
@@ -32,7 +33,7 @@ def examples_program(figure: str, presets: dict[str, Source]) -> Program:
     """`main` of a figure: draw `<figure>.png`, and print what the server has."""
 
     def draw(
-        preset: str = "quick", seed: int = 0, output_dir: str | None = None, list: bool = False
+        preset: str = "quick", seed: Whole = 0, output_dir: str | None = None, list: bool = False
     ) -> int:
         """Draw the figure.
 

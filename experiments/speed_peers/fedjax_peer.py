@@ -79,6 +79,8 @@ def make_network(regime: Regime) -> hk.Sequential:
         ]
         head = [hk.Flatten(), hk.Linear(512), jax.nn.relu, hk.Linear(10)]
         return hk.Sequential([*blocks, *head])
+    if regime.network != "convnet":
+        raise ValueError(f"network = {regime.network!r}: expected mlp, cnn or convnet")
     layers = []
     for padding in (3, 1, 1):
         layers += [

@@ -163,6 +163,7 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
                 sum_over_models(
                     lambda teacher: logits_of(task, teacher, images),
                     ClientModels(teachers, present, present > 0),
+                    len(images),
                 )
                 / server["teachers"]
             ),

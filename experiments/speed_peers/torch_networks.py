@@ -16,6 +16,8 @@ def network_of(name: str, width: int | None) -> nn.Module:
     if name == "convnet":
         assert width is not None
         return convnet(width)
+    if name not in ("mlp", "cnn"):
+        raise ValueError(f"network = {name!r}: expected mlp, cnn or convnet")
     return {"mlp": mlp, "cnn": cnn}[name]()
 
 

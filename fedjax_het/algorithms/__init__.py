@@ -33,6 +33,7 @@ from fedjax_het.algorithms import (
 )
 from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.entry import Entry, Rule, checked_entry
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.records import record_of
 from fedjax_het.common.registry import Registry
@@ -89,11 +90,27 @@ def entry_of(algorithm: str, options: Mapping[str, Any]) -> Entry:
     if not entry.has_base:
         return entry
     possible = bases(entry)
-    base = options.get("base") or possible[0]
-    require_name("option base", base, possible)
+    named = options.get("base")
+    base = possible[0] if named is None else named
+    require_name("options base", base, possible)
     return entry.over(METHODS[base])
 
 
+# What is so of a method because of its function, under whatever name.
+_OF_THE_FUNCTION = (
+    *("options", "numbers", "server_step", "needs", "trains_locally", "scored"),
+    *("global_model", "surveys", "min_clients", "network"),
+)
+
+
+def _facts_of(build: Callable[..., Algorithm]) -> dict[str, Any]:
+    """The facts of a function that is one of the package's, which a copy of it has too."""
+    known = (METHODS[name] for name in METHODS.built_in)
+    entry = next((entry for entry in known if entry.build is build and not entry.has_base), None)
+    return {} if entry is None else {fact: getattr(entry, fact) for fact in _OF_THE_FUNCTION}
+
+
+@door
 def register_method(
     name: str, build: Callable[..., Algorithm], description: str = "", **facts: Any
 ) -> Entry:
@@ -104,7 +121,8 @@ def register_method(
       build(training, plan) -> Algorithm, see `contract`; with `options=`, where it has any.
       facts: fields of `Entry`: `options` and `numbers`, its typed choices and hyper-parameters (of
         `numbers` a dict of defaults will do, none of them below 0); `scored`, `colour`,
-        `refinable`, ...
+        `refinable`, ... A function of the package's own has its options, numbers and needs under a
+        new name too, unless they are given.
     Returns: the entry.
     Raises: ConfigError if `name` is a method of the package or no word, or for facts that cannot
       be.
@@ -115,6 +133,7 @@ def register_method(
     """
     for fact in facts:
         require_name("fact", fact, [field.name for field in fields(Entry) if field.name != "base"])
+    facts = {**_facts_of(build), **facts}
     if isinstance(facts.get("numbers"), dict):
         facts["numbers"] = record_of(f"{name}_numbers", facts["numbers"])
     entry = checked_entry(Entry(name, build, description, **facts))

@@ -9,11 +9,14 @@ from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.distilling import over_models
 from fedjax_het.algorithms.entry import Entry
 from fedjax_het.algorithms.refined import Round, server_examples
+from fedjax_het.common.arrays import with_row
 from fedjax_het.engine.ensemble import logits_of, weighted_sum
-from fedjax_het.engine.lanes import ClientModels
+from fedjax_het.engine.evaluation import right_of
+from fedjax_het.engine.lanes import ClientModels, Examples, client_row
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.sharing import Sharing
+from fedjax_het.engine.stretches import TEACHERS, loop
 
 
 def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]) -> Algorithm:
@@ -28,7 +31,8 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
     objective. Not FedNova, where they weigh changes of unlike length, and not the
     server optimisers, whose momentum or scale would be of another average. Batch-norm statistics
     are averaged likewise, with rate 1. Accuracies are of all the examples, of the networks as they
-    are evaluated. If no model is right about any of them, all count alike.
+    are evaluated. If no model is right about any of them, all count alike; if one of them has
+    logits that are not finite, so is the average.
 
     The paper's formula could not be read; this one is that of DynaFed's public code, less its two
     errors: there the accuracy is of the last minibatch alone, and of networks in training mode.
@@ -38,17 +42,23 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
     """
     task = training.task
 
-    def found_labels(sharing: Sharing, models, images):
-        def of_images(images):
-            return jax.lax.map(lambda model: logits_of(task, model, images).argmax(1), models).T
+    def found_right(sharing: Sharing, models, examples: Examples):
+        def of_examples(part: Examples):
+            labels, count = jnp.asarray(part.labels), len(jax.tree.leaves(models)[0])
 
-        return sharing.for_each_sample(of_images, images)  # [n, S]
+            def add(i, right):
+                logits = logits_of(task, client_row(models, i), part.images)
+                return with_row(right, right_of(logits, labels), i)
+
+            none = jnp.zeros((count, len(labels)))
+            return loop(TEACHERS, count, add, none, samples=len(labels) / 3).T
+
+        return sharing.for_each_sample(of_examples, examples)  # [n, S]
 
     def refine(hp, this_round: Round, models: ClientModels):
         examples = server_examples(this_round)
 
-        labels = plan.shared(found_labels, models.variables, examples.images)
-        accuracies = (labels == examples.labels[:, None]).mean(0)
+        accuracies = plan.shared(found_right, models.variables, examples).mean(0)
         right = jnp.where(models.present, accuracies, 0)
         right = jnp.where(right.any(), right, models.present)
         shares = right / jnp.maximum(right.sum(), jnp.finfo(jnp.float32).tiny)

@@ -12,10 +12,12 @@ from fedjax_het.common.arrays import AnyArray
 from fedjax_het.engine.contract import (
     Client,
     ClientMethod,
+    ContractError,
     HyperParameters,
     Upload,
     call,
     checked_client,
+    kind_of,
     require_like,
 )
 from fedjax_het.engine.lanes import Cohort, client_row, for_each_client, train_cohort
@@ -40,6 +42,18 @@ class UpdateServer(Protocol):
     """-> the server's state after a round, of the same structure, shapes and types."""
 
     def __call__(self, hp: HyperParameters, server: Any, upload: Upload, counts: Counts) -> Any: ...
+
+
+class InitServer(Protocol):
+    """-> the server's state before the first round; like a `Broadcast`, it has `variables`."""
+
+    def __call__(self, hp: HyperParameters, variables: Tree) -> Any: ...
+
+
+class SendToClients(Protocol):
+    """-> what the clients of a round read; it has `variables`."""
+
+    def __call__(self, server: Any, cohort: Cohort) -> Any: ...
 
 
 class Kept(NamedTuple):
@@ -72,6 +86,8 @@ def federated(
       send(server, cohort) -> what clients read, if not only what the server keeps.
     """
     update_server = update or fedavg_update
+    if not isinstance(client, ClientMethod):
+        raise ContractError(f"client is {kind_of(client)}: expected a ClientMethod")
     client = checked_client(client)
     keeps = training.scored == "client"
     if keeps:
@@ -82,15 +98,19 @@ def federated(
 
     def init_state(hp, key, variables, num_clients):
         client_state = client.init(hp, variables)
-        return State(init(hp, variables), for_each_client(client_state, num_clients), jnp.int32(0))
+        server = call("init", init, InitServer, hp, variables)
+        _require_broadcast("init", server)
+        return State(server, for_each_client(client_state, num_clients), jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
-        sent = send(state.server, cohort)
+        sent = call("send", send, SendToClients, state.server, cohort)
+        _require_broadcast("send", sent)
         result = train_cohort(client, plan, hp, sent, state.clients, key, cohort, gather=hands_out)
         schedule = cohort.schedule
         counts = Counts(schedule.num_clients, result.num_trained, schedule.share)
         given = (hp, state.server, result.upload, counts)
         server = call("update", update_server, UpdateServer, *given)
+        _require_broadcast("update", server)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
@@ -113,6 +133,13 @@ def federated(
         extra_passes=client.extra_passes,
         pageable=not keeps,
     )
+
+
+def _require_broadcast(name: str, found: Any) -> None:
+    """Raise ContractError for a server's state, or what it sends, without a model."""
+    if "params" not in (getattr(found, "variables", None) or {}):
+        expected = "a Broadcast, or what has its `variables`, the model"
+        raise ContractError(f"{name} returned {kind_of(found)}: expected {expected}")
 
 
 def _keeping(client: ClientMethod) -> ClientMethod:

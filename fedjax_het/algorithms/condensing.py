@@ -103,10 +103,10 @@ class CondensingOptions(Record):
         return replace(self, threshold=self.threshold or self.ipc)
 
     def check(self) -> None:
-        parse_strategy(self.augment_strategy)
+        parse_strategy(self.augment_strategy, "augment_strategy")
         if self.private:
-            require(self.init == "noise", "init", self.init, "noise: real images are private")
-            why = "False: an example would be read several times in a step"
+            require(self.init == "noise", "init", self.init, "noise, with private = True")
+            why = "False, with private = True: else an example is read several times in a step"
             require(not self.top_up, "top_up", self.top_up, why)
             require_privacy()
 
@@ -446,6 +446,7 @@ def _learn(
         pool,
         key,
         epochs=epochs,
+        most_epochs=setup.config.server_epochs,
         batch_size=setup.config.server_batch_size,
         lr=hp["server_lr"],
         momentum=hp["server_momentum"],

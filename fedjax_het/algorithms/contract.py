@@ -32,26 +32,19 @@ steps to the model that they received:
 (2,)
 
 What a method brings is checked by shapes and types alone, while its program is traced and before
-anything compiles: see `checked_algorithm`.
+anything compiles: see `algorithms.checking`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import numpy as np
 
+from fedjax_het.common.records import Whole
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.engine.contract import (
     ClientMethod,
-    ContractError,
     HyperParameters,
-    call,
-    kind_of,
-    parts,
-    require_like,
-    require_scalar,
 )
 from fedjax_het.engine.gradient_gaps import Survey
 from fedjax_het.engine.lanes import ClientModels, Cohort, Examples
@@ -148,10 +141,34 @@ class CountTraffic(Protocol):
     def __call__(self, hp: HyperParameters, state: State) -> Traffic: ...
 
 
+class CountOnce(Protocol):
+    """-> bytes."""
+
+    def __call__(self, holdings: Holdings) -> OnceTraffic: ...
+
+
+class MakeInputs(Protocol):
+    """-> one pytree of host arrays for each federation."""
+
+    def __call__(self, holdings: Sequence[Holdings]) -> list[Tree]: ...
+
+
+class CountDone(Protocol):
+    """-> iterations finished."""
+
+    def __call__(self, state: State) -> int: ...
+
+
 class PersonalModel(Protocol):
     """-> variables of the model that client k's own test is for."""
 
     def __call__(self, hp: HyperParameters, state: State, k: jax.Array) -> Tree: ...
+
+
+class ListRecords(Protocol):
+    """-> the shapes of what is recorded of a round, by name."""
+
+    def __call__(self, num_clients: int) -> dict[str, tuple[int, ...]]: ...
 
 
 class Algorithm(NamedTuple):
@@ -197,7 +214,7 @@ class Algorithm(NamedTuple):
     personal_model: Model | None = None
     tuning: "Tuning | None" = None
     records: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
-    extra_passes: int = 0
+    extra_passes: Whole = 0
     shares_server_data: bool = False
     pageable: bool = False
     pairs: PairWork | None = None
@@ -205,7 +222,7 @@ class Algorithm(NamedTuple):
     server_gradient: Callable[[State, dict[str, Tree], Tree], Tree] | None = None
     survey: Survey | None = None
     host_work: "tuple[HostWork, ...]" = ()
-    server_batch: int = 0
+    server_batch: Whole = 0
     artifacts: Callable[[State], dict[str, Any]] = lambda state: {}
     summary: Callable[[Any, State], dict[str, Any]] = lambda hp, state: {}
 
@@ -253,8 +270,8 @@ class HostWork(NamedTuple):
     """
 
     name: str
-    before_round: int
-    total: int
+    before_round: Whole
+    total: Whole
     done: Callable[[State], int]
     advance: AdvanceWork
 
@@ -264,119 +281,3 @@ class Build(Protocol):
     if it has any, and `base=` the method that it is put over if it needs one."""
 
     def __call__(self, training: Any, plan: Any, **static: Any) -> Algorithm: ...
-
-
-def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
-    """The same, whose functions say which of them breaks the contract, and of which method.
-
-    All checks are of shapes and types, made while the program is traced: none is in the program.
-    """
-    if not isinstance(algorithm, Algorithm):
-        raise ContractError(f"method {name!r} built {kind_of(algorithm)}: expected an Algorithm")
-
-    guarded = partial(_guarded, name)
-
-    def init(hp, key, variables, num_clients):
-        given = (hp, key, variables, num_clients)
-        state = call("Algorithm.init", algorithm.init, InitState, *given)
-        _require_state("Algorithm.init", state)
-        return state
-
-    def round_(hp, state, key, cohort):
-        found = call("Algorithm.round", algorithm.round, RunRound, hp, state, key, cohort)
-        new, info = parts("Algorithm.round", found, ("state", "info"))
-        _require_state("Algorithm.round", new)
-        require_like("Algorithm.round: state", new, state, "what `init` made")
-        if not isinstance(info, RoundInfo):
-            raise ContractError(f"Algorithm.round: info is {kind_of(info)}: expected a RoundInfo")
-        require_scalar("Algorithm.round: info.train_loss", info.train_loss)
-        require_scalar("Algorithm.round: info.update_norm", info.update_norm)
-        _require_records(info.records, algorithm.records)
-        return new, info
-
-    def global_model(state):
-        assert algorithm.global_model is not None
-        return call("Algorithm.global_model", algorithm.global_model, GetModel, state)
-
-    def with_global_model(state, variables):
-        assert algorithm.with_global_model is not None
-        given = (algorithm.with_global_model, PutModel, state, variables)
-        new = call("Algorithm.with_global_model", *given)
-        require_like("Algorithm.with_global_model: state", new, state, "the state given")
-        return new
-
-    def traffic(hp, state):
-        found = call("Algorithm.traffic", algorithm.traffic, CountTraffic, hp, state)
-        if not isinstance(found, Traffic):
-            raise ContractError(f"Algorithm.traffic returned {kind_of(found)}: expected a Traffic")
-        return found
-
-    has_model = algorithm.global_model is not None
-    return algorithm._replace(
-        init=guarded(init),
-        round=guarded(round_),
-        global_model=guarded(global_model) if has_model else None,
-        with_global_model=guarded(with_global_model) if algorithm.with_global_model else None,
-        traffic=guarded(traffic),
-        personal=guarded(algorithm.personal) if algorithm.personal else None,
-        host_work=tuple(
-            work._replace(advance=guarded(_checked_advance(work))) for work in algorithm.host_work
-        ),
-    )
-
-
-def _guarded(name: str, function: Callable) -> Callable:
-    """`function`, whose errors name the method."""
-
-    def in_method(*args):
-        try:
-            return function(*args)
-        except ContractError as error:
-            if str(error).startswith("method "):  # of one that this one is put over
-                raise
-            raise ContractError(f"method {name!r}: {error}") from error
-        except Exception as error:
-            if not hasattr(error, "__notes__") or "in method" not in error.__notes__[-1]:
-                error.add_note(f"in method {name!r}")
-            raise
-
-    return in_method
-
-
-def _checked_advance(work: HostWork) -> Callable:
-    def advance(hp, state, key, count, server=None):
-        name = f"HostWork({work.name!r}).advance"
-        new = call(name, work.advance, AdvanceWork, hp, state, key, count, server)
-        require_like(f"{name}: state", new, state, "the state given")
-        return new
-
-    return advance
-
-
-def _require_state(name: str, found: Any) -> None:
-    if not isinstance(found, State):
-        raise ContractError(f"{name}: state is {kind_of(found)}: expected a State")
-    count = getattr(found.round, "dtype", None)
-    if count is None or np.shape(found.round) != () or count != np.int32:
-        raise ContractError(
-            f"{name}: state.round is {kind_of(found.round)}: expected an int32 scalar"
-        )
-
-
-def _require_records(
-    found: dict[str, Any], shapes_of: Callable[[int], dict[str, tuple[int, ...]]]
-) -> None:
-    """How many clients there are is not known here: a shape must be right for some number."""
-    shapes = shapes_of(1)
-    if found.keys() != shapes.keys():
-        raise ContractError(
-            f"Algorithm.round: info.records has {sorted(found)}: expected {sorted(shapes)}, as "
-            "`Algorithm.records` says"
-        )
-    for name, leaf in found.items():
-        here = np.shape(leaf)
-        if not any(tuple(shapes_of(count)[name]) == here for count in {1, *here}):
-            raise ContractError(
-                f"Algorithm.round: info.records[{name!r}] is {kind_of(leaf)}: expected the shape "
-                f"{shapes[name]}, as `Algorithm.records` says of one client"
-            )

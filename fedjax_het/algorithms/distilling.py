@@ -101,6 +101,7 @@ def distilling(
             optimizer=optimizer(hp, num_steps),
             batch_size=batch_size,
             epochs=jnp.where(models.present.any(), options.distill_epochs, 0),
+            most_epochs=options.distill_epochs,
             collects=collects(num_steps),
             sharing=sharing,
         )

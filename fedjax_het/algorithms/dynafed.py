@@ -35,6 +35,7 @@ from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, Stream, host_rng, key_for
 from fedjax_het.engine.sharing import ALONE, Sharing
+from fedjax_het.engine.stretches import either
 from fedjax_het.nn import Model
 
 Tree = Any
@@ -313,7 +314,7 @@ def _tuned(
 
     key = key_for(this_round.key, Purpose.SERVER)
     args = this_round.after, data, key, hp["fine_tune_lr"]
-    return jax.lax.cond(ready, partial(plan.shared, tuned), lambda *args: this_round.after, *args)
+    return either(ready, partial(plan.shared, tuned), lambda *args: this_round.after, *args)
 
 
 def _advance(fixed: _Fixed, plan: Plan, hp, state, key, count, server=None):
@@ -375,11 +376,15 @@ def _summary(own: DynaFedServer) -> dict[str, Any]:
         return {"synthesis_iterations": 0}
     log = jax.tree.map(lambda entries: np.asarray(entries)[:done], own.log)
     last = max(1, done // 5)
+    losses = log.matching_loss[-last:]
+    known = np.isfinite(losses)
     return {
         "synthesis_iterations": done,
         "synthesis_skipped": int(log.skipped.sum()),
         "synthesis_step_size": float(log.step_size[-1]),
-        "matching_loss": float(np.nanmean(log.matching_loss[-last:])),
+        "matching_loss": float(np.nanmean(np.where(known, losses, np.nan)))
+        if known.any()
+        else None,
         "matching_loss_by_start": {str(t): j for t, j in j_by_start(log, last=last).items()},
     }
 

@@ -1,14 +1,18 @@
 """What is known of a method besides its function: one record, at the end of the method's file."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
 
-from fedjax_het.algorithms.contract import Algorithm, ContractError, checked_algorithm
-from fedjax_het.common.errors import require, require_name
-from fedjax_het.common.records import Bounds, Number, Record, as_dict, numbers_of, read
+from fedjax_het.algorithms.checking import checked_algorithm
+from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.common.doors import of_kind
+from fedjax_het.common.errors import named_within, require, require_name
+from fedjax_het.common.records import Bounds, Count, Number, Record, as_dict, numbers_of, read
+from fedjax_het.engine.contract import ContractError
 from fedjax_het.engine.local import LocalTraining, optimizer_numbers
 from fedjax_het.engine.plan import Plan
 from fedjax_het.nn import Model
@@ -88,9 +92,10 @@ class Entry:
     w + server_lr sum p_k (w_k - w), in which it takes other weights."""
     refinable: Literal["nothing", "model", "average"] = "nothing"
     """What it is for methods that are put over others: "average" is also a "model"."""
-    needs: tuple[Literal["server_data", "proxy_data", "averages"], ...] = ()
+    needs: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()
     """Data besides the clients' own: examples of the server's; such that stand for data of its own,
-    which no client holds; averages of clients' examples."""
+    which no client holds; averages of clients' examples. And normalisation layers of the network,
+    without which it is another method: a run says so."""
     trains_locally: bool = True
     """False where clients condense their data instead."""
     scored: tuple[str, ...] = ("global",)
@@ -99,7 +104,7 @@ class Entry:
     """Whether the server has one model for all."""
     surveys: bool = False
     """Whether it has a survey of its own where it has no global model, see `Algorithm.survey`."""
-    min_clients: int = 1
+    min_clients: Count = 1
     remarks: "Callable[[Any, Entry], Sequence[str]]" = no_remarks
     """(run, entry) -> what of its settings does nothing, or not what one would think, a line each,
     which is told where the run begins. Raises ConfigError for numbers that do not fit its options.
@@ -153,11 +158,12 @@ class Entry:
         if self.trains_locally and local_optimizer is not None:
             local = optimizer_numbers(local_optimizer)
         server = SERVER_LR if self.global_model else {}
-        return {**server, **local, **self._own_numbers(options, num_clients)}
+        return {**server, **local, **self.own_numbers(options, num_clients)}
 
-    def _own_numbers(self, options: Mapping[str, Any], num_clients: int) -> dict[str, Number]:
+    def own_numbers(self, options: Mapping[str, Any], num_clients: int) -> dict[str, Number]:
+        """Those of its record, and of its base's."""
         theirs, own = self._parts(options)
-        of_base = self.base._own_numbers(theirs, num_clients) if self.base else {}
+        of_base = self.base.own_numbers(theirs, num_clients) if self.base else {}
         return {**of_base, **numbers_of(self.numbers_record(own, num_clients))}
 
     def numbers_record(self, options: Mapping[str, Any], num_clients: int) -> Record:
@@ -178,7 +184,13 @@ class Entry:
             assert self.base is not None, "see `entry_of`"
             static["base"] = partial(self.base.make, options=theirs)
         self._require_arguments(static)
-        return checked_algorithm(self.name, self.build(training, plan, **static))
+        try:
+            with named_within("options", as_dict(self.options())):
+                built = self.build(training, plan, **static)
+        except ContractError as error:
+            named = str(error).startswith("method ")
+            raise ContractError(f"{'' if named else f'method {self.name!r}: '}{error}") from error
+        return checked_algorithm(self.name, built)
 
     def network_of(self, model: Model, options: Mapping[str, Any]) -> Model:
         """The network that the method trains where a run asks for `model`."""
@@ -221,6 +233,9 @@ class Entry:
 
 def checked_entry(entry: Entry) -> Entry:
     """The entry. Raises ConfigError for facts that cannot be."""
+    for argument, kind in get_type_hints(Entry, include_extras=True).items():
+        if argument not in ("options", "numbers", "base"):  # which say more below
+            of_kind(argument, getattr(entry, argument), kind)
     for argument, valid in (
         ("server_step", ("mean", "own")),
         ("refines", ("nothing", "model", "average")),
@@ -228,7 +243,7 @@ def checked_entry(entry: Entry) -> Entry:
     ):
         require_name(argument, getattr(entry, argument), valid)
     for name in entry.needs:
-        require_name("needs", name, ("server_data", "proxy_data", "averages"))
+        require_name("needs", name, ("server_data", "proxy_data", "averages", "norms"))
     require(callable(entry.build), "build", entry.build, "a function of (training, plan)")
     ok = isinstance(entry.options, type) and issubclass(entry.options, Record)
     require(ok, "options", entry.options, "a frozen dataclass that is a `Record`")
@@ -236,4 +251,7 @@ def checked_entry(entry: Entry) -> Entry:
     require(ok and callable(entry.numbers), "numbers", entry.numbers, "a `Record`, or its maker")
     ok = entry.refinable == "nothing" or (entry.global_model and not entry.has_base)
     require(ok, "refinable", entry.refinable, "'nothing', or one global model and no base")
+    hexadecimal = re.fullmatch("(#[0-9a-fA-F]{6})?", entry.colour)
+    require(hexadecimal is not None, "colour", entry.colour, "hexadecimal digits: '#D55E00'")
+    require(len(entry.scored) > 0, "scored", entry.scored, "at least one model")
     return entry

@@ -100,7 +100,9 @@ def fedbe(
         def predictions(variables):
             return jax.nn.softmax(logits_of(training.task, variables, images))
 
-        total = sum_over_models(predictions, teachers.clients) + predictions(teachers.after)
+        total = sum_over_models(predictions, teachers.clients, len(images)) + predictions(
+            teachers.after
+        )
         if num_samples:
             sample = draw(hp, teachers)
             keys = jax.random.split(key, num_samples)

@@ -39,7 +39,8 @@ def fedbn(training: LocalTraining, plan: Plan) -> Algorithm:
     test, is the paper's. A test of one model for all is not defined there: the global model here is
     the body with the mean of the round's normalisation layers, i.e. FedAvg's at test time ("global"
     and the usual test). Those are means for this test and for clients that have no layers yet; no
-    client that has trained reads them. Without normalisation layers this is FedAvg.
+    client that has trained reads them. Without normalisation layers this is FedAvg,
+    which a run says in a warning.
 
     Traffic: FedAvg's without the normalisation layers. State: these layers of every client.
     """
@@ -94,5 +95,6 @@ ENTRY = Entry(
     ),
     colour="#56B4E9",
     dashes=(0, (1.5, 1)),
+    needs=("norms",),
     scored=("global", "personal"),
 )

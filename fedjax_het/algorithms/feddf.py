@@ -74,7 +74,7 @@ def feddf(
     def ensemble(hp, teachers: Teachers, images, key):
         models = teachers.clients
         total = sum_over_models(
-            lambda variables: logits_of(training.task, variables, images), models
+            lambda variables: logits_of(training.task, variables, images), models, len(images)
         )
         return jax.nn.softmax(total / jnp.maximum(models.present.sum(), 1))
 

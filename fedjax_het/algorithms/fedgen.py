@@ -29,8 +29,9 @@ from fedjax_het.engine.lanes import ClientModels, Cohort, for_each_client, train
 from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
-from fedjax_het.engine.server import Learner, shared_among, take_steps
+from fedjax_het.engine.server import Learner, stepping
 from fedjax_het.engine.sharing import ALONE, Sharing
+from fedjax_het.engine.stretches import SERVER, loop
 from fedjax_het.nn import Generator, Model, make_generator
 from fedjax_het.nn.models import Head
 from fedjax_het.nn.spread import over_whole_batch, whole_rows
@@ -147,6 +148,8 @@ def fedgen(
         states = for_each_client(client.init(hp, variables), num_clients)
         return State(server, states, jnp.int32(0))
 
+    most = options.generator_steps
+
     def learn(sharing: Sharing, hp, start, teachers: Teacher, key, steps, lr):
         return train_generator(
             model,
@@ -156,6 +159,7 @@ def fedgen(
             teachers,
             key,
             steps=steps,
+            most_steps=most,
             batch_size=options.generator_batch_size,
             lr=lr,
             sharing=sharing,
@@ -166,7 +170,6 @@ def fedgen(
         sent = Broadcast(before.variables, (before.generator, state.round))
         result = train_cohort(client, plan, hp, sent, state.clients, key, cohort, gather=hands_out)
         models, teachers = _told(model, result.outputs, whole=hands_out)
-        most = options.generator_steps
         steps = jnp.where(cohort.schedule.trial, min(1, most), most)
         steps = jnp.where(teachers.present.any(), steps, 0)
         lr = hp["generator_lr"] * hp["generator_lr_decay"] ** state.round
@@ -276,12 +279,13 @@ def train_generator(
     key: jax.Array,
     *,
     steps: jax.Array,
+    most_steps: int | None = None,
     batch_size: int,
     lr: jax.Array,
     sharing: Sharing = ALONE,
 ) -> tuple[Tree, Tree]:
-    """(generator, its optimiser) after so many steps from `start`; a step's draws depend on `key`
-    and its number alone."""
+    """(generator, its optimiser) after so many steps from `start`, `most_steps` at most; a step's
+    draws depend on `key` and its number alone."""
     seen = teachers.counts.sum(0) > 0
     shares = label_shares(teachers)
 
@@ -303,13 +307,8 @@ def train_generator(
         (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(made["params"])
         return value, gradient, {**made, "state": state}
 
-    learnt = take_steps(
-        Learner(*start),
-        drawn,
-        shared_among(sharing, loss_and_gradient),
-        optimizer=_adam(hp, lr),
-        steps=steps,
-    )
+    step = stepping(drawn, loss_and_gradient, optimizer=_adam(hp, lr), sharing=sharing)
+    learnt = loop(SERVER, steps, step, Learner(*start), most=most_steps, samples=batch_size)
     return learnt.variables, learnt.moments
 
 

@@ -77,7 +77,7 @@ def fsl(
     training_share = training.epochs / passes  # SCAFFOLD's option I first only measures
     rule = options.server_rate
 
-    def learn(sharing: Sharing, start, begun, examples, key, reach, epochs):
+    def learn(sharing: Sharing, most, start, begun, examples, key, reach, epochs):
         """`reach` is gamma K_0 eta_0, or that times the length of the gradient at `begun`."""
         if rule == "moved":
             whole = mean_gradient(
@@ -86,8 +86,8 @@ def fsl(
             reach = reach / jnp.maximum(optax.tree.norm(whole), 1e-12)
             epochs = sharing.once_known(reach, epochs)
         lr = reach / (epochs * steps_per_epoch(len(examples.labels), batch_size))
-        how = {"batch_size": batch_size, "lr": lr, "epochs": epochs, "sharing": sharing}
-        return train_on_server(training.task, start, examples, key, **how)
+        how = {"batch_size": batch_size, "lr": lr, "epochs": epochs, "most_epochs": most}
+        return train_on_server(training.task, start, examples, key, **how, sharing=sharing)
 
     def refine(hp, own, this_round: Round):
         examples, schedule = server_examples(this_round), this_round.cohort.schedule
@@ -104,7 +104,10 @@ def fsl(
             epochs = plan.once_known(optax.tree.norm(this_round.after["params"]), epochs)
         key = key_for(this_round.key, Purpose.SERVER)
         given = (start, this_round.before, examples, key, hp["gamma"] * reach, epochs)
-        learnt = plan.shared(learn, *given)
+        # A client makes as many steps, on average.
+        steps, size = schedule.batches.shape[1], schedule.batches.shape[3]
+        most = -(-steps * size // len(examples.labels))
+        learnt = plan.shared(lambda sharing, *given: learn(sharing, most, *given), *given)
         if incremental:
             return learnt, own
         both = jax.tree.map(

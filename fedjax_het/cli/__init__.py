@@ -1,7 +1,7 @@
 """The command line: `fedjax-het run`, `sweep`, `report`, `table` and `list`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,14 @@ from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
 from fedjax_het.cli.table import TableCommand, split_words, table_command
-from fedjax_het.common.errors import exit_status
+from fedjax_het.common.command_line import (
+    HELP_FLAGS,
+    called_by_flags,
+    checked_words,
+    one_line_errors,
+)
+from fedjax_het.common.errors import ConfigError, exit_status, require_name
+from fedjax_het.common.variables import require_variables
 
 
 class Command(NamedTuple):
@@ -23,15 +30,26 @@ class Command(NamedTuple):
     """The record of its arguments, whose docstring is its help."""
     work: Callable[[Any], int]
     """From that record, the exit status."""
+    called: Mapping[str, str] = {}
+    """Its flags for arguments that its record has under other names."""
 
 
 COMMANDS = {
     "run": Command(RunCommand, run_command),
-    "sweep": Command(SweepCommand, sweep_command),
+    "sweep": Command(SweepCommand, sweep_command, {"seed": "--seeds", "address": "--ray-address"}),
     "report": Command(ReportCommand, report_command),
     "table": Command(TableCommand, table_command),
     "list": Command(ListCommand, list_command),
 }
+
+
+_KEPT = "interrupted; the same command, `run` with --resume, continues from the checkpoint"
+
+
+def _keeps(words: Sequence[str]) -> bool:
+    """Whether the command leaves checkpoints; of `run` only in a folder that is named."""
+    flags = [word.partition("=")[0].replace("_", "-") for word in words]
+    return flags[:1] != ["run"] or "--output-dir" in flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,23 +58,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status(
         lambda: _run(*without_imports(given)),
         name="fedjax-het",
-        stopped="interrupted; the same command, `run` with --resume, continues from the checkpoint",
+        stopped=_KEPT if _keeps(given) else "interrupted; without --output-dir nothing is kept",
     )
 
 
 def _run(arguments: list[str], imports: list[str]) -> int:
     words, program_words = split_words(arguments)
-    command = tyro.extras.subcommand_cli_from_dict(
-        {name: command.words for name, command in COMMANDS.items()},
-        prog="fedjax-het",
-        description=f"Federated learning on heterogeneous clients, simulated. {HELP}",
-        args=words,
+    words = _checked(words)
+    command = one_line_errors(
+        lambda: tyro.extras.subcommand_cli_from_dict(
+            {name: command.words for name, command in COMMANDS.items()},
+            prog="fedjax-het",
+            description=f"Federated learning on heterogeneous clients, simulated. {HELP}",
+            args=words,
+        )
     )
     if getattr(command, "distributed", False):  # before anything asks for devices
-        jax.distributed.initialize()
+        try:
+            jax.distributed.initialize()
+        except (ValueError, RuntimeError) as error:
+            why = " ".join(str(error).split())[:200]
+            expected = "processes that SLURM, a TPU pod or Open MPI have started"
+            raise ConfigError(f"--distributed: expected {expected} ({why})") from error
+    if isinstance(command, RunCommand | SweepCommand):
+        require_variables()
     if isinstance(command, TableCommand):
         command = command.with_words(program_words)
-    (work,) = (each.work for each in COMMANDS.values() if each.words is type(command))
+    (entry,) = (each for each in COMMANDS.values() if each.words is type(command))
     for name in imports:
         import_own(name)
-    return work(command)
+    with called_by_flags(entry.words, entry.called):
+        return entry.work(command)
+
+
+def _checked(words: list[str]) -> list[str]:
+    """A command and its words, see `checked_words`; what tyro alone knows as they are."""
+    if words and (words[0] in HELP_FLAGS or words[0].startswith("--tyro-")):
+        return words
+    require_name("command", words[0] if words else "", COMMANDS)
+    return [words[0], *checked_words(COMMANDS[words[0]].words, words[1:])]

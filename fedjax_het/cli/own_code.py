@@ -1,13 +1,12 @@
 """`--import`: files and modules of the user's own, run before a command for what they register."""
 
-import argparse
 import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import require
 
 HELP = (
     "With any command, --import FILE.py or --import MODULE runs code of your own first, which "
@@ -17,13 +16,34 @@ HELP = (
 
 def without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the arguments, what they say to import)."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--import", dest="imports", action="append", default=[])
-    try:
-        found, others = parser.parse_known_args(list(arguments))
-    except argparse.ArgumentError:
-        raise ConfigError("import = '': expected a file or a module, e.g. mine.py") from None
-    return others, found.imports
+    others: list[str] = []
+    imports: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, equals, name = word.partition("=")
+        if flag != "--import":
+            others.append(word)
+            continue
+        name = name if equals else next(words, "")
+        ok = name.endswith(".py") or all(map(str.isidentifier, name.split(".")))
+        require(ok, "--import", name, "a file or a module, e.g. mine.py")
+        imports.append(name)
+    return others, imports
+
+
+_imported: list[str] = []  # in this process
+
+
+def imported() -> tuple[str, ...]:
+    """What was imported so far, as another process finds it that begins elsewhere."""
+    return tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in _imported)
+
+
+def import_all(names: Sequence[str]) -> None:
+    """What is not imported yet, by names of `imported`."""
+    for name in names:
+        if name not in imported():
+            import_own(name)
 
 
 def import_own(name: str) -> None:
@@ -31,10 +51,11 @@ def import_own(name: str) -> None:
 
     Raises ConfigError where there is none; what the code itself raises is not caught.
     """
+    _imported.append(name)
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(f"import = {name!r}: expected a file; there is none")
+            require(False, "--import", name, "a file; there is none")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -48,4 +69,4 @@ def import_own(name: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != name.split(".")[0] and error.name != name:
             raise
-        raise ConfigError(f"import = {name!r}: expected a module; there is none") from None
+        require(False, "--import", name, "a module; there is none")

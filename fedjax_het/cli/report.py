@@ -1,10 +1,15 @@
 """`fedjax-het report DIRECTORY`."""
 
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
+from fedjax_het.cli.words import log_to_stderr
+from fedjax_het.common.errors import require
+from fedjax_het.common.text import one_line
 from fedjax_het.report.render import print_table
 from fedjax_het.report.write import write_report
 
@@ -21,13 +26,22 @@ class ReportCommand:
     measure: str | None = None
     """What is averaged over seeds: a number that runs leave, e.g. best_accuracy, bytes_up (default:
     final_accuracy, or bmta where at least as many runs have that)."""
+    output_dir: Path | None = None
+    """Where tables and figures are written (default: into the folder of results)."""
 
 
 def report_command(command: ReportCommand) -> int:
     """Print the tables, then name the files that were written. Returns the exit status."""
-    report = write_report(command.directory, by=command.by, measure=command.measure)
+    log_to_stderr(logging.WARNING)
+    folder = os.path.isdir(command.directory)  # False for what is no path, too
+    require(folder, "directory", str(command.directory), "a folder with results of runs")
+    report = write_report(
+        command.directory, by=command.by, measure=command.measure, output_dir=command.output_dir
+    )
     for table in report.tables:
         print_table(table)
         print()
-    print(f"Written to {command.directory}: {', '.join(path.name for path in report.paths)}.")
+    if report.paths:
+        names = ", ".join(path.name for path in report.paths)
+        print(one_line(f"Written to {report.paths[0].parent}: {names}."))
     return 0

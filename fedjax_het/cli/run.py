@@ -22,6 +22,8 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
+from fedjax_het.common.errors import ConfigError, written
+from fedjax_het.common.files import make_output_directory
 from fedjax_het.settings.spec import RunSpec
 
 Hp = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)]
@@ -50,6 +52,8 @@ class RunCommand(RunSpec):
     """Where the result, pictures and checkpoints are written (default: nothing is)."""
     resume: bool = False
     """Continue from the checkpoint in the output folder, if there is one."""
+    resume_anyway: bool = False
+    """The same also where it was begun under another version, device or precision."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only."""
     server_work: str = "auto"
@@ -68,10 +72,8 @@ def spec_of(command: RunCommand) -> RunSpec:
     """The settings that a command line names."""
     values = {field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
     values["hp"] = {name: number("hp", name, text) for name, text in pairs("hp", command.hp)}
-    values["options"] = literals("option", command.options)
-    values["network_options"] = literals("network-option", command.network_options)
-    values["partition_options"] = literals("partition-option", command.partition_options)
-    values["server_options"] = literals("server-option", command.server_options)
+    for name in ("options", "network_options", "partition_options", "server_options"):
+        values[name] = literals(name, getattr(command, name))
     return RunSpec(**values)
 
 
@@ -80,33 +82,52 @@ def run_command(command: RunCommand) -> int:
     from fedjax_het.report.run_pictures import draw_run
     from fedjax_het.running.placement import Placement
     from fedjax_het.running.progress import progress_line
-    from fedjax_het.running.simulation import simulate
+    from fedjax_het.running.rescue import NotWrittenError
+    from fedjax_het.running.simulation import require_folder_to_resume, simulate
+    from fedjax_het.running.stored import plain
 
     first = jax.process_index() == 0
     quiet = command.quiet or not first
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     spec = spec_of(command).resolved()
+    placement = Placement(
+        lanes=count("lanes", command.lanes),
+        server_work=command.server_work,
+        client_state=command.client_state,
+    )
+    resumes = {"resume": command.resume, "resume_anyway": command.resume_anyway}
+    require_folder_to_resume(command.output_dir, **resumes)
+    if command.output_dir is not None:
+        make_output_directory(command.output_dir)
     dataset = load_dataset(
         spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
     )
+    unwritten: Exception | None = None
     with progress_line(f"{spec.algorithm} on {spec.dataset}", quiet=quiet) as show:
-        result = simulate(
-            spec,
-            dataset=dataset,
-            output_dir=command.output_dir,
-            resume=command.resume,
-            progress=show,
-            placement=Placement(
-                lanes=count("lanes", command.lanes),
-                server_work=command.server_work,
-                client_state=command.client_state,
-            ),
-            data_dir=command.data_dir,
-        )
+        try:
+            result = simulate(
+                spec,
+                dataset=dataset,
+                output_dir=command.output_dir,
+                resume=command.resume,
+                resume_anyway=command.resume_anyway,
+                progress=show,
+                placement=placement,
+                data_dir=command.data_dir,
+            )
+        except NotWrittenError as error:  # what was made is there, elsewhere
+            result, unwritten = error.made, error
     if not first:
         return 0
-    if command.output_dir is not None:
+    if command.output_dir is not None and unwritten is None:
         assert result.partition is not None  # a run that was just made has it
-        draw_run(result, dataset, result.partition, command.output_dir)
-    print(json.dumps(result.summary, allow_nan=False))
+        try:
+            draw_run(result, dataset, result.partition, command.output_dir)
+        except OSError as error:
+            folder, why = str(command.output_dir), error.strerror or error
+            where = f"{written('output_dir')} = {folder!r}"
+            unwritten = ConfigError(f"{where}: the result is written, its pictures are not ({why})")
+    print(json.dumps(plain(result.summary), allow_nan=False), flush=True)
+    if unwritten is not None:
+        raise unwritten
     return 0

@@ -1,19 +1,21 @@
 """`fedjax-het sweep`: every combination of values."""
 
 import dataclasses
+import functools
 import json
 import logging
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import GenericAlias, NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import jax
 import tyro
 
+from fedjax_het.cli.own_code import import_all, imported
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.words import (
     NetworkOptions,
@@ -26,7 +28,7 @@ from fedjax_het.cli.words import (
     number,
     pairs,
 )
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.records import Bounds, Count, NonNegative
 from fedjax_het.settings.spec import RunSpec
 
 _AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
@@ -55,7 +57,8 @@ class SweepCommand(_Lists):
 
     Every setting takes several values: --alpha 0.01 0.1 --algorithm fedavg fedprox. What is not
     given is as in the method's paper. Results, tables and figures are kept in one folder; what is
-    there is not made again. The last line printed is one JSON object.
+    there is not made again. Started several times on one folder, also on several machines that
+    share it, the workers share out the runs. The last line printed is one JSON object.
     """
 
     seed: tyro.conf.Suppress[int] = 0
@@ -83,8 +86,6 @@ class SweepCommand(_Lists):
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
-    shard: str | None = None
-    """I/N: part I (from 0) of N, e.g. for a scheduler's array jobs. Folders merge by copying."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only, as are the next five."""
     spread: str = "auto"
@@ -97,10 +98,20 @@ class SweepCommand(_Lists):
     client_state: str = "auto"
     """Where clients' states are: device, host (those of the next rounds' clients are put on the
     devices) or auto, the host if they would not fit."""
-    memory: float | None = None
+    memory: Annotated[float, Bounds(1e-9, 1e9)] | None = None
     """GB on each device that federations may take (default: what is free)."""
+    launcher: Literal["here", "ray"] = "here"
+    """Where runs are made: in this process, or by tasks of Ray."""
+    ray_address: str | None = None
+    """Of a cluster of Ray's: auto, HOST:PORT (default: RAY_ADDRESS, or this machine alone)."""
+    cpus_per_task: Count = 1
+    """Of each of Ray's tasks."""
+    gpus_per_task: NonNegative = 0.0
+    """Of each of Ray's tasks."""
     distributed: bool = False
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
+    resume_anyway: bool = False
+    """Go on also from checkpoints that were begun under another version, device or precision."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
 
@@ -116,11 +127,11 @@ def specs_of(command: SweepCommand) -> list[RunSpec]:
     }
     options = {
         name: [literal(value) for value in text.split(",")]
-        for name, text in pairs("option", command.options)
+        for name, text in pairs("options", command.options)
     }
-    of_network = literals("network-option", command.network_options)
-    of_partition = literals("partition-option", command.partition_options)
-    of_server = literals("server-option", command.server_options)
+    of_network = literals("network_options", command.network_options)
+    of_partition = literals("partition_options", command.partition_options)
+    of_server = literals("server_options", command.server_options)
     return grid(
         **settings,
         seed=command.seeds,
@@ -135,35 +146,50 @@ def specs_of(command: SweepCommand) -> list[RunSpec]:
 def sweep_command(command: SweepCommand) -> int:
     from fedjax_het.running.ledger import describe
     from fedjax_het.running.placement import Placement
-    from fedjax_het.running.sweeps import plan_sweep, sweep
+    from fedjax_het.running.rescue import NotWrittenError
+    from fedjax_het.running.sweeps import SweepResult, plan_sweep, sweep
 
     log_to_stderr(logging.WARNING)
+    memory = None if command.memory is None else int(command.memory * 1e9)
+    lanes, width = count("lanes", command.lanes), count("vmapped", command.vmapped)
     specs = specs_of(command)
-    shard = None
-    if command.shard is not None:
-        match = re.fullmatch(r"(\d+)/(\d+)", command.shard)
-        if match is None:
-            raise ConfigError(f"shard = {command.shard!r}: expected I/N, e.g. 0/4")
-        shard = int(match[1]), int(match[2])
     if command.list:
-        for digest, spec, state in plan_sweep(specs, command.output_dir, shard=shard):
+        for digest, spec, state in plan_sweep(specs, command.output_dir):
             print(f"{digest}  {state:10}  {describe(spec)}")
         return 0
-    made = sweep(
-        specs,
-        command.output_dir,
-        shard=shard,
-        data_dir=command.data_dir,
-        placement=Placement(
-            lanes=count("lanes", command.lanes),
-            spread=command.spread,
-            width=count("vmapped", command.vmapped),
-            server_work=command.server_work,
-            client_state=command.client_state,
-            memory=None if command.memory is None else int(command.memory * 1e9),
-        ),
+    placement = Placement(
+        lanes=lanes,
+        spread=command.spread,
+        width=width,
+        server_work=command.server_work,
+        client_state=command.client_state,
+        memory=memory,
     )
-    if jax.process_index() == 0 and any(made.results):
+    make: Callable[..., SweepResult] = sweep
+    if command.launcher == "ray":
+        from fedjax_het.running.ray_launcher import sweep_on_ray
+
+        make = functools.partial(
+            sweep_on_ray,
+            address=command.ray_address,
+            cpus_per_task=command.cpus_per_task,
+            gpus_per_task=command.gpus_per_task,
+            setup=functools.partial(import_all, imported()),
+        )
+    unwritten: NotWrittenError | None = None
+    try:
+        made = make(
+            specs,
+            command.output_dir,
+            resume_anyway=command.resume_anyway,
+            data_dir=command.data_dir,
+            placement=placement,
+        )
+    except NotWrittenError as error:  # the others are made, and these are elsewhere
+        made, unwritten = error.made, error
+    if jax.process_index() == 0 and any(made.results) and unwritten is None:
         report_command(ReportCommand(command.output_dir))
-    print(json.dumps(made.summary(command.output_dir), allow_nan=False))
+    print(json.dumps(made.summary(command.output_dir), allow_nan=False), flush=True)
+    if unwritten is not None:
+        raise unwritten
     return 2 if made.not_run and not any(made.results) else 0

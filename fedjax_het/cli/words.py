@@ -1,12 +1,15 @@
 """The words of a command line as values, and what commands share."""
 
+import contextlib
 import json
 import logging
+import math
 from typing import Annotated, Any
 
 import tyro
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import require
+from fedjax_het.common.text import one_line
 
 HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
 OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
@@ -32,11 +35,14 @@ ServerOptions = Annotated[
 
 def pairs(argument: str, items: tuple[str, ...]) -> list[tuple[str, str]]:
     """Names and values of words such as prox_mu=0.01. ConfigError for other words."""
-    found = []
+    found: list[tuple[str, str]] = []
     for item in items:
         name, equals, text = item.partition("=")
         if not (name and equals and text):
-            raise ConfigError(f"{argument} = {item!r}: expected NAME=VALUE, e.g. prox_mu=0.01")
+            require(False, argument, item, "NAME=VALUE, e.g. prox_mu=0.01")
+        given = dict(found).get(name)
+        if given is not None:
+            require(False, f"{argument} {name}", text, f"it once; it is {given!r} already")
         found.append((name, text))
     return found
 
@@ -48,22 +54,27 @@ def literals(argument: str, items: tuple[str, ...]) -> dict[str, Any]:
 
 def number(argument: str, name: str, text: str) -> float:
     """ConfigError for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{argument} {name} = {text!r}: expected a number") from None
+    found = math.nan
+    with contextlib.suppress(ValueError):
+        found = float(text)
+    require(not math.isnan(found), f"{argument} {name}", text, "a number")
+    return found
 
 
 def count(argument: str, text: str) -> int | str:
     """A whole number, or "auto"."""
-    return text if text == "auto" else int(number(argument, "", text))
+    if text == "auto":
+        return text
+    ok = text.isdecimal() and len(text) <= 9 and int(text) >= 1
+    require(ok, argument, text, "'auto' or a whole number >= 1")
+    return int(text)
 
 
 def literal(text: str) -> Any:
     """A number, a truth value or a list if it reads as such, else the text."""
     try:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -71,5 +82,16 @@ def log_to_stderr(level: int) -> None:
     """What the package logs from this level on."""
     log = logging.getLogger("fedjax_het")
     if not log.handlers:
-        log.addHandler(logging.StreamHandler())
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Lines())
+        log.addHandler(handler)
+        # What imports absl's logging, as tensorflow-datasets does, gives the root a handler, too.
+        log.propagate = False
     log.setLevel(level)
+
+
+class _Lines(logging.Formatter):
+    """Of data sets and results that may be a stranger's: a line is a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))

@@ -8,14 +8,20 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from fedjax_het.common import variables
+from fedjax_het.common.errors import ConfigError
+
 MIN_COMPILE_SECONDS = 0.1  # what took less is compiled again
 
 
 def cache_root() -> Path:
-    """$FEDJAX_HET_CACHE, else $XDG_CACHE_HOME/fedjax_het, else ~/.cache/fedjax_het."""
-    if os.environ.get("FEDJAX_HET_CACHE"):
-        return Path(os.environ["FEDJAX_HET_CACHE"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedjax_het"
+    """$FEDJAX_HET_CACHE, else $XDG_CACHE_HOME/fedjax_het, else ~/.cache/fedjax_het. Raises
+    ConfigError where such a variable names no folder that can be used."""
+    own = variables.value_of(variables.CACHE)
+    if own is not None:
+        return own
+    caches = variables.value_of(variables.XDG_CACHE_HOME)
+    return (caches or Path(os.path.expanduser("~/.cache"))) / "fedjax_het"
 
 
 def private_folder(path: Path | None = None) -> Path:
@@ -44,7 +50,7 @@ def keep_compiled_programs() -> None:
         private_folder()
         private_folder(programs_folder().parent)
         folder = private_folder(programs_folder())
-    except OSError:  # then every start compiles
+    except (OSError, ConfigError):  # then every start compiles; a run tells of a variable
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)

@@ -4,12 +4,16 @@ import hashlib
 import json
 from typing import Any
 
+from fedjax_het.common.variables import require_devices
+
 # These tell results of one setting apart: a file is named by them too (`run_digest`).
 IDENTITY = ("fedjax_het", "device", "matmul_precision", "x64")
 
 
 def environment() -> dict[str, Any]:
-    """This process's, as it is stored with every result. Starts jax's backend."""
+    """This process's, as it is stored with every result. Starts jax's backend; ConfigError where
+    that cannot be."""
+    require_devices()
     import jax
     import jaxlib
 
@@ -29,17 +33,25 @@ def environment() -> dict[str, Any]:
 
 
 def run_digest(
-    settings: str, made_in: dict[str, Any], data: str | None = None, network: str | None = None
+    settings: str,
+    made_in: dict[str, Any],
+    data: str | None = None,
+    network: str | None = None,
+    partition: str | None = None,
 ) -> str:
     """16 hexadecimal digits that name one result.
 
     Args:
       settings: `RunSpec.digest()`.
       made_in: `environment()`, of which `IDENTITY` counts: package version, device, precision.
-      data: the data set's own digest, where its name does not say what it holds ("user").
+      data: the data set's own digest, where its name does not say what it holds ("user", or a
+        user's own data in the place of those that the settings name).
       network: likewise the network's.
+      partition: likewise that of a partition which is not what the settings make.
     """
     known = {name: made_in.get(name) for name in IDENTITY}
     parts = [settings, known, data, *([network] if network else [])]
+    if partition:
+        parts.append({"partition": partition})
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

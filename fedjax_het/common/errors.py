@@ -1,20 +1,71 @@
 """One kind of error for bad input: it names the argument, its value and what would be right."""
 
+import contextlib
+import contextvars
 import difflib
 import numbers
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from fedjax_het.common.text import one_line
+
+SHOWN = 100  # characters of a value in a message
+# What arguments are called where the user wrote them, by their names in Python; see `written_as`.
+_AS_IN_PYTHON: Mapping[str, str] = MappingProxyType({})
+_WRITTEN = contextvars.ContextVar("written", default=_AS_IN_PYTHON)
 
 
 class ConfigError(ValueError):
     """A setting cannot be used as given; the message is one line. The command line exits with 2."""
 
+    def __init__(self, message: object = ""):
+        super().__init__(one_line(str(message)))
+
+
+@contextlib.contextmanager
+def written_as(names: Mapping[str, str]) -> Iterator[None]:
+    """In here, messages call these arguments by other names, e.g. `{"hp": "--hp"}` where they are
+    flags of a command line; those that are not named keep what they are called around. Names of
+    inner ones are read by outer ones: `{"steps": "options steps"}` in `{"options": "--option"}`
+    makes "--option steps"."""
+    here = {name: written(shown_as) for name, shown_as in names.items()}
+    token = _WRITTEN.set({**_WRITTEN.get(), **here})
+    try:
+        yield
+    finally:
+        _WRITTEN.reset(token)
+
+
+def named_within(setting: str, names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
+    """In here, messages call these names what a user gives under that setting: "options steps"."""
+    return written_as({name: f"{setting} {name}" for name in names})
+
+
+def written(argument: str) -> str:
+    """What the user calls an argument, or several with commas between them: "hp prox_mu" is
+    "--hp prox_mu" on a command line."""
+    if ", " in argument:
+        return ", ".join(map(written, argument.split(", ")))
+    name, space, rest = argument.partition(" ")
+    return _WRITTEN.get().get(name, name) + space + rest
+
+
+def shown(value: object) -> str:
+    """A value for a message: in one line, and short."""
+    try:
+        text = " ".join(repr(value).split()) if not isinstance(value, str) else repr(value)
+    except Exception:  # of a class of the user's own
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 4]} ..."
+
 
 def require(condition: bool, argument: str, value: object, expected: str) -> None:
     """Raise `ConfigError` unless `condition` holds, e.g. `require(a > 0, "alpha", a, "a > 0")`."""
     if not condition:
-        raise ConfigError(f"{argument} = {value!r}: expected {expected}")
+        raise ConfigError(f"{written(argument)} = {shown(value)}: expected {expected}")
 
 
 def is_whole(value: object, least: float) -> bool:
@@ -24,21 +75,36 @@ def is_whole(value: object, least: float) -> bool:
     return int(value) >= least
 
 
-def require_name(argument: str, value: str, valid: Iterable[str]) -> None:
+def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
     """Raise `ConfigError` unless `value` is one of `valid`, naming the nearest of them first."""
     names = list(valid)
-    if value in names:
+    if any(type(value) is type(name) and value == name for name in names):
         return
-    near = difflib.get_close_matches(str(value), map(str, names), n=3, cutoff=0.4)
+    known = [str(name) for name in names]
+    near = _nearest(str(value), known) if isinstance(value, str) else []
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise ConfigError(
-        f"{argument} = {value!r} is unknown: {hint}(valid: {', '.join(map(str, names))})"
-    )
+    listed = f"(valid: {', '.join(known)})" if known else "none is taken here"
+    raise ConfigError(f"{written(argument)} = {shown(value)} is unknown: {hint}{listed}")
 
 
-def exit_status(work: Callable[[], int], *, name: str, stopped: str) -> int:
+def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:
+    """Raise `ConfigError` unless a data frame has these columns."""
+    for name in names:
+        if name not in frame.columns:
+            has = ", ".join(map(str, frame.columns[:20])) or "none"
+            raise ConfigError(f"{written(argument)}: expected a column {name!r} (it has {has})")
+
+
+def _nearest(value: str, names: list[str]) -> list[str]:
+    return difflib.get_close_matches(value[:SHOWN], names, n=3, cutoff=0.4)
+
+
+def exit_status(work: Callable[[], int], *, name: str, stopped: str | Callable[[], str]) -> int:
     """`work()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each told in one line; 141
-    where nobody reads on (`... | head`), about which there is nothing to say."""
+    where nobody reads on (`... | head`), about which there is nothing to say.
+
+    stopped: what is said after Ctrl-C, or a function that says it then.
+    """
     try:
         status = work()
         sys.stdout.flush()
@@ -47,7 +113,7 @@ def exit_status(work: Callable[[], int], *, name: str, stopped: str) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{name}: {stopped}", file=sys.stderr)
+        print(f"{name}: {stopped() if callable(stopped) else stopped}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # What is left in the buffer would raise once more when Python ends.

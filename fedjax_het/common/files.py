@@ -1,42 +1,131 @@
 """Writing so that what was there stays until the new is whole."""
 
+import contextlib
 import os
+import platform
+import re
+import secrets
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import ConfigError, shown, written
+
+LEFT_OVER_SECONDS = 86_400  # a temporary file older than that is nobody's
+
+_cleaned: set[Path] = set()  # folders in which this process has looked for left-overs
 
 
-def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
+class DamagedFileError(ConfigError):
+    """The file is none of this package's, is cut short, or fails its checksum."""
+
+
+def write_atomically(
+    path: str | os.PathLike, write: Callable[[BinaryIO], object], *, private: bool = False
+) -> None:
     """Let `write(file)` fill a temporary file beside `path`, then move it there in one step.
 
+    `file` can be read as well. The file has the mode that the umask says, or is the user's alone.
+    What killed programs left in the folder is removed first, once a process.
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
+    if path.parent not in _cleaned:
+        _cleaned.add(path.parent)
+        remove_left_overs(path.parent)
+    # The name's beginning alone: with the rest it might be longer than the system allows.
+    unique = f"{_this_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = path.parent / f".{path.name[:60]}-{unique}.tmp"
+    file = _opened(temporary, 0o600 if private else 0o666)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if (cause := _cause(error)) is not None:
+            raise cause from error
         raise
 
 
+def _opened(path: Path, mode: int) -> BinaryIO:
+    """A new file, of that mode as far as the umask allows."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, mode), "w+b")
+
+
+def _cause(error: BaseException) -> OSError | None:
+    """What the system said, where a writer of archives raised something else on its way out."""
+    if isinstance(error, OSError) or not isinstance(error, Exception):
+        return None
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError):
+            return below
+        below = below.__cause__ or below.__context__
+    return None
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Remove the temporary files of writers of this host that are dead, and those older than a day;
+    never those of the living."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".*.tmp"):
+            with contextlib.suppress(OSError):
+                if _is_left_over(path):
+                    path.unlink()
+
+
+def _is_left_over(path: Path) -> bool:
+    writer = re.fullmatch(r"\..*-([0-9a-zA-Z_.]+)-(\d+)-[0-9a-f]{8}\.tmp", path.name)
+    if writer is not None and writer[1] == _this_host():
+        alive = _is_alive(int(writer[2]))
+        if alive is not None:
+            return not alive
+    mine = writer is not None or re.fullmatch(r"\..*-\w{8}\.tmp", path.name) is not None
+    return mine and time.time() - path.stat().st_mtime > LEFT_OVER_SECONDS
+
+
+def _this_host() -> str:
+    """Names where process ids are told apart: the machine, and a container's own numbering."""
+    name = re.sub(r"[^0-9a-zA-Z.]", "_", platform.node())[:40] or "host"
+    try:
+        return f"{name}_{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return name
+
+
+def _is_alive(pid: int) -> bool | None:
+    """Whether this host has such a process; None where that cannot be asked."""
+    if os.name != "posix":  # elsewhere signal 0 is one that is delivered
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
 def make_output_directory(directory: str | os.PathLike) -> Path:
-    """The folder, made if it is not there. ConfigError if files cannot be written into it."""
+    """The folder, made if it is not there, without what killed programs left in it. ConfigError if
+    files cannot be written into it."""
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        where = f"{written('output_dir')} = {shown(str(directory))}"
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"output_dir = {str(directory)!r}: expected a folder that can be made and written to "
-            f"({error.strerror})"
+            f"{where}: expected a folder that can be made and written to ({why})"
         ) from error
+    remove_left_overs(directory)
     return directory

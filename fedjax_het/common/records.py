@@ -19,8 +19,10 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import keyword
 import math
 import numbers
+import os
 import textwrap
 import types
 from collections.abc import Hashable, Mapping
@@ -38,6 +40,9 @@ from typing import (
     get_type_hints,
 )
 
+import jax
+import numpy as np
+
 from fedjax_het.common.errors import ConfigError, is_whole, require, require_name
 
 
@@ -50,16 +55,33 @@ class Bounds(NamedTuple):
     open_high: bool = False
 
     def allow(self, value: float) -> bool:
+        """Whether it is within them, at an open end in single precision too, as devices have it."""
+        single = _single(value)
+        if (self.open_low and single <= self.low) or (self.open_high and single >= self.high):
+            return False
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
         return bool(above and below)
 
     def __str__(self) -> str:
-        """As a continuation of "a number"."""
+        """As a continuation of "a number"; empty where there are none."""
+        if math.isinf(self.low) and math.isinf(self.high):
+            return ""
         if math.isinf(self.high):
             return f"{'>' if self.open_low else '>='} {self.low:g}"
         brackets = "[("[self.open_low], "])"[self.open_high]
         return f"in {brackets[0]}{self.low:g}, {self.high:g}{brackets[1]}"
+
+
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).tiny)  # what is nearer to 0 is 0 on most devices
+
+
+def _single(value: float) -> float:
+    """A number as devices have it, infinite where it is too large for them."""
+    if abs(value) > LARGEST:
+        return math.inf if value > 0 else -math.inf
+    return 0.0 if abs(value) < SMALLEST else float(np.float32(value))
 
 
 def at_least(low: float) -> Bounds:
@@ -136,7 +158,7 @@ def as_dict(record: Record) -> dict[str, Any]:
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
-def field_types(kind: type[Record]) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """Every field's annotation, by name."""
     # A class can be hashed; mypy looks for that at its instances instead.
     return _field_types(cast(Hashable, kind))
@@ -148,23 +170,49 @@ def _field_types(kind: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
+def plain(value: Any) -> Any:
+    """`value` with scalars of NumPy and jax as Python's own, in lists and mappings too; a float32
+    is what it is written as (0.1, not 0.10000000149)."""
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
+    # Scalars and arrays without axes alike; what is traced has no value yet.
+    if isinstance(value, np.generic) or (
+        getattr(value, "shape", None) == () and isinstance(value, np.ndarray | jax.Array)
+    ):
+        found = np.asarray(value)[()]
+        few_bits = isinstance(found, np.floating) and found.dtype.itemsize < 8
+        return float(str(found)) if few_bits else found.item()
+    return value
+
+
 def checked(argument: str, value: Any, kind: Any) -> Any:
     """`value` as the annotation `kind` has it (a list as a tuple, a whole float as an int's
     float). Raises ConfigError."""
+    value = plain(value)
     if value is None and _takes_none(kind):
         return None
+    if len(members(kind)) > 1:
+        for member in members(kind):
+            with contextlib.suppress(ConfigError):
+                return checked(argument, value, member)
+        require(False, argument, value, _in_words(kind))
     bounds, kind = _bounds(kind), _plain(kind)
     if get_origin(kind) is Literal:
         require_name(argument, value, get_args(kind))
         return value
     if get_origin(kind) is tuple:
-        require(isinstance(value, list | tuple), argument, value, "a list")
+        require(_is_list(value), argument, value, "a list")
         return tuple(checked(argument, item, get_args(kind)[0]) for item in value)
     if kind is bool:
         require(isinstance(value, bool), argument, value, "True or False")
     elif kind is int:
         whole = is_whole(value, -math.inf)
-        require(whole and bounds.allow(value), argument, value, f"a whole number {bounds}")
+        unbounded = math.isinf(bounds.high)
+        ok = whole and (abs(value) < 2**31 or not unbounded) and bounds.allow(value)
+        below = ", below 2**31" if unbounded else ""
+        require(ok, argument, value, f"a whole number {bounds}{below}".replace(" ,", ","))
         return int(value)
     elif kind is float:
         return number(argument, value, bounds)
@@ -173,15 +221,51 @@ def checked(argument: str, value: Any, kind: Any) -> Any:
     return value
 
 
+def is_kind(kind: Any) -> bool:
+    """Whether `checked` knows an annotation."""
+    if get_origin(kind) is Annotated:
+        inner, *extras = get_args(kind)
+        return any(isinstance(extra, Bounds) for extra in extras) and is_kind(inner)
+    if _is_union(kind):
+        return all(map(is_kind, members(kind)))
+    if get_origin(kind) is tuple:
+        item, *more = get_args(kind)
+        return more == [...] and is_kind(item)
+    return get_origin(kind) is Literal or any(kind is known for known in (bool, int, float, str))
+
+
+def stored(argument: str, value: Any) -> Any:
+    """`value` as JSON has it: numbers, words, truth values and None, lists and mappings of them.
+    Raises ConfigError for what is none of these, and for numbers that are not finite."""
+    value = os.fspath(value) if isinstance(value, os.PathLike) else plain(value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        number(argument, value, Bounds())
+        return value
+    if _is_list(value):
+        return [stored(argument, item) for item in value]
+    named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    require(named, argument, value, "a number, a word, True, False, None or a list of them")
+    return {key: stored(argument, item) for key, item in value.items()}
+
+
+def _is_list(value: Any) -> bool:
+    axes = isinstance(value, np.ndarray | jax.Array) and value.ndim > 0
+    return axes or isinstance(value, list | tuple | range)
+
+
 def number(argument: str, value: Any, bounds: Bounds) -> float:
     """`value` as a float within bounds. Raises ConfigError; a truth value is no number."""
+    value = plain(value)
+    found = math.nan
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        found = float(value)
-    else:
-        found = math.nan
-    ok = math.isfinite(found) and bounds.allow(found)
+        with contextlib.suppress(OverflowError):  # of a whole number beyond all floats
+            found = float(value)
+    ok = abs(found) <= LARGEST and bounds.allow(found)
     word = "share" if bounds == Bounds(0, 1) else "number"
-    require(ok, argument, value, f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}")
+    word = f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}"
+    require(ok, argument, value, word.rstrip())
     return found
 
 
@@ -205,6 +289,9 @@ def numbers_of(record: Record) -> dict[str, Number]:
 
 def record_of(name: str, defaults: Mapping[str, float]) -> type[Record]:
     """A record of numbers >= 0, of which only the defaults are given. Raises ConfigError."""
+    for key in defaults:
+        word = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+        require(word, "numbers", key, "names of letters, digits and underscores")
     fields = [
         (key, NonNegative, dataclasses.field(default=number(key, value, at_least(0))))
         for key, value in defaults.items()
@@ -240,8 +327,9 @@ def _texts_after_fields(source: str) -> dict[str, str]:
 
 
 def _in_words(kind: Any) -> str:
-    if _takes_none(kind):
-        return f"{_in_words(_not_none(kind))} or None"
+    if _is_union(kind):
+        several = " or ".join(map(_in_words, members(kind)))
+        return f"{several} or None" if _takes_none(kind) else several
     bounds, plain = _bounds(kind), _plain(kind)
     if get_origin(plain) is Literal:
         return " or ".join(map(str, get_args(plain)))
@@ -256,10 +344,15 @@ def _takes_none(kind: Any) -> bool:
     return _is_union(kind) and types.NoneType in get_args(kind)
 
 
-def _not_none(kind: Any) -> Any:
+def members(kind: Any) -> list[Any]:
+    """What a union is of besides None; the kind itself if it is none."""
     if not _is_union(kind):
-        return kind
-    (only,) = (member for member in get_args(kind) if member is not types.NoneType)
+        return [kind]
+    return [member for member in get_args(kind) if member is not types.NoneType]
+
+
+def _not_none(kind: Any) -> Any:
+    (only,) = members(kind)
     return only
 
 
@@ -280,6 +373,7 @@ def _plain(kind: Any) -> Any:
 
 
 __all__ = [
+    "LARGEST",
     "Bounds",
     "ConfigError",
     "Count",
@@ -297,8 +391,12 @@ __all__ = [
     "checked",
     "documentation",
     "field_types",
+    "is_kind",
+    "members",
     "number",
     "numbers_of",
+    "plain",
     "read",
     "record_of",
+    "stored",
 ]

@@ -17,6 +17,7 @@ class Record(Protocol):
 
 
 R = TypeVar("R", bound=Record)
+LONGEST_NAME = 100  # names of files are made of them
 
 
 class Registry(Mapping[str, R], Generic[R]):
@@ -69,8 +70,9 @@ class Registry(Mapping[str, R], Generic[R]):
         Raises: ConfigError if the name is no identifier, or is one of the package's own.
         """
         name = record.name
-        word = isinstance(name, str) and name.isidentifier()
-        require(word, "name", name, "letters, digits and underscores")
+        word = isinstance(name, str) and name.isidentifier() and len(name) <= LONGEST_NAME
+        expected = f"letters, digits and underscores, at most {LONGEST_NAME}"
+        require(word, "name", name, expected)
         require(
             name not in self.built_in, "name", name, f"one that no {self.kind} of the package has"
         )

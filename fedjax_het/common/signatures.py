@@ -3,9 +3,10 @@
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import ConfigError, shown, written
+from fedjax_het.common.records import checked, is_kind, stored
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -37,22 +38,52 @@ def call_with(function: Callable[..., Any], offered: Mapping[str, Any], **more: 
     return function(**taken, **more)
 
 
-def check_given(owner: str, given: Iterable[str], parameters: Mapping[str, Any], kind: str) -> None:
+def check_given(
+    owner: str, given: Mapping[str, Any], parameters: Mapping[str, Any], kind: str
+) -> None:
     """Raise `ConfigError` for a name in `given` that `parameters` lacks, naming the nearest of its
     own, and for one that must be given and is not.
 
     owner: whose they are, e.g. "partition 'dirichlet'"; kind: "parameter" or "option".
     """
-    given = list(given)
     takes = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
-    for name in given:
+    for name, value in given.items():
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{owner} has no {kind} {name!r} ({takes}){hint}")
+            what = f"{written(name)} = {shown(value)}"
+            raise ConfigError(f"{what}: {owner} has no {kind} {shown(name)} ({takes}){hint}")
     for name, default in parameters.items():
         if default is REQUIRED and name not in given:
-            raise ConfigError(f"{owner} needs {name} ({takes})")
+            raise ConfigError(f"{owner} needs {written(name)} ({takes})")
+
+
+def checked_given(
+    owner: str, given: Mapping[str, Any], function: Any, parameters: Mapping[str, Any], kind: str
+) -> dict[str, Any]:
+    """`given`, each value as JSON has it and as its parameter's annotation asks, where that is one
+    of a record's (`common.records`); None where that is the default.
+
+    function: whose parameters they are, a function or a class. Raises `ConfigError`, see
+    `check_given`.
+    """
+    check_given(owner, given, parameters, kind)
+    kinds = _annotations(function)
+
+    def fitting(name: str, value: Any) -> Any:
+        asked = kinds.get(name)
+        default = value is None and parameters[name] is None
+        known = is_kind(asked) and not default
+        return stored(name, checked(name, value, asked)) if known else value
+
+    return {name: fitting(name, value) for name, value in given.items()}
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:  # of what is imported for type checkers alone, or written in C
+        return {}
 
 
 def first_line(function: Any) -> str:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import require
 from fedjax_het.nn.spread import num_parts, own_rows
 
 DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
@@ -163,16 +163,14 @@ def augment(
     return images
 
 
-def parse_strategy(strategy: str) -> tuple[str, ...]:
+def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]:
     """The families that a strategy string names, or ConfigError."""
     if strategy in ("", "none"):
         return ()
     families = tuple(strategy.split("_"))
-    if not set(families) <= set(_FAMILIES) or len(set(families)) < len(families):
-        raise ConfigError(
-            f"strategy = {strategy!r}: expected 'none' or distinct names out of "
-            f"{', '.join(_FAMILIES)}, joined by '_'"
-        )
+    ok = set(families) <= set(_FAMILIES) and len(set(families)) == len(families)
+    expected = f"'none' or distinct names out of {', '.join(_FAMILIES)}, joined by '_'"
+    require(ok, argument, strategy, expected)
     return families
 
 

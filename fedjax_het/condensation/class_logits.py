@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from fedjax_het.condensation.distribution import clipped_rows
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.stretches import SOFT_LABELS, loop
 from fedjax_het.engine.task import Task
 
 Tree = Any
@@ -46,7 +47,9 @@ def class_mean_logits(
 
         batches = (pairs[:, 0] < num_pairs).sum()
         batches = jnp.where(trial, jnp.minimum(1, batches), batches)
-        return jax.lax.fori_loop(0, batches, add, jnp.zeros((num_pairs, num_classes + 1)))
+        start, (most, size) = jnp.zeros((num_pairs, num_classes + 1)), census.shape
+        longest = jnp.where(trial, jnp.minimum(1, most), most)
+        return loop(SOFT_LABELS, batches, add, start, longest=longest, most=most, samples=size / 3)
 
     shared = (variables, examples.images, schedule.trial, clip)
     sums = plan.sum_over_blocks(block, shared, (schedule.census, schedule.census_pairs))

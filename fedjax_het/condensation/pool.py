@@ -44,6 +44,7 @@ def train_on_pool(
     key: Array,
     *,
     epochs: int | Array,
+    most_epochs: int | None = None,
     batch_size: int,
     lr: float | Array,
     momentum: float | Array,
@@ -59,6 +60,7 @@ def train_on_pool(
     velocity <- momentum * velocity + gradient + weight_decay * w, from rest in every call.
 
     Args:
+      epochs: may be traced; most_epochs: then, at most so many.
       key: of the permutations; the network draws nothing.
       knowledge: adds the matching of soft labels, summed over classes, to the mean cross-entropy.
         The mean logit of a class is that of its images in the minibatch, and classes that are not
@@ -70,8 +72,9 @@ def train_on_pool(
     """
     batches = shuffled_present(key, pool.valid, batch_size)
     of_batch = _mean_loss(model, None if exact else knowledge)
-    loss_and_gradient = shared_among(sharing, of_batch)
+    loss_and_gradient, samples = shared_among(sharing, of_batch), float(batches.size)
     if exact and knowledge is not None:
+        samples += 4 / 3 * len(pool.images)
         loss_and_gradient = _with_exact_matching(
             loss_and_gradient, model, pool, knowledge, batches.size, sharing
         )
@@ -84,6 +87,8 @@ def train_on_pool(
             optax.add_decayed_weights(weight_decay), optax.sgd(lr, momentum=momentum)
         ),
         epochs=epochs,
+        most_epochs=most_epochs,
+        samples=samples,
     )[0]
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.errors import ConfigError, written
 
 
 def require_privacy() -> None:
@@ -13,7 +13,7 @@ def require_privacy() -> None:
         import dp_accounting.rdp  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "option private = True: expected the package dp-accounting; "
+            f"{written('private')} = True: expected the package dp-accounting; "
             "run `pip install 'fedjax_het[privacy]'`"
         ) from error
 

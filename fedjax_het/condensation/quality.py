@@ -12,6 +12,7 @@ from fedjax_het.common.errors import ConfigError, is_whole, require
 from fedjax_het.condensation.pool import Pool, train_on_pool
 from fedjax_het.condensation.synthetic import decayed_once
 from fedjax_het.data import Dataset
+from fedjax_het.engine.evaluation import right_of
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, Variables
 
@@ -196,7 +197,7 @@ def _accuracy(model: Model, variables: Variables, images: Array, labels: Array) 
 
     def right(piece):
         image, label = piece
-        return model.apply(variables, image[None], train=False)[0][0].argmax() == label
+        return right_of(model.apply(variables, image[None], train=False)[0][0], label)
 
     return jax.lax.map(right, (images, labels), batch_size=_TEST_BATCH).mean()
 

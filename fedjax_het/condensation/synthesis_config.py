@@ -117,13 +117,14 @@ class SynthesisOptions(Record):
             self.step_size_floor,
             f"at most step_size_ceiling ({self.step_size_ceiling})",
         )
-        parse_strategy(self.augment_strategy)
+        parse_strategy(self.augment_strategy, "augment_strategy")
         first, last = self.start_range
         require(
             0 <= first <= last,
             "min_start, max_start",
             (self.min_start, self.max_start),
-            f"starts within rounds 0 to L - s = {self.trajectory_rounds - self.segment_length}",
+            "starts in order, within rounds 0 to trajectory_rounds - segment_length = "
+            f"{self.trajectory_rounds} - {self.segment_length}",
         )
         check_targets(
             self.target_counts, self.segment_length, self.target_replacement, self.target_end

@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import require
+from fedjax_het.common.records import Count
+from fedjax_het.data.checks import NumClasses, Seed, array_of
 from fedjax_het.data.partition import Partition
 
 # A stream of its own, so that who is averaged does not depend on other draws.
@@ -16,7 +20,7 @@ class MeanBlocks(NamedTuple):
 
     size: the paper's M_k, examples in an average; None: all that a client has."""
 
-    size: int | None = None
+    size: Count | None = None
 
     def counts(self, sizes: np.ndarray) -> np.ndarray:
         """How many averages clients make that hold so many examples. What is left over after whole
@@ -24,13 +28,14 @@ class MeanBlocks(NamedTuple):
         return -(-sizes // np.maximum(sizes if self.size is None else self.size, 1))
 
 
+@door
 def average_examples(
     images: np.ndarray,
     labels: np.ndarray,
-    num_classes: int,
+    num_classes: NumClasses,
     partition: Partition,
     blocks: MeanBlocks,
-    seed: int,
+    seed: Seed,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The averages of all clients, client after client.
 
@@ -38,7 +43,13 @@ def average_examples(
     `[M, H, W, C]` float32, divided by 255 where `images` are uint8 (normalisation, being affine,
     may come after the mean), and the shares of the classes `[M, num_classes]` float32.
     Cost: one pass over the clients' examples.
+    Raises `ConfigError` for what does not fit together.
     """
+    images = array_of("images", images, "an array [N, H, W, C]")
+    partition.label_counts(labels, num_classes)  # it is of these labels
+    labels = np.asarray(labels)
+    ok = images.ndim == 4 and len(images) == len(labels) and images.dtype.kind in "iuf"
+    require(ok, "shape of images", images.shape, f"[{len(labels)}, H, W, C], as of the labels")
     unit = 255.0 if images.dtype == np.uint8 else 1.0
     means, shares = [], []
     for client in map(int, np.flatnonzero(partition.sizes)):

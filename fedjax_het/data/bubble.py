@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.text import figure_text
+from fedjax_het.data.checks import NumClasses
 from fedjax_het.data.partition import Partition
 
 _BUBBLE: dict[str, Any] = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
 
 
+@door
 def plot_partition(
     partition: Partition,
     labels: np.ndarray,
-    num_classes: int,
+    num_classes: NumClasses,
     path: str | os.PathLike,
     *,
     class_names: Sequence[str] = (),
@@ -76,11 +81,10 @@ def plot_partition(
     axes.set_ylim(-margin_y, num_classes - 1 + margin_y)
     _name_axes(axes, class_names if named else ())
     if title:
-        axes.set_title(title, fontsize=10, loc="left", pad=10)
+        axes.set_title(figure_text(title), fontsize=10, loc="left", pad=10)
 
     _add_key(axes, draw, largest, diameter)
-    figure.savefig(path, dpi=200)
-    return path
+    return write_figure(path, figure, dpi=200)
 
 
 def _name_axes(axes, class_names: Sequence[str]) -> None:
@@ -90,7 +94,7 @@ def _name_axes(axes, class_names: Sequence[str]) -> None:
     axes.set_xlabel("client", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     if class_names:
-        axes.set_yticks(range(len(class_names)), class_names)
+        axes.set_yticks(range(len(class_names)), map(figure_text, class_names))
     else:
         axes.set_ylabel("class", fontsize=9)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))

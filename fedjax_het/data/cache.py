@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_het.common.cache import cache_root, private_folder
-from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
+from fedjax_het.common.files import DamagedFileError
+from fedjax_het.data.npz import read_npz, write_npz
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def cached_arrays(
     arrays, meta = build()
     try:
         private_folder(path.parent)
-        write_npz(path, arrays, {**meta, "fingerprint": fingerprint})
+        write_npz(path, arrays, {**meta, "fingerprint": fingerprint}, private=True)
     except OSError as error:
         _log.warning("cache %s cannot be written (%s): working without it", path, error)
     return arrays, meta

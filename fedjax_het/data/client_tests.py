@@ -1,10 +1,14 @@
 """A test set for each client, with the class mixture of its training data."""
 
 import logging
+from typing import Literal
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.records import Count, Whole
+from fedjax_het.data.checks import NumClasses, Seed, array_of
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.dealing import deal, shuffled_classes, whole_counts
 from fedjax_het.data.partition import Partition, checked_labels, partition_from_clients
@@ -18,8 +22,12 @@ _LOCAL_TEST_STREAM = 0x7E57
 _PER_CLIENT = 100  # FedAMP's
 
 
+@door
 def tests_of(
-    partition: Partition, dataset: Dataset, seed: int, per_client: int | str | None = None
+    partition: Partition,
+    dataset: Dataset,
+    seed: Seed,
+    per_client: Count | Literal["all"] | None = None,
 ) -> Partition:
     """Which test examples each client is tested on: a `Partition` of positions in the *test* split.
 
@@ -49,14 +57,15 @@ def clients_are_domains(partition: Partition) -> bool:
     return scheme is not None and scheme.clients_are_domains
 
 
+@door
 def local_tests(
     partition: Partition,
     train_labels: np.ndarray,
     test_labels: np.ndarray,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
-    seed: int,
-    per_client: int | str | None = None,
+    seed: Seed,
+    per_client: Count | Literal["all"] | None = None,
 ) -> Partition:
     """Which test examples each client is tested on: a `Partition` of positions in the *test* split.
 
@@ -126,8 +135,12 @@ def local_tests(
     )
 
 
+@door
 def domain_tests(
-    partition: Partition, test_domains: np.ndarray, *, per_client: int | str | None = None
+    partition: Partition,
+    test_domains: np.ndarray,
+    *,
+    per_client: Count | Literal["all"] | None = None,
 ) -> Partition:
     """The same where clients are domains: each is tested on all test images of its own.
 
@@ -136,6 +149,7 @@ def domain_tests(
     """
     all_of_them = "nothing: clients of domains are tested on all test images of theirs"
     require(per_client is None, "per_client", per_client, all_of_them)
+    test_domains = array_of("test_domains", test_domains, "integers [N], a domain for each image")
     clients = [np.flatnonzero(test_domains == k) for k in range(partition.num_clients)]
     for domain, images in enumerate(clients):
         require(len(images) > 0, "test images of domain", domain, "some, to test its client on")
@@ -147,7 +161,8 @@ def domain_tests(
     )
 
 
-def whole_tests(partition: Partition, num_examples: int) -> Partition:
+@door
+def whole_tests(partition: Partition, num_examples: Whole) -> Partition:
     """The same where each client is tested on the whole test split, of `num_examples`; one without
     training examples has no test."""
     everything, nothing = np.arange(num_examples), np.arange(0)
@@ -158,7 +173,10 @@ def whole_tests(partition: Partition, num_examples: int) -> Partition:
     )
 
 
-def client_mixtures(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
+@door
+def client_mixtures(
+    partition: Partition, labels: np.ndarray, num_classes: NumClasses
+) -> np.ndarray:
     """[K, C] the class proportions that each client's data come from; rows sum to 1.
 
     Of `iid`, those of the whole training set; of `grouped`, those of the client's group, exactly
@@ -182,6 +200,7 @@ def client_mixtures(partition: Partition, labels: np.ndarray, num_classes: int) 
     return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
+@door
 def client_groups(partition: Partition) -> np.ndarray:
     """[K] the group of each client, from 0, of a partition with `clients_per_group` among its
     parameters, as `grouped` has it; else `ConfigError`."""

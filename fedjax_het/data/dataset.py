@@ -1,18 +1,28 @@
 """A data set in memory, and the checks that stand between a user's arrays and a federation."""
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.data.checks import (
+    are_wide,
+    checked_constants,
+    checked_deviations,
+    checked_domains,
+    checked_images,
+    checked_labels,
+    checked_names,
+    checked_num_classes,
+    require_alike,
+    require_below,
+)
 from fedjax_het.data.npz import digest_arrays
-
-# Images that were standardised before they came here stay well within this; images in 0..255
-# that were turned to floats do not.
-MAX_FLOAT_PIXEL = 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +39,15 @@ class Dataset:
         sets of several domains (clipart, photographs, ...); None in others.
     server_images, server_labels: examples of the server's own, for `server_data="user"`; like those
         of training. None where the user gave none.
+    origin: what `load_dataset` loaded it as: (name, normalisation). None of any other, and of what
+        is made of one: a part of a data set, or one with other constants, does not go by its name.
+    checked: whether its arrays were: a run checks those of one that was put together by hand.
 
     The arrays are read-only. Build one with `load_dataset`, `load_image_folder` or
     `dataset_from_arrays`, which check them.
     """
+
+    MADE_BY: ClassVar[str] = "load_dataset, load_image_folder or dataset_from_arrays give"
 
     name: str
     train_images: np.ndarray
@@ -49,6 +64,9 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
     server_images: np.ndarray | None = None
     server_labels: np.ndarray | None = None
+    # `dataclasses.replace` takes neither over.
+    origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
+    checked: bool = field(default=False, init=False, repr=False)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -91,6 +109,7 @@ class Dataset:
         )
 
 
+@door
 def dataset_from_arrays(
     train_images,
     train_labels,
@@ -101,7 +120,7 @@ def dataset_from_arrays(
     num_classes: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    class_names: Sequence[str] = (),
+    class_names: str | Sequence[str] = (),
     note: str = "",
     train_domains=None,
     test_domains=None,
@@ -111,10 +130,12 @@ def dataset_from_arrays(
 ) -> Dataset:
     """Make a `Dataset` of the user's own arrays.
 
-    Images are [N, H, W, C]: integers in 0..255 (kept as uint8), or finite floats in [0, 1] or
-    already standardised (kept as float32). Labels are integers in [0, num_classes);
-    `num_classes` defaults to the largest label plus one. `mean` and `std` default to those of the
-    training images, per channel. For images of several domains, `train_domains` and `test_domains`
+    Images are [N, H, W, C]: integers in 0..255 (kept as uint8), finite floats in [0, 1] or already
+    standardised (kept as float32), or uint16 of which some pixel is above 255: those are of 16 bits
+    and become floats in [0, 1], 65535 being 1. Labels are integers in [0, num_classes);
+    `num_classes` defaults to the largest label plus one, if at least a tenth of so many classes (or
+    of more than a hundred) have examples. `mean` and `std` default to those of the training images,
+    per channel. For images of several domains, `train_domains` and `test_domains`
     give each one's, integers in [0, number of domains); `domain_names` default to these numbers.
     Every domain needs test images, so that its accuracy is a number.
 
@@ -124,78 +145,90 @@ def dataset_from_arrays(
     Arrays of the final type are not copied: do not change them afterwards.
     Raises `ConfigError` naming the argument, its value and what is expected.
     """
-    train_images = _checked_images("train_images", train_images)
-    test_images = _checked_images("test_images", test_images)
-    _require_alike("test_images", test_images, train_images)
-    train_labels = _checked_labels("train_labels", train_labels, "train_images", train_images)
-    test_labels = _checked_labels("test_labels", test_labels, "test_images", test_images)
-
-    largest = int(max(train_labels.max(), test_labels.max()))
-    if num_classes is None:
-        num_classes = largest + 1
-    require(is_whole(num_classes, 2), "num_classes", num_classes, "an integer >= 2")
-    for argument, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
-        if labels.max() >= num_classes:
-            raise _label_beyond(argument, labels, num_classes)
-    class_names = tuple(str(class_name) for class_name in class_names)
-    require(
-        len(class_names) in (0, num_classes),
-        "class_names",
-        class_names,
-        f"{num_classes} names, one for each class, or none",
-    )
+    wide = are_wide((train_images, test_images, server_images))
+    train_images = checked_images("train_images", train_images, wide=wide)
+    test_images = checked_images("test_images", test_images, wide=wide)
+    require_alike("test_images", test_images, train_images)
+    train_labels = checked_labels("train_labels", train_labels, "train_images", train_images)
+    test_labels = checked_labels("test_labels", test_labels, "test_images", test_images)
+    labels = {"train_labels": train_labels, "test_labels": test_labels}
+    num_classes = checked_num_classes(num_classes, labels)
+    if not isinstance(class_names, str):  # of which every letter is a class's
+        class_names = checked_names("class_names", class_names)
+    class_names = tuple(class_names)
+    expected = f"{num_classes} names, one for each class, or none"
+    require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
 
     if mean is None or std is None:
         measured_mean, measured_std = channel_statistics(train_images)
         mean = measured_mean if mean is None else mean
         std = measured_std if std is None else std
-    channels = train_images.shape[-1]
-    mean = _checked_constants("mean", mean, channels)
-    std = _checked_constants("std", std, channels)
-    require(min(std) > 0, "std", std, "positive numbers")
-
-    train_domains, test_domains, domain_names = _checked_domains(
-        train_domains, test_domains, domain_names, train_images, test_images
+    mean = checked_constants("mean", mean, train_images.shape[-1])
+    std = checked_deviations(std, train_images.shape[-1])
+    train_domains, test_domains, domain_names = checked_domains(
+        {"train_domains": train_domains, "test_domains": test_domains},
+        domain_names,
+        (train_images, test_images),
     )
-
     server_images, server_labels = checked_server_examples(
-        server_images, server_labels, train_images, num_classes
+        server_images, server_labels, train_images, num_classes, wide=wide
     )
 
     arrays = (train_images, train_labels, test_images, test_labels, train_domains, test_domains)
     for array in (*arrays, server_images, server_labels):
         if array is not None:
             array.setflags(write=False)
-    return Dataset(
+    dataset = Dataset(
         name=name,
         train_images=train_images,
-        train_labels=train_labels.astype(np.int32, copy=False),
+        train_labels=train_labels,
         test_images=test_images,
-        test_labels=test_labels.astype(np.int32, copy=False),
-        num_classes=int(num_classes),
+        test_labels=test_labels,
+        num_classes=num_classes,
         mean=mean,
         std=std,
         class_names=class_names,
         note=note,
         train_domains=train_domains,
         test_domains=test_domains,
-        domain_names=tuple(domain_names),
+        domain_names=domain_names,
         server_images=server_images,
         server_labels=server_labels,
     )
+    object.__setattr__(dataset, "checked", True)
+    return dataset
 
 
-def checked_server_examples(server_images, server_labels, train_images, num_classes):
+def checked_dataset(dataset: Any) -> Dataset:
+    """A data set that is passed to a run, its arrays checked if it was put together by hand.
+    ConfigError, also for anything else."""
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"dataset = a {type(dataset).__name__}: expected a Dataset, as {Dataset.MADE_BY}"
+        )
+    if dataset.checked:
+        return dataset
+    given = {f.name: getattr(dataset, f.name) for f in dataclasses.fields(dataset) if f.init}
+    return dataset_from_arrays(**given)
+
+
+def checked_server_examples(
+    server_images: Any,
+    server_labels: Any,
+    train_images: np.ndarray,
+    num_classes: int,
+    *,
+    wide: bool = False,
+) -> tuple[Any, Any]:
     """-> (server_images, server_labels), both None where neither is given."""
     if server_images is None and server_labels is None:
         return None, None
     for argument, given in (("server_images", server_images), ("server_labels", server_labels)):
         require(given is not None, argument, given, "an array, as the other of the two is given")
-    server_images = _checked_images("server_images", server_images)
-    _require_alike("server_images", server_images, train_images)
-    server_labels = _checked_labels("server_labels", server_labels, "server_images", server_images)
-    if server_labels.max() >= num_classes:
-        raise _label_beyond("server_labels", server_labels, num_classes)
+    server_images = checked_images("server_images", server_images, wide=wide)
+    require_alike("server_images", server_images, train_images)
+    server_labels = checked_labels("server_labels", server_labels, "server_images", server_images)
+    require_below("server_labels", server_labels, num_classes)
     return server_images, server_labels
 
 
@@ -216,122 +249,3 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
         means.append(float(mean))
         deviations.append(float(deviation) if deviation > 1e-8 else 1.0)
     return tuple(means), tuple(deviations)
-
-
-def _checked_images(argument: str, images) -> np.ndarray:
-    images = np.asarray(images)
-    if images.ndim != 4:
-        raise ConfigError(
-            f"shape of {argument} = {images.shape}: expected [N, H, W, C] "
-            "(grey images need a last axis of 1)"
-        )
-    require(images.size > 0, f"shape of {argument}", images.shape, "at least one image and pixel")
-    if images.dtype == np.uint8:
-        # A view, so that making it read-only leaves the user's own array as it was.
-        return np.ascontiguousarray(images).view()
-    if np.issubdtype(images.dtype, np.integer):
-        low, high = int(images.min()), int(images.max())
-        require(
-            low >= 0 and high <= 255, f"range of {argument}", (low, high), "0..255 for integers"
-        )
-        return images.astype(np.uint8)
-    require(
-        np.issubdtype(images.dtype, np.floating),
-        f"dtype of {argument}",
-        str(images.dtype),
-        "uint8, or floats",
-    )
-    lowest, highest = float(images.min()), float(images.max())  # NaN, if there is one, wins both
-    if not np.isfinite([lowest, highest]).all():
-        bad = tuple(int(i) for i in np.argwhere(~np.isfinite(images))[0])
-        raise ConfigError(f"{argument}[{bad}] = {images[bad]}: expected finite numbers")
-    require(
-        lowest >= -MAX_FLOAT_PIXEL and highest <= MAX_FLOAT_PIXEL,
-        f"range of {argument}",
-        (lowest, highest),
-        "floats in [0, 1] or standardised ones (pass images in 0..255 as uint8)",
-    )
-    return np.ascontiguousarray(images, dtype=np.float32).view()
-
-
-def _require_alike(argument: str, images: np.ndarray, train_images: np.ndarray) -> None:
-    pairs = {
-        "shape": (images.shape[1:], train_images.shape[1:]),
-        "dtype": (images.dtype, train_images.dtype),
-    }
-    for what, (ours, theirs) in pairs.items():
-        require(ours == theirs, f"{what} of {argument}", str(ours), f"that of training, {theirs}")
-
-
-def _label_beyond(argument: str, labels: np.ndarray, num_classes: int) -> ConfigError:
-    return ConfigError(
-        f"{argument}[{int(labels.argmax())}] = {int(labels.max())}: "
-        f"expected a label in [0, {num_classes})"
-    )
-
-
-def _checked_domains(train_domains, test_domains, domain_names, train_images, test_images):
-    """-> (train_domains, test_domains, domain_names); (None, None, ()) of a set without domains."""
-    domain_names = tuple(str(name) for name in domain_names)
-    given = {"train_domains": train_domains, "test_domains": test_domains}
-    absent = [argument for argument, domains in given.items() if domains is None]
-    if len(absent) == 2:
-        require(not domain_names, "domain_names", domain_names, "none without train_domains")
-        return None, None, ()
-    require(not absent, (absent or [""])[0], None, "an array, as the other split has domains")
-    train_domains, test_domains = (
-        _checked_labels(argument, domains, argument.replace("domains", "images"), images, "domain")
-        for (argument, domains), images in zip(
-            given.items(), (train_images, test_images), strict=True
-        )
-    )
-    largest = int(max(train_domains.max(), test_domains.max()))
-    domain_names = domain_names or tuple(str(domain) for domain in range(largest + 1))
-    # Measures are named after domains, and their mean over these is of `domains`.
-    distinct = len(set(domain_names)) == len(domain_names) and not {"", "domains"} & {*domain_names}
-    require(
-        distinct and len(domain_names) > largest,
-        "domain_names",
-        domain_names,
-        f"a different name, not 'domains', for each of at least {largest + 1} domains",
-    )
-    sizes = np.bincount(test_domains, minlength=len(domain_names))
-    if sizes.min() == 0:
-        name = domain_names[int(sizes.argmin())]
-        raise ConfigError(f"test_domains: no test image of domain {name!r}: expected at least one")
-    return train_domains, test_domains, domain_names
-
-
-def _checked_labels(
-    argument: str, labels, images_argument: str, images, kind: str = "label"
-) -> np.ndarray:
-    labels = np.asarray(labels)
-    require(labels.ndim == 1, f"shape of {argument}", labels.shape, f"[N], a {kind} for each image")
-    if len(labels) != len(images):
-        raise ConfigError(
-            f"len({argument}) = {len(labels)}: expected len({images_argument}) = {len(images)}"
-        )
-    require(
-        np.issubdtype(labels.dtype, np.integer),
-        f"dtype of {argument}",
-        str(labels.dtype),
-        "integers",
-    )
-    if labels.min() < 0 or labels.max() > np.iinfo(np.int32).max:
-        bad = int(labels.argmin()) if labels.min() < 0 else int(labels.argmax())
-        raise ConfigError(f"{argument}[{bad}] = {int(labels[bad])}: expected a {kind} >= 0")
-    return np.ascontiguousarray(labels, dtype=np.int32).view()
-
-
-def _checked_constants(argument: str, values, channels: int) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        numbers = ()
-    require(
-        len(numbers) == channels and bool(np.isfinite(numbers).all()),
-        argument,
-        values,
-        f"{channels} finite numbers, one for each channel",
-    )
-    return numbers

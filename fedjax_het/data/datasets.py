@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import call_with, first_line, parameters_of
+from fedjax_het.common.signatures import REQUIRED, call_with, first_line, parameters_of
 from fedjax_het.data import domainnet
 from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.cinic10 import read_cinic10
-from fedjax_het.data.dataset import Dataset, dataset_from_arrays
+from fedjax_het.data.dataset import Dataset, checked_dataset, dataset_from_arrays
 from fedjax_het.data.digits import read_digits
 from fedjax_het.data.emnist import first_45_classes
 from fedjax_het.data.normalisation import normalisation_constants
@@ -127,6 +128,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
 )
 
 
+@door
 def load_dataset(
     name: str,
     *,
@@ -145,12 +147,20 @@ def load_dataset(
         (default: $TFDS_DATA_DIR), read without TensorFlow. `digits` is embedded.
     cache_dir: see `fedjax_het.data.cache.cache_folder`.
 
+    What is loaded goes by its name in results (`Dataset.origin`), unless it is changed.
+
     Raises `ConfigError` for an unknown name or preset, for data that are missing or cannot be read
     (it says what to set or run), and for a user's function that returns no `Dataset`.
     """
     load = DATASETS.require(name).load
-    places = {"data_dir": data_dir, "cache_dir": cache_dir}
-    dataset = call_with(load, {"normalisation": normalisation, **places})
+    offered = {"normalisation": normalisation, "data_dir": data_dir, "cache_dir": cache_dir}
+    wanted = [each for each, default in parameters_of(load).items() if default is REQUIRED]
+    if more := [each for each in wanted if each not in offered]:
+        raise ConfigError(
+            f"dataset = {name!r}: its function needs {', '.join(more)}: expected one that takes "
+            f"nothing but {', '.join(offered)}"
+        )
+    dataset = call_with(load, offered)
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__
         raise ConfigError(
@@ -160,9 +170,14 @@ def load_dataset(
     if normalisation is not None and "normalisation" not in parameters_of(load):
         mean, std = normalisation_constants(name, normalisation, dataset.train_images)
         dataset = dataclasses.replace(dataset, mean=mean, std=std)
-    return dataset if dataset.name == name else dataclasses.replace(dataset, name=name)
+    if dataset.name != name:
+        dataset = dataclasses.replace(dataset, name=name)
+    dataset = checked_dataset(dataset)
+    object.__setattr__(dataset, "origin", (name, normalisation))
+    return dataset
 
 
+@door
 def register_dataset(name: str, load: Callable[..., Dataset], description: str = "") -> None:
     """Make a data set of one's own known to runs, sweeps and reports, as long as this process
     lasts.
@@ -177,6 +192,7 @@ def register_dataset(name: str, load: Callable[..., Dataset], description: str =
         replaces the mean and deviation of what it returns.
     description: for `fedjax-het list`; by default the first line of the docstring.
 
-    Raises: ConfigError for a name of the package's own or no word.
+    Raises: ConfigError for a name of the package's own or no word, or for what is no function.
     """
+    require(callable(load), "load", load, "a function that returns a Dataset")
     DATASETS.add(DatasetEntry(name, load, description or first_line(load)))

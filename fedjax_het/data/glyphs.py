@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.errors import ConfigError, require, written
 
 FIGURE = 144  # points along a side: FSL's 2 inches
 _PIXELS_PER_POINT = 2  # before the image is made small
@@ -48,7 +48,8 @@ def open_font(path: str | None = None) -> Font:
     except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"font = {where!r}: expected a .ttf or .otf file that can be read ({reason}){instead}"
+            f"{written('font')} = {(where if path is None else path)!r}: expected a .ttf or .otf "
+            f"file that can be read ({reason}){instead}"
         ) from error
     name = f"{face.family_name} {face.style_name}"
     if path is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.records import Count, Share, Whole
 from fedjax_het.data.dealing import deal, shuffled_classes, whole_counts
 from fedjax_het.data.superclasses import CIFAR100_SUPERCLASSES
 
@@ -21,10 +22,10 @@ def grouped(
     num_classes,
     num_clients,
     *,
-    groups=None,
-    clients_per_group=None,
-    group_sizes=None,
-    dominating_share=0.8,
+    groups: tuple[tuple[Whole, ...], ...] | None = None,
+    clients_per_group: tuple[Count, ...] | None = None,
+    group_sizes: tuple[Count, ...] | None = None,
+    dominating_share: Share = 0.8,
 ):
     """FedAMP's practical non-IID setting (Huang et al., AAAI 2021, section 7).
 
@@ -60,6 +61,7 @@ def grouped(
         clients_per_group=clients_per_group,
         dominating_share=dominating_share,
     )
+    assert group_sizes is not None and clients_per_group is not None, "see `grouped_setting`"
     sizes = np.repeat(group_sizes, clients_per_group)
     counts = np.stack(
         [whole_counts(rng, row, size) for row, size in zip(mixtures, sizes, strict=True)], axis=1
@@ -102,13 +104,6 @@ def grouped_setting(
     """The parameters of `grouped`, checked, with the defaults for these data filled in."""
     require(num_clients >= 2, "num_clients", num_clients, "at least 2, to learn from each other")
     groups = _checked_groups(groups, num_classes, class_names)
-    number = isinstance(dominating_share, int | float | np.number)
-    require(
-        number and not isinstance(dominating_share, bool) and 0 <= dominating_share <= 1,
-        "dominating_share",
-        dominating_share,
-        "a share in [0, 1]",
-    )
     for position, group in enumerate(groups):
         require(
             dominating_share == 1 or len(group) < num_classes,

@@ -13,11 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.common.files import write_atomically
-
-
-class DamagedFileError(ValueError):
-    """The file is no .npz of this package, is cut short, or fails its checksum."""
+from fedjax_het.common.files import DamagedFileError, write_atomically
 
 
 def digest_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping | None = None) -> str:
@@ -34,14 +30,17 @@ def digest_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping | None = None)
     return sha.hexdigest()
 
 
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping) -> None:
-    """Write `arrays` and the JSON-able `meta`; readers see the old file or the whole new one.
+def write_npz(
+    path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping, *, private: bool = False
+) -> None:
+    """Write `arrays` and the JSON-able `meta`, for the user alone if it is private; readers see the
+    old file or the whole new one.
 
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     header = json.dumps({"meta": dict(meta), "sha256": digest_arrays(arrays, meta)})
     named: dict[str, Any] = {"__header__": np.array(header), **arrays}
-    write_atomically(path, lambda file: np.savez(file, **named))
+    write_atomically(path, lambda file: np.savez(file, **named), private=private)
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:

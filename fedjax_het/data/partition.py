@@ -3,16 +3,20 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.common.signatures import call_with, check_given
-from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
+from fedjax_het.common.doors import door, of_kind
+from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.files import DamagedFileError
+from fedjax_het.common.records import Count
+from fedjax_het.common.signatures import call_with
+from fedjax_het.data.checks import NumClasses, Seed, array_of, checked_names
+from fedjax_het.data.npz import read_npz, write_npz
 from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
 
 # Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
@@ -66,6 +70,10 @@ class Partition:
     Both arrays are read-only. Raises `ConfigError` where they do not fit together.
     """
 
+    MADE_BY: ClassVar[str] = (
+        "partition_from_clients([positions of client 0, ...]) or make_partition give"
+    )
+
     scheme: str
     seed: int
     parameters: dict
@@ -74,8 +82,10 @@ class Partition:
     client_names: tuple[str, ...] = ()
 
     def __post_init__(self):
+        for name, kind in (("scheme", str), ("seed", Seed), ("parameters", dict[str, Any])):
+            object.__setattr__(self, name, of_kind(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
-            array = np.asarray(getattr(self, name))
+            array = array_of(name, getattr(self, name), "integers of rank 1")
             ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
             require(ok, name, f"{array.dtype} {array.shape}", "integers of rank 1")
             array = np.ascontiguousarray(array, dtype=np.int64).view()
@@ -92,7 +102,7 @@ class Partition:
         require(
             bool((self.indices >= 0).all()), "indices", int(self.indices.min(initial=0)), ">= 0"
         )
-        names = tuple(str(name) for name in self.client_names)
+        names = checked_names("client_names", self.client_names)
         distinct = len(set(names)) == len(names) in (0, self.num_clients)
         require(distinct, "client_names", names, f"none, or {self.num_clients} different ones")
         object.__setattr__(self, "client_names", names)
@@ -106,9 +116,10 @@ class Partition:
         """[K] examples of each client."""
         return np.diff(self.offsets)
 
+    @door
     def client(self, k: int) -> np.ndarray:
         """Positions in the training set of client k's examples."""
-        require(0 <= k < self.num_clients, "client", k, f"an integer in [0, {self.num_clients})")
+        require(0 <= k < self.num_clients, "k", k, f"an integer in [0, {self.num_clients})")
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
     def digest(self) -> str:
@@ -117,6 +128,7 @@ class Partition:
         sha.update(self.indices.astype("<i8").tobytes())
         return sha.hexdigest()
 
+    @door
     def save(self, path: str | os.PathLike) -> Path:
         """Write a checksummed .npz, whole or not at all. Raises `OSError` where it cannot."""
         path = Path(path)
@@ -127,6 +139,7 @@ class Partition:
         return path
 
     @classmethod
+    @door
     def load(cls, path: str | os.PathLike) -> "Partition":
         """Read what `save` wrote. Raises `ConfigError` for any other file."""
         try:
@@ -141,10 +154,11 @@ class Partition:
             )
         except (DamagedFileError, OSError) as error:
             raise ConfigError(f"partition file cannot be read: {error}") from error
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} holds no partition ({error} is missing)") from error
 
-    def label_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    @door
+    def label_counts(self, labels: np.ndarray, num_classes: NumClasses) -> np.ndarray:
         """[K, C] examples of each class at each client. `labels` are those of the training set."""
         labels = checked_labels("labels", labels, num_classes)
         largest = int(self.indices.max(initial=-1))
@@ -158,7 +172,8 @@ class Partition:
         counts = np.bincount(cells, minlength=self.num_clients * num_classes)
         return counts.reshape(self.num_clients, num_classes)
 
-    def summary(self, labels: np.ndarray, num_classes: int) -> PartitionSummary:
+    @door
+    def summary(self, labels: np.ndarray, num_classes: NumClasses) -> PartitionSummary:
         """Sizes, classes per client and majority share; `str` of it is one line."""
         counts, sizes = self.label_counts(labels, num_classes), self.sizes
         held = counts[sizes > 0]
@@ -176,13 +191,14 @@ class Partition:
         )
 
 
+@door
 def make_partition(
     scheme: str,
     labels: np.ndarray,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
-    num_clients: int,
-    seed: int,
+    num_clients: Count,
+    seed: Seed,
     domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
@@ -202,20 +218,16 @@ def make_partition(
     what is expected, also for a split that cannot be made, and for what a user's scheme returns.
     """
     record = PARTITIONS.require(scheme)
-    require(is_whole(num_classes, 1), "num_classes", num_classes, ">= 1")
     labels = checked_labels("labels", labels, num_classes)
-    require(is_whole(num_clients, 1), "num_clients", num_clients, ">= 1")
     require(
         num_clients <= len(labels),
         "num_clients",
         num_clients,
         f"at most the number of training examples, {len(labels)}",
     )
-    require(is_whole(seed, 0), "seed", seed, "an integer >= 0")
 
     parameters = {parameter_called(scheme, name) or name: v for name, v in parameters.items()}
-    check_given(f"partition {scheme!r}", parameters, record.parameters, "parameter")
-    parameters = record.parameters | parameters
+    parameters = record.parameters | record.checked(parameters)
     if record.setting is not None:
         parameters = record.setting(
             labels, int(num_classes), int(num_clients), class_names, **parameters
@@ -271,36 +283,53 @@ def _domains_of(num_clients: int, domain_names: Sequence[str]) -> tuple[str, ...
     return (*domain_names, *map(str, range(len(domain_names), num_clients)))
 
 
+@door
 def partition_from_clients(
-    clients: Sequence[np.ndarray],
+    clients: Iterable[np.ndarray],
     *,
     scheme: str = "user",
-    seed: int = 0,
-    parameters: dict | None = None,
+    seed: Seed = 0,
+    parameters: dict[str, Any] | None = None,
     client_names: Sequence[str] = (),
 ) -> Partition:
-    """A `Partition` from one array of training-set positions for each client."""
-    require(len(clients) >= 1, "clients", len(clients), "at least one client")
+    """A `Partition` from one array of training-set positions for each client.
+
+    Raises `ConfigError`, which names the client, for what are no positions."""
+    lists = isinstance(clients, Iterable) and not isinstance(clients, str | bytes | Mapping)
+    expected = "a list of arrays of positions in the training set, one for each client"
+    require(lists, "clients", clients, expected)
+    arrays = [_sorted_positions(f"clients[{k}]", client) for k, client in enumerate(clients)]
+    require(len(arrays) >= 1, "clients", arrays, "at least one client")
     try:
         # Through JSON and back, so that a saved partition equals the one in memory.
         parameters = json.loads(json.dumps(parameters or {}, default=lambda value: value.item()))
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"parameters = {parameters!r}: expected JSON-able values") from error
-    clients = [np.sort(np.asarray(client)) for client in clients]
-    sizes = [len(client) for client in clients]
+    sizes = [len(positions) for positions in arrays]
     return Partition(
         scheme=scheme,
         seed=seed,
         parameters=parameters,
-        # Empty lists are float arrays; they say nothing about the type of the others.
-        indices=np.concatenate([client for client in clients if len(client)] or [np.arange(0)]),
+        indices=np.concatenate(arrays),
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        client_names=tuple(client_names),
+        client_names=checked_names("client_names", client_names),
     )
 
 
+def _sorted_positions(argument: str, positions: Any) -> np.ndarray:
+    """One client's, ascending, as int64. ConfigError."""
+    array = array_of(argument, positions, "integers, positions in the training set")
+    if array.ndim == 1 and len(array) == 0:  # an empty list is an array of floats
+        return np.zeros(0, np.int64)
+    ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+    found = f"{array.dtype} {array.shape}"
+    require(bool(ok), argument, found, "integers of rank 1, positions in the training set")
+    require(bool((array >= 0).all()), argument, f"{int(array.min())}, ...", "positions >= 0")
+    return np.sort(array).astype(np.int64)
+
+
 def checked_labels(argument: str, labels, num_classes: int) -> np.ndarray:
-    labels = np.asarray(labels)
+    labels = array_of(argument, labels, "integers of rank 1, at least one")
     ok = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
     require(ok, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one")
     bad = (labels < 0) | (labels >= num_classes)

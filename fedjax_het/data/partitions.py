@@ -1,12 +1,13 @@
 """The partitions that settings can name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import first_line, parameters_of
+from fedjax_het.common.signatures import checked_given, first_line, parameters_of
 from fedjax_het.data import schemes
 from fedjax_het.data.grouped import grouped, grouped_mixtures, grouped_setting
 
@@ -45,6 +46,11 @@ class Scheme(NamedTuple):
     def parameters(self) -> dict[str, Any]:
         """What the split takes besides the data, with defaults or `REQUIRED`."""
         return parameters_of(self.split, besides=OF_THE_DATA)
+
+    def checked(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters that it takes, as their annotations have them. Raises ConfigError."""
+        owner = f"partition {self.name!r}"
+        return checked_given(owner, parameters, self.split, self.parameters, "parameter")
 
 
 PARTITIONS: Registry[Scheme] = Registry(
@@ -98,6 +104,7 @@ PARTITIONS: Registry[Scheme] = Registry(
 )
 
 
+@door
 def partition_parameters(name: str) -> dict[str, Any]:
     """The parameters of a partition, by its function's signature: defaults, or `REQUIRED`.
 
@@ -114,6 +121,7 @@ def parameter_called(name: str, setting: str) -> str | None:
     return next((each for each in names if each in parameters), None)
 
 
+@door
 def register_partition(
     name: str,
     split: Callable[..., Any],

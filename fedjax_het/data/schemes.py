@@ -7,13 +7,17 @@ instead.
 """
 
 import logging
+from typing import Annotated
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.records import Bounds, Count, Whole
 from fedjax_het.data.dealing import deal, equal_counts, shuffled_classes
 
 _log = logging.getLogger(__name__)
+
+Alpha = Annotated[float, Bounds(1e-6, 1e6)]  # of a Dirichlet distribution
 
 _SINKHORN_ALTERNATIONS = 1000  # as in DynaFed's code
 
@@ -23,7 +27,7 @@ def iid(rng, labels, num_classes, num_clients):
     return np.array_split(rng.permutation(len(labels)), num_clients)
 
 
-def dirichlet(rng, labels, num_classes, num_clients, *, alpha):
+def dirichlet(rng, labels, num_classes, num_clients, *, alpha: Alpha):
     """Plain Dirichlet label skew (Hsu et al., arXiv 1909.06335, in its common per-class form).
 
     Each class, shuffled, is cut in proportions drawn from Dir(alpha * 1_K). Sizes are very unequal
@@ -33,7 +37,7 @@ def dirichlet(rng, labels, num_classes, num_clients, *, alpha):
     return deal(shuffled_classes(rng, labels, num_classes), _cut_all(log_proportions, labels))
 
 
-def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha):
+def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha: Alpha):
     """DynaFed's partition: Dirichlet label skew with clients of nearly equal size (public code).
 
     Draws a C x K matrix whose rows follow Dir(alpha * 1_K), then divides columns by their sums and
@@ -58,7 +62,16 @@ def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha):
     return deal(classes, _cut_all(log_matrix, labels))
 
 
-def dirichlet_capped(rng, labels, num_classes, num_clients, *, alpha, min_size=10, max_draws=1000):
+def dirichlet_capped(
+    rng,
+    labels,
+    num_classes,
+    num_clients,
+    *,
+    alpha: Alpha,
+    min_size: Whole = 10,
+    max_draws: Count = 1000,
+):
     """MOON's and NIID-Bench's Dirichlet partition, which FedAF and FedDM use (public code).
 
     Class after class, proportions are drawn from Dir(alpha * 1_K); a client that already holds
@@ -68,8 +81,6 @@ def dirichlet_capped(rng, labels, num_classes, num_clients, *, alpha, min_size=1
     Raises `ConfigError` when no draw is accepted. Deviation from the code: proportions are drawn
     in logarithms, so that those of the clients below the cap never all vanish.
     """
-    require(is_whole(min_size, 0), "min_size", min_size, "an integer >= 0")
-    require(is_whole(max_draws, 1), "max_draws", max_draws, "an integer >= 1")
     most = len(labels) // num_clients
     require(
         min_size <= most,
@@ -99,7 +110,7 @@ def dirichlet_capped(rng, labels, num_classes, num_clients, *, alpha, min_size=1
     )
 
 
-def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_client):
+def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_client: Count):
     """Every client holds exactly C labels, in equal numbers (FSL's n_i / C samples of each).
 
     All shards (one client's examples of one label) have one size: the largest for which the
@@ -113,7 +124,6 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     num_classes; with fewer shards than labels, a random choice of them is.
     """
     per_client = classes_per_client
-    require(is_whole(per_client, 1), "classes_per_client", per_client, "an integer >= 1")
     class_sizes = np.bincount(labels, minlength=num_classes)
     present = int((class_sizes > 0).sum())
     require(
@@ -198,13 +208,6 @@ def _log_dirichlet(rng, alpha, rows: int, num_clients: int) -> np.ndarray:
 
     G(alpha) ~ G(alpha + 1) * U^(1 / alpha), so that log G needs no number near zero.
     """
-    is_number = isinstance(alpha, int | float | np.number) and not isinstance(alpha, bool)
-    require(
-        is_number and np.isfinite(alpha) and 1e-6 <= alpha <= 1e6,
-        "alpha",
-        alpha,
-        "a number in [1e-6, 1e6]",
-    )
     shape = (rows, num_clients)
     log_gamma = np.log(rng.standard_gamma(alpha + 1.0, shape))
     # random() is in [0, 1); one minus it is never zero.

@@ -9,11 +9,14 @@ split among them.
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.common.signatures import call_with, check_given
+from fedjax_het.common.signatures import call_with
+from fedjax_het.data.checks import Seed
 from fedjax_het.data.dataset import Dataset, checked_server_examples
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.server_sources import SERVER_SOURCES, Pool
@@ -112,15 +115,16 @@ def total_variation(counts: np.ndarray, other_counts: np.ndarray) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
-def check_server_options(source: str, options: dict | None = None) -> dict:
+@door
+def check_server_options(source: str, options: dict[str, Any] | None = None) -> dict:
     """All options of one of `SERVER_SOURCES`, defaults filled in, as can be written as JSON.
 
     Needs no data. Raises `ConfigError` for a source or option that does not exist, a value that
     cannot be used whatever the data, and a font that is missing.
     """
     record = SERVER_SOURCES.require(source)
-    check_given(f"server_data {source!r}", options or {}, record.options, "option")
-    filled = record.options | (options or {})
+    given = record.checked(options or {})
+    filled = record.checked(record.options | given)
     if record.check is not None:
         return record.check(**filled)
     try:
@@ -130,10 +134,11 @@ def check_server_options(source: str, options: dict | None = None) -> dict:
         raise ConfigError(f"server_options = {filled!r}: {expected} ({error})") from error
 
 
+@door
 def server_pool(
     source: str,
     dataset: Dataset,
-    options: dict | None = None,
+    options: dict[str, Any] | None = None,
     *,
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
@@ -161,8 +166,9 @@ def server_pool(
     return images, labels
 
 
+@door
 def withheld_examples(
-    source: str | None, dataset: Dataset, seed: int, options: dict | None = None
+    source: str | None, dataset: Dataset, seed: Seed, options: dict[str, Any] | None = None
 ) -> np.ndarray:
     """Positions, ascending, of the training examples that are no client's to hold.
 
@@ -184,12 +190,13 @@ def withheld_examples(
     return np.sort(np.random.default_rng(stream).choice(num_train, size, replace=False))
 
 
+@door
 def server_examples(
     source: str,
     dataset: Dataset,
     partition: Partition,
-    seed: int,
-    options: dict | None = None,
+    seed: Seed,
+    options: dict[str, Any] | None = None,
     pool: Pool | None = None,
 ) -> ServerData:
     """The server's examples D_0: all of `pool`, or training examples drawn with the seed.

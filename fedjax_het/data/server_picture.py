@@ -4,7 +4,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require
+from fedjax_het.common.records import Count
+from fedjax_het.common.text import figure_text
+from fedjax_het.data.checks import NumClasses, array_of
 from fedjax_het.data.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -13,13 +17,14 @@ if TYPE_CHECKING:
 _ROW = 0.34  # inches
 
 
+@door
 def plot_server_examples(
     dataset: Dataset,
     server_images: np.ndarray,
     server_labels: np.ndarray,
     *,
-    num_classes: int = 10,
-    num_images: int = 10,
+    num_classes: NumClasses = 10,
+    num_images: Count = 10,
 ) -> "Figure":
     """Training examples that clients learn from (left), the server's (right); a row for a class.
 
@@ -32,24 +37,26 @@ def plot_server_examples(
     """
     from matplotlib.figure import Figure
 
-    server_images, server_labels = np.asarray(server_images), np.asarray(server_labels)
+    server_images = array_of("server_images", server_images, "an array [n, H, W, C]")
+    server_labels = array_of("server_labels", server_labels, "integers [n]")
     fits = server_images.shape[1:] == dataset.input_shape and len(server_images) > 0
     require(
         fits, "shape of server_images", server_images.shape, f"[n, *{dataset.input_shape}], n >= 1"
     )
     require(
         server_labels.shape == server_images.shape[:1]
+        and server_labels.dtype.kind in "iu"
         and server_labels.min() >= 0
         and server_labels.max() < dataset.num_classes,
         "server_labels",
-        server_labels.tolist() if len(server_labels) < 10 else f"{len(server_labels)} labels",
+        server_labels.tolist() if server_labels.size < 10 else f"{server_labels.size} labels",
         f"a label in [0, {dataset.num_classes}) for each image",
     )
-    require(num_classes >= 1, "num_classes", num_classes, "a number >= 1")
-    require(num_images >= 1, "num_images", num_images, "a number >= 1")
 
     classes = _spread(np.unique(server_labels), num_classes)
-    names = [dataset.class_names[c] if dataset.class_names else str(c) for c in classes]
+    names = [
+        figure_text(dataset.class_names[c]) if dataset.class_names else str(c) for c in classes
+    ]
     training = [np.flatnonzero(dataset.train_labels == c)[:num_images] for c in classes]
     server = [_spread(np.flatnonzero(server_labels == c), num_images) for c in classes]
     panels = {

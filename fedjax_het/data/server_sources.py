@@ -1,14 +1,15 @@
 """Where the server's examples come from: what settings can name, and users add."""
 
-import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.records import Bounds, Count
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import first_line, parameters_of
+from fedjax_het.common.signatures import checked_given, first_line, parameters_of
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.datasets import load_dataset
 from fedjax_het.data.dealing import equal_counts, shuffled_classes
@@ -16,6 +17,9 @@ from fedjax_het.data.glyphs import FIGURE, Font, glyph_images, open_font
 from fedjax_het.data.stl10 import shared_class_images
 
 Pool = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 labels
+
+_Points = Annotated[float, Bounds(1, 2 * FIGURE)]
+_Degrees = Annotated[float, Bounds(-360, 360)]
 
 # What the functions are given where their signatures have it; all else they take is an option.
 _OF_THE_RUN = (
@@ -54,16 +58,16 @@ class ServerSource(NamedTuple):
         function = self.draw or self.pool
         return {} if function is None else parameters_of(function, besides=_OF_THE_RUN)
 
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options that it takes, as their annotations have them. Raises ConfigError."""
+        owner = f"server_data {self.name!r}"
+        return checked_given(owner, options, self.draw or self.pool, self.options, "option")
+
 
 # --- training examples, of all clients or of a few
 
 
-def _check_size(*, size):
-    require(size is None or is_whole(size, 1), "size", size, "an integer >= 1, or None")
-    return {"size": None if size is None else int(size)}
-
-
-def _draw_iid(rng, dataset, partition, *, size=None):
+def _draw_iid(rng, dataset, partition, *, size: Count | None = None):
     """As equally many of each class as the clients' examples allow."""
     held = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
     examples = np.unique(partition.indices)
@@ -83,13 +87,7 @@ def _draw_iid(rng, dataset, partition, *, size=None):
     return examples[np.concatenate(chosen)]
 
 
-def _check_clients(*, clients, per_client):
-    require(is_whole(clients, 1), "clients", clients, "an integer >= 1")
-    require(is_whole(per_client, 1), "per_client", per_client, "an integer >= 1")
-    return {"clients": int(clients), "per_client": int(per_client)}
-
-
-def _draw_from_clients(rng, dataset, partition, *, clients=10, per_client=50):
+def _draw_from_clients(rng, dataset, partition, *, clients: Count = 10, per_client: Count = 50):
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
     able = np.flatnonzero(partition.sizes >= per_client)
     require(
@@ -112,7 +110,7 @@ def _held_out_size(num_train, num_classes, *, size=None):
     return max(num_train // 100, num_classes) if size is None else size
 
 
-def _draw_held_out(rng, dataset, partition, *, size=None):
+def _draw_held_out(rng, dataset, partition, *, size: Count | None = None):
     """All that were withheld; of a partition that leaves more examples to nobody, so many."""
     num_train = len(dataset.train_labels)
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
@@ -128,27 +126,19 @@ def _draw_held_out(rng, dataset, partition, *, size=None):
 
 
 def _check_glyphs(*, font, sizes, rotations):
-    font = None if font is None else os.fspath(font)
+    for name, values in (("sizes", sizes), ("rotations", rotations)):
+        require(len(values) > 0, name, values, "a list of numbers, at least one")
     open_font(font)
-    most = 2 * FIGURE
-    return {
-        "font": font,
-        "sizes": _numbers("sizes", sizes, 1, most, f"numbers of points from 1 to {most}"),
-        "rotations": _numbers("rotations", rotations, -360, 360, "degrees from -360 to 360"),
-    }
+    return {"font": font, "sizes": sizes, "rotations": rotations}
 
 
-def _numbers(argument: str, values, low: float, high: float, what: str) -> list[float]:
-    try:
-        numbers = [] if isinstance(values, str) else [float(value) for value in values]
-    except (TypeError, ValueError):
-        numbers = []
-    ok = len(numbers) > 0 and all(low <= number <= high for number in numbers)
-    require(ok, argument, values, f"a list of {what}, at least one")
-    return numbers
-
-
-def _glyph_pool(dataset, *, font=None, sizes=(100, 110, 120), rotations=(-20, -10, 0, 10, 20)):
+def _glyph_pool(
+    dataset,
+    *,
+    font: str | None = None,
+    sizes: tuple[_Points, ...] = (100, 110, 120),
+    rotations: tuple[_Degrees, ...] = (-20, -10, 0, 10, 20),
+):
     height, width, channels = dataset.input_shape
     _require_bytes(dataset)
     require(channels == 1, "input_shape", dataset.input_shape, "one channel, for drawn glyphs")
@@ -158,12 +148,7 @@ def _glyph_pool(dataset, *, font=None, sizes=(100, 110, 120), rotations=(-20, -1
     )
 
 
-def _check_stl10(*, per_class):
-    require(is_whole(per_class, 1), "per_class", per_class, "an integer >= 1")
-    return {"per_class": int(per_class)}
-
-
-def _stl10_pool(dataset, data_dir, cache_dir, *, per_class=56):
+def _stl10_pool(dataset, data_dir, cache_dir, *, per_class: Count = 56):
     _require_bytes(dataset)
     require(dataset.input_shape[-1] == 3, "input_shape", dataset.input_shape, "three channels")
     stl10 = load_dataset("stl10", data_dir=data_dir, cache_dir=cache_dir)
@@ -195,7 +180,6 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
             "training examples that clients hold, as equally many of each class as can be (size "
             "n_0; default 1 % of them)",
             draw=_draw_iid,
-            check=_check_size,
         ),
         ServerSource(
             "held_out",
@@ -203,13 +187,11 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
             "them (size n_0; default 1 % of all)",
             draw=_draw_held_out,
             withheld=_held_out_size,
-            check=_check_size,
         ),
         ServerSource(
             "clients",
             "per_client training examples of each of a few clients, drawn once (FSL's scenario 2a)",
             draw=_draw_from_clients,
-            check=_check_clients,
         ),
         ServerSource(
             "glyphs",
@@ -223,7 +205,6 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
             "images of STL-10 of the classes that it shares with the data set (FSLsyn, for "
             "CIFAR-10)",
             pool=_stl10_pool,
-            check=_check_stl10,
         ),
         ServerSource("user", "the data set's own server_images and server_labels", pool=_user_pool),
     ),
@@ -231,6 +212,7 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
 )
 
 
+@door
 def register_server_source(
     name: str,
     description: str = "",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_het.common import variables
 from fedjax_het.common.errors import ConfigError
 
 _CHUNK = 10_000  # examples read at once; bounds the memory that undecoded images take
@@ -35,7 +36,8 @@ class Source:
 
 def data_root(data_dir: str | os.PathLike | None = None) -> Path:
     """`data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets (that library's default)."""
-    return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    named = data_dir or variables.value_of(variables.TFDS_DATA_DIR)
+    return Path(os.path.expanduser(named or "~/tensorflow_datasets"))
 
 
 def prepared_folder(

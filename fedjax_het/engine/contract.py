@@ -134,7 +134,9 @@ def checked_client(method: ClientMethod) -> ClientMethod:
     """
 
     def begin(hp, broadcast, state, client):
-        return call("ClientMethod.begin", method.begin, BeginRound, hp, broadcast, state, client)
+        given = (hp, broadcast, state, client)
+        local = call("ClientMethod.begin", method.begin, BeginRound, *given)
+        return _require_some("ClientMethod.begin", local, "what a client carries, () if nothing")
 
     def step(hp, broadcast, local, batch, client, key):
         name = "ClientMethod.step"
@@ -153,12 +155,24 @@ def checked_client(method: ClientMethod) -> ClientMethod:
         return upload, new, output
 
     def init(hp, variables):
-        return call("ClientMethod.init", method.init, InitClient, hp, variables)
+        state = call("ClientMethod.init", method.init, InitClient, hp, variables)
+        return _require_some("ClientMethod.init", state, "what a client keeps, () if nothing")
 
     if getattr(method.begin, "is_checked", False):
         return method
     begin.is_checked = True  # type: ignore[attr-defined]
     return ClientMethod(init, begin, step, end, method.extra_passes)
+
+
+def _require_some(name: str, found: Any, expected: str) -> Any:
+    """Arrays, in whatever structure; None is what a function returns that forgets to."""
+    if found is None:
+        raise ContractError(f"{name} returned None: expected {expected}")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):
+            place = jax.tree_util.keystr(path)
+            raise ContractError(f"{name}: {place or 'it'} is {kind_of(leaf)}: expected an array")
+    return found
 
 
 def call(name: str, function: Callable, protocol: type, *args: Any) -> Any:

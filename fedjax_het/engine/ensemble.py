@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.common.arrays import AnyArray, with_rows_of_zeros
-from fedjax_het.engine.lanes import ClientModels, Examples
+from fedjax_het.engine.lanes import ClientModels, Examples, client_row
 from fedjax_het.engine.server import fit, shuffled
 from fedjax_het.engine.sharing import ALONE, Sharing
+from fedjax_het.engine.stretches import TEACHERS, loop
 from fedjax_het.engine.task import Task
 
 Tree = Any
@@ -38,16 +39,18 @@ def logits_of(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
     return by_piece.reshape(-1, by_piece.shape[-1])[:count]
 
 
-def sum_over_models(function: Callable[[Tree], jax.Array], models: ClientModels) -> jax.Array:
-    """Sum of `function(variables)`, an array, over the models that are present, one at a time."""
+def sum_over_models(
+    function: Callable[[Tree], jax.Array], models: ClientModels, samples: int
+) -> jax.Array:
+    """Sum of `function(variables)`, an array, over the models that are present, one at a time;
+    `samples`: that it looks at."""
 
-    def add(total, model):
-        variables, present = model
-        return total + jnp.where(present, function(variables), 0), None
+    def add(i, total):
+        return total + jnp.where(models.present[i], function(client_row(models.variables, i)), 0)
 
     first = jax.tree.map(lambda a: a[0], models.variables)
     nothing = jnp.zeros_like(jax.eval_shape(function, first))
-    return jax.lax.scan(add, nothing, (models.variables, models.present))[0]
+    return loop(TEACHERS, len(models.present), add, nothing, samples=samples / 3)
 
 
 def weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
@@ -67,6 +70,7 @@ def distilled(
     optimizer: optax.GradientTransformation,
     batch_size: int,
     epochs: jax.Array | int,
+    most_epochs: int | None = None,
     collects: Callable[[jax.Array], jax.Array] | None = None,
     sharing: Sharing = ALONE,
 ) -> Tree:
@@ -75,7 +79,7 @@ def distilled(
     Args:
       images: `[n, H, W, C]` as stored. targets: `[n, C]` probabilities.
       key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
-      optimizer: starts afresh. epochs: over the images; may be traced.
+      optimizer: starts afresh. epochs: over the images; may be traced: then at most `most_epochs`.
       collects: says of the number of steps done, from 1, whether the variables then reached are
         part of the mean that is returned (stochastic weight averaging); of those after the last
         step if none are, or `collects` is None.
@@ -91,6 +95,7 @@ def distilled(
         task.loss_and_gradient,
         optimizer=optimizer,
         epochs=epochs,
+        most_epochs=most_epochs,
         key=step_key,
         sharing=sharing,
     )

@@ -27,7 +27,7 @@ class EvaluationSet(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What was measured of a model; float32."""
+    """What was measured of a model; float32, NaN where a logit is not finite."""
 
     accuracy: jax.Array  # []
     loss: jax.Array  # [] mean cross-entropy in nats
@@ -38,6 +38,20 @@ class Evaluation(NamedTuple):
         """NaN everywhere: nothing was measured."""
         nan = jnp.float32(jnp.nan)
         return cls(nan, nan, jnp.full(num_domains, nan) if num_domains else None)
+
+
+class ClientEvaluation(NamedTuple):
+    """What was measured of clients' models on their own tests."""
+
+    accuracy: jax.Array  # [K] float32; NaN without a test, and where a logit is not finite
+    sound: jax.Array  # [] bool: whether all logits are finite
+
+
+def right_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """[...] float32: 1 where the largest of `logits` [..., C] is the label's, else 0; NaN where one
+    of them is not finite, so that no mean hides it. The largest of NaN would be class 0."""
+    right = (logits.argmax(-1) == labels).astype(jnp.float32)
+    return jnp.where(jnp.isfinite(logits).all(-1), right, jnp.nan)
 
 
 def test_batches(plan: Plan, count: int) -> tuple[int, int]:
@@ -75,7 +89,7 @@ def evaluate(
     """Accuracy and loss on the first `num_batches` in each block, and accuracy per domain.
 
     `num_domains` is that of the data set, and static. A domain of which those batches have no image
-    gets NaN.
+    gets NaN, and so does what a logit that is not finite is part of.
     """
     assert bool(num_domains) == (data.domains is not None)
     total = data.labels.shape[1]
@@ -90,18 +104,18 @@ def evaluate(
             shown = task.normalise(row_of(images, i))
             logits, _ = task.model.apply(variables, shown, train=False)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, abs(target))
-            right = logits.argmax(-1) == target
+            right = jnp.where(known, right_of(logits, target), 0)
             counts = jnp.stack(
                 [
-                    right.sum().astype(jnp.float32),
-                    (losses * known).sum(),
+                    right.sum(),
+                    jnp.where(known, losses, 0).sum(),
                     known.sum(dtype=jnp.float32),
                 ]
             )
             if domains is None:
                 return sums + counts
             member = row_of(domains, i)[:, None] == jnp.arange(num_domains)
-            by_domain = [(member & there[:, None]).sum(0) for there in (right, known)]
+            by_domain = [jnp.where(member, n[:, None], 0).sum(0) for n in (right, known)]
             return sums + jnp.concatenate([counts, *by_domain])
 
         return jax.lax.fori_loop(0, num_batches, add, jnp.zeros(3 + 2 * num_domains))
@@ -157,8 +171,8 @@ def evaluate_clients(
     examples: Examples,
     num_clients: int,
     num_groups: jax.Array | int,
-) -> jax.Array:
-    """[K] the share of its own test that each client's model gets right; NaN without a test.
+) -> ClientEvaluation:
+    """The share of its own test that each client's model gets right.
 
     Args:
       model_of(source, k) -> variables of client k's model.
@@ -175,10 +189,10 @@ def evaluate_clients(
             images = task.normalise(examples.images[at])
             logits, _ = task.model.apply(variables, images, train=False)
             known = at >= 0
-            right = (logits.argmax(-1) == examples.labels[at]) & known
-            return sums + jnp.stack([right.sum(), known.sum()])
+            right = jnp.where(known, right_of(logits, examples.labels[at]), 0)
+            return sums + jnp.stack([right.sum(), known.sum(dtype=jnp.float32)])
 
-        return jax.lax.fori_loop(0, indices.shape[0], add, jnp.zeros(2, jnp.int32))
+        return jax.lax.fori_loop(0, indices.shape[0], add, jnp.zeros(2))
 
     def block(source, examples, num_groups, part):
         clients, indices = part
@@ -188,7 +202,7 @@ def evaluate_clients(
             counts = of_lanes(source, examples, here, row_of(indices, g))
             return sums.at[here].add(counts, mode="drop")
 
-        return jax.lax.fori_loop(0, num_groups, one_group, jnp.zeros((num_clients, 2), jnp.int32))
+        return jax.lax.fori_loop(0, num_groups, one_group, jnp.zeros((num_clients, 2)))
 
     def single(source, examples, clients, indices):
         return of_client(source, examples, clients[0], indices[0])[None]
@@ -196,4 +210,5 @@ def evaluate_clients(
     of_lanes = jax.vmap(of_client, (None, None, 0, 0)) if plan.lanes > 1 else single
     shared = (source, examples, num_groups)
     sums = plan.sum_over_blocks(block, shared, (tests.clients, tests.indices))
-    return jnp.where(sums[:, 1] > 0, sums[:, 0] / jnp.maximum(sums[:, 1], 1), jnp.nan)
+    accuracy = jnp.where(sums[:, 1] > 0, sums[:, 0] / jnp.maximum(sums[:, 1], 1), jnp.nan)
+    return ClientEvaluation(accuracy, jnp.isfinite(sums).all())

@@ -13,6 +13,7 @@ from fedjax_het.engine.lanes import Cohort, train_cohort
 from fedjax_het.engine.local import Broadcast
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.server import gradient_moments, shuffled
+from fedjax_het.engine.stretches import SURVEY
 from fedjax_het.engine.task import Task
 
 Tree = Any
@@ -65,7 +66,7 @@ def gradient_gaps(
     """
     broadcast = Broadcast(variables)
     key = jax.random.key(0)  # clients draw nothing
-    result = train_cohort(_measuring(task), plan, {}, broadcast, (), key, cohort)
+    result = train_cohort(_measuring(task), plan, {}, broadcast, (), key, cohort, name=SURVEY)
     present = jnp.maximum(result.num_trained, 1)
     whole = result.upload.mean
     mean, square, squares_of_batches = (total / present for total in result.upload.sum)
@@ -138,7 +139,9 @@ def own_losses(task: Task, plan: Plan, models: Tree, cohort: Cohort) -> tuple[ja
     blank = jax.tree.map(jnp.zeros_like, models["params"])
     states = _Own(models, jnp.zeros(num_clients), blank)
     method = ClientMethod(lambda hp, variables: (), begin, step, end)
-    found = train_cohort(method, plan, {}, (), states, jax.random.key(0), cohort).states
+    found = train_cohort(
+        method, plan, {}, (), states, jax.random.key(0), cohort, name=SURVEY
+    ).states
     return found.loss, found.gradient
 
 

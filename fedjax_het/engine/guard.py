@@ -12,7 +12,6 @@ unfused one is used.
 import contextlib
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import jax
 import jaxlib
 import numpy as np
 
+from fedjax_het.common import variables
 from fedjax_het.common.arrays import is_key
 from fedjax_het.common.cache import private_folder, programs_folder
 
@@ -157,7 +157,7 @@ def _memory(program: str) -> Path | None:
     """
     if jax.process_count() > 1:
         return None
-    settings = f"{jaxlib.__version__} {os.environ.get('XLA_FLAGS', '')}"
+    settings = f"{jaxlib.__version__} {variables.text_of(variables.XLA_FLAGS)}"
     name = hashlib.sha256(f"{settings}\n{program}".encode()).hexdigest()
     return programs_folder() / "verified" / name
 

@@ -21,6 +21,8 @@ from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, chec
 from fedjax_het.engine.packing import from_words, to_words
 from fedjax_het.engine.plan import AXIS, Plan
 from fedjax_het.engine.schedule import RoundSchedule
+from fedjax_het.engine.soundness import still_finite
+from fedjax_het.engine.stretches import BLOCKS, CLIENTS, TURNS, across, cut
 
 Tree = Any
 
@@ -48,7 +50,9 @@ class CohortResult(NamedTuple):
     outputs: Any
     """[D, V, J, ...] per client slot, whole on every device, zero where it is unused; a
     `ClientModels` where they were models to be gathered."""
-    train_loss: jax.Array  # [] mean over samples of the loss met during local training
+    train_loss: jax.Array
+    """[] mean over samples of the loss met during local training; NaN where a client's state has
+    become one that is not finite."""
 
 
 class ClientModels(NamedTuple):
@@ -72,6 +76,7 @@ def train_cohort(
     cohort: Cohort,
     *,
     gather: bool = False,
+    name: str = CLIENTS,
 ) -> CohortResult:
     """Run local training of every client of a round.
 
@@ -80,14 +85,23 @@ def train_cohort(
       states: client states; a client's is the row that the schedule names: of all K clients, or
         of a table that holds at least those of the round.
       gather: whether outputs are models, of which every device gets all.
+      name: of the loop, where the round is made in stretches.
       key: the round's key; a step's key is fold_in(fold_in(key, client id), step).
     Cost: the longest lane's steps; memory is one local state per lane, plus one client state
       and one output per slot.
     """
     schedule = cohort.schedule
-    block = partial(_block, checked_client(method), plan)
-    shared = (hp, broadcast, states, key, cohort.examples)
-    of_the_round = ("round", "num_clients", "evaluate", "trial", "share", "participants")
+    block: Callable[..., tuple] = partial(_block, checked_client(method), plan, name)
+    shared = (hp, broadcast, states, key, cohort.examples, schedule.longest)
+    of_the_round = (
+        "round",
+        "num_clients",
+        "evaluate",
+        "trial",
+        "share",
+        "longest",
+        "participants",
+    )
     # No lane reads these: they have no axis of blocks, or every block's are needed together.
     unread: dict[str, Any] = dict.fromkeys((*of_the_round, "census", "census_pairs"))
     lanes = schedule._replace(**unread)
@@ -96,30 +110,40 @@ def train_cohort(
         return (outputs, part.client_ids, part.weights, part.num_steps) if gather else outputs
 
     if plan.spreads != AXIS:
-        sums, new, outputs = jax.lax.map(lambda part: block(*shared, part), lanes)
+
+        def in_turn(run, spans, carried):
+            return jax.lax.map(lambda given: run(spans, given[0], given[1]), (carried, lanes))
+
+        sums, new, outputs = across(
+            in_turn, lambda part: block(*shared, part), TURNS, len(schedule.rows)
+        )
         outputs = with_slots(outputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = _put_back(states, new, schedule.rows)
     else:
 
-        def sharded(hp, broadcast, states, key, examples, lanes):
+        def sharded(*args):
+            *shared, lanes = args
             part = jax.tree.map(lambda a: a[0], lanes)
-            sums, new, outputs = block(hp, broadcast, states, key, examples, part)
+            sums, new, outputs = block(*shared, part)
             rows = part.rows if jax.tree.leaves(new) else ()
             sums, (new, rows, outputs) = _exchange(sums, (new, rows, with_slots(outputs, part)))
-            return sums, _put_back(states, new, rows), outputs
+            return sums, _put_back(shared[2], new, rows), outputs
 
-        sums, states, outputs = jax.shard_map(
-            sharded,
-            mesh=plan.mesh,
-            in_specs=(P(), P(), P(), P(), P(), P(AXIS)),
-            out_specs=P(),
-            check_vma=False,
-        )(*shared, lanes)
+        def on_devices(run, spans, carried):
+            return jax.shard_map(
+                run,
+                mesh=plan.mesh,
+                in_specs=(P(), P(AXIS), *[P()] * len(shared), P(AXIS)),
+                out_specs=(P(), P(AXIS), P()),
+                check_vma=False,
+            )(spans, carried, *shared, lanes)
+
+        sums, states, outputs = across(on_devices, sharded, BLOCKS, len(schedule.rows))
     if gather:
         outputs = _models(schedule, *outputs)
-    upload, loss, count, trained = sums
-    loss = loss / jnp.maximum(count, 1)
+    upload, loss, count, trained, unsound = sums
+    loss = jnp.where(unsound > 0, jnp.nan, loss / jnp.maximum(count, 1))
     return CohortResult(upload, trained.astype(jnp.int32), states, outputs, loss)
 
 
@@ -232,7 +256,8 @@ class _Lane(NamedTuple):
 
     begin: Callable[[_Slots, jax.Array], _Running]
     step: Callable[..., _Running]  # (slots, slot, running, indices of the minibatch, its size)
-    end: Callable[[_Slots, jax.Array, _Running], tuple]  # -> (weighed upload, state, output)
+    # -> (weighed upload, whether the state is as finite as it was, state, output)
+    end: Callable[[_Slots, jax.Array, _Running], tuple]
 
 
 def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) -> _Lane:
@@ -266,16 +291,20 @@ def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) 
 
     def end(slots, slot, running):
         state, client = client_row(states, row_of(slots.rows, slot)), client_of(slots, slot)
-        upload, *kept = method.end(hp, broadcast, running.local, state, client)
-        return _weighed(upload, row_of(slots.weights, slot)), *kept
+        upload, new, output = method.end(hp, broadcast, running.local, state, client)
+        sound = still_finite(new, state)
+        return _weighed(upload, row_of(slots.weights, slot)), sound, new, output
 
     return _Lane(begin, step, end)
 
 
-def _block(method, plan, hp, broadcast, states, key, examples, schedule):
-    """One block of lanes: -> ((upload, loss, samples, clients: sums), states, outputs).
+def _block(method, plan, name, hp, broadcast, states, key, examples, longest, schedule):
+    """One block of lanes: -> ((upload, loss, samples, clients, those whose state is not finite any
+    more: sums), states, outputs).
 
-    `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`.
+    `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`. A round
+    in stretches is cut between steps of the lanes, of which the longest of all blocks has
+    `longest`.
     """
     num_lanes, lane = plan.lanes, _lane(method, hp, broadcast, states, key, examples)
     over_lanes = partial(_over_lanes, num_lanes)
@@ -291,22 +320,27 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
     first_slots = jnp.zeros(num_lanes, jnp.int32)
     running = over_lanes(lane.begin)(slots, first_slots)
     shapes = jax.eval_shape(over_lanes(lane.end), slots, first_slots, running)
-    upload_shape, *slot_shapes = shapes
+    upload_shape, _, *slot_shapes = shapes
     upload = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), upload_shape)
     num_slots = schedule.client_ids.shape[1]
     new_states, outputs = jax.tree.map(
         lambda s: jnp.zeros((s.shape[0], num_slots, *s.shape[1:]), s.dtype), tuple(slot_shapes)
     )
 
-    def segment(g, carry):
+    def segment(g, carry, part=None):
+        """Segment g; of it the steps in `part`, (first, last), where it is cut."""
         running, sums, new_states, outputs = carry
         slot, starts, ends, last = (
             row_of(a, g)
             for a in (schedule.slots, schedule.starts, schedule.ends, schedule.segment_ends)
         )
-        fresh = over_lanes(lane.begin)(slots, slot)
-        running = _where(plan.in_step, starts, fresh, running)
         first = jnp.where(g == 0, 0, row_of(schedule.segment_ends, jnp.maximum(g - 1, 0)))
+        chosen = plan.in_step or part is not None
+        if part is not None:
+            starts, ends = starts & (first >= part[0]), ends & (last <= part[1])
+            first, last = jnp.maximum(first, part[0]), jnp.minimum(last, part[1])
+        fresh = over_lanes(lane.begin)(slots, slot)
+        running = _where(chosen, starts, fresh, running)
 
         # The loop is inside the lane, whose arrays then have no axis for it: with one lane the
         # weights are updated in place, which XLA does not do through a reshape.
@@ -317,20 +351,40 @@ def _block(method, plan, hp, broadcast, states, key, examples, schedule):
             return jax.lax.fori_loop(first, last, one_step, running)
 
         running = over_lanes(train)(slots, slot, running, batches, batch_sizes)
-        sent, new, output = over_lanes(lane.end)(slots, slot, running)
-        sent = _where(plan.in_step, ends, sent, jax.tree.map(jnp.zeros_like, sent))
-        upload, loss, count, trained = sums
+        sent, sound, new, output = over_lanes(lane.end)(slots, slot, running)
+        sent = _where(chosen, ends, sent, jax.tree.map(jnp.zeros_like, sent))
+        upload, loss, count, trained, unsound = sums
         upload = jax.tree.map(lambda total, s: total + s.sum(0, dtype=s.dtype), upload, sent)
         loss += jnp.where(ends, running.loss, 0).sum()
         count += jnp.where(ends, running.samples, 0).sum()
         trained += ends.sum(dtype=jnp.float32)
         write = partial(_write, plan, slot, ends)
-        sums = (upload, loss, count, trained)
+        unsound += (ends & ~sound).sum(dtype=jnp.float32)
+        sums = (upload, loss, count, trained, unsound)
         return running, sums, write(new_states, new), write(outputs, output)
 
+    def go(first, last, carry):
+        if isinstance(first, int):  # all of it
+            return jax.lax.fori_loop(0, schedule.num_segments, segment, carry)
+        ends = schedule.segment_ends
+        used = jnp.arange(len(ends)) < schedule.num_segments
+        begins = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
+        segments = (used & (ends <= first)).sum(), (used & (begins < last)).sum()
+        return jax.lax.fori_loop(*segments, partial(segment, part=(first, last)), carry)
+
     zero = jnp.zeros((), jnp.float32)
-    carry = (running, (upload, zero, zero, zero), new_states, outputs)
-    return jax.lax.fori_loop(0, schedule.num_segments, segment, carry)[1:]
+    carry = (running, (upload, zero, zero, zero, zero), new_states, outputs)
+    num_steps, batch_size = batches.shape[1:]
+    total = row_of(schedule.segment_ends, jnp.maximum(schedule.num_segments - 1, 0))
+    return cut(
+        name,
+        jnp.where(schedule.num_segments > 0, total, 0),
+        go,
+        carry,
+        longest=longest,
+        most=num_steps,
+        samples=num_lanes * batch_size,
+    )[1:]
 
 
 def _weighed(upload: Upload, weight: jax.Array) -> Upload:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_het.common.arrays import bits, host_values, is_key, with_bits
 from fedjax_het.engine.sharing import ALONE, Sharing, once_known
+from fedjax_het.engine.stretches import BLOCKS, TURNS, across
 
 AXIS = "lanes"
 RUNS = "runs"
@@ -87,6 +88,13 @@ class Plan(NamedTuple):
         spread = {SHARED: None, RUN: RUNS, DEVICE: RUNS, BLOCK: AXIS}[kind]
         return NamedSharding(self.mesh, P(spread) if spread == self.spreads else P())
 
+    def hold(self, tree: Any, kind: str = SHARED) -> Any:
+        """A traced pytree, to be left as `put` places it where lanes are on several devices: else
+        XLA may spread what all hold, by collectives of its own."""
+        if self.mesh is None or self.spreads != AXIS:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.sharding(kind))
+
     def over_runs(self, function: Callable, kinds: tuple) -> Callable:
         """`function` of one federation -> the same for all that run at once.
 
@@ -117,20 +125,28 @@ class Plan(NamedTuple):
     def sum_over_blocks(self, function: Callable, shared: tuple, parts: Any) -> jax.Array:
         """Sum of `function(*shared, part)`, an array, over the blocks, which are the leading axis
         of `parts`: each where it is placed. One collective where blocks are on several devices."""
+        turns = len(jax.tree.leaves(parts)[0])
         if self.spreads != AXIS:
-            return jax.lax.map(lambda part: function(*shared, part), parts).sum(0)
+
+            def in_turn(run, spans, carried):
+                return jax.lax.map(lambda given: run(spans, *given), (carried, parts))
+
+            return across(in_turn, lambda part: function(*shared, part), TURNS, turns).sum(0)
 
         def sharded(shared, parts):
             own = jax.tree.map(lambda a: a[0], parts)
             return jax.lax.psum(function(*shared, own), AXIS)
 
-        return jax.shard_map(
-            sharded,
-            mesh=self.mesh,
-            in_specs=(P(), P(AXIS)),
-            out_specs=P(),
-            check_vma=False,
-        )(shared, parts)
+        def on_devices(run, spans, carried):
+            return jax.shard_map(
+                run,
+                mesh=self.mesh,
+                in_specs=(P(), P(AXIS), P(), P(AXIS)),
+                out_specs=(P(), P(AXIS), P()),
+                check_vma=False,
+            )(spans, carried, shared, parts)
+
+        return across(on_devices, sharded, BLOCKS, turns)
 
     @property
     def sharing(self) -> Sharing:
@@ -147,14 +163,14 @@ class Plan(NamedTuple):
         """
         sharing = self.sharing
         if sharing.axis is None:
-            return work(sharing, *args)
-        return jax.shard_map(
-            functools.partial(work, sharing),
-            mesh=self.mesh,
-            in_specs=P(),
-            out_specs=P(),
-            check_vma=False,
-        )(*args)
+            return across(lambda run, *given: run(*given, *args), functools.partial(work, sharing))
+
+        def on_devices(run, *given):
+            return jax.shard_map(run, mesh=self.mesh, in_specs=P(), out_specs=P(), check_vma=False)(
+                *given, *args
+            )
+
+        return across(on_devices, functools.partial(work, sharing))
 
     def agreed(self, count: int) -> int:
         """The first process's number, where all processes enter the same programs."""

@@ -240,6 +240,6 @@ def _recall() -> dict:
 def _remember(known: dict) -> None:
     try:
         text = json.dumps(known, indent=1).encode()
-        write_atomically(private_folder() / _FILE, lambda file: file.write(text))
+        write_atomically(private_folder() / _FILE, lambda file: file.write(text), private=True)
     except OSError as error:  # then it is timed again next time
         log.info("the choice of lanes is not remembered: %s", error)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_het.common.arrays import row_of, with_row
 from fedjax_het.engine.evaluation import (
+    ClientEvaluation,
     ClientTests,
     Evaluation,
     EvaluationSet,
@@ -19,9 +20,20 @@ from fedjax_het.engine.evaluation import (
 from fedjax_het.engine.gradient_gaps import GAPS, Survey, gradient_gaps
 from fedjax_het.engine.lanes import Cohort, Examples, client_row, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast
-from fedjax_het.engine.plan import DEVICE, RUN, Plan
+from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, SHARED, Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.schedule import RoundSchedule
+from fedjax_het.engine.soundness import not_finite_apart
+from fedjax_het.engine.stretches import (
+    BLOCKS,
+    TUNING,
+    Found,
+    done,
+    either,
+    in_stretch,
+    metered,
+    next_done,
+)
 from fedjax_het.engine.task import Task
 
 
@@ -46,7 +58,15 @@ class ChunkInputs(NamedTuple):
     inputs: dict[str, Any] = {}  # noqa: RUF012  what the method asks for besides, by name
 
 
-_ONCE_PER_DEVICE = ("round", "num_clients", "evaluate", "trial", "num_segments", "segment_ends")
+_ONCE_PER_DEVICE = (
+    "round",
+    "num_clients",
+    "evaluate",
+    "trial",
+    "longest",
+    "num_segments",
+    "segment_ends",
+)
 # What of a chunk's inputs belongs to a federation, see `Plan.over_runs`. Federations that are
 # vmapped go through the same rounds and segments, so that every loop has one bound.
 SCHEDULE_KINDS: Any = RoundSchedule._make(
@@ -64,6 +84,7 @@ class RoundMetrics(NamedTuple):
     domain_accuracy: jax.Array | None  # [R, G]; None for a data set without domains
     client_accuracy: jax.Array | None  # [R, K]; None where clients have no tests of their own
     records: dict[str, jax.Array]  # [R, ...] what else the method records
+    sound: jax.Array  # 1 where the round's losses, update and state are finite, else 0
 
 
 class Measuring(NamedTuple):
@@ -93,6 +114,7 @@ class Measuring(NamedTuple):
             domain_accuracy=nan(self.num_domains) if by_domain else None,
             client_accuracy=nan(self.num_clients) if self.tests_clients else None,
             records={name: nan(*shape) for name, shape in records.items()},
+            sound=nan(),
         )
 
 
@@ -105,27 +127,94 @@ class Rounds(NamedTuple):
     measuring: Measuring
 
 
-def make_chunk(algorithm, task: Task, plan: Plan, measuring: Measuring) -> Callable:
-    """-> chunk(state, inputs) -> (state, RoundMetrics): up to R rounds, evaluation inside."""
-    rounds = Rounds(algorithm, task, plan, measuring)
+def make_chunk(
+    rounds: Rounds, note: Callable[[ChunkInputs, float], None] = lambda inputs, samples: None
+) -> Callable:
+    """-> chunk(state, inputs) -> (state, RoundMetrics): up to R rounds, evaluation inside.
+
+    note(inputs, samples): told, as it is traced, on how many samples a round trains at most.
+    """
+    algorithm, measuring = rounds.algorithm, rounds.measuring
 
     def chunk(state, inputs: ChunkInputs):
         empty = measuring.nothing(algorithm, inputs.schedule.round.shape[0])
-        nothing = jax.tree.map(lambda a: jnp.full(a.shape[1:], jnp.nan, jnp.float32), empty)
+        nothing = _nothing(rounds)
 
         def one_round(r, carry):
-            state, curves = carry
-            state, metrics = _round(rounds, inputs, state, r, nothing)
-            return state, jax.tree.map(lambda curve, now: with_row(curve, now, r), curves, metrics)
+            state, curves, unsound = carry
+            with metered() as meter:
+                state, metrics, unsound = _round(rounds, inputs, state, r, nothing, unsound)
+            note(inputs, meter.samples)
+            curves = jax.tree.map(lambda curve, now: with_row(curve, now, r), curves, metrics)
+            return state, curves, unsound
 
-        start = jax.tree.map(jnp.asarray, empty)
-        return jax.lax.fori_loop(0, inputs.num_rounds, one_round, (state, start))
+        start = state, jax.tree.map(jnp.asarray, empty), _unsound(rounds, state)
+        return jax.lax.fori_loop(0, inputs.num_rounds, one_round, start)[:2]
 
     return chunk
 
 
-def _round(rounds: Rounds, inputs: ChunkInputs, state, r: jax.Array, nothing: RoundMetrics):
-    """The r-th round of a chunk: -> (state, its RoundMetrics); `nothing` is what is not due."""
+def make_stretch(rounds: Rounds) -> Callable:
+    """-> stretch(state, inputs, spans, carried) -> (state, RoundMetrics, carried, totals): a part
+    of the first of the rounds of `inputs`; see `engine.stretches`.
+
+    spans: `[n, 2]` int32 of its long loops: iterations done, and to be done after this call.
+    Returns: a state and metrics that count when the last loop is done; `totals` `[n]`, a loop's
+      iterations, known once those before it are done.
+    """
+
+    def stretch(state, inputs: ChunkInputs, spans, carried):
+        spans = jnp.where(inputs.num_rounds > 0, spans, 0)  # none, where there is no run
+        with in_stretch(spans, carried) as found:
+            before = _unsound(rounds, state)
+            state, metrics, _ = _round(rounds, inputs, state, 0, _nothing(rounds), before)
+        metrics = jax.tree.map(lambda a: a[None], metrics)
+        whole, totals = rounds.plan.hold, jnp.stack(found.totals)
+        carried = jax.tree.map(
+            lambda kind, part: whole(part, BLOCK if kind == BLOCKS else SHARED),
+            found.kinds,
+            found.carried,
+        )
+        return *whole((state, metrics), SHARED), carried, whole(totals, SHARED)
+
+    return stretch
+
+
+def loops_of(rounds: Rounds, kinds: ChunkInputs, state, inputs: ChunkInputs) -> Found:
+    """The long loops of a round, by tracing it; what they carry, of all federations that go in
+    step, as shapes.
+
+    Args:
+      kinds: of the inputs, see `Plan.over_runs`. state, inputs: of all of them, or as shapes.
+    """
+    known: list[Found] = []
+
+    def look(state, inputs):
+        with in_stretch(None, ()) as found:
+            _round(rounds, inputs, state, 0, _nothing(rounds), _unsound(rounds, state))
+        known.append(found)
+        return found.carried
+
+    carried = jax.eval_shape(rounds.plan.over_runs(look, (RUN, kinds)), state, inputs)
+    return known[0]._replace(carried=carried, totals=[])
+
+
+def _nothing(rounds: Rounds) -> RoundMetrics:
+    """What a round without an evaluation has measured."""
+    empty = rounds.measuring.nothing(rounds.algorithm, 1)
+    return jax.tree.map(lambda a: jnp.full(a.shape[1:], jnp.nan, jnp.float32), empty)
+
+
+def _unsound(rounds: Rounds, state) -> jax.Array:
+    """What a round is handed of the one before: how many entries of the state are not finite. The
+    states of clients that are read by row alone are left out, as their lanes look at them."""
+    clients = () if rounds.algorithm.pageable else state.clients
+    return not_finite_apart(rounds.plan, (state.server, clients))
+
+
+def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics, unsound):
+    """The r-th round of a chunk: -> (state, its RoundMetrics, `_unsound` of the state); `nothing`
+    is what is not due."""
     algorithm, plan, measuring = rounds.algorithm, rounds.plan, rounds.measuring
     schedule = jax.tree.map(lambda a: row_of(a, r), inputs.schedule)
     key = jax.random.fold_in(inputs.train_key, schedule.round)
@@ -137,19 +226,26 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r: jax.Array, nothing: Ro
     cohort = Cohort(schedule, inputs.examples, inputs.server, inputs.inputs)
     state, info = algorithm.round(inputs.hp, state, key, cohort)
 
+    # What is counted is in both branches, where it does not mix with what made the state: fused
+    # with it, it could change the order of sums.
     def measured(state):
-        tested = _test(rounds, inputs, state)
+        tested = _test(rounds, inputs, state, r)
+        sound = jnp.isfinite(tested.loss) if algorithm.global_model else jnp.array(True)
         client_accuracy = None
         if measuring.tests_clients:
-            client_accuracy = _test_clients(rounds, inputs, state, r, key, tested.loss)
-        return tested, client_accuracy
+            of_clients = _test_clients(rounds, inputs, state, r, key, tested.loss)
+            client_accuracy, sound = of_clients.accuracy, sound & of_clients.sound
+        return tested, client_accuracy, sound, _unsound(rounds, state)
 
     def unmeasured(state):
         tested = Evaluation.missing(measuring.num_domains if algorithm.global_model else 0)
-        return tested, nothing.client_accuracy
+        return tested, nothing.client_accuracy, jnp.array(True), _unsound(rounds, state)
 
-    tested, client_accuracy = jax.lax.cond(schedule.evaluate, measured, unmeasured, state)
-    return state, RoundMetrics(
+    due = schedule.evaluate & done()
+    tested, client_accuracy, sound, now = either(due, measured, unmeasured, state)
+    sound &= jnp.isfinite(info.train_loss) & jnp.isfinite(info.update_norm)
+    sound &= (now <= unsound).all()
+    metrics = RoundMetrics(
         tested.accuracy,
         tested.loss,
         info.train_loss,
@@ -157,21 +253,26 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r: jax.Array, nothing: Ro
         tested.domain_accuracy,
         client_accuracy,
         info.records | gaps,
+        sound.astype(jnp.float32),
     )
+    return state, metrics, now
 
 
-def _test(rounds: Rounds, inputs: ChunkInputs, state) -> Evaluation:
+def _test(rounds: Rounds, inputs: ChunkInputs, state, r) -> Evaluation:
     """Of the global model, if there is one."""
     task, plan, measuring = rounds.task, rounds.plan, rounds.measuring
     if rounds.algorithm.global_model is None:
         return Evaluation.missing(0)
     assert inputs.test is not None
     model, batches = rounds.algorithm.global_model(state), inputs.num_eval_batches
+    if rounds.algorithm.tuning is not None:  # in a stretch, with what ends it
+        assert inputs.tuning is not None
+        batches = batches * next_done(inputs.tuning.longest[r])
     return evaluate(task, plan, model, inputs.test, batches, num_domains=measuring.num_domains)
 
 
-def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) -> jax.Array:
-    """[K] accuracy on clients' own tests, measured once `signal` is known."""
+def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) -> ClientEvaluation:
+    """Of the models that clients' own tests are for, measured once `signal` is known."""
     algorithm, plan = rounds.algorithm, rounds.plan
     personal, source = algorithm.personal, (inputs.hp, state)
     if algorithm.tuning is not None:
@@ -189,7 +290,7 @@ def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) ->
 
     assert inputs.client_tests is not None and inputs.test_examples is not None
     groups = inputs.client_tests.clients.shape[1]
-    groups = jnp.where(inputs.schedule.trial[r], 1, groups)
+    groups = jnp.where(inputs.schedule.trial[r], 1, groups) * done()
     network = algorithm.personal_model or rounds.task.model
     return evaluate_clients(
         rounds.task._replace(model=network),
@@ -213,7 +314,7 @@ def _tuned(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal):
     copies = for_each_client(variables, rounds.measuring.num_clients)
     key = key_for(key, Purpose.TUNING)
     sent, client = Broadcast(variables), algorithm.tuning.client
-    return train_cohort(client, plan, inputs.hp, sent, copies, key, cohort).states
+    return train_cohort(client, plan, inputs.hp, sent, copies, key, cohort, name=TUNING).states
 
 
 def _survey(rounds: Rounds, inputs: ChunkInputs, state, schedule: RoundSchedule):
@@ -222,7 +323,7 @@ def _survey(rounds: Rounds, inputs: ChunkInputs, state, schedule: RoundSchedule)
     assert inputs.survey is not None
     cohort = Cohort(inputs.survey, inputs.examples, inputs.server, inputs.inputs)
     survey = rounds.algorithm.survey or Survey(GAPS, partial(_gaps, rounds))
-    found = jax.lax.cond(
+    found = either(
         due,
         lambda state: survey.measure(inputs.hp, state, cohort),
         lambda state: dict.fromkeys(survey.names, jnp.float32(jnp.nan)),

@@ -31,6 +31,7 @@ class RoundSchedule(NamedTuple):
     evaluate: np.ndarray  # [] bool
     trial: np.ndarray  # [] bool: the first step of everything, to check a program's numbers
     share: np.ndarray  # [] float32: the part of all clients' weight that the round's clients have
+    longest: np.ndarray  # [] int32: steps of the longest lane of all blocks and runs in step
     client_ids: np.ndarray  # [D, V, J] int32; num_clients where the slot is unused
     rows: np.ndarray  # [D, V, J] int32: where their state is; the ids where all states are there
     weights: np.ndarray  # [D, V, J] float32, sum to 1 over the round's clients
@@ -161,7 +162,9 @@ class Scheduler:
         """
         out = self._empty_round(round_index, shape or self.shape)
         self._fill_lanes(out, round_index)
-        for d, cut in enumerate(self.cuts(round_index) if cuts is None else cuts):
+        cuts = self.cuts(round_index) if cuts is None else cuts
+        out.longest[...] = max((cut[-1] for cut in cuts if len(cut)), default=0)
+        for d, cut in enumerate(cuts):
             _fill_segments(out, d, self._block_steps(round_index, d), cut)
         if isinstance(self.units, PairUnits) and out.census.size:
             sampled = self.participants(round_index)
@@ -184,6 +187,7 @@ class Scheduler:
             ),
             trial=np.array(False),
             share=np.zeros((), np.float32),
+            longest=np.zeros((), np.int32),
             client_ids=np.full((d_, v_, j_), none, np.int32),
             rows=np.full((d_, v_, j_), none, np.int32),
             weights=np.zeros((d_, v_, j_), np.float32),
@@ -232,6 +236,7 @@ class Scheduler:
         opening = (np.arange(full.segment_ends.shape[1]) == 0)[:, None]  # [G, 1]: the only segment
         return full._replace(
             trial=np.array(True),
+            longest=np.array(busy.any(), np.int32),
             num_steps=single,
             num_segments=np.asarray(busy.any(1), np.int32),
             segment_ends=np.ones_like(full.segment_ends),

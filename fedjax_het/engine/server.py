@@ -1,6 +1,7 @@
 """Training at the server: one loop of minibatch steps, whatever it learns from."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -10,6 +11,7 @@ import optax
 from fedjax_het.engine.contract import Batch
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.sharing import ALONE, Sharing
+from fedjax_het.engine.stretches import SERVER, SURVEY, cut, loop
 from fedjax_het.engine.task import Task
 from fedjax_het.nn.spread import own_rows
 
@@ -92,35 +94,33 @@ def _unwatched(done: jax.Array, variables: Tree, watched: Tree) -> Tree:
     return watched
 
 
-def take_steps(
-    learner: Learner,
-    batch_of: Callable[[jax.Array], Batch],
+def stepping(
+    batch_of: Callable[..., Batch],
     loss_and_gradient: LossAndGradient,
     *,
     optimizer: optax.GradientTransformation,
-    steps: int | jax.Array,
-    first_step: int | jax.Array = 0,
     key: jax.Array | None = None,
     watch: Callable[[jax.Array, Tree, Tree], Tree] = _unwatched,
     sharing: Sharing = ALONE,
-) -> Learner:
-    """`learner` after steps `first_step`, `first_step` + 1, ..., on the batches `batch_of` them.
-
-    The loop of all training at the server: `fit` has it go through epochs of examples, FedGen's
-    generator draws a batch for each step. Arguments as in `fit`; `steps` may be traced.
+) -> Callable[..., Learner]:
+    """-> step(number, learner, *more) -> learner: a step of all training at the server, on the
+    batch `batch_of(number, *more)`. `fit` goes through epochs of examples, FedGen's generator draws
+    a batch for each step. Arguments as in `fit`.
     """
 
     shared_loss_and_gradient = shared_among(sharing, loss_and_gradient)
 
-    def step(number, learner):
+    def step(number, learner, *more):
         variables, moments, watched = learner
         step_key = None if key is None else jax.random.fold_in(key, number)
-        _, gradient, variables = shared_loss_and_gradient(variables, batch_of(number), step_key)
+        _, gradient, variables = shared_loss_and_gradient(
+            variables, batch_of(number, *more), step_key
+        )
         updates, moments = optimizer.update(gradient, moments, variables["params"])
         variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
         return Learner(variables, moments, watch(number + 1, variables, watched))
 
-    return jax.lax.fori_loop(first_step, first_step + steps, step, learner)
+    return step
 
 
 def fit(
@@ -131,11 +131,13 @@ def fit(
     *,
     optimizer: optax.GradientTransformation,
     epochs: int | jax.Array,
+    most_epochs: int | None = None,
     first_epoch: int | jax.Array = 0,
     key: jax.Array | None = None,
     watch: Callable[[jax.Array, Tree, Tree], Tree] = _unwatched,
     watched: Tree = (),
     sharing: Sharing = ALONE,
+    samples: float | None = None,
 ) -> tuple[Tree, Tree]:
     """(variables, watched) after `epochs` epochs of minibatch steps; to be jitted by the caller.
 
@@ -144,38 +146,54 @@ def fit(
       examples: `[n, ...]` images and labels, in whatever form `loss_and_gradient` reads them: as
         stored or normalised, classes or probabilities.
       optimizer: starts afresh.
-      epochs: may be traced. first_epoch: the number of the first, where others went before: orders
-        and keys go on from there.
+      epochs: may be traced; most_epochs: then, at most so many. first_epoch: the number of the
+        first, where others went before: orders and keys go on from there.
       key: of what steps draw, see `LossAndGradient`: a step's depends on it and on the step's
         number, counted over all epochs, alone. None: steps are given none.
       watch(done, variables, watched) -> watched, after each step; `done` counts them from 1.
       sharing: the devices that share each batch, all of which have all arguments.
+      samples: that a step trains on (default: the batch).
     Cost: epochs * batches.per_epoch steps, one after the other, of which a device takes its part of
       the samples; one collective a step, of the gradient. The order of the examples once an epoch.
     """
     per_epoch = batches.per_epoch
 
-    def epoch(number, learner):
+    def batch_of(step, order, first):
+        index, mask = batches.take(order, step - first)
+        return Batch(examples.images[index], examples.labels[index], mask, step)
+
+    step = stepping(
+        batch_of, loss_and_gradient, optimizer=optimizer, key=key, watch=watch, sharing=sharing
+    )
+
+    def epoch(number, learner, part=None):
+        """An epoch; of it the steps in `part`, (first, last), where it is cut."""
         order, first = batches.order(number), number * per_epoch
-
-        def batch_of(step):
-            index, mask = batches.take(order, step - first)
-            return Batch(examples.images[index], examples.labels[index], mask, step)
-
-        return take_steps(
-            learner,
-            batch_of,
-            loss_and_gradient,
-            optimizer=optimizer,
-            steps=per_epoch,
-            first_step=first,
-            key=key,
-            watch=watch,
-            sharing=sharing,
+        begin, end = first, first + per_epoch
+        if part is not None:
+            begin, end = jnp.maximum(begin, part[0]), jnp.minimum(end, part[1])
+        return jax.lax.fori_loop(
+            begin, end, lambda number, learner: step(number, learner, order, first), learner
         )
 
+    def go(first, last, learner):
+        if isinstance(first, int):  # all of it
+            return jax.lax.fori_loop(first_epoch, first_epoch + epochs, epoch, learner)
+        each = jnp.maximum(per_epoch, 1)
+        part = first + first_epoch * per_epoch, last + first_epoch * per_epoch
+        numbers = first_epoch + first // each, first_epoch + -(-last // each)
+        return jax.lax.fori_loop(*numbers, partial(epoch, part=part), learner)
+
     start = Learner(variables, optimizer.init(variables["params"]), watched)
-    learner = jax.lax.fori_loop(first_epoch, first_epoch + epochs, epoch, start)
+    most = epochs if most_epochs is None else most_epochs
+    learner = cut(
+        SERVER,
+        epochs * per_epoch,
+        go,
+        start,
+        most=most * steps_per_epoch(len(examples.labels), batches.size),
+        samples=batches.size if samples is None else samples,
+    )
     return learner.variables, learner.watched
 
 
@@ -211,6 +229,7 @@ def train_on_server(
     batch_size: int,
     lr: float | jax.Array,
     epochs: int | jax.Array,
+    most_epochs: int | None = None,
     first_epoch: int | jax.Array = 0,
     sharing: Sharing = ALONE,
 ) -> Tree:
@@ -219,7 +238,8 @@ def train_on_server(
     Args:
       examples: `[n_0, ...]` as stored.
       key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
-      lr, epochs: may be traced. first_epoch: the number of the first, where others went before.
+      lr, epochs: may be traced; most_epochs: then, at most so many. first_epoch: the number of the
+        first, where others went before.
     Cost: epochs * ceil(n_0 / batch_size) steps, one after the other, shared as `fit` says.
     """
     order_key, step_key = jax.random.split(key)
@@ -230,6 +250,7 @@ def train_on_server(
         task.loss_and_gradient,
         optimizer=optax.sgd(lr),
         epochs=epochs,
+        most_epochs=most_epochs,
         first_epoch=first_epoch,
         key=step_key,
         sharing=sharing,
@@ -270,7 +291,8 @@ def gradient_moments(
         return mean, square + share * optax.tree.norm(gradient, squared=True)
 
     zeros = jax.tree.map(jnp.zeros_like, variables["params"])
-    return jax.lax.fori_loop(0, batches.per_epoch, add, (zeros, jnp.zeros(())))
+    start = (zeros, jnp.zeros(()))
+    return loop(SURVEY, batches.per_epoch, add, start, samples=batches.size)
 
 
 def epoch_batch(

@@ -7,14 +7,15 @@ samples of 28 x 28 to 8 x 8 pixels, windows of 3 x 3 and 5 x 5 and 1 to 128 chan
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_het.nn import conv_im2col, conv_native
 
-CONV_IMPLS = ("auto", "native", "im2col")
+ConvImpl = Literal["auto", "native", "im2col"]
+CONV_IMPLS = get_args(ConvImpl)
 
 MOST_IN_VAIN = 1.4  # pixels of an input gradient for each of its outputs: the rest is padding
 

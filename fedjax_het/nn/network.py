@@ -1,18 +1,21 @@
 """A network with a name, and whatever a user writes as a `Model`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 
-from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.common.signatures import call_with, called, check_given, parameters_of
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import ConfigError, is_whole, require, shown
+from fedjax_het.common.signatures import call_with, called, checked_given, parameters_of
+from fedjax_het.common.variables import require_devices
 from fedjax_het.nn.contract import check_network, errors_named
 from fedjax_het.nn.flax_model import flax_model
 from fedjax_het.nn.models import Model
 from fedjax_het.nn.pair_model import pair_model
 
 # What a function of a network is given, and what flax adds to every module's fields.
+MOST = 2**16  # pixels of a side, channels, classes
 _FILLED_IN = ("input_shape", "num_classes", "parent", "name")
 WHAT_MAKES_ONE = (
     "a flax.linen module or its class, an (init, apply) pair, a Model, or a function that returns "
@@ -38,7 +41,13 @@ class Network(NamedTuple):
         """Its options, as the signature has them, with their defaults or `REQUIRED`."""
         return parameters_of(self.make, besides=_FILLED_IN) if _makes(self.make) else {}
 
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options that it takes, as their annotations have them. Raises ConfigError."""
+        owner = f"network {self.name!r}"
+        return checked_given(owner, options, self.make, self.options, "option")
 
+
+@door
 def as_model(
     network: Any,
     input_shape: Sequence[int],
@@ -68,14 +77,17 @@ def model_of(
     network: Network, input_shape: Sequence[int], num_classes: int, options: dict[str, Any]
 ) -> Model:
     """The network's `Model`, unchecked but for its options; see `as_model`."""
-    ok = len(input_shape) == 3 and all(is_whole(size, 1) for size in input_shape)
-    expected = "three positive integers: height, width, channels"
+    sides = [size for size in input_shape if is_whole(size, 1) and int(size) <= MOST]
+    ok = len(input_shape) == 3 == len(sides)
+    expected = f"three positive integers of at most {MOST}: height, width, channels"
     require(ok, "input_shape", input_shape, expected)
-    require(is_whole(num_classes, 1), "num_classes", num_classes, "a positive number")
+    ok = is_whole(num_classes, 1) and int(num_classes) <= MOST
+    require(ok, "num_classes", num_classes, f"a positive whole number of at most {MOST}")
+    require_devices()  # for shapes alone, but jax asks for them
     height, width, channels = (int(size) for size in input_shape)
     shape = (height, width, channels)
     owner = f"network {network.name!r}"
-    check_given(owner, options, network.options, "option")
+    options = network.checked(options)
     with errors_named(owner, called(network.make)):
         made = network.make
         if _makes(made):
@@ -100,7 +112,7 @@ def _wrapped(made: Any, owner: str, shape: tuple[int, int, int], num_classes: in
             return flax_model(module, shape)
         init, apply = made
         return pair_model(init, apply, shape, num_classes)
-    raise ConfigError(f"{owner} = {made!r}: expected {WHAT_MAKES_ONE}")
+    raise ConfigError(f"{owner} = {shown(made)}: expected {WHAT_MAKES_ONE}")
 
 
 def _is_pair(value: Any) -> bool:
@@ -124,6 +136,3 @@ def _is_flax(value: Any) -> bool:
 def _core(network: Any) -> str:
     """What to call the user's function in messages."""
     return called(network[1]) if _is_pair(network) else called(network)
-
-
-Make = Callable[..., Any] | nn.Module | tuple[Callable[..., Any], Callable[..., Any]] | Model

@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import SHOWN, require, require_name
+from fedjax_het.common.text import figure_text
 from fedjax_het.report.grouping import (
     Line,
     chosen_settings,
@@ -43,6 +45,7 @@ _AXES = {"alpha": "Dirichlet alpha (small: heterogeneous)"}
 _DECADE = 10  # values that span more are told apart on a logarithmic axis
 
 
+@door
 def plot_against_alpha(
     results: "pd.DataFrame",
     *,
@@ -53,6 +56,7 @@ def plot_against_alpha(
     return plot_against(results, x="alpha", by=by, measures=(measure,))
 
 
+@door
 def plot_against(
     results: "pd.DataFrame",
     *,
@@ -83,6 +87,7 @@ def plot_against(
       numbers, and for no run that has it.
     """
     results = newest(results)
+    require(len(measures) > 0, "measures", measures, "at least one")
     by = [name for name in chosen_settings(results, by) if name != x]
     panels = chosen_settings(results, panels) if panels else list(filter(is_shared, by))
     for measure in measures:
@@ -110,13 +115,13 @@ def plot_against(
         own = {title: axes[measure, title] for title in titles}
         any_lost |= _draw_row(own, lines, (x, measure), styles, opacity)
     for (measure, title), panel in axes.items():
-        panel.set_title(title, fontsize=10, wrap=True)
+        panel.set_title(figure_text(title), fontsize=10, wrap=True)
         plain_axes(panel)
         _value_axis(panel, values, log)
         if is_leftmost(panel):
-            panel.set_ylabel(measure_label(measure), fontsize=10)
+            panel.set_ylabel(figure_text(measure_label(measure)), fontsize=10)
         if is_lowest(panel, axes.values()):
-            panel.set_xlabel(axis, fontsize=10)
+            panel.set_xlabel(figure_text(axis), fontsize=10)
     add_legend(figure, _handles(styles, any_lost))
     return figure
 
@@ -125,7 +130,7 @@ def _placed(
     results: "pd.DataFrame", x: str, missing_at: float | None
 ) -> tuple["pd.DataFrame", str]:
     """The runs that have a place on the axis, and what the axis is."""
-    argument = x.split(".", 1)[-1]
+    argument = x.split(".", 1)[-1][:SHOWN]
     require(x in results and results[x].notna().any(), argument, None, "runs with one")
     require_name("x", x, [n for n in setting_columns(results) if is_numeric(results[n])])
     axis = _AXES.get(x, setting_name(x))

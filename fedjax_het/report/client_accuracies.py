@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.measures.personal import wilcoxon
 from fedjax_het.report.style import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SPREAD = 0.3  # of the points of a method, to either side
 
 
+@door
 def plot_client_accuracies(panels: Mapping[str, Mapping[str, np.ndarray]]) -> "Figure":
     """A panel for each mapping of methods to accuracies [K], shares: a box and a point per client.
 
@@ -79,6 +81,7 @@ def _draw(panel: "Axes", methods: Mapping[str, np.ndarray], colours: dict[str, s
     panel.set_xlim(-0.6, len(methods) - 0.4)
 
 
+@door
 def paired_tests(accuracies: Mapping[str, np.ndarray], methods: Sequence[str]) -> "pd.DataFrame":
     """Wilcoxon's signed-rank test of each of `methods` against every other method.
 

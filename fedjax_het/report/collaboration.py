@@ -5,7 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.records import Count
+from fedjax_het.common.text import figure_text
+from fedjax_het.data.checks import array_of
 from fedjax_het.report.style import is_leftmost, is_lowest, make_panels
 
 if TYPE_CHECKING:
@@ -17,13 +21,14 @@ _LINES = "#FFFFFF"
 _MOST_TICKS = 8  # beyond that many groups, ticks are not at the first client of each
 
 
+@door
 def plot_collaboration(
     weights: np.ndarray | Sequence[np.ndarray],
     groups: np.ndarray | None = None,
     titles: Sequence[str] | None = None,
     *,
     scale: str = "own",
-    columns: int = 4,
+    columns: Count = 4,
 ) -> "Figure":
     """Collaboration weights as heat maps: row i is what client i takes from each client.
 
@@ -42,11 +47,20 @@ def plot_collaboration(
       ConfigError for a matrix that is not square, and for numbers of groups or titles that do not
       fit.
     """
-    matrices = [np.asarray(weights)] if np.ndim(weights) == 2 else [np.asarray(w) for w in weights]
+    square = "a matrix [K, K], or a list of them"
+    matrices = []
+    for matrix in weights if isinstance(weights, list | tuple) else [weights]:
+        array = array_of("weights", matrix, square)
+        matrices += list(array) if array.ndim == 3 else [array]
+    if matrices and matrices[0].ndim == 1:  # the rows of one
+        matrices = [array_of("weights", weights, square)]
+    if groups is not None:
+        groups = array_of("groups", groups, "[K] the group of each client")
     require(len(matrices) > 0, "weights", "none", "at least one matrix [K, K]")
     for matrix in matrices:
         ok = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
         require(ok, "shape of weights", matrix.shape, "[K, K], a row for each client")
+        require(matrix.dtype.kind in "iuf", "dtype of weights", str(matrix.dtype), "numbers")
         shape = () if groups is None else np.shape(groups)
         fits = groups is None or shape == matrix.shape[:1]
         require(fits, "shape of groups", shape, f"({len(matrix)},)")
@@ -63,7 +77,7 @@ def plot_collaboration(
     figure, panels = make_panels(names, columns=columns, size=size, sharey="none")
     figure.set_layout_engine("compressed")  # panels are square
     for n, panel in enumerate(panels.values()):
-        panel.set_title("" if titles is None else titles[n], fontsize=10)
+        panel.set_title("" if titles is None else figure_text(titles[n]), fontsize=10)
         image = _draw(panel, matrices[n], others[n], largest[n], groups)
         if is_leftmost(panel):
             panel.set_ylabel("client that receives", fontsize=10)

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import ConfigError, require, require_columns
 from fedjax_het.report.cell import AVERAGE, Cell
 from fedjax_het.report.grouping import diverged
 from fedjax_het.report.measures import values_of
@@ -35,19 +36,25 @@ _BESIDES = {
 def measure_of(reported: "pd.DataFrame") -> str:
     """The summary's key that stands beside these reported values, `ROUNDS` apart.
 
-    ValueError if none does.
+    ConfigError if none does.
     """
-    (metric,) = set(reported["metric"]) - {*ROUNDS}
-    if metric not in MEASURES:
-        raise ValueError(f"no measure of a run is the paper's {metric}")
-    return MEASURES[metric]
+    require_columns("reported", reported, ("metric",))
+    metrics = sorted(map(str, set(reported["metric"]) - {*ROUNDS}))
+    ok = len(metrics) == 1 and metrics[0] in MEASURES
+    require(ok, "metric of reported", metrics, f"one of {', '.join(MEASURES)}")
+    return MEASURES[metrics[0]]
 
 
 def compared_measure(table: "pd.DataFrame") -> str:
     """The measure of a comparison that is not of domains: its other columns give it away."""
-    return next(measure for measure, besides in _BESIDES.items() if {*besides} <= {*table})
+    known = (measure for measure, besides in _BESIDES.items() if {*besides} <= {*table})
+    measure = next(known, None)
+    if measure is None:
+        raise ConfigError("table: expected a comparison, as `compare` makes it")
+    return measure
 
 
+@door
 def compare(
     cells: Sequence[Cell], results: "pd.DataFrame", reported: "pd.DataFrame"
 ) -> "pd.DataFrame":
@@ -109,6 +116,7 @@ def runs_made(cell: Cell, results: "pd.DataFrame") -> "pd.DataFrame":
     """The rows of `results` that are a cell's runs."""
     if not len(results):
         return results
+    require_columns("results", results, ("settings",))
     return results[results["settings"].isin([settings_digest(run) for run in cell.runs])]
 
 
@@ -188,10 +196,12 @@ def reported_value(
     return {"reported_mean": rows["mean"].iloc[0], "reported_std": rows["std"].iloc[0]}
 
 
+@door
 def diverged_runs(cells: Sequence[Cell], results: "pd.DataFrame") -> list[str]:
     """The runs of these cells that diverged, named for a note under the table."""
     if not len(results):
         return []
+    require_columns("results", results, ("settings", "diverged", "final_accuracy"))
     lost = set(results["settings"][diverged(results)])
     return [
         f"{cell.method}, {cell.group}, seed {run.seed}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fedjax_het.common.doors import door
 from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report.cell import AVERAGE, Cell, parse_row
 from fedjax_het.report.comparison import measure_of, reported_value, runs_made, scores_own_models
@@ -27,6 +28,7 @@ _CURVES = {
 }
 
 
+@door
 def plot_curves(
     cells: Sequence[Cell],
     results: "pd.DataFrame",

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedjax_het.common.doors import door
 from fedjax_het.report.cell import PLACE
 from fedjax_het.report.comparison import compared_measure
 from fedjax_het.report.grouping import describe_settings, is_missing, setting_text
@@ -54,6 +55,7 @@ _ROUNDS_CAPTION = (
 )
 
 
+@door
 def caption(table: "pd.DataFrame") -> str:
     """What the columns of a comparison are."""
     if "domain" in table:
@@ -62,6 +64,7 @@ def caption(table: "pd.DataFrame") -> str:
     return f"{own} {_ROUNDS_CAPTION}" if "rounds" in table else own
 
 
+@door
 def comparison_table(table: "pd.DataFrame", *, title: str, notes: Sequence[str] = ()) -> TextTable:
     """A comparison as people read it: a section per data set, network and level with a row per
     method; or, of domains, a section per data set and network with a column per domain."""

@@ -5,8 +5,9 @@ import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, require_name
-from fedjax_het.report.render import MISSING
+from fedjax_het.common.text import MISSING, one_line
 from fedjax_het.report.style import method_rank
 from fedjax_het.settings.spec import RunSpec
 
@@ -70,6 +71,7 @@ def setting_columns(results: "pd.DataFrame") -> list[str]:
     ]
 
 
+@door
 def varying_settings(results: "pd.DataFrame") -> list[str]:
     """`algorithm`, and the settings in which the runs differ apart from their seeds.
 
@@ -214,15 +216,16 @@ def sort_key(name: str, value: Any) -> tuple:
 
 
 def setting_text(value: Any) -> str:
-    """A value as it is shown: numbers with at most six digits, a dash for what is missing."""
+    """A value as it is shown: numbers with at most six digits, a dash for what is missing; a text,
+    which may be foreign, in one line."""
     if is_missing(value):
         return MISSING
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else one_line(str(value))
 
 
 def setting_name(name: str) -> str:
     """As it is shown: `hp.prox_mu` is `prox_mu`."""
-    return _SHOWN.get(name) or name.split(".", 1)[-1]
+    return _SHOWN.get(name) or one_line(name.split(".", 1)[-1])
 
 
 def describe_settings(settings: dict[str, Any]) -> str:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require, require_name
+from fedjax_het.common.text import DIVERGED, MISSING, figure_text
 from fedjax_het.report.grouping import (
     chosen_settings,
     describe_settings,
@@ -19,7 +21,7 @@ from fedjax_het.report.grouping import (
 )
 from fedjax_het.report.measures import measure_label, require_measure, scale_of
 from fedjax_het.report.overview import summarise_runs
-from fedjax_het.report.render import DIVERGED, MISSING, number_form, number_text
+from fedjax_het.report.render import number_form, number_text
 from fedjax_het.report.style import is_leftmost, is_lowest, make_panels
 from fedjax_het.running.store import newest
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _NOTHING = "#EEEEEE"
 
 
+@door
 def plot_heat_map(
     results: "pd.DataFrame",
     *,
@@ -84,9 +87,9 @@ def plot_heat_map(
     for title, panel in panels.items():
         image = _draw(panel, groups[title], (x, xs), (y, ys), limits, form)
         if is_leftmost(panel):
-            panel.set_ylabel(setting_name(y), fontsize=10)
+            panel.set_ylabel(figure_text(setting_name(y)), fontsize=10)
         if is_lowest(panel, panels.values()):
-            panel.set_xlabel(setting_name(x), fontsize=10)
+            panel.set_xlabel(figure_text(setting_name(x)), fontsize=10)
     bar = figure.colorbar(image, ax=list(panels.values()), label=label)
     bar.outline.set_visible(False)
     return figure
@@ -150,8 +153,8 @@ def _draw(
             fontsize=9,
             color="white" if dark else "black",
         )
-    panel.set_xticks(range(len(x[1])), [setting_text(value) for value in x[1]])
-    panel.set_yticks(range(len(y[1])), [setting_text(value) for value in y[1]])
+    panel.set_xticks(range(len(x[1])), [figure_text(setting_text(value)) for value in x[1]])
+    panel.set_yticks(range(len(y[1])), [figure_text(setting_text(value)) for value in y[1]])
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)
     return image

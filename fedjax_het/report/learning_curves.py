@@ -4,7 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require_name
+from fedjax_het.common.records import Count
+from fedjax_het.common.text import DIVERGED, figure_text
 from fedjax_het.report.grouping import (
     chosen_settings,
     diverged,
@@ -13,7 +16,6 @@ from fedjax_het.report.grouping import (
     is_shared,
 )
 from fedjax_het.report.measures import measure_label, scale_of
-from fedjax_het.report.render import DIVERGED
 from fedjax_het.report.style import (
     Sharing,
     add_legend,
@@ -52,6 +54,7 @@ class Curve(NamedTuple):
     """A final value to compare with."""
 
 
+@door
 def plot_learning_curves(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",
@@ -59,7 +62,7 @@ def plot_learning_curves(
     by: Sequence[str] | None = None,
     panels: Sequence[str] | None = None,
     measure: str = "test_accuracy",
-    window: int = SMOOTHED_ROUNDS,
+    window: Count = SMOOTHED_ROUNDS,
 ) -> "Figure":
     """A line per method and hyper-parameters, a panel for each of the other settings.
 
@@ -111,6 +114,7 @@ def columns_of(results: "pd.DataFrame", panels: Sequence[str]) -> int:
     return max(len(group_runs(runs, panels[-1:])) for _, runs in groups)
 
 
+@door
 def plot_gradient_gaps(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",
@@ -208,7 +212,7 @@ def draw_curves(
         else:
             empty_panel(panel, "not run" if not _only_diverged(panel, axes, lines) else "diverged")
         if is_leftmost(panel):
-            panel.set_ylabel(measure_label(measure), fontsize=10)
+            panel.set_ylabel(figure_text(measure_label(measure)), fontsize=10)
         if is_lowest(panel, axes.values()):
             mean = f" (running mean of {window})" if window > 1 else ""
             panel.set_xlabel(f"Round{mean}", fontsize=10)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.errors import require_name
+from fedjax_het.common.text import one_line
 from fedjax_het.report.grouping import diverged, is_numeric, setting_columns
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def beside_of(measure: str) -> tuple[str, str, str]:
 
 def measure_label(measure: str) -> str:
     """For an axis or a heading."""
-    return _LABELS.get(measure, measure)
+    return _LABELS.get(measure) or one_line(measure)
 
 
 def require_measure(results: "pd.DataFrame", measure: str) -> None:

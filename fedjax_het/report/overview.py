@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.environment import IDENTITY
 from fedjax_het.common.errors import require_name
 from fedjax_het.report.grouping import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _ALWAYS_NAMED = ("fedjax_het", "jax", "device")
 
 
+@door
 def summarise_runs(
     results: "pd.DataFrame",
     *,
@@ -92,6 +94,7 @@ def summarise_runs(
     return pd.DataFrame(rows)
 
 
+@door
 def overview_table(
     results: "pd.DataFrame",
     *,
@@ -129,6 +132,7 @@ def overview_table(
     return TextTable(f"{title}.", names, tuple(values), sections, tuple(notes))
 
 
+@door
 def pivot_table(
     results: "pd.DataFrame",
     *,

@@ -13,10 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import fedjax_het
-from fedjax_het.common.errors import ConfigError, exit_status, require_name
+from fedjax_het.common.command_line import run_program
+from fedjax_het.common.errors import ConfigError, require_name
 
 _PACKAGE = "experiments"
 _ITEM = re.compile(r"(all|table|fig)(\d*)")
@@ -38,11 +39,18 @@ def function_program(work: Callable[..., int], about: str) -> Program:
     """`main` of a figure that is a function: its arguments are those of the command line."""
 
     def main(argv: Sequence[str] | None = None) -> int:
-        import tyro
+        return run_program(work, work, argv, about)
 
-        return exit_status(
-            lambda: tyro.cli(work, args=argv, description=about), name="error", stopped="stopped"
-        )
+    return main
+
+
+def record_program(
+    arguments: type, work: Callable[[Any], int], about: str | None = None
+) -> Program:
+    """`main` of a program whose arguments are a dataclass: `work` gets the record."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        return run_program(arguments, work, argv, about)
 
     return main
 

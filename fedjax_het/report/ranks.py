@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import require_columns
 from fedjax_het.report.grouping import describe_settings
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def ranks(values: Sequence[float]) -> list[float]:
     return printed.rank(method="min", ascending=False).tolist()
 
 
+@door
 def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
     """The comparison with columns `rank` and `reported_rank`, within a data set, network and alpha.
 
@@ -47,6 +50,7 @@ def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
     return table
 
 
+@door
 def rank_correlations(table: "pd.DataFrame") -> list[RankCorrelation]:
     """Spearman's rank correlation in each section of a comparison that has at least three methods
     with both values, and where neither are all the same."""
@@ -64,6 +68,7 @@ def rank_correlations(table: "pd.DataFrame") -> list[RankCorrelation]:
 
 def _sections(table: "pd.DataFrame") -> list[tuple[dict, "pd.DataFrame"]]:
     names = ["dataset", "model", "alpha"]
+    require_columns("table", table, (*names, "mean", "reported_mean", "diverged"))
     groups = table.groupby(names, sort=False, dropna=False)
     return [(dict(zip(names, key, strict=True)), rows) for key, rows in groups]
 

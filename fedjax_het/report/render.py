@@ -2,33 +2,22 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import require
+from fedjax_het.common.text import (
+    DIVERGED,
+    MINUS,
+    MISSING,
+    latex_text,
+    markdown_text,
+    one_line,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MISSING = "—"
-MINUS = "−"
-DIVERGED = "†"
-# Everything that LaTeX would read as a command, and the signs that it has commands for.
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-        "[": "{[}",  # after a line's end it would open an option, as a star would
-        "*": "{*}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": "$<$",
-        ">": "$>$",
-        "±": r"$\pm$",
-        "×": r"$\times$",
-        MINUS: "$-$",
-        DIVERGED: r"$^\dagger$",
-        MISSING: "---",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -90,6 +79,7 @@ def best_of(values: Sequence[float]) -> list[int]:
     return [place for place, value in known.items() if value == max(known.values())]
 
 
+@door
 def print_table(table: TextTable, *, console: Any = None) -> None:
     """Print a table by rich: its sections under their titles, then the notes.
 
@@ -100,10 +90,13 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    usable = console is None or callable(getattr(console, "print", None))
+    require(usable, "console", console, "a rich.console.Console, or None for the terminal")
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:
             console = Console(width=100, color_system=None, highlight=False)
+    table = _shown(table)
     columns = (*table.names, *table.values)
     rows = [row for section in table.sections for row in section.rows]
     widths = {n: max(len(n), *(len(row[n]) for row in rows)) for n in columns} if rows else {}
@@ -115,7 +108,8 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
         grid = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=header, pad_edge=False)
         for name in columns:
             justify: Literal["left", "right"] = "left" if name in table.names else "right"
-            grid.add_column(name, justify=justify, width=widths[name], no_wrap=True)
+            heading = _plain(name)[0]
+            grid.add_column(heading, justify=justify, width=widths[name], no_wrap=True)
         return grid
 
     def print_whole(grid: Table) -> None:
@@ -124,12 +118,12 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
         console.print(grid)
         console.width = width
 
-    console.print(table.title, style="bold", markup=False)
+    console.print(*_plain(table.title), style="bold")
     if rows:
         print_whole(grid(header=True))
     for section in table.sections:
         if section.title:
-            console.print(section.title, style="bold", markup=False)
+            console.print(*_plain(section.title), style="bold")
         body = grid(header=False)
         for row in section.rows:
             texts = [row[name] for name in columns]
@@ -137,7 +131,26 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
         print_whole(body)
     console.print()
     for note in table.notes:
-        console.print(note, markup=False)
+        console.print(*_plain(note))
+
+
+def _shown(table: TextTable) -> TextTable:
+    """The table with every text in one printable line."""
+
+    def row(texts: dict[str, str]) -> dict[str, str]:
+        return {one_line(name): one_line(text) for name, text in texts.items()}
+
+    return replace(
+        table,
+        title=one_line(table.title),
+        names=tuple(map(one_line, table.names)),
+        values=tuple(map(one_line, table.values)),
+        sections=tuple(
+            replace(section, title=one_line(section.title), rows=tuple(map(row, section.rows)))
+            for section in table.sections
+        ),
+        notes=tuple(map(one_line, table.notes)),
+    )
 
 
 def _plain(*texts: str) -> list:
@@ -146,27 +159,29 @@ def _plain(*texts: str) -> list:
     return [Text(text) for text in texts]  # not markup: a text may hold brackets
 
 
+@door
 def to_markdown(table: TextTable) -> str:
     """A Markdown section: title, table, notes as a list. Titles of sections become columns."""
     labels = list(dict.fromkeys(n for section in table.sections for n in section.labels or ()))
     names = [*labels, *table.names]
     lines = [
-        f"# {table.title}",
+        f"# {markdown_text(table.title)}",
         "",
         _markdown_row([*names, *table.values]),
-        _markdown_row(["---"] * len(names) + ["---:"] * len(table.values)),
+        f"|{' --- |' * len(names)}{' ---: |' * len(table.values)}",
     ]
     for section in table.sections:
         for row in section.rows:
             texts = {**(section.labels or {}), **row}
             lines.append(_markdown_row([texts[name] for name in (*names, *table.values)]))
-    return "\n".join([*lines, "", *[f"- {note}" for note in table.notes], ""])
+    return "\n".join([*lines, "", *[f"- {markdown_text(note)}" for note in table.notes], ""])
 
 
 def _markdown_row(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", r"\|") for text in texts) + " |"
+    return "| " + " | ".join(map(markdown_text, texts)) + " |"
 
 
+@door
 def to_latex(table: TextTable) -> str:
     """A LaTeX table that needs `\\usepackage{booktabs}`; the best of a section in bold."""
     columns = (*table.names, *table.values)
@@ -201,15 +216,11 @@ def to_latex(table: TextTable) -> str:
     return "\n".join([*lines, r"\end{table}", ""])
 
 
-def latex_text(text: str) -> str:
-    """Any text, so that LaTeX prints it as it is: `fashion_mnist` becomes `fashion\\_mnist`."""
-    return text.translate(_LATEX)
-
-
 def _latex_row(texts: Sequence[str]) -> str:
     return " & ".join(texts) + r" \\"
 
 
+@door
 def to_csv(frame: "pd.DataFrame") -> str:
     """The numbers themselves, of twelve digits; what is missing is empty."""
     return frame.to_csv(index=False, float_format="%.12g", lineterminator="\n")

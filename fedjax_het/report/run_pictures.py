@@ -5,6 +5,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.text import figure_text
 from fedjax_het.data import Dataset, Partition, client_groups, plot_partition
 from fedjax_het.measures.personal import mean_accuracies
 from fedjax_het.report.style import whole_ticks
@@ -66,8 +68,10 @@ def plot_curve(result: Result, path: str | Path) -> None:
     loss.set(ylabel=kind, ylim=(0, None))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     split = spec.partition + (f", alpha {spec.alpha:g}" if spec.alpha is not None else "")
-    axes.set_title(f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}", fontsize=10)
-    figure.savefig(path, dpi=150)
+    end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
+    title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}{end}"
+    axes.set_title(figure_text(title), fontsize=10)
+    write_figure(path, figure)
 
 
 def _draw_clients(axes, rounds: np.ndarray, accuracies: np.ndarray) -> list:
@@ -85,7 +89,6 @@ def _draw_clients(axes, rounds: np.ndarray, accuracies: np.ndarray) -> list:
 
 def _plot_collaboration(result: Result, partition: Partition, path: Path) -> None:
     from fedjax_het.report import plot_collaboration
-    from fedjax_het.report.write import write_figure
 
     in_groups = "clients_per_group" in partition.parameters
     title = f"{result.spec.algorithm} on {result.spec.dataset}, round {result.summary['rounds']}"

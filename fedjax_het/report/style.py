@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.common.doors import door
+from fedjax_het.common.text import figure_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +29,7 @@ def method_rank(method: str) -> tuple[int, str]:
     return (known.index(method) if method in known else len(known), method)
 
 
+@door
 def method_colours(methods: Iterable[str]) -> dict[str, str]:
     """A colour per method, as hexadecimal digits. Those without one of their own share a few."""
     others = itertools.cycle(_OTHER_COLOURS)
@@ -79,7 +82,7 @@ def make_panels(
         unused.remove()
     panels = dict(zip(titles, grid.flat, strict=False))
     for title, panel in panels.items():
-        panel.set_title(title, fontsize=10, wrap=True)
+        panel.set_title(figure_text(title), fontsize=10, wrap=True)
         panel.tick_params(labelsize=9)
     return figure, panels
 
@@ -149,10 +152,12 @@ def add_legend(figure: "Figure", handles: Sequence[Any]) -> None:
     most = min(len(handles), 6)
     columns = max((n for n in range(1, most + 1) if points(n) <= 72 * width), default=1)
     figure.set_size_inches(width, height + 0.1 + 0.21 * -(-len(handles) // columns))
-    figure.legend(
+    legend = figure.legend(
         handles=handles,
         loc="outside lower center",
         ncols=columns,
         frameon=False,
         fontsize=10,
     )
+    for text in legend.get_texts():
+        text.set_text(figure_text(text.get_text()))

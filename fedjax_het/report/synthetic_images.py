@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjax_het.common.errors import require
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.text import figure_text
 from fedjax_het.condensation.synthetic import SyntheticData
 
 if TYPE_CHECKING:
@@ -59,11 +61,11 @@ def plot_synthesis(
             axis.set(xticks=[], yticks=[])
     for row, sample in enumerate(samples):
         favoured = int(labels[sample].argmax())
-        name = str(favoured) if class_names is None else class_names[favoured]
+        name = str(favoured) if class_names is None else figure_text(class_names[favoured])
         title = f"{name}\n{labels[sample, favoured]:.0%}"
         axes[row, 0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
     figure.supxlabel("iteration of the synthesis (top), soft label (left)", fontsize=8)
-    figure.savefig(path, dpi=150)
+    write_figure(path, figure)
 
 
 def plot_condensed(
@@ -106,7 +108,7 @@ def plot_condensed(
     else:
         shown = (shown * np.asarray(std) + np.asarray(mean)).clip(0, 1)
         pixels = _as_stored
-    names = [str(c) if class_names is None else class_names[c] for c in classes[order]]
+    names = [str(c) if class_names is None else figure_text(class_names[c]) for c in classes[order]]
     rows_of = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
     panels = {
         f"client {client}": ([names[row] for row in rows], _mosaic(shown[rows], pixels))
@@ -117,7 +119,7 @@ def plot_condensed(
     figure = _stacked(
         panels, f"condensed images by client and class{part}", height, _IMAGE / max(height, width)
     )
-    figure.savefig(path, dpi=150)
+    write_figure(path, figure)
 
 
 def _mosaic(shown: np.ndarray, pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

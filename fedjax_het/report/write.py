@@ -1,12 +1,17 @@
 """The report of a folder of results: its tables and figures as files in that folder."""
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require
-from fedjax_het.common.files import write_atomically
+from fedjax_het.common.files import make_output_directory, write_atomically
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.text import one_line
 from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report.against import plot_against_alpha
 from fedjax_het.report.grouping import chosen_settings
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+log = logging.getLogger("fedjax_het")
+
+
 class WrittenReport(NamedTuple):
     """What `write_report` made."""
 
@@ -29,18 +37,22 @@ class WrittenReport(NamedTuple):
     paths: list[Path]
 
 
+@door
 def write_report(
     directory: str | os.PathLike,
     *,
     by: Sequence[str] | None = None,
     measure: str | None = None,
+    output_dir: str | os.PathLike | None = None,
 ) -> WrittenReport:
-    """Read a folder of results and write its tables and figures into it.
+    """Read a folder of results and write its tables and figures into it, or into `output_dir`.
 
     `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png` always;
     `accuracy_against_alpha.png`, and a table with a column per alpha, where alpha varies (the file
     is named after the measure if it is another); `heat_map.png` where two numeric settings vary.
-    Every file is replaced in one step. A run whose files are broken is left out with a warning.
+    Every file is replaced in one step. A run whose files are broken is left out with a warning, as
+    is a figure that cannot be drawn of what runs hold. A folder that cannot be written to costs the
+    files and a line in the log.
 
     Args:
       by: names of settings; default: those that vary, apart from the seeds.
@@ -69,20 +81,20 @@ def write_report(
     }
     curve = "mean_client_accuracy" if measure.startswith("bmta") else "test_accuracy"
     window = WINDOW if measure in OF_WINDOW else SMOOTHED_ROUNDS
-    curves = load_curves(directory)
-    curves = plot_learning_curves(results, curves, by=by, measure=curve, window=window)
-    figures = {"learning_curves.png": curves}
+    curves = load_curves(directory, of=results)
+    figures = {
+        "learning_curves.png": lambda: plot_learning_curves(
+            results, curves, by=by, measure=curve, window=window
+        )
+    }
     if alphas > 1:
         name = "accuracy" if measure == "final_accuracy" else measure
-        figures[f"{name}_against_alpha.png"] = plot_against_alpha(results, **chosen)
+        figures[f"{name}_against_alpha.png"] = lambda: plot_against_alpha(results, **chosen)
     if pair := numeric_pair(results, by):
-        figures["heat_map.png"] = plot_heat_map(results, x=pair[0], y=pair[1], **chosen)
+        figures["heat_map.png"] = lambda: plot_heat_map(results, x=pair[0], y=pair[1], **chosen)
 
-    for name, text in texts.items():
-        write_text(directory / name, text)
-    for name, figure in figures.items():
-        write_figure(directory / name, figure)
-    return WrittenReport(tables, [directory / name for name in (*texts, *figures)])
+    folder = directory if output_dir is None else make_output_directory(output_dir)
+    return WrittenReport(tables, _write(folder, texts, figures))
 
 
 def publish(
@@ -93,24 +105,58 @@ def publish(
     figures: "Mapping[str, Figure] | None" = None,
 ) -> list[str]:
     """Print a table; write it as `<stem>.md` and `<stem>.tex`, its numbers as `<stem>.csv`, and the
-    figures under their names. Returns the names of the files in that order."""
+    figures under their names. Returns the names of the files in that order; where they cannot be
+    written, a line in the log says so, and what is printed stands."""
     print_table(table)
     texts = {
         f"{stem}.md": to_markdown(table),
         f"{stem}.tex": to_latex(table),
         f"{stem}.csv": to_csv(numbers),
     }
-    for name, text in texts.items():
-        write_text(directory / name, text)
-    for name, figure in (figures or {}).items():
-        write_figure(directory / name, figure)
-    return [*texts, *(figures or {})]
+    made = {name: (lambda figure=figure: figure) for name, figure in (figures or {}).items()}
+    return [path.name for path in _write(directory, texts, made)]
+
+
+def _write(
+    directory: Path, texts: Mapping[str, str], figures: "Mapping[str, Callable[[], Figure]]"
+) -> list[Path]:
+    """Write these files; -> those that are there. Why others are not is a line in the log; what the
+    system refuses is not tried again with the next file."""
+    paths: list[Path] = []
+    names = [*texts, *figures]
+    for name in names:
+        try:
+            if name in texts:
+                write_text(directory / name, texts[name])
+            else:
+                _draw(directory / name, figures[name])
+        except OSError as error:
+            missing = ", ".join(names[names.index(name) :])
+            text = (
+                f"{missing}: not written to {str(directory)!r} ({error.strerror or error}); "
+                "output_dir (--output-dir) names another place"
+            )
+            log.warning("%s", one_line(text))
+            return paths
+        except _Undrawn as error:
+            warnings.warn(f"{name} is left out: {one_line(str(error))}", stacklevel=3)
+        else:
+            paths.append(directory / name)
+    return paths
+
+
+class _Undrawn(Exception):
+    """A figure cannot be drawn."""
+
+
+def _draw(path: Path, figure: "Callable[[], Figure]") -> None:
+    try:
+        write_figure(path, figure())
+    except OSError:
+        raise
+    except Exception as error:  # of what strangers' results hold
+        raise _Undrawn(f"{type(error).__name__}: {error}") from error
 
 
 def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
-
-
-def write_figure(path: Path, figure: "Figure") -> None:
-    """As a PNG of 150 dots per inch."""
-    write_atomically(path, lambda file: figure.savefig(file, format="png", dpi=150))

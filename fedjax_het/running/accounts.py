@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedjax_het.algorithms.contract import Algorithm, OnceTraffic, Traffic
+from fedjax_het.common.arrays import AnyArray
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.engine.rounds import RoundMetrics
 from fedjax_het.engine.schedule import Work
@@ -43,9 +44,14 @@ class Spent:
         return self.before + (time.perf_counter() - self.started) / num_runs
 
 
-def curves_of(metrics: RoundMetrics, dataset: Dataset, partition: Partition) -> Curves:
+def curves_of(
+    metrics: RoundMetrics, dataset: Dataset, partition: Partition, tests: Partition | None = None
+) -> Curves:
     """Metrics by name, `[R]` each; a domain's apart, and their unweighted mean; of clients
     `[R, K]`, their mean, and apart where they have names; what else the method records as it is.
+
+    The mean is over the clients with `tests` (default: those that were measured in any round): NaN
+    where one of them was not measured, or has no finite logits.
     """
     curves = {name: getattr(metrics, name) for name in RoundMetrics._fields[:4]}
     if metrics.domain_accuracy is not None:
@@ -56,16 +62,19 @@ def curves_of(metrics: RoundMetrics, dataset: Dataset, partition: Partition) -> 
     if metrics.client_accuracy is not None:
         clients = metrics.client_accuracy
         curves["client_accuracy"] = clients
-        curves["mean_client_accuracy"] = mean_accuracies(np.asarray(clients)).astype(np.float32)
+        means = mean_accuracies(np.asarray(clients)).astype(np.float32)
+        if tests is not None:
+            means[np.isnan(clients[:, tests.sizes > 0]).any(1)] = np.nan
+        curves["mean_client_accuracy"] = means
         names = partition.client_names
         curves |= {f"client_accuracy_{n}": clients[:, k] for k, n in enumerate(names)}
     return curves | metrics.records
 
 
-def recorded(curves: Curves, new: Curves, done: int, count: int) -> int | None:
+def recorded(curves: Curves, new: Curves, sound: AnyArray, done: int, count: int) -> int | None:
     """Write `count` rounds to the curves, from round `done` on, up to the one in which the run
-    diverged, which is returned (from 1); None if it did not."""
-    bad = np.flatnonzero(~np.isfinite(new["train_loss"][:count]))
+    diverged, which is returned (from 1); None if it did not. sound: see `RoundMetrics`."""
+    bad = np.flatnonzero(np.asarray(sound[:count]) != 1)
     kept = int(bad[0]) + 1 if len(bad) else count
     for name, values in new.items():
         curves[name][done : done + kept] = values[:kept]

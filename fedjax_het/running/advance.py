@@ -7,21 +7,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.algorithms import entry_of
 from fedjax_het.algorithms.contract import HostWork
 from fedjax_het.common.arrays import host_values
 from fedjax_het.engine.randomness import Stream
 from fedjax_het.engine.rounds import ChunkInputs, RoundMetrics
+from fedjax_het.engine.soundness import not_finite_of_runs
 from fedjax_het.running.accounts import curves_of, latest_accuracy, recorded
 from fedjax_het.running.checkpoints import Checkpoints
 from fedjax_het.running.inputs import without_rounds
+from fedjax_het.running.long_rounds import begun
 from fedjax_het.running.progress import Progress
 from fedjax_het.running.runs import Runs, begin_states, require_contract
 
 log = logging.getLogger("fedjax_het")
 
 CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
+GROWTH = 8  # of a stretch over the one before, at most
 
 
 def announce(runs: Runs) -> None:
@@ -61,10 +65,8 @@ def start(runs: Runs, checkpoints: Checkpoints, records: Sequence[dict] | None =
     if records is not None:
         checkpoints.restore(runs, records)
     began = time.perf_counter()
-    program = runs.group.program.chunk
     one_step = _verify(runs, "rounds")
-    nothing = without_rounds(runs.source, one_step)
-    runs.state, _ = jax.block_until_ready(program(runs.state, nothing))
+    _call_for_nothing(runs, without_rounds(runs.source, one_step))
     runs.spent.compiling += time.perf_counter() - began
 
 
@@ -75,11 +77,16 @@ def finish(runs: Runs, checkpoints: Checkpoints) -> None:
         for work in runs.algorithm.host_work:
             if work.before_round == runs.done and runs.work_done(work) < work.total:
                 _work_between_rounds(runs, work, checkpoints)
-        count = _chunk_length(runs)
-        inputs = upcoming.pop((runs.done, count), None)
-        if inputs is None:
-            inputs = runs.call(runs.done, count)
-        metrics, upcoming = _run_chunk(runs, inputs, count)
+        if None not in runs.stopped:
+            break
+        if runs.stretched is not None:
+            metrics, count = _run_in_stretches(runs, checkpoints), 1
+        else:
+            count = _chunk_length(runs)
+            inputs = upcoming.pop((runs.done, count), None)
+            if inputs is None:
+                inputs = runs.call(runs.done, count)
+            metrics, upcoming = _run_chunk(runs, inputs, count)
         _record(runs, metrics, count)
         _report(runs)
         checkpoints.save(runs)
@@ -103,8 +110,52 @@ def _run_chunk(
     return metrics, upcoming
 
 
-def _record(runs: Runs, metrics: RoundMetrics, count: int) -> None:
-    """Keep what was measured in the next `count` rounds, which are done now."""
+def _run_in_stretches(runs: Runs, checkpoints: Checkpoints) -> RoundMetrics:
+    """The next round, in as many calls as it takes: -> what it measured."""
+    cut, program, spent = runs.stretched, runs.group.program.stretch, runs.spent
+    assert cut is not None
+    inputs = runs.call(runs.done, 1)
+    runs.load_states([runs.done])
+    within = runs.within = runs.within or begun(cut)
+    loop, count, first, began = -1, 1, 0, 0.0
+    while True:
+        if within.loop != loop:  # the first iteration tells how fast the others are
+            loop, count, first, began = within.loop, 1, within.done[within.loop], 0.0
+        started = time.perf_counter()
+        spans = cut.plan.put(within.spans(count))
+        state, measured, *left = program(runs.state, inputs, spans, within.carried)
+        carried, totals = jax.block_until_ready(left)
+        seconds = time.perf_counter() - started
+        began += seconds
+        spent.rounds += seconds
+        totals = host_values(totals)
+        total = within.take(carried, count, totals.max(0) if runs.source.apart else totals)
+        if within.ended:
+            break
+        done = within.done[loop]
+        rate = max(done - first, 1) / began
+        progress = Progress(cut.names[loop], done, total, rate, 0.0, (total - done) / rate)
+        runs.progress(progress)
+        checkpoints.save(runs)
+        count = runs.plan.agreed(max(1, min(int(CHUNK_SECONDS * rate), GROWTH * count)))
+    runs.state, runs.within = state, None
+    runs.store_states([runs.done])
+    return jax.tree.map(host_values, measured)
+
+
+def _call_for_nothing(runs: Runs, nothing: ChunkInputs) -> None:
+    """Let the program compile for the arrays that it will be called with."""
+    program, cut = runs.group.program, runs.stretched
+    if cut is None:
+        runs.state, _ = jax.block_until_ready(program.chunk(runs.state, nothing))
+        return
+    carried = cut.nothing()
+    jax.block_until_ready(program.stretch(runs.state, nothing, cut.spans(0), carried))
+
+
+def _record(runs: Runs, metrics: Any, count: int) -> None:
+    """Keep what was measured (`RoundMetrics`, on the host) in the next `count` rounds, which are
+    done now."""
     spent, dataset = runs.spent, runs.group.dataset
     spent.timed_rounds += count
     for i, federation in enumerate(runs.federations):
@@ -113,8 +164,8 @@ def _record(runs: Runs, metrics: RoundMetrics, count: int) -> None:
         if runs.stopped[i] is not None:
             continue
         own = jax.tree.map(lambda a, i=i: a[i], metrics) if runs.source.apart else metrics
-        new = curves_of(own, dataset, federation.partition)
-        runs.stopped[i] = recorded(runs.curves[i], new, runs.done, count)
+        new = curves_of(own, dataset, federation.partition, federation.tests)
+        runs.stopped[i] = recorded(runs.curves[i], new, own.sound, runs.done, count)
         if runs.stopped[i] is not None:
             seed = federation.spec.seed
             log.warning("diverged in round %d; stopped (seed %d)", runs.stopped[i], seed)
@@ -133,6 +184,7 @@ def _chunk_length(runs: Runs) -> int:
 
 def _report(runs: Runs) -> None:
     rate = runs.spent.rounds_per_second
+    going = [curves for curves, at in zip(runs.curves, runs.stopped, strict=True) if at is None]
     runs.progress(
         Progress(
             "rounds",
@@ -141,7 +193,7 @@ def _report(runs: Runs) -> None:
             rate,
             runs.spent.samples_per_second,
             (runs.rounds - runs.done) / rate,
-            latest_accuracy(runs.algorithm, runs.curves, runs.done),
+            latest_accuracy(runs.algorithm, going, runs.done),
         )
     )
 
@@ -150,25 +202,31 @@ def _verify(runs: Runs, part: str) -> ChunkInputs:
     """Verify the rounds' program in its present state; -> what its first step reads."""
     one_step = runs.first_step()
     runs.load_states([min(runs.done, runs.rounds - 1)])
-    runs.group.program.chunk.verify((runs.state, one_step), part)
+    program, cut = runs.group.program, runs.stretched
+    if cut is None:
+        program.chunk.verify((runs.state, one_step), part)
+    else:
+        whole = cut.spans(np.iinfo(np.int32).max), cut.nothing()
+        program.stretch.verify((runs.state, one_step, *whole), part)
     return one_step
 
 
 def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -> None:
-    """Work that is due: for every run on its own, or shared by the devices, or on one of them."""
+    """Work that is due: for every run on its own, or shared by the devices, or on one of them. A
+    run whose state it leaves with numbers that are not finite has diverged."""
     program, spent = runs.group.program.host_work[work.name], runs.spent
     local = (lambda tree: tree) if runs.shares_host_work else _on_one_device
     state, hp = local(runs.state), local(runs.kept["hp"])
     key, server = local(runs.keys(Stream.SERVER)), local(runs.kept.get("server"))
 
-    began = time.perf_counter()
+    began, counted = time.perf_counter(), not_finite_of_runs(state, apart=runs.source.apart)
     program.verify((hp, state, key, jnp.int32(1), server))
     state = runs.state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
     spent.compiling += time.perf_counter() - began
 
     done = first = runs.work_done(work)
     began, count = time.perf_counter(), 1
-    while done < work.total:
+    while done < work.total and None in runs.stopped:
         count = runs.plan.agreed(min(count, work.total - done))
         state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
         done += count
@@ -177,6 +235,7 @@ def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -
         to_go = (work.total - done) / rate
         runs.progress(Progress(work.name, done, work.total, rate, 0.0, to_go))
         runs.state = state
+        _stop_diverged(runs, counted, work.name)
         checkpoints.save(runs)
     spent.host_work += time.perf_counter() - began
     runs.state = state if runs.shares_host_work else runs.plan.put(state)
@@ -184,6 +243,21 @@ def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -
     began = time.perf_counter()
     _verify(runs, work.name)
     spent.compiling += time.perf_counter() - began
+
+
+def _stop_diverged(runs: Runs, counted: np.ndarray, name: str) -> None:
+    """Stop the runs that work between rounds has left with more numbers that are not finite than
+    were `counted` before it."""
+    now = not_finite_of_runs(runs.state, apart=runs.source.apart)
+    for i, federation in enumerate(runs.federations):
+        if runs.stopped[i] is None and (now[i] > counted[i]).any():
+            runs.stopped[i] = runs.done
+            log.warning(
+                "diverged in %s after round %d; stopped (seed %d)",
+                name,
+                runs.done,
+                federation.spec.seed,
+            )
 
 
 def _on_one_device(tree: Any) -> Any:

@@ -7,6 +7,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_het.common.doors import door
+from fedjax_het.common.records import Count
+from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset
 from fedjax_het.running.advance import start
 from fedjax_het.running.checkpoints import Checkpoints
@@ -27,15 +30,17 @@ class RoundTimes(NamedTuple):
     lanes: str
 
 
+@door
 def benchmark_rounds(
     spec: RunSpec,
-    rounds: int,
+    rounds: Count,
     dataset: Dataset | None = None,
     *,
     placement: Placement = Placement(),
 ) -> RoundTimes:
     """Time local training and averaging alone: the first rounds of `spec`, one program call each
     and no evaluation inside."""
+    require_variables()
     spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
     group = prepare([spec], dataset=dataset, placement=placement)
     runs = gathered(group, group.federations)

@@ -1,5 +1,7 @@
 """Checkpoints of runs: when they are written, what is in them, and how runs go on from them."""
 
+import contextlib
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -9,18 +11,31 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_het.common.arrays import bits, host_values, with_bits
+from fedjax_het.common.arrays import bits, host_values, stacked, with_bits
 from fedjax_het.common.environment import environment
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.checkpoint import load_checkpoint, read_meta, save_checkpoint
+from fedjax_het.common.files import remove_left_overs
+from fedjax_het.common.text import one_line
+from fedjax_het.common.variables import checkpoint_seconds
+from fedjax_het.engine.checkpoint import (
+    arrays_by_name,
+    load_checkpoint,
+    not_finite,
+    save_checkpoint,
+)
 from fedjax_het.engine.host_state import HostState
 from fedjax_het.running.accounts import Curves
+from fedjax_het.running.checkpoint_record import begun_under, read_record, require_own
+from fedjax_het.running.long_rounds import Within
 from fedjax_het.running.runs import Runs
 from fedjax_het.settings.spec import RunSpec
 
-CHECKPOINT_SECONDS = float(os.environ.get("FEDJAX_HET_CHECKPOINT_SECONDS", "20"))  # 0: always
+CHECKPOINT_SECONDS = 20.0  # unless FEDJAX_HET_CHECKPOINT_SECONDS says otherwise; 0: always
 CHECKPOINT_SHARE = 0.1  # of the time, at most, is spent on checkpoints
 CHECKPOINT = "checkpoint.npz"
+UNFINISHED = "unfinished"  # of a sweep, the folder of its runs' checkpoints
+
+log = logging.getLogger("fedjax_het")
 
 Tree = Any
 
@@ -31,56 +46,121 @@ class Checkpoints:
     def __init__(self, folders: Sequence[Path] | None = None):
         self.folders = folders
         self._saved_at, self._save_seconds = time.perf_counter(), 0.0
+        self._refused = False
+        self._least = checkpoint_seconds(CHECKPOINT_SECONDS)
 
     def save(self, runs: Runs) -> None:
         """Write them, if they are wanted, this process's, and the last are old enough."""
         start = time.perf_counter()
-        ours = runs.source.apart or jax.process_index() == 0
+        mesh = runs.plan.mesh
+        spread = mesh is not None and mesh.is_multi_process
+        if runs.within is not None and spread:
+            return  # what a round carries is spread over the processes: after it
+        ours = not spread or jax.process_index() == 0
         if self.folders is None or not ours:
             return
-        if CHECKPOINT_SECONDS:
-            wait = max(CHECKPOINT_SECONDS, self._save_seconds / CHECKPOINT_SHARE)
+        if self._least:
+            wait = max(self._least, self._save_seconds / CHECKPOINT_SHARE)
             if start - self._saved_at < wait:
                 return
         for i, (folder, state) in enumerate(zip(self.folders, runs.host_states(), strict=True)):
             clients = None if runs.pager is None else runs.pager.states[i]
-            kept: tuple = (state, runs.curves[i])
+            carried = () if runs.within is None else _carried(runs, i)
+            kept: tuple = (state, runs.curves[i], (), carried)
             if clients is not None:
-                kept = (state._replace(clients=clients.rows), runs.curves[i], clients.touched)
-            save_checkpoint(folder / CHECKPOINT, kept, _record(runs, i, state, clients))
+                rows = state._replace(clients=clients.rows)
+                kept = (rows, runs.curves[i], clients.touched, carried)
+            record = _record(runs, i, state, clients)
+            record["not_finite"] = not_finite(arrays_by_name(kept))
+            self._write(folder, kept, record)
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - start
+
+    def _write(self, folder: Path, kept: Tree, record: dict) -> None:
+        """What cannot be written is said once: the run is worth more than its checkpoint."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(folder / CHECKPOINT, kept, record)
+        except Exception as error:
+            if not self._refused:
+                path, why = str(folder / CHECKPOINT), getattr(error, "strerror", None) or error
+                text = f"checkpoint = {path!r} cannot be written ({why}): the run goes on without"
+                log.warning("%s", one_line(text))
+            self._refused = True
+
+    def require_own_data(self, runs: Runs, records: Sequence[dict]) -> None:
+        """Raise ConfigError if a checkpoint is of other data than the run."""
+        assert self.folders is not None
+        for i, (record, folder) in enumerate(zip(records, self.folders, strict=True)):
+            _require_same_data(folder / CHECKPOINT, record, runs, i)
 
     def restore(self, runs: Runs, records: Sequence[dict]) -> None:
         """Let runs that have begun go on from the checkpoints whose records these are. Raises
         ConfigError if one is of other data."""
         assert self.folders is not None
-        states = []
+        self.require_own_data(runs, records)
+        states, within = [], []
         for i, (record, folder) in enumerate(zip(records, self.folders, strict=True)):
             path = folder / CHECKPOINT
-            _require_same_data(path, record, runs, i)
-            state, runs.curves[i] = _loaded(path, record, runs, i)
+            state, runs.curves[i], carried = _loaded(path, record, runs, i)
             runs.stopped[i] = record["stopped"]
+            if record["begun_under"] is not None:
+                runs.begun_under[i] = record["begun_under"]
             states.append(state)
+            within.append(carried)
         idle = len(runs.source.places) - len(states)
         runs.state = runs.source.for_places(states + states[-1:] * idle)
+        if (stands := records[0].get("within")) is not None:
+            runs.within = _within(runs, stands, within + within[-1:] * idle)
         runs.done, runs.spent.before = records[0]["round"], records[0]["seconds"]
 
 
-def resumable(folder: Path, spec: RunSpec) -> dict | None:
-    """The record of the checkpoint to continue a run from; None if there is none yet."""
+def own_record(folder: Path, spec: RunSpec) -> dict | None:
+    """The record of this configuration's checkpoint in a folder; None if there is none. Raises
+    ConfigError if there is another configuration's, and DamagedFileError."""
     checkpoint = folder / CHECKPOINT
     if not checkpoint.exists():
         return None
-    record = read_meta(checkpoint)
-    if record["digest"] != spec.digest():
-        then, now = record["spec"], spec.resolved().to_dict()
-        differ = [f"{k} {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
-        raise ConfigError(
-            f"checkpoint = {str(checkpoint)!r}: expected this configuration's, but it is another "
-            f"one's ({', '.join(differ)}); use its settings or another output_dir"
-        )
+    record = read_record(checkpoint)
+    require_own(checkpoint, record, spec)
     return record
+
+
+def resumable(
+    folder: Path, spec: RunSpec, *, resume_anyway: bool = False, set_aside: bool = False
+) -> dict | None:
+    """The record of the checkpoint to continue a run from; None if there is none yet.
+
+    Args:
+      resume_anyway: also from one that was begun under another version, device or precision.
+      set_aside: rename what is damaged, or another run's, with a line in the log: as if there were
+        none yet.
+    Raises: ConfigError for what cannot be gone on from.
+    """
+    checkpoint = folder / CHECKPOINT
+    try:
+        record = own_record(folder, spec)
+    except ConfigError as error:
+        if not set_aside:
+            raise
+        aside = checkpoint.with_name(f"{CHECKPOINT}.damaged")
+        with contextlib.suppress(OSError):  # then the next one takes its place
+            os.replace(checkpoint, aside)
+        log.warning("%s: begun again; the old one is %s", error, one_line(repr(str(aside))))
+        return None
+    if record is not None:
+        record["begun_under"] = begun_under(checkpoint, record, resume_anyway)
+    return record
+
+
+def forget(folder: Path) -> None:
+    """Remove the checkpoint of a run whose result is written, and the folder of a sweep's run if
+    nothing else, such as what was set aside, is in it."""
+    with contextlib.suppress(OSError):
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+        remove_left_overs(folder)
+        if folder.parent.name == UNFINISHED:
+            folder.rmdir()
 
 
 def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[str, Any]:
@@ -94,11 +174,13 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
         "round": runs.done,
         "work": {work.name: work.done(state) for work in runs.algorithm.host_work},
         "stopped": runs.stopped[i],
+        "within": None if runs.within is None else runs.within.record(),
         "blocks": runs.plan.blocks,
         "lanes": runs.plan.lanes,
         # How many clients' states there are, if not all.
         "touched": None if clients is None else len(clients.touched),
         "seconds": runs.spent.wall(len(runs.federations)),
+        "begun_under": runs.begun_under.get(i),
         **environment(),
     }
 
@@ -119,26 +201,52 @@ def _require_same_data(path: Path, record: dict, runs: Runs, i: int) -> None:
             )
 
 
-def _loaded(path: Path, record: dict, runs: Runs, i: int) -> tuple[Any, Curves]:
+def _carried(runs: Runs, i: int) -> Tree:
+    """What the loops of a run's round carry, on the host."""
+    assert runs.within is not None
+    carried = jax.tree.map(host_values, runs.within.carried)
+    return jax.tree.map(lambda a: a[i], carried) if runs.source.apart else carried
+
+
+def _within(runs: Runs, stands: dict, carried: list[Tree]) -> Within:
+    """Where a round stands, of what is carried in every place."""
+    assert runs.stretched is not None
+    whole = carried[0]
+    if runs.source.apart:
+        whole = jax.tree.map(lambda *leaves: stacked(leaves), *carried)
+    return Within(runs.stretched.put(whole), **stands)
+
+
+def _loaded(path: Path, record: dict, runs: Runs, i: int) -> tuple[Any, Curves, Tree]:
     """A run's state and curves, from a checkpoint of a run that had clients' states where this one
-    has them or elsewhere."""
-    state, curves, touched = runs.host_states()[i], runs.curves[i], record.get("touched")
-    pager = runs.pager
+    has them or elsewhere; and what its round carries, if that has begun."""
+    state, touched, pager = runs.host_states()[i], record.get("touched"), runs.pager
+    carried = _carried_shapes(runs) if record.get("within") else ()
     if pager is None and touched is None:
-        return load_checkpoint(path, (state, curves))
+        state, curves, _, carried = load_checkpoint(path, (state, runs.curves[i], (), carried))
+        return state, curves, carried
     first = pager.states[i].first if pager else jax.tree.map(lambda a: a[0], state.clients)
     everyone = np.arange(runs.group.program.measuring.num_clients)
     count = len(everyone) if touched is None else touched
     rows_like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), first)
-    like: tuple = (state._replace(clients=rows_like), curves)
-    if touched is not None:
-        like = (*like, everyone[:count])
-    saved, curves, *ids = load_checkpoint(path, like)
-    clients = ids[0] if ids else everyone
+    ids = () if touched is None else everyone[:count]
+    like = (state._replace(clients=rows_like), runs.curves[i], ids, carried)
+    saved, curves, ids, carried = load_checkpoint(path, like)
+    clients = everyone if touched is None else ids
     if pager is not None:
         pager.states[i].scatter(clients, saved.clients)
-        return saved._replace(clients=()), curves
-    return saved._replace(clients=_with_rows(state.clients, clients, saved.clients)), curves
+        return saved._replace(clients=()), curves, carried
+    whole = _with_rows(state.clients, clients, saved.clients)
+    return saved._replace(clients=whole), curves, carried
+
+
+def _carried_shapes(runs: Runs) -> Tree:
+    """Of what `_carried` gives."""
+    assert runs.stretched is not None
+    if not runs.source.apart:
+        return runs.stretched.carried
+    own = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)  # noqa: E731
+    return jax.tree.map(own, runs.stretched.carried)
 
 
 def _with_rows(all_clients: Tree, clients: np.ndarray, rows: Tree) -> Tree:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.common.text import one_line
 from fedjax_het.running.progress import clock, progress_line
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
@@ -34,7 +35,7 @@ def describe(spec: RunSpec) -> str:
     parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.get(name)]
     if spec.scored is not None:
         parts.append(f"{spec.scored} models scored")
-    return ", ".join([*parts, f"seed {spec.seed}"])
+    return one_line(", ".join([*parts, f"seed {spec.seed}"]))
 
 
 class Ledger:
@@ -43,7 +44,7 @@ class Ledger:
     def __init__(self, total: int, progress: Callable[[str], None]):
         self.total, self.progress = total, progress
         self.number = 0  # runs dealt with
-        self.finished = 0
+        self.finished = self.elsewhere = 0  # made by this worker, by others
         self.began = self.running_since = time.perf_counter()
 
     def cannot(self, jobs: list[Job], reason: str, *, shown: bool = True) -> None:
@@ -66,15 +67,46 @@ class Ledger:
         """These were made together; `left` are those of their group that are still to be made."""
         each = (time.perf_counter() - self.running_since) / len(jobs)
         self.finished += len(jobs)
-        # The rest of the group as these; of other groups only the mean so far is known.
-        mean = (time.perf_counter() - self.began) / self.finished
-        others = self.total - self.number - len(jobs) - len(left)
-        to_go = each * len(left) + mean * others
+        mean = (time.perf_counter() - self.began) / (self.finished + self.elsewhere)
+        others = self.total - self.number - len(jobs)
+        to_go = mean * others
+        if not self.elsewhere:
+            # The rest of the group as these; of other groups only the mean so far is known.
+            to_go = each * len(left) + mean * (others - len(left))
         for job, result in zip(jobs, results, strict=True):
             self.number += 1
             outcome = _outcome(result.summary)
             rest = f"about {clock(to_go)} to go" if self.number < self.total else "done"
+            if self.elsewhere:
+                rest += f"; {self.elsewhere} made by others"
             self.progress(f"{self._label(self.number, job)}: {outcome} in {clock(each)}; {rest}")
+
+    def returned(self, job: Job, result: Result) -> None:
+        """One of many at a time, elsewhere and for this process, came back."""
+        self.number += 1
+        self.finished += 1
+        mean = (time.perf_counter() - self.began) / self.finished
+        to_go = mean * (self.total - self.number)
+        rest = f"about {clock(to_go)} to go" if self.number < self.total else "done"
+        took = clock(result.summary["wall_seconds"])
+        outcome = _outcome(result.summary)
+        self.progress(f"{self._label(self.number, job)}: {outcome} in {took}; {rest}")
+
+    def made_elsewhere(self, count: int) -> None:
+        """So many more were found made by other workers."""
+        self.elsewhere += count
+        self.number += count
+
+    def waiting(self, count: int, owners: list[str]) -> None:
+        """Nothing is left but what others are at."""
+        runs = "1 run" if count == 1 else f"{count} runs"
+        self.progress(f"waiting for {runs} of other workers: {', '.join(owners)}")
+
+    def lost(self, jobs: list[Job]) -> None:
+        """These are given up, as they are another's."""
+        more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+        label = self._label(self.number + 1, jobs[0])
+        self.progress(f"{label}{more}: left to the worker who took over from this one")
 
     def _label(self, number: int, job: Job) -> str:
         return f"[{number}/{self.total}] {describe(job.spec)}"

@@ -1,6 +1,7 @@
 """The results of runs that are done: curves, traffic and a summary of each."""
 
 import dataclasses
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +20,8 @@ def results_of(runs: Runs) -> list[Result]:
 
 def _result(runs: Runs, i: int, state: Any) -> Result:
     algorithm, group, federation = runs.algorithm, runs.group, runs.federations[i]
-    rounds = runs.stopped[i] or runs.done
+    stopped = runs.stopped[i]
+    rounds = runs.done if stopped is None else stopped
     once = algorithm.first_traffic(holdings_of(federation, group.dataset, group.pool))
     traffic = algorithm.traffic(federation.hp, state)
     moved = traffic_curves(federation.scheduler.work, traffic, once, rounds)
@@ -28,8 +30,8 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         "algorithm": federation.spec.algorithm,
         "dataset": group.dataset.name,
         "seed": federation.spec.seed,
-        **summarise(runs.curves[i], group.dataset.domain_names),
-        **algorithm.summary(federation.hp, state),
+        **summarise(runs.curves[i], group.dataset.domain_names, stopped=stopped is not None),
+        **_finite(algorithm.summary(federation.hp, state)),
         "rounds": rounds,
         **_costs(runs, i),
         "bytes_up": float(metrics["bytes_up"].sum()),
@@ -37,6 +39,7 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         **_data(runs, i),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         **environment(),
+        **({"begun_under": runs.begun_under[i]} if i in runs.begun_under else {}),
     }
     artifacts = {name: host_values(a) for name, a in algorithm.artifacts(state).items()}
     if runs.pager is not None:
@@ -50,6 +53,13 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         federation.partition,
         federation.tests,
     )
+
+
+def _finite(summary: Any) -> Any:
+    """The same, with None for numbers that are not finite, which a file cannot hold."""
+    if isinstance(summary, dict):
+        return {name: _finite(value) for name, value in summary.items()}
+    return None if isinstance(summary, float) and not math.isfinite(summary) else summary
 
 
 def _costs(runs: Runs, i: int) -> dict[str, Any]:
@@ -84,4 +94,5 @@ def _data(runs: Runs, i: int) -> dict[str, Any]:
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": group.dataset.note,
         **group.program.network_digest,
+        **federation.split.own,
     }

@@ -9,6 +9,7 @@ import jax
 
 from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.common.errors import is_whole, require, require_name
+from fedjax_het.common.records import plain
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import AXIS, RUNS, Plan, make_plan
 from fedjax_het.engine.probe import LaneChoice, choose_lanes, choose_sharing
@@ -24,6 +25,7 @@ SHARED, ALONE = "shared", "alone"  # what devices that share a federation do of 
 # numbers holds four copies on every device, and CPU devices share the memory with the host.
 STATE_SHARE = 1 / 8
 PAIR_LANES = 16  # of condensation on an accelerator's device, unless told otherwise
+MOST_LANES, MOST_BYTES = 2**16, 2**60  # more are something else
 BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
 
 
@@ -63,23 +65,23 @@ class Placement:
     memory: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("lanes", "blocks", "width", "memory", "devices"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         for name in ("lanes", "width"):
             value = getattr(self, name)
-            ok = value == AUTO or is_whole(value, 1)
-            require(ok, name, value, "'auto' or a whole number >= 1")
-        for name in ("blocks", "memory"):
+            ok = (isinstance(value, str) and value == AUTO) or _is_count(value, MOST_LANES)
+            require(ok, name, value, f"'auto' or a whole number >= 1, at most {MOST_LANES}")
+        for name, most in (("blocks", MOST_LANES), ("memory", MOST_BYTES)):
             value = getattr(self, name)
-            require(value is None or is_whole(value, 1), name, value, "a whole number >= 1 or None")
-        require(
-            self.spread in (AUTO, AXIS, RUNS),
-            "spread",
-            self.spread,
-            f"{AUTO!r}, {AXIS!r} or {RUNS!r}",
-        )
+            ok = value is None or _is_count(value, most)
+            require(ok, name, value, f"a whole number >= 1, at most {most}, or None")
+        require_name("spread", self.spread, (AUTO, AXIS, RUNS))
         require_name("server_work", self.server_work, (AUTO, SHARED, ALONE))
         require_name("client_state", self.client_state, (AUTO, DEVICE_STATE, HOST_STATE))
         require(
-            self.devices is None or is_whole(self.devices, 1) or _are_devices(self.devices),
+            self.devices is None
+            or _is_count(self.devices, MOST_LANES)
+            or _are_devices(self.devices),
             "devices",
             self.devices,
             "a whole number >= 1, a sequence of jax devices, or None for all",
@@ -93,6 +95,10 @@ class Placement:
         fits = self.devices is None or self.devices <= len(there)
         require(fits, "devices", self.devices, f"1 to {len(there)}, the devices that there are")
         return there[: self.devices]
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return is_whole(value, 1) and int(value) <= most
 
 
 def _are_devices(found: Any) -> bool:
@@ -113,8 +119,9 @@ def lanes_of(
     blocks: int,
     specs: Sequence[ResolvedSpec],
     units: Sequence[ClientUnits | PairUnits],
+    count: int,
 ) -> LaneChoice:
-    """How many lanes there are in each block."""
+    """How many lanes there are in each block, for so many runs."""
     if placement.lanes != AUTO:
         return LaneChoice(int(placement.lanes), 1, {})
     pairs = [own for own in units if isinstance(own, PairUnits)]
@@ -126,7 +133,7 @@ def lanes_of(
         batch_size=spec.batch_size,
         devices=devices[:blocks],
         cohort_size=cohort_size(spec.num_clients, spec.participation),
-        federations=len(specs),
+        federations=count,
         label=_label(signature),
     )
 
@@ -169,28 +176,29 @@ def plan_of(
     blocks: int,
     choice: LaneChoice,
     schedulers: Sequence[Scheduler],
+    count: int,
     shares_server: Callable[[], bool],
 ) -> Plan:
-    """The plan of as many federations as there are schedulers.
+    """The plan of so many federations, of which some have these schedulers.
 
     shares_server(): whether their server's work is shared, asked where it could be.
     """
     width = choice.width if placement.width == AUTO else int(placement.width)
-    width = min(width, -(-len(schedulers) // len(devices)))
+    width = min(width, -(-count // len(devices)))
     spread = placement.spread
     if len(devices) < blocks:
         spread = RUNS
     if spread == AUTO:
-        spread = _fastest_spread(schedulers, len(devices), width)
+        spread = _fastest_spread(schedulers, count, len(devices), width)
     if spread == AXIS:
         shares = blocks > 1 and shares_server()
         return make_plan(choice.lanes, devices[:blocks], blocks=blocks, shares_server=shares)
     return make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
 
 
-def _fastest_spread(schedulers: Sequence[Scheduler], devices: int, width: int) -> str:
+def _fastest_spread(schedulers: Sequence[Scheduler], count: int, devices: int, width: int) -> str:
     """Whether devices should share every federation, or have federations of their own."""
-    count, at_once = len(schedulers), devices * width
+    at_once = devices * width
     if count == 1:
         return AXIS
     apart = count / (-(-count // at_once) * at_once)

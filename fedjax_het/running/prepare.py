@@ -1,11 +1,13 @@
 """Federations made ready: settings checked, data placed, programs built but not compiled."""
 
 import functools
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedjax_het.algorithms import entry_of
 from fedjax_het.data import Dataset, Partition, PartitionSummary, ServerSummary
 from fedjax_het.data.server_data import Pool
 from fedjax_het.engine.plan import AXIS, Plan
@@ -20,6 +22,7 @@ from fedjax_het.running.federations import (
     with_method_inputs,
 )
 from fedjax_het.running.inputs import Source, group_inputs
+from fedjax_het.running.needs import require_room_for_plan, require_room_for_settings
 from fedjax_het.running.placement import (
     DEVICE_STATE,
     Placement,
@@ -32,14 +35,19 @@ from fedjax_het.running.placement import (
 )
 from fedjax_het.running.programs import (
     Program,
+    Signature,
     algorithm_of,
     make_room_for_programs,
+    network_of,
     program_of,
     signature_of,
     static_key,
 )
 from fedjax_het.running.splits import dataset_of, server_pool_of, split_of
+from fedjax_het.running.traffic import require_traffic
 from fedjax_het.settings.spec import RunSpec
+
+log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,20 +99,26 @@ def prepare(
     *,
     dataset: Dataset | None = None,
     partitions: Sequence[Partition] | None = None,
+    own_partition: Partition | None = None,
     network: Any = None,
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
     pool: Pool | None = None,
+    count: int | None = None,
 ) -> Group:
     """Check the settings, make the partitions, place the data. Nothing is compiled yet.
 
     Args:
       specs: of one `static_key`.
-      partitions: one for each, instead of those that the settings name.
+      dataset: the user's own, or one that is loaded already.
+      partitions: those that the settings name, one for each, where they are made already.
+      own_partition: the user's, in the place of those.
       network: the user's own, for specs whose model is "user".
       placement: where they go.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
       pool: what `server_pool_of` gives for them, where it is there already.
+      count: of the runs that are made by these programs, of which these may be some; how devices
+        are shared out depends on it (default: these are all).
     Raises: ConfigError.
     """
     make_room_for_programs()
@@ -114,31 +128,49 @@ def prepare(
     dataset = dataset_of(spec, dataset, data_dir, caller="simulate")
     devices = placement.present_devices()
     signature = signature_of(spec, dataset, network)
+    require_room_for_settings(spec, dataset, signature, placement, devices)
     algorithm = algorithm_of(signature)
+    _say_what_lacks(signature)
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 
     shares = algorithm.shares_server_data
-    own: list[Partition | None] = list(partitions or ())
+    made: Sequence[Partition | None] = partitions or (None,) * len(resolved)
     splits = [
-        split_of(each, dataset, pool, partition=given, shares_server_data=shares)
-        for each, given in zip(resolved, own or [None] * len(resolved), strict=True)
+        split_of(each, dataset, pool, partition=given, own=own_partition, shares_server_data=shares)
+        for each, given in zip(resolved, made, strict=True)
     ]
     units = [
         units_of(each, split.trained_on, dataset, algorithm)
         for each, split in zip(resolved, splits, strict=True)
     ]
     blocks = blocks_of(placement, devices, spec)
-    choice = lanes_of(placement, signature, devices, blocks, resolved, units)
+    count = count or len(resolved)
+    choice = lanes_of(placement, signature, devices, blocks, resolved, units, count)
     federations = [
         federation_of(*each, algorithm, blocks=blocks, lanes=choice.lanes)
         for each in zip(resolved, splits, units, strict=True)
     ]
     federations = with_method_inputs(federations, algorithm, dataset, pool)
     share = functools.partial(shares_server, placement, signature, algorithm, devices[:blocks])
-    plan = plan_of(placement, devices, blocks, choice, [f.scheduler for f in federations], share)
+    schedulers = [f.scheduler for f in federations]
+    plan = plan_of(placement, devices, blocks, choice, schedulers, count, share)
     program = program_of(signature, plan)
     client_state = client_state_of(placement, program, spec)
+    require_traffic(program, federations, dataset, pool)
+    require_room_for_plan(program, federations[0], client_state, placement)
     return _placed(program, dataset, pool, federations, choice, client_state)
+
+
+def _say_what_lacks(signature: Signature) -> None:
+    """Warn of a network without what makes the method another one than its base."""
+    needs = entry_of(signature.algorithm, dict(signature.options)).needs
+    if "norms" in needs and not network_of(signature).norm_layers():
+        log.warning(
+            "note: %s is about normalisation layers, and network %r has none that are known as "
+            "such: this is FedAvg",
+            signature.algorithm,
+            signature.model,
+        )
 
 
 def narrower(group: Group, width: int) -> Group:

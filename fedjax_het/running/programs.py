@@ -19,9 +19,10 @@ from fedjax_het.engine.crowding import make_room
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.plan import RUN, SHARED, Plan, make_plan
-from fedjax_het.engine.rounds import Measuring, make_chunk
+from fedjax_het.engine.rounds import ChunkInputs, Measuring, Rounds, make_chunk, make_stretch
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import NETWORKS, Model, as_model, make_model, network_digest
+from fedjax_het.nn.flops import training_flops
 from fedjax_het.running.inputs import Reader, kinds_of
 from fedjax_het.settings.layers import USER
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
@@ -132,7 +133,10 @@ class Program(NamedTuple):
     plan: Plan
     reader: Reader
     init: Callable  # (number of client states) -> (hp, key) -> State
+    rounds: Rounds
     chunk: CheckedProgram
+    stretch: CheckedProgram  # a part of a round; compiled where rounds are long
+    work: dict[tuple, float]  # samples that a round trains on, of what was traced: see `work_key`
     host_work: dict[str, CheckedProgram]
 
     @property
@@ -195,14 +199,23 @@ def program_of(signature: Signature, plan: Plan) -> Program:
     algorithm = algorithm_of(signature, plan)
     reader = Reader(algorithm, measuring, signature.server)
     kinds = kinds_of(reader)
+    rounds, work = Rounds(algorithm, task, plan, measuring), {}
+
+    def note(inputs: ChunkInputs, samples: float) -> None:
+        work[work_key(inputs)] = samples
+
+    zeros = jax.tree.map(lambda a: 0.0, measuring.nothing(algorithm, 1))
     chunk = CheckedProgram(
-        plan.over_runs(make_chunk(algorithm, task, plan, measuring), (RUN, kinds)),
-        baseline=lambda args: (
-            args[0],
-            jax.tree.map(lambda a: 0.0, measuring.nothing(algorithm, 1)),
-        ),
+        plan.over_runs(make_chunk(rounds, note), (RUN, kinds)),
+        baseline=lambda args: (args[0], zeros),
         name=f"{signature.algorithm} rounds",
         donate_argnums=0,
+    )
+    stretch = CheckedProgram(
+        plan.over_runs(make_stretch(rounds), (RUN, kinds, SHARED, RUN)),
+        baseline=lambda args: (args[0], zeros, args[3], 0),
+        name=f"{signature.algorithm} rounds in stretches",
+        donate_argnums=3,
     )
     host_work = {
         work.name: CheckedProgram(
@@ -214,7 +227,21 @@ def program_of(signature: Signature, plan: Plan) -> Program:
         for work in algorithm.host_work
     }
     init = _make_init(algorithm, task, plan)
-    return Program(signature, task, plan, reader, init, chunk, host_work)
+    return Program(signature, task, plan, reader, init, rounds, chunk, stretch, work, host_work)
+
+
+def work_key(inputs: ChunkInputs) -> tuple:
+    """What decides how much a round of a program works; the same of all federations in step, and of
+    one of them."""
+    schedules = (inputs.schedule, inputs.tuning, inputs.survey)
+    sizes = [None if one is None else one.batches.shape[-4:] for one in schedules]
+    return (*sizes, None if inputs.server is None else inputs.server.labels.shape[-1])
+
+
+@functools.lru_cache(maxsize=32)
+def sample_flops(signature: Signature) -> int:
+    """Floating-point operations of training on a sample."""
+    return training_flops(training_of(signature).task.model)
 
 
 def make_room_for_programs() -> None:

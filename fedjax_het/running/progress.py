@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from fedjax_het.common.text import one_line
+
 PLAIN_SECONDS = 15.0  # between lines where there is no terminal
 
 
@@ -31,6 +33,7 @@ def progress_line(
     What is `passing` is one of many: its bar goes when it is done, and a pipe sees a line only if
     it takes long.
     """
+    title = one_line(title)
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -74,10 +77,10 @@ def _bar(title: str, passing: bool) -> Iterator[Callable]:
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}"),
+        TextColumn("{task.fields[detail]}", markup=False),
     )
     with Bars(*columns, console=Console(stderr=True), transient=passing) as bars:
         tasks: dict[str, Any] = {}

@@ -1,21 +1,31 @@
 """What a run leaves behind: curves, a summary, and files named by the hash of what made it."""
 
+import hashlib
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from fedjax_het.common.arrays import from_file, to_file
 from fedjax_het.common.environment import run_digest
-from fedjax_het.common.files import write_atomically
+from fedjax_het.common.errors import ConfigError, require
+from fedjax_het.common.files import DamagedFileError, write_atomically
+from fedjax_het.common.text import one_line
 from fedjax_het.data import Partition
 from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
 from fedjax_het.measures.personal import best_mean_accuracy, worst_decile
-from fedjax_het.settings.spec import ResolvedSpec, RunSpec
+from fedjax_het.running.stored import (
+    checked_arrays,
+    checked_spec,
+    checked_summary,
+    from_text,
+    plain,
+    to_text,
+)
+from fedjax_het.settings.spec import ResolvedSpec
 
 
 @dataclass
@@ -42,17 +52,24 @@ class Result:
     tests: Partition | None = None
 
     def digest(self) -> str:
-        """The name of its files: settings, package version, device and precision, hashed."""
-        data = self.summary.get("dataset_digest") if self.spec.dataset == "user" else None
+        """The name of its files: settings, package version, device and precision, hashed; and what
+        is not as the settings name it: see `running.splits.own_parts`."""
+        summary = self.summary
+        data = summary.get("dataset_digest") if self.spec.dataset == "user" else None
         return run_digest(
-            self.spec.digest(), self.summary, data, self.summary.get("network_digest")
+            self.spec.digest(),
+            summary,
+            summary.get("own_dataset") or data,
+            summary.get("network_digest"),
+            summary.get("own_partition"),
         )
 
     def save(self, directory: str | Path) -> Path:
         """Write `<digest>.npz` (curves, artifacts), then `<digest>.json` (settings, summary).
 
-        Each file is replaced in one step, the JSON last: where it is, the run is complete.
-        Returns the JSON's path.
+        Each file is replaced in one step, the JSON last: where it is, the run is complete. It has
+        a checksum of itself and of the other file. Values of the summary that JSON does not have
+        are kept as near as can be (`running.stored.plain`). Returns the JSON's path.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,35 +77,70 @@ class Result:
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
         arrays = to_file(arrays)
-        write_atomically(
-            directory / f"{name}.npz",
-            lambda file: np.savez_compressed(file, **arrays),  # type: ignore[arg-type]
-        )
-        record = {"spec": self.spec.to_dict(), "summary": self.summary}
-        text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False)
+        checksums = []
+
+        def write_arrays(file: BinaryIO) -> None:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            file.seek(0)
+            checksums.append(hashlib.file_digest(file, "sha256").hexdigest())  # type: ignore[arg-type]
+
+        write_atomically(directory / f"{name}.npz", write_arrays)
+        record = {
+            "spec": plain(self.spec.to_dict()),
+            "summary": plain(self.summary),
+            "arrays": checksums[-1],
+        }
         path = directory / f"{name}.json"
-        write_atomically(path, lambda file: file.write(text.encode()))
+        write_atomically(path, lambda file: file.write(to_text(record).encode()))
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> "Result":
         """The result whose JSON is at `path`.
 
-        A damaged file raises OSError, ValueError, KeyError, zipfile.BadZipFile or zlib.error.
+        Raises FileNotFoundError where there is none, other OSErrors of the file system, and
+        DamagedFileError, in one line, for a file that is damaged, holds something else, or is of a
+        version with settings that this one does not have. Files of versions before checksums are
+        read as they are.
         """
         path = Path(path)
-        record = json.loads(path.read_text())
-        data = np.load(io.BytesIO(path.with_suffix(".npz").read_bytes()), allow_pickle=False)
-        groups: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "artifacts": {}}
-        for key, array in from_file(data).items():
-            group, name = key.split("/", 1)
-            groups[group][name] = array
-        spec = cast(ResolvedSpec, RunSpec.from_dict(record["spec"]))  # as it was saved
-        return cls(spec, groups["metrics"], record["summary"], groups["artifacts"])
+        try:
+            text = path.read_bytes()
+            arrays = path.with_suffix(".npz").read_bytes() if text else b""
+        except FileNotFoundError as error:
+            if not path.exists():
+                raise
+            raise DamagedFileError(
+                f"result {str(path)!r}: {error.filename!r} is missing"
+            ) from error
+        try:
+            return cls._read(text.decode(), arrays)
+        except Exception as error:  # what readers of JSON, zips and arrays raise on arbitrary bytes
+            what = (
+                f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else error
+            )
+            raise DamagedFileError(one_line(f"result {str(path)!r} is damaged ({what})")) from error
+
+    @classmethod
+    def _read(cls, text: str, arrays: bytes) -> "Result":
+        record = from_text(text)
+        expected = record.get("arrays")
+        found = hashlib.sha256(arrays).hexdigest()
+        require(expected in (None, found), "checksum of the .npz", found, f"{expected}")
+        with np.load(io.BytesIO(arrays), allow_pickle=False) as data:
+            metrics, artifacts = checked_arrays(from_file(data))
+        summary = checked_summary(record["summary"])
+        spec = checked_spec(record["spec"], summary.get("fedjax_het"))
+        return cls(cast(ResolvedSpec, spec), metrics, summary, artifacts)  # as it was saved
 
 
-def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) -> dict[str, Any]:
+def summarise(
+    metrics: dict[str, np.ndarray], domain_names: Sequence[str] = (), *, stopped: bool = False
+) -> dict[str, Any]:
     """The numbers that stand for a curve.
+
+    diverged: whether the run was `stopped` since its losses, its update or its state were not
+    finite, or has curves that say so.
 
     final_accuracy is the mean of the last five rounds (DynaFed's metric), None if the run
     diverged: it is never averaged in silently. final_accuracy_std is over those rounds.
@@ -112,7 +164,8 @@ def summarise(metrics: dict[str, np.ndarray], domain_names: Sequence[str] = ()) 
     if np.isnan(metrics[name]).all() and "mean_client_accuracy" in metrics:
         name = "mean_client_accuracy"
     measured = metrics[name]
-    diverged = not np.isfinite(metrics["train_loss"]).all() or not np.isfinite(measured[-1])
+    diverged = stopped or not np.isfinite(metrics["train_loss"]).all()
+    diverged |= not np.isfinite(measured[-1])
     accuracy = metrics["test_accuracy"]
     seen = accuracy[np.isfinite(accuracy)]
     last = accuracy[-5:][np.isfinite(accuracy[-5:])]
@@ -148,7 +201,9 @@ def _summarise_clients(metrics: dict[str, np.ndarray], diverged: bool) -> dict[s
     if not np.isfinite(mean).any():
         names = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy", *by_name)
         return dict.fromkeys(names)
-    accuracy, best = best_mean_accuracy(metrics["client_accuracy"])
+    # A round counts where all clients with a test were measured, see `accounts.curves_of`.
+    whole = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
+    accuracy, best = best_mean_accuracy(whole)
     last = mean[-5:][np.isfinite(mean[-5:])]
     return {
         "bmta": accuracy,

@@ -1,6 +1,7 @@
 """Runs that go in step: what they keep while they are advanced, and how they begin."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.contract import Algorithm, HostWork
 from fedjax_het.common.arrays import host_values
+from fedjax_het.engine.footprint import compiled_bytes
 from fedjax_het.engine.host_state import Pager
 from fedjax_het.engine.plan import RUN, Plan
 from fedjax_het.engine.randomness import Stream
@@ -17,6 +19,7 @@ from fedjax_het.engine.rounds import ChunkInputs
 from fedjax_het.running.accounts import Curves, Spent, curves_of
 from fedjax_het.running.federations import Federation
 from fedjax_het.running.inputs import Source, call_inputs, run_inputs
+from fedjax_het.running.long_rounds import Stretched, Within, is_long, stretched
 from fedjax_het.running.placement import HOST_STATE
 from fedjax_het.running.prepare import Group
 from fedjax_het.running.programs import client_state_bytes
@@ -40,7 +43,8 @@ class Runs:
 
     federations: as many as run at once, or fewer. source, kept: of what their program reads, and
     the part that stays the same. state: of all of them, on the devices. pager: of their clients'
-    states, where those are on the host.
+    states, where those are on the host. stopped: of each run that diverged, the round, or how many
+    were done where work between rounds did.
     """
 
     group: Group
@@ -54,7 +58,12 @@ class Runs:
     state: Any = None
     pager: Pager | None = None
     done: int = 0  # rounds
+    within: Within | None = None  # the next round, where it has begun
+    cut_anyway: bool = False  # whether rounds are cut, long or not
     stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in
+    begun_under: dict[int, dict] = field(
+        default_factory=dict
+    )  # of those begun elsewhere: its names
 
     @property
     def plan(self) -> Plan:
@@ -78,6 +87,18 @@ class Runs:
         """Whether work between rounds is where the rounds are: every run's on its own device, or
         shared by the devices; else it is on one device."""
         return self.source.apart or self.plan.sharing.axis is not None
+
+    @functools.cached_property
+    def stretched(self) -> Stretched | None:
+        """How a round is cut, if it is long; else None.
+
+        Traces the rounds' program, which is kept for when it is compiled. Raises ContractError.
+        """
+        program, inputs = self.group.program, (state_shapes(self), self.first_step())
+        jax.eval_shape(program.chunk.program, *inputs)
+        if not (self.cut_anyway or is_long(program, inputs[1])):
+            return None
+        return stretched(program, *inputs)
 
     def keys(self, stream: Stream) -> jax.Array:
         return self.source.keys(stream)
@@ -111,6 +132,20 @@ class Runs:
             return [host]
         return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.federations))]
 
+    def programs(self) -> dict[str, tuple[Any, tuple]]:
+        """(jitted, its inputs: arrays, or shapes placed like them) of what the runs go through, by
+        name."""
+        programs, kept, state = self.group.program, self.kept, state_shapes(self)
+        inputs = (kept["hp"], state, self.keys(Stream.SERVER), jnp.int32(1), kept.get("server"))
+        if not self.shares_host_work:
+            inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
+        between = {name: (work.program, inputs) for name, work in programs.host_work.items()}
+        of_rounds: tuple[Any, tuple] = (programs.chunk.program, (state, self.first_step()))
+        if (cut := self.stretched) is not None:
+            first_calls = cut.spans(0), cut.carried
+            of_rounds = (programs.stretch.program, (*of_rounds[1], *first_calls))
+        return {"rounds": of_rounds, **between}
+
     def work_done(self, work: HostWork) -> int:
         """Iterations of work between rounds, of each run."""
         apart = self.source.apart
@@ -123,12 +158,14 @@ def gathered(
     *,
     progress: Callable[[Progress], None] | None = None,
     started: float | None = None,
+    records: Sequence[dict] = (),
 ) -> Runs:
     """Runs of a group that are to go in step: nothing is allocated for their states yet.
 
     Args:
       federations: as many as run at once, or fewer.
       started: when their wall-clock began (default: now).
+      records: of the checkpoints that they are to go on from.
     """
     assert len(federations) <= group.plan.capacity
     federations = list(federations)
@@ -151,13 +188,17 @@ def gathered(
         room=room,
         curves=[
             curves_of(
-                program.measuring.nothing(program.algorithm, rounds), group.dataset, f.partition
+                program.measuring.nothing(program.algorithm, rounds),
+                group.dataset,
+                f.partition,
+                f.tests,
             )
             for f in federations
         ],
         spent=Spent() if started is None else Spent(started=started),
         progress=progress or (lambda progress: None),
         stopped=[None] * len(federations),
+        cut_anyway=any(record.get("within") for record in records),
     )
 
 
@@ -179,22 +220,12 @@ def _room(group: Group, federations: Sequence[Federation]) -> Room:
 
 def require_contract(runs: Runs) -> None:
     """Raise ContractError, before anything compiles, if the method's functions do not do what they
-    are to do: see `algorithms.contract.checked_algorithm`.
+    are to do: see `algorithms.checking.checked_algorithm`.
 
     Cost: nothing, as the traces are kept for when the programs are compiled.
     """
-    for program, inputs in _programs(runs):
+    for program, inputs in runs.programs().values():
         jax.eval_shape(program, *inputs)
-
-
-def _programs(runs: Runs) -> list[tuple[Any, tuple]]:
-    """(jitted, its inputs: arrays, or shapes placed like them) of what the runs go through."""
-    programs, kept, state = runs.group.program, runs.kept, state_shapes(runs)
-    inputs = (kept["hp"], state, runs.keys(Stream.SERVER), jnp.int32(1), kept.get("server"))
-    if not runs.shares_host_work:
-        inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
-    of_rounds = (programs.chunk.program, (state, runs.first_step()))
-    return [of_rounds, *((work.program, inputs) for work in programs.host_work.values())]
 
 
 def state_shapes(runs: Runs) -> Any:
@@ -220,13 +251,4 @@ def begin_states(runs: Runs) -> None:
 def memory_needed(runs: Runs) -> int:
     """Bytes that the programs, which this compiles, need on each device. Nothing is allocated for
     it."""
-    needs: list[Any] = [
-        program.lower(*inputs).compile().memory_analysis() for program, inputs in _programs(runs)
-    ]
-    return max(
-        need.argument_size_in_bytes
-        + need.output_size_in_bytes
-        - need.alias_size_in_bytes
-        + need.temp_size_in_bytes
-        for need in needs
-    )
+    return max(compiled_bytes(*program) for program in runs.programs().values())

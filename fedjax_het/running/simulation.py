@@ -9,21 +9,31 @@ from typing import Any
 
 import jax
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.common.doors import door
+from fedjax_het.common.errors import require, written
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.advance import announce, finish, start
-from fedjax_het.running.checkpoints import Checkpoints, resumable
+from fedjax_het.running.checkpoints import Checkpoints, forget, own_record, resumable
+from fedjax_het.running.needs import (
+    NoRoom,
+    require_room_for_programs,
+    smaller,
+    told_in_one_line,
+)
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import prepare
 from fedjax_het.running.programs import with_network
 from fedjax_het.running.progress import Progress
+from fedjax_het.running.rescue import Keeper, save_run
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered
 from fedjax_het.settings.spec import RunSpec
 
 
+@door
 def simulate(
     spec: RunSpec,
     *,
@@ -32,6 +42,7 @@ def simulate(
     network: Any = None,
     output_dir: str | Path | None = None,
     resume: bool = False,
+    resume_anyway: bool = False,
     progress: Callable[[Progress], None] | None = None,
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
@@ -40,7 +51,9 @@ def simulate(
 
     Args:
       spec: the settings; `None`s are filled from the method's paper.
-      dataset, partition: the user's own; default: those that `spec` names.
+      dataset, partition: the user's own; default: those that `spec` names. Where they are others
+        than those, the result's name and its summary's `own_dataset` and `own_partition` say so,
+        by their digests.
       network: the user's own, in place of the one that `spec` names: a flax.linen module or its
         class, an (init, apply) pair, a function of either; see `nn.as_model`. Its options are
         `spec.network_options`.
@@ -48,43 +61,73 @@ def simulate(
       resume: continue from the checkpoint in `output_dir`, if there is one. The metrics are
         those of an uninterrupted run, bit for bit on a CPU; lanes and blocks are those it began
         with, whatever `placement` says.
+      resume_anyway: also from one that was begun under another version, device or precision, which
+        the summary then names (`begun_under`).
       progress: called between chunks of rounds.
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
-    Raises: ConfigError, before anything compiles, if a setting cannot be used.
+    Raises: ConfigError, before anything compiles, if a setting cannot be used, if `output_dir`
+      holds the checkpoint of another configuration, or one that is damaged, or if the run needs
+      more memory than there is; before the first round, if its compiled program does, with fewer
+      lanes and clients' states on the host, too, where `placement` leaves these open.
+      NotWrittenError, which has the result and says where it is kept, if it could not be written to
+      `output_dir`.
 
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
     devices of all of them share the lanes, all return the result, and the first writes it.
     """
     started = time.perf_counter()
+    require_variables()
     spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
-    if resume and folder is None:
-        raise ConfigError("resume = True: expected an output_dir, where checkpoints are kept")
-    record = resumable(folder, spec) if resume and folder is not None else None
+    require_folder_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
+    resume = resume or resume_anyway
+    record = there = None
+    if folder is not None:
+        there = own_record(folder, spec)
+        record = resumable(folder, spec, resume_anyway=resume_anyway) if resume else None
     if record is not None:  # the same lanes, so that sums are taken in the same order
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
-    group = prepare(
-        [spec],
-        dataset=dataset,
-        partitions=None if partition is None else [partition],
-        network=network,
-        placement=placement,
-        data_dir=data_dir,
-    )
-    runs = gathered(group, group.federations, progress=progress, started=started)
+    given: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
     checkpoints = Checkpoints(None if folder is None else [folder])
-    announce(runs)
-    start(runs, checkpoints, None if record is None else [record])
-    finish(runs, checkpoints)
-    (result,) = results_of(runs)
-    if folder is not None and jax.process_index() == 0:
-        result.save(folder)
-        assert result.partition is not None
-        result.partition.save(folder / "partition.npz")
-        if result.tests is not None:
-            result.tests.save(folder / "client_tests.npz")
+    with told_in_one_line(spec):
+        tried: Placement | None = placement
+        while tried is not None:
+            group = prepare([spec], own_partition=partition, placement=tried, **given)
+            runs = gathered(
+                group,
+                group.federations,
+                progress=progress,
+                started=started,
+                records=() if record is None else (record,),
+            )
+            if there is not None:
+                checkpoints.require_own_data(runs, [there])
+            try:
+                require_room_for_programs(runs, placement.memory)
+                break
+            except NoRoom:
+                tried = smaller(runs, placement)
+                if tried is None:
+                    raise
+        announce(runs)
+        start(runs, checkpoints, None if record is None else [record])
+        finish(runs, checkpoints)
+        (result,) = results_of(runs)
+    if jax.process_index() == 0:
+        keeper = Keeper(folder, save_run)
+        keeper.keep(result)
+        keeper.require_all(result)
+        if folder is not None:
+            forget(folder)
     return result
+
+
+def require_folder_to_resume(folder: str | Path | None, **asked: bool) -> None:
+    """ConfigError for a run that is kept nowhere and is to go on, as an argument asks."""
+    for name, value in asked.items():
+        expected = f"an {written('output_dir')}, where checkpoints are kept"
+        require(not value or folder is not None, name, value, expected)

@@ -1,13 +1,16 @@
 """Who holds what: the examples of clients and server, and clients' tests, that settings name."""
 
 import dataclasses
+import functools
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import require
+from fedjax_het.common.errors import ConfigError, named_within, require
 from fedjax_het.data import (
+    DATASETS,
     Dataset,
     Partition,
     ServerData,
@@ -19,7 +22,10 @@ from fedjax_het.data import (
     tests_of,
     withheld_examples,
 )
+from fedjax_het.data.dataset import checked_dataset
+from fedjax_het.data.normalisation import normalisation_constants
 from fedjax_het.data.server_data import Pool
+from fedjax_het.settings.layers import USER, names_of_partition
 from fedjax_het.settings.spec import ResolvedSpec
 
 
@@ -30,6 +36,7 @@ class Split(NamedTuple):
     trained_on: Partition  # and, where the method says so, the server's examples besides
     tests: Partition | None  # of every client, where they are tested on their own
     server: ServerData | None  # its examples, if it has any
+    own: dict[str, str] = {}  # noqa: RUF012  what is not as the settings name it: see `own_parts`
 
 
 def dataset_of(
@@ -38,9 +45,92 @@ def dataset_of(
     """The user's own, or else the one that settings name. Raises ConfigError, or OSError and
     ImportError where it is not there."""
     if dataset is not None:
-        return dataset
-    require(spec.dataset != "user", "dataset", "user", f"a Dataset passed to {caller}()")
+        return checked_dataset(dataset)
+    require(spec.dataset != USER, "dataset", USER, f"a Dataset passed to {caller}()")
     return load_dataset(spec.dataset, normalisation=spec.normalisation, data_dir=data_dir)
+
+
+def data_given(
+    specs: Sequence[ResolvedSpec], dataset: Dataset | None
+) -> Callable[[ResolvedSpec], Dataset | None]:
+    """Which of a sweep's runs have the user's data: those whose dataset is "user"; where none's is,
+    all, as a single run has. None of the others. ConfigError for what is no data set."""
+    checked = None if dataset is None else checked_dataset(dataset)
+    for_all = all(spec.dataset != USER for spec in specs)
+    return functools.partial(_given, checked, for_all)  # which may be pickled
+
+
+def _given(dataset: Dataset | None, for_all: bool, spec: ResolvedSpec) -> Dataset | None:
+    return dataset if for_all or spec.dataset == USER else None
+
+
+def own_dataset_digest(spec: ResolvedSpec, dataset: Dataset) -> str | None:
+    """The digest of a data set that is not what `spec` names, or of "user", which names none; None
+    of what `load_dataset` gave for that name and normalisation."""
+    if spec.dataset == USER or dataset.origin is None or dataset.origin[0] != spec.dataset:
+        return dataset.digest()
+    if dataset.origin[1] == spec.normalisation:
+        return None
+    if spec.dataset in DATASETS.built_in:  # the same constants may go by several names
+        named = normalisation_constants(spec.dataset, spec.normalisation, dataset.train_images)
+        if named == (dataset.mean, dataset.std):
+            return None
+    return dataset.digest()
+
+
+def own_parts(
+    spec: ResolvedSpec, dataset: Dataset, partition: Partition | None = None
+) -> dict[str, str]:
+    """What a run has in the place of what its settings name, for its record and its name:
+    `own_dataset` and `own_partition`, each a digest, where there is such a one.
+
+    partition: the user's; one that is the same as the settings' is not another.
+    """
+    own = {}
+    data = own_dataset_digest(spec, dataset)
+    if data is not None and spec.dataset != USER:
+        own["own_dataset"] = data
+    if partition is not None and not _is_named(partition, spec, dataset):
+        own["own_partition"] = partition.digest()
+    return own
+
+
+def _is_named(partition: Partition, spec: ResolvedSpec, dataset: Dataset) -> bool:
+    """Whether this is what the settings make of these data. Cost: making it."""
+    try:
+        named = split_clients(spec, dataset)
+    except ConfigError:
+        return False
+    # How it was made decides clients' tests.
+    facts = [(p.digest(), p.scheme, p.parameters, p.client_names) for p in (partition, named)]
+    return facts[0] == facts[1]
+
+
+def checked_partition(partition: Any, spec: ResolvedSpec, dataset: Dataset) -> Partition:
+    """A user's partition that fits its settings and data; else ConfigError."""
+    if not isinstance(partition, Partition):
+        raise ConfigError(
+            f"partition = a {type(partition).__name__}: expected a Partition, as "
+            + Partition.MADE_BY
+        )
+    fits = f"num_clients={partition.num_clients}, as the partition has so many"
+    require(partition.num_clients == spec.num_clients, "num_clients", spec.num_clients, fits)
+    indices, count = partition.indices, len(dataset.train_labels)
+    require(len(indices) > 0, "partition", "nothing for anyone", "an example for some client")
+    if indices.max() >= count:
+        raise ConfigError(
+            f"partition: position {int(indices.max())} is none of the {count} training examples of "
+            f"{dataset.name}: expected positions in [0, {count})"
+        )
+    owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
+    held, times = np.unique(owners * count + indices, return_counts=True)
+    if times.max() > 1:
+        client, position = divmod(int(held[times.argmax()]), count)
+        raise ConfigError(
+            f"partition: client {client} holds example {position} {int(times.max())} times: "
+            "expected different ones"
+        )
+    return partition
 
 
 def split_of(
@@ -49,10 +139,16 @@ def split_of(
     pool: Pool | None,
     *,
     partition: Partition | None = None,
+    own: Partition | None = None,
     shares_server_data: bool = False,
 ) -> Split:
-    """What resolved settings name, of the user's own `partition` if there is one. ConfigError."""
-    partition = partition or split_clients(spec, dataset)
+    """What resolved settings name. ConfigError.
+
+    partition: theirs, where it is made already; own: the user's in its place.
+    """
+    if own is not None:
+        partition = checked_partition(own, spec, dataset)
+    partition = split_clients(spec, dataset) if partition is None else partition
     server = server_data_of(spec, dataset, partition, pool)
     trained_on = partition
     if shares_server_data and server is not None:
@@ -60,15 +156,16 @@ def split_of(
     tests = None
     if spec.tests_clients:
         tests = tests_of(partition, dataset, spec.partition_seed, spec.test_per_client)
-    return Split(partition, trained_on, tests, server)
+    return Split(partition, trained_on, tests, server, own_parts(spec, dataset, own))
 
 
 def split_clients(spec: ResolvedSpec, dataset: Dataset) -> Partition:
     """The partition that resolved settings name, of all training examples but those that are
     withheld for the server. Raises ConfigError if the data do not allow it."""
-    withheld = withheld_examples(
-        spec.server_data, dataset, spec.partition_seed, spec.server_options
-    )
+    with named_within("server_options", spec.server_options):
+        withheld = withheld_examples(
+            spec.server_data, dataset, spec.partition_seed, spec.server_options
+        )
     rest = np.setdiff1d(np.arange(len(dataset.train_labels)), withheld)
     require(
         spec.num_clients <= len(rest),
@@ -78,17 +175,18 @@ def split_clients(spec: ResolvedSpec, dataset: Dataset) -> Partition:
         + (" that are not the server's" if len(withheld) else ""),
     )
     domains = dataset.train_domains
-    partition = make_partition(
-        spec.partition,
-        dataset.train_labels[rest],
-        dataset.num_classes,
-        num_clients=spec.num_clients,
-        seed=spec.partition_seed,
-        domains=None if domains is None else domains[rest],
-        domain_names=dataset.domain_names,
-        class_names=dataset.class_names,
-        **spec.partition_arguments,
-    )
+    with names_of_partition(spec):
+        partition = make_partition(
+            spec.partition,
+            dataset.train_labels[rest],
+            dataset.num_classes,
+            num_clients=spec.num_clients,
+            seed=spec.partition_seed,
+            domains=None if domains is None else domains[rest],
+            domain_names=dataset.domain_names,
+            class_names=dataset.class_names,
+            **spec.partition_arguments,
+        )
     if not len(withheld):
         return partition
     return dataclasses.replace(partition, indices=rest[partition.indices])
@@ -102,7 +200,8 @@ def server_pool_of(
     """
     if spec.server_data is None:
         return None
-    return server_pool(spec.server_data, dataset, spec.server_options, data_dir=data_dir)
+    with named_within("server_options", spec.server_options):
+        return server_pool(spec.server_data, dataset, spec.server_options, data_dir=data_dir)
 
 
 def server_data_of(
@@ -112,9 +211,10 @@ def server_data_of(
     few."""
     if spec.server_data is None:
         return None
-    return server_examples(
-        spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
-    )
+    with named_within("server_options", spec.server_options):
+        return server_examples(
+            spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
+        )
 
 
 def _shared_with_all(partition: Partition, server: ServerData) -> Partition:

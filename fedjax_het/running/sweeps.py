@@ -4,11 +4,12 @@ Runs that differ in seed, partition, alpha or numeric hyper-parameters share the
 and go side by side: one on each core or device, or vmapped on an accelerator.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
-import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,24 +17,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.environment import environment, run_digest
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
-from fedjax_het.running.checkpoints import Checkpoints, resumable
-from fedjax_het.running.ledger import Job, Ledger
+from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints, forget
+from fedjax_het.running.claims import Claims, stopped_in_order
+from fedjax_het.running.ledger import Job
+from fedjax_het.running.needs import NoRoom, require_room_for_programs
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import Group, narrower, prepare
 from fedjax_het.running.programs import static_key, with_network
+from fedjax_het.running.progress import Progress
+from fedjax_het.running.rescue import Keeper
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered, memory_needed
-from fedjax_het.running.splits import dataset_of, server_data_of, server_pool_of, split_clients
+from fedjax_het.running.sharing_out import CLAIMS, ClaimLost, Sharing
+from fedjax_het.running.splits import (
+    data_given,
+    dataset_of,
+    own_dataset_digest,
+    server_data_of,
+    server_pool_of,
+    split_clients,
+)
 from fedjax_het.running.store import frame, load_result
-from fedjax_het.settings.layers import USER
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 if TYPE_CHECKING:
@@ -47,7 +61,7 @@ _UNUSABLE = (ConfigError, FileNotFoundError, ImportError)
 class SweepResult(NamedTuple):
     """What a sweep made, or found made.
 
-    `results[i]` is that of `specs[i]`: None if it is another shard's or could not be run.
+    `results[i]` is that of `specs[i]`, whoever made it: None if it could not be run.
     `not_run` says why, under `RunSpec.digest()`.
     """
 
@@ -70,6 +84,7 @@ class SweepResult(NamedTuple):
         return frame(result for result in self.results if result is not None)
 
 
+@door
 def sweep(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike | None = None,
@@ -77,7 +92,7 @@ def sweep(
     dataset: Dataset | None = None,
     network: Any = None,
     data_dir: str | os.PathLike | None = None,
-    shard: tuple[int, int] | None = None,
+    resume_anyway: bool = False,
     progress: Callable[[str], None] = print,
     placement: Placement = Placement(),
 ) -> SweepResult:
@@ -90,41 +105,75 @@ def sweep(
 
     Args:
       directory: of the results (default: they are only returned, and nothing resumes).
-      dataset: the user's own, for specs whose dataset is "user".
+      dataset: the user's own, for specs whose dataset is "user"; where none's is, for all, whose
+        results then say so in their names, see `simulate`.
       network: the user's own, for all specs, which then name none; see `simulate`.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
-      shard: (i, n): only the i-th (from 0) of n parts of the sweep, which depend on `specs` alone,
-        so that n programs need not know of each other. Default: everything; with
-        `jax.distributed`, every process takes a part, on its own devices.
+      resume_anyway: go on also from checkpoints that were begun under another version, device or
+        precision, which the runs' summaries then name (`begun_under`).
       progress: gets a line per run. What is running is shown besides, on standard error.
       placement: where they go, on this process's devices unless it says otherwise; as many at a
         time as memory allows.
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
-      optional package is missing does not stop the others: see `SweepResult.not_run`.
+      optional package is missing does not stop the others: see `SweepResult.not_run`. A checkpoint
+      that is damaged is set aside, and its run begun again. NotWrittenError, when all runs are
+      made, if results could not be written to `directory`: it has them, and says where they are.
     """
+    require_variables()
     resolved = [with_network(spec, network).resolved() for spec in specs]
+    directory = None if directory is None else make_output_directory(directory)
+    names, named = names_of(resolved, dataset, network, data_dir)
+    data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
+    keeper = Keeper(directory)
+    known, reasons = make_runs(
+        named, keeper, data, progress, placement, resume_anyway=resume_anyway
+    )
+    made = SweepResult([known.get(name) for name in names], reasons)
+    keeper.require_all(made)
+    return made
+
+
+def make_runs(
+    named: dict[str, ResolvedSpec],
+    keeper: Keeper,
+    data: dict[str, Any],
+    progress: Callable[[str], None],
+    placement: Placement,
+    *,
+    resume_anyway: bool = False,
+    counts: Counter[str] | None = None,
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """The same of runs by the names of their files: -> (results by name, why others were not run,
+    by `RunSpec.digest()`).
+
+    keeper: of what is made. data: which runs have the user's data set, see `data_given`; network
+    and folder of data. counts: of all runs of the sweep, by signature, where these are some.
+    """
     if placement.devices is None:
         placement = dataclasses.replace(placement, devices=jax.local_devices())
-    directory = None if directory is None else make_output_directory(directory)
-    names, named = _named(resolved, dataset, network, data_dir)
-    part = _part(named, shard)
-    known = {d: None if directory is None else load_result(directory, d) for d in part}
-    missing = {d: named[d] for d in part if known[d] is None}
-    if done := len(part) - len(missing):
-        progress(f"{done} of {len(part)} runs are in {directory} already")
-
     reasons: dict[str, str] = {}
-    ledger = Ledger(len(missing), progress)
-    data = {"dataset": dataset, "network": network, "data_dir": data_dir}
-    prepared = (
-        _prepared(jobs, data, placement, ledger, reasons) for jobs in _groups(missing, directory)
-    )
-    for jobs, group in _compiled_ahead(prepared, placement.memory):
-        for first in range(0, len(jobs), group.plan.capacity):
-            known |= _run(group, jobs, first, directory, ledger)
-    return SweepResult([known.get(name) for name in names], reasons)
+    # By all runs, not by what is left of them: then it does not matter who begins when.
+    counts = counts or Counter(static_key(spec) for spec in named.values())
+    claims = Claims(None if keeper.folder is None else keeper.folder / CLAIMS)
+    with stopped_in_order(), claims:
+        share = Sharing(named, keeper.folder, claims, progress, resume_anyway)
+        while share.wait():
+            prepared = (
+                _prepared(jobs, data, placement, share, counts, reasons) for jobs in share.groups()
+            )
+            for jobs, group in _compiled_ahead(prepared, placement.memory):
+                try:
+                    if group.plan.capacity == 1:  # not even one by itself may fit
+                        one = gathered(group, group.federations[:1])
+                        require_room_for_programs(one, placement.memory)
+                except NoRoom as error:
+                    _cannot(share, reasons, jobs, error)
+                while places := share.claimed(jobs, group.plan.capacity):
+                    _run(group, jobs, places, keeper, share)
+    return share.known, reasons
 
 
+@door
 def plan_sweep(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike,
@@ -132,50 +181,66 @@ def plan_sweep(
     dataset: Dataset | None = None,
     network: Any = None,
     data_dir: str | os.PathLike | None = None,
-    shard: tuple[int, int] | None = None,
 ) -> list[tuple[str, RunSpec, str]]:
-    """What `sweep` would do: (digest of the files, spec, "done", "unfinished" or "missing")."""
+    """What `sweep` would do: (digest of the files, spec, state).
+
+    States: "done"; "claimed", a worker's who has not been seen dead; "unfinished", begun and
+    nobody's; "missing".
+    """
     directory = Path(directory)
+    usable = directory.is_dir() or not directory.exists()
+    require(usable, "directory", str(directory), "a folder of results, or one to be made")
     resolved = [with_network(spec, network).resolved() for spec in specs]
-    _, named = _named(resolved, dataset, network, data_dir)
+    _, named = names_of(resolved, dataset, network, data_dir)
+
+    claimed = Claims(directory / CLAIMS).others()
 
     def state(digest: str) -> str:
         if load_result(directory, digest) is not None:
             return "done"
-        return "unfinished" if (directory / "unfinished" / digest).exists() else "missing"
+        if digest in claimed:
+            return "claimed"
+        return "unfinished" if (directory / UNFINISHED / digest).exists() else "missing"
 
-    return [(digest, named[digest], state(digest)) for digest in _part(named, shard)]
+    digests = sorted(named, key=lambda digest: static_key(named[digest]))  # stable: else in order
+    return [(digest, named[digest], state(digest)) for digest in digests]
 
 
-def _named(
+def names_of(
     specs: Sequence[ResolvedSpec],
     dataset: Dataset | None,
     network: Any,
     data_dir: str | os.PathLike | None,
+    made_in: dict[str, Any] | None = None,
 ) -> tuple[list[str], dict[str, ResolvedSpec]]:
-    """The name of every run's files, and the runs by name, each once."""
-    made_in, data = environment(), None if dataset is None else dataset.digest()
-    digest_of = functools.cache(functools.partial(_network_digest, dataset, network, data_dir))
+    """The name of every run's files, and the runs by name, each once.
+
+    made_in: the `environment` that they are made in (default: this process's).
+    """
+    made_in, given = made_in or environment(), data_given(specs, dataset)
+    digest_of = functools.cache(functools.partial(_network_digest, network, data_dir))
     names = []
     for spec in specs:
         options = tuple(sorted(spec.model_options.items()))
-        of_network = digest_of(spec.dataset, spec.normalisation, options) if network else None
-        of_data = data if spec.dataset == USER else None
+        data = given(spec)
+        of_network = digest_of(data, spec.dataset, spec.normalisation, options) if network else None
+        of_data = None if data is None else own_dataset_digest(spec, data)
         names.append(run_digest(spec.digest(), made_in, of_data, of_network))
     return names, dict(zip(names, specs, strict=True))
 
 
 def _network_digest(
-    dataset: Dataset | None,
     network: Any,
     data_dir: str | os.PathLike | None,
+    dataset: Dataset | None,
     name: str,
     normalisation: str | None,
     options: tuple,
 ) -> str:
-    """What tells the user's network from another one, on the data set of this name."""
+    """What tells the user's network from another one, on the user's data set, or the one of this
+    name."""
     try:
-        if name != USER or dataset is None:
+        if dataset is None:
             dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
     except _UNUSABLE:  # then the run cannot be made, and says why
         return "unknown"
@@ -183,52 +248,24 @@ def _network_digest(
     return network_digest(as_model(network, shape, num_classes, **dict(options)))
 
 
-def _part(named: dict[str, ResolvedSpec], shard: tuple[int, int] | None) -> list[str]:
-    """The digests of a shard: every n-th run, group by group, so that parts take equally long."""
-    digests = sorted(named, key=lambda d: static_key(named[d]))  # stable: else in order
-    if shard is None and jax.process_count() > 1:
-        shard = (jax.process_index(), jax.process_count())
-    if shard is None:
-        return digests
-    index, count = shard
-    require(0 <= index < count, "shard", f"{index}/{count}", "i/n with 0 <= i < n")
-    return digests[index::count]
-
-
-def _groups(missing: dict[str, ResolvedSpec], directory: Path | None) -> list[list[Job]]:
-    """Runs that can be made together: of one signature, and at the same point if they resume."""
-    groups: dict[tuple, list[Job]] = {}
-    for digest, spec in missing.items():
-        record, point = None, None
-        if directory is not None:
-            record = resumable(directory / "unfinished" / digest, spec)
-        if record is not None:
-            point = record["round"], str(record["work"]), record["blocks"], record["lanes"]
-        groups.setdefault((static_key(spec), point), []).append(Job(spec, digest, record))
-    return list(groups.values())
-
-
 def _prepared(
     jobs: list[Job],
     given: dict[str, Any],
     placement: Placement,
-    ledger: Ledger,
+    share: Sharing,
+    counts: Counter[str],
     reasons: dict[str, str],
 ) -> tuple[list[Job], Group | None]:
     """The group of those jobs whose data are there; why the others cannot run goes to `reasons`.
 
-    given: the user's data set, network and folder of data.
+    given: which runs have the user's data set, see `data_given`; network and folder of data.
+    counts: of the runs of each signature.
     """
 
-    def cannot(unusable: list[Job], error: Exception) -> None:
-        reason = " ".join(str(error).split())
-        ledger.cannot(unusable, reason, shown=reason not in reasons.values())
-        reasons.update({job.spec.digest(): reason for job in unusable})
-
+    cannot = functools.partial(_cannot, share, reasons)
     first = jobs[0].spec
     try:
-        own = given["dataset"] if first.dataset == USER else None
-        dataset = dataset_of(first, own, given["data_dir"], caller="sweep")
+        dataset = dataset_of(first, given["dataset"](first), given["data_dir"], caller="sweep")
         pool = server_pool_of(first, dataset, given["data_dir"])
     except _UNUSABLE as error:
         cannot(jobs, error)
@@ -249,15 +286,30 @@ def _prepared(
     if (record := usable[0].record) is not None:  # as it began: sums are taken in one order
         begun = {"lanes": record["lanes"], "blocks": record["blocks"]}
         placement = dataclasses.replace(placement, **begun)
-    group = prepare(
-        [job.spec for job in usable],
-        dataset=dataset,
-        partitions=partitions,
-        network=given["network"],
-        placement=placement,
-        pool=pool,
-    )
+    try:
+        group = prepare(
+            [job.spec for job in usable],
+            dataset=dataset,
+            partitions=partitions,
+            network=given["network"],
+            placement=placement,
+            pool=pool,
+            count=counts[static_key(first)],
+        )
+    except NoRoom as error:
+        cannot(usable, error)
+        return [], None
     return usable, group
+
+
+def _cannot(share: Sharing, reasons: dict[str, str], unusable: list[Job], error: Exception) -> None:
+    """Note why these runs are not made."""
+    unusable = [job for job in unusable if job.digest in share.left]
+    reason = " ".join(str(error).split())
+    share.cannot(unusable)
+    if unusable:
+        share.ledger.cannot(unusable, reason, shown=reason not in reasons.values())
+    reasons.update({job.spec.digest(): reason for job in unusable})
 
 
 def _compiled_ahead(
@@ -304,32 +356,46 @@ def _fitting(group: Group, allowed: int | None) -> Group:
         group = narrower(group, fewer)
 
 
-def _run(
-    group: Group, jobs: list[Job], first: int, directory: Path | None, ledger: Ledger
-) -> dict[str, Result]:
-    """Make as many of a group's runs as go together, from the `first` on, and save them.
+def _run(group: Group, jobs: list[Job], places: list[int], keeper: Keeper, share: Sharing) -> None:
+    """Make runs of a group, no more than go together, and save them.
 
     Args:
-      jobs: of all federations of the group. Returns: results by digest.
+      jobs: of all federations of the group. places: among them, of those to be made, which this
+        worker has claimed. What another has taken over since is left to it.
     """
-    end = first + group.plan.capacity
-    together, federations = jobs[first:end], group.federations[first:end]
+    together, federations = [jobs[i] for i in places], [group.federations[i] for i in places]
+    left = [job for job in jobs if job.digest in share.left and job not in together]
     folders = None
-    if directory is not None:
-        folders = [directory / "unfinished" / job.digest for job in together]
+    if keeper.folder is not None:
+        folders = [keeper.folder / UNFINISHED / job.digest for job in together]
         for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-    with ledger.running(together) as show:
-        runs, checkpoints = gathered(group, federations, progress=show), Checkpoints(folders)
-        records = [job.record for job in together if job.record is not None]
-        start(runs, checkpoints, records or None)
-        finish(runs, checkpoints)
-        results = results_of(runs)
-    for result in results:
+            with contextlib.suppress(OSError):  # which the first checkpoint will say
+                folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with share.ledger.running(together) as show:
+
+            def progress(progress: Progress) -> None:
+                if show is not None:
+                    show(progress)
+                share.require(together)  # as late as can be before a checkpoint is written
+
+            records = [job.record for job in together if job.record is not None]
+            runs = gathered(group, federations, progress=progress, records=records)
+            checkpoints = Checkpoints(folders)
+            start(runs, checkpoints, records or None)
+            finish(runs, checkpoints)
+            results = results_of(runs)
+        if not share.holds(together):
+            raise ClaimLost
+    except (ClaimLost, ConfigError, OSError):
+        if share.holds(together):
+            raise
+        share.ledger.lost(together)
+        share.drop(together)
+        return
+    for i, (job, result) in enumerate(zip(together, results, strict=True)):
         result.state = None  # a sweep's states together may not fit
-        if directory is not None:
-            result.save(directory)
-    for folder in folders or ():
-        shutil.rmtree(folder, ignore_errors=True)
-    ledger.made(together, results, jobs[end:])
-    return {job.digest: result for job, result in zip(together, results, strict=True)}
+        if keeper.keep(result) and folders is not None:
+            forget(folders[i])
+        share.made(job, result)
+    share.ledger.made(together, results, left)

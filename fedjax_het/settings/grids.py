@@ -2,13 +2,17 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.errors import ConfigError, require, require_name
+from fedjax_het.common.errors import ConfigError, require, require_name, written
+from fedjax_het.common.records import plain
+from fedjax_het.settings.layers import entered
 from fedjax_het.settings.spec import RunSpec, of_use
 
+MOST_RUNS = 10**6
 _FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
 
 
@@ -32,20 +36,20 @@ def grid(
     for name in settings:
         require_name("setting", name, _FIELDS)
     lists = {name: _values(name, value) for name, value in settings.items()}
-    hps = {name: _values(f"hp {name}", value) for name, value in (hp or {}).items()}
-    choices = {name: _values(f"option {name}", value) for name, value in (options or {}).items()}
-    unused = {("hp", name) for name in hps} | {("option", name) for name in choices}
-    named = [name for name in lists.get("algorithm", ()) if name in METHODS]
-    some_train = any(METHODS[name].trains_locally for name in named)
+    hps, choices = _values_by_name("hp", hp), _values_by_name("options", options)
+    count = math.prod(len(values) for part in (lists, hps, choices) for values in part.values())
+    require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS}")
+    unused = {("hp", name) for name in hps} | {("options", name) for name in choices}
+    methods = [METHODS.require(plain(name)) for name in lists.get("algorithm", ())]
+    some_train = any(method.trains_locally for method in methods)
     specs: dict[str, RunSpec] = {}
     for values in _combinations(lists):
-        spec = RunSpec(**values)
-        require_name("algorithm", spec.algorithm, METHODS)
+        spec = entered(RunSpec(**values))
         if some_train:
             spec = RunSpec(**of_use(spec.algorithm, values))
         entry = METHODS[spec.algorithm]
         known = {name: v for name, v in choices.items() if name in entry.option_names}
-        unused -= {("option", name) for name in known}
+        unused -= {("options", name) for name in known}
         for chosen in _combinations(known):
             with_options = dataclasses.replace(spec, options=chosen)
             has = with_options.resolved().hp
@@ -55,16 +59,24 @@ def grid(
                 filled = dataclasses.replace(with_options, hp=numbers)
                 specs.setdefault(filled.digest(), filled)
     for kind, name in sorted(unused):
-        methods = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
-        raise ConfigError(f"{kind} {name!r}: none of the methods ({methods}) has it")
+        named = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
+        raise ConfigError(f"{written(kind)} {name!r}: none of the methods ({named}) has it")
     return list(specs.values())
 
 
 def _values(name: str, value: Any) -> list[Any]:
-    several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
-    values = list(value) if several else [value]
-    require(len(values) > 0, name, value, "at least one value")
+    value = plain(value)
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    values = list(itertools.islice(value, MOST_RUNS + 1)) if several else [value]
+    require(0 < len(values) <= MOST_RUNS, name, value, f"1 to {MOST_RUNS} values")
     return values
+
+
+def _values_by_name(argument: str, given: Any) -> dict[str, list[Any]]:
+    given = {} if given is None else given
+    words = isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
+    require(words, argument, given, "values by name")
+    return {name: _values(f"{argument} {name}", value) for name, value in given.items()}
 
 
 def _combinations(lists: Mapping[str, list[Any]]) -> Iterable[dict[str, Any]]:

@@ -6,21 +6,25 @@ checks it, and leaves unsaid what goes without saying: equal runs have equal set
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, get_origin
 
 from fedjax_het.algorithms import METHODS, Entry, bases, entry_of
 from fedjax_het.algorithms.pretraining import PRETRAINING_NUMBERS
-from fedjax_het.common.errors import is_whole, require, require_name
-from fedjax_het.common.records import number
-from fedjax_het.common.signatures import check_given
+from fedjax_het.common.errors import is_whole, named_within, require, require_name, written_as
+from fedjax_het.common.records import checked, field_types, number, stored
+from fedjax_het.common.registry import Registry
 from fedjax_het.data import (
     DATASETS,
+    NORMALISATIONS,
     PARTITIONS,
+    SERVER_SOURCES,
     check_server_options,
     parameter_called,
 )
 from fedjax_het.engine.local import OPTIMIZERS
-from fedjax_het.nn import NETWORKS, network_options
+from fedjax_het.nn import NETWORKS
 from fedjax_het.settings.protocols import PROTOCOLS, protocol_values
 from fedjax_het.settings.spec import (
     LOCAL_TRAINING,
@@ -31,17 +35,23 @@ from fedjax_het.settings.spec import (
     of_use,
 )
 
+_CHOICES = {"optimizer_state": ("reset", "keep"), "averaging": ("uniform", "weighted")}
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "algorithm": METHODS,
+    "dataset": DATASETS,
+    "model": NETWORKS,
+    "partition": PARTITIONS,
+    "server_data": SERVER_SOURCES,
+}
 USER = "user"  # the name of a data set or a network that is passed to the run itself
 
 
 def resolve(given: RunSpec) -> RunSpec:
     """The same run with every default written out, and checked. Raises `ConfigError`."""
-    METHODS.require(given.algorithm)
+    given = entered(given)
     entry = entry_of(given.algorithm, given.options)
     protocol = entry.protocol if given.protocol is None else given.protocol
     require_name("protocol", protocol, PROTOCOLS)
-    if given.dataset != USER:
-        DATASETS.require(given.dataset)
     settings, options, hp = protocol_values(protocol, entry, given.dataset, given.model)
     settings = of_use(given.algorithm, settings)
     usual = {name: settings.pop(name, None) for name in SERVER_DATA}
@@ -56,8 +66,40 @@ def resolve(given: RunSpec) -> RunSpec:
     _check(given, spec, entry)
     spec = _with_options(given, spec, entry, options)
     spec = _with_numbers(given, spec, entry, hp)
-    entry.remarks(spec, entry)
+    with named_within("options", entry.option_names):
+        entry.remarks(spec, entry)
     return spec
+
+
+def entered(given: RunSpec) -> RunSpec:
+    """The same with every value of its annotation's kind and within its bounds, as JSON has it, and
+    with names that something has. Raises `ConfigError`."""
+    _check_names(given)
+    values: dict[str, Any] = {}
+    for name, kind in field_types(RunSpec).items():
+        value = getattr(given, name)
+        if get_origin(kind) is dict:
+            words = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+            require(words, name, value, "values by name, e.g. {} for none")
+            values[name] = {key: stored(f"{name} {key}", each) for key, each in value.items()}
+        else:
+            values[name] = checked(name, value, kind)
+    return dataclasses.replace(given, **values)
+
+
+def _check_names(given: RunSpec) -> None:
+    """Before anything else, that what is named exists: a misspelt name is what is wrong."""
+    for name, registry in _REGISTRIES.items():
+        value = getattr(given, name)
+        own = isinstance(value, str) and value == USER and name in ("dataset", "model")
+        if not own and (value is not None or name in ("algorithm", "dataset")):
+            registry.require(value)
+    chosen: dict[str, Iterable[str]] = {"protocol": PROTOCOLS, "local_optimizer": OPTIMIZERS}
+    if given.dataset in DATASETS.built_in:  # a user's own may have names of its own
+        chosen["normalisation"] = NORMALISATIONS
+    for name, valid in (chosen | _CHOICES).items():
+        if getattr(given, name) is not None:
+            require_name(name, getattr(given, name), valid)
 
 
 def _filled(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
@@ -69,44 +111,76 @@ def _filled(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
 def _with_partition(given: RunSpec, spec: RunSpec) -> RunSpec:
     """Its partition, with the settings that are among its parameters; its seed."""
     partition = spec.partition or ""  # a protocol names one
-    PARTITIONS.require(partition)
-    unused: dict[str, Any] = {}
+    scheme = PARTITIONS.require(partition)
+    settings: dict[str, Any] = {}
+    called: dict[str, str] = {}  # a parameter's name, and that of the setting which is its value
     for setting in PARTITION_SETTINGS:
-        if parameter_called(partition, setting) is not None:
+        parameter = parameter_called(partition, setting)
+        if parameter is not None:
+            called[parameter] = setting
             continue
         value = getattr(given, setting)
         able = ", ".join(name for name in PARTITIONS if parameter_called(name, setting))
         takers = f"no {setting}: the partition {partition} takes none ({able} do)"
         require(value is None, setting, value, takers)
-        unused[setting] = None
+        settings[setting] = None
+    options = dict(given.partition_options)
+    for name in {*called, *called.values()} & options.keys():
+        setting = called.get(name, name)
+        settings[setting] = _said_once(given, setting, options.pop(name), "partition_options")
+    spec = dataclasses.replace(spec, partition_options=options, **settings)
+    with names_of_partition(spec):
+        found = scheme.checked(parameters_of_partition(spec))
+    settings |= {called[name]: found[name] for name in called if name in found}
+    options = {name: found[name] for name in options}
     seed = spec.seed if spec.partition_seed is None else spec.partition_seed
-    return dataclasses.replace(spec, partition_seed=seed, **unused)
+    return dataclasses.replace(spec, partition_seed=seed, partition_options=options, **settings)
+
+
+def parameters_of_partition(spec: RunSpec) -> dict[str, Any]:
+    """What a run's partition is made with, by the names of its parameters."""
+    partition, given = spec.partition or "", spec.partition_arguments
+    return {parameter_called(partition, name) or name: value for name, value in given.items()}
+
+
+def names_of_partition(spec: RunSpec) -> AbstractContextManager[None]:
+    """In here, messages call the partition's parameters what the run's settings do."""
+    called = {name: parameter_called(spec.partition or "", name) for name in PARTITION_SETTINGS}
+    settings = {parameter: name for name, parameter in called.items() if parameter}
+    options = {name: f"partition_options {name}" for name in spec.partition_options}
+    return written_as(settings | options)
+
+
+def _said_once(given: RunSpec, setting: str, value: Any, where: str) -> Any:
+    """The value of a setting that is also among a run's options. Raises `ConfigError` if the
+    setting has another one."""
+    other = getattr(given, setting)
+    ok = other is None or other == value
+    require(ok, setting, other, f"{value!r}, as {where} say, or only one of the two")
+    return value
 
 
 def _with_network(given: RunSpec, spec: RunSpec) -> RunSpec:
     """Its network's options, each where it is named: those that are settings under their own."""
-    settings = {name: value for name, value in given.network_options.items()}
-    named = {name: settings.pop(name) for name in NETWORK_SETTINGS if name in settings}
-    for name, value in named.items():
-        other = getattr(given, name)
-        ok = other is None or other == value
-        require(ok, name, other, f"{value!r}, as network_options say, or only one of the two")
+    settings = dict(given.network_options)
+    named = {
+        name: _said_once(given, name, settings.pop(name), "network_options")
+        for name in NETWORK_SETTINGS
+        if name in settings
+    }
     spec = dataclasses.replace(spec, network_options=settings, **named)
     if spec.model == USER:
         return spec
-    model = spec.model or ""  # a protocol names one
-    NETWORKS.require(model)
-    check_given(f"network {model!r}", spec.model_options, network_options(model), "option")
-    return spec
+    with named_within("network_options", settings):
+        found = NETWORKS.require(spec.model or "").checked(spec.model_options)
+    options = {name: found.pop(name) for name in settings}
+    return dataclasses.replace(spec, network_options=options, **found)
 
 
 def _with_server_data(
     given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, Any]
 ) -> RunSpec:
     """Its server's examples, where they have a use, checked; `usual` are the protocol's."""
-    for name in ("pretrain_epochs", "gradient_gaps"):
-        value = getattr(spec, name)
-        require(value is None or is_whole(value, 0), name, value, "a whole number >= 0")
     epochs, gaps = spec.pretrain_epochs, spec.gradient_gaps or None
     if epochs:
         needs = "none: the method has no global model to pretrain"
@@ -120,7 +194,9 @@ def _with_server_data(
         source = given.server_data or usual["server_data"] or "iid"
         usual_options = usual["server_options"] or {}
         usual_options = usual_options if source == (usual["server_data"] or "iid") else {}
-        options = check_server_options(source, {**usual_options, **given.server_options})
+        options = {**usual_options, **given.server_options}
+        with named_within("server_options", {*options, *SERVER_SOURCES.require(source).options}):
+            options = check_server_options(source, options)
     else:
         source, options = None, {}
         nothing = f"nothing: the server of {spec.algorithm} has no examples, unless it pretrains"
@@ -151,8 +227,6 @@ def _with_local_tests(
         scored = count = None
     if scored is not None:
         require_name("scored", scored, models)
-    ok = count in (None, "all") or is_whole(count, 1)
-    require(ok, "test_per_client", count, "a whole number >= 1, or 'all'")
     stated = None if own else True if tested else False if usual.get("local_tests") else None
     unsaid = scored == models[0] and "scored" not in usual
     return dataclasses.replace(
@@ -173,8 +247,9 @@ def _with_options(given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, 
     chosen = {**named, **given.options}
     base = chosen.pop("base", None)
     for name in given.options:
-        require_name("option", name, entry.option_names)
-    options = entry.fill(chosen)
+        require_name("options", name, entry.option_names)
+    with named_within("options", entry.option_names):
+        options = entry.fill(chosen)
     if base not in (None, *bases(entry)[:1]):
         options["base"] = base
     return dataclasses.replace(spec, options=options)
@@ -218,14 +293,3 @@ def _check(given: RunSpec, spec: RunSpec, entry: Entry) -> None:
     require(enough, "num_clients", clients, f"at least {least}: {spec.algorithm}")
     if entry.trains_locally:
         require_name("local_optimizer", spec.local_optimizer or "", OPTIMIZERS)
-    share = spec.participation
-    require(share is not None and 0 < share <= 1, "participation", share, "a share in (0, 1]")
-    if spec.alpha is not None:
-        require(spec.alpha > 0, "alpha", spec.alpha, "a concentration > 0")
-    for name, valid in (
-        ("optimizer_state", ("reset", "keep")),
-        ("averaging", ("uniform", "weighted")),
-    ):
-        if getattr(spec, name) is not None:
-            require_name(name, getattr(spec, name), valid)
-    require(0 <= spec.seed < 2**31, "seed", spec.seed, "a whole number in [0, 2**31)")

@@ -99,8 +99,10 @@ _FEDAMP = (
 
 
 def _server_lr(settings: Mapping[str, Any], entry: Entry) -> float | None:
-    """The root of the cohort's size, for methods whose server steps along the mean change."""
-    if (entry.base or entry).server_step != "mean":
+    """The root of the cohort's size, for methods whose server steps along the mean change. A method
+    with a server_lr among its own numbers has a step of its own, whatever it says."""
+    own = entry.own_numbers(settings["options"], settings["num_clients"])
+    if (entry.base or entry).server_step != "mean" or "server_lr" in own:
         return None
     return math.sqrt(cohort_size(settings["num_clients"], settings["participation"]))
 

@@ -4,9 +4,10 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.common.records import Bounds, Count, Positive, Whole, plain
 
 # Settings younger than the first kept results, whose names must not change.
 _ADDED = (
@@ -22,6 +23,11 @@ _ADDED = (
     "gradient_gaps",
     "network_options",
 )
+MOST_ROUNDS = 10**6  # and most epochs of one
+_Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
+_SampledShare = Annotated[float, Bounds(0, 1, open_low=True)]
+# Numbers that may be written as whole ones.
+_FLOATS = ("alpha", "participation")
 # What clients that condense their data instead of training on them have no use for.
 LOCAL_TRAINING = ("local_epochs", "local_optimizer", "optimizer_state", "averaging")
 SERVER_DATA = ("server_data", "server_options")
@@ -53,43 +59,43 @@ class RunSpec:
     normalisation: str | None = None
     """Whose constants normalise the images: dynafed, fedaf, fedamp, fsl, unit or dataset."""
     partition: str | None = None
-    alpha: float | None = None
+    alpha: Positive | None = None
     """Dirichlet concentration: small is heterogeneous. For partitions that take one."""
-    classes: int | None = None
+    classes: Count | None = None
     """Labels per client; for partitions that take them."""
     model: str | None = None
-    width: int | None = None
+    width: Count | None = None
     """Filters of every convolution."""
-    depth: int | None = None
+    depth: Count | None = None
     norm: str | None = None
     """group, instance, batch or none."""
     stem: str | None = None
     """imagenet or cifar; for resnet18 only."""
     network_options: dict[str, Any] = field(default_factory=dict)
     """What else the network takes, e.g. hidden=64; see `fedjax_het.nn.NETWORKS`."""
-    num_clients: int | None = None
-    participation: float | None = None
+    num_clients: Count | None = None
+    participation: _SampledShare | None = None
     """Share of clients sampled each round, in (0, 1]."""
-    local_epochs: int | None = None
-    batch_size: int | None = None
+    local_epochs: _Rounds | None = None
+    batch_size: Count | None = None
     """Of local training; real images of a class and step where clients condense."""
-    rounds: int | None = None
+    rounds: _Rounds | None = None
     local_optimizer: str | None = None
     """sgd, momentum, adam or adamw."""
     optimizer_state: str | None = None
     """reset each round, or keep every client's across rounds."""
     averaging: str | None = None
     """uniform over the round's clients, or weighted by their samples."""
-    eval_every: int = 1
+    eval_every: Count = 1
     """Rounds between evaluations; the last five are always evaluated."""
-    seed: int = 0
-    partition_seed: int | None = None
+    seed: Whole = 0
+    partition_seed: Whole | None = None
     """Default: the seed."""
     protocol: str | None = None
     """Whose settings fill what is left out: one of `PROTOCOLS` (default: the method's)."""
     local_tests: bool | None = None
     """Test every client on data like its own (default: for methods of personalised models)."""
-    test_per_client: int | Literal["all"] | None = None
+    test_per_client: Count | Literal["all"] | None = None
     """Test images of each client (default: 100, or fewer where the test split has too few); all:
     the whole test split for everyone, instead of data like its own."""
     scored: str | None = None
@@ -101,13 +107,22 @@ class RunSpec:
     (default: iid, for methods whose server has some; held_out, where they are a proxy)."""
     server_options: dict[str, Any] = field(default_factory=dict)
     """What that takes, e.g. size; see `fedjax_het.data.SERVER_SOURCES`."""
-    pretrain_epochs: int | None = None
+    pretrain_epochs: Annotated[int, Bounds(0, MOST_ROUNDS)] | None = None
     """Epochs over the server's examples before the first round."""
-    gradient_gaps: int | None = None
+    gradient_gaps: Whole | None = None
     """Rounds between measurements of how far the gradients of the server's and the clients' losses
     are from that of all data (default: never)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Equal settings have equal values: scalars of NumPy are Python's, 1 is 1.0 where a setting
+        is no whole number. Whether they can be used is checked where a run is resolved."""
+        for setting in dataclasses.fields(RunSpec):
+            value = plain(getattr(self, setting.name))
+            if setting.name in _FLOATS and type(value) is int and abs(value) < 2**53:
+                value = float(value)
+            object.__setattr__(self, setting.name, value)
 
     def resolved(self) -> "ResolvedSpec":
         """The same run with every default written out, and checked. Raises `ConfigError`."""

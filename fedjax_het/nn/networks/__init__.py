@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedjax_het.common.doors import door
 from fedjax_het.common.registry import Registry
 from fedjax_het.common.signatures import first_line
 from fedjax_het.nn.models import Model
-from fedjax_het.nn.network import Make, Network, as_model, check_makes_network, model_of
+from fedjax_het.nn.network import Network, as_model, check_makes_network, model_of
 from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, mlp, resnet18
 
 NETWORKS: Registry[Network] = Registry(
@@ -16,6 +17,7 @@ NETWORKS: Registry[Network] = Registry(
 )
 
 
+@door
 def make_model(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> Model:
     """The network `name`, one of `NETWORKS`, for images of `input_shape` (height, width, channels).
 
@@ -30,12 +32,14 @@ def make_model(name: str, input_shape: Sequence[int], num_classes: int, **option
     return as_model(network.make, input_shape, num_classes, name, **options)
 
 
+@door
 def network_options(name: str) -> dict[str, Any]:
     """The options of a network, by its function's signature: their defaults, or `REQUIRED`."""
     return NETWORKS.require(name).options
 
 
-def register_network(name: str, make: Make, description: str = "") -> None:
+@door
+def register_network(name: str, make: Any, description: str = "") -> None:
     """Make a network of one's own known to runs, sweeps and reports, as long as this process lasts.
 
         class Lenet(flax.linen.Module):

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_het.common.errors import require
+from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.flax_model import flax_model
 from fedjax_het.nn.layers import Conv, Linear, max_pool
 from fedjax_het.nn.models import Model
@@ -28,7 +29,9 @@ class Cnn(nn.Module):
         return x, Linear(self.num_classes, name="head")(x)
 
 
-def cnn(input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: str = "auto") -> Model:
+def cnn(
+    input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: ConvImpl = "auto"
+) -> Model:
     """Without padding, as PFLlib has it: 32 and 64 filters of 5x5, each with ReLU and a 2x2 max
     pool, a hidden layer of 512; 582,026 parameters for 28x28x1. Weights and biases are drawn as
     PyTorch does by default, U(±1/√fan_in)."""

@@ -1,9 +1,13 @@
 """DynaFed's ConvNet."""
 
+from typing import Literal
+
 import flax.linen as nn
 import jax
 
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.errors import require
+from fedjax_het.common.records import Count
+from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.flax_model import flax_model
 from fedjax_het.nn.layers import NORMS, Conv, InstanceNorm, Linear, average_pool
 from fedjax_het.nn.models import Model, cached_samples
@@ -40,10 +44,10 @@ def convnet(
     input_shape: tuple[int, int, int],
     num_classes: int,
     *,
-    width: int = 128,
-    depth: int = 3,
-    norm: str = "group",
-    conv_impl: str = "auto",
+    width: Count = 128,
+    depth: Count = 3,
+    norm: Literal["group", "instance", "batch", "none"] = "group",
+    conv_impl: ConvImpl = "auto",
 ) -> Model:
     """`depth` blocks of 3x3 convolution with `width` filters, norm, ReLU and 2x2 average pool.
 
@@ -52,8 +56,6 @@ def convnet(
     The first convolution pads 28x28 images of one channel to give 32x32, as DynaFed's code does.
     Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
     """
-    require(width > 0, "width", width, "a positive number of filters")
-    require_name("norm", norm, NORMS)
     first_padding = 3 if input_shape == (28, 28, 1) else 1
     smallest = min(input_shape[:2]) + 2 * (first_padding - 1)
     fits = smallest.bit_length() - 1  # each block halves the image, rounding down

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_het.common.errors import require
+from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.flax_model import flax_model
 from fedjax_het.nn.layers import Conv, Dropout, Linear, max_pool
 from fedjax_het.nn.models import Model, cached_samples
@@ -42,7 +43,7 @@ class FslCnn(nn.Module):
 
 
 def fsl_cnn(
-    input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: str = "auto"
+    input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: ConvImpl = "auto"
 ) -> Model:
     """Two forms. For images of one channel, Table II's: 32 and 64 filters of 3x3, each with ReLU,
     the first with padding, the second without, a 2x2 max pool, dropout of 1/4, a hidden layer of

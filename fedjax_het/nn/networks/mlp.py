@@ -1,11 +1,9 @@
 """A multi-layer perceptron."""
 
-from collections.abc import Sequence
-
 import flax.linen as nn
 import jax
 
-from fedjax_het.common.errors import require
+from fedjax_het.common.records import Count
 from fedjax_het.nn.flax_model import flax_model
 from fedjax_het.nn.layers import Linear
 from fedjax_het.nn.models import Model
@@ -25,13 +23,11 @@ class Mlp(nn.Module):
 
 
 def mlp(
-    input_shape: tuple[int, int, int], num_classes: int, *, hidden: Sequence[int] = (128, 128)
+    input_shape: tuple[int, int, int], num_classes: int, *, hidden: tuple[Count, ...] = (128, 128)
 ) -> Model:
     """Fully connected layers of `hidden` numbers with ReLU. Weights and biases are drawn as PyTorch
     does by default, U(±1/√fan_in)."""
-    hidden = tuple(hidden)
-    require(all(size > 0 for size in hidden), "hidden", hidden, "positive layer sizes")
-    return flax_model(Mlp(num_classes, hidden), input_shape, spreads=True)
+    return flax_model(Mlp(num_classes, tuple(hidden)), input_shape, spreads=True)
 
 
 NETWORK = Network(

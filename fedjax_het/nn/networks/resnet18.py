@@ -1,15 +1,16 @@
 """ResNet-18 (He et al., CVPR 2016), as torchvision has it."""
 
+from typing import Literal
+
 import flax.linen as nn
 import jax
 
-from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.records import Count
+from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.flax_model import flax_model
 from fedjax_het.nn.layers import BatchNorm, Linear, ResidualConv, max_pool_overlapping
 from fedjax_het.nn.models import Model, cached_samples
 from fedjax_het.nn.network import Network
-
-STEMS = ("imagenet", "cifar")
 
 
 class ResidualBlock(nn.Module):
@@ -61,9 +62,9 @@ def resnet18(
     input_shape: tuple[int, int, int],
     num_classes: int,
     *,
-    width: int = 64,
-    stem: str = "imagenet",
-    conv_impl: str = "auto",
+    width: Count = 64,
+    stem: Literal["imagenet", "cifar"] = "imagenet",
+    conv_impl: ConvImpl = "auto",
 ) -> Model:
     """stem: `imagenet`, a 7x7 convolution of stride 2 and a 3x3 max pool of stride 2, as FedAF's
         Table 6 must have used on 32x32 images (its count of 11,181,642 parameters says so); or
@@ -72,8 +73,6 @@ def resnet18(
 
     Convolutions are drawn as torchvision does, N(0, 2/fan_out).
     """
-    require(width > 0, "width", width, "a positive number of filters")
-    require_name("stem", stem, STEMS)
     # Of the first stage: the stem's activations live for a moment only.
     height, length = (-(-size // (4 if stem == "imagenet" else 1)) for size in input_shape[:2])
     return flax_model(

@@ -1,9 +1,11 @@
 """The program of every table: the missing runs are made, then it is written."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedjax_het.common.command_line import called_by_flags, checked_words, one_line_errors
 from fedjax_het.common.errors import exit_status, require
 from fedjax_het.report.paper_table.arguments import Arguments
 from fedjax_het.report.paper_table.cells import make_cells, runs_of
@@ -15,6 +17,15 @@ from fedjax_het.report.programs import Program
 from fedjax_het.running import store
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.sweeps import plan_sweep, sweep
+
+# What the flags call settings of runs.
+_FILTERS = {
+    "dataset": "--datasets",
+    "model": "--models",
+    "alpha": "--alphas",
+    "seed": "--seeds",
+    "algorithm": "--methods",
+}
 
 
 def program(
@@ -29,15 +40,23 @@ def program(
     def main(argv: Sequence[str] | None = None) -> int:
         import tyro
 
-        arguments = tyro.cli(
-            Arguments,
-            args=argv,
-            description=f"{experiment.title} Presets: {', '.join(experiment.presets)}.",
-            default=Arguments(preset=next(iter(experiment.presets))),
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        def arguments(words: Sequence[str]) -> Arguments:
+            return tyro.cli(
+                Arguments,
+                args=words,
+                description=f"{experiment.title} Presets: {', '.join(experiment.presets)}.",
+                default=Arguments(preset=next(iter(experiment.presets))),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+
+        def work() -> int:
+            words = checked_words(Arguments, sys.argv[1:] if argv is None else argv)
+            read = one_line_errors(lambda: arguments(words))
+            with called_by_flags(Arguments, _FILTERS):
+                return _run(experiment, read, write)
+
         return exit_status(
-            lambda: _run(experiment, arguments, write),
+            work,
             name="error",
             stopped="stopped; the same command goes on from the runs that are done",
         )
@@ -81,7 +100,7 @@ def _run(
         arguments.preset,
         cells,
         results,
-        store.load_curves(directory),
+        store.load_curves(directory, of=results),
         experiment.values(),
         directory,
         reasons,

@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_het.measures.personal import wilcoxon
 from fedjax_het.report.cell import Cell, parse_row
 from fedjax_het.report.comparison import measure_of, scores_own_models
+from fedjax_het.report.grouping import diverged
 from fedjax_het.report.paper_table.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -70,10 +71,11 @@ def _values(outcome: Outcome, cell: Cell) -> dict[int, np.ndarray]:
     if not len(outcome.results):
         return {}
     of_clients = _is_of_clients(outcome)
-    rows = outcome.results.drop_duplicates("settings").set_index("settings")
+    good = outcome.results[~diverged(outcome.results)]
+    rows = good.drop_duplicates("settings").set_index("settings")
     found = {}
     for run in cell.runs:
-        if run.digest() not in rows.index or rows.loc[run.digest(), "diverged"]:
+        if run.digest() not in rows.index:
             continue
         name = rows.loc[run.digest(), "digest"]
         values = outcome.client_accuracies(run) if of_clients else _of_blocks(outcome, cell, name)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fedjax_het.common.pictures import write_figure
 from fedjax_het.report.comparison import compare, diverged_runs
 from fedjax_het.report.comparison_curves import plot_curves
 from fedjax_het.report.comparison_table import caption, comparison_table
@@ -16,7 +17,7 @@ from fedjax_het.report.paper_table.quality import matching_losses, quality_note
 from fedjax_het.report.paper_table.significance import p_values, significance_note
 from fedjax_het.report.ranks import rank_correlations
 from fedjax_het.report.render import number_text
-from fedjax_het.report.write import publish, write_figure
+from fedjax_het.report.write import publish
 
 if TYPE_CHECKING:
     import pandas as pd

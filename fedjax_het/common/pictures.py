@@ -1,0 +1,30 @@
+"""Figures as files."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedjax_het.common.errors import require
+from fedjax_het.common.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_figure(path: str | os.PathLike, figure: "Figure", *, dpi: int = 150) -> Path:
+    """Write a figure whole or not at all; the path's ending is the format (default: PNG).
+
+    A character that the font lacks is a box, and no warning: names may be foreign, and fonts
+    elsewhere. Raises OSError where it cannot be written. Returns the path.
+    """
+    path = Path(path)
+    if not path.suffix:
+        path = path.with_suffix(".png")
+    kind = path.suffix[1:].lower()
+    kinds = figure.canvas.get_supported_filetypes()
+    require(kind in kinds, "path", str(path), f"a picture's ending: {', '.join(sorted(kinds))}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from", category=UserWarning)
+        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=dpi))
+    return path

@@ -1,0 +1,79 @@
+"""Foreign text in other media: names, labels and notes of a stranger's result or data set are shown
+as they are, and mean nothing there.
+
+On a terminal and in a log: `one_line`, and no markup of rich's. In Markdown, LaTeX, HTML and
+figures: the function of that name.
+"""
+
+import html
+import re
+import unicodedata
+
+MINUS = "−"
+DIVERGED = "†"
+MISSING = "—"
+UNPRINTABLE = "\ufffd"
+
+# Control characters, and what turns the direction of text or is half a character.
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+# What begins an element anywhere in a line, and at its beginning. Not every bracket or underscore:
+# a text stays readable as it is written.
+_MARKDOWN = re.compile(
+    r"([\\`*|~$]|<(?=[A-Za-z/!?])|&(?=#?\w+;)|\](?=[(\[:])"
+    r"|(?<![^\W_])_|_(?![^\W_])|(?<=\w):(?=//)|(?<=www)\.)"
+)
+_LINE_START = re.compile(r"^(?:(\d+)(?=[.)](?:\s|$))|(?=(?:#{1,6}|[+-])(?:\s|$)|[-=]{2,}\s*$|>))")
+# Everything that LaTeX would read as a command, and the signs that it has commands for.
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "[": "{[}",  # after a line's end it would open an option, as a star would
+        "*": "{*}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": "$<$",
+        ">": "$>$",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        MINUS: "$-$",
+        DIVERGED: r"$^\dagger$",
+        MISSING: "---",
+        UNPRINTABLE: "?",
+    }
+)
+
+
+def one_line(text: str) -> str:
+    """`text` in one line of printable characters: no escape reaches a terminal."""
+    if text.isprintable():
+        return text
+    text = re.sub(r"[ \t]*[\t\n\r\v\f\x85\u2028\u2029]\s*", " ", text)
+    return "".join(UNPRINTABLE if unicodedata.category(c) in _HIDDEN else c for c in text)
+
+
+def markdown_text(text: str) -> str:
+    """Any text, so that Markdown shows it as it is: no markup, link, formula or column of its own.
+    An underscore within a word is none, and stays."""
+    text = _MARKDOWN.sub(r"\\\1", one_line(text).strip())
+    return _LINE_START.sub(r"\1\\", text)
+
+
+def plain_markdown(text: str) -> str:
+    """What `markdown_text` was given, in one line."""
+    return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", text)
+
+
+def latex_text(text: str) -> str:
+    """Any text, so that LaTeX prints it as it is: `fashion_mnist` becomes `fashion\\_mnist`."""
+    return one_line(text).translate(_LATEX)
+
+
+def figure_text(text: str) -> str:
+    """Any text, so that matplotlib draws it as it is: dollars begin no formula; lines stay."""
+    return "\n".join(one_line(line).replace("$", r"\$") for line in text.split("\n"))
+
+
+def html_text(text: str) -> str:
+    """Any text, so that a browser shows it as it is."""
+    return html.escape(one_line(text))

@@ -1,0 +1,161 @@
+"""Values that nobody meant: one of each kind, and what is certainly wrong for an annotation."""
+
+import collections.abc
+import math
+import numbers
+import os
+import tempfile
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+import pandas as pd
+
+
+class Unprintable:
+    """Whose every answer is an error."""
+
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+    def __eq__(self, other):
+        raise RuntimeError("no ==")
+
+    __hash__ = object.__hash__
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("no array")
+
+
+class NotAnnotated:
+    """Stands for the annotation of what has none."""
+
+
+def _file() -> Path:
+    """One that may be written over."""
+    with tempfile.NamedTemporaryFile(suffix=".txt", delete=False) as file:
+        return Path(file.name)
+
+
+# Made anew for every use, since a generator is used up.
+ODD: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "empty text": lambda: "",
+    "word": lambda: "x",
+    "number in words": lambda: "1",
+    "lines": lambda: "a\nb\x1b[31m",
+    "null": lambda: "\0",
+    "long": lambda: "x" * 10_000,
+    "bytes": lambda: b"1",
+    "empty list": list,
+    "list": lambda: [1],
+    "list of words": lambda: ["x"],
+    "list of None": lambda: [None],
+    "ragged": lambda: [[1], [1, 2]],
+    "tuple": lambda: (1, "x"),
+    "empty dict": dict,
+    "dict": lambda: {"a": 1},
+    "dict by numbers": lambda: {1: 2},
+    "set": lambda: {1},
+    "True": lambda: True,
+    "False": lambda: False,
+    "np.bool": lambda: np.True_,
+    "np.int64": lambda: np.int64(3),
+    "np.float32": lambda: np.float32(0.5),
+    "np.str": lambda: np.str_("x"),
+    "np.nan": lambda: np.float64("nan"),
+    "vector": lambda: np.ones(3),
+    "whole vector": lambda: np.arange(3),
+    "matrix": lambda: np.ones((2, 2)),
+    "0-d": lambda: np.array(2),
+    "objects": lambda: np.array([None, "x"], object),
+    "zero": lambda: 0,
+    "negative": lambda: -1,
+    "one": lambda: 1,
+    "fraction": lambda: 1.5,
+    "nan": lambda: math.nan,
+    "inf": lambda: math.inf,
+    "-inf": lambda: -math.inf,
+    "huge": lambda: 10**30,
+    "-huge": lambda: -(10**30),
+    "large": lambda: 1e300,
+    "tiny": lambda: 1e-300,
+    "complex": lambda: 1j,
+    "object": object,
+    "generator": lambda: (i for i in range(3)),
+    "unprintable": Unprintable,
+    "list of unprintables": lambda: [Unprintable()],
+    "function": lambda: lambda: None,
+    "class": lambda: int,
+    "no folder": lambda: Path("/nowhere/at/all"),
+    "file": _file,
+    "frame": pd.DataFrame,
+    "another frame": lambda: pd.DataFrame({"a": [1, 2]}),
+}
+
+
+def certainly_wrong(value: Any, kind: Any) -> bool:
+    """Whether an annotation rules a value out: of arrays and lists of numbers it says little."""
+    if get_origin(kind) in (Union, types.UnionType):
+        members = get_args(kind)
+        if any((get_origin(member) or member) in (os.PathLike, Path) for member in members):
+            members = (Path, *(member for member in members if member is types.NoneType))
+        return all(certainly_wrong(value, member) for member in members)
+    origin, items = get_origin(kind), get_args(kind)
+    if kind in (Any, np.ndarray, NotAnnotated) or getattr(kind, "_is_protocol", False):
+        return False
+    if kind is types.NoneType:
+        return value is not None
+    if origin is Annotated:
+        return _out_of_bounds(value, items[0], items[1])
+    if origin is Literal:
+        return not (isinstance(value, str) and value in items)
+    if kind is bool:
+        return not isinstance(value, bool | np.bool_)
+    if kind in (int, float):
+        return not _is_number(value, kind) or not abs(_plain(value)) < (
+            2**31 if kind is int else 3e38
+        )
+    if kind is str:
+        return not isinstance(value, str)
+    if kind is Path:
+        return not isinstance(value, str | os.PathLike) or str(value) == "" or "\0" in str(value)
+    if kind is Callable or origin is collections.abc.Callable:
+        return not callable(value)
+    if origin in (collections.abc.Sequence, collections.abc.Iterable, list, tuple):
+        return _is_no_list(value, origin, items)
+    if origin in (Mapping, dict) or kind is dict:
+        return not isinstance(value, Mapping)
+    return isinstance(kind, type) and not isinstance(value, kind)
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy as Python's."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    value = _plain(value)
+    wanted = numbers.Integral if kind is int else numbers.Real
+    return isinstance(value, wanted) and not isinstance(value, bool)
+
+
+def _out_of_bounds(value: Any, kind: type, bounds: Any) -> bool:
+    limited = kind is int and not math.isinf(bounds.high)  # then by these alone
+    if not _is_number(value, kind) or (not limited and certainly_wrong(value, kind)):
+        return True
+    return not bounds.low <= value <= bounds.high
+
+
+def _is_no_list(value: Any, origin: Any, items: tuple[Any, ...]) -> bool:
+    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+        return True
+    ordered = hasattr(value, "__len__") and not isinstance(value, Mapping | set)
+    if (origin is collections.abc.Sequence and not ordered) or getattr(value, "shape", None) == ():
+        return True
+    classes = items and isinstance(items[0], type) and items[0] not in (int, float, np.ndarray)
+    if not (classes and hasattr(value, "__len__")):
+        return False
+    return any(not isinstance(item, items[0]) for item in value)

@@ -1,0 +1,61 @@
+"""One of several workers on one sweep: started by test_workers.py, which may kill it.
+
+python sweep_worker.py FOLDER LOG RUNS ROUNDS SECONDS
+
+RUNS runs of ROUNDS rounds, each of which takes so many SECONDS at least. LOG gets a line for each
+round of a run ("round SEED NUMBER") and each that is made ("made SEED").
+"""
+
+import contextlib
+import re
+import sys
+import time
+from pathlib import Path
+
+import jax
+
+import fedjax_het  # noqa: F401  (first, since it asks for CPU devices)
+
+jax.config.update("jax_default_matmul_precision", "highest")
+
+from support.data import user_dataset  # noqa: E402
+from support.running import spec  # noqa: E402
+
+from fedjax_het import Placement, sweep  # noqa: E402
+from fedjax_het.running import checkpoints, ledger, runs, sharing_out  # noqa: E402
+
+
+def specs_of(count, rounds):
+    return [spec(seed=seed, rounds=rounds) for seed in range(count)]
+
+
+def work(folder, log, count, rounds, seconds):
+    runs.MAX_CHUNK, checkpoints.CHECKPOINT_SECONDS, sharing_out.POLL_SECONDS = 1, 0.0, 0.1
+    with open(log, "a", buffering=1) as file:
+
+        @contextlib.contextmanager
+        def showing(label, **settings):
+            seed = re.search(r"seed (\d+)", label)[1]
+
+            def show(progress):
+                file.write(f"round {seed} {progress.done}\n")
+                time.sleep(seconds)
+
+            yield show
+
+        def told(line):
+            if found := re.match(r"\[.*seed (\d+): .* in ", line):
+                file.write(f"made {found[1]}\n")
+            print(line, flush=True)
+
+        ledger.progress_line = showing
+        place = Placement(lanes=1, blocks=1, spread="runs")
+        made = sweep(
+            specs_of(count, rounds), folder, dataset=user_dataset(), placement=place, progress=told
+        )
+        assert all(made.results)
+
+
+if __name__ == "__main__":
+    folder, log, count, rounds, seconds = sys.argv[1:]
+    work(Path(folder), Path(log), int(count), int(rounds), float(seconds))

@@ -1,0 +1,377 @@
+"""Public functions: whatever they are given is used, or one line that names the argument.
+
+The functions, their arguments and these' annotations are found, not listed: what is added is
+covered, and must say here what a good call is.
+"""
+
+import inspect
+import warnings
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.data import user_dataset
+from support.odd_values import ODD, NotAnnotated, certainly_wrong
+
+import fedjax_het
+from fedjax_het import ConfigError, Placement, RunSpec, data, nn, report
+from fedjax_het.common.doors import DOORS, door, kinds_of
+from fedjax_het.report.render import Section, TextTable
+from fedjax_het.running import advance, benchmark, ray_launcher, simulation, store, sweeps
+
+MODULES = (fedjax_het, data, nn, report)
+# Read in programs, by the package itself; what goes into them is checked where it came in.
+INSIDE = {
+    *("parameter_called", "conv2d", "count_parameters", "make_generator", "training_flops"),
+    *("micro_batched_value_and_grad", "network_digest", "norm_mask", "norms_of", "piece_size"),
+    *("with_norms", "with_projection_head", "parse_row", "plot_privacy"),
+    "grid",  # its settings are RunSpec's: `test_entry.py`
+}
+
+
+WRITERS = {"Partition.save", "plot_partition"}  # whose errors may be the system's, as they say
+
+
+class Reached(Exception):
+    """The function has taken what it was given, and would begin to compile."""
+
+
+DATA = user_dataset(class_names=("a", "b", "c"))
+LABELS = DATA.train_labels
+SPLIT = data.make_partition("iid", LABELS, 3, num_clients=4, seed=0)
+SPEC = RunSpec(dataset="user", model="mlp", partition="iid", num_clients=4, rounds=1, batch_size=8)
+ROWS = pd.DataFrame(
+    {
+        "digest": ["a", "b"],
+        "settings": ["c", "d"],
+        "algorithm": ["fedavg", "fedavg"],
+        "dataset": ["digits"] * 2,
+        "alpha": [0.1, 1.0],
+        "rounds": [2, 2],
+        "seed": [0, 0],
+        "final_accuracy": [0.5, 0.6],
+        "diverged": [False, False],
+    }
+)
+CURVES = pd.DataFrame(
+    {"digest": ["a", "a", "b", "b"], "round": [1, 2, 1, 2], "test_accuracy": [0.1, 0.2, 0.3, 0.4]}
+)
+TABLE = TextTable("t", ("Method",), ("x",), (Section(({"Method": "a", "x": "1"},)),))
+
+
+def good_calls(folder) -> dict[str, dict]:
+    """Arguments of a good call, by function: those that a call needs, and those whose defaults are
+    not enough."""
+    labels = {"labels": LABELS, "num_classes": 3}
+    tests = {"partition": SPLIT, "train_labels": LABELS, "test_labels": DATA.test_labels}
+    images = {f"{split}_images": getattr(DATA, f"{split}_images") for split in ("train", "test")}
+    targets = {f"{split}_labels": getattr(DATA, f"{split}_labels") for split in ("train", "test")}
+    run = {"spec": SPEC, "dataset": DATA}
+    many = {"specs": [SPEC], "dataset": DATA}
+    frames = {"results": ROWS, "curves": CURVES}
+    compared = {"cells": [], "results": ROWS, "reported": pd.DataFrame()}
+    return {
+        "partition_parameters": {"name": "dirichlet"},
+        "register_partition": {"name": "mine", "split": lambda rng, labels: []},
+        "Partition.client": {"self": SPLIT, "k": 0},
+        "Partition.save": {"self": SPLIT, "path": folder / "split.npz"},
+        "Partition.load": {"cls": data.Partition, "path": SPLIT.save(folder / "kept.npz")},
+        "Partition.label_counts": {"self": SPLIT, **labels},
+        "Partition.summary": {"self": SPLIT, **labels},
+        "make_partition": {"scheme": "iid", **labels, "num_clients": 4, "seed": 0},
+        "partition_from_clients": {"clients": [[0, 1], [2]]},
+        "average_examples": {
+            **labels,
+            "images": DATA.train_images,
+            "partition": SPLIT,
+            "blocks": data.MeanBlocks(2),
+            "seed": 0,
+        },
+        "plot_partition": {"partition": SPLIT, **labels, "path": folder / "split.png"},
+        "dataset_from_arrays": {**images, **targets},
+        "tests_of": {"partition": SPLIT, "dataset": DATA, "seed": 0},
+        "local_tests": {**tests, "num_classes": 3, "seed": 0},
+        "domain_tests": {"partition": SPLIT, "test_domains": np.arange(60) % 4},
+        "whole_tests": {"partition": SPLIT, "num_examples": 60},
+        "client_mixtures": {"partition": SPLIT, **labels},
+        "client_groups": {
+            "partition": data.make_partition(
+                "grouped", np.arange(3000) % 3, 3, num_clients=4, seed=0, groups=[[0], [1]]
+            )
+        },
+        "load_image_folder": {"path": folder},
+        "load_dataset": {"name": "digits", "cache_dir": folder},
+        "register_dataset": {"name": "mine", "load": lambda: DATA},
+        "register_server_source": {"name": "mine", "draw": lambda dataset: [0]},
+        "check_server_options": {"source": "iid"},
+        "server_pool": {"source": "iid", "dataset": DATA},
+        "withheld_examples": {"source": "held_out", "dataset": DATA, "seed": 0},
+        "server_examples": {"source": "iid", "dataset": DATA, "partition": SPLIT, "seed": 0},
+        "plot_server_examples": {
+            "dataset": DATA,
+            "server_images": DATA.train_images,
+            "server_labels": LABELS,
+        },
+        "as_model": {
+            "network": lambda input_shape, num_classes: nn.make_model(
+                "mlp", input_shape, num_classes
+            ),
+            "input_shape": (2, 2, 1),
+            "num_classes": 3,
+        },
+        "make_model": {"name": "mlp", "input_shape": (2, 2, 1), "num_classes": 3},
+        "network_options": {"name": "mlp"},
+        "register_network": {"name": "mine", "make": lambda: None},
+        "register_method": {"name": "mine", "build": lambda training, plan: None},
+        "method_colours": {"methods": ["fedavg"]},
+        "varying_settings": {"results": ROWS},
+        "load_result": {"directory": folder, "digest": "0" * 16},
+        "load_results": {"directory": folder},
+        "load_curves": {"directory": folder},
+        "plot_learning_curves": frames,
+        "plot_gradient_gaps": frames,
+        "plot_against_alpha": {"results": ROWS},
+        "plot_against": {"results": ROWS, "x": "alpha"},
+        "plot_client_accuracies": {"panels": {"a": {"fedavg": np.ones(3)}}},
+        "paired_tests": {"accuracies": {"a": np.arange(5.0), "b": np.ones(5)}, "methods": ["a"]},
+        "plot_collaboration": {"weights": np.eye(3)},
+        "add_ranks": {"table": pd.DataFrame()},
+        "rank_correlations": {"table": pd.DataFrame()},
+        "compare": compared,
+        "diverged_runs": {"cells": [], "results": ROWS},
+        "plot_curves": {**compared, "curves": CURVES},
+        "print_table": {"table": TABLE},
+        "to_markdown": {"table": TABLE},
+        "to_latex": {"table": TABLE},
+        "to_csv": {"frame": ROWS},
+        "caption": {"table": pd.DataFrame()},
+        "comparison_table": {"table": pd.DataFrame(), "title": "t"},
+        "summarise_runs": {"results": ROWS},
+        "overview_table": {"results": ROWS},
+        "pivot_table": {"results": ROWS},
+        "plot_heat_map": {"results": ROWS, "x": "alpha", "y": "rounds"},
+        "write_report": {"directory": folder},
+        "simulate": run,
+        "benchmark_rounds": {**run, "rounds": 1},
+        "sweep": {**many, "directory": folder / "sweep"},
+        "plan_sweep": {**many, "directory": folder / "sweep"},
+        "sweep_on_ray": {**many, "directory": folder / "sweep"},
+    }
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where nothing compiles: what would begin to ends there."""
+
+    def reached(*_, **__):
+        raise Reached
+
+    for module, name in (
+        *((module, "prepare") for module in (simulation, benchmark)),
+        *((sweeps, "make_runs"), (ray_launcher, "RayCluster")),
+    ):
+        monkeypatch.setattr(module, name, reached)
+    monkeypatch.setattr(advance, "begin_states", reached)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def doors() -> dict[str, tuple]:
+    """The functions by their names, with the annotations of their arguments."""
+    found = {}
+    for name, function in DOORS.items():
+        inner = inspect.unwrap(function)
+        if inner.__module__.startswith("fedjax_het."):
+            kinds = dict.fromkeys(named(inner), NotAnnotated) | kinds_of(inner)
+            short = name.removeprefix(f"{inner.__module__}.")
+            found[short] = (function, {n: k for n, k in kinds.items() if n not in ("self", "cls")})
+    return found
+
+
+def named(function):
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def ask(function, arguments, name, kind, value) -> str:
+    """What becomes of a call with this value: refused, used or reached. Else it fails."""
+    wrong = certainly_wrong(value, kind)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function(**{**arguments, name: value})
+    except ConfigError as error:
+        message = str(error)
+        assert len(message.splitlines()) == 1 and len(message) < 1000, message
+        named = not wrong or message.startswith((f"{name} = ", f"{name}[", f"{name}:"))
+        assert named, f"{name} is not named: {message}"
+        return "refused"
+    except OSError:
+        assert function.__qualname__ in WRITERS
+        return "refused"
+    except Reached:
+        assert not wrong, f"{name} = {type(value)} was taken"
+        return "reached"
+    assert not wrong, f"{name} = {type(value)} was used"
+    return "used"
+
+
+# --- the harness ------------------------------------------------------------------------------
+
+
+def test_every_public_function_is_a_door():
+    public = {
+        name
+        for module in MODULES
+        for name in module.__all__
+        if inspect.isfunction(getattr(module, name))
+    }
+    assert public - INSIDE <= set(doors()), "decorate it with `door`"
+
+
+def test_every_door_has_a_good_call(folder):
+    calls = good_calls(folder)
+    assert set(calls) == set(doors())
+
+
+def test_what_the_annotations_rule_out_is_refused_by_name(folder):
+    calls, counts = good_calls(folder), Counter()
+    for name, (function, kinds) in doors().items():
+        for argument, kind in kinds.items():
+            for make in ODD.values():
+                value = make()
+                if certainly_wrong(value, kind):
+                    assert ask(function, calls[name], argument, kind, value) == "refused"
+                    counts[name] += 1
+    assert len(counts) == len(doors()) and counts.total() > 3000
+
+
+DRAWN = st.one_of(
+    st.sampled_from(sorted(ODD)).map(lambda name: ODD[name]()),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=30),
+    st.binary(max_size=10),
+    st.lists(st.one_of(st.integers(), st.text(max_size=5), st.floats(), st.none()), max_size=4),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+    st.tuples(st.integers(), st.integers()),
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.floats(width=32).map(np.float32),
+    st.builds(np.full, st.lists(st.integers(0, 3), max_size=4).map(tuple), st.integers(-5, 300)),
+)
+
+
+def tried_out(try_value):
+    """`try_value`, called with a hundred of them."""
+
+    @settings(
+        max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(value=DRAWN)
+    def drawn(value):
+        try_value(value)
+
+    drawn()
+
+
+@pytest.mark.long
+def test_whatever_is_given_is_used_or_refused_in_a_line(folder):
+    calls, counts = good_calls(folder), {}
+    for name, (function, kinds) in doors().items():
+        counts[name] = count = Counter()
+        for argument, kind in kinds.items():
+            given_ = (function, calls[name], argument, kind)
+            tried_out(lambda value, given_=given_, count=count: count.update([ask(*given_, value)]))
+    total = sum(counts.values(), Counter())
+    for name, count in counts.items():
+        print(f"{name:30} {count['refused']:6} refused {count['used'] + count['reached']:6} taken")
+    print(f"{total.total()} calls of {len(counts)} functions: {dict(total)}")
+    assert total["refused"] > 5000
+
+
+# --- single doors -----------------------------------------------------------------------------
+
+
+def test_scalars_of_all_kinds_are_what_they_mean(folder):
+    @door
+    def taken(count: int, share: float, flag: bool, word: str):
+        return count, share, flag, word
+
+    plain = (3, 0.1, True, "x")
+    assert taken(np.int64(3), np.float32(0.1), np.True_, np.str_("x")) == plain
+    assert all(type(a) is type(b) for a, b in zip(taken(*plain), plain, strict=True))
+    assert type(taken(np.array(3), 1, np.bool_(0), "")[0]) is int
+    with pytest.raises(TypeError, match="missing"):
+        taken(3)
+
+
+@pytest.mark.parametrize("name", ["lanes", "width", "blocks", "memory", "devices"])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "True",
+        "fraction",
+        "nan",
+        "inf",
+        "negative",
+        "zero",
+        "huge",
+        "number in words",
+        "list",
+        "dict",
+        "vector",
+        "generator",
+        "unprintable",
+        "empty text",
+    ],
+)
+def test_bad_placements(name, odd):
+    with pytest.raises(ConfigError) as raised:
+        Placement(**{name: ODD[odd]()})
+    assert str(raised.value).startswith(f"{name} = ")
+
+
+def test_placements_of_other_scalars():
+    assert Placement(lanes=np.int64(2), memory=np.float64(1).astype(int)) == Placement(
+        lanes=2, memory=1
+    )
+    for name in ("spread", "server_work", "client_state"):
+        for odd in ("word", "None", "vector", "list", "unprintable", "one"):
+            with pytest.raises(ConfigError, match=f"^{name} = "):
+                Placement(**{name: ODD[odd]()})
+
+
+def test_folders_that_are_not_there(tmp_path):
+    for read in (store.load_results, store.load_curves, report.write_report):
+        with pytest.raises(ConfigError, match=r"^directory = '/nonexistent': expected a folder"):
+            read("/nonexistent")
+    with pytest.raises(ConfigError, match=r"^directory = "):
+        report.write_report(tmp_path)  # which holds nothing
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        *(("colour", bad) for bad in (3, "red", "#12345", None)),
+        *(("dashes", bad) for bad in ("x", (1,), (1, 2), (0, ("a",)))),
+        *(("scored", bad) for bad in ("global", (), 3)),
+        *(("min_clients", bad) for bad in (0, "1", True, 1.5)),
+        *(("trains_locally", bad) for bad in (1, "yes", None)),
+        *(("needs", bad) for bad in ("server_data", ("data",), 3)),
+        *(("numbers", bad) for bad in ({1: 2}, {"a b": 1}, {"class": 1}, 3, {"a": "x"})),
+        *(("rules", bad) for bad in ({}, (3,))),
+        *(("options", bad) for bad in (3, dict, None)),
+        *(("paper", bad) for bad in (3, None)),
+        *(("remarks", bad) for bad in (3, None)),
+        *(("network", bad) for bad in ("mlp", 3)),
+        ("protocol", 3),
+    ],
+)
+def test_bad_facts_of_a_method(fact, value):
+    with pytest.raises(ConfigError) as raised:
+        fedjax_het.register_method("mine", lambda training, plan: None, **{fact: value})
+    (line,) = str(raised.value).splitlines()
+    assert fact in line or "a = 'x'" in line

@@ -1,0 +1,525 @@
+"""Bad values at every door: one line that names what the user wrote, and nothing is computed.
+
+Fields, options, numbers and flags are those that their records have, so that a new one is tried by
+itself. `pytest -m long tests/test_entry_harness.py -s` tries all of them with every kind of mistake
+and prints the counts by kind.
+"""
+
+import contextlib
+import dataclasses
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.bad_values import BAD, as_words, is_shown, meaning, misspelt, read_word, values
+
+from fedjax_het import ConfigError, Result, RunSpec, grid
+from fedjax_het.algorithms import METHODS, bases, entry_of
+from fedjax_het.cli import COMMANDS, main
+from fedjax_het.common.environment import environment
+from fedjax_het.common.records import Bounds
+from fedjax_het.data import DATASETS, NORMALISATIONS, PARTITIONS, SERVER_SOURCES
+from fedjax_het.engine.local import OPTIMIZERS
+from fedjax_het.nn import NETWORKS
+from fedjax_het.report.paper_table.arguments import Arguments
+from fedjax_het.settings.protocols import PROTOCOLS
+
+LONGEST = 1500  # characters of a line; the names of all methods, networks or flags may be in it
+BASE = {"model": "mlp", "partition": "dirichlet", "alpha": 0.5}
+# With what a setting is of use.
+CONTEXT: dict[str, dict[str, Any]] = {
+    "classes": {"partition": "classes_per_client", "alpha": None},
+    "partition": {"alpha": None},
+    **{name: {"model": "convnet"} for name in ("width", "depth", "norm")},
+    "stem": {"model": "resnet18"},
+    **{name: {"local_tests": True} for name in ("test_per_client", "scored")},
+    **{name: {"algorithm": "fsl"} for name in ("server_data", "server_options", "pretrain_epochs")},
+}
+# The words that settings of words may be.
+NAMES: dict[str, Any] = {
+    "algorithm": METHODS,
+    "dataset": (*DATASETS, "user"),
+    "normalisation": NORMALISATIONS,
+    "partition": PARTITIONS,
+    "model": (*NETWORKS, "user"),
+    "norm": ("group", "instance", "batch", "none"),
+    "stem": ("imagenet", "cifar"),
+    "local_optimizer": OPTIMIZERS,
+    "optimizer_state": ("reset", "keep"),
+    "averaging": ("uniform", "weighted"),
+    "protocol": PROTOCOLS,
+    "scored": ("global", "client", "received"),
+    "server_data": SERVER_SOURCES,
+}
+COUNTS: Counter[str] = Counter()
+
+
+class Target(NamedTuple):
+    """What a user gives a value to."""
+
+    named: str  # as messages are to call it
+    kind: Any
+    make: Callable[[Any], Any]  # what names the runs that come of a value
+    word: str = "fedavg"  # one that is right somewhere
+
+
+class EnteredError(Exception):
+    """A command has begun its work."""
+
+
+def save_result(folder: str) -> None:
+    """A run as if it had been made."""
+    accuracy = np.linspace(0.1, 0.5, 6)
+    summary = {**environment(), "final_accuracy": 0.4, "best_accuracy": 0.5, "diverged": False}
+    summary |= {"final_accuracy_std": 0.0, "wall_seconds": 1.0, "client_samples_per_second": 1.0}
+    summary["finished"] = "2026-01-01T00:00:00+00:00"
+    Path(folder).mkdir()
+    spec = RunSpec(rounds=6, **BASE).resolved()
+    Result(spec, {"test_accuracy": accuracy}, summary).save(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_computed(tmp_path_factory):
+    def entered(*args, **named):
+        raise EnteredError
+
+    def compiled(*args, **named):
+        raise AssertionError("something is compiled")
+
+    places = ("data", "data.datasets", "data.server_sources", "running.splits", "running.sweeps")
+    work = ("running.sweeps.make_runs", "running.ray_launcher.sweep_on_ray", "report.write._write")
+    work += ("report.paper_table.command.sweep", "report.paper_table.command.plan_sweep")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("here"))
+        save_result(FOLDER)
+        patch.setattr(jax, "jit", compiled)
+        patch.setattr(jax.distributed, "initialize", entered)
+        for place in places:
+            patch.setattr(f"fedjax_het.{place}.load_dataset", entered)
+        for place in work:
+            patch.setattr(f"fedjax_het.{place}", entered)
+        yield
+
+
+# --- what values are given to in Python
+
+
+def settings_of_runs() -> Iterator[Target]:
+    hints = get_type_hints(RunSpec, include_extras=True)
+    for field in dataclasses.fields(RunSpec):
+        name, kind = field.name, hints[field.name]
+        word = "fedavg"
+        if name in NAMES:
+            kind = Literal[tuple(NAMES[name])] | (None if field.default is None else kind)
+            kind = kind if field.default is None else Literal[tuple(NAMES[name])]
+            word = next(iter(NAMES[name]))
+        given = {**BASE, **CONTEXT.get(name, {})}
+        yield Target(name, kind, lambda v, n=name, g=given: digest(**{**g, n: v}), word)
+
+
+def grids() -> Iterator[Target]:
+    for target in settings_of_runs():
+        if target.named not in ("hp", "options"):
+            given = {**BASE, **CONTEXT.get(target.named, {})}
+
+            def make(value, name=target.named, given=given):
+                return [spec.digest() for spec in grid(**{**given, name: [value]})]
+
+            yield target._replace(make=make)
+
+
+def digest(**given: Any) -> str:
+    return RunSpec(**given).digest()
+
+
+def numbers_of_methods() -> Iterator[Target]:
+    for name in METHODS:
+        spec = RunSpec(name).resolved()
+        entry = entry_of(name, spec.options)
+        known = entry.hyper_parameters(spec.local_optimizer, spec.options, spec.num_clients)
+        for number, (_, bounds) in known.items():
+            make = lambda v, m=name, n=number: digest(algorithm=m, hp={n: v})  # noqa: E731
+            yield Target(f"hp {number}", Annotated[float, bounds], make)
+
+
+def options_of_methods() -> Iterator[Target]:
+    for name in METHODS:
+        entry = entry_of(name, {})
+        kinds: dict[str, Any] = {}
+        for part in filter(None, (entry.base, entry)):
+            unset = type(None) if part.options.PRESETS else None
+            hints = get_type_hints(part.options, include_extras=True)
+            for option in dataclasses.fields(part.options):
+                kind = hints[option.name]
+                kinds[option.name] = kind | unset if unset else kind
+        if entry.options.PRESETS:
+            kinds[entry.options.PRESET_FIELD] = Literal[tuple(entry.options.PRESETS)] | None
+        if "target_counts" in kinds:  # a single one stands for a list
+            kinds["target_counts"] |= int
+        if entry.has_base:
+            kinds["base"] = Literal[bases(entry)] | None
+        for option, kind in kinds.items():
+            make = lambda v, m=name, n=option: digest(algorithm=m, options={n: v})  # noqa: E731
+            yield Target(f"options {option}", kind, make)
+
+
+def options_of_parts() -> Iterator[Target]:
+    """Of networks, partitions and the server's examples, by their functions' annotations."""
+    parts: list[tuple[str, str, Any, Any, dict[str, Any]]] = []
+    for name, network in NETWORKS.items():
+        given = {**BASE, "model": name}
+        parts.append(("network_options", name, network.make, network.options, given))
+    for name, scheme in PARTITIONS.items():
+        given = {"model": "mlp", "partition": name}
+        parts.append(("partition_options", name, scheme.split, scheme.parameters, given))
+    for name, source in SERVER_SOURCES.items():
+        given = {"algorithm": "fsl", "server_data": name}
+        parts.append(("server_options", name, source.draw or source.pool, source.options, given))
+    for field, _, function, names, given in parts:
+        hints = get_type_hints(function, include_extras=True)
+        for option in names:
+            if option in RunSpec.__dataclass_fields__ or option == "classes_per_client":
+                continue  # a setting of its own
+            kind = hints.get(option, Any)
+            make = lambda v, g=given, f=field, n=option: digest(**g, **{f: {n: v}})  # noqa: E731
+            yield Target(f"{field} {option}", kind, make)
+
+
+DOORS = {
+    "settings": settings_of_runs,
+    "grid": grids,
+    "hp": numbers_of_methods,
+    "options": options_of_methods,
+    "parts": options_of_parts,
+}
+
+
+def assert_one_line(line: str, named: str) -> None:
+    assert line.isprintable(), line
+    assert len(line) < LONGEST, line
+    assert re.search(rf"(?<![\w-]){re.escape(named)}(?!\w)", line), (named, line)
+
+
+def try_value(door: str, target: Target, mistake: str, value: Any) -> None:
+    """ConfigError that names the argument and shows the value; or what it means, by one name."""
+    meant = meaning(value, target.kind)
+    try:
+        made = target.make(value)
+    except ConfigError as error:
+        alone = meant is BAD  # else another argument, beside which it is wrong, may come first
+        assert_one_line(str(error), target.named if alone else target.named.split()[-1])
+        assert value is None or is_shown(value, str(error)), (value, str(error))
+        outcome = "refused" if meant is BAD else "refused beside the rest"
+    else:
+        assert meant is not BAD, (target.named, value)
+        assert made == target.make(meant), (target.named, value)
+        outcome = "taken as what it means"
+    COUNTS[f"{door}: {mistake}: {outcome}"] += 1
+
+
+def few(examples: int):
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def every(strategy: st.SearchStrategy[Any], examples: int, work: Callable[[Any], None]) -> None:
+    few(examples)(given(strategy)(lambda value: work(value)))()
+
+
+def mistakes(word: str) -> st.SearchStrategy[tuple[str, Any]]:
+    kinds = values(word)
+    return st.sampled_from(sorted(kinds)).flatmap(
+        lambda name: st.tuples(st.just(name), kinds[name])
+    )
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_bad_value_is_one_line_that_names_it(door):
+    targets = list(DOORS[door]())
+
+    @few(60)
+    @given(st.sampled_from(targets).flatmap(lambda t: st.tuples(st.just(t), mistakes(t.word))))
+    def each(drawn):
+        target, (mistake, value) = drawn
+        try_value(door, target, mistake, value)
+
+    each()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("door", DOORS)
+def test_every_argument_is_tried_with_every_kind_of_mistake(door):
+    for target in DOORS[door]():
+        for mistake, strategy in values(target.word).items():
+            examples = {"settings": 12, "grid": 4}.get(door, 2)
+            every(strategy, examples, partial(try_value, door, target, mistake))
+    told = [name for name in COUNTS if name.startswith(door)]
+    assert any("taken" in name for name in told) and any("refused" in name for name in told)
+
+
+DICTS = {
+    "hp": ("prox_mu", {"algorithm": "fedprox"}),
+    "options": ("preset", {"algorithm": "dynafed"}),
+    "network_options": ("hidden", {}),
+    "partition_options": ("min_size", {"partition": "dirichlet_capped"}),
+    "server_options": ("size", {"algorithm": "fsl"}),
+}
+
+
+def try_name(field: str, name: str) -> None:
+    right, more = DICTS[field]
+    spec = RunSpec(**{**BASE, **more, field: {name: 1}})
+    if name in (right, "alpha", "base"):
+        return
+    with pytest.raises(ConfigError) as told:
+        spec.resolved()
+    assert_one_line(str(told.value), field)
+    assert repr(name)[:25] in str(told.value)
+    COUNTS[f"names in {field}: refused"] += 1
+
+
+@few(60)
+@given(
+    st.sampled_from(sorted(DICTS)).flatmap(
+        lambda field: st.tuples(st.just(field), st.one_of(misspelt(DICTS[field][0]), st.text()))
+    )
+)
+def test_a_name_that_nothing_has_is_named(drawn):
+    try_name(*drawn)
+
+
+# --- the command line
+
+PAIRS = {
+    "--hp": "hp",
+    "--option": "options",
+    "--network-option": "network_options",
+    "--partition-option": "partition_options",
+    "--server-option": "server_options",
+}
+
+
+FOLDER = "results"  # of one run
+MORE = {"report": (FOLDER,)}  # what stands without a flag
+
+
+class Flag(NamedTuple):
+    """A flag of a command, and the words with which it is of use."""
+
+    command: tuple[str, ...]
+    flag: str
+    kind: Any
+    context: tuple[str, ...]
+
+
+def flags() -> list[Flag]:
+    """Every flag of every command, as its record has it."""
+    return [
+        *(
+            flag
+            for name, command in COMMANDS.items()
+            for flag in flags_of((name, *MORE.get(name, ())), command.words)
+        ),
+        *flags_of(("table", "dynafed.table5"), Arguments),
+        *flags_of(("table", "fsl.table1"), Arguments),
+    ]
+
+
+def flags_of(command: tuple[str, ...], record: Any) -> Iterator[Flag]:
+    hints = get_type_hints(record, include_extras=True)
+    for field in dataclasses.fields(record):
+        kind, extras = hints[field.name], ()
+        if get_origin(kind) is Annotated and not hasattr(get_args(kind)[1], "open_low"):
+            kind, *extras = get_args(kind)
+        if any(repr(extra) in ("Positional", "Suppress") for extra in extras):
+            continue
+        named = [extra.name for extra in extras if getattr(extra, "name", None)]
+        flag = "--" + (named[0] if named else field.name.replace("_", "-"))
+        if field.name in NAMES:
+            valid = Literal[tuple(NAMES[field.name])]
+            kind = tuple[valid, ...] if is_list(kind) else valid | None
+        context = CONTEXT.get(field.name, {})
+        words = [
+            word
+            for name, value in {**BASE, **context}.items()
+            if name != field.name and value is not None and record is not Arguments
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        yield Flag(command, flag, kind, tuple(words) if command[0] in ("run", "sweep") else ())
+
+
+def item_of(kind: Any) -> Any:
+    """What a list is of; None for what is no list."""
+    lists = [each for each in (kind, *get_args(kind)) if get_origin(each) is tuple]
+    return get_args(lists[0])[0] if lists else None
+
+
+def is_list(kind: Any) -> bool:
+    return item_of(kind) is not None
+
+
+FLAGS = flags()
+
+
+def called(words: list[str]) -> tuple[int | None, str]:
+    """(exit status, what is said on stderr) of a command line; None where its work begins."""
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            status = main(words)
+        except EnteredError:
+            status = None
+    assert status is None or status == 0 or not out.getvalue()
+    return status, error.getvalue()
+
+
+def assert_refused(found: tuple[int | None, str], named: str, shown: list[str]) -> None:
+    status, said = found
+    assert status == 2, (named, shown, said)
+    assert said.endswith("\n") and said.count("\n") == 1, said
+    assert_one_line(said[:-1], named)
+    read = [read_word(word, float) for word in shown]
+    forms = [*shown, *(each for each in read if each is not BAD)]
+    seen = any(is_shown(form, said) or str(form)[:20] in said for form in forms)
+    assert seen or "None" in shown, (shown, said)
+
+
+def try_words(flag: Flag, mistake: str, words: list[str]) -> None:
+    elsewhere = "dir" in flag.flag and any("/" in word or ".." in word for word in words)
+    if elsewhere or flag.command == ("table",):  # whose word may be the table's name
+        return
+    line = [*flag.command, *flag.context, flag.flag, *words]
+    several = is_list(flag.kind)
+    item = item_of(flag.kind) if several else flag.kind
+    right = 0 if flag.kind is bool else 1
+    meant = [read_word(word, item) for word in words if word]
+    bad = (len(words) != right and not (several and words)) or "" in words or BAD in meant
+    bad |= flag.flag in PAIRS and any("=" not in word for word in words)
+    found = called(line)
+    if bad or found[0] == 2:
+        assert_refused(found, flag.flag, words or [""])
+    COUNTS[f"{flag.command[0]}: {mistake}: {'taken' if found[0] != 2 else 'refused'}"] += 1
+
+
+def line_mistakes() -> st.SearchStrategy[tuple[str, list[str]]]:
+    kinds = as_words("fedavg")
+    return st.sampled_from(sorted(kinds)).flatmap(
+        lambda name: st.tuples(st.just(name), kinds[name])
+    )
+
+
+def is_plain(words: list[str]) -> bool:
+    return not any(re.match("--?[A-Za-z]", word) and word != "-inf" for word in words)
+
+
+@few(50)
+@given(st.sampled_from(FLAGS), line_mistakes())
+def test_bad_words_are_one_line_that_names_the_flag(flag, drawn):
+    if is_plain(drawn[1]):
+        try_words(flag, *drawn)
+
+
+# What stands without a flag: the words before it, what messages call it.
+PLACES = {
+    (): "command",
+    ("list",): "name",
+    ("report",): "directory",
+    ("table",): "table",
+    ("run", "--import"): "--import",
+}
+
+
+@few(30)
+@given(st.sampled_from(sorted(PLACES)), line_mistakes().filter(lambda drawn: len(drawn[1]) == 1))
+def test_a_bad_word_without_a_flag_is_named(place, drawn):
+    mistake, (word,) = drawn
+    if not is_plain([word]):
+        return
+    found = called([*place, word])
+    if found[0] is not None and word not in METHODS:
+        assert_refused(found, PLACES[place], [word])
+    COUNTS[f"{' '.join(place)} WORD: {mistake}: {'taken' if found[0] != 2 else 'refused'}"] += 1
+
+
+def try_pair(command: str, flag: str, text: str) -> None:
+    name, more = DICTS[PAIRS[flag]]
+    context = {**BASE, **more}
+    given = [word for key, value in context.items() for word in (f"--{key}", str(value))]
+    if context["partition"] != "dirichlet":
+        given += ["--alpha", "0.5"] if "--alpha" not in given else []
+    words = [command, *given, flag, f"{name}={text}"]
+    found = called(words)
+    meant = read_word(text, Annotated[float, Bounds(0)]) if text else BAD
+    if found[0] == 2 or not text or (flag == "--hp" and command == "run" and meant is BAD):
+        assert_refused(found, flag, [text, text.split(",")[0], name])
+    COUNTS[f"{command}: {flag}: {'taken' if found[0] != 2 else 'refused'}"] += 1
+
+
+@few(20)
+@given(
+    st.sampled_from(["run", "sweep"]),
+    st.sampled_from(sorted(PAIRS)),
+    line_mistakes().filter(lambda drawn: len(drawn[1]) == 1),
+)
+def test_bad_values_of_named_words_are_one_line(command, flag, drawn):
+    try_pair(command, flag, drawn[1][0])
+
+
+@few(40)
+@given(st.sampled_from(FLAGS).flatmap(lambda f: st.tuples(st.just(f), misspelt(f.flag[2:]))))
+def test_an_unknown_flag_is_what_is_wrong(drawn):
+    flag, name = drawn
+    known = {each.flag for each in FLAGS if each.command == flag.command}
+    wrong = f"--{name}"
+    if wrong.replace("_", "-") not in known and name[:1].isalpha():
+        assert_refused(called([*flag.command, wrong, "1"]), wrong, [wrong])
+        COUNTS[f"{flag.command[0]}: unknown flags: refused"] += 1
+
+
+@few(20)
+@given(st.sampled_from(FLAGS))
+def test_a_flag_that_is_given_twice_is_a_list_or_refused(flag):
+    words = [] if flag.kind is bool else ["1"]
+    line = [*flag.command, flag.flag, *words, flag.flag, *words]
+    if is_list(flag.kind):
+        assert called(line) == called([*flag.command, flag.flag, "1", "1"])
+    else:
+        assert_refused(called(line), flag.flag, ["1", ""])
+    COUNTS[f"{flag.command[0]}: given twice"] += 1
+
+
+def test_an_empty_word_is_refused_after_every_flag():
+    for flag in FLAGS:
+        if flag.kind is not bool:
+            assert_refused(called([*flag.command, flag.flag, ""]), flag.flag, [""])
+
+
+@pytest.mark.long
+def test_every_flag_is_tried_with_every_kind_of_mistake():
+    for flag in FLAGS:
+        for mistake, strategy in as_words("fedavg").items():
+            every(strategy.filter(is_plain), 3, partial(try_words, flag, mistake))
+
+
+@pytest.mark.long
+def test_the_counts_by_kind():
+    """Of those before it, which it prints."""
+    for name, count in sorted(COUNTS.items()):
+        print(f"{count:6}  {name}")
+    total = sum(COUNTS.values())
+    print(f"{total:6}  values")
+    assert total > 12_000

@@ -1,0 +1,173 @@
+"""How files are written, and what a stranger's text does in other media."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedjax_het import ConfigError
+from fedjax_het.common import files
+from fedjax_het.common.files import (
+    DamagedFileError,
+    make_output_directory,
+    remove_left_overs,
+    write_atomically,
+)
+from fedjax_het.common.sealed import read_sealed, write_sealed
+from fedjax_het.common.text import (
+    html_text,
+    latex_text,
+    markdown_text,
+    one_line,
+    plain_markdown,
+)
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_file_has_the_mode_that_the_umask_says(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
+        write_atomically(tmp_path / "own", lambda file: file.write(b"x"), private=True)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_fails_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "file"
+    write_atomically(path, lambda file: file.write(b"old"))
+
+    def fail(file):
+        file.write(b"new")
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise ValueError("a writer's own error on its way out") from error
+
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, fail)
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_too_long_and_a_folder_removed_are_the_systems_errors(tmp_path):
+    for path in (tmp_path / ("n" * 300), tmp_path / "gone" / "file"):
+        with pytest.raises(OSError):
+            write_atomically(path, lambda file: file.write(b"x"))
+    longest = tmp_path / ("n" * 255)
+    write_atomically(longest, lambda file: file.write(b"x"))
+    assert longest.read_bytes() == b"x"
+
+
+def test_the_dead_leave_nothing_and_the_living_keep_theirs(tmp_path):
+    def temporary(host, pid, age=0.0):
+        path = tmp_path / f".file-{host}-{pid}-0123abcd.tmp"
+        path.write_text("")
+        os.utime(path, (time.time() - age,) * 2)
+        return path
+
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here, day = files._this_host(), files.LEFT_OVER_SECONDS
+    dead, alive = temporary(here, gone.pid), temporary(here, os.getpid(), 2 * day)
+    elsewhere, old = temporary("other", gone.pid, day / 2), temporary("other", 1, 1.1 * day)
+    former = tmp_path / ".checkpoint.npz-ab12cd_4.tmp"  # of versions before these names
+    former.write_text("")
+    os.utime(former, (time.time() - 2 * day,) * 2)
+    strange = tmp_path / ".editor.tmp"
+    strange.write_text("")
+    os.utime(strange, (0, 0))
+    remove_left_overs(tmp_path)
+    assert {path for path in tmp_path.iterdir()} == {alive, elsewhere, strange}
+    assert not dead.exists() and not old.exists()
+
+
+def test_the_first_write_to_a_folder_cleans_it(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f".file-{files._this_host()}-{gone.pid}-0123abcd.tmp"
+    left.write_text("")
+    write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    left.write_text("")
+    make_output_directory(tmp_path)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("bad", ["n" * 300, "a\0b", "file/below"])
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, bad):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="output_dir") as caught:
+        make_output_directory(tmp_path / bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_flipped_byte_and_every_cut_of_a_sealed_file_is_found(tmp_path):
+    path, arrays = tmp_path / "file.npz", {"a": np.arange(5), "b": np.float32(0.5)}
+    write_sealed(path, arrays)
+    whole = path.read_bytes()
+    found = read_sealed(path)
+    np.testing.assert_array_equal(found["a"], arrays["a"])
+    np.testing.assert_array_equal(np.load(path)["a"], arrays["a"])  # an .npz like any other
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(DamagedFileError):
+            read_sealed(path)
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place])
+        with pytest.raises(DamagedFileError):
+            read_sealed(path)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(DamagedFileError):
+        read_sealed(path)
+
+
+# --- foreign text ----------------------------------------------------------------------------
+
+FOREIGN = (
+    "a|b\n# <script>alert(1)</script> [x](http://e.vil) **b** `c` "
+    "\x1b[31mred\x07 \u202egnp $\\input{x}$"
+)
+
+
+def test_one_line_is_printable():
+    text = one_line(FOREIGN + "\ud800\u2028end\r\n")
+    assert text.isprintable() and "\x1b" not in text and "\n" not in text
+    assert text.startswith("a|b # <script>") and text.endswith("end ")
+    assert one_line("fashion_mnist, α 0.1 ± 2 †") == "fashion_mnist, α 0.1 ± 2 †"
+
+
+def test_markdown_has_no_element_of_a_strangers():
+    text = markdown_text(FOREIGN)
+    assert "\n" not in text and not re.search(r"(?<!\\)[|`*$]|(?<!\\)<|(?<!\\)\]\(|http:", text)
+    assert plain_markdown(text) == one_line(FOREIGN)
+    for start in ("# x", "- x", "1. x", "> x", "+ x", "---", "==="):
+        assert re.match(r"\\|\d\\", markdown_text(start))
+        assert plain_markdown(markdown_text(start)) == start
+    for plain in (
+        "fashion_mnist",
+        "64.00 ± 2.83",
+        "<0.001",
+        "a & b",
+        "+1.50",
+        "fed[bold]avg",
+        "#2",
+    ):
+        assert markdown_text(plain) == plain
+    assert markdown_text("_emphasis_ &lt; www.e.vil") == r"\_emphasis\_ \&lt; www\.e.vil"
+
+
+def test_latex_and_html_have_none_either():
+    assert "\n" not in latex_text("a\n\nb") and latex_text("\x1b[0m") == "?{[}0m"
+    assert r"\textbackslash{}input\{x\}" in latex_text(FOREIGN)
+    assert "<" not in html_text(FOREIGN) and "\x1b" not in html_text(FOREIGN)
+    assert html_text('"a" & b') == "&quot;a&quot; &amp; b"

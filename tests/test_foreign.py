@@ -1,0 +1,187 @@
+"""A stranger's results and data sets: shown as they are, and obeyed nowhere; and reports on folders
+that cannot be written to."""
+
+import json
+import logging
+import re
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from support.faults import full_disk, read_only
+from support.slow import slow
+
+from experiments.all import as_html, printable
+from fedjax_het import Result, RunSpec, load_results
+from fedjax_het.cli import main
+from fedjax_het.cli.words import log_to_stderr
+from fedjax_het.common.text import one_line
+from fedjax_het.report import render, write
+from fedjax_het.report.render import Section, TextTable, print_table, to_latex, to_markdown
+from fedjax_het.report.write import write_report
+from fedjax_het.running.ledger import describe
+from fedjax_het.running.result import summarise
+
+EVIL = (
+    "x|y\n# <b>[l](http://e.vil)</b> [red]r[/blue] "
+    "\x1b]0;t\x07\x1b[31m $\\frac{1}{$ 漢字 \\input{x}"
+)
+MARKS = re.compile(r"(?<!\\)<b|(?<!\\)\]\(|http:|\x1b|\x07")
+
+
+def save(folder, *, seed=0, spec=None, **summary):
+    """A result of which the record was changed by hand."""
+    own = RunSpec("fedavg", model="mlp", alpha=0.1, rounds=3, seed=seed).resolved()
+    accuracy = np.linspace(0.2, 0.5, 3)
+    metrics = {"test_accuracy": accuracy, "train_loss": np.ones(3)}
+    about = {"finished": "2026-01-01", "device": "cpu", "wall_seconds": 1.0}
+    path = Result(own, metrics, {**summarise(metrics), **about, **summary}).save(folder)
+    record = json.loads(path.read_text())
+    record["spec"] |= spec or {}
+    del record["checksum"]
+    path.write_text(json.dumps(record))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    save(folder)
+    save(folder, seed=1, spec={"algorithm": EVIL, "hp": {EVIL: 0.5}, "options": {EVIL: EVIL}})
+    save(folder, seed=2, spec={"dataset": EVIL}, dataset_note=EVIL, device=EVIL)
+    save(folder, seed=3, spec={"partition": EVIL, "partition_options": {EVIL: [EVIL]}})
+    return folder
+
+
+def test_a_report_obeys_no_foreign_text(folder, capsys):
+    assert main(["report", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out and "[red]r[/blue]" in out
+    markdown = (folder / "overview.md").read_text()
+    assert not MARKS.search(markdown)
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert sum(line.startswith("#") for line in markdown.splitlines()) == 1
+    latex = (folder / "overview.tex").read_text()
+    assert "\\input" not in latex and "\\frac" not in latex and "\x1b" not in latex
+    assert latex.count("\\begin{table}") == 1
+    page = as_html(markdown)
+    assert "<b>" not in page and "<td>x|y #" in page
+    for picture in folder.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (folder / "learning_curves.png").exists()
+
+
+def test_headings_and_titles_are_no_markup_either(capsys):
+    section = Section(rows=({EVIL: EVIL, "n": "1"},), title=EVIL, labels={EVIL: EVIL})
+    table = TextTable(EVIL, (EVIL,), ("n",), (section,), (EVIL,))
+    print_table(table)
+    out = capsys.readouterr().out
+    assert out.count("[red]r[/blue]") == 5 and "\x1b" not in out
+    assert not MARKS.search(to_markdown(table)) and "\\input" not in to_latex(table)
+    assert render.latex_text(EVIL).count("\n") == 0
+
+
+@pytest.mark.slow
+def test_a_font_that_is_elsewhere_ends_no_report(folder, caplog):
+    with mpl.rc_context({"font.family": "A Font That Is Elsewhere"}):
+        assert (folder / "learning_curves.png") in write_report(folder).paths
+    save(folder, seed=4, spec={"server_options": {"font": "/nowhere/face.ttf"}})
+    save(folder, seed=5, spec={"server_data": "glyphs", "server_options": {"font": 3}})
+    assert len(load_results(folder)) == 6
+    write_report(folder)
+
+
+def test_one_result_that_cannot_be_read_is_one_warning(folder):
+    spoilt = save(folder, seed=4)
+    spoilt.write_text('{"spec": ' + "[" * 100_000)
+    with pytest.warns(UserWarning, match=spoilt.name) as warned:
+        assert len(write_report(folder).paths) >= 4
+    assert len(warned) == 1 and "\n" not in str(warned[0].message)
+
+
+def test_a_figure_that_cannot_be_drawn_costs_that_figure(folder, monkeypatch):
+    def fail(*args, **settings):
+        raise KeyError("what a stranger's runs lack")
+
+    monkeypatch.setattr(write, "plot_learning_curves", fail)
+    with pytest.warns(UserWarning, match=r"learning_curves.png is left out: KeyError"):
+        names = [path.name for path in write_report(folder).paths]
+    assert names[:3] == ["overview.md", "overview.tex", "overview.csv"]
+    assert "learning_curves.png" not in names
+
+
+def test_what_a_summary_calls_itself_is_not_believed(folder):
+    path = save(folder, seed=4, digest="../../x", settings="y")
+    assert path.stem in set(load_results(folder)["digest"])
+
+
+def full(monkeypatch, folder):
+    return full_disk(monkeypatch, folder, 99)
+
+
+@pytest.mark.parametrize("fault", [slow(read_only), full])
+def test_a_report_on_a_folder_that_takes_nothing_prints_its_tables(
+    fault, folder, tmp_path, monkeypatch, capsys
+):
+    with fault(monkeypatch, folder):
+        assert main(["report", str(folder)]) == 0
+        printed = capsys.readouterr()
+        assert "fedavg" in printed.out and "Written to" not in printed.out
+        (told,) = printed.err.splitlines()
+        assert "overview.md" in told and "--output-dir" in told and "\n" not in told
+        elsewhere = tmp_path / "elsewhere"
+        assert main(["report", str(folder), "--output-dir", str(elsewhere)]) == 0
+    assert (elsewhere / "overview.md").exists() and not (folder / "overview.md").exists()
+
+
+def test_status_lines_and_logs_are_one_printable_line(capfd):
+    spec = RunSpec("fedavg", EVIL, model="mlp", alpha=0.1)
+    assert describe(spec) == one_line(describe(spec)) and "\x1b" not in describe(spec)
+    assert printable(f"a\x1b[2J\n{EVIL}").count("\n") == 2
+    log = logging.getLogger("fedjax_het")
+    before, log.handlers = log.handlers, []
+    try:
+        log_to_stderr(logging.WARNING)
+        log.warning("note: %s", EVIL)
+    finally:
+        log.handlers = before
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and "\x1b" not in said
+
+
+# --- the command line on a full disk -----------------------------------------------------------
+
+WORDS = ["--model", "mlp", "--rounds", "2", "--num-clients", "4", "--participation", "1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_command_on_a_full_disk_prints_its_result_and_names_the_place(
+    command, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "home").mkdir()
+    monkeypatch.setattr("fedjax_het.running.rescue._elsewhere", lambda: [tmp_path / "home"])
+    folder = tmp_path / "full"
+    with full_disk(monkeypatch, folder, 1000):
+        assert main([command, *WORDS, "--output-dir", str(folder)]) == 2
+    said = capsys.readouterr()
+    assert "output_dir" in json.loads(said.out.splitlines()[-1]) or "final_accuracy" in said.out
+    error = said.err.strip().splitlines()[-1]
+    assert error.startswith("fedjax-het: output_dir") and str(tmp_path / "home") in error
+    (kept,) = (tmp_path / "home").glob("*/????????????????.json")
+    assert Result.load(kept).summary["rounds"] == 2
+
+
+@pytest.mark.slow
+def test_pictures_that_cannot_be_written_cost_the_pictures(tmp_path, monkeypatch, capsys):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedjax_het.report.run_pictures.draw_run", fail)
+    assert main(["run", "--quiet", *WORDS, "--output-dir", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "pictures are not (No space left" in said.err and "Traceback" not in said.err
+    assert json.loads(said.out.splitlines()[-1])["rounds"] == 2
+    assert len(load_results(tmp_path)) == 1

@@ -1,0 +1,285 @@
+"""Rounds of over a minute: made in stretches, seen, stopped within and gone on with."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.data import user_dataset
+from support.running import KilledError, assert_same, kill_after, placed, run, spec
+from support.slow import all_methods, slow
+
+from fedjax_het import Placement, sweep
+from fedjax_het.engine import stretches
+from fedjax_het.engine.checkpoint import read_meta
+from fedjax_het.engine.stretches import cut, in_stretch, loop
+from fedjax_het.running import advance, checkpoints, long_rounds
+from fedjax_het.running.checkpoints import Checkpoints
+from fedjax_het.running.prepare import prepare
+from fedjax_het.running.programs import sample_flops
+from fedjax_het.running.runs import gathered
+
+EVERYTHING = 1e9  # seconds: of a call that goes to the end of its loop
+
+
+@pytest.fixture
+def long(monkeypatch):
+    """Every round counts as long; -> sets after how many seconds one is cut, 0: after a step."""
+    monkeypatch.setitem(long_rounds.LONG_FLOPS, "cpu", 0)
+
+    def cut_after(seconds):
+        monkeypatch.setattr(advance, "CHUNK_SECONDS", seconds)
+
+    cut_after(0.0)
+    return cut_after
+
+
+def short(monkeypatch):
+    monkeypatch.setitem(long_rounds.LONG_FLOPS, "cpu", 2e12)
+
+
+def small(name, **settings):
+    return spec(name, **{"rounds": 3, **settings})
+
+
+def assert_close(one, other):
+    """The same but for rounding: they are two programs."""
+    assert one.metrics.keys() == other.metrics.keys()
+    for name in one.metrics:
+        np.testing.assert_allclose(
+            one.metrics[name], other.metrics[name], rtol=2e-5, atol=1e-6, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("name", all_methods())
+def test_where_a_round_is_cut_changes_no_bit(name, long, monkeypatch):
+    by_step = run(small(name))
+    long(EVERYTHING)
+    by_loop = run(small(name))
+    assert_same(by_step, by_loop)
+    short(monkeypatch)
+    assert_close(by_step, run(small(name)))
+
+
+PLACES = {
+    "vmapped lanes": {"lanes": 3},
+    "blocks in turn": {"devices": 1, "blocks": 2},
+    "one device": {"devices": 1},
+    "shared server": {"server_work": "shared"},
+    "states on the host": {"client_state": "host"},
+}
+PLACED = [
+    ("scaffold", "vmapped lanes"),
+    slow("scaffold", "blocks in turn"),
+    slow("scaffold", "states on the host"),
+    slow("fedaf", "vmapped lanes"),
+    slow("fedaf", "blocks in turn"),
+    slow("fedaf", "shared server"),
+    slow("fsl", "shared server"),
+    slow("fedbe", "shared server"),
+    slow("fedgen", "shared server"),
+    slow("fedavg_ft", "vmapped lanes"),
+    slow("fedavg_ft", "blocks in turn"),
+    slow("dynafed", "one device"),
+]
+
+
+@pytest.mark.parametrize(("name", "place"), PLACED)
+def test_wherever_it_is_made(name, place, long, monkeypatch):
+    by_step = run(small(name), **PLACES[place])
+    long(EVERYTHING)
+    assert_same(by_step, run(small(name), **PLACES[place]))
+    short(monkeypatch)
+    assert_close(by_step, run(small(name), **PLACES[place]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1, 2])
+def test_federations_in_step(width, long, monkeypatch):
+    """One more than there are places: one of them is idle in the end."""
+    number = width * len(jax.devices()) + 1
+    more = {"partition": "dirichlet", "alpha": 0.7}
+    specs = [small("scaffold", seed=seed, **more) for seed in range(number)]
+    settings = placed({"dataset": user_dataset(), "spread": "runs", "width": width})
+
+    def made():
+        return sweep(specs, progress=lambda line: None, **settings).results
+
+    by_step = made()
+    long(EVERYTHING)
+    by_loop = made()
+    short(monkeypatch)
+    for one, other, whole in zip(by_step, by_loop, made(), strict=True):
+        assert_same(one, other)
+        assert_close(one, whole)
+
+
+STOPPED = [
+    slow("scaffold", {}, {}),
+    ("fedaf", {}, {}),  # in its soft labels, among its clients, at its server
+    slow("fsl", {}, {}),
+    slow("fedavg_ft", {}, {}),
+    slow("fedbe", {}, {}),
+    slow("dynafed", {}, {}),
+    slow("scaffold", {"client_state": "host"}, {}),
+    slow("scaffold", {}, {"client_state": "host"}),
+    slow("fedaf", {"blocks": 2}, {"devices": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after"), STOPPED)
+def test_a_run_that_is_stopped_within_a_round_goes_on_to_the_same_bits(
+    name, before, after, long, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    calls = []
+    whole = run(small(name), progress=calls.append)
+    places = set()
+    for stop in np.linspace(1, len(calls) - 2, 3).astype(int):
+        folder = tmp_path / str(stop)
+        with pytest.raises(KilledError):
+            run(small(name), output_dir=folder, progress=kill_after(stop), **before)
+        within = read_meta(folder / "checkpoint.npz")["within"]
+        places.add(within and (len(within["totals"]), sum(within["done"])))
+        assert_same(run(small(name), output_dir=folder, resume=True, **after), whole)
+    assert len(places - {None}) >= 2, "most stops are to be within a round"
+
+
+@pytest.mark.slow
+def test_it_goes_on_in_stretches_where_rounds_are_no_longer_long(long, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    whole = run(small("scaffold"))
+    with pytest.raises(KilledError):
+        run(small("scaffold"), output_dir=tmp_path, progress=kill_after(3))
+    assert read_meta(tmp_path / "checkpoint.npz")["within"]
+    short(monkeypatch)
+    assert_same(run(small("scaffold"), output_dir=tmp_path, resume=True), whole)
+
+
+@pytest.mark.slow
+def test_runs_of_a_sweep_that_stopped_at_other_places_go_on(long, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    specs = [small("scaffold", seed=seed) for seed in range(2)]
+    settings = placed({"dataset": user_dataset(), "progress": lambda line: None})
+    whole = sweep(specs, **settings).results
+    real, calls = Checkpoints.save, []
+
+    def save(self, runs):
+        real(self, runs)
+        calls.append(runs)
+        if len(calls) == 2:
+            raise KilledError
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    for one in specs:  # each is stopped by itself
+        calls[:] = [None] * one.seed
+        with pytest.raises(KilledError):
+            sweep([one], tmp_path, **settings)
+    monkeypatch.setattr(Checkpoints, "save", real)
+    stands = [read_meta(path) for path in tmp_path.glob("unfinished/*/checkpoint.npz")]
+    assert len({str(record["within"]) for record in stands}) == 2
+    for one, other in zip(sweep(specs, tmp_path, **settings).results, whole, strict=True):
+        assert_same(one, other)
+
+
+def test_progress_says_what_a_round_is_at(long):
+    seen = []
+    run(small("fedaf", rounds=2), progress=seen.append)
+    names = [progress.phase for progress in seen]
+    first = names[: names.index("rounds")]
+    assert list(dict.fromkeys(first)) == ["soft labels", "clients", "server"]
+    assert first == names[len(first) + 1 : -1], "both rounds go through the same"
+    for name in dict.fromkeys(first):
+        (total,) = {progress.total for progress in seen if progress.phase == name}
+        done = [progress.done for progress in seen[: len(first)] if progress.phase == name]
+        ends = total + 1 if name != "server" else total  # the last call ends the round
+        assert done == list(range(1, ends))
+    at = seen[1]
+    assert at.rate > 0 and at.seconds_to_go == pytest.approx((at.total - at.done) / at.rate)
+
+
+@pytest.mark.parametrize("name", ["scaffold", slow("fedaf"), slow("fsl"), slow("fedavg_ft")])
+def test_a_stretch_has_the_collectives_of_a_round(name, long, monkeypatch):
+    """XLA spreads over the devices what all hold where nothing says otherwise, by collectives of
+    its own, two of which may wait for each other for ever."""
+    data = user_dataset()
+    group = prepare([small(name)], dataset=data, placement=Placement(server_work="shared"))
+    runs = gathered(group, group.federations)
+    advance.begin_states(runs)
+    cut_, state, inputs = runs.stretched, runs.state, runs.call(0, 1)
+    chunk, stretch = group.program.chunk.program, group.program.stretch.program
+    whole = collectives(chunk.lower(state, inputs))
+    part = collectives(stretch.lower(state, inputs, cut_.spans(1), cut_.nothing()))
+    assert part == whole and whole
+
+
+def collectives(lowered):
+    text = lowered.compile().as_text()
+    kinds = "all-reduce|all-gather|all-to-all|collective-permute"
+    return sorted(re.findall(rf" ({kinds})[.\w-]*\(", text))
+
+
+def test_rounds_are_long_by_their_arithmetic(monkeypatch):
+    """Whatever the devices: six clients' samples, and the server's, times what one takes."""
+
+    def work(**settings):
+        settings = {"gradient_gaps": None, "participation": 1.0, **settings}
+        one = small("fsl", **settings)
+        group = prepare([one], dataset=user_dataset(), placement=Placement(lanes=1))
+        runs = gathered(group, group.federations)
+        long = runs.stretched is not None
+        (samples,) = group.program.work.values()
+        flops = samples * sample_flops(group.program.signature)
+        clients = int(group.federations[0].scheduler.work.samples[0])
+        return samples, flops, clients, long
+
+    samples, flops, clients, long = work()
+    assert not long
+    server = clients / 6
+    assert clients + server <= samples <= 4 * (clients + server), "padding, and sizes rounded up"
+    assert not work()[3]
+    for most, is_long in ((flops - 1, True), (flops, False)):
+        monkeypatch.setitem(long_rounds.LONG_FLOPS, "cpu", most)
+        assert work()[1:] == (flops, clients, is_long)
+    longer = work(local_epochs=40)
+    assert longer[0] > 1.5 * samples and longer[3]
+
+
+def test_a_loop_is_cut_anywhere():
+    """1 + 2 + ... + n, and its n-th power: the order of the steps shows."""
+
+    def step(i, carried):
+        total, product = carried
+        return total + i + 1, (2 * product + i) % 1009
+
+    def whole(n):
+        return loop("sum", n, step, (jnp.int32(0), jnp.int32(1)))
+
+    def part(spans, given):
+        with in_stretch(jnp.asarray(spans, jnp.int32), given) as found:
+            first, second = whole(5), whole(9)
+            done = stretches.done()
+        return (first, second), found, done
+
+    plain = whole(5), whole(9)
+    carried = [(jnp.int32(7), jnp.int32(7))] * 2  # of no use before the first call
+    for spans in ([[0, 2], [0, 0]], [[2, 6], [0, 0]], [[5, 5], [0, 3]], [[5, 5], [3, 8]]):
+        _, found, done = part(spans, carried)
+        assert not done
+        assert [int(total) for total in found.totals] == [5, 9]
+        carried = found.carried
+    ended, _, done = part([[5, 5], [8, 99]], carried)
+    assert done and jax.tree.map(int, ended) == jax.tree.map(int, plain)
+    assert int(ended[0][0]) == 15 and int(ended[1][0]) == 45
+
+
+def test_outside_a_stretch_nothing_is_cut():
+    seen = []
+
+    def go(first, last, carried):
+        seen.append((first, last))
+        return carried + last
+
+    assert cut("all", 4, go, 1) == 5 and seen == [(0, 4)]
+    assert stretches.done() is True

@@ -1,0 +1,222 @@
+"""A user's own data and partitions: they fit, and never pass for what the settings name."""
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+from support.data import blobs, user_dataset
+from support.running import KilledError, kill_after
+
+from fedjax_het import ConfigError, RunSpec, load_dataset, register_dataset, simulate, sweep
+from fedjax_het.data import (
+    DATASETS,
+    Dataset,
+    dataset_from_arrays,
+    make_partition,
+    partition_from_clients,
+)
+from fedjax_het.running import checkpoints
+from fedjax_het.running.splits import own_parts
+from fedjax_het.running.store import load_results, newest
+from fedjax_het.running.sweeps import plan_sweep
+
+SMALL = {"partition": "iid", "model": "mlp", "num_clients": 6, "participation": 1.0, "rounds": 2}
+SPEC = RunSpec("fedavg", "named", **SMALL)
+
+
+@pytest.fixture(autouse=True)
+def named():
+    register_dataset("named", user_dataset)  # a set with a name, that tests need not wait for
+    yield
+    DATASETS.reset()
+
+
+def part_of(data, count=40):
+    kept = {"train_images": data.train_images[:count], "train_labels": data.train_labels[:count]}
+    return dataclasses.replace(data, **kept)
+
+
+def quiet(*given, **settings):
+    return sweep(*given, progress=lambda line: None, **settings)
+
+
+# --- names
+
+
+def test_what_load_dataset_gives_is_what_the_settings_name():
+    data = load_dataset("named")
+    by_name, given = simulate(SPEC), simulate(SPEC, dataset=data)
+    assert given.digest() == by_name.digest()
+    assert "own_dataset" not in given.summary and "own_partition" not in given.summary
+
+
+MADE_OF_IT = {
+    "a part": part_of,
+    "other constants": lambda data: dataclasses.replace(data, std=(2.0,)),
+    "an equal copy": dataclasses.replace,
+    "images of its name": lambda data: user_dataset((9,) * 6, name="named"),
+    "another set": lambda data: load_dataset("digits"),
+}
+
+
+@pytest.mark.parametrize("how", MADE_OF_IT)
+def test_what_is_made_of_a_data_set_does_not_go_by_its_name(how):
+    spec, data = SPEC.resolved(), MADE_OF_IT[how](load_dataset("named"))
+    assert own_parts(spec, data) == {"own_dataset": data.digest()}
+    assert own_parts(spec, load_dataset("named")) == {}
+
+
+def test_one_normalisation_under_two_names_is_one_and_another_is_not():
+    data = load_dataset("digits")
+    same, other = (
+        RunSpec("fedavg", "digits", normalisation=name).resolved() for name in ("dataset", "unit")
+    )
+    assert own_parts(same, data) == {}
+    assert own_parts(other, data) == {"own_dataset": data.digest()}
+    assert own_parts(other, load_dataset("digits", normalisation="unit")) == {}
+
+
+def test_a_sweep_does_not_take_a_run_on_own_data_for_the_named_one(tmp_path):
+    own = part_of(load_dataset("named"))
+    mine = simulate(SPEC, dataset=own, output_dir=tmp_path)
+    assert mine.summary["own_dataset"] == own.digest()
+    states = [[s for *_, s in plan_sweep([SPEC], tmp_path, dataset=d)] for d in (None, own)]
+    assert states == [["missing"], ["done"]]
+    (named,) = quiet([SPEC], tmp_path).results
+    assert named.digest() == simulate(SPEC).digest() != mine.digest()
+    assert named.summary["dataset_digest"] == load_dataset("named").digest()
+    (again,) = quiet([SPEC], tmp_path, dataset=own).results
+    assert again.digest() == mine.digest()
+
+    results = load_results(tmp_path)
+    short = own.digest()[:8]
+    assert sorted(results["dataset"]) == ["named", f"named (own {short})"]
+    assert len(newest(results)) == 2 and sum(results["settings"] == SPEC.digest()) == 1
+
+
+def test_in_a_sweep_own_data_are_for_the_specs_that_ask_for_them():
+    both = [SPEC, dataclasses.replace(SPEC, dataset="user")]
+    own = part_of(load_dataset("named"))
+    made = quiet(both, dataset=own).results
+    found = [result.summary["dataset_digest"] for result in made]
+    assert found == [load_dataset("named").digest(), own.digest()]
+    assert not any("own_dataset" in result.summary for result in made)
+
+
+def test_an_own_partition_is_in_the_name_unless_it_is_the_settings_one(tmp_path):
+    data = load_dataset("named")
+    same, other = (
+        make_partition("iid", data.train_labels, 3, num_clients=6, seed=seed) for seed in (0, 1)
+    )
+    plain = simulate(SPEC)
+    assert simulate(SPEC, partition=same).digest() == plain.digest()
+    own = simulate(SPEC, partition=other, output_dir=tmp_path)
+    assert own.summary["own_partition"] == other.digest() and own.digest() != plain.digest()
+    plain.save(tmp_path)
+    results = load_results(tmp_path)
+    assert sorted(results["partition"]) == ["iid", f"iid (own {other.digest()[:8]})"]
+    assert len(newest(results)) == 2
+    by_hand = partition_from_clients([same.client(k) for k in range(6)])  # tests go by how
+    assert own_parts(SPEC.resolved(), data, by_hand) == {"own_partition": same.digest()}
+
+
+def test_a_run_does_not_go_on_with_other_data_or_another_partition(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0)
+    spec = dataclasses.replace(SPEC, rounds=40)
+    with pytest.raises(KilledError):
+        simulate(spec, output_dir=tmp_path, progress=kill_after(1))
+    data = load_dataset("named")
+    other = make_partition("iid", data.train_labels, 3, num_clients=6, seed=1)
+    for given, what in (({"dataset": part_of(data)}, "dataset"), ({"partition": other}, "part")):
+        with pytest.raises(ConfigError, match=f"expected this {what}"):
+            simulate(spec, output_dir=tmp_path, resume=True, **given)
+
+
+# --- what does not fit
+
+
+BAD_PARTITIONS = {
+    "a generator": (lambda: (k for k in ([0], [1])), "partition = a generator: expected a Part"),
+    "a list": (lambda: [[0], [1]], "partition = .*: .*partition_from_clients"),
+    "a name": (lambda: "iid", "partition = 'iid'"),
+    "too few clients": (lambda: partition_from_clients([[0], [1]]), "num_clients = 6: .*=2"),
+    "positions of more": (
+        lambda: partition_from_clients([[0, 51]] + [[1]] * 5),
+        r"position 51 is none of the 51 training examples of named: .*\[0, 51\)",
+    ),
+    "an example twice": (
+        lambda: partition_from_clients([[0], [3, 3], [4], [], [], []]),
+        "client 1 holds example 3 2 times",
+    ),
+    "nothing": (lambda: partition_from_clients([[]] * 6), "partition = 'nothing for anyone'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PARTITIONS)
+def test_a_partition_that_does_not_fit_is_refused(case):
+    make, message = BAD_PARTITIONS[case]
+    with pytest.raises(ConfigError, match=message) as error:
+        simulate(SPEC, partition=make())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", ["mnist", (1, 2), {"train_images": 0}, 3])
+@pytest.mark.parametrize("run", ["simulate", "sweep", "plan_sweep"])
+def test_what_is_no_data_set_is_refused(given, run, tmp_path):
+    runs = {
+        "simulate": lambda: simulate(SPEC, dataset=given),
+        "sweep": lambda: quiet([SPEC], dataset=given),
+        "plan_sweep": lambda: plan_sweep([SPEC], tmp_path, dataset=given),
+    }
+    with pytest.raises(ConfigError, match=r"^dataset = .*: expected a Data"):
+        runs[run]()
+
+
+BY_HAND = {
+    "std": ({"std": (0.0,)}, "std = .*positive"),
+    "labels": ({"train_labels": np.zeros(3, int)}, r"len\(train_labels\) = 3"),
+    "nan": ({"train_images": np.full((51, 2, 2, 1), np.nan)}, "train_images.* = nan"),
+    "no test": ({"test_labels": [], "test_images": []}, "shape of test_images"),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_a_data_set_put_together_by_hand_is_checked_before_it_is_used(case):
+    change, message = BY_HAND[case]
+    with pytest.raises(ConfigError, match=message):
+        simulate(SPEC, dataset=dataclasses.replace(load_dataset("named"), **change))
+
+
+def test_a_registered_function_that_cannot_be_called_is_named():
+    with pytest.raises(ConfigError, match="load = 3: expected a function"):
+        register_dataset("three", 3)
+    register_dataset("three", lambda path, size: user_dataset())
+    with pytest.raises(ConfigError, match="dataset = 'three': its function needs path, size"):
+        load_dataset("three")
+
+
+def test_a_data_set_by_hand_is_the_same_as_one_that_was_made(tmp_path):
+    data = user_dataset()
+    fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
+    by_hand = Dataset(**fields | {"train_labels": data.train_labels.tolist()})
+    spec = dataclasses.replace(SPEC, dataset="user")
+    one, other = (simulate(spec, dataset=each) for each in (data, by_hand))
+    assert one.digest() == other.digest()
+
+
+# --- what a method needs of the network
+
+
+@pytest.mark.parametrize(("network", "said"), [("mlp", True), ("convnet", False)])
+def test_fedbn_without_normalisation_layers_says_so(network, said, caplog):
+    from fedjax_het.running.prepare import prepare
+
+    images, labels = blobs()
+    images = np.repeat(np.repeat(images, 4, 1), 4, 2)
+    data = dataset_from_arrays(images, labels, images, labels)
+    more = {"width": 2, "depth": 1} if network == "convnet" else {}
+    settings = SMALL | {"model": network} | more
+    with caplog.at_level(logging.WARNING, "fedjax_het"):
+        prepare([RunSpec("fedbn", "user", **settings)], dataset=data)
+    assert ("network 'mlp' has none" in caplog.text) == said

@@ -1,0 +1,65 @@
+"""Programs beside the tables: a bad flag is one line with the flag as written, and status 2."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from fedjax_het.report.programs import function_program
+
+ROOT = Path(__file__).parent.parent
+# By module, flags with values that they cannot have.
+BAD = {
+    "all": (["--only", "fslx"], ["--preset", "papre"], ["--onyl", "fsl"]),
+    "dynafed.fig3": (["--preset", "x"], ["--shown", "0"], ["--seed", "-1"], ["--shown", "1.5"]),
+    "dynafed.fig5": (["--rounds", "x"],),
+    "fedaf.fig9": (["--epochs", "0"], ["--images", "99"], ["--seed", "x"], ["--output-dir", ""]),
+    "fedaf.table7": (["--ipc", "0"], ["--partitions", "1"], ["--seeds", "-1"], ["--ipc", "nan"]),
+    "fedaf.fig6": (["--preset", "x"], ["--seed", "-1"], ["--seed", "x"], ["--output-dir", ""]),
+    "fsl.fig3": (["--preset", "x"], ["--seed", str(10**30)], ["--sede", "1"]),
+    "leakage": (["--rounds", "x"], ["--seeds", "x"]),
+    "dynafed.theory": (["--rounds", "x"],),
+    "fedamp.theory": (["--rounds", "x"],),
+    "fsl.fig9": (["--rounds", "x"],),
+    "speed": (["--turns", "0"], ["--regimes", "R0"], ["--rounds", "-1"], ["--peers", "x"]),
+    "sweep_speed": (["--seeds", "0"], ["--alphas", "nan"], ["--num-clients", "-1"]),
+    "condensation_speed": (["--width", "0"], ["--alpha", "-1"], ["--turns", "x"]),
+    "personalised_speed": (["--model", "x"], ["--clients", "4"], ["--threads", "0"]),
+    "scale": (["--sampled", "0"], ["--clients", "5"], ["--client-state", "x"], ["--methods", "x"]),
+}
+CASES = [(module, flags) for module, several in BAD.items() for flags in several]
+
+
+@pytest.mark.parametrize(("module", "flags"), CASES)
+def test_a_bad_flag_is_one_line(module, flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main = importlib.import_module(f"experiments.{module}").main
+    assert main(flags) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1, said.err
+    assert flags[0] in said.err and said.err.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_program_is_tried():
+    """Those that are not tables, which have their own tests."""
+    tables = ("main = program(", "tuple(half", "HALVES")
+    for path in (ROOT / "experiments").rglob("*.py"):
+        text = path.read_text()
+        ours = any(word in text for word in ("record_program(", '_program("')) and "main =" in text
+        if ours and "speed_peers" not in path.parts and not any(word in text for word in tables):
+            name = ".".join(path.relative_to(ROOT / "experiments").with_suffix("").parts)
+            like = {"fedaf.fig7": "fedaf.fig6", "fedaf.fig8": "fedaf.fig6", "fsl.fig4": "fsl.fig3"}
+            assert like.get(name, name) in BAD
+
+
+def test_what_a_function_prints_is_no_error(capsys):
+    def work(times: int = 1, loud: bool = False) -> int:
+        print("done" * times)
+        return 3
+
+    assert function_program(work, "Prints.")(["--times", "2", "--loud"]) == 3
+    assert capsys.readouterr() == ("donedone\n", "")
+    with pytest.raises(SystemExit) as ended:
+        function_program(work, "Prints.")(["--help"])
+    assert not ended.value.code and "--times" in capsys.readouterr().out

@@ -1,0 +1,181 @@
+"""A sweep as tasks: cut into parts, lost ones made again, the same results."""
+
+import functools
+import importlib.util
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.data import user_dataset
+from support.running import assert_same, placed, spec
+
+from fedjax_het import ConfigError, Placement, RunSpec, sweep
+from fedjax_het.running import ray_launcher
+from fedjax_het.running.programs import static_key
+from fedjax_het.running.ray_launcher import LostError, RayCluster, parts_of, sweep_on_ray
+from fedjax_het.running.store import load_results
+
+SPECS = [spec(seed=s) for s in range(4)]
+SAME = {"dataset": user_dataset(), **placed({"lanes": 1, "blocks": 1, "spread": "runs"})}
+
+
+class Tasks:
+    """A cluster of this process alone: a task is done when it is asked for.
+
+    lose(part): whether the machine that works at it is to be lost then.
+    """
+
+    def __init__(self, slots=2, lose=lambda part: False, apart=False):
+        self._slots, self.lose, self.apart = slots, lose, apart
+        self.submitted, self.closed = [], False
+
+    def slots(self):
+        return self._slots
+
+    def submit(self, function, *arguments):
+        if function is ray_launcher.make_part:
+            self.submitted.append(arguments[0])
+            if self.apart:  # a machine that does not have the folder
+                arguments = (arguments[0]._replace(directory=Path("/nowhere")),)
+        return functools.partial(function, *arguments)
+
+    def first_done(self, tickets):
+        return tickets[-1]
+
+    def get(self, ticket):
+        if ticket.func is ray_launcher.make_part and self.lose(ticket.args[0]):
+            raise LostError("the node died")
+        return ticket()
+
+    def close(self):
+        self.closed = True
+
+
+def seeds(part):
+    return [one.seed for one in part.named.values()]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_tasks_make_what_a_sweep_makes(tmp_path, apart):
+    lines, cluster = [], Tasks(apart=apart)
+    made = sweep_on_ray(SPECS, tmp_path, cluster=cluster, progress=lines.append, **SAME)
+    assert sorted(map(seeds, cluster.submitted)) == [[0], [1], [2], [3]] and cluster.closed
+    assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert lines[-1].endswith("; done")
+    alone = sweep(SPECS, progress=lines.append, **SAME)
+    for one, other in zip(made.results, alone.results, strict=True):
+        assert_same(one, other)
+    assert sorted(load_results(tmp_path)["seed"]) == [0, 1, 2, 3]
+    assert not list(tmp_path.glob(".shared*")) and not (tmp_path / "claims").exists()
+    again = sweep_on_ray(SPECS, tmp_path, cluster=Tasks(), progress=lines.append, **SAME)
+    assert lines[-1] == f"4 of 4 runs are in {tmp_path} already" and all(again.results)
+
+
+def test_a_lost_part_is_made_again(tmp_path):
+    lines, lost = [], iter([True, False, True])
+    cluster = Tasks(lose=lambda part: next(lost, False))
+    made = sweep_on_ray(SPECS, tmp_path, cluster=cluster, progress=lines.append, **SAME)
+    assert all(made.results) and len(cluster.submitted) == 4 + 2
+    assert sum("a task of 1 runs was lost (the node died): begun again" in s for s in lines) == 2
+
+
+def test_what_is_lost_again_and_again_is_an_error(tmp_path):
+    cluster = Tasks(lose=lambda part: True)
+    with pytest.raises(LostError):
+        sweep_on_ray(SPECS[:1], tmp_path, cluster=cluster, progress=lambda line: None, **SAME)
+    assert len(cluster.submitted) == ray_launcher.TRIES and cluster.closed
+
+
+def test_what_a_task_raises_is_raised_when_the_others_are_done(tmp_path):
+    def fail(part):
+        if seeds(part) == [3]:
+            raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        sweep_on_ray(SPECS, tmp_path, cluster=Tasks(lose=fail), progress=lambda line: None, **SAME)
+    assert sorted(load_results(tmp_path)["seed"]) == [0, 1, 2]
+
+
+def test_runs_whose_data_are_missing_are_told_once(tmp_path, monkeypatch):
+    monkeypatch.delenv("CINIC10_DIR", raising=False)
+    specs = [RunSpec("fedavg", "cinic10", model="mlp", seed=seed) for seed in (0, 1)]
+    lines = []
+    made = sweep_on_ray(specs, tmp_path, cluster=Tasks(), progress=lines.append)
+    assert made.results == [None, None] and set(made.not_run) == {s.digest() for s in specs}
+    assert sum("not run" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("slots", "at_once", "sizes"),
+    [(1, 1, [8]), (4, 1, [2, 2, 2, 2]), (100, 1, [1] * 8), (100, 4, [4, 4]), (3, 16, [8])],
+)
+def test_parts(slots, at_once, sizes):
+    named = {str(s): spec(seed=s).resolved() for s in range(8)}
+    parts = list(parts_of(named, slots, at_once))
+    assert [len(part) for part in parts] == sizes
+    assert {name: one for part in parts for name, one in part.items()} == named
+
+
+def test_parts_are_of_one_signature():
+    specs = [spec(seed=s, batch_size=b) for b in (4, 5) for s in range(3)]
+    named = {str(i): one.resolved() for i, one in enumerate(specs)}
+    parts = list(parts_of(named, 1, 1))
+    assert [len(part) for part in parts] == [3, 3]
+    assert all(len({static_key(one) for one in part.values()}) == 1 for part in parts)
+
+
+def test_bad_words_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="cpus_per_task = 0"):
+        RayCluster(None, 0, 0)
+    with pytest.raises(ConfigError, match="gpus_per_task = -1"):
+        RayCluster(None, 1, -1)
+    with pytest.raises(ConfigError, match="devices"):
+        sweep_on_ray(SPECS, tmp_path, placement=Placement(devices=1), cluster=Tasks())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is there")
+def test_without_ray_it_says_what_to_install():
+    with pytest.raises(ConfigError, match=r"pip install 'fedjax_het\[ray\]'"):
+        RayCluster(None, 1, 0)
+
+
+@pytest.mark.long
+def test_ray_itself_with_processes_killed(tmp_path):
+    """48 runs on a local cluster of four slots, three of whose processes are killed."""
+    import psutil
+    import ray
+
+    support = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
+    specs = [spec(seed=s, rounds=40) for s in range(48)]
+    ray.init(num_cpus=4, runtime_env={"env_vars": {"PYTHONPATH": support}}, logging_level="error")
+    lines, killed = [], []
+
+    def kill():
+        while len(killed) < 3:
+            time.sleep(3)
+            tasks = [
+                process
+                for process in psutil.Process().children(recursive=True)
+                if "ray::" in " ".join(process.cmdline()) and "make_part" in process.cmdline()[0]
+            ]
+            if tasks and any(line.startswith("[") for line in lines):
+                tasks[len(killed) % len(tasks)].send_signal(signal.SIGKILL)
+                killed.append(True)
+
+    try:
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        began = time.perf_counter()
+        made = sweep_on_ray(specs, tmp_path, progress=lines.append, **SAME)
+        print(f"{time.perf_counter() - began:.1f} s, killed {len(killed)}")
+    finally:
+        ray.shutdown()
+    assert sum("begun again" in line for line in lines) == len(killed) > 0
+    assert sorted(load_results(tmp_path)["seed"]) == list(range(48))
+    assert not (tmp_path / "claims").exists()
+    alone = sweep(specs, progress=lines.append, **SAME)
+    for one, other in zip(made.results, alone.results, strict=True):
+        assert_same(one, other)

@@ -1,0 +1,171 @@
+"""Environment variables: whatever they hold is used, or one line with the variable's name."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import fedjax_het
+from fedjax_het import ConfigError, RunSpec, load_dataset, simulate, sweep
+from fedjax_het.cli import main
+from fedjax_het.common import variables
+from fedjax_het.common.cache import cache_root
+from fedjax_het.common.variables import VARIABLES, value_of
+from fedjax_het.running.checkpoints import Checkpoints
+
+PACKAGE = Path(fedjax_het.__file__).parent
+NUMBERS = ("", "x", "-1", "nan", "inf", "-inf", "1e400", "1" * 400, "FILE", "1 2", "None")
+FOLDERS = ("", " ", "FILE", "FILE/below", "~nobody-of-that-name/x", "x" * 5000)
+UNWRITABLE = "/proc/nowhere/x"
+# By variable, what it cannot be; FILE stands for a file that is there.
+BAD = {
+    "FEDJAX_HET_CHECKPOINT_SECONDS": NUMBERS,
+    "FEDJAX_HET_CACHE": (*FOLDERS, UNWRITABLE),
+    "XDG_CACHE_HOME": ("FILE", "FILE/below", UNWRITABLE, "/" + "x" * 5000),
+    "TFDS_DATA_DIR": FOLDERS,
+    "CINIC10_DIR": FOLDERS,
+    "RAY_ADDRESS": (),  # Ray's own: `test_ray_launcher.py`
+    "JAX_NUM_CPU_DEVICES": (*NUMBERS, "0", "1.5", "1e3", "99999999"),
+    "JAX_COMPILATION_CACHE_DIR": (*FOLDERS, UNWRITABLE),
+    "XLA_FLAGS": (
+        "foo",
+        "FILE/below",
+        "--xla_a=1 foo",
+        *(f"--xla_force_host_platform_device_count={bad}" for bad in NUMBERS if " " not in bad),
+    ),
+}
+CASES = [(name, bad) for name, values in BAD.items() for bad in values]
+
+
+def text_of(bad, tmp_path):
+    (tmp_path / "file").write_text("")
+    return bad.replace("FILE", str(tmp_path / "file"))
+
+
+def is_one_line_of(message, name, text):
+    shown = repr(text) if len(repr(text)) <= 100 else repr(text)[:90]
+    begins = message.removeprefix("fedjax-het: ").startswith(f"{name} = {shown}")
+    return begins and "\n" not in message and "expected" in message
+
+
+def test_every_variable_that_is_read_has_its_cases():
+    assert {variable.name for variable in VARIABLES} == set(BAD)
+    reads = re.compile(r"os\.(environ|getenv)")
+    readers = {path.name for path in PACKAGE.rglob("*.py") if reads.search(path.read_text())}
+    assert readers == {"variables.py"}
+
+
+@pytest.mark.parametrize(("name", "bad"), CASES)
+def test_a_bad_value_is_one_line_with_the_variables_name(name, bad, tmp_path, monkeypatch):
+    text = text_of(bad, tmp_path)
+    monkeypatch.setenv(name, text)
+    (variable,) = (variable for variable in VARIABLES if variable.name == name)
+    with pytest.raises(ConfigError) as raised:
+        value_of(variable)
+    assert is_one_line_of(str(raised.value), name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("FEDJAX_HET_CHECKPOINT_SECONDS", ""),
+        ("FEDJAX_HET_CACHE", "FILE"),
+        ("XDG_CACHE_HOME", UNWRITABLE),
+        ("JAX_NUM_CPU_DEVICES", "-1"),
+        ("JAX_COMPILATION_CACHE_DIR", UNWRITABLE),
+        ("XLA_FLAGS", "foo"),
+    ],
+)
+def test_runs_are_refused_before_they_begin(name, bad, tmp_path, monkeypatch, capsys):
+    text = text_of(bad, tmp_path)
+    if name == "XDG_CACHE_HOME":
+        monkeypatch.delenv("FEDJAX_HET_CACHE", raising=False)
+    monkeypatch.setenv(name, text)
+    spec = RunSpec(model="mlp", partition="iid")
+    for run in (lambda: simulate(spec), lambda: sweep([spec], tmp_path / "sweep")):
+        with pytest.raises(ConfigError) as raised:
+            run()
+        assert is_one_line_of(str(raised.value), name, text)
+    for words in (["run"], ["sweep", "--output-dir", str(tmp_path / "sweep")]):
+        assert main([*words, "--model", "mlp", "--partition", "iid"]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and is_one_line_of(said.err.strip(), name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset"), [("TFDS_DATA_DIR", "mnist"), ("CINIC10_DIR", "cinic10")]
+)
+def test_folders_of_data_are_checked_where_the_data_are_asked_for(
+    name, dataset, tmp_path, monkeypatch
+):
+    for bad in FOLDERS:
+        monkeypatch.setenv(name, text_of(bad, tmp_path))
+        with pytest.raises(ConfigError) as raised:
+            load_dataset(dataset, cache_dir=tmp_path / "cache")
+        assert is_one_line_of(str(raised.value), name, text_of(bad, tmp_path))
+    assert len(load_dataset("digits").train_labels) > 0  # needs none of them
+
+
+def test_what_is_right_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "2.5")
+    assert Checkpoints()._least == 2.5
+    monkeypatch.delenv("FEDJAX_HET_CHECKPOINT_SECONDS")
+    assert Checkpoints()._least == 20
+    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "new" / "cache"))
+    assert cache_root() == tmp_path / "new" / "cache" and cache_root().is_dir()
+    monkeypatch.delenv("FEDJAX_HET_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_root() == tmp_path / "xdg" / "fedjax_het"
+    for none in ("", "relative"):  # as its specification has it
+        monkeypatch.setenv("XDG_CACHE_HOME", none)
+        assert cache_root() == Path("~/.cache/fedjax_het").expanduser()
+
+
+def test_platforms_that_are_not_there(monkeypatch):
+    def none():
+        raise RuntimeError("Unable to initialize backend 'foo': \n it is not known")
+
+    monkeypatch.setattr(jax, "devices", none)
+    monkeypatch.setenv("JAX_PLATFORMS", "foo")
+    with pytest.raises(ConfigError, match=r"^JAX_PLATFORMS = 'foo': expected .*not known\)$"):
+        simulate(RunSpec(model="mlp"))
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(ConfigError, match=r"^jax finds no devices: Unable"):
+        fedjax_het.make_model("mlp", (8, 8, 1), 10)
+
+
+def test_what_stopped_jax_is_told_where_devices_are_needed(monkeypatch):
+    monkeypatch.setitem(variables._put_aside, "JAX_ENABLE_X64", ("foo", "invalid truth value"))
+    with pytest.raises(ConfigError, match=r"^JAX_ENABLE_X64 = 'foo': expected .*truth value"):
+        simulate(RunSpec(model="mlp"))
+    assert load_dataset("digits").num_classes == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("JAX_NUM_CPU_DEVICES", "x"),
+        ("JAX_NUM_CPU_DEVICES", ""),
+        ("JAX_NUM_CPU_DEVICES", "-5"),
+        ("JAX_ENABLE_X64", "foo"),
+        ("JAX_DEFAULT_MATMUL_PRECISION", "foo"),
+        ("JAX_PLATFORMS", "foo"),
+        ("FEDJAX_HET_CHECKPOINT_SECONDS", ""),
+        ("FEDJAX_HET_CACHE", "/dev/null"),
+    ],
+)
+def test_programs_say_in_one_line_which_variable_stops_them(name, text):
+    words = ["run", "--model", "mlp", "--partition", "iid", "--rounds", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedjax_het", *words],
+        env={**os.environ, name: text},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert is_one_line_of(done.stderr.strip(), name, text), done.stderr
