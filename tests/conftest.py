@@ -46,6 +46,16 @@ def one_lane_per_device(monkeypatch):
     )
 
 
+@pytest.fixture
+def room_for_programs(monkeypatch):
+    """For a test that counts compilations: what other tests have compiled goes before it, and not
+    in its midst, where the process has many programs."""
+    from fedjax_het.engine import crowding
+
+    crowding.make_room()
+    monkeypatch.setattr(crowding, "is_crowded", lambda: False)
+
+
 @pytest.fixture(autouse=True)
 def records_of_the_package_alone():
     """What a test registers, the next one does not know."""
