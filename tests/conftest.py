@@ -47,7 +47,7 @@ def one_lane_per_device(monkeypatch):
 
 
 @pytest.fixture
-def room_for_programs(monkeypatch):
+def uncrowded(monkeypatch):
     """For a test that counts compilations: what other tests have compiled goes before it, and not
     in its midst, where the process has many programs."""
     from fedjax_het.engine import crowding

@@ -263,7 +263,7 @@ def test_the_users_own_partition():
 
 
 @pytest.mark.slow
-def test_runs_that_differ_in_numbers_only_share_one_compilation(room_for_programs):
+def test_runs_that_differ_in_numbers_only_share_one_compilation(uncrowded):
     own = {"local_epochs": 5}  # no other test's program
     first = prepare([spec(**own)], dataset=user_dataset())
     for other in (spec(**own), spec(seed=9, **own), spec(hp={"local_lr": 0.2}, **own)):

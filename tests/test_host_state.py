@@ -82,7 +82,7 @@ def test_a_table_too_large_makes_chunks_shorter(monkeypatch):
         assert gathered(group, group.federations).room == (rounds, 3 * rounds)
 
 
-def test_the_programs_of_a_run_on_the_host_compile_once(short, room_for_programs):
+def test_the_programs_of_a_run_on_the_host_compile_once(short, uncrowded):
     one = stateful(local_epochs=3, rounds=5)  # no other test's program
     group = prepare([one], dataset=user_dataset(), placement=Placement(client_state="host"))
     made = gathered(group, group.federations)

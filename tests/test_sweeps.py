@@ -86,7 +86,7 @@ def test_federations_on_devices_of_their_own_count_domains(width):
         assert_close(alone, made)
 
 
-def test_runs_that_share_a_signature_share_one_compilation(room_for_programs):
+def test_runs_that_share_a_signature_share_one_compilation(uncrowded):
     specs = [
         RunSpec(**{**vars(one), "local_epochs": 4}) for one in SPECS
     ]  # no other test's program
