@@ -33,10 +33,15 @@ class NotAnnotated:
     """Stands for the annotation of what has none."""
 
 
+# Kept as long as the process, which removes it and what lies in it at its end.
+_FOLDER = tempfile.TemporaryDirectory(prefix="odd-values-")
+
+
 def _file() -> Path:
     """One that may be written over."""
-    with tempfile.NamedTemporaryFile(suffix=".txt", delete=False) as file:
-        return Path(file.name)
+    handle, name = tempfile.mkstemp(suffix=".txt", dir=_FOLDER.name)
+    os.close(handle)
+    return Path(name)
 
 
 # Made anew for every use, since a generator is used up.
