@@ -48,7 +48,7 @@ def of_condensing(**settings: Any) -> dict[str, dict[str, Any]]:
 # Five clients leave each about 290 of the 1,438 digits, and of 8x8 pixels; so a small network, few
 # steps and small batches do.
 QUICK: dict[str, Any] = {
-    "settings": {"num_clients": 5, "local_epochs": 5, "rounds": 6},
+    "settings": {"num_clients": 5, "local_epochs": 5, "rounds": 5},
     "model_settings": {"convnet": {"width": 16, "depth": 2}},
     "method_settings": of_condensing(
         batch_size=64, options={"ipc": 10, "steps": 60, "server_epochs": 60}
