@@ -100,7 +100,7 @@ class Oracle:
         self.train(targets)
 
     def condense(self, r, k, c, held, peers):
-        seeds = self.f.scheduler.units.seeds(0, r, k * CLASSES + c)
+        seeds = self.f.scheduler.units.seeds(0, r, np.array([k * CLASSES + c]))[0]
         s = self.x[seeds].reshape(self.ipc, -1, PIXELS).mean(1)
         velocity, real = np.zeros_like(s), self.x[held].mean(0)
         for _ in range(self.steps):
@@ -280,7 +280,7 @@ def test_images_start_as_the_options_say():
                 np.testing.assert_allclose(real[nearest], found[k, c], atol=1e-6)
             elif init == "mean":
                 unit = k * CLASSES + c
-                seeds = federation.scheduler.units.seeds(0, 0, unit).reshape(2, 3)
+                seeds = federation.scheduler.units.seeds(0, 0, np.array([unit])).reshape(2, 3)
                 np.testing.assert_allclose(flat[seeds].mean(1), found[k, c], atol=1e-6)
                 assert (labels[seeds] == c).all()
         if init == "noise":
@@ -361,10 +361,10 @@ def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
     assert units.steps.sum() == 5 * (counts >= 3).sum() == 5 * units.pairs.sum()
     for client in range(len(SIZES)):
         held = set(consecutive().client(client).tolist())
-        for unit in units.of_client(client):
+        for unit in units.of_clients(np.array([client])):
             if not units.steps[unit]:
                 continue
-            batches, sizes = units.batches(0, 2, unit)
+            batches, sizes = units.batches(0, 2, np.array([unit]))
             assert batches.shape == (units.steps[unit], 4)
             for batch, size in zip(batches, sizes, strict=True):
                 (class_,) = set(labels[batch].tolist())
@@ -377,16 +377,16 @@ def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
             else:
                 kept = np.flatnonzero(counts[client] >= 3)
                 assert (labels[batches[: len(kept), 0]] == kept).all()  # they take turns
-            again, _ = units.batches(0, 2, unit)
+            again, _ = units.batches(0, 2, np.array([unit]))
             np.testing.assert_array_equal(again, batches)
 
 
 def test_every_step_draws_anew():
     units, _ = pair_units()
     unit = int(np.argmax(units.sizes))
-    batches, _ = units.batches(0, 0, unit)
+    batches, _ = units.batches(0, 0, np.array([unit]))
     assert len({tuple(sorted(b)) for b in batches.tolist()}) > 1
-    assert (batches != units.batches(0, 1, unit)[0]).any()
+    assert (batches != units.batches(0, 1, np.array([unit]))[0]).any()
 
 
 def test_a_census_has_every_example_of_the_rounds_clients_once():

@@ -21,6 +21,7 @@ from fedjax_het.data.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
+from fedjax_het.data.tfds import fingerprint
 
 
 @pytest.fixture(autouse=True)
@@ -460,6 +461,54 @@ def test_stale_cache_is_rebuilt(prepared_mnist, caplog):
         dataset = load_dataset("mnist", data_dir=prepared_mnist)
     assert as_pairs(dataset.train_images, dataset.train_labels) == as_pairs(*content["train"])
     assert len(caplog.records) == 1
+
+
+def without_the_library(monkeypatch):
+    """As on a machine that has no tensorflow-datasets, and nothing to decode with."""
+
+    def no_decoding(name, folder):
+        raise AssertionError("decoded although the cache is good")
+
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    monkeypatch.setattr("fedjax_het.data.datasets.read_prepared", no_decoding)
+
+
+def test_copies_of_data_and_cache_serve(prepared_mnist, monkeypatch, tmp_path, caplog):
+    first = load_dataset("mnist", data_dir=prepared_mnist)
+    shutil.copytree(prepared_mnist / "mnist", tmp_path / "copy/mnist", copy_function=shutil.copy)
+    shutil.copytree(prepared_mnist / "cache", tmp_path / "other", copy_function=shutil.copy)
+    for file in (tmp_path / "copy").rglob("*.*"):
+        os.utime(file, (1, 1))
+    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "other"))
+    without_the_library(monkeypatch)
+    again = load_dataset("mnist", data_dir=tmp_path / "copy")
+    assert again.digest() == first.digest() and not caplog.records
+
+
+def test_a_copied_cache_serves_without_the_data(prepared_mnist, monkeypatch):
+    first = load_dataset("mnist", data_dir=prepared_mnist)
+    without_the_library(monkeypatch)
+    assert load_dataset("mnist").digest() == first.digest()
+    # Where a folder is named that has no such set, that is an error, whatever is in the cache.
+    with pytest.raises(ConfigError, match="no prepared data"):
+        load_dataset("mnist", data_dir=prepared_mnist / "nowhere")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(prepared_mnist / "nowhere"))
+    with pytest.raises(ConfigError, match="no prepared data"):
+        load_dataset("mnist")
+
+
+def test_other_data_of_the_same_sizes_and_dates_are_noticed(prepared_mnist):
+    (folder,) = (prepared_mnist / "mnist").iterdir()
+    before = fingerprint(folder)
+    for file in folder.iterdir():
+        dates, whole = file.stat(), bytearray(file.read_bytes())
+        whole[len(whole) // 2] ^= 1
+        kept = file.read_bytes()
+        file.write_bytes(whole)
+        os.utime(file, ns=(dates.st_atime_ns, dates.st_mtime_ns))
+        assert fingerprint(folder) != before
+        file.write_bytes(kept)
+    assert fingerprint(folder) == before
 
 
 def test_without_a_writable_cache_loading_still_works(prepared_mnist, caplog):

@@ -35,18 +35,11 @@ def cached_arrays(
     written costs the decoding each time and nothing else.
     """
     path = cache_folder(cache_dir) / f"{key}.npz"
-    try:
-        arrays, meta = read_npz(path)
-        if meta.pop("fingerprint", None) == fingerprint:
+    if (kept := _read(path)) is not None:
+        arrays, meta, made_from = kept
+        if made_from == fingerprint:
             return arrays, meta
         _log.warning("cache %s was made from other data: rebuilding it", path)
-    except FileNotFoundError:
-        pass
-    except DamagedFileError as error:
-        _log.warning("cache: %s: rebuilding it", error)
-    except OSError as error:
-        _log.warning("cache %s cannot be read (%s): working without it", path, error)
-
     arrays, meta = build()
     try:
         private_folder(path.parent)
@@ -54,3 +47,25 @@ def cached_arrays(
     except OSError as error:
         _log.warning("cache %s cannot be written (%s): working without it", path, error)
     return arrays, meta
+
+
+def kept_arrays(
+    key: str, cache_dir: str | os.PathLike | None = None
+) -> tuple[dict[str, np.ndarray], dict] | None:
+    """The same where what they are built from is not there: those of the file, if it is whole."""
+    kept = _read(cache_folder(cache_dir) / f"{key}.npz")
+    return None if kept is None else kept[:2]
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict, str | None] | None:
+    """(arrays, meta, fingerprint) of a file that is there and whole."""
+    try:
+        arrays, meta = read_npz(path)
+        return arrays, meta, meta.pop("fingerprint", None)
+    except FileNotFoundError:
+        pass
+    except DamagedFileError as error:
+        _log.warning("cache: %s: rebuilding it", error)
+    except OSError as error:
+        _log.warning("cache %s cannot be read (%s): working without it", path, error)
+    return None

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +13,12 @@ from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.registry import Registry
 from fedjax_het.common.signatures import REQUIRED, call_with, first_line, parameters_of
 from fedjax_het.data import domainnet
-from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.cinic10 import read_cinic10
 from fedjax_het.data.dataset import Dataset, checked_dataset, dataset_from_arrays
 from fedjax_het.data.digits import read_digits
 from fedjax_het.data.emnist import first_45_classes
 from fedjax_het.data.normalisation import normalisation_constants
-from fedjax_het.data.tfds import Source, fingerprint, prepared_folder, read_prepared
+from fedjax_het.data.tfds import Source, decoded, read_prepared
 
 Read = Callable[..., tuple[dict[str, np.ndarray], dict]]  # (data_dir, cache_dir) -> arrays, meta
 
@@ -64,10 +64,7 @@ def _prepared(
     """A set of tensorflow-datasets, or the `part(arrays, meta) -> (arrays, meta)` of one."""
 
     def read(data_dir, cache_dir):
-        folder = prepared_folder(source, data_dir)
-        arrays, meta = cached_arrays(
-            source.name, fingerprint(folder), lambda: read_prepared(source, folder), cache_dir
-        )
+        arrays, meta = decoded(source, partial(read_prepared, source), data_dir, cache_dir)
         return (arrays, meta) if part is None else part(arrays, meta)
 
     return _from(name or source.name, read, description, source)
@@ -144,7 +141,8 @@ def load_dataset(
         user's set, what its function gives.
     data_dir: where the data are. For `cinic10`, the folder of train/ and test/ (default:
         $CINIC10_DIR). Otherwise a folder of tensorflow-datasets prepared in array_record format
-        (default: $TFDS_DATA_DIR), read without TensorFlow. `digits` is embedded.
+        (default: $TFDS_DATA_DIR), read without TensorFlow; where none is named or there, a decoded
+        set in the cache serves, which may be a copy of another machine's. `digits` is embedded.
     cache_dir: see `fedjax_het.data.cache.cache_folder`.
 
     What is loaded goes by its name in results (`Dataset.origin`), unless it is changed.

@@ -1,17 +1,14 @@
 """FedBN's ten classes of DomainNet, in its six domains."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.data.cache import cached_arrays
 from fedjax_het.data.tfds import (
     Source,
-    fingerprint,
+    decoded,
     open_image,
-    prepared_folder,
     reading,
     stored_examples,
 )
@@ -37,13 +34,7 @@ def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray]
     Each domain is decoded once and cached apart. Raises `ConfigError` naming a domain that is not
     prepared or cannot be read.
     """
-    folders = [prepared_folder(SOURCE, data_dir, domain) for domain in DOMAINS]
-    parts = [
-        cached_arrays(
-            f"domainnet-{domain}", fingerprint(folder), partial(_read_domain, folder), cache_dir
-        )[0]
-        for domain, folder in zip(DOMAINS, folders, strict=True)
-    ]
+    parts = [decoded(SOURCE, _read_domain, data_dir, cache_dir, domain)[0] for domain in DOMAINS]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     for split in ("train", "test"):
         sizes = [len(part[f"{split}_labels"]) for part in parts]

@@ -6,9 +6,12 @@ on (seed, stream, round, client id) alone: not on lanes, devices, chunks or resu
 """
 
 import enum
+from collections.abc import Iterator
 
 import jax
 import numpy as np
+
+from fedjax_het.engine.generators import generators
 
 
 class Stream(enum.IntEnum):
@@ -52,3 +55,9 @@ def device_key(seed: int, stream: Stream) -> jax.Array:
 def host_rng(seed: int, stream: Stream, *path: int) -> np.random.Generator:
     """A NumPy generator for one node of the key tree, e.g. `(seed, BATCHES, round, client)`."""
     return np.random.default_rng([seed, int(stream), *path])
+
+
+def host_rngs(seed: int, stream: Stream, *path: int | np.ndarray) -> Iterator[np.random.Generator]:
+    """`host_rng` for many nodes, one after the other, some ten times faster: numbers of the path
+    that are arrays `[n]` have one entry for each. The generator of one ends with the next."""
+    return generators((seed, int(stream), *path))

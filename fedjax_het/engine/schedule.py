@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_het.data import Partition
 from fedjax_het.engine.randomness import Stream, host_rng
-from fedjax_het.engine.units import ClientUnits, PairUnits
+from fedjax_het.engine.units import ClientUnits, PairUnits, counted
 
 
 class RoundSchedule(NamedTuple):
@@ -104,32 +104,26 @@ class Scheduler:
         self.eval_every = eval_every
         self.cohort_size = cohort_size(partition.num_clients, participation)
         self._steps = self.units.steps  # [K], or of every pair
-        packed = [self._pack(r, blocks, lanes) for r in range(rounds)]
+        drawn = [self.participants(r) for r in range(rounds)]
+        packed = [self._pack(clients, blocks * lanes, lanes) for clients in drawn]
         self._packed = packed
+        lengths = np.array([self._lengths(round_) for round_ in packed])  # [R, D * V]
         self.shape = Shape(
             blocks,
             lanes,
-            slots=_most(len(lane) for lanes_ in packed for lane in lanes_),
-            steps=_most(self._length(lane) for lanes_ in packed for lane in lanes_),
+            slots=_most(int(round_.counts.max()) for round_ in packed),
+            steps=_most([int(lengths.max(initial=0))]),
             segments=0,
         )
         cuts = (len(cut) for r in range(rounds) for cut in self.cuts(r))
         self.shape = self.shape._replace(segments=_most(cuts))
         if isinstance(self.units, PairUnits) and self.units.takes_census:
             self.shape = self.shape._replace(census=self.units.census_batches(blocks))
-        starts, sizes = range(0, blocks * lanes, lanes), partition.sizes
         self.work = Work(
-            participants=np.array(
-                [int((sizes[self.participants(r)] > 0).sum()) for r in range(rounds)]
-            ),
+            participants=np.array([int((partition.sizes[each] > 0).sum()) for each in drawn]),
             pairs=self._totals(self.units.pairs),
             samples=self._totals(self.units.samples),
-            block_steps=np.array(
-                [
-                    [max(map(self._length, lanes_[d : d + lanes])) for d in starts]
-                    for lanes_ in packed
-                ]
-            ),
+            block_steps=lengths.reshape(rounds, blocks, lanes).max(2),
         )
 
     def participants(self, round_index: int) -> np.ndarray:
@@ -139,16 +133,17 @@ class Scheduler:
 
     def trained(self, rounds: Iterable[int]) -> np.ndarray:
         """Ids of the clients, or pairs, that the lanes run through in these rounds, ascending."""
-        lanes = (lane for r in rounds for lane in self._packed[r])
-        return np.unique(np.fromiter(itertools.chain.from_iterable(lanes), np.int64))
+        return np.unique(np.concatenate([self._packed[r].units for r in rounds]))
 
     def client_batches(self, round_index: int, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's minibatches of a round: indices `[steps, B]` and sizes `[steps]`."""
-        return self.units.batches(self.seed, round_index, client)
+        return self.units.batches(self.seed, round_index, np.array([client]))
 
     def cuts(self, round_index: int) -> list[np.ndarray]:
         """For every block, the steps of a round at which a client of one of its lanes ends."""
-        return [_cuts(self._block_steps(round_index, d)) for d in range(self.shape.blocks)]
+        packed = self._packed[round_index]
+        ends = self._ends(packed)
+        return [np.unique(ends[part]) for part in packed.blocks(self.shape.lanes)]
 
     def round(
         self,
@@ -164,8 +159,11 @@ class Scheduler:
         self._fill_lanes(out, round_index)
         cuts = self.cuts(round_index) if cuts is None else cuts
         out.longest[...] = max((cut[-1] for cut in cuts if len(cut)), default=0)
-        for d, cut in enumerate(cuts):
-            _fill_segments(out, d, self._block_steps(round_index, d), cut)
+        packed = self._packed[round_index]
+        ends, steps = self._ends(packed), self._steps[packed.units]
+        counts = packed.counts.reshape(self.shape.blocks, -1)
+        for d, part in enumerate(packed.blocks(self.shape.lanes)):
+            _fill_segments(out, d, counts[d], ends[part], steps[part], cuts[d])
         if isinstance(self.units, PairUnits) and out.census.size:
             sampled = self.participants(round_index)
             self.units.fill_census(out.census, out.census_pairs, sampled)
@@ -208,24 +206,22 @@ class Scheduler:
 
     def _fill_lanes(self, out: RoundSchedule, round_index: int) -> None:
         """Every lane's clients, one after the other, and their minibatches."""
-        units, sizes, lanes = self.units, self.units.sizes, self._packed[round_index]
-        present = np.concatenate([np.asarray(lane, np.int64) for lane in lanes])
+        packed, sizes = self._packed[round_index], self.units.sizes
+        units, steps = packed.units, self._steps[packed.units]
         counts = sizes if self.averaging == "weighted" else np.sign(sizes)
-        total = counts[present].sum()
+        total = counts[units].sum()
         out.share[...] = total / max(counts.sum(), 1)
-        for index, lane in enumerate(lanes):
-            d, v = divmod(index, self.shape.lanes)
-            step = 0
-            for j, client in enumerate(lane):
-                out.client_ids[d, v, j] = out.rows[d, v, j] = client
-                out.weights[d, v, j] = counts[client] / total
-                out.num_samples[d, v, j] = sizes[client]
-                out.num_steps[d, v, j] = self._steps[client]
-                out.seeds[d, v, j] = units.seeds(self.seed, round_index, client)
-                batches, batch_sizes = self.client_batches(round_index, client)
-                out.batches[d, step : step + len(batches), v] = batches
-                out.batch_sizes[d, step : step + len(batches), v] = batch_sizes
-                step += len(batches)
+        lanes = np.repeat(np.arange(len(packed.counts)), packed.counts)
+        slots = (*np.divmod(lanes, self.shape.lanes), counted(packed.counts))
+        out.client_ids[slots] = out.rows[slots] = units
+        out.weights[slots] = counts[units] / total
+        out.num_samples[slots], out.num_steps[slots] = sizes[units], steps
+        if self.units.num_seeds:
+            out.seeds[slots] = self.units.seeds(self.seed, round_index, units)
+        d, v = np.divmod(np.repeat(lanes, steps), self.shape.lanes)
+        t = counted(np.bincount(lanes, steps, len(packed.counts)).astype(np.int64))
+        batches, batch_sizes = self.units.batches(self.seed, round_index, units)
+        out.batches[d, t, v], out.batch_sizes[d, t, v] = batches, batch_sizes
 
     def first_step(self, round_index: int, shape: Shape | None = None) -> RoundSchedule:
         """One round cut to the first step of every lane's first client."""
@@ -246,31 +242,50 @@ class Scheduler:
             evaluate=np.array(True),
         )
 
-    def _block_steps(self, round_index: int, block: int) -> list[np.ndarray]:
-        """Steps of every client of every lane of a block."""
-        v_ = self.shape.lanes
-        lanes = self._packed[round_index][block * v_ : (block + 1) * v_]
-        return [self._steps[lane] for lane in lanes]
+    def _ends(self, packed: "_Packed") -> np.ndarray:
+        """The step of its lane at which each unit ends."""
+        ends = self._steps[packed.units].cumsum()
+        return ends - np.repeat(np.concatenate([[0], ends])[packed.firsts[:-1]], packed.counts)
+
+    def _lengths(self, packed: "_Packed") -> np.ndarray:
+        """Steps of each lane."""
+        return np.diff(np.concatenate([[0], self._steps[packed.units].cumsum()])[packed.firsts])
 
     def _totals(self, of_units: np.ndarray) -> np.ndarray:
         """`[R]` sums over the units of every round."""
-        return np.array([sum(of_units[lane].sum() for lane in lanes) for lanes in self._packed])
+        return np.array([of_units[packed.units].sum() for packed in self._packed])
 
-    def _length(self, lane: list[int]) -> int:
-        return int(self._steps[lane].sum()) if len(lane) else 0
-
-    def _pack(self, round_index: int, blocks: int, lanes: int) -> list[list[int]]:
+    def _pack(self, clients: np.ndarray, lanes: int, per_block: int) -> "_Packed":
         """Longest client first onto the shortest lane; ties by client id, and over the blocks."""
-        units = (unit for k in self.participants(round_index) for unit in self.units.of_client(k))
-        drawn = [int(unit) for unit in units if self._steps[unit] > 0]
-        drawn.sort(key=lambda c: (-self._steps[c], c))
-        heap = [(0, v, d) for v in range(lanes) for d in range(blocks)]
-        packed: list[list[int]] = [[] for _ in heap]
-        for client in drawn:
-            length, v, d = heapq.heappop(heap)
-            packed[d * lanes + v].append(client)
-            heapq.heappush(heap, (length + int(self._steps[client]), v, d))
-        return packed
+        units = self.units.of_clients(clients)
+        units = units[self._steps[units] > 0]
+        units = units[np.lexsort((units, -self._steps[units]))]
+        blocks = lanes // per_block
+        heap = [(0, v, d) for v in range(per_block) for d in range(blocks)]
+        chosen = []
+        for steps in self._steps[units].tolist():
+            length, v, d = heap[0]
+            chosen.append(d * per_block + v)
+            heapq.heapreplace(heap, (length + steps, v, d))
+        of_lane = np.array(chosen, np.int64)
+        in_order = np.argsort(of_lane, kind="stable")
+        return _Packed(units[in_order].astype(np.int32), np.bincount(of_lane, minlength=lanes))
+
+
+class _Packed(NamedTuple):
+    """Which units a round's lanes run through."""
+
+    units: np.ndarray  # [N] one lane's after the other's, block after block
+    counts: np.ndarray  # [D * V] of each lane
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """[D * V + 1] where each lane begins among the units."""
+        return np.concatenate([[0], self.counts.cumsum()])
+
+    def blocks(self, lanes: int) -> list[slice]:
+        """Each block's units, of so many lanes."""
+        return [slice(*pair) for pair in itertools.pairwise(self.firsts[::lanes].tolist())]
 
 
 def common_shape(schedulers: Sequence[Scheduler], width: int = 1) -> Shape:
@@ -341,23 +356,29 @@ def _most(sizes: Iterable[int]) -> int:
     return _rounded_up(max([1, *sizes]))
 
 
-def _cuts(lane_steps: list[np.ndarray]) -> np.ndarray:
-    """Steps at which a client of any of a block's lanes ends."""
-    ends = [np.cumsum(steps) for steps in lane_steps if len(steps)]
-    return np.unique(np.concatenate(ends)) if ends else np.zeros(0, np.int64)
-
-
 def _fill_segments(
-    out: RoundSchedule, d: int, lane_steps: list[np.ndarray], cuts: np.ndarray
+    out: RoundSchedule,
+    d: int,
+    counts: np.ndarray,
+    unit_ends: np.ndarray,
+    unit_steps: np.ndarray,
+    cuts: np.ndarray,
 ) -> None:
-    out.num_segments[d] = len(cuts)
-    out.segment_ends[d, : len(cuts)] = cuts
-    begins = np.concatenate([[0], cuts[:-1]]) if len(cuts) else cuts
-    for v, steps in enumerate(lane_steps):
-        if not len(steps):
-            continue
-        client_ends = np.cumsum(steps)
-        slot = np.minimum(np.searchsorted(client_ends, begins, side="right"), len(steps) - 1)
-        out.slots[d, : len(cuts), v] = slot
-        out.starts[d, : len(cuts), v] = begins == (client_ends - steps)[slot]
-        out.ends[d, : len(cuts), v] = cuts == client_ends[slot]
+    """Write block d's segments: its lanes have so many units, which end at these steps of theirs
+    and take so many."""
+    number = len(cuts)
+    out.num_segments[d] = number
+    if not number:
+        return
+    out.segment_ends[d, :number] = cuts
+    begins = np.concatenate([[0], cuts[:-1]])
+    # One search for all lanes, each of which is moved behind the one before.
+    busy = np.flatnonzero(counts)
+    counts = counts[busy]
+    firsts, lanes = counts.cumsum() - counts, np.arange(len(busy)) * (cuts[-1] + 1)
+    wanted = begins[:, None] + lanes
+    found = np.searchsorted(unit_ends + np.repeat(lanes, counts), wanted, side="right")
+    unit = np.minimum(found, firsts + counts - 1)  # [G, busy lanes]; an idle lane's is its last
+    out.slots[d, :number, busy] = (unit - firsts).T
+    out.starts[d, :number, busy] = (begins[:, None] == (unit_ends - unit_steps)[unit]).T
+    out.ends[d, :number, busy] = (cuts[:, None] == unit_ends[unit]).T

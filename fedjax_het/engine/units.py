@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_het.common.errors import require
 from fedjax_het.data import Partition
-from fedjax_het.engine.randomness import Stream, host_rng
+from fedjax_het.engine.randomness import Stream, host_rng, host_rngs
 
 
 class ClientUnits:
@@ -46,30 +46,57 @@ class ClientUnits:
         self.samples = passed * partition.sizes + (self.steps - passed * per_pass) * batch_size
         self.pairs = np.zeros_like(partition.sizes)
 
-    def of_client(self, client: int) -> tuple[int, ...]:
-        """The client's units."""
-        return (client,)
+    def of_clients(self, clients: np.ndarray) -> np.ndarray:
+        """Their units, client after client."""
+        return clients
 
-    def seeds(self, seed: int, round_index: int, unit: int) -> np.ndarray:
-        return np.zeros(0, np.int32)
+    def seeds(self, seed: int, round_index: int, units: np.ndarray) -> np.ndarray:
+        """Real examples that each unit starts from, `[n, I]`."""
+        return np.zeros((len(units), 0), np.int32)
 
-    def batches(self, seed: int, round_index: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices `[steps, B]` and sizes `[steps]`.
+    def batches(
+        self, seed: int, round_index: int, units: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Indices `[steps, B]` and sizes `[steps]`, of one unit after the other.
 
         A batch that is not full is filled up with samples of the client's own, which the loss
         masks: only batch-norm statistics can see them.
         """
-        rng = host_rng(seed, self._stream, round_index, unit)
-        held, size = self._partition.client(unit), self.batch_size
-        per_pass = -(-len(held) // size)
-        padded = np.zeros((self._passes, per_pass * size), np.int32)
-        for p in range(self._passes):
-            padded[p] = np.resize(rng.permutation(held), per_pass * size)
-        sizes = np.full((self._passes, per_pass), size, np.int32)
-        if len(held) % size:
-            sizes[:, -1] = len(held) % size
-        steps = self.steps[unit]
-        return padded.reshape(-1, size)[:steps], sizes.reshape(-1)[:steps]
+        sizes, per_pass = self.sizes[units], -(-self.sizes[units] // self.batch_size)
+        order = self._shuffled(seed, round_index, units)
+        # A pass begins where the last one ended: in `order`, in padded entries, and in batches.
+        held, filled = np.repeat(sizes, self._passes), np.repeat(per_pass, self._passes)
+        entries = filled * self.batch_size
+        within = counted(entries)
+        at = np.repeat(held.cumsum() - held, entries) + within % np.repeat(held, entries)
+        batch_sizes = np.full(filled.sum(), self.batch_size, np.int32)
+        left = held % self.batch_size
+        batch_sizes[(filled.cumsum() - 1)[left > 0]] = left[left > 0]
+        whole = order[at].astype(np.int32).reshape(-1, self.batch_size)
+        made, wanted = self._passes * per_pass, self.steps[units]
+        if (made == wanted).all():
+            return whole, batch_sizes
+        kept = counted(made) < np.repeat(wanted, made)
+        return whole[kept], batch_sizes[kept]
+
+    def _shuffled(self, seed: int, round_index: int, units: np.ndarray) -> np.ndarray:
+        """What they hold, unit after unit, each once for every pass in an order of its own."""
+        sizes, offsets = self.sizes[units], self._partition.offsets
+        repeated = np.repeat(sizes, self._passes)
+        order = np.repeat(np.repeat(offsets[units], self._passes), repeated) + counted(repeated)
+        order = self._partition.indices[order]
+        end = 0
+        rngs = host_rngs(seed, self._stream, round_index, units)
+        for size, rng in zip(sizes.tolist(), rngs, strict=True):
+            for _ in range(self._passes):
+                end += size
+                rng.shuffle(order[end - size : end])
+        return order
+
+
+def counted(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, ... up to each length, one after the other."""
+    return np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
 
 
 class PairWork(NamedTuple):
@@ -133,13 +160,32 @@ class PairUnits:
         self.sizes, self.samples = axis(np.where(self._kept, counts, 0)), axis(samples)
         self.pairs, self.steps = axis(kept), work.steps * axis(kept)
 
-    def of_client(self, client: int):
+    def of_clients(self, clients: np.ndarray) -> np.ndarray:
+        """Their units, client after client."""
         if self._work.by_client:
-            return (client,)
-        return range(client * self._num_classes, (client + 1) * self._num_classes)
+            return clients
+        return (clients[:, None] * self._num_classes + np.arange(self._num_classes)).reshape(-1)
 
-    def seeds(self, seed: int, round_index: int, unit: int) -> np.ndarray:
-        """Real examples to start from: for each image different ones, as far as there are."""
+    def seeds(self, seed: int, round_index: int, units: np.ndarray) -> np.ndarray:
+        """Real examples that each unit starts from, `[n, I]`: for each image different ones, as far
+        as there are."""
+        drawn = [self._seeds(seed, round_index, int(unit)) for unit in units]
+        return np.stack(drawn) if drawn else np.zeros((0, self.num_seeds), np.int32)
+
+    def batches(
+        self, seed: int, round_index: int, units: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Indices `[steps, B]` and sizes `[steps]`, of one unit after the other; the classes of a
+        client take turns.
+
+        Every step draws anew, without replacement.
+        """
+        made = [self._batches(seed, round_index, int(unit)) for unit in units]
+        none = np.zeros((0, self.batch_size), np.int32), np.zeros(0, np.int32)
+        indices, sizes = zip(none, *made, strict=True)
+        return np.concatenate(indices), np.concatenate(sizes)
+
+    def _seeds(self, seed: int, round_index: int, unit: int) -> np.ndarray:
         per, ipc = self._work.seeds_per_image, self._work.ipc
         out = np.zeros((self._num_classes, ipc * per), np.int32)
         for client, label in self._pairs_of(unit):
@@ -158,11 +204,7 @@ class PairUnits:
             return out.reshape(-1)
         return out[unit % self._num_classes]
 
-    def batches(self, seed: int, round_index: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices `[steps, B]` and sizes `[steps]`; the classes of a client take turns.
-
-        Every step draws anew, without replacement.
-        """
+    def _batches(self, seed: int, round_index: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
         drawn = [self._draws(seed, round_index, *pair) for pair in self._pairs_of(unit)]
         indices = np.stack([i for i, _ in drawn], 1)  # [steps, classes of the unit, B]
         sizes = np.array([size for _, size in drawn], np.int32)
@@ -178,7 +220,7 @@ class PairUnits:
         Batch after batch, one to each block in turn; what is left over is padding.
         """
         present = np.sort(clients)
-        held = np.concatenate([self._partition.client(k) for k in present])
+        held = np.concatenate([self._held(k) for k in present])
         owner = np.repeat(present, self._partition.sizes[present])
         none = self._partition.num_clients * self._num_classes
         blocks, batches, size = pairs.shape
@@ -196,8 +238,12 @@ class PairUnits:
         return [divmod(unit, self._num_classes)]
 
     def _examples(self, client: int, label: int) -> np.ndarray:
-        held = self._partition.client(client)
+        held = self._held(client)
         return held[self._labels[held] == label]
+
+    def _held(self, client: int) -> np.ndarray:
+        offsets = self._partition.offsets
+        return self._partition.indices[offsets[client] : offsets[client + 1]]
 
     def _rng(self, seed: int, round_index: int, client: int, label: int, use: int):
         pair = client * self._num_classes + label

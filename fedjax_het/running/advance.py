@@ -16,6 +16,7 @@ from fedjax_het.engine.randomness import Stream
 from fedjax_het.engine.rounds import ChunkInputs, RoundMetrics
 from fedjax_het.engine.soundness import not_finite_of_runs
 from fedjax_het.running.accounts import curves_of, latest_accuracy, recorded
+from fedjax_het.running.ahead import Ahead
 from fedjax_het.running.checkpoints import Checkpoints
 from fedjax_het.running.inputs import without_rounds
 from fedjax_het.running.long_rounds import begun
@@ -72,42 +73,35 @@ def start(runs: Runs, checkpoints: Checkpoints, records: Sequence[dict] | None =
 
 def finish(runs: Runs, checkpoints: Checkpoints) -> None:
     """Run what is left: rounds, and the work between them."""
-    upcoming: dict[tuple[int, int], ChunkInputs] = {}
-    while runs.done < runs.rounds and None in runs.stopped:
-        for work in runs.algorithm.host_work:
-            if work.before_round == runs.done and runs.work_done(work) < work.total:
-                _work_between_rounds(runs, work, checkpoints)
-        if None not in runs.stopped:
-            break
-        if runs.stretched is not None:
-            metrics, count = _run_in_stretches(runs, checkpoints), 1
-        else:
-            count = _chunk_length(runs)
-            inputs = upcoming.pop((runs.done, count), None)
-            if inputs is None:
-                inputs = runs.call(runs.done, count)
-            metrics, upcoming = _run_chunk(runs, inputs, count)
-        _record(runs, metrics, count)
-        _report(runs)
-        checkpoints.save(runs)
+    with Ahead(runs) as ahead:
+        while runs.done < runs.rounds and None in runs.stopped:
+            for work in runs.algorithm.host_work:
+                if work.before_round == runs.done and runs.work_done(work) < work.total:
+                    _work_between_rounds(runs, work, checkpoints)
+            if None not in runs.stopped:
+                break
+            if runs.stretched is not None:
+                metrics, count = _run_in_stretches(runs, checkpoints), 1
+            else:
+                count = _chunk_length(runs)
+                metrics = _run_chunk(runs, ahead, count)
+            _record(runs, metrics, count)
+            _report(runs)
+            checkpoints.save(runs)
 
 
-def _run_chunk(
-    runs: Runs, inputs: ChunkInputs, count: int
-) -> tuple[RoundMetrics, dict[tuple[int, int], ChunkInputs]]:
-    """One call of the program: -> (what it measured, what the next call is to read)."""
+def _run_chunk(runs: Runs, ahead: Ahead, count: int) -> RoundMetrics:
+    """One call of the program: -> what it measured."""
     began = time.perf_counter()
     rounds = range(runs.done, runs.done + count)
+    inputs = ahead.take(rounds.start, count)
     runs.load_states(rounds)
     runs.state, measured = runs.group.program.chunk(runs.state, inputs)
-    following = (rounds.stop, min(count, runs.rounds - rounds.stop))
-    upcoming = {}
-    if following[1] > 0:  # prepared on the host while the device works
-        upcoming = {following: runs.call(*following)}
+    ahead.prepare(rounds.stop, count)
     metrics = jax.tree.map(host_values, measured)
     runs.store_states(rounds)
     runs.spent.rounds += time.perf_counter() - began
-    return metrics, upcoming
+    return metrics
 
 
 def _run_in_stretches(runs: Runs, checkpoints: Checkpoints) -> RoundMetrics:

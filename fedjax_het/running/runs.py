@@ -35,6 +35,7 @@ class Room(NamedTuple):
 
     rounds: int
     rows: int  # client states on the devices
+    ahead: int = 1  # calls whose inputs are there before they are due
 
 
 @dataclass(eq=False)
@@ -208,6 +209,7 @@ def _room(group: Group, federations: Sequence[Federation]) -> Room:
     scheduled = [shape for shape in (shapes.schedule, shapes.tuning) if shape is not None]
     bytes_a_round = sum(shape.num_bytes(spec.batch_size) for shape in scheduled)
     fitting = MAX_SCHEDULE_BYTES // (bytes_a_round * plan.capacity)
+    ahead = 2 if fitting else 1
     cohort, all_clients = 0, group.program.measuring.num_clients
     if group.client_state == HOST_STATE:
         cohort = max(f.scheduler.cohort_size for f in federations)
@@ -215,7 +217,7 @@ def _room(group: Group, federations: Sequence[Federation]) -> Room:
         fitting = min(fitting, MAX_TABLE_BYTES // (row * cohort * plan.width))
     rounds = max(1, min(MAX_CHUNK, spec.rounds, fitting))
     rows = min(all_clients, rounds * cohort) if cohort else all_clients
-    return Room(rounds, rows)
+    return Room(rounds, rows, ahead)
 
 
 def require_contract(runs: Runs) -> None:
