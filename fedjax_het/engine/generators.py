@@ -91,7 +91,7 @@ def _pool(words: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _mixed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    both = one * _MIX_LEFT - other * _MIX_RIGHT
+    both: np.ndarray = one * _MIX_LEFT - other * _MIX_RIGHT
     return both ^ (both >> _SHIFT)
 
 

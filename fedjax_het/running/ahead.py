@@ -41,7 +41,7 @@ class Ahead:
 
     def prepare(self, first: int, count: int) -> None:
         """Make those of the calls from round `first` on, of `count` rounds each."""
-        wanted = []
+        wanted: list[tuple[int, int]] = []
         while first < self._runs.rounds and len(wanted) < self._runs.room.ahead:
             count = min(count, self._runs.rounds - first)
             wanted.append((first, count))
