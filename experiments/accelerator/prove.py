@@ -1,0 +1,388 @@
+"""Prove a device: the same numbers as on the CPU, and what is fastest on it.
+
+python experiments/accelerator/prove.py                 what jax finds, about five minutes
+python experiments/accelerator/prove.py --scale quick   small; two minutes on a CPU
+
+Correctness: each method runs three rounds on made-up data, on the device and on the CPU, both with
+true float32 products. Beside the difference is what another order of sums makes of the CPU's own
+numbers (four lanes instead of one): a device that rounds as well differs about as much. Speed:
+client samples a second of FedAvg's rounds by network, implementation of convolutions, lanes and
+precision; compilation apart. `prove.json` has all of it and the settings that were fastest.
+A case that fails is a line with its error, and the others go on; what is done is not done again.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedjax_het.common.errors import require_name
+from fedjax_het.common.files import make_output_directory
+from fedjax_het.report.programs import record_program
+from fedjax_het.report.render import Section, TextTable, number_text, print_table, to_markdown
+from fedjax_het.report.write import write_text
+
+FILE = "prove.json"
+MEASURE = "--measure"  # what a process of its own is asked, which reads its cases as JSON
+LEAST = 1e-3  # relative: a smaller difference is rounding, whatever another order of sums makes
+ALLOWED = 30.0  # times what another order makes
+FULL = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+PRECISIONS = {
+    "cpu": ("default",),
+    "gpu": ("highest", "tensorfloat32", "bfloat16"),
+    "tpu": ("highest", "bfloat16"),
+}
+
+
+class Scale(NamedTuple):
+    """How large the cases are."""
+
+    pixels: int
+    examples: int
+    clients: int
+    width: int
+    lanes: tuple[int, ...]
+    rounds: int
+
+
+SCALES = {
+    "quick": Scale(12, 2_000, 20, 8, (1, 4), 4),
+    "full": Scale(28, 60_000, 80, 128, (1, 4, 16, 32), 6),
+}
+
+CONDENSING = {"ipc": 2, "steps": 4, "server_epochs": 2, "threshold": 5}
+# Methods whose programs differ, each small: (name, settings).
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"model": "mlp"},
+    "fedavg, convnet": {"model": "convnet", "width": 8},
+    "fedavg, convnet, im2col": {
+        "model": "convnet",
+        "width": 8,
+        "network_options": {"conv_impl": "im2col"},
+    },
+    "fedavg, convnet, native": {
+        "model": "convnet",
+        "width": 8,
+        "network_options": {"conv_impl": "native"},
+    },
+    "fedbn, convnet": {"model": "convnet", "width": 8, "norm": "batch"},
+    "scaffold": {"model": "mlp"},
+    "fednova": {"model": "mlp"},
+    "moon": {"model": "mlp"},
+    "fedgen": {"model": "mlp"},
+    "feddf": {"model": "mlp"},
+    "dynafed": {
+        "model": "mlp",
+        "options": {"trajectory_rounds": 2, "segment_length": 2, "num_iterations": 3},
+    },
+    "feddm": {"model": "mlp", "options": CONDENSING},
+    "fedaf": {"model": "mlp", "options": CONDENSING},
+    "fedamp": {"model": "mlp"},
+    "ditto": {"model": "mlp"},
+    "fsl": {"model": "mlp"},
+}
+
+
+class Case(NamedTuple):
+    """What is measured once."""
+
+    name: str
+    kind: Literal["numbers", "speed"]
+    scale: str
+    settings: dict[str, Any]
+    lanes: int
+
+
+class Place(NamedTuple):
+    """A process of its own, and what it measures one after the other."""
+
+    environment: dict[str, str]
+    """Variables that say where it runs, and in which precision."""
+    cases: list[Case]
+
+
+@dataclass
+class Arguments:
+    """The command line."""
+
+    scale: Literal["full", "quick"] = "full"
+    """full: as the papers' runs, for an accelerator; quick: small, for a CPU."""
+    only: Literal["numbers", "speed", "all"] = "all"
+    """What is measured."""
+    methods: tuple[str, ...] | None = None
+    """Of which the numbers are compared (default: all)."""
+    minutes: float = 30.0
+    """After which no case is begun; the same command goes on."""
+    output_dir: str = "results/accelerator"
+    """Where prove.json and prove.md are."""
+
+
+def made_up(scale: Scale) -> Any:
+    """A data set of ten classes: blurred spots, and noise."""
+    from fedjax_het import dataset_from_arrays
+
+    rng, size = np.random.default_rng(0), scale.pixels
+    spots = rng.random((10, size, size, 1))
+
+    def draw(count):
+        labels = rng.integers(0, 10, count)
+        images = 0.6 * spots[labels] + 0.4 * rng.random((count, size, size, 1))
+        return (255 * images).astype(np.uint8), labels
+
+    images, labels = draw(scale.examples)
+    test_images, test_labels = draw(max(200, scale.examples // 10))
+    return dataset_from_arrays(
+        train_images=images, train_labels=labels, test_images=test_images, test_labels=test_labels
+    )
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """In this process, on its first device: losses and norms of every round, or client samples a
+    second."""
+    import jax
+
+    from fedjax_het import Placement, RunSpec, simulate
+
+    scale = SCALES[case.scale if case.kind == "speed" else "quick"]
+    settings = {"num_clients": scale.clients, "rounds": scale.rounds, "seed": 0, **case.settings}
+    spec = RunSpec(dataset="user", **settings)
+    placement = Placement(lanes=case.lanes, devices=1)
+    result = simulate(spec, dataset=made_up(scale), placement=placement)
+    found: dict[str, Any] = {"device": jax.devices()[0].device_kind}
+    if case.kind == "speed":
+        kept = ("client_samples_per_second", "compile_seconds")
+        return found | {name: result.summary[name] for name in kept}
+    curves = ("train_loss", "update_norm", "test_loss", "client_accuracy")
+    named = {name: result.metrics[name] for name in curves if name in result.metrics}
+    return found | {name: np.asarray(curve).tolist() for name, curve in named.items()}
+
+
+def measure_all() -> None:
+    """The cases on standard input, a line of standard output for each."""
+    for given in json.load(sys.stdin):
+        case = Case(*given)
+        try:
+            found = measure(case)
+        except Exception as error:  # whatever it is, the others are to be measured
+            found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        print(json.dumps({"name": case.name, **found}), flush=True)
+
+
+def at_once(places: list[Place], seconds: float) -> list[dict[str, dict[str, Any]]]:
+    """What each place has found by name, after so many seconds at most; all of them side by side.
+    A case that a place did not come to is not there."""
+    words = [sys.executable, str(Path(__file__).resolve()), MEASURE]
+    with ExitStack() as files:
+        running = []
+        for place in places:
+            said = files.enter_context(tempfile.TemporaryFile("w+"))
+            process = subprocess.Popen(
+                words,
+                env={**os.environ, **place.environment},
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(place.cases))
+            process.stdin.close()
+            running.append((process, said))
+        ends = time.monotonic() + seconds
+        for process, _ in running:
+            try:
+                process.wait(max(1.0, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return [_read(said) for _, said in running]
+
+
+def _read(said: IO[str]) -> dict[str, dict[str, Any]]:
+    said.seek(0)
+    found = [json.loads(line) for line in said if line.startswith("{") and line.endswith("}\n")]
+    return {made.pop("name"): made for made in found}
+
+
+def numbers_places(names: Sequence[str]) -> list[Place]:
+    """The device, the CPU, and the CPU in another order."""
+    cases = []
+    for name in names:
+        method = name.split(",")[0]
+        settings = {"algorithm": method, **METHODS[name], "rounds": 3}
+        cases.append(Case(name, "numbers", "quick", settings, 4))
+    on_cpu = {**FULL, "JAX_PLATFORMS": "cpu"}
+    alone = [case._replace(lanes=1) for case in cases]
+    return [Place(FULL, cases), Place(on_cpu, cases), Place(on_cpu, alone)]
+
+
+def speed_places(scale: str, platform: str) -> list[Place]:
+    """FedAvg by precision, and in each by network, implementation and lanes."""
+    size, places = SCALES[scale], []
+    networks: list[tuple[str, dict[str, Any]]] = [("mlp", {"model": "mlp"})]
+    for impl in ("im2col", "native"):
+        options = {"width": size.width, "network_options": {"conv_impl": impl}}
+        networks.append((f"convnet, {impl}", {"model": "convnet", **options}))
+    for precision in PRECISIONS.get(platform, ("default",)):
+        given = {} if precision == "default" else {"JAX_DEFAULT_MATMUL_PRECISION": precision}
+        cases = []
+        for network, settings in networks:
+            for lanes in size.lanes:
+                name = f"{network}, {precision}, {lanes} lanes"
+                fedavg = {"algorithm": "fedavg", "eval_every": size.rounds, **settings}
+                cases.append(Case(name, "speed", scale, fedavg, lanes))
+        places.append(Place(given, cases))
+    return places
+
+
+def differences(device: dict, cpu: dict, in_another_order: dict) -> dict[str, Any]:
+    """How far the device's curves are from the CPU's, relative; and the CPU's from its own in
+    another order."""
+    errors = [made["error"] for made in (device, cpu, in_another_order) if "error" in made]
+    if errors:
+        return {"error": errors[0]}
+
+    def apart(one, other):
+        curves = [name for name in one if name != "device"]
+        pairs = [(np.asarray(one[name]), np.asarray(other[name])) for name in curves]
+        if any((np.isnan(a) != np.isnan(b)).any() for a, b in pairs):
+            return float("inf")
+        return max(
+            float(np.nanmax(np.abs(a - b), initial=0) / max(np.nanmax(np.abs(b), initial=0), 1e-12))
+            for a, b in pairs
+        )
+
+    difference, order = apart(device, cpu), apart(in_another_order, cpu)
+    agrees = difference <= max(LEAST, ALLOWED * order)
+    return {"difference": difference, "another order": order, "agrees": agrees}
+
+
+def fastest(speeds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By network and precision the implementation and lanes of most samples a second."""
+    best: dict[str, dict[str, Any]] = {}
+    for name, made in speeds.items():
+        rate = made.get("client_samples_per_second", 0.0)
+        *network, precision, lanes = name.split(", ")
+        key = f"{network[0]}, {precision}"
+        if rate > best.get(key, {}).get("client_samples_per_second", 0.0):
+            chosen = {"conv_impl": network[1]} if len(network) > 1 else {}
+            count = int(lanes.removesuffix(" lanes"))
+            best[key] = {**chosen, "lanes": count, "client_samples_per_second": rate}
+    return best
+
+
+def tables(kept: dict[str, Any]) -> list[TextTable]:
+    """Of the numbers, of the speeds, and of what was fastest, as far as they are known."""
+    device = kept["device"]
+    numbers = _table(
+        f"{device} against the CPU, both in float32",
+        ("Method",),
+        (*_COLUMNS, "Error"),
+        kept["numbers"],
+        "Largest relative difference of losses and norms over the rounds; another order: the "
+        "CPU's own, with one lane instead of four.",
+    )
+    speed = _table(
+        f"{device}: FedAvg's rounds",
+        ("Case",),
+        (*_SPEEDS, "Error"),
+        kept["speed"],
+        "Client samples a second; compilation in seconds, apart.",
+    )
+    best = _table(f"{device}: fastest", ("Network",), ("conv_impl", "lanes"), kept["fastest"])
+    return [table for table in (numbers, speed, best) if table.sections[0].rows]
+
+
+_COLUMNS = ("difference", "another order", "agrees")
+_SPEEDS = ("client_samples_per_second", "compile_seconds")
+
+
+def _table(
+    title: str,
+    names: tuple[str],
+    values: tuple[str, ...],
+    found: dict[str, dict[str, Any]],
+    *notes: str,
+) -> TextTable:
+    rows = tuple(
+        {names[0]: name, **{value: _short(made.get(value.lower())) for value in values}}
+        for name, made in found.items()
+    )
+    return TextTable(title, names, values, (Section(rows),), notes)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return number_text(value, ",.0f" if value >= 100 else ".2g")
+    return "" if value is None else str(value)
+
+
+def run(arguments: Arguments) -> int:
+    """All cases that are not done. 1 where a method's numbers do not agree."""
+    names = tuple(METHODS) if arguments.methods is None else arguments.methods
+    for name in names:
+        require_name("methods", name, METHODS)
+    folder, ends = make_output_directory(arguments.output_dir), time.monotonic()
+    ends += 60 * arguments.minutes
+    path = folder / FILE
+    kept: dict[str, Any] = {"numbers": {}, "speed": {}, "fastest": {}}
+    if path.is_file():
+        kept |= json.loads(path.read_text())
+    kept["device"], platform = _device()
+
+    def due(kind: str, cases: Iterable[str]) -> list[str]:
+        return [name for name in cases if "error" in kept[kind].get(name, {"error": ""})]
+
+    def keep(kind: str, made: dict[str, dict[str, Any]]) -> None:
+        kept[kind] |= made
+        kept["fastest"] = fastest(kept["speed"])
+        write_text(path, json.dumps(kept, indent=1))
+
+    if arguments.only != "speed" and (left := due("numbers", names)):
+        device, *on_cpu = at_once(numbers_places(left), ends - time.monotonic())
+        done = [name for name in left if all(name in found for found in (device, *on_cpu))]
+        apart = {name: differences(device[name], *(f[name] for f in on_cpu)) for name in done}
+        keep("numbers", apart)
+    for place in speed_places(arguments.scale, platform) if arguments.only != "numbers" else ():
+        left = due("speed", [case.name for case in place.cases])
+        if left and time.monotonic() < ends:
+            place = place._replace(cases=[case for case in place.cases if case.name in left])
+            (found,) = at_once([place], ends - time.monotonic())
+            keep("speed", found)
+    made = tables(kept)
+    for table in made:
+        print_table(table)
+    write_text(folder / "prove.md", "\n".join(map(to_markdown, made)))
+    wrong = [name for name, made in kept["numbers"].items() if not made.get("agrees")]
+    if wrong:
+        print(f"Not as on the CPU: {', '.join(wrong)}.", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _device() -> tuple[str, str]:
+    """The kind of jax's first device, and its platform; found in a process of its own, since this
+    one is not to hold it."""
+    asked = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind)"
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    platform, _, kind = said.stdout.strip().splitlines()[-1].partition(" ")
+    return kind, platform
+
+
+main = record_program(Arguments, run, __doc__)
+
+if __name__ == "__main__":
+    if MEASURE in sys.argv:
+        measure_all()
+        raise SystemExit(0)
+    raise SystemExit(main())

@@ -1,0 +1,133 @@
+"""The programs for machines with an accelerator, as far as a CPU can try them."""
+
+import json
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from experiments.accelerator import half_hour, prove
+from fedjax_het.report.programs import load_program
+
+FAST = {"train_loss": [1.0, 0.5], "device": "x"}
+
+
+def test_what_differs_more_than_an_order_of_sums_does_not_agree():
+    def agrees(device, cpu=FAST, other=FAST):
+        return prove.differences(device, cpu, other)["agrees"]
+
+    assert agrees(FAST)
+    assert agrees({**FAST, "train_loss": [1.0, 0.5 + prove.LEAST / 2]})
+    off = {**FAST, "train_loss": [1.0, 0.52]}
+    assert not agrees(off)
+    assert agrees(off, other={**FAST, "train_loss": [1.0, 0.505]})  # the CPU itself is that far off
+    assert not agrees({**FAST, "train_loss": [1.0, float("nan")]})
+    assert prove.differences({"error": "no room"}, FAST, FAST) == {"error": "no room"}
+
+
+def test_the_fastest_is_of_each_network_and_precision():
+    speeds = {
+        "mlp, highest, 1 lanes": {"client_samples_per_second": 5.0},
+        "mlp, highest, 4 lanes": {"client_samples_per_second": 7.0},
+        "convnet, native, highest, 4 lanes": {"client_samples_per_second": 2.0},
+        "convnet, im2col, highest, 1 lanes": {"client_samples_per_second": 3.0},
+        "convnet, im2col, bfloat16, 4 lanes": {"error": "no room"},
+    }
+    best = prove.fastest(speeds)
+    assert best.keys() == {"mlp, highest", "convnet, highest"}
+    assert best["mlp, highest"]["lanes"] == 4
+    assert (best["convnet, highest"]["conv_impl"], best["convnet, highest"]["lanes"]) == (
+        "im2col",
+        1,
+    )
+
+
+def test_places_measure_the_same_cases():
+    device, cpu, other = prove.numbers_places(list(prove.METHODS))
+    assert "JAX_PLATFORMS" not in device.environment
+    assert cpu.environment["JAX_PLATFORMS"] == other.environment["JAX_PLATFORMS"] == "cpu"
+    assert device.cases == cpu.cases
+    assert [case._replace(lanes=4) for case in other.cases] == cpu.cases
+    names = [case.name for place in prove.speed_places("full", "gpu") for case in place.cases]
+    assert len(names) == len(set(names)) == 3 * 3 * 4
+
+
+@pytest.mark.slow
+def test_numbers_are_the_cpus_on_a_cpu(tmp_path, capsys):
+    arguments = ["--scale", "quick", "--only", "numbers", "--methods", "fedavg", "dynafed"]
+    assert prove.main([*arguments, "--output-dir", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / prove.FILE).read_text())
+    assert kept["numbers"].keys() == {"fedavg", "dynafed"}
+    for made in kept["numbers"].values():
+        assert made["agrees"] and made["difference"] <= made["another order"] < prove.LEAST
+    assert "another order" in (tmp_path / "prove.md").read_text()
+    before = (tmp_path / prove.FILE).stat().st_mtime_ns
+    assert prove.main([*arguments, "--output-dir", str(tmp_path)]) == 0  # nothing is due
+    assert (tmp_path / prove.FILE).stat().st_mtime_ns == before
+
+
+def test_an_unknown_method_is_named(tmp_path, capsys):
+    assert prove.main(["--methods", "fedavgg", "--output-dir", str(tmp_path)]) == 2
+    assert "fedavgg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", ["paper", "quick"])
+def test_pieces_are_commands_that_there_are(scale, tmp_path, capsys):
+    first, *tables = half_hour.pieces(scale, tmp_path)
+    assert first.name == "prove" and len({piece.name for piece in tables}) == len(tables)
+    for piece in tables:
+        assert load_program(piece.program)([*piece.words, "--list"]) == 0, piece
+        assert len(capsys.readouterr().out.splitlines()) > 0
+    assert (half_hour.HERE.parent / first.program).is_file()
+
+
+def test_pieces_go_on_until_they_are_done(tmp_path, monkeypatch, capsys):
+    begun = []
+    statuses = {"prove": [0], "table1 fashion 0.01": [130, 0], "table1 cifar 0.01": [2, 2]}
+
+    def made(piece, seconds):
+        begun.append(piece.name)
+        status = statuses.get(piece.name, [0]).pop(0) if piece.name in statuses else 0
+        return status, "no prepared data in x" if status == 2 else "said"
+
+    monkeypatch.setattr(half_hour, "made", made)
+    archive = tmp_path / "kept.tar"
+    for folder in ("a", "b"):  # another machine, which has the archive alone
+        arguments = ["--output-dir", str(tmp_path / folder), "--carry", str(archive)]
+        assert half_hour.main(arguments) == 0
+    both = half_hour.pieces("paper", tmp_path)
+    assert begun == [piece.name for piece in both] + ["table1 fashion 0.01", "table1 cifar 0.01"]
+    shown = capsys.readouterr().out
+    assert "table1 cifar 0.01: passed over, as its data are not there" in shown
+    with tarfile.open(archive) as packed:
+        assert half_hour.FILE in packed.getnames()
+
+
+def test_nothing_is_begun_when_the_time_is_up(tmp_path, monkeypatch):
+    def never(piece, seconds):
+        raise AssertionError("begun too late")
+
+    monkeypatch.setattr(half_hour, "made", never)
+    assert half_hour.main(["--minutes", "0.5", "--output-dir", str(tmp_path)]) == 0
+
+
+def test_a_piece_is_asked_to_stop_and_keeps_what_it_has(tmp_path, monkeypatch):
+    program = tmp_path / "slow.py"
+    program.write_text(
+        "import time\n"
+        "try:\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('kept'); raise SystemExit(130)\n"
+    )
+    monkeypatch.setattr(half_hour, "HERE", tmp_path / "accelerator")
+    status, said = half_hour.made(half_hour.Piece("slow", "slow.py", ()), 1.0)
+    assert (status, said) == (130, "kept\n")
+    quick = tmp_path / "quick.py"
+    quick.write_text("print('done')")
+    assert half_hour.made(half_hour.Piece("quick", "quick.py", ()), 30.0) == (0, "done\n")
+
+
+def test_help_is_the_docstring():
+    words = [sys.executable, str(half_hour.HERE / "half_hour.py"), "--help"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "--carry" in said and "most telling cells first" in said
