@@ -3,7 +3,7 @@
 python experiments/accelerator/prove.py                 what jax finds, about five minutes
 python experiments/accelerator/prove.py --scale quick   small; two minutes on a CPU
 
-Correctness: each method runs four rounds on made-up data, on the device and on the CPU, both with
+Correctness: each method runs five rounds on made-up data, on the device and on the CPU, both with
 true float32 products. Beside the difference is what another order of sums makes of the CPU's own
 numbers (four lanes instead of one): a device that rounds as well differs about as much. Speed:
 client samples a second of FedAvg's rounds by network, implementation of convolutions, lanes and
@@ -82,7 +82,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddf": {"model": "mlp"},
     "dynafed": {
         "model": "mlp",
-        "options": {"trajectory_rounds": 3, "segment_length": 2, "num_iterations": 3},
+        "options": {"trajectory_rounds": 4, "segment_length": 3, "num_iterations": 3},
     },
     "feddm": {"model": "mlp", "options": CONDENSING},
     "fedaf": {"model": "mlp", "options": CONDENSING},
@@ -218,7 +218,7 @@ def numbers_places(names: Sequence[str]) -> list[Place]:
     cases = []
     for name in names:
         method = name.split(",")[0]
-        settings = {"algorithm": method, **METHODS[name], "rounds": 4}
+        settings = {"algorithm": method, **METHODS[name], "rounds": 5}
         cases.append(Case(name, "numbers", "quick", settings, 4))
     on_cpu = {**FULL, "JAX_PLATFORMS": "cpu"}
     alone = [case._replace(lanes=1) for case in cases]
