@@ -87,6 +87,12 @@ class Placement:
             "a whole number >= 1, a sequence of jax devices, or None for all",
         )
 
+    @property
+    def on_chosen_cpus(self) -> bool:
+        """Whether CPU devices were asked for."""
+        named = isinstance(self.devices, Sequence)
+        return named and all(device.platform == "cpu" for device in self.devices)
+
     def present_devices(self) -> list[jax.Device]:
         """The devices. Raises ConfigError if there are fewer."""
         if isinstance(self.devices, Sequence):

@@ -12,6 +12,7 @@ import jax
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, written
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.hardware import tell_of_unused_hardware
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.advance import announce, finish, start
@@ -79,6 +80,8 @@ def simulate(
     """
     started = time.perf_counter()
     require_variables()
+    if not placement.on_chosen_cpus:
+        tell_of_unused_hardware()
     spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
     require_folder_to_resume(folder, resume=resume, resume_anyway=resume_anyway)

@@ -21,6 +21,7 @@ from fedjax_het.common.doors import door
 from fedjax_het.common.environment import environment, run_digest
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.hardware import tell_of_unused_hardware
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.engine.memory import free_bytes
@@ -120,6 +121,8 @@ def sweep(
       made, if results could not be written to `directory`: it has them, and says where they are.
     """
     require_variables()
+    if not placement.on_chosen_cpus:
+        tell_of_unused_hardware()
     resolved = [with_network(spec, network).resolved() for spec in specs]
     directory = None if directory is None else make_output_directory(directory)
     names, named = names_of(resolved, dataset, network, data_dir)

@@ -1,0 +1,132 @@
+"""Hardware that is there and not used: a GPU or a TPU, where jax runs on the CPU."""
+
+import functools
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("fedjax_het")
+
+CUDA13_DRIVER = 580  # the oldest that runs CUDA 13
+_GOOGLE = "0x1ae0"  # of a TPU among PCI devices
+_TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
+# What a notebook may have imported before something was installed over it.
+_SHARED = ("numpy", "jax", "jaxlib", "flax", "optax", "scipy", "pandas", "matplotlib")
+
+
+@functools.cache
+def tell_of_unused_hardware() -> None:
+    """Say once, in one line, that there is a GPU or a TPU and jax does not use it. Starts jax's
+    backend."""
+    line = unused_hardware()
+    if line is not None:
+        log.warning("note: %s", line)
+
+
+def unused_hardware(
+    root: Path = Path("/"), environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """One line that names the hardware and the command that mends it; None where jax uses an
+    accelerator, where there is none, or where the CPU is what was asked for.
+
+    root: of the file system that is looked at. Starts jax's backend.
+    """
+    import jax
+
+    settings: Any = jax.config  # jax adds its settings at run time: its types do not name them
+    asked = (settings.jax_platforms or environment.get("JAX_PLATFORMS") or "").split(",")[0]
+    if asked == "cpu" or jax.default_backend() != "cpu":
+        return None
+    if _has_tpu(root, environment):
+        return _line("a TPU", "tpu", jax.__version__)
+    if _has_gpu(root, environment):
+        return _line("an NVIDIA GPU", f"cuda{_cuda(root)}", jax.__version__)
+    return None
+
+
+def _line(what: str, extra: str, version: str) -> str:
+    return (
+        f"this machine has {what}, but jax runs on the CPU: "
+        f'`pip install "jax[{extra}]=={version}"`, then restart Python (a notebook: its runtime)'
+    )
+
+
+def _has_gpu(root: Path, environment: Mapping[str, str]) -> bool:
+    """A device or a driver of NVIDIA's that is not hidden."""
+    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
+        return False
+    devices = any(re.fullmatch(r"nvidia\d+", path.name) for path in _entries(root / "dev"))
+    driver = (root / "proc/driver/nvidia/version").exists()
+    windows = (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
+    return devices or driver or windows
+
+
+def _has_tpu(root: Path, environment: Mapping[str, str]) -> bool:
+    if any(re.fullmatch(r"accel\d+", path.name) for path in _entries(root / "dev")):
+        return True
+    if any(environment.get(name) for name in _TPU_VARIABLES):
+        return True
+    groups = any(path.name.isdigit() for path in _entries(root / "dev/vfio"))
+    vendors = (_text(path / "vendor") for path in _entries(root / "sys/bus/pci/devices"))
+    return groups and any(vendor.strip() == _GOOGLE for vendor in vendors)
+
+
+def _cuda(root: Path) -> int:
+    """The CUDA whose plugin is installed, else the newest that the driver runs."""
+    for major in (12, 13):
+        if _installed(f"jax-cuda{major}-plugin"):
+            return major
+    driver = re.search(r"Kernel Module.*?\s(\d+)\.\d", _text(root / "proc/driver/nvidia/version"))
+    return 13 if driver is not None and int(driver[1]) >= CUDA13_DRIVER else 12
+
+
+def replaced_modules(names: Iterable[str] = _SHARED) -> list[str]:
+    """Modules that were imported before others of other versions were installed over them, as
+    `numpy 2.0.2 is imported, 2.4.1 installed`."""
+    found = []
+    for name in names:
+        imported = getattr(sys.modules.get(name), "__version__", None)
+        installed = None if imported is None else _installed(name)
+        if installed is not None and installed != imported:
+            found.append(f"{name} {imported} is imported, {installed} installed")
+    return found
+
+
+def show_environment() -> None:
+    """Print versions and devices; and what is to be done, if anything: a restart, where modules
+    that are imported were replaced, or an installation, where hardware is not used."""
+    import jax
+
+    import fedjax_het
+
+    print(f"fedjax_het {fedjax_het.__version__}, jax {jax.__version__}, {jax.devices()}")
+    if replaced := replaced_modules():
+        print(f"Restart the runtime, then run this cell again: {'; '.join(replaced)}.")
+    if line := unused_hardware():
+        print(f"Note: {line}.")
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
