@@ -15,6 +15,7 @@ from fedjax_het.engine.plan import AXIS, RUNS, Plan, make_plan
 from fedjax_het.engine.probe import LaneChoice, choose_lanes, choose_sharing
 from fedjax_het.engine.schedule import Scheduler, cohort_size
 from fedjax_het.engine.units import ClientUnits, PairUnits
+from fedjax_het.running.places import balanced, best_places
 from fedjax_het.running.programs import Program, Signature, client_state_bytes, training_of
 from fedjax_het.settings.spec import ResolvedSpec
 
@@ -26,7 +27,6 @@ SHARED, ALONE = "shared", "alone"  # what devices that share a federation do of 
 STATE_SHARE = 1 / 8
 PAIR_LANES = 16  # of condensation on an accelerator's device, unless told otherwise
 MOST_LANES, MOST_BYTES = 2**16, 2**60  # more are something else
-BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Placement:
         on another number of devices goes on to the same bits with the blocks that it had.
       spread: what the devices share out: "lanes" (one federation over all devices), "runs" (each
         has federations of its own), or "auto" for what should be faster.
-      width: federations that are vmapped on each device, or "auto". Only "runs" have several.
+      width: federations that are vmapped on each device, at most (fewer where as few turns do), or
+        "auto" for what short timings found fastest. Only "runs" have several.
       server_work: whether devices that share a federation also share what its server does (its
         training, passes over its examples, synthesis): "shared", each taking a part of every batch;
         "alone", all of them doing the same; or "auto" for what a short timing found faster.
@@ -183,28 +184,39 @@ def plan_of(
 
     shares_server(): whether their server's work is shared, asked where it could be.
     """
-    width = choice.width if placement.width == AUTO else int(placement.width)
-    width = min(width, -(-count // len(devices)))
-    spread = placement.spread
+    spread, width = placement.spread, choice.width
+    if placement.width != AUTO:
+        width = int(placement.width)
+        spread = RUNS if spread == AUTO and width > 1 else spread
+    width = balanced(count, len(devices), width)
     if len(devices) < blocks:
         spread = RUNS
     if spread == AUTO:
-        spread = _fastest_spread(schedulers, count, len(devices), width)
+        spread, width = _fastest_spread(schedulers, count, len(devices), choice, width)
     if spread == AXIS:
         shares = blocks > 1 and shares_server()
         return make_plan(choice.lanes, devices[:blocks], blocks=blocks, shares_server=shares)
     return make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
 
 
-def _fastest_spread(schedulers: Sequence[Scheduler], count: int, devices: int, width: int) -> str:
-    """Whether devices should share every federation, or have federations of their own."""
-    at_once = devices * width
+def _fastest_spread(
+    schedulers: Sequence[Scheduler], count: int, devices: int, choice: LaneChoice, most: int
+) -> tuple[str, int]:
+    """Whether devices should share every federation, or have federations of their own, and how many
+    of these side by side."""
     if count == 1:
-        return AXIS
-    apart = count / (-(-count // at_once) * at_once)
+        return AXIS, 1
     work = schedulers[0].work
     together = work.block_steps.sum() / max(1, (work.block_steps.max(1) * devices).sum())
-    return RUNS if apart >= BARRIERS * together else AXIS
+    best = best_places(
+        count,
+        devices,
+        lanes=choice.lanes,
+        most=most,
+        seconds=choice.seconds,
+        together=max(together, 1e-9),
+    )
+    return best.spread, best.width
 
 
 def narrower_plan(plan: Plan, width: int) -> Plan:
