@@ -348,6 +348,7 @@ def _fitting(group: Group, allowed: int | None) -> Group:
             return group
         fewer = min(width - 1, max(int(width * allowed / needed), 1 if width > 1 else 0))
         if fewer:
+            assert group.plan.mesh is not None
             fewer = balanced(len(group.federations), group.plan.mesh.size, fewer)
         log.info(
             "%d federations on each device would take %.2f GB and %.2f are free: %s",
