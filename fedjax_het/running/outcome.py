@@ -81,6 +81,7 @@ def _costs(runs: Runs, i: int) -> dict[str, Any]:
         "lane_probe_seconds_per_step": {str(lanes): taken for lanes, taken in seconds.items()},
         "client_state": group.client_state,
         "precision": _precision(runs),
+        "conv_impl": group.lane_choice.conv_impl,
         "unfused": group.program.chunk.unfused,
     }
 
