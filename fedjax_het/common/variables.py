@@ -129,7 +129,7 @@ XLA_FLAGS = Variable(
 )
 MEMORY_SHARE = Variable(
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "the share of a device's memory that jax takes, over 0 and at most 1",
+    "the share of a device's memory that jax takes, up to 1",
     _share,
 )
 VARIABLES = (
