@@ -1,14 +1,17 @@
 """Convolution and its derivatives, by either way of computing them."""
 
 import itertools
+import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.nn import conv2d
-from fedjax_het.nn.conv_products import CONV_IMPLS
+from fedjax_het.nn import conv2d, conv_products
+from fedjax_het.nn.conv import by_lanes
+from fedjax_het.nn.conv_products import CONV_IMPLS, Convolution
 
 KEY = jax.random.key(0)
 
@@ -222,3 +225,73 @@ def test_without_jit_it_gives_the_same():
         found = value_and_gradient()
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+
+
+def lowered(product, operands, shape, impl, *, cpu):
+    """The text of one of the three products of lanes, as it is for a CPU or for others."""
+    sides, window = drawn(shape)[0].shape[1:3], drawn(shape)[1].shape[:2]
+    of = Convolution(sides, window, *shape[6:], impl)
+    of_lanes = jax.jit(partial(by_lanes, product, of=of, cpu=cpu))
+    return of_lanes(*operands), of_lanes.lower(*operands).as_text()
+
+
+PRODUCTS = (conv_products.output, conv_products.input_gradient, conv_products.kernel_gradient)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7], SHAPES[10]])
+@pytest.mark.parametrize("impl", CONV_IMPLS)
+@pytest.mark.parametrize("cpu", [True, False])
+def test_lanes_by_every_way_for_every_backend(shape, impl, cpu):
+    """A CPU can run what is made for others; barriers are for CPUs alone."""
+    scales = np.float32([1, -0.5, 3])[:, None, None, None, None]
+    x, kernel, cotangent = (scales * array for array in drawn(shape))
+    given = ((x, kernel), (cotangent, kernel), (x, cotangent))
+    made = [lowered(*each, shape, impl, cpu=cpu) for each in zip(PRODUCTS, given, strict=True)]
+    for (found, text), exact in zip(made, products_in_float64(shape), strict=True):
+        for lane, scale in zip(found, scales.ravel(), strict=True):
+            assert_close([lane], [exact * scale**2])
+        assert cpu or "optimization_barrier" not in text
+        if not cpu:
+            expected = {"native": 1, "unrolled": 3}.get(impl, 0)
+            assert text.count("stablehlo.convolution") == expected
+
+
+def test_elsewhere_one_kernel_takes_the_library_and_lanes_take_matrices():
+    shape = SHAPES[2]
+    x, kernel, _ = (array[None] for array in drawn(shape))
+    for lanes, count in ((1, 1), (3, 0)):
+        operands = [np.repeat(array, lanes, axis=0) for array in (x, kernel)]
+        text = lowered(conv_products.output, operands, shape, "auto", cpu=False)[1]
+        assert text.count("stablehlo.convolution") == count
+
+
+def test_what_is_automatic_is_said_around_a_network():
+    """For both gradients too, and for no convolution that says otherwise."""
+    x, kernel, cotangent = drawn(SHAPES[2])
+
+    def text(impl, automatic):
+        def products(x, kernel, cotangent):
+            with conv_products.automatic(automatic):
+                return jax.vjp(convolution(SHAPES[2], impl), x, kernel)[1](cotangent)
+
+        return jax.jit(products).lower(x, kernel, cotangent).as_text()
+
+    assert text("auto", "im2col").count("stablehlo.convolution") == 0
+    assert text("auto", "native").count("stablehlo.convolution") == 2
+    assert text("im2col", "native").count("stablehlo.convolution") == 0
+
+
+@pytest.mark.parametrize("impl", ["native", "im2col"])
+def test_its_precision_is_that_of_where_it_is_asked_for(impl):
+    """And that of its derivatives: not that of where it is compiled."""
+    x, kernel, cotangent = drawn(SHAPES[2])
+
+    def products(x, kernel, cotangent):
+        with jax.default_matmul_precision("tensorfloat32"):
+            output, pull = jax.vjp(convolution(SHAPES[2], impl), x, kernel)
+        return output, pull(cotangent)
+
+    text = jax.jit(products).lower(x, kernel, cotangent).as_text()
+    of_products = re.findall(r"stablehlo\.(?:convolution|dot_general).*", text)
+    assert len(of_products) == 3
+    assert all("HIGH" in line and "HIGHEST" not in line for line in of_products), of_products

@@ -8,47 +8,82 @@ from support.networks import linear_model
 
 from fedjax_het.engine import probe
 from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.probe import LaneChoice, Work
 from fedjax_het.engine.task import Task
+from fedjax_het.engine.timed_work import NoRoomToTime, seconds_per_step
+from fedjax_het.engine.timings import recall_all
+from fedjax_het.nn import make_model
+
+GB = 10**9
+OOM = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile trying to allocate")
+
+
+def training(model=None, optimizer="sgd"):
+    return LocalTraining(Task(model or linear_model(), (0.0,), (1.0,)), optimizer)
 
 
 @pytest.fixture
 def choose(monkeypatch, tmp_path):
-    """choose_lanes with made-up timings; `choose.timed` lists what was timed."""
+    """choose_lanes with made-up timings, by lanes or by (lanes, implementation), of which errors
+    are raised; `choose.timed` lists what was timed."""
     monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path))
+    monkeypatch.setattr(probe, "all_free_bytes", lambda devices: choose.free)
     timed = []
 
-    def choose(seconds, **settings):
-        def time_one(training, batch_size, devices, lanes, clients):
-            timed.append(lanes)
-            return seconds[lanes]
+    def choose(seconds, *, label="linear", batch_size=4, images=None, model=None, **settings):
+        lanes = {way if isinstance(way, int) else way[0] for way in seconds}
 
-        monkeypatch.setattr(probe, "_seconds_per_step", time_one)
+        def time_one(training, images, batch_size, devices, v, clients, free):
+            impl = choose.impl_of(training.task.model)
+            way = v if v in seconds else (v, impl)
+            timed.append(way)
+            found = seconds[way]
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        monkeypatch.setattr(probe, "seconds_per_step", time_one)
         monkeypatch.setattr(
             probe,
             "candidates",
             lambda devices, cohort, federations=1: [
-                v for v in sorted(seconds) if v <= max(1, cohort // devices) * federations
+                v for v in sorted(lanes) if v <= max(1, cohort // devices) * federations
             ],
         )
-        training = LocalTraining(Task(linear_model(), (0.0,), (1.0,)), "sgd")
-        defaults = {
-            "batch_size": 4,
-            "devices": jax.devices(),
-            "cohort_size": 16 * len(jax.devices()),
-            "label": "linear",
-        }
-        return probe.choose_lanes(training, **{**defaults, **settings})
+        defaults = {"devices": jax.devices(), "cohort_size": 16 * len(jax.devices())}
+        work = Work(training(model), batch_size, label, images)
+        return probe.choose_lanes(work, **{**defaults, **settings})
 
-    choose.timed, choose.file = timed, tmp_path / "lanes.json"
+    choose.timed, choose.file, choose.free = timed, tmp_path / "lanes.json", 10 * GB
+    choose.impl_of = lambda model: "auto"
     return choose
 
 
+@pytest.fixture
+def elsewhere(monkeypatch, choose):
+    """As if the devices were no CPUs, with a network of convolutions."""
+    monkeypatch.setattr(probe.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(probe, "computed", lambda model, conv_impl: model._replace(name=conv_impl))
+    choose.impl_of = lambda model: model.name
+    convnet = make_model("convnet", (8, 8, 1), 3, width=4, depth=1)
+    return lambda seconds, **settings: choose(seconds, model=convnet, **settings)
+
+
 def test_the_fastest_wins(choose):
-    assert choose({1: 3.0, 4: 1.0, 16: 2.0}) == (4, 1, {1: 3.0, 4: 1.0, 16: 2.0})
+    assert choose({1: 3.0, 4: 1.0, 16: 2.0}) == (4, 1, {1: 3.0, 4: 1.0, 16: 2.0}, "auto")
 
 
 def test_one_lane_wins_unless_more_are_clearly_faster(choose):
     assert choose({1: 1.0, 4: 0.95}).lanes == 1
+
+
+def test_lanes_that_wait_are_weighed_with_what_they_wait(choose):
+    """Of a step that takes a third with 16 lanes, a quarter of whose steps are some client's."""
+    seconds = {1: 3.0, 4: 1.4, 16: 1.0}
+    assert choose(seconds).lanes == 16
+    waiting = {1: 1.0, 4: 1.2, 16: 4.0}.__getitem__
+    assert choose(seconds, waiting=waiting).lanes == 4
+    assert choose.timed == [1, 4, 16]  # timings are of no clients in particular
 
 
 def test_a_choice_is_remembered_for_the_same_work_only(choose):
@@ -56,17 +91,38 @@ def test_a_choice_is_remembered_for_the_same_work_only(choose):
     assert choose({1: 1.0, 4: 9.0}) == first and choose.timed == [1, 4]
     assert choose({1: 1.0, 4: 9.0}, batch_size=8).lanes == 1
     assert choose({1: 1.0, 4: 9.0}, label="other").lanes == 1
-    assert len(json.loads(choose.file.read_text())) == 3
+    assert choose({1: 1.0, 4: 9.0}, images=10).lanes == 1
+    (kind,) = json.loads(choose.file.read_text())["devices"]
+    assert kind == jax.devices()[0].device_kind and len(recall_all(kind)) == 4
 
 
-def test_a_broken_memory_is_timed_again(choose):
-    choose.file.write_text("{")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"linear|sgd|4": {"1": 9.0, "4": 1e-9}}',
+        '{"format": 2, "devices": {"cpu": 3}}',
+        '{"format": 1, "devices": {}}',
+    ],
+)
+def test_a_broken_or_older_memory_is_timed_again(choose, text):
+    choose.file.write_text(text)
     assert choose({1: 2.0, 4: 1.0}).lanes == 4
-    assert json.loads(choose.file.read_text())
+    assert choose.timed == [1, 4] and json.loads(choose.file.read_text())["format"] == 2
+
+
+def test_entries_that_are_no_timings_are_timed_again(choose):
+    choose({1: 2.0, 4: 1.0})
+    text = choose.file.read_text()
+    for broken in ('"fast"', "-1.0", "true", "null", "{}", '{"more_than": "all"}'):
+        choose.file.write_text(text.replace("2.0", broken))
+        del choose.timed[:]
+        assert choose({1: 2.0, 4: 1.0}).lanes == 4 and choose.timed == [1]
 
 
 def test_a_single_candidate_needs_no_timing(choose):
-    assert choose({5: 5.0}) == (5, 1, {}) and not choose.timed
+    assert choose({5: 5.0}) == LaneChoice(5, 1, {}) and not choose.timed
 
 
 def test_lanes_beyond_the_cohort_are_those_of_further_federations(choose):
@@ -78,13 +134,75 @@ def test_lanes_beyond_the_cohort_are_those_of_further_federations(choose):
     assert choose.timed == [1, 4, 16]
 
 
+@pytest.mark.parametrize("error", [OOM, MemoryError(), jax.errors.JaxRuntimeError("INTERNAL: no")])
+def test_a_candidate_that_fails_is_left_out_and_so_are_more_lanes(choose, error):
+    seconds = {1: 3.0, 4: 2.0, 16: error, 64: 0.1}
+    cohort = 64 * len(jax.devices())
+    choice = choose(seconds, cohort_size=cohort)
+    assert (choice.lanes, choice.seconds) == (4, {1: 3.0, 4: 2.0})
+    assert choose.timed == [1, 4, 16]
+    assert choose(seconds, cohort_size=cohort).lanes == 4
+    assert 64 not in choose.timed and choose.timed.count(1) == 1
+
+
+def test_what_did_not_fit_is_tried_again_where_there_is_more_memory(choose):
+    small = {1: 3.0, 4: NoRoomToTime(40 * GB)}
+    assert choose(small).lanes == 1
+    assert choose({1: 3.0, 4: 1.0}).lanes == 1 and choose.timed == [1, 4]  # it is remembered
+    assert choose({1: 3.0, 4: 1.0}, memory=39 * GB).lanes == 1
+    choose.free = 80 * GB
+    assert choose({1: 3.0, 4: 1.0}).lanes == 4 and choose.timed == [1, 4, 4]
+    choose.free = 10 * GB
+    assert choose({1: 3.0, 4: 1.0}).lanes == 4  # a time is a time: the run checks its own room
+
+
+def test_where_all_fail_it_is_the_fewest_lanes(choose):
+    assert choose({1: OOM, 4: OOM}) == LaneChoice(1, 1, {})
+
+
+def test_other_errors_are_not_hidden(choose):
+    with pytest.raises(TypeError):
+        choose({1: TypeError("a mistake"), 4: 1.0})
+
+
+def test_convolutions_are_chosen_with_the_lanes(elsewhere, choose):
+    seconds = {
+        (1, "native"): 2.0,
+        (1, "im2col"): 3.0,
+        (4, "im2col"): 1.0,
+        (4, "unrolled"): 0.7,
+        (16, "im2col"): 0.9,
+    }
+    assert elsewhere(seconds)[::3] == (4, "unrolled") and choose.timed == sorted(
+        seconds, key=lambda way: (way[0], way[1])
+    )
+    slow = {way: taken if way[0] == 1 else 9.0 for way, taken in seconds.items()}
+    assert elsewhere(slow, label="other")[::3] == (1, "native")
+    work = Work(training(), 4, "linear")
+    known = [probe.known_convolutions(work, jax.devices(), lanes) for lanes in (1, 4, 16, 64)]
+    assert known == ["native", "unrolled", "im2col", "auto"]
+
+
+def test_a_convolution_that_fails_leaves_the_others(elsewhere):
+    seconds = {(1, "native"): OOM, (1, "im2col"): 3.0, (4, "im2col"): 1.0, (4, "unrolled"): OOM}
+    assert elsewhere(seconds) == (4, 1, {1: 3.0, 4: 1.0}, "im2col")
+
+
 def test_candidates_never_exceed_the_cohort():
     for cohort in (1, 2, 7, 32):
         tried = probe.candidates(2, cohort)
         assert tried[0] == 1 and max(tried) <= max(1, -(-cohort // 2))
 
 
-def test_it_times_real_training():
-    training = LocalTraining(Task(linear_model(), (0.0,), (1.0,)), "adam")
+@pytest.mark.parametrize("images", [None, 3])
+def test_it_times_real_work(images):
+    one = training(make_model("mlp", (4, 4, 1), 3, hidden=(5,)), "adam")
     for lanes in (1, 2):
-        assert probe._seconds_per_step(training, 4, jax.devices(), lanes, 2) > 0
+        assert seconds_per_step(one, images, 4, jax.devices(), lanes, 2, None) > 0
+
+
+def test_what_has_no_room_is_not_run(monkeypatch):
+    monkeypatch.setattr("fedjax_het.engine.timed_work._best_of", None)
+    with pytest.raises(NoRoomToTime) as refused:
+        seconds_per_step(training(), None, 4, jax.devices(), 2, 2, 1000)
+    assert refused.value.needed > 1000

@@ -18,7 +18,7 @@ from fedjax_het import ConfigError, Placement
 from fedjax_het.condensation import SyntheticData, fine_tune
 from fedjax_het.condensation.augment import augment
 from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
-from fedjax_het.engine import probe
+from fedjax_het.engine import probe, timed_work
 from fedjax_het.engine.ensemble import logits_of
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.plan import make_plan
@@ -302,7 +302,7 @@ def choose(monkeypatch, tmp_path):
             timed.append(shared)
             return shared_ if shared else alone
 
-        monkeypatch.setattr(probe, "_seconds_per_server_step", time_one)
+        monkeypatch.setattr(probe, "seconds_per_server_step", time_one)
         task = Task(model or network("mlp"), (0.0,), (1.0,))
         devices = jax.devices()[:DEVICES]
         return probe.choose_sharing(
@@ -330,4 +330,6 @@ def test_what_cannot_be_shared_is_not_timed(choose):
 def test_a_step_can_be_timed():
     task = Task(network("mlp"), (0.0,), (1.0,))
     for shared in (False, True):
-        assert probe._seconds_per_server_step(task, 4, jax.devices()[:DEVICES], shared=shared) > 0
+        assert (
+            timed_work.seconds_per_server_step(task, 4, jax.devices()[:DEVICES], shared=shared) > 0
+        )

@@ -30,6 +30,7 @@ BAD = {
     "CINIC10_DIR": FOLDERS,
     "RAY_ADDRESS": (),  # Ray's own: `test_ray_launcher.py`
     "JAX_NUM_CPU_DEVICES": (*NUMBERS, "0", "1.5", "1e3", "99999999"),
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": (*NUMBERS, "0", "1.5"),
     "JAX_COMPILATION_CACHE_DIR": (*FOLDERS, UNWRITABLE),
     "XLA_FLAGS": (
         "foo",

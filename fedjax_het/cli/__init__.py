@@ -1,4 +1,5 @@
-"""The command line: `fedjax-het run`, `sweep`, `report`, `table` and `list`."""
+"""The command line: `fedjax-het run`, `sweep`, `report`, `table`, `list`
+and `devices`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import tyro
 
+from fedjax_het.cli.devices import DevicesCommand, devices_command
 from fedjax_het.cli.listing import ListCommand, list_command
 from fedjax_het.cli.own_code import HELP, import_own, without_imports
 from fedjax_het.cli.report import ReportCommand, report_command
@@ -40,6 +42,7 @@ COMMANDS = {
     "report": Command(ReportCommand, report_command),
     "table": Command(TableCommand, table_command),
     "list": Command(ListCommand, list_command),
+    "devices": Command(DevicesCommand, devices_command),
 }
 
 

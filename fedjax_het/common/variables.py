@@ -78,6 +78,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise ValueError
+    return share
+
+
 def _flags(text: str) -> str:
     """XLA itself ends the process where it does not know a flag, and says nothing of others."""
     words = text.split()
@@ -120,13 +127,18 @@ JAX_CACHE = Variable(
 XLA_FLAGS = Variable(
     "XLA_FLAGS", f"flags --NAME=VALUE ({_DEVICES_FLAG}: 1 to {MOST_CPU_DEVICES})", _flags
 )
+MEMORY_SHARE = Variable(
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "the share of a device's memory that jax takes, up to 1",
+    _share,
+)
 VARIABLES = (
     *(CHECKPOINT_SECONDS, CACHE, XDG_CACHE_HOME, TFDS_DATA_DIR, CINIC10_DIR, RAY_ADDRESS),
-    *(JAX_CPU_DEVICES, JAX_CACHE, XLA_FLAGS),
+    *(JAX_CPU_DEVICES, JAX_CACHE, XLA_FLAGS, MEMORY_SHARE),
 )
 # What a run may need after hours, if not at once.
 _OF_RUNS = (CHECKPOINT_SECONDS, CACHE, XDG_CACHE_HOME)
-_OF_JAX = (JAX_CPU_DEVICES, JAX_CACHE, XLA_FLAGS)
+_OF_JAX = (JAX_CPU_DEVICES, JAX_CACHE, XLA_FLAGS, MEMORY_SHARE)
 
 _put_aside: dict[str, tuple[str, str]] = {}  # by name, the value and what jax said of it
 

@@ -19,7 +19,12 @@ def _bytes(tree: Any) -> int:
 def compiled_bytes(program: Any, inputs: tuple) -> int:
     """What a jitted program needs on each device, arguments and results with it, as the compiler
     says. Compiles it; nothing is allocated for it."""
-    need = program.lower(*inputs).compile().memory_analysis()
+    return bytes_of_compiled(program.lower(*inputs).compile())
+
+
+def bytes_of_compiled(compiled: Any) -> int:
+    """The same of one that is compiled."""
+    need = compiled.memory_analysis()
     return (
         need.argument_size_in_bytes
         + need.output_size_in_bytes

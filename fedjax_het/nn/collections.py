@@ -35,10 +35,15 @@ def to_variables(by_collection: Mapping[str, Any], collections: Sequence[str]) -
     Raises: ConfigError naming a leaf that is no array, or a parameter that holds no floats.
     """
     params = by_collection["params"]
-    state = {name: by_collection[name] for name in collections}
     _check_leaves("params", params, floats=True)
+    return {"params": params, "state": to_state(by_collection, collections)}
+
+
+def to_state(by_collection: Mapping[str, Any], collections: Sequence[str]) -> Any:
+    """The state alone. Raises: ConfigError naming a leaf that is no array."""
+    state = {name: by_collection[name] for name in collections}
     _check_leaves("state", state, floats=False)
-    return {"params": params, "state": state[collections[0]] if len(collections) == 1 else state}
+    return state[collections[0]] if len(collections) == 1 else state
 
 
 def to_collections(variables: Variables, collections: Sequence[str]) -> dict[str, Any]:

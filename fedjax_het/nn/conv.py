@@ -7,8 +7,10 @@ kernel. Each of the three is the derivative of the others: three operations that
 when a program is compiled, for the machine and the shapes at hand, see `conv_products`.
 """
 
+import contextlib
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +29,11 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
     Returns [B, (H + 2 padding - kh) // stride + 1, (W + 2 padding - kw) // stride + 1, O].
 
     Args:
-      impl: "native", the backend's convolution; "im2col", products of matrices; "auto", on a CPU
-        the faster of the two for each product, elsewhere "native". They agree to rounding.
+      impl: "native", the backend's convolution; "im2col", products of matrices; "unrolled", native
+        ones, one for each kernel that it is mapped over (lanes), where "native" may become a
+        grouped one; "auto", on a CPU the faster of the first two for each product, elsewhere
+        "native" for one kernel and "im2col" for several, or what `conv_products.automatic` says.
+        They agree to rounding.
     Cost: kh kw I multiplications and additions for each number of the result. Mapped over kernels
       (lanes), a CPU takes one after the other, and each gives what it gives alone.
     """
@@ -36,7 +41,11 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
-    of = Convolution((height, width), (rows, columns), padding, stride, impl)
+    impl = conv_products.what_is_automatic() if impl == conv_products.AUTO else impl
+    # jax adds its settings to `jax.config` at run time: its types do not name them.
+    settings: Any = jax.config
+    precision = settings.jax_default_matmul_precision
+    of = Convolution((height, width), (rows, columns), padding, stride, impl, precision)
     return OUTPUT.bind(x[None], kernel[None], of=of)[0]
 
 
@@ -54,6 +63,21 @@ def _kernel_shape(x: tuple[int, ...], outputs: tuple[int, ...], of: Convolution)
     return (x[0], *of.window, x[-1], outputs[-1])
 
 
+def by_lanes(function: Callable, left: Array, right: Array, *, of: Convolution, cpu: bool) -> Array:
+    """A product of arrays with a leading axis of lanes, [L, ...] each, by that of one lane: as it
+    is lowered for a CPU, and elsewhere."""
+    lanes = left.shape[0]
+    own = partial(function, conv_products.with_lanes(of, lanes, cpu=cpu), cpu=cpu)
+    with _precision(of.precision):
+        if lanes == 1:
+            return own(left[0], right[0])[None]
+        if of.impl == conv_products.UNROLLED:
+            return jnp.stack([own(left[lane], right[lane]) for lane in range(lanes)])
+        if cpu:
+            return jax.lax.map(lambda both: own(*both), (left, right))
+        return jax.vmap(own)(left, right)
+
+
 def _product(name: str, shape_of: Callable, function: Callable) -> Primitive:
     """An operation on two arrays with a leading axis of lanes, [L, ...] each.
 
@@ -67,30 +91,28 @@ def _product(name: str, shape_of: Callable, function: Callable) -> Primitive:
     def _(left, right, *, of):
         return left.update(shape=shape_of(left.shape, right.shape, of), weak_type=False)
 
-    def lowered(left, right, *, of, cpu):
-        own = partial(function, of, cpu=cpu)
-        if left.shape[0] == 1:
-            return own(left[0], right[0])[None]
-        if cpu:
-            return jax.lax.map(lambda both: own(*both), (left, right))
-        return jax.vmap(own)(left, right)
-
     @product.def_impl
     def _(left, right, *, of):
         (platform,) = {device.platform for device in jnp.asarray(left).devices()}
-        return _compiled(lowered, of, platform == "cpu")(left, right)
+        return _compiled(function, of, platform == "cpu")(left, right)
 
     elsewhere, on_cpu = (
-        mlir.lower_fun(partial(lowered, cpu=cpu), multiple_results=False) for cpu in (False, True)
+        mlir.lower_fun(partial(by_lanes, function, cpu=cpu), multiple_results=False)
+        for cpu in (False, True)
     )
     mlir.register_lowering(product, elsewhere)
     mlir.register_lowering(product, on_cpu, platform="cpu")
     return product
 
 
+def _precision(name: str | None) -> contextlib.AbstractContextManager:
+    """As it was where the convolution was asked for: it is lowered somewhere else."""
+    return contextlib.nullcontext() if name is None else jax.default_matmul_precision(name)
+
+
 @cache
 def _compiled(function: Callable, of: Convolution, cpu: bool) -> Callable:
-    return jax.jit(partial(function, of=of, cpu=cpu))
+    return jax.jit(partial(by_lanes, function, of=of, cpu=cpu))
 
 
 OUTPUT = _product("conv2d", _output_shape, conv_products.output)

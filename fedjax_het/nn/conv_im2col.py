@@ -1,7 +1,10 @@
 """The three products of a convolution as products of matrices, of patches laid side by side.
 
-Operands of products are plain and row-major, which is what the fast routines take: folded into a
-product, as XLA would, a transposition leaves them. Hence the barriers.
+On a CPU operands of products are plain and row-major, which is what the fast routines take: folded
+into a product, as XLA would, a transposition leaves them. Hence the barriers there. Elsewhere
+products take operands of any layout, and barriers would keep XLA from fusing what is around them.
+
+Numbers of 16 bits are added up in 32.
 """
 
 import jax
@@ -10,7 +13,9 @@ from jax import Array
 
 Sides = tuple[int, int]  # height, width
 
-barrier = jax.lax.optimization_barrier
+
+def _barrier(array: Array, cpu: bool) -> Array:
+    return jax.lax.optimization_barrier(array) if cpu else array
 
 
 def output(x: Array, kernel: Array, *, padding: int, stride: int) -> Array:
@@ -20,27 +25,31 @@ def output(x: Array, kernel: Array, *, padding: int, stride: int) -> Array:
     return patches @ kernel.reshape(-1, kernel.shape[-1])
 
 
-def kernel_gradient(x: Array, outputs: Array, *, window: Sides, padding: int, stride: int) -> Array:
+def kernel_gradient(
+    x: Array, outputs: Array, *, window: Sides, padding: int, stride: int, cpu: bool
+) -> Array:
     """-> [kh, kw, I, O], of x and of a cotangent of the outputs [B, H', W', O]."""
     patches = _patches(x, window, padding, stride)
     columns, rows = (array.reshape(-1, array.shape[-1]) for array in (patches, outputs))
     if columns.shape[1] <= rows.shape[1]:  # the narrower of the two is the one to transpose
-        kernel = barrier(columns.T) @ rows
+        kernel = _barrier(columns.T, cpu) @ rows
     else:
-        kernel = barrier(barrier(rows.T) @ columns).T
+        kernel = _barrier(_barrier(rows.T, cpu) @ columns, cpu).T
     return kernel.reshape(*window, x.shape[-1], outputs.shape[-1])
 
 
 def input_gradient(
-    outputs: Array, kernel: Array, *, size: Sides, padding: int, stride: int
+    outputs: Array, kernel: Array, *, size: Sides, padding: int, stride: int, cpu: bool
 ) -> Array:
     """-> [B, H, W, I], H and W being `size`, of a cotangent of the outputs and of the kernel."""
-    turned = barrier(kernel.reshape(-1, kernel.shape[-1]).T)
-    shares = barrier(outputs.reshape(-1, kernel.shape[-1]) @ turned)
+    turned = _barrier(kernel.reshape(-1, kernel.shape[-1]).T, cpu)
+    shares = _barrier(outputs.reshape(-1, kernel.shape[-1]) @ turned, cpu)
     shares = shares.reshape(*outputs.shape[:3], *kernel.shape[:3])
+    if shares.dtype.itemsize < 4:
+        shares = shares.astype(jnp.float32)
     if stride == 1:
-        return _sum_of_patches(shares, padding)
-    return _sum_of_strided_patches(shares, padding, stride, size)
+        return _sum_of_patches(shares, padding).astype(outputs.dtype)
+    return _sum_of_strided_patches(shares, padding, stride, size).astype(outputs.dtype)
 
 
 def _patches(x: Array, window: Sides, padding: int, stride: int) -> Array:

@@ -1,12 +1,17 @@
 """By what the three products of a convolution are computed.
 
-Elsewhere than on CPUs it is the native convolution. On CPUs that takes half the time of products of
-matrices, whose patches have to be written and read, but for few channels, for windows of one pixel
-or that skip some, and where its padding is in vain; it has float32 alone. (Measured with 4 to 64
-samples of 28 x 28 to 8 x 8 pixels, windows of 3 x 3 and 5 x 5 and 1 to 128 channels.)
+Elsewhere than on CPUs it is the native convolution of one kernel, and products of matrices of
+several (lanes): mapped over kernels, a native one is a grouped one, which libraries are slow at. On
+CPUs the native one takes half the time of products of matrices, whose patches have to be written
+and read, but for few channels, for windows of one pixel or that skip some, and where its padding is
+in vain; it has float32 alone. (Measured with 4 to 64 samples of 28 x 28 to 8 x 8 pixels, windows of
+3 x 3 and 5 x 5 and 1 to 128 channels.)
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
@@ -14,8 +19,9 @@ from jax import Array
 
 from fedjax_het.nn import conv_im2col, conv_native
 
-ConvImpl = Literal["auto", "native", "im2col"]
-CONV_IMPLS = get_args(ConvImpl)
+ConvImpl = Literal["auto", "native", "im2col", "unrolled"]
+AUTO, NATIVE, IM2COL, UNROLLED = CONV_IMPLS = get_args(ConvImpl)
+_AUTO: ContextVar[str] = ContextVar("conv_impl", default=AUTO)
 
 MOST_IN_VAIN = 1.4  # pixels of an input gradient for each of its outputs: the rest is padding
 
@@ -30,6 +36,7 @@ class Convolution(NamedTuple):
     padding: int
     stride: int
     impl: str
+    precision: str | None = None  # of its products, as jax names them; None: the backend's own
 
     @property
     def output_size(self) -> Sides:
@@ -38,6 +45,28 @@ class Convolution(NamedTuple):
             for pixels, reach in zip(self.size, self.window, strict=True)
         )
         return height, width
+
+
+@contextlib.contextmanager
+def automatic(impl: str) -> Iterator[None]:
+    """What is traced inside takes `impl` for "auto"."""
+    token = _AUTO.set(impl)
+    try:
+        yield
+    finally:
+        _AUTO.reset(token)
+
+
+def what_is_automatic() -> str:
+    return _AUTO.get()
+
+
+def with_lanes(of: Convolution, lanes: int, *, cpu: bool) -> Convolution:
+    """The same with what is automatic chosen for so many kernels side by side; on a CPU each
+    product chooses for itself."""
+    if of.impl != AUTO or cpu:
+        return of
+    return of._replace(impl=NATIVE if lanes == 1 else IM2COL)
 
 
 def output(of: Convolution, x: Array, kernel: Array, *, cpu: bool) -> Array:
@@ -55,7 +84,7 @@ def kernel_gradient(of: Convolution, x: Array, outputs: Array, *, cpu: bool) -> 
     each_pixel = of.stride == 1
     if not _is_native(of, x, cpu=cpu, faster=each_pixel):
         return conv_im2col.kernel_gradient(
-            x, outputs, window=of.window, padding=of.padding, stride=of.stride
+            x, outputs, window=of.window, padding=of.padding, stride=of.stride, cpu=cpu
         )
     if cpu and each_pixel:
         return conv_native.kernel_gradient_on_cpu(x, outputs, padding=of.padding)
@@ -72,7 +101,7 @@ def input_gradient(of: Convolution, outputs: Array, kernel: Array, *, cpu: bool)
     faster = same_form and few_in_vain and channels > 1 and channels * features >= 96
     if not _is_native(of, outputs, cpu=cpu, faster=faster):
         return conv_im2col.input_gradient(
-            outputs, kernel, size=of.size, padding=of.padding, stride=of.stride
+            outputs, kernel, size=of.size, padding=of.padding, stride=of.stride, cpu=cpu
         )
     if cpu and same_form:
         return conv_native.input_gradient_on_cpu(outputs, kernel, padding=of.padding)
@@ -82,6 +111,6 @@ def input_gradient(of: Convolution, outputs: Array, kernel: Array, *, cpu: bool)
 
 
 def _is_native(of: Convolution, numbers: Array, *, cpu: bool, faster: bool) -> bool:
-    if of.impl != "auto" or not cpu:
-        return of.impl != "im2col"
+    if of.impl != AUTO or not cpu:
+        return of.impl != IM2COL
     return faster and max(of.window) > 1 and numbers.dtype == jnp.float32

@@ -16,6 +16,7 @@ from fedjax_het.nn.collections import (
     flag_of,
     other_collections,
     to_collections,
+    to_state,
     to_variables,
 )
 from fedjax_het.nn.flax_conv import is_plain_conv, own_convolution
@@ -133,7 +134,7 @@ def _passed(
             out, state = module.apply(by_collection, x, **how), variables["state"]
         else:
             out, new = module.apply(by_collection, x, **how, mutable=changing)
-            state = to_variables({**by_collection, **new}, found.collections)["state"]
+            state = to_state({**by_collection, **new}, found.collections)
     return out, calls.last_input(_logits(out)), state
 
 

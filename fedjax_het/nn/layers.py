@@ -78,6 +78,15 @@ class ResidualConv(nn.Module):
         return conv2d(x, kernel, padding, self.impl, self.stride)
 
 
+def _in_32_bits(x):
+    """Numbers as statistics are taken of them."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+def _as_given(normalised, x):
+    return normalised.astype(x.dtype) if x.dtype.itemsize < 4 else normalised
+
+
 class InstanceNorm(nn.Module):
     """Normalise each channel of each sample over its pixels, then scale and shift."""
 
@@ -85,10 +94,12 @@ class InstanceNorm(nn.Module):
     def __call__(self, x, train):
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        given, x = x, _in_32_bits(x)
         mean = x.mean(axis=(1, 2), keepdims=True)
         variance = jnp.square(x - mean).mean(axis=(1, 2), keepdims=True)
         factor = jax.lax.rsqrt(variance + NORM_EPSILON) * scale
-        return x * factor + (shift - mean * factor)  # one multiplication and addition a pixel
+        # One multiplication and addition a pixel.
+        return _as_given(x * factor + (shift - mean * factor), given)
 
 
 class BatchNorm(nn.Module):
@@ -106,6 +117,7 @@ class BatchNorm(nn.Module):
         shift = self.param("bias", nn.initializers.zeros, channels)
         running_mean = self.variable("state", "mean", jnp.zeros, channels)
         running_variance = self.variable("state", "variance", jnp.ones, channels)
+        given, x = x, _in_32_bits(x)
         if train:
             count = num_parts() * (x.size // x.shape[-1])
 
@@ -122,7 +134,8 @@ class BatchNorm(nn.Module):
                     running.value += BATCH_NORM_MOMENTUM * (new - running.value)
         else:
             mean, variance = running_mean.value, running_variance.value
-        return (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
+        normalised = (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
+        return _as_given(normalised, given)
 
 
 NORMS = {"group": InstanceNorm, "instance": InstanceNorm, "batch": BatchNorm, "none": None}

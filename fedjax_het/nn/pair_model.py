@@ -14,6 +14,7 @@ from fedjax_het.nn.collections import (
     flag_of,
     other_collections,
     to_collections,
+    to_state,
     to_variables,
 )
 from fedjax_het.nn.models import Model
@@ -63,7 +64,7 @@ def pair_model(
         logits, new = out
         if not (train and collections):
             return logits, variables["state"]
-        return logits, to_variables({**by_collection, **new}, collections)["state"]
+        return logits, to_state({**by_collection, **new}, collections)
 
     return Model("pair", input_shape, num_classes, model_init, model_apply)
 

@@ -18,7 +18,8 @@ _FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "
 _SEEDS = ("seed", "partition_seed")
 # What decides the defaults of hyper-parameters and options.
 _CAUSES = ("algorithm", "local_optimizer", "options.preset")
-# What a method has a default of its own for, so that its absence differs from no value.
+# What a method, or a backend, has a default of its own for, so that its absence differs from no
+# value.
 _OF_METHOD = (
     "protocol",
     "local_tests",
@@ -26,6 +27,7 @@ _OF_METHOD = (
     "server_data",
     "pretrain_epochs",
     "gradient_gaps",
+    "precision",
 )
 _OF_SERVER = "server_options."
 # Where the name of a setting would not say what it is.

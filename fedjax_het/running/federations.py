@@ -1,6 +1,7 @@
 """A run made ready on the host: who holds what, and when each client is worked on."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from fedjax_het.engine.schedule import Scheduler, Shape, common_shape
 from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.running.splits import Split
 from fedjax_het.settings.spec import ResolvedSpec
+
+FEW_RUNS, FEW_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +96,31 @@ def federation_of(
         once = ClientUnits(split.partition, 1, spec.batch_size)
         survey = _all_clients(spec, split.partition, once, rounds=1, averaging="weighted", **on)
     return Federation(spec, split, scheduler, tuning, survey)
+
+
+def first_rounds(
+    specs: Sequence[ResolvedSpec],
+    partitions: Sequence[Partition],
+    units: Sequence[ClientUnits | PairUnits],
+    blocks: int,
+    lanes: int,
+) -> list[Scheduler]:
+    """Of some of the runs, on so many lanes: enough to tell how long the lanes wait."""
+    few = itertools.islice(zip(specs, partitions, units, strict=True), FEW_RUNS)
+    return [
+        Scheduler(
+            partition,
+            own,
+            seed=spec.seed,
+            rounds=min(spec.rounds, FEW_ROUNDS),
+            participation=spec.participation,
+            averaging=spec.averaging,
+            eval_every=spec.eval_every,
+            blocks=blocks,
+            lanes=lanes,
+        )
+        for spec, partition, own in few
+    ]
 
 
 def _all_clients(

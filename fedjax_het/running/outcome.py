@@ -7,6 +7,7 @@ from typing import Any
 
 from fedjax_het.common.arrays import host_values
 from fedjax_het.common.environment import environment
+from fedjax_het.nn.computing import used_precision
 from fedjax_het.running.accounts import traffic_curves
 from fedjax_het.running.federations import holdings_of
 from fedjax_het.running.result import Result, summarise
@@ -79,8 +80,19 @@ def _costs(runs: Runs, i: int) -> dict[str, Any]:
         "lanes": runs.plan.describe(),
         "lane_probe_seconds_per_step": {str(lanes): taken for lanes, taken in seconds.items()},
         "client_state": group.client_state,
+        "precision": _precision(runs),
+        "conv_impl": group.lane_choice.conv_impl,
         "unfused": group.program.chunk.unfused,
     }
+
+
+def _precision(runs: Runs) -> str:
+    """In what the run's networks were computed."""
+    asked = environment()["matmul_precision"]
+    assert runs.plan.mesh is not None
+    (platform,) = {device.platform for device in runs.plan.mesh.devices.flat}
+    precision = runs.group.program.signature.precision
+    return used_precision(precision, None if asked == "default" else asked, platform)
 
 
 def _data(runs: Runs, i: int) -> dict[str, Any]:

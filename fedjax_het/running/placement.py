@@ -1,20 +1,29 @@
 """Where runs go: on which devices, in how many lanes, how many of them at a time, and where the
 states of their clients are. Speed and memory depend on it; results do not, beyond rounding."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_het.algorithms.contract import Algorithm
+from fedjax_het.common.environment import environment
 from fedjax_het.common.errors import is_whole, require, require_name
 from fedjax_het.common.records import plain
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.plan import AXIS, RUNS, Plan, make_plan
-from fedjax_het.engine.probe import LaneChoice, choose_lanes, choose_sharing
+from fedjax_het.engine.probe import (
+    LaneChoice,
+    Work,
+    choose_lanes,
+    choose_sharing,
+    known_convolutions,
+)
 from fedjax_het.engine.schedule import Scheduler, cohort_size
-from fedjax_het.engine.units import ClientUnits, PairUnits
+from fedjax_het.running.places import balanced, best_places
 from fedjax_het.running.programs import Program, Signature, client_state_bytes, training_of
 from fedjax_het.settings.spec import ResolvedSpec
 
@@ -24,9 +33,7 @@ SHARED, ALONE = "shared", "alone"  # what devices that share a federation do of 
 # Of a device's memory: if all clients' states take more, they are on the host. Checking a program's
 # numbers holds four copies on every device, and CPU devices share the memory with the host.
 STATE_SHARE = 1 / 8
-PAIR_LANES = 16  # of condensation on an accelerator's device, unless told otherwise
 MOST_LANES, MOST_BYTES = 2**16, 2**60  # more are something else
-BARRIERS = 0.95  # what is left of the speed when devices wait for each other every round
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Placement:
         on another number of devices goes on to the same bits with the blocks that it had.
       spread: what the devices share out: "lanes" (one federation over all devices), "runs" (each
         has federations of its own), or "auto" for what should be faster.
-      width: federations that are vmapped on each device, or "auto". Only "runs" have several.
+      width: federations that are vmapped on each device, at most (fewer where as few turns do), or
+        "auto" for what short timings found fastest. Only "runs" have several.
       server_work: whether devices that share a federation also share what its server does (its
         training, passes over its examples, synthesis): "shared", each taking a part of every batch;
         "alone", all of them doing the same; or "auto" for what a short timing found faster.
@@ -121,38 +129,46 @@ def blocks_of(placement: Placement, devices: Sequence[jax.Device], spec: Resolve
 def lanes_of(
     placement: Placement,
     signature: Signature,
+    algorithm: Algorithm,
     devices: Sequence[jax.Device],
     blocks: int,
     specs: Sequence[ResolvedSpec],
-    units: Sequence[ClientUnits | PairUnits],
+    planned: Callable[[int], Sequence[Scheduler]],
     count: int,
 ) -> LaneChoice:
-    """How many lanes there are in each block, for so many runs."""
-    if placement.lanes != AUTO:
-        return LaneChoice(int(placement.lanes), 1, {})
-    pairs = [own for own in units if isinstance(own, PairUnits)]
-    if pairs:
-        return LaneChoice(_lanes_of_pairs(pairs, blocks), 1, {})
-    spec = specs[0]
-    return choose_lanes(
-        training_of(signature),
-        batch_size=spec.batch_size,
-        devices=devices[:blocks],
-        cohort_size=cohort_size(spec.num_clients, spec.participation),
-        federations=count,
-        label=_label(signature),
-    )
+    """How many lanes there are in each block, for so many runs.
 
-
-def _lanes_of_pairs(units: Sequence[PairUnits], blocks: int) -> int:
-    """Pairs side by side on a device: in turn on a CPU, else as many as there are, up to a bound.
-
-    Each holds the activations of a batch of real images and of its own; `lanes` sets it by hand.
+    planned(lanes): schedules of the first rounds of some of them.
     """
-    if jax.default_backend() == "cpu":
-        return 1
-    most = max(int((own.steps > 0).sum()) for own in units)
-    return min(PAIR_LANES, -(-most // blocks))
+    spec, pairs = specs[0], algorithm.pairs
+    images = None if pairs is None else pairs.ipc
+    work = Work(training_of(signature), spec.batch_size, _label(signature), images)
+    if placement.lanes != AUTO:
+        lanes = int(placement.lanes)
+        return LaneChoice(lanes, 1, {}, known_convolutions(work, devices[:blocks], lanes))
+    if pairs is not None and jax.default_backend() == "cpu":
+        return LaneChoice(1, 1, {})  # pairs go in turn
+
+    @functools.cache
+    def steps(lanes: int) -> np.ndarray:
+        """[rounds, blocks] of the longest lanes."""
+        return np.concatenate([scheduler.work.block_steps for scheduler in planned(lanes)])
+
+    def waiting(lanes: int) -> float:
+        useful = steps(1).sum()  # of one lane in each block
+        return float(steps(lanes).max(1).sum() * blocks * lanes / max(1, useful))
+
+    taking_part = cohort_size(spec.num_clients, spec.participation)
+    if pairs is not None:
+        taking_part = int(max(scheduler.work.pairs.max() for scheduler in planned(1)))
+    return choose_lanes(
+        work,
+        devices=devices[:blocks],
+        cohort_size=max(1, taking_part),
+        federations=1 if pairs is not None else count,
+        waiting=waiting,
+        memory=placement.memory,
+    )
 
 
 def shares_server(
@@ -173,7 +189,8 @@ def shares_server(
 def _label(signature: Signature) -> str:
     """The network, as timings name it."""
     shape, num_classes = signature.input_shape, signature.num_classes
-    return f"{signature.model} {signature.model_options} {shape} {num_classes}"
+    precision = signature.precision or environment()["matmul_precision"]
+    return f"{signature.model} {signature.model_options} {shape} {num_classes} {precision}"
 
 
 def plan_of(
@@ -189,28 +206,39 @@ def plan_of(
 
     shares_server(): whether their server's work is shared, asked where it could be.
     """
-    width = choice.width if placement.width == AUTO else int(placement.width)
-    width = min(width, -(-count // len(devices)))
-    spread = placement.spread
+    spread, width = placement.spread, choice.width
+    if placement.width != AUTO:
+        width = int(placement.width)
+        spread = RUNS if spread == AUTO and width > 1 else spread
+    width = balanced(count, len(devices), width)
     if len(devices) < blocks:
         spread = RUNS
     if spread == AUTO:
-        spread = _fastest_spread(schedulers, count, len(devices), width)
+        spread, width = _fastest_spread(schedulers, count, len(devices), choice, width)
     if spread == AXIS:
         shares = blocks > 1 and shares_server()
         return make_plan(choice.lanes, devices[:blocks], blocks=blocks, shares_server=shares)
     return make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
 
 
-def _fastest_spread(schedulers: Sequence[Scheduler], count: int, devices: int, width: int) -> str:
-    """Whether devices should share every federation, or have federations of their own."""
-    at_once = devices * width
+def _fastest_spread(
+    schedulers: Sequence[Scheduler], count: int, devices: int, choice: LaneChoice, most: int
+) -> tuple[str, int]:
+    """Whether devices should share every federation, or have federations of their own, and how many
+    of these side by side."""
     if count == 1:
-        return AXIS
-    apart = count / (-(-count // at_once) * at_once)
+        return AXIS, 1
     work = schedulers[0].work
     together = work.block_steps.sum() / max(1, (work.block_steps.max(1) * devices).sum())
-    return RUNS if apart >= BARRIERS * together else AXIS
+    best = best_places(
+        count,
+        devices,
+        lanes=choice.lanes,
+        most=most,
+        seconds=choice.seconds,
+        together=max(together, 1e-9),
+    )
+    return best.spread, best.width
 
 
 def narrower_plan(plan: Plan, width: int) -> Plan:

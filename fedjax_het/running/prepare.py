@@ -17,6 +17,7 @@ from fedjax_het.running.federations import (
     Federation,
     Shapes,
     federation_of,
+    first_rounds,
     shapes_of,
     units_of,
     with_method_inputs,
@@ -145,7 +146,12 @@ def prepare(
     ]
     blocks = blocks_of(placement, devices, spec)
     count = count or len(resolved)
-    choice = lanes_of(placement, signature, devices, blocks, resolved, units, count)
+    trained_on = [split.trained_on for split in splits]
+    planned = functools.partial(first_rounds, resolved, trained_on, units, blocks)
+    choice = lanes_of(placement, signature, algorithm, devices, blocks, resolved, planned, count)
+    if choice.conv_impl != signature.conv_impl:
+        log.info("convolutions: %s", choice.conv_impl)
+        signature = signature._replace(conv_impl=choice.conv_impl)
     federations = [
         federation_of(*each, algorithm, blocks=blocks, lanes=choice.lanes)
         for each in zip(resolved, splits, units, strict=True)

@@ -22,6 +22,8 @@ from fedjax_het.engine.plan import RUN, SHARED, Plan, make_plan
 from fedjax_het.engine.rounds import ChunkInputs, Measuring, Rounds, make_chunk, make_stretch
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import NETWORKS, Model, as_model, make_model, network_digest
+from fedjax_het.nn.computing import computed
+from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import training_flops
 from fedjax_het.running.inputs import Reader, kinds_of
 from fedjax_het.settings.layers import USER
@@ -79,6 +81,8 @@ class Signature(NamedTuple):
     scored: str
     server: bool
     pretrain_epochs: int
+    precision: str | None  # see `nn.computing`
+    conv_impl: str = AUTO  # what "auto" stands for in its convolutions
 
 
 def with_network(spec: RunSpec, network: Any) -> RunSpec:
@@ -122,6 +126,7 @@ def signature_of(spec: ResolvedSpec, dataset: Dataset, network: Any = None) -> S
         scored=spec.scored_model if spec.tests_clients else "global",
         server=spec.server_data is not None,
         pretrain_epochs=spec.pretrain_epochs or 0,
+        precision=spec.precision,
     )
 
 
@@ -161,6 +166,7 @@ def training_of(signature: Signature) -> LocalTraining:
     model = network_of(signature)
     options = dict(signature.options)
     model = entry_of(signature.algorithm, options).network_of(model, options)
+    model = computed(model, conv_impl=signature.conv_impl, precision=signature.precision)
     return LocalTraining(
         Task(model, signature.mean, signature.std),
         signature.optimizer,

@@ -18,7 +18,10 @@ _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _EMPTY = "0" * 64
 _KEYS = {"spec", "summary", "arrays", "checksum"}
 # What reports read of a summary.
-_TEXTS = ("finished", "fedjax_het", "jax", "jaxlib", "device", "matmul_precision", "dataset_note")
+_TEXTS = (
+    *("finished", "fedjax_het", "jax", "jaxlib", "device", "matmul_precision", "precision"),
+    "dataset_note",
+)
 _NUMBERS = (
     "final_accuracy",
     "final_accuracy_std",

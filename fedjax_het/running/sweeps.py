@@ -33,6 +33,7 @@ from fedjax_het.running.ledger import Job
 from fedjax_het.running.needs import NoRoom, require_room_for_programs
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
+from fedjax_het.running.places import balanced
 from fedjax_het.running.prepare import Group, narrower, prepare
 from fedjax_het.running.programs import static_key, with_network
 from fedjax_het.running.progress import Progress
@@ -349,6 +350,9 @@ def _fitting(group: Group, allowed: int | None) -> Group:
         if allowed is None or capacity == 1 or needed <= allowed:
             return group
         fewer = min(width - 1, max(int(width * allowed / needed), 1 if width > 1 else 0))
+        if fewer:
+            assert group.plan.mesh is not None
+            fewer = balanced(len(group.federations), group.plan.mesh.size, fewer)
         log.info(
             "%d federations on each device would take %.2f GB and %.2f are free: %s",
             width,

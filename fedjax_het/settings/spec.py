@@ -22,6 +22,7 @@ _ADDED = (
     "pretrain_epochs",
     "gradient_gaps",
     "network_options",
+    "precision",
 )
 MOST_ROUNDS = 10**6  # and most epochs of one
 _Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
@@ -112,6 +113,10 @@ class RunSpec:
     gradient_gaps: Whole | None = None
     """Rounds between measurements of how far the gradients of the server's and the clients' losses
     are from that of all data (default: never)."""
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None
+    """Of networks: float32, true products of float32; tf32; bfloat16, parameters and activations in
+    it, with float32 for what is kept and added up (default: the backend's own products of float32
+    numbers: of float32 on a CPU, of tf32 on a GPU that has it, of bfloat16 on a TPU)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
