@@ -31,7 +31,7 @@ PROGRAM = """HloModule jit_f, is_scheduled=true
 }
 
 %round (arg.2: (s32[], f32[2,3])) -> (s32[], f32[2,3]) {
-  %w = (s32[], f32[2,3]{1,0}) while(%x), condition=%test, body=%step, config={"known_trip_count":{"n":"20"}}
+  %w = (s32[], f32[2,3]) while(%x), condition=%test, body=%step, c={"known_trip_count":{"n":"20"}}
   %k = f32[] conditional(%p), branch_computations={%one, %two}
   %sum = (f32[10]{0}, bf16[3]{0}) all-reduce-start(%k, %k), to_apply=%one
   %done = (f32[10]{0}, bf16[3]{0}) all-reduce-done(%sum)

@@ -92,7 +92,7 @@ def blank_data(name: str, *, small: bool = False) -> Dataset:
     """Images of noise, as many and as large as those of the data set: programs read no more."""
     shape, count = SHAPES[name]
     if small:
-        shape, count = (8, 8, shape[-1]), 400
+        shape, count = (8, 8, shape[-1]), 2_400
     rng, tested = np.random.default_rng(0), count // 6 if small else 10_000
     images = rng.integers(0, 256, (count + tested, *shape), np.uint8)
     labels = np.arange(count + tested, dtype=np.int32) % 10

@@ -9,6 +9,8 @@ from unittest import mock
 
 import jax
 
+from fedjax_het.engine.plan import Plan
+
 H200 = Path(__file__).parent / "h200.txtpb"
 
 
@@ -61,6 +63,8 @@ def described(target: str) -> Sequence[jax.Device]:
 
 @contextlib.contextmanager
 def as_on(platform: str) -> Iterator[None]:
-    """What asks jax which backend it has is told this one."""
-    with mock.patch.object(jax, "default_backend", lambda: platform):
+    """What asks jax which backend it has, or a plan what its devices are, is told this one."""
+    named = mock.PropertyMock(return_value=platform)
+    backend = mock.patch.object(jax, "default_backend", lambda: platform)
+    with backend, mock.patch.object(Plan, "platform", named):
         yield

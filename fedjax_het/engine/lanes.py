@@ -119,7 +119,7 @@ def train_cohort(
         )
         outputs = with_slots(outputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
-        states = _put_back(states, new, schedule.rows)
+        states = _put_back(plan, states, new, schedule.rows)
     else:
 
         def sharded(*args):
@@ -128,7 +128,7 @@ def train_cohort(
             sums, new, outputs = block(*shared, part)
             rows = part.rows if jax.tree.leaves(new) else ()
             sums, (new, rows, outputs) = _exchange(sums, (new, rows, with_slots(outputs, part)))
-            return sums, _put_back(shared[2], new, rows), outputs
+            return sums, _put_back(plan, shared[2], new, rows), outputs
 
         def on_devices(run, spans, carried):
             return jax.shard_map(
@@ -208,15 +208,27 @@ def _split(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     ]
 
 
-def _put_back(states, new, rows):
+def _put_back(plan: Plan, states, new, rows):
     """Write the states of a round's clients, `[D, V, J, ...]`, to their rows `[D, V, J]`.
 
-    Row by row, which happens in place; XLA's scatter copies the states of all K clients.
+    On a CPU row by row, which happens in place: its scatter copies the states of all K clients. An
+    accelerator's does not, and is one operation instead of a loop of several.
     """
     if not jax.tree.leaves(states):
         return states
     rows = rows.reshape(-1)
     flat = jax.tree.map(lambda n: n.reshape(rows.shape + n.shape[3:]), new)
+    if plan.platform != "cpu":
+
+        def scatter(all_, new):
+            # Unused slots: beyond the last row, which drops them, and each somewhere else.
+            unused = all_.shape[0] + jnp.arange(len(rows))
+            places = jnp.where(rows < all_.shape[0], rows, unused)
+            return all_.at[places].set(
+                new, mode="drop", unique_indices=True, wrap_negative_indices=False
+            )
+
+        return jax.tree.map(scatter, states, flat)
 
     def put(i, states):
         place = row_of(rows, i)
