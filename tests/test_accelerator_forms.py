@@ -1,25 +1,32 @@
 """What an accelerator is given in the place of a CPU's form comes to the same."""
 
+from functools import partial
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
+from support.running import run, spec
 
 from fedjax_het.condensation import augment as augmentation
 from fedjax_het.engine import lanes
+from fedjax_het.engine import task as task_module
 from fedjax_het.engine.evaluation import BATCH, evaluate, evaluation_set
 from fedjax_het.engine.plan import Plan, make_plan
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
+from fedjax_het.running.programs import program_of
 
 
 @pytest.fixture
 def on_gpu():
     """Plans take their devices for GPUs; programs are still a CPU's."""
+    program_of.cache_clear()
     with mock.patch.object(Plan, "platform", "gpu"):
         yield
+    program_of.cache_clear()
 
 
 def _put_back(plan, states, rows):
@@ -113,3 +120,55 @@ def test_the_family_that_is_drawn_is_the_one_that_is_chosen():
     for one, other in zip(by_branch, by_choice, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
     assert len({float(a[0, 3, 3, 0]) for a in by_branch}) > 4  # several families were drawn
+
+
+def test_the_loss_of_a_label_is_chosen_as_it_is_picked():
+    logits = jnp.concatenate([jax.random.normal(jax.random.key(0), (6, 4)), jnp.eye(4) * 80])
+    labels = jnp.array([0, 1, 2, 3, 3, 1, 0, 0, 1, 2])
+
+    def of(losses, logits):
+        return jax.value_and_grad(lambda logits: (losses(logits, labels) ** 2).sum())(logits)
+
+    picked, chosen = (
+        of(losses, logits) for losses in (task_module._by_row, task_module._by_choice)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), picked, chosen
+    )
+    # A class that cannot be costs nothing where it is not the label, and all where it is.
+    logits = logits.at[:, 0].set(-jnp.inf)
+    losses = task_module._by_choice(logits, labels)
+    np.testing.assert_array_equal(jnp.isinf(losses), labels == 0)
+
+
+@pytest.mark.parametrize("method", ["scaffold"])
+def test_a_run_as_accelerators_make_it(method, request):
+    asked = spec(method, rounds=3, participation=0.4, local_epochs=2)
+    on_cpu = run(asked, lanes=2, devices=1)
+    request.getfixturevalue("on_gpu")
+    elsewhere = run(asked, lanes=2, devices=1)
+    for name, values in on_cpu.metrics.items():
+        np.testing.assert_allclose(values, elsewhere.metrics[name], rtol=1e-5, err_msg=name)
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+    jax.tree.map(close, on_cpu.state, elsewhere.state)
+
+
+def test_uploads_are_reduced_and_rows_alone_gathered(request):
+    plan = make_plan(1, devices=2)
+    sums, rows = jnp.ones(1000), jnp.ones((1, 1, 3))
+
+    def lowered():
+        mapped = jax.shard_map(
+            lambda sums, rows: lanes._exchange(plan, {"a": sums, "b": 2 * sums}, rows),
+            mesh=plan.mesh,
+            in_specs=(P(), P()),
+            out_specs=P(),
+            check_vma=False,
+        )
+        return jax.jit(mapped).lower(sums, rows).as_text()
+
+    assert "all_reduce" not in lowered() and "tensor<2x2003x" in lowered()
+    request.getfixturevalue("on_gpu")
+    text = lowered()
+    gathered = [line for line in text.splitlines() if "stablehlo.all_gather" in line]
+    assert "all_reduce" in text and len(gathered) == 1 and "1000" not in gathered[0]

@@ -127,7 +127,8 @@ def train_cohort(
             part = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(*shared, part)
             rows = part.rows if jax.tree.leaves(new) else ()
-            sums, (new, rows, outputs) = _exchange(sums, (new, rows, with_slots(outputs, part)))
+            found = new, rows, with_slots(outputs, part)
+            sums, (new, rows, outputs) = _exchange(plan, sums, found)
             return sums, _put_back(plan, shared[2], new, rows), outputs
 
         def on_devices(run, spans, carried):
@@ -173,12 +174,17 @@ def _models(schedule: RoundSchedule, variables, ids, weights, num_steps) -> Clie
     )
 
 
-def _exchange(sums, rows):
-    """-> (sums over devices, rows of all devices `[D, V, J, ...]`, any tree), by one collective.
+def _exchange(plan: Plan, sums, rows):
+    """-> (sums over devices, rows of all devices `[D, V, J, ...]`, any tree).
 
-    One, because XLA's CPU devices share a pool of threads: two collectives that are ready at the
-    same time can be entered in different orders, hold all threads, and wait for ever.
+    On CPUs by one collective, because XLA's CPU devices share a pool of threads: two that are ready
+    at the same time can be entered in different orders, hold all threads, and wait for ever. Where
+    there are rows all is gathered, and added up in the order of the blocks. Accelerators enter
+    collectives in the program's order: sums are reduced between them, in an order of theirs, which
+    is less to send, and rows alone are gathered.
     """
+    if plan.platform != "cpu":
+        return jax.lax.psum(sums, AXIS), jax.lax.all_gather(rows, AXIS)
     leaves, structure = jax.tree.flatten((sums, rows))
     num_sums = len(jax.tree.leaves(sums))
     if len(leaves) == num_sums and all(leaf.dtype == jnp.float32 for leaf in leaves):
@@ -360,7 +366,17 @@ def _block(method, plan, name, hp, broadcast, states, key, examples, longest, sc
             def one_step(t, running):
                 return lane.step(slots, slot, running, row_of(batches, t), row_of(sizes, t))
 
-            return jax.lax.fori_loop(first, last, one_step, running)
+            if plan.platform == "cpu":
+                return jax.lax.fori_loop(first, last, one_step, running)
+            # The lane's steps are told from the loop's: a count of its own is one more launch.
+            before = running.steps
+
+            def counted(t, running):
+                running = one_step(t, running._replace(steps=before + t - first))
+                return running._replace(steps=before)
+
+            running = jax.lax.fori_loop(first, last, counted, running)
+            return running._replace(steps=before + jnp.maximum(last - first, 0))
 
         running = over_lanes(train)(slots, slot, running, batches, batch_sizes)
         sent, sound, new, output = over_lanes(lane.end)(slots, slot, running)
