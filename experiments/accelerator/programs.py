@@ -122,6 +122,7 @@ def lowered(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> Any:
     group = dataclasses.replace(group, source=source)
     runs = gathered(group, group.federations)
     state = state_shapes(runs)
+    inputs: tuple
     if case.part == ROUNDS:
         work, inputs = program.chunk, (state, runs.first_step())
     else:

@@ -110,15 +110,17 @@ def _bodies(
     seen.add(name)
     here = list(_inside(found, name))
     kinds = Counter(operation.kind for operation in here if operation.launches)
-    exchanged = [operation for operation in here if _collective(operation.kind)]
+    exchanged = [
+        (kind, operation) for operation in here if (kind := _collective(operation.kind)) is not None
+    ]
     yield Body(
         name,
         depth,
         trips,
         _launches(found, name),
         sum(operation.kind == "conditional" for operation in here),
-        dict(Counter(_collective(operation.kind) for operation in exchanged)),
-        sum(operation.bytes for operation in exchanged),
+        dict(Counter(kind for kind, _ in exchanged)),
+        sum(operation.bytes for _, operation in exchanged),
         dict(kinds.most_common()),
     )
     for operation in here:
