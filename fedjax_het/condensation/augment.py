@@ -146,7 +146,8 @@ def augment(
       images of the same shape and dtype.
     Errors:
       ConfigError: unknown or repeated family.
-    Cost: with `single`, only the drawn family runs, unless the key is vmapped.
+    Cost: with `single`, only the drawn family runs on a CPU, unless the key is vmapped; on an
+      accelerator all do, for it would wait for the host, which reads what was drawn.
     """
     families = parse_strategy(strategy)
     if not families:
@@ -157,10 +158,22 @@ def augment(
     if single:
         family_key, parameter_key = jax.random.split(key)
         drawn = jax.random.randint(family_key, (), 0, len(families))
-        return lax.switch(drawn, transforms, parameter_key, images)
+        return _one_of(transforms, drawn, parameter_key, images)
     for transform, family_key in zip(transforms, jax.random.split(key, len(families)), strict=True):
         images = transform(family_key, images)
     return images
+
+
+def _one_of(transforms: list, drawn: Array, key: Array, images: Array) -> Array:
+    """What the drawn transform makes of the images."""
+
+    def by_branch(drawn: Array, key: Array, images: Array) -> Array:
+        return lax.switch(drawn, transforms, key, images)
+
+    def by_choice(drawn: Array, key: Array, images: Array) -> Array:
+        return lax.select_n(drawn, *(transform(key, images) for transform in transforms))
+
+    return lax.platform_dependent(drawn, key, images, cpu=by_branch, default=by_choice)
 
 
 def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]:

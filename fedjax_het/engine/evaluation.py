@@ -12,10 +12,15 @@ import optax
 from fedjax_het.common.arrays import AnyArray, row_of
 from fedjax_het.data import Partition
 from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.memory import whole_bytes
 from fedjax_het.engine.plan import BLOCK, Plan
 from fedjax_het.engine.task import Task
 
-BATCH = 250
+BATCH = 250  # images at a time, of a CPU whose caches they have to fit
+# An accelerator waits for the host between batches: it takes as many as a share of its memory
+# holds, by what networks keep of a pixel at a time (128 channels, four times over).
+MOST, SHARE, BYTES_A_PIXEL = 5000, 1 / 8, 4 * 4 * 128
+UNKNOWN_BYTES = 2**35  # of a device that does not say how much it has
 
 
 class EvaluationSet(NamedTuple):
@@ -54,10 +59,21 @@ def right_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(logits).all(-1), right, jnp.nan)
 
 
-def test_batches(plan: Plan, count: int) -> tuple[int, int]:
-    """(size, number) of the batches of each block that hold so many images."""
-    batch = min(BATCH, -(-count // plan.blocks))
-    return batch, -(-count // (plan.blocks * batch))
+def test_batches(plan: Plan, images: np.ndarray) -> tuple[int, int]:
+    """(size, number) of the batches of each block that hold so many images `[N, H, W, C]`.
+
+    They depend on the kind of device and on its memory: of an accelerator's, sums of losses are
+    those of a CPU to rounding, and the numbers of images the same.
+    """
+    of_block = -(-len(images) // plan.blocks)
+    most = BATCH
+    if plan.platform != "cpu":
+        whole = whole_bytes(plan.devices) or UNKNOWN_BYTES
+        fitting = int(SHARE * whole / (plan.width * BYTES_A_PIXEL * np.prod(images.shape[1:3])))
+        most = max(BATCH, min(MOST, fitting))
+        most = -(-of_block // -(-of_block // most))  # all of them alike
+    batch = min(most, of_block)
+    return batch, -(-len(images) // (plan.blocks * batch))
 
 
 def evaluation_set(
@@ -65,7 +81,7 @@ def evaluation_set(
 ) -> EvaluationSet:
     """Place a test set on the plan's devices: a block on each, or all blocks on all."""
     count, blocks = len(labels), plan.blocks
-    batch, batches = test_batches(plan, count)
+    batch, batches = test_batches(plan, images)
     short = blocks * batches * batch - count
     images = np.concatenate([images, np.zeros((short, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.full(short, -1, labels.dtype)]).astype(np.int32)

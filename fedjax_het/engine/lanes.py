@@ -119,7 +119,7 @@ def train_cohort(
         )
         outputs = with_slots(outputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
-        states = _put_back(states, new, schedule.rows)
+        states = _put_back(plan, states, new, schedule.rows)
     else:
 
         def sharded(*args):
@@ -127,8 +127,9 @@ def train_cohort(
             part = jax.tree.map(lambda a: a[0], lanes)
             sums, new, outputs = block(*shared, part)
             rows = part.rows if jax.tree.leaves(new) else ()
-            sums, (new, rows, outputs) = _exchange(sums, (new, rows, with_slots(outputs, part)))
-            return sums, _put_back(shared[2], new, rows), outputs
+            found = new, rows, with_slots(outputs, part)
+            sums, (new, rows, outputs) = _exchange(plan, sums, found)
+            return sums, _put_back(plan, shared[2], new, rows), outputs
 
         def on_devices(run, spans, carried):
             return jax.shard_map(
@@ -173,12 +174,17 @@ def _models(schedule: RoundSchedule, variables, ids, weights, num_steps) -> Clie
     )
 
 
-def _exchange(sums, rows):
-    """-> (sums over devices, rows of all devices `[D, V, J, ...]`, any tree), by one collective.
+def _exchange(plan: Plan, sums, rows):
+    """-> (sums over devices, rows of all devices `[D, V, J, ...]`, any tree).
 
-    One, because XLA's CPU devices share a pool of threads: two collectives that are ready at the
-    same time can be entered in different orders, hold all threads, and wait for ever.
+    On CPUs by one collective, because XLA's CPU devices share a pool of threads: two that are ready
+    at the same time can be entered in different orders, hold all threads, and wait for ever. Where
+    there are rows all is gathered, and added up in the order of the blocks. Accelerators enter
+    collectives in the program's order: sums are reduced between them, in an order of theirs, which
+    is less to send, and rows alone are gathered.
     """
+    if plan.platform != "cpu":
+        return jax.lax.psum(sums, AXIS), jax.lax.all_gather(rows, AXIS)
     leaves, structure = jax.tree.flatten((sums, rows))
     num_sums = len(jax.tree.leaves(sums))
     if len(leaves) == num_sums and all(leaf.dtype == jnp.float32 for leaf in leaves):
@@ -208,15 +214,27 @@ def _split(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     ]
 
 
-def _put_back(states, new, rows):
+def _put_back(plan: Plan, states, new, rows):
     """Write the states of a round's clients, `[D, V, J, ...]`, to their rows `[D, V, J]`.
 
-    Row by row, which happens in place; XLA's scatter copies the states of all K clients.
+    On a CPU row by row, which happens in place: its scatter copies the states of all K clients. An
+    accelerator's does not, and is one operation instead of a loop of several.
     """
     if not jax.tree.leaves(states):
         return states
     rows = rows.reshape(-1)
     flat = jax.tree.map(lambda n: n.reshape(rows.shape + n.shape[3:]), new)
+    if plan.platform != "cpu":
+
+        def scatter(all_, new):
+            # Unused slots: beyond the last row, which drops them, and each somewhere else.
+            unused = all_.shape[0] + jnp.arange(len(rows))
+            places = jnp.where(rows < all_.shape[0], rows, unused)
+            return all_.at[places].set(
+                new, mode="drop", unique_indices=True, wrap_negative_indices=False
+            )
+
+        return jax.tree.map(scatter, states, flat)
 
     def put(i, states):
         place = row_of(rows, i)
@@ -348,7 +366,17 @@ def _block(method, plan, name, hp, broadcast, states, key, examples, longest, sc
             def one_step(t, running):
                 return lane.step(slots, slot, running, row_of(batches, t), row_of(sizes, t))
 
-            return jax.lax.fori_loop(first, last, one_step, running)
+            if plan.platform == "cpu":
+                return jax.lax.fori_loop(first, last, one_step, running)
+            # The lane's steps are told from the loop's: a count of its own is one more launch.
+            before = running.steps
+
+            def counted(t, running):
+                running = one_step(t, running._replace(steps=before + t - first))
+                return running._replace(steps=before)
+
+            running = jax.lax.fori_loop(first, last, counted, running)
+            return running._replace(steps=before + jnp.maximum(last - first, 0))
 
         running = over_lanes(train)(slots, slot, running, batches, batch_sizes)
         sent, sound, new, output = over_lanes(lane.end)(slots, slot, running)

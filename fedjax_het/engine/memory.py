@@ -42,6 +42,17 @@ def all_free_bytes(devices: Sequence[jax.Device]) -> int | None:
     return least_of_processes(free, devices)
 
 
+def whole_bytes(devices: Sequence[jax.Device]) -> int | None:
+    """Bytes that this program may ever take on each of the devices; None where nobody tells, as of
+    CPUs and of devices that are only described. The same for all processes."""
+    try:
+        stats = [device.memory_stats() for device in own_devices(devices)]
+    except (jax.errors.JaxRuntimeError, NotImplementedError):
+        return None
+    known = all(s and "bytes_limit" in s for s in stats) and bool(stats)
+    return least_of_processes(min(s["bytes_limit"] for s in stats) if known else None, devices)
+
+
 def own_devices(devices: Sequence[jax.Device]) -> list[jax.Device]:
     """Those of this process."""
     return [device for device in devices if device.process_index == jax.process_index()]

@@ -48,6 +48,18 @@ class Plan(NamedTuple):
         return None if self.mesh is None else self.mesh.axis_names[0]
 
     @property
+    def devices(self) -> list[jax.Device]:
+        """All of them; without a mesh the default one."""
+        return jax.devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
+
+    @property
+    def platform(self) -> str:
+        """Of its devices: "cpu", "gpu" or "tpu". Programs ask for this, not for the process's
+        backend, so that they are the same where they are compiled for devices that are described.
+        """
+        return self.devices[0].platform
+
+    @property
     def capacity(self) -> int:
         """Federations that run at once."""
         if self.mesh is None or self.spreads != RUNS:
@@ -60,7 +72,7 @@ class Plan(NamedTuple):
         return self.lanes > 1 or self.width > 1
 
     def describe(self) -> str:
-        devices = jax.devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
+        devices = self.devices
         lanes = "one flat lane" if self.lanes == 1 else f"{self.lanes} vmapped lanes"
         each = "each" if self.spreads == AXIS else f"in {self.blocks} turns"
         federations = "" if self.spreads != RUNS else "a federation on each, "

@@ -184,7 +184,7 @@ def _num_eval_batches(source: Source) -> jax.Array:
     """All of a block's; the first, where only first steps are made."""
     if source.trial or not _has_global_model(source.reader):
         return source.plan.put(jnp.int32(1))
-    _, batches = test_batches(source.plan, len(source.dataset.test_labels))
+    _, batches = test_batches(source.plan, source.dataset.test_images)
     return source.plan.put(jnp.int32(batches))
 
 

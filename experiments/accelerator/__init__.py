@@ -1,0 +1,1 @@
+"""What an accelerator would be given to do, compiled without one."""
