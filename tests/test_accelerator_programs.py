@@ -7,7 +7,8 @@ import tarfile
 
 import pytest
 
-from experiments.accelerator import half_hour, prove
+from experiments.accelerator import half_hour, precision, prove
+from fedjax_het.engine.probe import MOST_UNROLLED
 from fedjax_het.report.programs import load_program
 
 FAST = {"train_loss": [1.0, 0.5], "device": "x"}
@@ -50,7 +51,10 @@ def test_places_measure_the_same_cases():
     assert device.cases == cpu.cases
     assert [case._replace(lanes=4) for case in other.cases] == cpu.cases
     names = [case.name for place in prove.speed_places("full", "gpu") for case in place.cases]
-    assert len(names) == len(set(names)) == 3 * 3 * 4
+    few = sum(lanes <= MOST_UNROLLED for lanes in prove.SCALES["full"].lanes)
+    assert len(names) == len(set(names)) == 3 * (3 * 4 + few)
+    given = [case for place in prove.speed_places("full", "gpu") for case in place.cases]
+    assert {case.settings["precision"] for case in given} == {"float32", "tf32", "bfloat16"}
 
 
 @pytest.mark.slow
@@ -125,6 +129,16 @@ def test_a_piece_is_asked_to_stop_and_keeps_what_it_has(tmp_path, monkeypatch):
     quick = tmp_path / "quick.py"
     quick.write_text("print('done')")
     assert half_hour.made(half_hour.Piece("quick", "quick.py", ()), 30.0) == (0, "done\n")
+
+
+@pytest.mark.slow
+def test_less_precision_is_less_exact(tmp_path, capsys):
+    assert precision.main(["--steps", "5", "--output", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "precision.json").read_text())
+    assert len(rows) == 2 * 4
+    for title, errors in rows.items():
+        assert errors["float32"] < 1e-5 < 1e-4 < min(errors["tf32"], errors["bfloat16"]), title
+    assert "synthesis, 5 inner steps, mlp" in capsys.readouterr().out
 
 
 def test_help_is_the_docstring():

@@ -73,3 +73,9 @@ def test_of_an_accelerator_it_says_memory_and_flags(monkeypatch):
     assert "memory of device 3: 130.0 of 140.0 GB free" in text
     assert "products of tf32" in text and f"would help: {GRAPHS}" in text
     assert "unknown" in "\n".join(about_devices([accelerator()]))
+
+
+def test_hardware_that_is_not_used_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(devices, "unused_hardware", lambda: "there is a GPU")
+    assert main(["devices"]) == 0
+    assert "note: there is a GPU" in capsys.readouterr().out

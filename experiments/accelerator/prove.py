@@ -27,6 +27,9 @@ import numpy as np
 
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.engine.probe import MOST_UNROLLED
+from fedjax_het.nn.computing import BFLOAT16, FLOAT32, TF32
+from fedjax_het.nn.conv_products import IM2COL, NATIVE, UNROLLED
 from fedjax_het.report.programs import record_program
 from fedjax_het.report.render import Section, TextTable, number_text, print_table, to_markdown
 from fedjax_het.report.write import write_text
@@ -35,11 +38,10 @@ FILE = "prove.json"
 MEASURE = "--measure"  # what a process of its own is asked, which reads its cases as JSON
 LEAST = 1e-3  # relative: a smaller difference is rounding, whatever another order of sums makes
 ALLOWED = 30.0  # times what another order makes
-FULL = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 PRECISIONS = {
-    "cpu": ("default",),
-    "gpu": ("highest", "tensorfloat32", "bfloat16"),
-    "tpu": ("highest", "bfloat16"),
+    "cpu": (FLOAT32,),
+    "gpu": (FLOAT32, TF32, BFLOAT16),
+    "tpu": (FLOAT32, BFLOAT16),
 }
 
 
@@ -106,7 +108,7 @@ class Place(NamedTuple):
     """A process of its own, and what it measures one after the other."""
 
     environment: dict[str, str]
-    """Variables that say where it runs, and in which precision."""
+    """Variables that say where it runs."""
     cases: list[Case]
 
 
@@ -218,29 +220,30 @@ def numbers_places(names: Sequence[str]) -> list[Place]:
     cases = []
     for name in names:
         method = name.split(",")[0]
-        settings = {"algorithm": method, **METHODS[name], "rounds": 5}
+        settings = {"algorithm": method, "precision": FLOAT32, **METHODS[name], "rounds": 5}
         cases.append(Case(name, "numbers", "quick", settings, 4))
-    on_cpu = {**FULL, "JAX_PLATFORMS": "cpu"}
+    on_cpu = {"JAX_PLATFORMS": "cpu"}
     alone = [case._replace(lanes=1) for case in cases]
-    return [Place(FULL, cases), Place(on_cpu, cases), Place(on_cpu, alone)]
+    return [Place({}, cases), Place(on_cpu, cases), Place(on_cpu, alone)]
 
 
 def speed_places(scale: str, platform: str) -> list[Place]:
     """FedAvg by precision, and in each by network, implementation and lanes."""
     size, places = SCALES[scale], []
     networks: list[tuple[str, dict[str, Any]]] = [("mlp", {"model": "mlp"})]
-    for impl in ("im2col", "native"):
+    for impl in (IM2COL, NATIVE, UNROLLED):
         options = {"width": size.width, "network_options": {"conv_impl": impl}}
         networks.append((f"convnet, {impl}", {"model": "convnet", **options}))
-    for precision in PRECISIONS.get(platform, ("default",)):
-        given = {} if precision == "default" else {"JAX_DEFAULT_MATMUL_PRECISION": precision}
+    for precision in PRECISIONS.get(platform, (FLOAT32,)):
         cases = []
         for network, settings in networks:
             for lanes in size.lanes:
+                if lanes > MOST_UNROLLED and network.endswith(UNROLLED):
+                    continue
                 name = f"{network}, {precision}, {lanes} lanes"
-                fedavg = {"algorithm": "fedavg", "eval_every": size.rounds, **settings}
-                cases.append(Case(name, "speed", scale, fedavg, lanes))
-        places.append(Place(given, cases))
+                given = {"precision": precision, "eval_every": size.rounds, **settings}
+                cases.append(Case(name, "speed", scale, {"algorithm": "fedavg", **given}, lanes))
+        places.append(Place({}, cases))
     return places
 
 

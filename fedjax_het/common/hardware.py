@@ -2,13 +2,14 @@
 
 import functools
 import logging
-import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from fedjax_het.common.variables import of_others
 
 log = logging.getLogger("fedjax_het")
 
@@ -29,14 +30,17 @@ def tell_of_unused_hardware() -> None:
 
 
 def unused_hardware(
-    root: Path = Path("/"), environment: Mapping[str, str] = os.environ
+    root: Path = Path("/"), environment: Mapping[str, str] | None = None
 ) -> str | None:
     """One line that names the hardware and the command that mends it; None where jax uses an
     accelerator, where there is none, or where the CPU is what was asked for.
 
-    root: of the file system that is looked at. Starts jax's backend.
+    root: of the file system that is looked at. environment: default, this process's. Starts jax's
+    backend.
     """
     import jax
+
+    environment = of_others() if environment is None else environment
 
     settings: Any = jax.config  # jax adds its settings at run time: its types do not name them
     asked = (settings.jax_platforms or environment.get("JAX_PLATFORMS") or "").split(",")[0]

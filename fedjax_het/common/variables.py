@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,6 +152,11 @@ def value_of(variable: Variable) -> Any:
 def text_of(variable: Variable) -> str:
     """As it stands, unchecked; "" where it is not set."""
     return os.environ.get(variable.name, "")
+
+
+def of_others() -> Mapping[str, str]:
+    """All that the environment says, for those who look at what other programs have set."""
+    return os.environ
 
 
 @functools.lru_cache

@@ -11,6 +11,7 @@ import jax
 
 from fedjax_het.common.cache import cache_root
 from fedjax_het.common.environment import environment
+from fedjax_het.common.hardware import unused_hardware
 from fedjax_het.common.variables import (
     JAX_CACHE,
     JAX_CPU_DEVICES,
@@ -83,6 +84,8 @@ def about_devices(devices: Sequence[jax.Device] | None = None) -> Iterator[str]:
     versions = [f"{name} {made_in[name]}" for name in names]
     yield f"versions: {', '.join([*versions, *plugins()])}, Python {platform.python_version()}"
     yield f"backend: {backend}, {len(devices)} x {first.device_kind}{_driver(first)}"
+    if line := unused_hardware():
+        yield f"note: {line}"
     yield from _memory(devices)
     asked = None if made_in["matmul_precision"] == "default" else made_in["matmul_precision"]
     said = f"asked for by jax: {asked}" if asked else "the backend's own"

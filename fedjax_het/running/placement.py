@@ -98,8 +98,9 @@ class Placement:
     @property
     def on_chosen_cpus(self) -> bool:
         """Whether CPU devices were asked for."""
-        named = isinstance(self.devices, Sequence)
-        return named and all(device.platform == "cpu" for device in self.devices)
+        if not isinstance(self.devices, Sequence):
+            return False
+        return all(device.platform == "cpu" for device in self.devices)
 
     def present_devices(self) -> list[jax.Device]:
         """The devices. Raises ConfigError if there are fewer."""
