@@ -137,7 +137,7 @@ def test_less_precision_is_less_exact(tmp_path, capsys):
     rows = json.loads((tmp_path / "precision.json").read_text())
     assert len(rows) == 2 * 4
     for title, errors in rows.items():
-        assert errors["float32"] < 1e-5 < 1e-4 < min(errors["tf32"], errors["bfloat16"]), title
+        assert 5 * errors["float32"] < min(errors["tf32"], errors["bfloat16"]), title
     assert "synthesis, 5 inner steps, mlp" in capsys.readouterr().out
 
 
