@@ -30,7 +30,7 @@ import fedjax_het
 fedjax_het.show_environment()
 spec = fedjax_het.RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
 result = fedjax_het.simulate(spec)
-found = {"before": before, "after": versions(), "accuracy": result.best_accuracy}
+found = {"before": before, "after": versions(), "accuracy": result.summary["best_accuracy"]}
 print(json.dumps(found))
 """
 
