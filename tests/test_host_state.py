@@ -1,12 +1,14 @@
 """Client states on the host: the same bits as on the devices, in less memory."""
 
 import contextlib
+import re
 
 import jax
 import numpy as np
 import pytest
 from support.data import user_dataset
 from support.running import KilledError, assert_same, kill_after, placed, run, spec
+from support.slow import slow
 
 from fedjax_het import ConfigError, Placement, cli, sweep
 from fedjax_het.algorithms import METHODS
@@ -15,6 +17,7 @@ from fedjax_het.engine.host_state import HostState
 from fedjax_het.running import advance, checkpoints, ledger, placement, runs
 from fedjax_het.running.advance import finish, start
 from fedjax_het.running.checkpoints import Checkpoints
+from fedjax_het.running.placement import client_state_of
 from fedjax_het.running.prepare import prepare
 from fedjax_het.running.programs import client_state_bytes
 from fedjax_het.running.runs import gathered, memory_needed
@@ -109,7 +112,10 @@ RESUMED = [
     ("scaffold", "host", "host"),
     ("scaffold", "host", "device"),
     ("scaffold", "device", "host"),
-    pytest.param("dynafed", "host", "host", marks=pytest.mark.slow),  # killed in its synthesis
+    slow("scaffold", "device", "split"),
+    slow("scaffold", "split", "host"),
+    slow("dynafed", "split", "split"),
+    slow("dynafed", "host", "host"),  # killed in its synthesis
 ]
 
 
@@ -187,12 +193,12 @@ def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
     start(made, files)
     now, saved = [files._saved_at], []
 
-    def slow(path, tree, meta):
+    def slow_save(path, tree, meta):
         saved.append(now[0])
         now[0] += 30.0
 
     monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(checkpoints, "save_checkpoint", slow)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", slow_save)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 20.0)
     begin = now[0]
     for _ in range(400):
@@ -312,3 +318,68 @@ def test_the_command_line_says_where(command, tmp_path, capsys, monkeypatch):
     assert [group.client_state for group in given] == ["host", "device"]
     assert cli.main([*words, "--client-state", "disk"]) == 2
     assert "--client-state = 'disk'" in capsys.readouterr().err
+
+
+# --- split over the devices ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes"), [("scaffold", 1), slow("scaffold", 2), slow("fedavg", 1), slow("feddyn", 1)]
+)
+def test_split_over_the_devices_it_is_the_same_bits(name, lanes):
+    one = stateful(name)
+    split, device = (run(one, client_state=where, lanes=lanes) for where in ("split", "device"))
+    assert_same(split, device)
+    jax.tree.map(np.testing.assert_array_equal, split.state.server, device.state.server)
+    jax.tree.map(np.testing.assert_array_equal, all_clients(split), all_clients(device))
+
+
+def test_each_device_holds_the_states_of_a_part_of_the_clients():
+    group = prepare([stateful()], dataset=user_dataset(), placement=Placement(client_state="split"))
+    made, devices = gathered(group, group.federations), len(jax.devices())
+    start(made, Checkpoints())
+
+    def held():
+        leaves = jax.tree.leaves(made.state.clients)
+        return {shard.data.shape[0] for leaf in leaves for shard in leaf.addressable_shards}
+
+    assert held() == {CLIENTS // devices}
+    finish(made, Checkpoints())
+    assert held() == {CLIENTS // devices}
+    program, inputs = made.programs()["rounds"]
+    text = program.lower(*inputs).compile().as_text()
+    sent = re.findall(r"= \S+ (all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(", text)
+    # Which rows are wanted, the rows, what they have become with the sums, and the evaluation's:
+    # no others.
+    expected = ["all-gather", "reduce-scatter", "all-gather", "all-reduce"]
+    assert sorted(sent) == sorted(expected) or devices == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (stateful(num_clients=CLIENTS - 1), "devices divide (there are 11)"),
+        (stateful("fedamp"), "fedamp needs the states of all clients at once"),
+    ],
+)
+def test_states_that_cannot_be_split_are_refused(one, expected):
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        prepare([one], dataset=user_dataset(), placement=Placement(client_state="split"))
+
+
+def test_accelerators_split_what_is_too_much_for_each(monkeypatch):
+    one = stateful()
+    group = prepare([one], dataset=user_dataset())
+    spec, program = group.federations[0].spec, group.program
+    everyones = client_state_bytes(program, spec) * CLIENTS
+
+    def chosen(memory):
+        return client_state_of(Placement(memory=int(memory)), program, spec)
+
+    share, devices = placement.STATE_SHARE, len(jax.devices())
+    assert chosen(2 * everyones / share) == "device"
+    assert chosen(0.9 * everyones / share) == "host"  # CPU devices share their memory
+    monkeypatch.setattr(type(program.plan), "platform", "gpu")
+    assert chosen(2 * everyones / share) == "device"
+    assert chosen(0.9 * everyones / share) == ("split" if devices > 1 else "host")
+    assert chosen(0.9 * everyones / share / devices) == "host"

@@ -30,6 +30,7 @@ class Case(NamedTuple):
     settings: dict[str, Any]
     part: str = ROUNDS  # or the name of work between rounds
     devices: int = 1
+    client_state: str = "device"
 
 
 _HET = {
@@ -72,6 +73,9 @@ CASES = {
     "feddm": _condensing("feddm", 16, "im2col"),
     "two-mlp": _fedavg("fashion_mnist", "mlp", 16, devices=2),
     "two-scaffold-mlp": _fedavg("fashion_mnist", "mlp", 16, method="scaffold", devices=2),
+    "two-split-scaffold-mlp": _fedavg(
+        "fashion_mnist", "mlp", 16, method="scaffold", devices=2, client_state="split"
+    ),
     "two-synthesis-mlp": _fedavg(
         "fashion_mnist", "mlp", 4, method="dynafed", part="synthesis", devices=2
     ),
@@ -105,7 +109,7 @@ def lowered(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> Any:
     """The case's program as jax lowers it for these devices, of which it takes the first."""
     spec = RunSpec(case.method, dataset=case.dataset, seed=0, **case.settings)
     placement = Placement(
-        lanes=case.lanes, devices=case.devices, spread="lanes", client_state="device"
+        lanes=case.lanes, devices=case.devices, spread="lanes", client_state=case.client_state
     )
     if case.devices > 1:
         placement = dataclasses.replace(placement, server_work="shared")

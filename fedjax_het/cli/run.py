@@ -60,8 +60,9 @@ class RunCommand(RunSpec):
     """Whether devices share what the server does: shared, alone (all do the same) or auto, what is
     faster; a matter of speed only."""
     client_state: str = "auto"
-    """Where clients' states are: device, host (those of the next rounds' clients are put on the
-    devices) or auto, the host if they would not fit; a matter of memory only."""
+    """Where clients' states are: device, split (a part on each device), host (those of the next
+    rounds' clients are put on the devices) or auto, the last two if they would not fit; a matter of
+    memory only."""
     quiet: bool = False
     """No progress on stderr."""
     distributed: bool = False

@@ -96,8 +96,9 @@ class SweepCommand(_Lists):
     """Whether devices that share a federation share its server's work: shared, alone or auto, what
     is faster."""
     client_state: str = "auto"
-    """Where clients' states are: device, host (those of the next rounds' clients are put on the
-    devices) or auto, the host if they would not fit."""
+    """Where clients' states are: device, split (of a run that devices share, a part on each), host
+    (those of the next rounds' clients are put on the devices) or auto, the last two if they would
+    not fit."""
     memory: Annotated[float, Bounds(1e-9, 1e9)] | None = None
     """GB on each device that federations may take (default: what is free)."""
     launcher: Literal["here", "ray"] = "here"

@@ -139,6 +139,7 @@ def own_losses(task: Task, plan: Plan, models: Tree, cohort: Cohort) -> tuple[ja
     blank = jax.tree.map(jnp.zeros_like, models["params"])
     states = _Own(models, jnp.zeros(num_clients), blank)
     method = ClientMethod(lambda hp, variables: (), begin, step, end)
+    plan = plan.holds_all_clients
     found = train_cohort(
         method, plan, {}, (), states, jax.random.key(0), cohort, name=SURVEY
     ).states

@@ -21,6 +21,7 @@ from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, chec
 from fedjax_het.engine.packing import from_words, to_words
 from fedjax_het.engine.plan import AXIS, Plan
 from fedjax_het.engine.schedule import RoundSchedule
+from fedjax_het.engine.sharing import once_known
 from fedjax_het.engine.soundness import still_finite
 from fedjax_het.engine.stretches import BLOCKS, CLIENTS, TURNS, across, cut
 
@@ -82,8 +83,8 @@ def train_cohort(
 
     Args:
       broadcast: what the server sends; the same for all.
-      states: client states; a client's is the row that the schedule names: of all K clients, or
-        of a table that holds at least those of the round.
+      states: client states; a client's is the row that the schedule names: of all K clients, which
+        may be split over the devices, or of a table that holds at least those of the round.
       gather: whether outputs are models, of which every device gets all.
       name: of the loop, where the round is made in stretches.
       key: the round's key; a step's key is fold_in(fold_in(key, client id), step).
@@ -121,22 +122,26 @@ def train_cohort(
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = _put_back(plan, states, new, schedule.rows)
     else:
+        split = plan.splits_clients and bool(jax.tree.leaves(states))
+        of_clients = P(AXIS) if split else P()
 
-        def sharded(*args):
-            *shared, lanes = args
+        def sharded(hp, broadcast, states, key, examples, longest, lanes):
             part = jax.tree.map(lambda a: a[0], lanes)
-            sums, new, outputs = block(*shared, part)
+            table, read = _fetched(states, part) if split else (states, part)
+            sums, new, outputs = block(hp, broadcast, table, key, examples, longest, read)
             rows = part.rows if jax.tree.leaves(new) else ()
             found = new, rows, with_slots(outputs, part)
             sums, (new, rows, outputs) = _exchange(plan, sums, found)
-            return sums, _put_back(plan, shared[2], new, rows), outputs
+            if split:
+                rows = _own_rows(states, rows)
+            return sums, _put_back(plan, states, new, rows), outputs
 
         def on_devices(run, spans, carried):
             return jax.shard_map(
                 run,
                 mesh=plan.mesh,
-                in_specs=(P(), P(AXIS), *[P()] * len(shared), P(AXIS)),
-                out_specs=(P(), P(AXIS), P()),
+                in_specs=(P(), P(AXIS), P(), P(), of_clients, P(), P(), P(), P(AXIS)),
+                out_specs=((P(), of_clients, P()), P(AXIS), P()),
                 check_vma=False,
             )(spans, carried, *shared, lanes)
 
@@ -212,6 +217,37 @@ def _split(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     return [
         jax.lax.slice_in_dim(rows, first, last, axis=1) for first, last in itertools.pairwise(ends)
     ]
+
+
+def _fetched(states, part: RoundSchedule):
+    """The states of the clients in this device's slots, of all clients' that are split over the
+    devices: -> (a table `[V * J, ...]`, the lanes' schedule with its rows). Two collectives, one
+    after the other: devices say which rows they want, then every one gives those that it holds, bit
+    by bit, and zeros for the others.
+    """
+    # After the collectives of what comes before the clients.
+    rows = once_known(part.num_segments.astype(jnp.float32), part.rows.reshape(-1))
+    wanted, held = jax.lax.all_gather(rows, AXIS), jax.tree.leaves(states)[0].shape[0]
+    wanted = jnp.minimum(wanted, held * len(wanted) - 1)  # as `client_row` does
+    mine = _own_rows(states, wanted)
+    is_here = (mine < held)[..., None]
+    found = jax.vmap(jax.vmap(partial(client_row, states)))(mine)  # [D, V * J, ...]
+    leaves, structure = jax.tree.flatten(found)
+    words = [jax.vmap(jax.vmap(to_words))(leaf) for leaf in leaves]
+    given = jnp.where(is_here, jnp.concatenate(words, axis=-1), jnp.uint32(0))
+    own = jax.lax.psum_scatter(given, AXIS)  # [V * J, words]
+    parts = _split(own, [word.shape[-1] for word in words])
+    table = [from_words(part, leaf[0, 0]) for part, leaf in zip(parts, leaves, strict=True)]
+    slots = jnp.arange(part.rows.size, dtype=part.rows.dtype).reshape(part.rows.shape)
+    return jax.tree.unflatten(structure, table), part._replace(rows=slots)
+
+
+def _own_rows(states, rows):
+    """Rows of all clients' states as those of this device's part; what it does not hold is beyond
+    its last."""
+    held = jax.tree.leaves(states)[0].shape[0]
+    own = rows - held * jax.lax.axis_index(AXIS)
+    return jnp.where((own >= 0) & (own < held), own, held)
 
 
 def _put_back(plan: Plan, states, new, rows):

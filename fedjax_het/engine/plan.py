@@ -19,6 +19,7 @@ RUNS = "runs"
 # What an argument of a mapped function is to the federations, see `Plan.over_runs`.
 RUN, DEVICE, SHARED = "one per federation", "one per device", "the same for all"
 BLOCK = "one per block of lanes"
+CLIENT = "one per client"
 
 
 class Plan(NamedTuple):
@@ -41,6 +42,7 @@ class Plan(NamedTuple):
     mesh: Mesh | None
     width: int = 1  # vmapped federations per device
     shares_server: bool = False  # whether devices that share a federation share its server's work
+    splits_clients: bool = False  # whether each of them holds the states of a part of its clients
 
     @property
     def spreads(self) -> str | None:
@@ -84,9 +86,9 @@ class Plan(NamedTuple):
     def put(self, tree: Any, kind: str = SHARED) -> Any:
         """Place a pytree: whole on every device, or its leading axis spread over the devices.
 
-        `kind` says what that axis counts: federations (RUN), or blocks (BLOCK), which are spread
-        only where the blocks are. With several processes every one of them holds the same values
-        and places its part.
+        `kind` says what that axis counts: federations (RUN); blocks (BLOCK), which are spread only
+        where the blocks are; or clients (CLIENT), where their states are split. With several
+        processes every one of them holds the same values and places its part.
         """
         sharding = self.sharding(kind)
         if self.mesh is None or sharding is None or not self.mesh.is_multi_process:
@@ -97,8 +99,20 @@ class Plan(NamedTuple):
         """How `put` spreads what is of this kind; None without a mesh."""
         if self.mesh is None:
             return None
-        spread = {SHARED: None, RUN: RUNS, DEVICE: RUNS, BLOCK: AXIS}[kind]
+        of_clients = AXIS if self.splits_clients else None
+        axes = {SHARED: None, RUN: RUNS, DEVICE: RUNS, BLOCK: AXIS, CLIENT: of_clients}
+        spread = axes[kind]
         return NamedSharding(self.mesh, P(spread) if spread == self.spreads else P())
+
+    @property
+    def holds_all_clients(self) -> "Plan":
+        """The same for states of clients that are whole on every device."""
+        return self._replace(splits_clients=False)
+
+    def with_clients(self, state: Any, place: Callable[[Any, str], Any]) -> Any:
+        """A `State` of one federation, `place(tree, kind)` of its parts."""
+        rest = place(state._replace(clients=()), SHARED)
+        return rest._replace(clients=place(state.clients, CLIENT))
 
     def hold(self, tree: Any, kind: str = SHARED) -> Any:
         """A traced pytree, to be left as `put` places it where lanes are on several devices: else

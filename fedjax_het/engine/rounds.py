@@ -134,7 +134,7 @@ def make_chunk(
 
     note(inputs, samples): told, as it is traced, on how many samples a round trains at most.
     """
-    algorithm, measuring = rounds.algorithm, rounds.measuring
+    algorithm, plan, measuring = rounds.algorithm, rounds.plan, rounds.measuring
 
     def chunk(state, inputs: ChunkInputs):
         empty = measuring.nothing(algorithm, inputs.schedule.round.shape[0])
@@ -145,6 +145,8 @@ def make_chunk(
             with metered() as meter:
                 state, metrics, unsound = _round(rounds, inputs, state, r, nothing, unsound)
             note(inputs, meter.samples)
+            if plan.splits_clients:
+                state = plan.with_clients(state, plan.hold)
             curves = jax.tree.map(lambda curve, now: with_row(curve, now, r), curves, metrics)
             return state, curves, unsound
 
@@ -175,7 +177,8 @@ def make_stretch(rounds: Rounds) -> Callable:
             found.kinds,
             found.carried,
         )
-        return *whole((state, metrics), SHARED), carried, whole(totals, SHARED)
+        state = rounds.plan.with_clients(state, whole)
+        return state, whole(metrics, SHARED), carried, whole(totals, SHARED)
 
     return stretch
 
@@ -306,7 +309,7 @@ def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) ->
 
 def _tuned(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal):
     """Every client's copy of the global model, tuned."""
-    algorithm, plan = rounds.algorithm, rounds.plan
+    algorithm, plan = rounds.algorithm, rounds.plan.holds_all_clients
     schedule = jax.tree.map(lambda a: row_of(a, r), inputs.tuning)
     segments = plan.once_known(signal, schedule.num_segments)
     cohort = Cohort(schedule._replace(num_segments=segments), inputs.examples)

@@ -232,7 +232,9 @@ def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -
         _stop_diverged(runs, counted, work.name)
         checkpoints.save(runs)
     spent.host_work += time.perf_counter() - began
-    runs.state = state if runs.shares_host_work else runs.plan.put(state)
+    if not runs.shares_host_work:
+        state = runs.plan.with_clients(state, runs.plan.put)
+    runs.state = state
 
     began = time.perf_counter()
     _verify(runs, work.name)

@@ -109,7 +109,10 @@ class Checkpoints:
             states.append(state)
             within.append(carried)
         idle = len(runs.source.places) - len(states)
-        runs.state = runs.source.for_places(states + states[-1:] * idle)
+        if runs.source.apart:
+            runs.state = runs.source.for_places(states + states[-1:] * idle)
+        else:
+            runs.state = runs.plan.with_clients(states[0], runs.plan.put)
         if (stands := records[0].get("within")) is not None:
             runs.within = _within(runs, stands, within + within[-1:] * idle)
         runs.done, runs.spent.before = records[0]["round"], records[0]["seconds"]

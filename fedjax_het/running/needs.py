@@ -31,7 +31,7 @@ from fedjax_het.engine.schedule import cohort_size
 from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import piece_size
 from fedjax_het.running.federations import Federation
-from fedjax_het.running.placement import AUTO, HOST_STATE, Placement
+from fedjax_het.running.placement import AUTO, HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.running.programs import Program, Signature, client_state_bytes, training_of
 from fedjax_het.settings.spec import ResolvedSpec
 
@@ -194,7 +194,8 @@ def require_room_for_plan(
     elif row:
         other = "client_state='host'" if program.algorithm.pageable else ""
         kept = Part("num_clients", spec.num_clients, "what clients keep", 0, other)
-        of_device.append(kept._replace(num_bytes=row * spec.num_clients))
+        held = spec.num_clients // (len(devices) if client_state == SPLIT_STATE else 1)
+        of_device.append(kept._replace(num_bytes=row * held))
     _require_room_on_host(of_host, devices)
     if _shares_ram(devices):
         of_device += _shared(of_host, devices)

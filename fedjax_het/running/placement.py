@@ -28,7 +28,8 @@ from fedjax_het.running.programs import Program, Signature, client_state_bytes, 
 from fedjax_het.settings.spec import ResolvedSpec
 
 AUTO = "auto"
-DEVICE_STATE, HOST_STATE = "device", "host"  # where the states of all clients are
+# Where the states of all clients are: all on each device, a part on each, or on the host.
+DEVICE_STATE, SPLIT_STATE, HOST_STATE = "device", "split", "host"
 SHARED, ALONE = "shared", "alone"  # what devices that share a federation do of its server's work
 # Of a device's memory: if all clients' states take more, they are on the host. Checking a program's
 # numbers holds four copies on every device, and CPU devices share the memory with the host.
@@ -54,10 +55,12 @@ class Placement:
       server_work: whether devices that share a federation also share what its server does (its
         training, passes over its examples, synthesis): "shared", each taking a part of every batch;
         "alone", all of them doing the same; or "auto" for what a short timing found faster.
-      client_state: where the states of all clients are: "device"; "host", from where those of the
-        next rounds' clients alone are put on the devices (results are the same bits; it needs a
-        method whose server does not read them); or "auto", the host if all would take more than
-        an eighth of a device's memory.
+      client_state: where the states of all clients are: "device"; "split", a part of them on each
+        of the devices that share a federation, which send each other those of a round's clients;
+        "host", from where those of the next rounds' clients alone are put on the devices (both need
+        a method whose server does not read them, and results are the same bits); or "auto": if
+        all would take more than an eighth of a device's memory they are split over accelerators,
+        and if their parts would too, or on CPUs, on the host.
       memory: bytes on each device that may be taken (None: what is free).
 
     Raises: ConfigError, which names the attribute, its value and what would be right.
@@ -85,7 +88,9 @@ class Placement:
             require(ok, name, value, f"a whole number >= 1, at most {most}, or None")
         require_name("spread", self.spread, (AUTO, AXIS, RUNS))
         require_name("server_work", self.server_work, (AUTO, SHARED, ALONE))
-        require_name("client_state", self.client_state, (AUTO, DEVICE_STATE, HOST_STATE))
+        require_name(
+            "client_state", self.client_state, (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
+        )
         require(
             self.devices is None
             or _is_count(self.devices, MOST_LANES)
@@ -252,24 +257,47 @@ def narrower_plan(plan: Plan, width: int) -> Plan:
 
 
 def client_state_of(placement: Placement, program: Program, spec: ResolvedSpec) -> str:
-    """Where clients' states are to be: on the devices or on the host."""
-    size = client_state_bytes(program, spec)
-    if not size or placement.client_state == DEVICE_STATE:
+    """Where clients' states are to be: on the devices, a part on each, or on the host."""
+    size, asked = client_state_bytes(program, spec), placement.client_state
+    if not size or asked == DEVICE_STATE:
         return DEVICE_STATE
     pageable, plan = program.algorithm.pageable, program.plan
-    if placement.client_state == HOST_STATE:
+    if asked in (SPLIT_STATE, HOST_STATE):
         require(
             pageable,
             "client_state",
-            HOST_STATE,
+            asked,
             f"'device' or 'auto': {spec.algorithm} needs the states of all clients at once"
             + (", to score their own models" if spec.tests_clients else ""),
         )
+    if asked == SPLIT_STATE and len(plan.devices) > 1 and plan.spreads == AXIS:
+        fits = _can_split(plan, spec)
+        expected = (
+            f"'auto', or of one process a num_clients that {len(plan.devices)} devices divide"
+        )
+        require(fits, "client_state", asked, f"{expected} (there are {spec.num_clients})")
+        return SPLIT_STATE
+    if asked == SPLIT_STATE:  # one device has all of a run's
+        return DEVICE_STATE
+    if asked == HOST_STATE:
         return HOST_STATE
-    if not pageable or cohort_size(spec.num_clients, spec.participation) == spec.num_clients:
+    if not pageable:
         return DEVICE_STATE
     assert plan.mesh is not None
     allowed = placement.memory or free_bytes(plan.mesh.local_devices)
     needed = size * spec.num_clients * plan.width
-    too_much = plan.agreed(int(allowed is not None and needed > STATE_SHARE * allowed))
-    return HOST_STATE if too_much else DEVICE_STATE
+    if not plan.agreed(int(allowed is not None and needed > STATE_SHARE * allowed)):
+        return DEVICE_STATE
+    all_take_part = cohort_size(spec.num_clients, spec.participation) == spec.num_clients
+    if plan.platform != "cpu" and _can_split(plan, spec):
+        few = all_take_part or needed <= STATE_SHARE * (allowed or 0) * len(plan.devices)
+        if few:
+            return SPLIT_STATE
+    return DEVICE_STATE if all_take_part else HOST_STATE
+
+
+def _can_split(plan: Plan, spec: ResolvedSpec) -> bool:
+    """Whether several devices of one process could each hold as many clients' states."""
+    assert plan.mesh is not None
+    several = plan.spreads == AXIS and len(plan.devices) > 1 and not plan.mesh.is_multi_process
+    return several and spec.num_clients % len(plan.devices) == 0

@@ -26,6 +26,7 @@ from fedjax_het.running.inputs import Source, group_inputs
 from fedjax_het.running.needs import require_room_for_plan, require_room_for_settings
 from fedjax_het.running.placement import (
     DEVICE_STATE,
+    SPLIT_STATE,
     Placement,
     blocks_of,
     client_state_of,
@@ -162,6 +163,8 @@ def prepare(
     plan = plan_of(placement, devices, blocks, choice, schedulers, count, share)
     program = program_of(signature, plan)
     client_state = client_state_of(placement, program, spec)
+    if client_state == SPLIT_STATE:
+        program = program_of(signature, plan._replace(splits_clients=True))
     require_traffic(program, federations, dataset, pool)
     require_room_for_plan(program, federations[0], client_state, placement)
     return _placed(program, dataset, pool, federations, choice, client_state)

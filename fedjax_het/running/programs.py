@@ -263,7 +263,8 @@ def _make_init(algorithm: Algorithm, task: Task, plan: Plan) -> Callable:
         return leaf if is_key(leaf) else jax.lax.convert_element_type(leaf, leaf.dtype)
 
     def init(num_clients: int, hp: Any, key: jax.Array, variables: Any):
-        return jax.tree.map(strong, algorithm.init(hp, key, variables, num_clients))
+        state = jax.tree.map(strong, algorithm.init(hp, key, variables, num_clients))
+        return plan.with_clients(state, plan.hold) if plan.splits_clients else state
 
     # A program of its own, so that one compilation serves every method with this network.
     draw = jax.jit(plan.over_runs(task.model.init, (RUN,)))

@@ -232,11 +232,16 @@ def require_contract(runs: Runs) -> None:
 
 def state_shapes(runs: Runs) -> Any:
     """The states of all runs before the first round, as shapes placed like them."""
-    sharding, init = runs.plan.sharding(RUN), runs.group.program.init(runs.room.rows)
+    plan, init = runs.plan, runs.group.program.init(runs.room.rows)
     shapes = jax.eval_shape(init, runs.kept["hp"], runs.keys(Stream.INIT))
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes
-    )
+
+    def placed(tree, kind):
+        sharding = plan.sharding(RUN if runs.source.apart else kind)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        )
+
+    return plan.with_clients(shapes, placed)
 
 
 def begin_states(runs: Runs) -> None:
@@ -247,7 +252,7 @@ def begin_states(runs: Runs) -> None:
         schedulers = [f.scheduler for f in runs.source.places]
         runs.pager = Pager(runs.plan, schedulers, state.clients, runs.room.rows)
         state = state._replace(clients=())
-    runs.state = state if runs.source.apart else runs.plan.put(state)
+    runs.state = state if runs.source.apart else runs.plan.with_clients(state, runs.plan.put)
 
 
 def memory_needed(runs: Runs) -> int:
