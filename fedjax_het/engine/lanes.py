@@ -219,7 +219,7 @@ def _split(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     ]
 
 
-def _fetched(states, part: RoundSchedule):
+def _fetched(states, part: Any):
     """The states of the clients in this device's slots, of all clients' that are split over the
     devices: -> (a table `[V * J, ...]`, the lanes' schedule with its rows). Two collectives, one
     after the other: devices say which rows they want, then every one gives those that it holds, bit
