@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation import augment as aug
 
@@ -124,7 +125,7 @@ def test_scale_one_and_rotation_zero_are_identity(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_scale_and_rotate_are_bilinear_sampling(shape):
     images = random_images(shape)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         images64 = jnp.asarray(images, jnp.float64)
         row, column = np.linspace(0.8, 1.2, shape[0]), np.linspace(1.15, 0.85, shape[0])
         scaled = aug.scale(images64, row, column)
@@ -160,7 +161,7 @@ def test_a_linear_ramp_stays_the_transformed_ramp_in_the_interior():
 
 @pytest.mark.parametrize("strategy", [*ALL.split("_"), ALL])
 def test_pixel_gradients_equal_finite_differences(strategy):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         images = jnp.asarray(random_images((2, 6, 5, 3)), jnp.float64)
         direction = jnp.asarray(random_images((2, 6, 5, 3), seed=1), jnp.float64)
 
@@ -274,7 +275,7 @@ def test_an_unknown_or_repeated_family_is_named(strategy):
 
 def test_it_works_inside_a_differentiated_rematerialised_scan():
     """As in the unrolled inner loop, the draw being a real branch: against finite differences."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         images = jnp.asarray(random_images((4, 6, 6, 1)), jnp.float64)
 
         def step(total, key):

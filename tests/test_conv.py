@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.nn import conv2d, conv_products
 from fedjax_het.nn.conv import by_lanes
 from fedjax_het.nn.conv_products import CONV_IMPLS, Convolution
@@ -183,7 +184,7 @@ def test_mapped_twice_and_under_a_loop():
 
 def test_types_that_the_library_has_not():
     shape = SHAPES[2]
-    with jax.enable_x64(True):
+    with enable_x64(True):
         x, kernel, cotangent = drawn(shape, np.float64)
         output, pull = jax.vjp(convolution(shape), x, kernel)
         assert output.dtype == np.float64

@@ -10,6 +10,7 @@ from support.data import CLASSES, SHAPE
 from support.networks import linear_model
 from support.oracle import softmax_gradient
 
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation.distribution import (
     clipped,
     distribution_distance,
@@ -39,7 +40,7 @@ KEY = jax.random.key(3)
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_the_gradient_on_images_equals_finite_differences(norm):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         model = make_model("convnet", (6, 6, 2), 3, width=4, depth=1, norm=norm)
         variables = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(KEY))
         if norm == "batch":  # statistics that are not those of the batch

@@ -14,6 +14,7 @@ from support.running import SYNTHESIS, run, spec
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.dynafed import dynafed
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.engine.randomness import Stream, host_rng
 
@@ -135,7 +136,7 @@ def test_assumption_3_is_measured_along_a_run(synthetic):
     assert measured.tolist() == [r % 2 == 0 for r in range(9)]
     assert np.isnan(gap[:4]).all() and np.isfinite(gap[[4, 6, 8]]).all()
     data = user_dataset()
-    with jax.enable_x64(True):
+    with enable_x64(True):
         params = jax.tree.map(lambda a: jnp.asarray(a, float), before.state.server.base.variables)
 
         def logits_of(params, x):

@@ -26,6 +26,7 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import fine_tuned
 from fedjax_het.algorithms.separate import separate
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.engine.plan import make_plan
 
@@ -161,7 +162,7 @@ def test_distances_are_of_all_arrays_in_any_blocks(size):
 
 @pytest.mark.parametrize("name", ATTENTION_FUNCTIONS)
 def test_attention_functions_are_what_definition_1_asks_for(name):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         value, slope = ATTENTION_FUNCTIONS[name]
         sigma, t = 1.7, jnp.linspace(0.0, 12.0, 200)
         values, slopes = np.asarray(value(t, sigma)), np.asarray(slope(t, sigma))

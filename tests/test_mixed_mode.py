@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from support.slow import slow
 
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation import (
     SyntheticData,
     matching_loss,
@@ -89,7 +90,7 @@ def assert_equal(ours, theirs, rtol=1e-9):
     ],
 )
 def test_it_is_what_reverse_over_reverse_gives(name, options):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         ours, theirs = (
             value_and_gradient(mode, name, **options) for mode in (mixed_mode, reverse_mode)
         )
@@ -98,7 +99,7 @@ def test_it_is_what_reverse_over_reverse_gives(name, options):
 
 @pytest.mark.parametrize("micro_batch", [slow(1), slow(2), 3, slow(4)])
 def test_micro_batches_add_up(micro_batch):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         whole = value_and_gradient(mixed_mode, "convnet")
         assert_equal(
             value_and_gradient(partial(mixed_mode, micro_batch=micro_batch), "convnet"), whole
@@ -117,13 +118,13 @@ def test_devices_share_the_samples(batch_size):
         return jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
     options = {"batch_size": batch_size, "augment_strategy": "flip"}
-    with jax.enable_x64(True):
+    with enable_x64(True):
         alone = value_and_gradient(mixed_mode, **options)
         assert_equal(value_and_gradient(shared, map_over=on_both, **options), alone)
 
 
 def test_it_is_mapped_over_starts():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         apply_params, vector, unravel = network("mlp")
         starts = jnp.stack([vector, 2 * vector])
 
@@ -143,7 +144,7 @@ def test_it_is_mapped_over_starts():
 def test_momentum_is_pytorchs():
     start, rate, expected = np.array([1.0, -2.0]), 0.1, np.array([1.0, -2.0])
     velocity = np.zeros(2)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         end = descend(
             jnp.asarray(start),
             lambda vector, number: vector + number,
@@ -179,7 +180,7 @@ def test_the_backward_pass_keeps_no_activations():
         program = jax.jit(jax.grad(loss)).lower(synthetic(60)).compile()
         return program.memory_analysis().temp_size_in_bytes, vector.nbytes
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         few, weights = temporary(partial(mixed_mode, micro_batch=6), 2)
         many, _ = temporary(partial(mixed_mode, micro_batch=6), 12)
         assert many - few <= 10 * 3 * weights

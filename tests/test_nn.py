@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.nn import (
     count_parameters,
@@ -557,7 +558,7 @@ def test_gradient_through_a_training_step(name, size, options, impl, scale):
 
     Against central differences in float64 along a random direction.
     """
-    with jax.enable_x64(True):
+    with enable_x64(True):
         model = make_model(name, (size, size, 1), 3, **options, conv_impl=impl)
         params = jax.tree.map(lambda p: scale * p.astype(jnp.float64), perturbed(model)["params"])
         train, test = random_batch(model, 3), random_batch(model, 4, jax.random.fold_in(KEY, 3))

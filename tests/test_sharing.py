@@ -15,6 +15,7 @@ from support.running import KilledError, assert_same, kill_after, run, spec
 from support.slow import slow
 
 from fedjax_het import ConfigError, Placement
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation import SyntheticData, fine_tune
 from fedjax_het.condensation.augment import augment
 from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
@@ -69,7 +70,7 @@ def on_both(work, *args):
 @pytest.mark.parametrize("batch_size", [slow(6), 4])
 def test_a_training_is_the_same(kind, batch_size):
     """Batches that are full, and an epoch whose last one is not."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         model = network(kind)
         task = Task(model, (0.1,), (2.0,))
         start = jax.tree.map(lambda a: a.astype(float), model.init(jax.random.key(0)))

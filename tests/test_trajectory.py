@@ -11,6 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from support.slow import slow
 
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation import (
     SynthesisConfig,
@@ -93,7 +94,7 @@ def test_soft_cross_entropy_is_the_mean_over_samples_or_over_all_entries(scaling
         products.mean() if scaling == "cross_entropy_over_classes" else products.sum(1).mean()
     )
     weights = np.asarray([1, 1, 1, 0, 0, 1, 1.0])
-    with jax.enable_x64(True):
+    with enable_x64(True):
         loss = soft_cross_entropy(logits, label_logits, scaling=scaling)
         some = soft_cross_entropy(logits, label_logits, scaling=scaling, weights=weights)
         kept = weights > 0
@@ -104,7 +105,7 @@ def test_soft_cross_entropy_is_the_mean_over_samples_or_over_all_entries(scaling
 
 @pytest.mark.parametrize("scaling", ["cross_entropy_over_classes", "cross_entropy"])
 def test_unroll_is_a_plain_loop_of_sgd(scaling):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         apply_params, params = make_network("mlp", dtype=np.float64)
         vector, unravel = ravel_pytree(params)
         data = make_data(dtype=np.float64)
@@ -140,7 +141,7 @@ def test_unroll_is_a_plain_loop_of_sgd(scaling):
 )
 def test_gradients_of_the_matching_loss_equal_finite_differences(kind, strategy, batch_size):
     """With respect to images, label logits and step size, through six augmented steps."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         apply_params, params = make_network(kind, dtype=np.float64)
         vector, unravel = ravel_pytree(params)
         target = vector + 0.1 * np.random.default_rng(2).normal(size=vector.shape)

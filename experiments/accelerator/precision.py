@@ -22,6 +22,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedjax_het.algorithms.collaboration import squared_distances
+from fedjax_het.common.arrays import enable_x64
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.records import Count, Whole
 from fedjax_het.condensation.distribution import distribution_distance
@@ -70,7 +71,7 @@ def measure(a: Arguments) -> int:
 
 def _errors(model: Model, gradient: Callable, a: Arguments) -> dict[str, float]:
     """Relative errors by precision."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         variables, data = _problem(model, a, np.float64)
         exact = np.asarray(ravel_pytree(jax.jit(partial(gradient, model))(variables, data))[0])
     variables, data = _problem(model, a, np.float32)
@@ -89,7 +90,7 @@ def _errors(model: Model, gradient: Callable, a: Arguments) -> dict[str, float]:
 
 def _problem(model: Model, a: Arguments, dtype: Any) -> tuple[Tree, Tree]:
     """A network, and images around a mean for each class: the same numbers in each type."""
-    with jax.enable_x64(False):
+    with enable_x64(False):
         drawn = jax.tree.map(np.asarray, model.init(jax.random.key(a.seed)))
     rng = np.random.default_rng(a.seed)
     labels = np.arange(a.images) % CLASSES

@@ -1,7 +1,9 @@
 """Arrays of every type that jax has, in NumPy's memory and files: random keys by their bits, and
 the small floats and integers that NumPy does not know by theirs."""
 
+import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -31,6 +33,14 @@ def with_row(array: jax.Array, row: jax.Array, index: jax.Array | int) -> jax.Ar
 def with_rows_of_zeros(array: AnyArray, count: int) -> jax.Array:
     """`array` and so many rows of zeros behind it."""
     return jnp.pad(array, [(0, count), *[(0, 0)] * (array.ndim - 1)])
+
+
+def enable_x64(on: bool = True) -> AbstractContextManager[None]:
+    """What is made inside may be of 64 bits, or not: jax's own, which has moved."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(on)
+    experimental: Any = importlib.import_module("jax.experimental")  # before 0.8
+    return experimental.enable_x64(on)
 
 
 def host_values(leaf: Any) -> Any:
