@@ -124,7 +124,7 @@ def test_a_piece_is_asked_to_stop_and_keeps_what_it_has(tmp_path, monkeypatch):
         "except KeyboardInterrupt:\n    print('kept'); raise SystemExit(130)\n"
     )
     monkeypatch.setattr(half_hour, "HERE", tmp_path / "accelerator")
-    status, said = half_hour.made(half_hour.Piece("slow", "slow.py", ()), 1.0)
+    status, said = half_hour.made(half_hour.Piece("slow", "slow.py", ()), 6.0)
     assert (status, said) == (130, "kept\n")
     quick = tmp_path / "quick.py"
     quick.write_text("print('done')")

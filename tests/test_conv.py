@@ -228,11 +228,11 @@ def test_without_jit_it_gives_the_same():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
 
 
-def lowered(product, operands, shape, impl, *, cpu):
-    """The text of one of the three products of lanes, as it is for a CPU or for others."""
+def lowered(product, operands, shape, impl, platform):
+    """One of the three products of lanes, and its text, as it is for a platform."""
     sides, window = drawn(shape)[0].shape[1:3], drawn(shape)[1].shape[:2]
     of = Convolution(sides, window, *shape[6:], impl)
-    of_lanes = jax.jit(partial(by_lanes, product, of=of, cpu=cpu))
+    of_lanes = jax.jit(partial(by_lanes, product, of=of, platform=platform))
     return of_lanes(*operands), of_lanes.lower(*operands).as_text()
 
 
@@ -241,28 +241,28 @@ PRODUCTS = (conv_products.output, conv_products.input_gradient, conv_products.ke
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7], SHAPES[10]])
 @pytest.mark.parametrize("impl", CONV_IMPLS)
-@pytest.mark.parametrize("cpu", [True, False])
-def test_lanes_by_every_way_for_every_backend(shape, impl, cpu):
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_lanes_by_every_way_for_every_backend(shape, impl, platform):
     """A CPU can run what is made for others; barriers are for CPUs alone."""
     scales = np.float32([1, -0.5, 3])[:, None, None, None, None]
     x, kernel, cotangent = (scales * array for array in drawn(shape))
     given = ((x, kernel), (cotangent, kernel), (x, cotangent))
-    made = [lowered(*each, shape, impl, cpu=cpu) for each in zip(PRODUCTS, given, strict=True)]
+    made = [lowered(*each, shape, impl, platform) for each in zip(PRODUCTS, given, strict=True)]
     for (found, text), exact in zip(made, products_in_float64(shape), strict=True):
         for lane, scale in zip(found, scales.ravel(), strict=True):
             assert_close([lane], [exact * scale**2])
-        assert cpu or "optimization_barrier" not in text
-        if not cpu:
-            expected = {"native": 1, "unrolled": 3}.get(impl, 0)
+        if platform != "cpu":
+            assert "optimization_barrier" not in text
+            expected = {"native": 1, "unrolled": 3, "auto": int(platform == "tpu")}.get(impl, 0)
             assert text.count("stablehlo.convolution") == expected
 
 
-def test_elsewhere_one_kernel_takes_the_library_and_lanes_take_matrices():
+def test_one_kernel_takes_the_library_and_lanes_take_matrices_but_on_a_tpu():
     shape = SHAPES[2]
     x, kernel, _ = (array[None] for array in drawn(shape))
-    for lanes, count in ((1, 1), (3, 0)):
+    for platform, lanes, count in (("gpu", 1, 1), ("gpu", 3, 0), ("tpu", 1, 1), ("tpu", 3, 1)):
         operands = [np.repeat(array, lanes, axis=0) for array in (x, kernel)]
-        text = lowered(conv_products.output, operands, shape, "auto", cpu=False)[1]
+        text = lowered(conv_products.output, operands, shape, "auto", platform)[1]
         assert text.count("stablehlo.convolution") == count
 
 

@@ -28,6 +28,7 @@ INSIDE = {
     *("parameter_called", "conv2d", "count_parameters", "make_generator", "training_flops"),
     *("micro_batched_value_and_grad", "network_digest", "norm_mask", "norms_of", "piece_size"),
     *("with_norms", "with_projection_head", "parse_row", "plot_privacy"),
+    "show_environment",  # takes nothing
     "grid",  # its settings are RunSpec's: `test_entry.py`
 }
 

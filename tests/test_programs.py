@@ -10,6 +10,10 @@ from fedjax_het.report.programs import function_program
 ROOT = Path(__file__).parent.parent
 # By module, flags with values that they cannot have.
 BAD = {
+    "accelerator.launches": (["--target", "x"], ["--programs", "mlp"], ["--output", "no/x.json"]),
+    "accelerator.prove": (["--scale", "x"], ["--methods", "fedavgg"], ["--minutes", "-1"]),
+    "accelerator.half_hour": (["--scale", "x"], ["--minutes", "-1"]),
+    "accelerator.precision": (["--steps", "0"], ["--images", "x"], ["--seed", "-1"]),
     "all": (["--only", "fslx"], ["--preset", "papre"], ["--onyl", "fsl"]),
     "dynafed.fig3": (["--preset", "x"], ["--shown", "0"], ["--seed", "-1"], ["--shown", "1.5"]),
     "dynafed.fig5": (["--rounds", "x"],),

@@ -21,12 +21,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.common.records import Bounds
 from fedjax_het.engine.probe import MOST_UNROLLED
 from fedjax_het.nn.computing import BFLOAT16, FLOAT32, TF32
 from fedjax_het.nn.conv_products import IM2COL, NATIVE, UNROLLED
@@ -122,7 +123,7 @@ class Arguments:
     """What is measured."""
     methods: tuple[str, ...] | None = None
     """Of which the numbers are compared (default: all)."""
-    minutes: float = 30.0
+    minutes: Annotated[float, Bounds(0, 1e6, open_low=True)] = 30.0
     """After which no case is begun; the same command goes on."""
     output_dir: str = "results/accelerator"
     """Where prove.json and prove.md are."""

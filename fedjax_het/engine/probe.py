@@ -96,10 +96,11 @@ def candidates(devices: int, cohort_size: int, federations: int = 1) -> list[int
 
 def convolutions(lanes: int, *, are_open: bool) -> list[str]:
     """Ways to compute convolutions worth a try under so many lanes. A CPU chooses for each product;
-    elsewhere a native one of several lanes is a grouped one, which is slow."""
-    if not are_open or jax.default_backend() == "cpu":
+    elsewhere than on a TPU a native one of several lanes is a grouped one, which is slow."""
+    backend = jax.default_backend()
+    if not are_open or backend == "cpu":
         return [AUTO]
-    if lanes == 1:
+    if lanes == 1 or backend == "tpu":
         return [NATIVE, IM2COL]
     return [IM2COL, UNROLLED] if lanes <= MOST_UNROLLED else [IM2COL]
 

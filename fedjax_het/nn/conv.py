@@ -31,8 +31,9 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
     Args:
       impl: "native", the backend's convolution; "im2col", products of matrices; "unrolled", native
         ones, one for each kernel that it is mapped over (lanes), where "native" may become a
-        grouped one; "auto", on a CPU the faster of the first two for each product, elsewhere
-        "native" for one kernel and "im2col" for several, or what `conv_products.automatic` says.
+        grouped one; "auto", on a CPU the faster of the first two for each product, on a TPU
+        "native", elsewhere "native" for one kernel and "im2col" for several, or what
+        `conv_products.automatic` says.
         They agree to rounding.
     Cost: kh kw I multiplications and additions for each number of the result. Mapped over kernels
       (lanes), a CPU takes one after the other, and each gives what it gives alone.
@@ -63,11 +64,13 @@ def _kernel_shape(x: tuple[int, ...], outputs: tuple[int, ...], of: Convolution)
     return (x[0], *of.window, x[-1], outputs[-1])
 
 
-def by_lanes(function: Callable, left: Array, right: Array, *, of: Convolution, cpu: bool) -> Array:
+def by_lanes(
+    function: Callable, left: Array, right: Array, *, of: Convolution, platform: str
+) -> Array:
     """A product of arrays with a leading axis of lanes, [L, ...] each, by that of one lane: as it
-    is lowered for a CPU, and elsewhere."""
-    lanes = left.shape[0]
-    own = partial(function, conv_products.with_lanes(of, lanes, cpu=cpu), cpu=cpu)
+    is lowered for "cpu", "tpu" or another platform."""
+    lanes, cpu = left.shape[0], platform == "cpu"
+    own = partial(function, conv_products.with_lanes(of, lanes, platform), cpu=cpu)
     with _precision(of.precision):
         if lanes == 1:
             return own(left[0], right[0])[None]
@@ -94,14 +97,12 @@ def _product(name: str, shape_of: Callable, function: Callable) -> Primitive:
     @product.def_impl
     def _(left, right, *, of):
         (platform,) = {device.platform for device in jnp.asarray(left).devices()}
-        return _compiled(function, of, platform == "cpu")(left, right)
+        return _compiled(function, of, platform)(left, right)
 
-    elsewhere, on_cpu = (
-        mlir.lower_fun(partial(by_lanes, function, cpu=cpu), multiple_results=False)
-        for cpu in (False, True)
-    )
-    mlir.register_lowering(product, elsewhere)
-    mlir.register_lowering(product, on_cpu, platform="cpu")
+    for platform in (None, "cpu", "tpu"):  # None: of which nothing else is said
+        own = partial(by_lanes, function, platform=platform or "gpu")
+        lowered = mlir.lower_fun(own, multiple_results=False)
+        mlir.register_lowering(product, lowered, platform=platform)
     return product
 
 
@@ -111,8 +112,8 @@ def _precision(name: str | None) -> contextlib.AbstractContextManager:
 
 
 @cache
-def _compiled(function: Callable, of: Convolution, cpu: bool) -> Callable:
-    return jax.jit(partial(by_lanes, function, of=of, cpu=cpu))
+def _compiled(function: Callable, of: Convolution, platform: str) -> Callable:
+    return jax.jit(partial(by_lanes, function, of=of, platform=platform))
 
 
 OUTPUT = _product("conv2d", _output_shape, conv_products.output)
