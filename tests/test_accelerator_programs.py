@@ -1,6 +1,7 @@
 """The programs for machines with an accelerator, as far as a CPU can try them."""
 
 import json
+import signal
 import subprocess
 import sys
 import tarfile
@@ -124,7 +125,9 @@ def test_a_piece_is_asked_to_stop_and_keeps_what_it_has(tmp_path, monkeypatch):
         "except KeyboardInterrupt:\n    print('kept'); raise SystemExit(130)\n"
     )
     monkeypatch.setattr(half_hour, "HERE", tmp_path / "accelerator")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as behind `nohup ... &`
     status, said = half_hour.made(half_hour.Piece("slow", "slow.py", ()), 6.0)
+    signal.signal(signal.SIGINT, before)
     assert (status, said) == (130, "kept\n")
     quick = tmp_path / "quick.py"
     quick.write_text("print('done')")

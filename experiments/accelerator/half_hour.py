@@ -111,6 +111,9 @@ def made(piece: Piece, seconds: float) -> tuple[int, str]:
     else:
         table = ["-P", "-m", "fedjax_het.cli", "table", piece.program]
         words = [sys.executable, *table, *piece.words]
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind `nohup ... &`
+        # Else a piece would ignore it too, and be killed.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:

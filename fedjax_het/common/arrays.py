@@ -2,9 +2,10 @@
 the small floats and integers that NumPy does not know by theirs."""
 
 import importlib
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,18 @@ def with_bits(data: AnyArray, like: Any) -> Any:
 def stacked(leaves: Sequence[Any]) -> Any:
     """Host arrays of one shape and type, along a new leading axis."""
     return with_bits(np.stack([bits(leaf) for leaf in leaves]), leaves[0])
+
+
+def save_arrays(
+    file: BinaryIO, arrays: Mapping[str, AnyArray], *, compressed: bool = False
+) -> None:
+    """An archive as `np.savez` writes it; which, of older NumPy, leaves it open where the disk is
+    full, so that closing it later prints errors that nobody can catch. Raises OSError."""
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(file, "w", kind) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
 def to_file(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:

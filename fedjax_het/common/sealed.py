@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fedjax_het.common.arrays import save_arrays
 from fedjax_het.common.files import DamagedFileError, write_atomically
 
 _MARK = b"sha256:"
@@ -21,7 +22,7 @@ def write_sealed(path: Path, arrays: dict[str, Any]) -> None:
     """Write these arrays, whole or not at all. Raises OSError. Cost: that of reading them too."""
 
     def write(file: BinaryIO) -> None:
-        np.savez(file, **arrays)
+        save_arrays(file, arrays)
         file.seek(-2, os.SEEK_END)
         file.write(struct.pack("<H", _LENGTH))  # of the comment that follows
         file.seek(0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_het.common.arrays import save_arrays
 from fedjax_het.common.files import DamagedFileError, write_atomically
 
 
@@ -40,7 +41,7 @@ def write_npz(
     """
     header = json.dumps({"meta": dict(meta), "sha256": digest_arrays(arrays, meta)})
     named: dict[str, Any] = {"__header__": np.array(header), **arrays}
-    write_atomically(path, lambda file: np.savez(file, **named), private=private)
+    write_atomically(path, lambda file: save_arrays(file, named), private=private)
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:

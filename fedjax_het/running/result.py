@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from fedjax_het.common.arrays import from_file, to_file
+from fedjax_het.common.arrays import from_file, save_arrays, to_file
 from fedjax_het.common.environment import run_digest
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import DamagedFileError, write_atomically
@@ -80,7 +80,7 @@ class Result:
         checksums = []
 
         def write_arrays(file: BinaryIO) -> None:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            save_arrays(file, arrays, compressed=True)
             file.seek(0)
             checksums.append(hashlib.file_digest(file, "sha256").hexdigest())  # type: ignore[arg-type]
 
