@@ -32,7 +32,7 @@ def check_network(model: Model, owner: str, function: str, num_classes: int) -> 
     owner: the network in words; function: what the user wrote, for messages.
     Cost: two abstract evaluations.
     """
-    images = jax.ShapeDtypeStruct((_BATCH, *model.input_shape), float)
+    images = jax.ShapeDtypeStruct((_BATCH, *model.input_shape), jnp.result_type(float))
     key = jax.random.key(0)
     with errors_named(owner, f"init of {function}"):
         variables = jax.eval_shape(model.init, key)

@@ -228,7 +228,7 @@ def _surveyed(module: nn.Module, input_shape: Sequence[int], flag: str | None) -
             head.append(None)
         return out, nn.meta.unbox(variables)
 
-    image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), float)
+    image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), jnp.result_type(float))
     out, variables = jax.eval_shape(pass_through, jax.random.key(0), image)
     if "params" not in variables:
         raise ConfigError(f"{type(module).__name__} has no parameters")
