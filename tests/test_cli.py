@@ -191,3 +191,10 @@ def test_list_says_what_a_name_takes(capsys):
     assert "num_iterations = 1000: a whole number >= 1. N: outer iterations." in said
     assert main(["list", "fedmxi"]) == 2
     assert "name = 'fedmxi' is unknown: did you mean 'fedmix'" in capsys.readouterr().err
+
+
+def test_a_path_that_no_system_has_is_named_as_the_flag(capsys):
+    words = ["run", "--algorithm", "fedavg", "--dataset", "digits", "--data-dir", "1" * 300]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedjax-het: --data-dir = '111") and said.count("\n") == 1

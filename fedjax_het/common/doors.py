@@ -33,7 +33,7 @@ from typing import (
 import jax
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, require, shown
+from fedjax_het.common.errors import ConfigError, require, shown, written
 from fedjax_het.common.records import checked
 
 P = ParamSpec("P")
@@ -112,7 +112,7 @@ def of_kind(argument: str, value: Any, kind: Any) -> Any:
     if len(wrong) == 1:
         raise wrong[0]
     expected = dict.fromkeys(str(error).rpartition(": expected ")[2] for error in wrong)
-    raise ConfigError(f"{argument} = {_seen(value)}: expected {' or '.join(expected)}")
+    raise ConfigError(f"{written(argument)} = {_seen(value)}: expected {' or '.join(expected)}")
 
 
 def _of(argument: str, value: Any, kind: Any) -> Any:
@@ -150,7 +150,7 @@ def _of(argument: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, base):
         made = getattr(base, "MADE_BY", None)
         expected = f"a {base.__name__}" + (f", as {made}" if made else "")
-        raise ConfigError(f"{argument} = {_seen(value)}: expected {expected}")
+        raise ConfigError(f"{written(argument)} = {_seen(value)}: expected {expected}")
     return value
 
 
@@ -202,7 +202,8 @@ def _require_path(argument: str, value: Any) -> None:
         return
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{argument} = {shown(value)}: expected a path ({why})") from None
+        said = f"{written(argument)} = {shown(value)}: expected a path ({why})"
+        raise ConfigError(said) from None
 
 
 class _Seen:

@@ -7,6 +7,7 @@ import numbers
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
@@ -54,7 +55,8 @@ def written(argument: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for a message: in one line, and short."""
+    """A value for a message: in one line, and short; a path as the text that it is."""
+    value = str(value) if isinstance(value, PurePath) else value
     try:
         text = " ".join(repr(value).split()) if not isinstance(value, str) else repr(value)
     except Exception:  # of a class of the user's own

@@ -1,13 +1,13 @@
 """A test set for each client, with the class mixture of its training data."""
 
 import logging
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.common.records import Count, Whole
+from fedjax_het.common.records import Bounds, Count
 from fedjax_het.data.checks import NumClasses, Seed, array_of
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.dealing import deal, shuffled_classes, whole_counts
@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 _LOCAL_TEST_STREAM = 0x7E57
 
 _PER_CLIENT = 100  # FedAMP's
+MOST_EXAMPLES = 10**8  # of a test split: more would take gigabytes to number
 
 
 @door
@@ -162,7 +163,9 @@ def domain_tests(
 
 
 @door
-def whole_tests(partition: Partition, num_examples: Whole) -> Partition:
+def whole_tests(
+    partition: Partition, num_examples: Annotated[int, Bounds(0, MOST_EXAMPLES)]
+) -> Partition:
     """The same where each client is tested on the whole test split, of `num_examples`; one without
     training examples has no test."""
     everything, nothing = np.arange(num_examples), np.arange(0)
