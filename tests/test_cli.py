@@ -193,8 +193,17 @@ def test_list_says_what_a_name_takes(capsys):
     assert "name = 'fedmxi' is unknown: did you mean 'fedmix'" in capsys.readouterr().err
 
 
-def test_a_path_that_no_system_has_is_named_as_the_flag(capsys):
-    words = ["run", "--algorithm", "fedavg", "--dataset", "digits", "--data-dir", "1" * 300]
-    assert main(words) == 2
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--data-dir"],
+        ["run", "--output-dir"],
+        ["sweep", "--data-dir"],
+        ["sweep", "--output-dir"],
+        ["table", "dynafed.table6", "--output-dir"],
+    ],
+)
+def test_a_path_that_no_system_has_is_named_as_the_flag(words, capsys):
+    assert main([*words, "1" * 300]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("fedjax-het: --data-dir = '111") and said.count("\n") == 1
+    assert f"{words[-1]} = '111" in said and said.count("\n") == 1

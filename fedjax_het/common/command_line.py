@@ -27,8 +27,10 @@ def called_by_flags(
     record: type, others: Mapping[str, str] | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """In here, messages call a record's fields as its command line does: "--option" is `options`;
-    and other arguments by these names."""
-    return written_as({**_flags_of(record), **(others or {})})
+    and other arguments by these names. A `directory` is where the record's output goes."""
+    flags = _flags_of(record)
+    folder = {"directory": flags["output_dir"]} if "output_dir" in flags else {}
+    return written_as({**folder, **flags, **(others or {})})
 
 
 def checked_words(record: type, words: Sequence[str]) -> list[str]:
