@@ -528,7 +528,7 @@ def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(np.lib.format, "write_array", full)
     with pytest.raises(OSError, match="no space"):
         write_npz(path, {"x": np.arange(9)}, {})
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.npz"]

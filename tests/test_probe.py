@@ -116,7 +116,7 @@ def test_entries_that_are_no_timings_are_timed_again(choose):
     choose({1: 2.0, 4: 1.0})
     text = choose.file.read_text()
     for broken in ('"fast"', "-1.0", "true", "null", "{}", '{"more_than": "all"}'):
-        choose.file.write_text(text.replace("2.0", broken))
+        choose.file.write_text(text.replace(": 2.0", f": {broken}"))
         del choose.timed[:]
         assert choose({1: 2.0, 4: 1.0}).lanes == 4 and choose.timed == [1]
 
