@@ -25,6 +25,8 @@ _PUBLIC = {
     "grid": "fedjax_het.settings.grids",
     "load_results": "fedjax_het.running.store",
     "load_curves": "fedjax_het.running.store",
+    "load_model": "fedjax_het.running.trained",
+    "evaluate": "fedjax_het.running.trained",
     "ConfigError": "fedjax_het.common.errors",
     "load_dataset": "fedjax_het.data",
     "dataset_from_arrays": "fedjax_het.data",

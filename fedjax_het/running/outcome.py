@@ -1,6 +1,7 @@
 """The results of runs that are done: curves, traffic and a summary of each."""
 
 import dataclasses
+import functools
 import math
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from fedjax_het.running.accounts import traffic_curves
 from fedjax_het.running.federations import holdings_of
 from fedjax_het.running.result import Result, summarise
 from fedjax_het.running.runs import Runs
+from fedjax_het.running.trained import Inputs, trained_model
 
 
 def results_of(runs: Runs) -> list[Result]:
@@ -53,6 +55,14 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         state,
         federation.partition,
         federation.tests,
+        functools.partial(
+            trained_model,
+            group.program.signature,
+            federation.spec,
+            Inputs.of(group.dataset),
+            state,
+            federation.hp,
+        ),
     )
 
 

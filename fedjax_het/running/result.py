@@ -2,10 +2,10 @@
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from fedjax_het.running.stored import (
 )
 from fedjax_het.settings.spec import ResolvedSpec
 
+if TYPE_CHECKING:
+    from fedjax_het.running.trained import TrainedModel
+
 
 @dataclass
 class Result:
@@ -39,8 +42,8 @@ class Result:
     where clients have names client_accuracy_<name>; and what a method records besides.
     `artifacts` holds what a method leaves besides (arrays). `state` is the final federation
     (its `clients` a `HostState` where they are on the host: ask it for `client(k)`),
-    `partition` how the data were split and `tests` which test images each client has, if any; none
-    of them is saved here.
+    `partition` how the data were split, `tests` which test images each client has, if any, and
+    `models` gives trained models, see `model`; none of them is saved here.
     """
 
     spec: ResolvedSpec
@@ -50,6 +53,19 @@ class Result:
     state: Any = None
     partition: Partition | None = None
     tests: Partition | None = None
+    models: Callable[[int | None], Any] | None = field(default=None, repr=False)
+
+    def model(self, client: int | None = None) -> "TrainedModel":
+        """The global model after the last round, or that of a client where clients have models of
+        their own. Raises ConfigError for another client, and for a result without a state."""
+        expected = "a result as `simulate` returns it: files have no model, `save_model` keeps one"
+        require(self.models is not None, "state", self.state, expected)
+        assert self.models is not None
+        return self.models(client)
+
+    def save_model(self, path: str | Path, client: int | None = None) -> Path:
+        """Write that model to a file that `load_model` reads; see `TrainedModel.save`."""
+        return self.model(client).save(path)
 
     def digest(self) -> str:
         """The name of its files: settings, package version, device and precision, hashed; and what

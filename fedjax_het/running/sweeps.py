@@ -401,7 +401,7 @@ def _run(group: Group, jobs: list[Job], places: list[int], keeper: Keeper, share
         share.drop(together)
         return
     for i, (job, result) in enumerate(zip(together, results, strict=True)):
-        result.state = None  # a sweep's states together may not fit
+        result.state = result.models = None  # a sweep's states together may not fit
         if keeper.keep(result) and folders is not None:
             forget(folders[i])
         share.made(job, result)

@@ -1,0 +1,137 @@
+"""Models that are kept: saved, loaded, asked, and evaluated."""
+
+import jax
+import numpy as np
+import pytest
+from support.data import user_dataset
+from support.running import run, spec
+from support.slow import slow
+from test_own_network import TwoLayers
+
+from fedjax_het import ConfigError, Result, dataset_from_arrays, evaluate, load_model, simulate
+from fedjax_het.common.files import DamagedFileError
+from fedjax_het.nn import count_parameters
+
+DATA = user_dataset()
+
+
+def with_tests(**settings):
+    return {"local_tests": True, "scored": "client", "test_per_client": 6, **settings}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedavg", {}),
+        ("dynafed", {}),
+        slow("fedbn", {"model": "convnet", "width": 4, "norm": "batch"}),
+        slow("moon", {}),
+        slow("fsl", {}),
+    ],
+)
+def test_a_saved_model_is_as_good_as_the_runs_last_round(name, settings, tmp_path):
+    made = run(spec(name, rounds=5, **settings))
+    path = made.save_model(tmp_path / "model.msgpack")
+    model = load_model(path)
+    measured = evaluate(model, DATA)
+    assert measured.accuracy == made.metrics["test_accuracy"][-1]
+    np.testing.assert_allclose(measured.loss, made.metrics["test_loss"][-1], rtol=1e-5)
+    assert measured.confusion.sum() == len(DATA.test_labels)
+    jax.tree.map(np.testing.assert_array_equal, model.variables, made.model().variables)
+    assert count_parameters(model.variables) > 0
+    assert (model.inputs.mean, model.inputs.class_names) == (DATA.mean, DATA.class_names)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("fedamp", {}), slow("apfl", {"preset": "fedtorch"}), slow("ditto", {})]
+)
+def test_clients_models_are_those_that_were_scored(name, options, tmp_path):
+    made = run(spec(name, rounds=5, options=options, **with_tests()))
+    tests = made.tests
+    for k in range(3):
+        model = load_model(made.save_model(tmp_path / f"{k}.msgpack", client=k))
+        held = tests.client(k)
+        found = model.evaluate(DATA.test_images[held], DATA.test_labels[held])
+        np.testing.assert_allclose(found.accuracy, made.metrics["client_accuracy"][-1, k])
+        assert model.client == k and f"client {k}" in repr(model)
+
+
+def test_of_an_own_network_the_network_is_asked_for(tmp_path):
+    made = simulate(spec(model=None, rounds=5), dataset=DATA, network=TwoLayers)
+    path = made.save_model(tmp_path / "model.msgpack")
+    model = load_model(path, network=TwoLayers)
+    assert evaluate(model, DATA).accuracy == made.metrics["test_accuracy"][-1]
+    with pytest.raises(ConfigError, match="network = None: expected the network"):
+        load_model(path)
+    with pytest.raises(ConfigError, match="network = "):
+        load_model(path, network=lambda num_classes: TwoLayers(num_classes, hidden=7))
+    named = run(spec(rounds=5)).save_model(tmp_path / "named.msgpack")
+    with pytest.raises(ConfigError, match="none, as the model names its own"):
+        load_model(named, network=TwoLayers)
+
+
+def test_predictions_are_of_the_images_one_by_one(tmp_path):
+    model = run(spec(rounds=5)).model()
+    images = np.concatenate([DATA.train_images] * 20)  # several batches, the last one short
+    logits = model.logits(images)
+    assert len(images) > 500 and logits.shape == (len(images), DATA.num_classes)
+    alone = np.concatenate([model.logits(image[None]) for image in DATA.train_images[:5]])
+    np.testing.assert_allclose(logits[:5], alone, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(model.predict(images), logits.argmax(1))
+
+
+def test_integers_are_as_floats_in_the_unit_interval():
+    images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), np.uint8)
+    labels = np.arange(40) % 2
+    data = dataset_from_arrays(images, labels, images, labels, mean=(0.3,), std=(0.4,))
+    model = simulate(spec(rounds=1), dataset=data).model()
+    as_floats = model.logits(images.astype(np.float32) / 255)
+    np.testing.assert_allclose(model.logits(images), as_floats, rtol=1e-4, atol=1e-5)
+
+
+def test_a_confusion_matrix_counts_classes_by_predictions():
+    model = run(spec(rounds=5)).model()
+    found = evaluate(model, DATA)
+    predicted = model.predict(DATA.test_images)
+    for label in range(DATA.num_classes):
+        of_class = predicted[DATA.test_labels == label]
+        counts = np.bincount(of_class, minlength=DATA.num_classes)
+        np.testing.assert_array_equal(found.confusion[label], counts)
+        expected = counts[label] / counts.sum() if counts.sum() else np.nan
+        np.testing.assert_equal(found.class_accuracy[label], expected)
+
+
+@pytest.mark.parametrize("cut", [0, 10, -1, "flip"])
+def test_a_damaged_file_is_said_in_one_line(cut, tmp_path):
+    path = run(spec(rounds=1)).save_model(tmp_path / "model.msgpack")
+    text = bytearray(path.read_bytes())
+    if cut == "flip":
+        text[-40] ^= 1
+    else:
+        text = text[:cut]
+    path.write_bytes(text)
+    with pytest.raises(DamagedFileError) as raised:
+        load_model(path)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (lambda made: made.model(0), "clients of fedavg have no models of their own"),
+        (lambda made: made.model().logits(np.zeros((2, 3, 3, 1), np.uint8)), "images = "),
+        (lambda made: made.model().evaluate(DATA.test_images, [5] * 60), r"labels\[0\] = 5"),
+        (lambda made: Result(made.spec, {}, {}).model(), "`save_model` keeps one"),
+    ],
+)
+def test_what_cannot_be_is_one_line(ask, expected):
+    with pytest.raises(ConfigError, match=expected):
+        ask(run(spec(rounds=1)))
+
+
+def test_a_method_without_a_global_model_says_which_clients_have_one():
+    made = run(spec("fedamp", rounds=1))
+    with pytest.raises(ConfigError, match="client = None: expected 0 to 5"):
+        made.model()
+    with pytest.raises(ConfigError, match="client = 6: expected 0 to 5"):
+        made.model(6)
