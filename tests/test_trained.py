@@ -16,7 +16,7 @@ DATA = user_dataset()
 
 
 def with_tests(**settings):
-    return {"local_tests": True, "scored": "client", "test_per_client": 6, **settings}
+    return {"local_tests": True, "test_per_client": 6, **settings}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def with_tests(**settings):
     [
         ("fedavg", {}),
         ("dynafed", {}),
-        slow("fedbn", {"model": "convnet", "width": 4, "norm": "batch"}),
+        slow("fedbn", {"model": "convnet", "width": 4, "depth": 1, "norm": "batch"}),
         slow("moon", {}),
         slow("fsl", {}),
     ],
