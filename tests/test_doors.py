@@ -4,10 +4,12 @@ The functions, their arguments and these' annotations are found, not listed: wha
 covered, and must say here what a good call is.
 """
 
+import functools
 import inspect
 import warnings
 from collections import Counter
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,6 +23,8 @@ from fedjax_het import ConfigError, Placement, RunSpec, data, nn, report
 from fedjax_het.common.doors import DOORS, door, kinds_of
 from fedjax_het.report.render import Section, TextTable
 from fedjax_het.running import advance, benchmark, ray_launcher, simulation, store, sweeps
+from fedjax_het.running.programs import signature_of, training_of
+from fedjax_het.running.trained import Inputs, TrainedModel
 
 MODULES = (fedjax_het, data, nn, report)
 # Read in programs, by the package itself; what goes into them is checked where it came in.
@@ -61,6 +65,14 @@ CURVES = pd.DataFrame(
     {"digest": ["a", "a", "b", "b"], "round": [1, 2, 1, 2], "test_accuracy": [0.1, 0.2, 0.3, 0.4]}
 )
 TABLE = TextTable("t", ("Method",), ("x",), (Section(({"Method": "a", "x": "1"},)),))
+
+
+@functools.cache
+def a_model():
+    """One that has learned nothing."""
+    task = training_of(signature_of(SPEC.resolved(), DATA)).task
+    variables = task.model.init(jax.random.key(0))
+    return TrainedModel(SPEC.resolved(), Inputs.of(DATA), variables, None, task)
 
 
 def good_calls(folder) -> dict[str, dict]:
@@ -132,6 +144,8 @@ def good_calls(folder) -> dict[str, dict]:
         "load_result": {"directory": folder, "digest": "0" * 16},
         "load_results": {"directory": folder},
         "load_curves": {"directory": folder},
+        "load_model": {"path": a_model().save(folder / "model.msgpack")},
+        "evaluate": {"model": a_model(), "dataset": DATA},
         "plot_learning_curves": frames,
         "plot_gradient_gaps": frames,
         "plot_against_alpha": {"results": ROWS},
