@@ -19,10 +19,13 @@ from fedjax_het.common.command_line import (
     HELP_FLAGS,
     called_by_flags,
     checked_words,
+    flags_of,
     one_line_errors,
 )
 from fedjax_het.common.errors import ConfigError, exit_status, require_name
+from fedjax_het.common.records import field_types
 from fedjax_het.common.variables import require_variables
+from fedjax_het.settings.files import read_settings, without_config, words_of
 
 
 class Command(NamedTuple):
@@ -99,4 +102,23 @@ def _checked(words: list[str]) -> list[str]:
     if words and (words[0] in HELP_FLAGS or words[0].startswith("--tyro-")):
         return words
     require_name("command", words[0] if words else "", COMMANDS)
-    return [words[0], *checked_words(COMMANDS[words[0]].words, words[1:])]
+    record = COMMANDS[words[0]].words
+    return [words[0], *_with_file(record, checked_words(record, words[1:]))]
+
+
+def _with_file(record: type, words: list[str]) -> list[str]:
+    """The words, with those of the file that `--config` names before them."""
+    path, own = without_config(words)
+    if path is None or any(word in HELP_FLAGS for word in words):
+        return words
+    flags, kinds = flags_of(record), field_types(record)
+    switches = {flags[name] for name in flags if kinds[name] is bool}
+    try:
+        settings = read_settings(path)
+        listed = record is SweepCommand
+        said = words_of(settings, flags, own, switches=switches, lists=listed)
+        checked_words(record, said)
+    except ConfigError as error:
+        named = str(error)
+        raise ConfigError(named if path in named else f"{path}: {named}") from error
+    return checked_words(record, [*said, *own])

@@ -46,6 +46,8 @@ class RunCommand(RunSpec):
     network_options: NetworkOptions = ()  # type: ignore[assignment]
     partition_options: PartitionOptions = ()  # type: ignore[assignment]
     server_options: ServerOptions = ()  # type: ignore[assignment]
+    config: Path | None = None
+    """A file of settings in YAML, or a result's JSON; what is given here goes over it."""
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path | None = None

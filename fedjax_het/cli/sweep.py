@@ -82,6 +82,8 @@ class SweepCommand(_Lists):
     network_options: NetworkOptions = ()
     partition_options: PartitionOptions = ()
     server_options: ServerOptions = ()
+    config: Path | None = None
+    """A file of settings in YAML, where lists are grids; what is given here goes over it."""
     data_dir: Path | None = None
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")

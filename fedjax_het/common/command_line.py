@@ -28,7 +28,7 @@ def called_by_flags(
 ) -> contextlib.AbstractContextManager[None]:
     """In here, messages call a record's fields as its command line does: "--option" is `options`;
     and other arguments by these names. A `directory` is where the record's output goes."""
-    flags = _flags_of(record)
+    flags = flags_of(record)
     folder = {"directory": flags["output_dir"]} if "output_dir" in flags else {}
     return written_as({**folder, **flags, **(others or {})})
 
@@ -42,7 +42,7 @@ def checked_words(record: type, words: Sequence[str]) -> list[str]:
     """
     if any(word in HELP_FLAGS for word in words):
         return list(words)
-    flags, annotations = _flags_of(record), field_types(record)
+    flags, annotations = flags_of(record), field_types(record)
     kinds = {flag: _unmarked(annotations[name]) for name, flag in flags.items()}
     alone = [name for name, flag in flags.items() if name == flag]  # what is given without a flag
     known = [flag for flag in kinds if flag not in alone]
@@ -141,7 +141,7 @@ def _record_of(function: Callable[..., Any]) -> type:
     return dataclasses.make_dataclass("Asked", fields, kw_only=True)
 
 
-def _flags_of(record: type) -> dict[str, str]:
+def flags_of(record: type) -> dict[str, str]:
     """The flags of a record's fields, by name; of one that stands without a flag, its name."""
     import tyro
 

@@ -25,6 +25,7 @@ from fedjax_het.running.stored import (
     plain,
     to_text,
 )
+from fedjax_het.settings.files import settings_text
 from fedjax_het.settings.spec import ResolvedSpec
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Result:
         )
 
     def save(self, directory: str | Path) -> Path:
-        """Write `<digest>.npz` (curves, artifacts), then `<digest>.json` (settings, summary).
+        """Write `<digest>.npz` (curves, artifacts), `<digest>.yaml` (the settings, for `--config`),
+        then `<digest>.json` (settings, summary).
 
         Each file is replaced in one step, the JSON last: where it is, the run is complete. It has
         a checksum of itself and of the other file. Values of the summary that JSON does not have
@@ -106,6 +108,8 @@ class Result:
             "summary": plain(self.summary),
             "arrays": checksums[-1],
         }
+        text = settings_text(self.spec).encode()
+        write_atomically(directory / f"{name}.yaml", lambda file: file.write(text))
         path = directory / f"{name}.json"
         write_atomically(path, lambda file: file.write(to_text(record).encode()))
         return path

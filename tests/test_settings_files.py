@@ -1,0 +1,111 @@
+"""Settings in a file: what it says is what a command line would, and that goes over it."""
+
+import json
+
+import pytest
+import yaml
+from support.running import OPTIONS
+
+from fedjax_het import ConfigError, Result, RunSpec, simulate
+from fedjax_het.algorithms import METHODS
+from fedjax_het.cli import COMMANDS, _with_file, main
+from fedjax_het.cli.run import RunCommand
+from fedjax_het.cli.sweep import SweepCommand
+from fedjax_het.settings.files import read_settings, settings_text
+
+SMALL = {"dataset": "digits", "model": "mlp", "num_clients": 4, "rounds": 2}
+
+
+def written(tmp_path, text, name="run.yaml"):
+    path = tmp_path / name
+    path.write_text(text if isinstance(text, str) else yaml.safe_dump(text, sort_keys=False))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_file_of_a_run_makes_it_again(name, tmp_path):
+    more = {"partition": "dirichlet", "alpha": 0.07, "options": OPTIONS.get(name, {})}
+    spec = RunSpec(name, dataset="digits", seed=5, **more)
+    path = written(tmp_path, settings_text(spec.resolved()))
+    assert RunSpec(**read_settings(path)).digest() == spec.digest()
+
+
+def test_a_result_has_a_file_that_makes_it_again_on_the_command_line(tmp_path, capsys):
+    spec = RunSpec("fedprox", alpha=0.1, seed=2, hp={"prox_mu": 1e-5}, precision="float32", **SMALL)
+    made = simulate(spec, output_dir=tmp_path / "first")
+    (said,) = (tmp_path / "first").glob("*.yaml")
+    assert said.stem == made.digest()
+    for path in (said, said.with_suffix(".json")):
+        folder = tmp_path / path.suffix[1:]
+        words = ["run", "--config", str(path), "--quiet", "--output-dir", str(folder)]
+        assert main(words) == 0
+        (again,) = (Result.load(one) for one in folder.glob("*[0-9a-f].json"))
+        assert again.digest() == made.digest()
+        assert again.metrics["test_accuracy"].tolist() == made.metrics["test_accuracy"].tolist()
+
+
+def words(record, path, *own):
+    return _with_file(record, ["--config", path, *own])
+
+
+def test_the_command_line_goes_over_the_file(tmp_path):
+    settings = {"alpha": 0.1, "rounds": 5, "hp": {"prox_mu": 0.1, "local_lr": 0.2}, "quiet": True}
+    path = written(tmp_path, {**settings, "num-clients": 7, "local_tests": True, "model": None})
+    found = words(RunCommand, path, "--rounds", "9", "--hp", "prox_mu=3")
+    assert found == [
+        *("--alpha", "0.1", "--hp", "local_lr=0.2", "prox_mu=3", "--quiet"),
+        *("--num-clients", "7", "--local-tests", "True", "--rounds", "9"),
+    ]
+
+
+def test_lists_are_the_grids_of_a_sweep(tmp_path, capsys):
+    settings = {"algorithm": ["fedavg", "fedprox"], "alpha": [0.1, 1], "seed": [0, 1], **SMALL}
+    settings |= {"hp": {"prox_mu": [0.01, 0.1]}, "output_dir": str(tmp_path / "made")}
+    path = written(tmp_path, settings)
+    found = words(SweepCommand, path)
+    assert found[found.index("--hp") + 1] == "prox_mu=0.01,0.1"
+    assert found[found.index("--seeds") + 1 :][:2] == ["0", "1"]
+    assert main(["sweep", "--config", path, "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 * 2 * (1 + 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("alhpa: 0.1", "config = 'alhpa' is unknown: did you mean 'alpha'"),
+        ("alpha: many", "--alpha = 'many': expected a finite number"),
+        ("alpha: [0.1, 1]", "--alpha = '0.1 1': expected one value"),
+        ("hp: 3", "config hp = 3: expected names and values"),
+        ("hp: {prox_mu: much}", "--hp prox_mu = 'much': expected a number"),
+        ("quiet: 3", "config quiet = 3: expected true or false"),
+        ("- alpha", "expected a file of names and values"),
+        ("alpha: [", "expected YAML"),
+        ("", "expected a file of names and values"),
+        ("alpha: !!python/object/apply:os.system [ls]", "expected YAML"),
+        ("rounds: 2.5", "--rounds = '2.5': expected a whole number"),
+    ],
+)
+def test_what_a_file_cannot_say_is_one_line_with_its_name(text, expected, tmp_path, capsys):
+    path = written(tmp_path, text)
+    assert main(["run", "--algorithm", "fedprox", "--dataset", "digits", "--config", path]) == 2
+    said = capsys.readouterr().err
+    assert expected in said and said.count("\n") == 1
+    assert path in said or "--hp" in said  # numbers are read when the file is known to be one
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path, capsys):
+    for given in (str(tmp_path / "none.yaml"), str(tmp_path)):
+        assert main(["run", "--config", given]) == 2
+        said = capsys.readouterr().err
+        assert given in said and said.count("\n") == 1
+    with pytest.raises(ConfigError, match="expected YAML"):
+        read_settings(tmp_path)
+
+
+def test_every_setting_can_be_in_a_file(tmp_path):
+    for name in ("run", "sweep"):
+        record = COMMANDS[name].words
+        spec = RunSpec("dynafed", alpha=0.5, options={"preset": "code"}, **SMALL).resolved()
+        said = json.loads(json.dumps(spec.to_dict()))
+        found = _with_file(record, ["--config", written(tmp_path, said)])
+        assert "--option" in found and "preset=code" in found
