@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import pytest
 
+import fedjax_het
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
+from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import main
 
 
@@ -181,16 +183,36 @@ def test_dynafeds_preset_is_written_out_and_resolving_again_changes_nothing(pres
     assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
-def test_list_says_what_a_name_takes(capsys):
-    assert main(["list", "fedmix", "convnet", "dirichlet", "dynafed"]) == 0
+def test_show_says_what_a_name_takes(capsys):
+    assert main(["show", "fedmix", "convnet", "dirichlet", "dynafed"]) == 0
     said = capsys.readouterr().out
     assert "mean_size = None: a whole number >= 1 or None. M_k: examples in an average" in said
     assert "mixup_lambda = 0.05: a number in [0, 1)" in said
     assert "depth" in said and "alpha" in said
     assert "goes over (option base): fedavg, fedprox" in said
     assert "num_iterations = 1000: a whole number >= 1. N: outer iterations." in said
-    assert main(["list", "fedmxi"]) == 2
+    assert "--num-clients: dynafed 80, fedaf 10, feddm 10, fedamp 50, fsl 10" in said
+    assert "--hp mixup_lambda: 0.05" in said
+    assert main(["show", "fedmxi"]) == 2
     assert "name = 'fedmxi' is unknown: did you mean 'fedmix'" in capsys.readouterr().err
+    assert main(["show"]) == 2
+    assert "name = ''" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_shown_with_its_settings_by_protocol(name, capsys):
+    assert main(["show", name]) == 0
+    said = capsys.readouterr().out
+    spec = RunSpec(name, dataset="fashion_mnist").resolved()
+    (rounds,) = (line for line in said.splitlines() if line.startswith("  --rounds: "))
+    own = f"{METHODS[name].protocol} {spec.rounds}"
+    assert own in rounds or rounds.endswith(f": {spec.rounds}")
+    assert all(f"--hp {number}: " in said for number in spec.hp)
+
+
+def test_the_version_is_said(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedjax-het {fedjax_het.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -436,7 +436,7 @@ def test_bad_words_are_one_line_that_names_the_flag(flag, drawn):
 # What stands without a flag: the words before it, what messages call it.
 PLACES = {
     (): "command",
-    ("list",): "name",
+    ("show",): "name",
     ("report",): "directory",
     ("table",): "table",
     ("run", "--import"): "--import",

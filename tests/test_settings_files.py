@@ -72,16 +72,16 @@ def test_lists_are_the_grids_of_a_sweep(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("alhpa: 0.1", "config = 'alhpa' is unknown: did you mean 'alpha'"),
+        ("alhpa: 0.1", "setting = 'alhpa' is unknown: did you mean 'alpha'"),
         ("alpha: many", "--alpha = 'many': expected a finite number"),
         ("alpha: [0.1, 1]", "--alpha = '0.1 1': expected one value"),
-        ("hp: 3", "config hp = 3: expected names and values"),
+        ("hp: 3", "setting hp = 3: expected names and values"),
         ("hp: {prox_mu: much}", "--hp prox_mu = 'much': expected a number"),
-        ("quiet: 3", "config quiet = 3: expected true or false"),
+        ("quiet: 3", "setting quiet = 3: expected true or false"),
         ("- alpha", "expected a file of names and values"),
-        ("alpha: [", "expected YAML"),
+        ("alpha: [", "expected a file of YAML"),
         ("", "expected a file of names and values"),
-        ("alpha: !!python/object/apply:os.system [ls]", "expected YAML"),
+        ("alpha: !!python/object/apply:os.system [ls]", "expected a file of YAML"),
         ("rounds: 2.5", "--rounds = '2.5': expected a whole number"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path, capsys):
         assert main(["run", "--config", given]) == 2
         said = capsys.readouterr().err
         assert given in said and said.count("\n") == 1
-    with pytest.raises(ConfigError, match="expected YAML"):
+    with pytest.raises(ConfigError, match="expected a file of YAML"):
         read_settings(tmp_path)
 
 

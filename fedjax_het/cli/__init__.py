@@ -1,5 +1,4 @@
-"""The command line: `fedjax-het run`, `sweep`, `report`, `table`, `list`
-and `devices`."""
+"""The command line: `fedjax-het run`, `sweep`, `report`, `table`, `list`, `show` and `devices`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import tyro
 
+from fedjax_het import __version__
 from fedjax_het.cli.devices import DevicesCommand, devices_command
-from fedjax_het.cli.listing import ListCommand, list_command
+from fedjax_het.cli.listing import ListCommand, ShowCommand, list_command, show_command
 from fedjax_het.cli.own_code import HELP, import_own, without_imports
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.run import RunCommand, run_command
@@ -45,6 +45,7 @@ COMMANDS = {
     "report": Command(ReportCommand, report_command),
     "table": Command(TableCommand, table_command),
     "list": Command(ListCommand, list_command),
+    "show": Command(ShowCommand, show_command),
     "devices": Command(DevicesCommand, devices_command),
 }
 
@@ -69,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], imports: list[str]) -> int:
+    if arguments == ["--version"]:
+        print(f"fedjax-het {__version__}")
+        return 0
     words, program_words = split_words(arguments)
     words = _checked(words)
     command = one_line_errors(
@@ -113,12 +117,12 @@ def _with_file(record: type, words: list[str]) -> list[str]:
         return words
     flags, kinds = flags_of(record), field_types(record)
     switches = {flags[name] for name in flags if kinds[name] is bool}
-    try:
+    with called_by_flags(record):
         settings = read_settings(path)
+    try:
         listed = record is SweepCommand
         said = words_of(settings, flags, own, switches=switches, lists=listed)
         checked_words(record, said)
     except ConfigError as error:
-        named = str(error)
-        raise ConfigError(named if path in named else f"{path}: {named}") from error
+        raise ConfigError(f"--config {path}: {error}") from error
     return checked_words(record, [*said, *own])

@@ -36,7 +36,8 @@ Options = Annotated[
 class RunCommand(RunSpec):
     """Run one federation; the last line printed is one JSON object.
 
-    Whatever is not given is as in the method's paper. `fedjax-het list` names what there is.
+    Whatever is not given is as in the method's paper. `fedjax-het list` names what there is,
+    `fedjax-het show NAME` says what it takes.
     """
 
     # As words, which are no settings yet: hence the types that RunSpec does not have. The settings

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fedjax_het.common.errors import ConfigError, require, require_name
+from fedjax_het.common.errors import ConfigError, require, require_name, shown, written
 from fedjax_het.common.text import one_line
 from fedjax_het.settings.spec import RunSpec
 
@@ -38,7 +38,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(one_line(f"config = {str(path)!r}: expected YAML ({why})")) from error
+        said = f"{written('config')} = {shown(path)}: expected a file of YAML ({why})"
+        raise ConfigError(one_line(said)) from error
     if isinstance(found, dict) and {"spec", "summary"} <= found.keys():
         found = found["spec"]
     ok = isinstance(found, dict) and all(isinstance(name, str) for name in found)
@@ -66,17 +67,17 @@ def words_of(
     words: list[str] = []
     for name, value in settings.items():
         name = "seeds" if name == "seed" and "seeds" in flags else name
-        require_name("config", name, flags)
+        require_name("setting", name, flags)
         flag = flags[name]
         if name in PAIRS and value is not None:
-            require(isinstance(value, dict), f"config {name}", value, "names and values")
+            require(isinstance(value, dict), f"setting {name}", value, "names and values")
             own = _named(given, flag)
             named = {each: of for each, of in value.items() if each not in own}
             if named:
                 several = lists and name in ("hp", "options")
                 words += [flag, *(f"{each}={_pair(of, several)}" for each, of in named.items())]
         elif flag in switches:
-            require(isinstance(value, bool), f"config {name}", value, "true or false")
+            require(isinstance(value, bool), f"setting {name}", value, "true or false")
             words += [flag] if value and flag not in asked else []
         elif value is not None and flag not in asked:
             words += _flag(flag, value)
