@@ -27,7 +27,8 @@ from fedjax_het.common.cache import private_folder, programs_folder
 
 log = logging.getLogger("fedjax_het")
 
-# Known to be wrong: jax-ml/jax#39103. 0.12.0 was seen to be right.
+# Known to be wrong: jax-ml/jax#39103. Seen to be right: 0.7.2, 0.8.0, 0.8.2, 0.9.0, 0.9.2, 0.10.0,
+# 0.10.1, 0.11.2 and 0.12.0.
 SUSPECT_JAXLIB = ("0.10.2",)
 UNFUSED = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
