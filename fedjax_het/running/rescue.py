@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -70,10 +71,13 @@ class Keeper:
 
     def _rescue(self, result: Result) -> None:
         for place in [*self.places, *_elsewhere()]:
+            made = place
             try:
                 made = place if place in self.places else _fresh(place)
                 self._save(result, made)
             except Exception:
+                if made != place:  # it has no room either
+                    shutil.rmtree(made, ignore_errors=True)
                 continue
             if made not in self.places:
                 self.places.append(made)
