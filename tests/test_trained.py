@@ -121,7 +121,7 @@ def test_a_damaged_file_is_said_in_one_line(cut, tmp_path):
         (lambda made: made.model(0), "clients of fedavg have no models of their own"),
         (lambda made: made.model().logits(np.zeros((2, 3, 3, 1), np.uint8)), "images = "),
         (lambda made: made.model().evaluate(DATA.test_images, [5] * 60), r"labels\[0\] = 5"),
-        (lambda made: Result(made.spec, {}, {}).model(), "`save_model` keeps one"),
+        (lambda made: Result(made.spec, {}, {}).model(), "whose state was kept"),
     ],
 )
 def test_what_cannot_be_is_one_line(ask, expected):

@@ -57,6 +57,9 @@ class RunCommand(RunSpec):
     """Continue from the checkpoint in the output folder, if there is one."""
     resume_anyway: bool = False
     """The same also where it was begun under another version, device or precision."""
+    keep_state: bool = True
+    """Keep how the run ended, in the output folder: from there it goes on to more rounds (--rounds
+    400 --resume), and the loaded result has its models."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only."""
     server_work: str = "auto"
@@ -115,6 +118,7 @@ def run_command(command: RunCommand) -> int:
                 output_dir=command.output_dir,
                 resume=command.resume,
                 resume_anyway=command.resume_anyway,
+                keep_state=command.keep_state,
                 progress=show,
                 placement=placement,
                 data_dir=command.data_dir,

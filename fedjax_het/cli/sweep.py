@@ -115,6 +115,9 @@ class SweepCommand(_Lists):
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
     resume_anyway: bool = False
     """Go on also from checkpoints that were begun under another version, device or precision."""
+    keep_state: bool = False
+    """Keep how every run ended, in the output folder: from there a sweep with more rounds goes on,
+    and loaded results have their models."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
 
@@ -185,6 +188,7 @@ def sweep_command(command: SweepCommand) -> int:
             specs,
             command.output_dir,
             resume_anyway=command.resume_anyway,
+            keep_state=command.keep_state,
             data_dir=command.data_dir,
             placement=placement,
         )

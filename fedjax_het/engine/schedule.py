@@ -131,6 +131,10 @@ class Scheduler:
         rng = host_rng(self.seed, Stream.PARTICIPATION, round_index)
         return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
 
+    def evaluates(self, round_index: int) -> bool:
+        """Whether an evaluation is due after a round: every so many, and after the last five."""
+        return (round_index + 1) % self.eval_every == 0 or round_index >= self.rounds - 5
+
     def trained(self, rounds: Iterable[int]) -> np.ndarray:
         """Ids of the clients, or pairs, that the lanes run through in these rounds, ascending."""
         return np.unique(np.concatenate([self._packed[r].units for r in rounds]))
@@ -180,9 +184,7 @@ class Scheduler:
         return RoundSchedule(
             round=np.array(round_index, np.int32),
             num_clients=np.array(self.partition.num_clients, np.int32),
-            evaluate=np.array(
-                (round_index + 1) % self.eval_every == 0 or round_index >= self.rounds - 5
-            ),
+            evaluate=np.array(self.evaluates(round_index)),
             trial=np.array(False),
             share=np.zeros((), np.float32),
             longest=np.zeros((), np.int32),

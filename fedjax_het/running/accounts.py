@@ -81,6 +81,11 @@ def recorded(curves: Curves, new: Curves, sound: AnyArray, done: int, count: int
     return done + kept if len(bad) else None
 
 
+def is_evaluated(curve: str) -> bool:
+    """Whether a curve is of what evaluations measure: NaN in rounds without one."""
+    return curve.startswith(("test_", "client_accuracy", "mean_client_accuracy"))
+
+
 def latest_accuracy(algorithm: Algorithm, curves: Sequence[Curves], done: int) -> float:
     """The latest measured, mean over the runs; NaN before the first."""
     name = "test_accuracy" if algorithm.global_model else "mean_client_accuracy"

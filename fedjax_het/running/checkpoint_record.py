@@ -67,16 +67,24 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def require_own(path: Path, record: dict[str, Any], spec: RunSpec) -> None:
-    """Raise ConfigError if the checkpoint is of other settings."""
+def require_own(path: Path, record: dict[str, Any], spec: RunSpec, *, longer: bool = False) -> None:
+    """Raise ConfigError if the checkpoint is of other settings; not, where it may be `longer`, if
+    the number of rounds is all that differs, of which no more are done than there are to be."""
     if record["digest"] == spec.digest():
         return
     then, now = record["spec"], spec.resolved().to_dict()
-    differ = [f"{k} {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
+    names = [k for k in {**now, **then} if then.get(k) != now.get(k)]
+    if longer and names == ["rounds"] and record["round"] <= now["rounds"]:
+        return
+    differ = [f"{k} {then.get(k)!r} -> {now.get(k)!r}" for k in names]
+    more = ""
+    if names == ["rounds"]:
+        more = f"; {record['round']} are done"
     raise ConfigError(
         one_line(
             f"checkpoint = {str(path)!r}: expected this configuration's, but it is another "
-            f"one's ({', '.join(differ)}); use its settings or another output_dir, or remove it"
+            f"one's ({', '.join(differ)}{more}); use its settings or another output_dir, or remove "
+            "it"
         )
     )
 

@@ -24,10 +24,11 @@ from fedjax_het.engine.checkpoint import (
     save_checkpoint,
 )
 from fedjax_het.engine.host_state import HostState
-from fedjax_het.running.accounts import Curves
+from fedjax_het.running.accounts import Curves, is_evaluated
 from fedjax_het.running.checkpoint_record import begun_under, read_record, require_own
 from fedjax_het.running.long_rounds import Within
 from fedjax_het.running.runs import Runs
+from fedjax_het.running.trained import Inputs
 from fedjax_het.settings.spec import RunSpec
 
 CHECKPOINT_SECONDS = 20.0  # unless FEDJAX_HET_CHECKPOINT_SECONDS says otherwise; 0: always
@@ -64,45 +65,41 @@ class Checkpoints:
             if start - self._saved_at < wait:
                 return
         for i, (folder, state) in enumerate(zip(self.folders, runs.host_states(), strict=True)):
-            clients = None if runs.pager is None else runs.pager.states[i]
-            carried = () if runs.within is None else _carried(runs, i)
-            kept: tuple = (state, runs.curves[i], (), carried)
-            if clients is not None:
-                rows = state._replace(clients=clients.rows)
-                kept = (rows, runs.curves[i], clients.touched, carried)
-            record = _record(runs, i, state, clients)
-            record["not_finite"] = not_finite(arrays_by_name(kept))
-            self._write(folder, kept, record)
+            self._write(folder / CHECKPOINT, *_kept(runs, i, state))
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - start
 
-    def _write(self, folder: Path, kept: Tree, record: dict) -> None:
+    def keep(self, runs: Runs, paths: Sequence[Path]) -> None:
+        """Write how runs that are done ended, unless they diverged, to files that `continuing`
+        finds."""
+        for i, (path, state) in enumerate(zip(paths, runs.host_states(), strict=True)):
+            if runs.stopped[i] is None:
+                self._write(path, *_kept(runs, i, state))
+
+    def _write(self, path: Path, kept: Tree, record: dict) -> None:
         """What cannot be written is said once: the run is worth more than its checkpoint."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            save_checkpoint(folder / CHECKPOINT, kept, record)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(path, kept, record)
         except Exception as error:
             if not self._refused:
-                path, why = str(folder / CHECKPOINT), getattr(error, "strerror", None) or error
-                text = f"checkpoint = {path!r} cannot be written ({why}): the run goes on without"
-                log.warning("%s", one_line(text))
+                why = getattr(error, "strerror", None) or error
+                text = f"{str(path)!r} cannot be written ({why}): the run goes on without"
+                log.warning("checkpoint = %s", one_line(text))
             self._refused = True
 
     def require_own_data(self, runs: Runs, records: Sequence[dict]) -> None:
         """Raise ConfigError if a checkpoint is of other data than the run."""
-        assert self.folders is not None
-        for i, (record, folder) in enumerate(zip(records, self.folders, strict=True)):
-            _require_same_data(folder / CHECKPOINT, record, runs, i)
+        for i, record in enumerate(records):
+            _require_same_data(Path(record["path"]), record, runs, i)
 
     def restore(self, runs: Runs, records: Sequence[dict]) -> None:
         """Let runs that have begun go on from the checkpoints whose records these are. Raises
         ConfigError if one is of other data."""
-        assert self.folders is not None
         self.require_own_data(runs, records)
         states, within = [], []
-        for i, (record, folder) in enumerate(zip(records, self.folders, strict=True)):
-            path = folder / CHECKPOINT
-            state, runs.curves[i], carried = _loaded(path, record, runs, i)
+        for i, record in enumerate(records):
+            state, runs.curves[i], carried = _loaded(Path(record["path"]), record, runs, i)
             runs.stopped[i] = record["stopped"]
             if record["begun_under"] is not None:
                 runs.begun_under[i] = record["begun_under"]
@@ -118,23 +115,32 @@ class Checkpoints:
         runs.done, runs.spent.before = records[0]["round"], records[0]["seconds"]
 
 
-def own_record(folder: Path, spec: RunSpec) -> dict | None:
-    """The record of this configuration's checkpoint in a folder; None if there is none. Raises
-    ConfigError if there is another configuration's, and DamagedFileError."""
+def own_record(folder: Path, spec: RunSpec, *, longer: bool = False) -> dict | None:
+    """The record of this configuration's checkpoint in a folder, with its `path`; None if there is
+    none. Raises ConfigError if there is another configuration's, and DamagedFileError.
+
+    longer: or that of the same with another number of rounds, of which no more are done.
+    """
     checkpoint = folder / CHECKPOINT
     if not checkpoint.exists():
         return None
     record = read_record(checkpoint)
-    require_own(checkpoint, record, spec)
-    return record
+    require_own(checkpoint, record, spec, longer=longer)
+    return {**record, "path": str(checkpoint)}
 
 
 def resumable(
-    folder: Path, spec: RunSpec, *, resume_anyway: bool = False, set_aside: bool = False
+    folder: Path,
+    spec: RunSpec,
+    *,
+    ended: Path | None = None,
+    resume_anyway: bool = False,
+    set_aside: bool = False,
 ) -> dict | None:
     """The record of the checkpoint to continue a run from; None if there is none yet.
 
     Args:
+      ended: how the same with fewer rounds ended, where no checkpoint is in the folder.
       resume_anyway: also from one that was begun under another version, device or precision.
       set_aside: rename what is damaged, or another run's, with a line in the log: as if there were
         none yet.
@@ -142,7 +148,7 @@ def resumable(
     """
     checkpoint = folder / CHECKPOINT
     try:
-        record = own_record(folder, spec)
+        record = own_record(folder, spec, longer=True)
     except ConfigError as error:
         if not set_aside:
             raise
@@ -151,8 +157,10 @@ def resumable(
             os.replace(checkpoint, aside)
         log.warning("%s: begun again; the old one is %s", error, one_line(repr(str(aside))))
         return None
+    if record is None and ended is not None:
+        record = {**read_record(ended), "path": str(ended)}
     if record is not None:
-        record["begun_under"] = begun_under(checkpoint, record, resume_anyway)
+        record["begun_under"] = begun_under(Path(record["path"]), record, resume_anyway)
     return record
 
 
@@ -166,6 +174,18 @@ def forget(folder: Path) -> None:
             folder.rmdir()
 
 
+def _kept(runs: Runs, i: int, state: Any) -> tuple[Tree, dict[str, Any]]:
+    """What is written of a run: arrays, and a record."""
+    clients = None if runs.pager is None else runs.pager.states[i]
+    carried = () if runs.within is None else _carried(runs, i)
+    kept: tuple = (state, runs.curves[i], (), carried)
+    if clients is not None:
+        rows = state._replace(clients=clients.rows)
+        kept = (rows, runs.curves[i], clients.touched, carried)
+    record = _record(runs, i, state, clients)
+    return kept, {**record, "not_finite": not_finite(arrays_by_name(kept))}
+
+
 def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[str, Any]:
     federation = runs.federations[i]
     return {
@@ -173,6 +193,7 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
         "spec": federation.spec.to_dict(),
         "partition": federation.partition.digest(),
         "dataset": runs.group.dataset.digest(),
+        "inputs": Inputs.of(runs.group.dataset)._asdict(),
         **runs.group.program.network_digest,
         "round": runs.done,
         "work": {work.name: work.done(state) for work in runs.algorithm.host_work},
@@ -225,22 +246,43 @@ def _loaded(path: Path, record: dict, runs: Runs, i: int) -> tuple[Any, Curves, 
     has them or elsewhere; and what its round carries, if that has begun."""
     state, touched, pager = runs.host_states()[i], record.get("touched"), runs.pager
     carried = _carried_shapes(runs) if record.get("within") else ()
+    rounds = record["spec"]["rounds"]
+    written = {
+        name: jax.ShapeDtypeStruct((rounds, *curve.shape[1:]), curve.dtype)
+        for name, curve in runs.curves[i].items()
+    }
     if pager is None and touched is None:
-        state, curves, _, carried = load_checkpoint(path, (state, runs.curves[i], (), carried))
-        return state, curves, carried
+        state, curves, _, carried = load_checkpoint(path, (state, written, (), carried))
+        return state, _as_long(runs, i, curves, record), carried
     first = pager.states[i].first if pager else jax.tree.map(lambda a: a[0], state.clients)
     everyone = np.arange(runs.group.program.measuring.num_clients)
     count = len(everyone) if touched is None else touched
     rows_like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), first)
     ids = () if touched is None else everyone[:count]
-    like = (state._replace(clients=rows_like), runs.curves[i], ids, carried)
+    like = (state._replace(clients=rows_like), written, ids, carried)
     saved, curves, ids, carried = load_checkpoint(path, like)
+    curves = _as_long(runs, i, curves, record)
     clients = everyone if touched is None else ids
     if pager is not None:
         pager.states[i].scatter(clients, saved.clients)
         return saved._replace(clients=()), curves, carried
     whole = _with_rows(state.clients, clients, saved.clients)
     return saved._replace(clients=whole), curves, carried
+
+
+def _as_long(runs: Runs, i: int, curves: Curves, record: dict) -> Curves:
+    """The curves of a run that had another number of rounds as this one has them."""
+    done, rounds = record["round"], runs.rounds
+    if record["spec"]["rounds"] == rounds:
+        return curves
+    scheduler, whole = runs.federations[i].scheduler, dict(runs.curves[i])
+    due = np.array([scheduler.evaluates(r) for r in range(done)], bool)
+    for name, values in curves.items():
+        whole[name] = np.array(whole[name])
+        whole[name][:done] = values[:done]
+        if is_evaluated(name):  # its last rounds were evaluated, whatever `eval_every` says
+            whole[name][:done][~due] = np.nan
+    return whole
 
 
 def _carried_shapes(runs: Runs) -> Tree:

@@ -68,6 +68,7 @@ class Part(NamedTuple):
     data: dict[str, Any]  # which runs have the user's data set; network and folder of data
     placement: Placement
     resume_anyway: bool
+    keep_state: bool
     setup: Callable[[], object] | None
 
 
@@ -83,6 +84,7 @@ def sweep_on_ray(
     network: Any = None,
     data_dir: str | os.PathLike | None = None,
     resume_anyway: bool = False,
+    keep_state: bool = False,
     setup: Callable[[], object] | None = None,
     progress: Callable[[str], None] = print,
     placement: Placement = Placement(),
@@ -117,7 +119,7 @@ def sweep_on_ray(
         missing = {name: spec for name, spec in named.items() if name not in known}
         counts = Counter(static_key(spec) for spec in named.values())
         parts = [
-            Part(part, counts, directory, mark, data, placement, resume_anyway, setup)
+            Part(part, counts, directory, mark, data, placement, resume_anyway, keep_state, setup)
             for part in parts_of(missing, PARTS * cluster.slots(), cpus_per_task)
         ]
         ledger = Ledger(len(missing), progress)
@@ -191,6 +193,7 @@ def make_part(part: Part) -> tuple[dict[str, Result], dict[str, str]]:
         lambda line: None,
         part.placement,
         resume_anyway=part.resume_anyway,
+        keep_state=part.keep_state,
         counts=part.counts,
     )
     return known, reasons

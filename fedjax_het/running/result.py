@@ -1,5 +1,6 @@
 """What a run leaves behind: curves, a summary, and files named by the hash of what made it."""
 
+import functools
 import hashlib
 import io
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from fedjax_het.common.text import one_line
 from fedjax_het.data import Partition
 from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
 from fedjax_het.measures.personal import best_mean_accuracy, worst_decile
+from fedjax_het.running.continuing import state_path
 from fedjax_het.running.stored import (
     checked_arrays,
     checked_spec,
@@ -54,19 +56,26 @@ class Result:
     state: Any = None
     partition: Partition | None = None
     tests: Partition | None = None
-    models: Callable[[int | None], Any] | None = field(default=None, repr=False)
+    models: Callable[..., Any] | None = field(default=None, repr=False)
 
-    def model(self, client: int | None = None) -> "TrainedModel":
+    def model(self, client: int | None = None, *, network: Any = None) -> "TrainedModel":
         """The global model after the last round, or that of a client where clients have models of
-        their own. Raises ConfigError for another client, and for a result without a state."""
-        expected = "a result as `simulate` returns it: files have no model, `save_model` keeps one"
+        their own.
+
+        network: the user's own, as it was given to the run; of a loaded result alone. Raises
+        ConfigError for another client, and for a result without a state: a loaded one has its state
+        in a file beside it, see `simulate`'s and `sweep`'s `keep_state`.
+        """
+        expected = "a result whose state was kept: keep_state = True"
         require(self.models is not None, "state", self.state, expected)
         assert self.models is not None
-        return self.models(client)
+        return self.models(client, network=network)
 
-    def save_model(self, path: str | Path, client: int | None = None) -> Path:
+    def save_model(
+        self, path: str | Path, client: int | None = None, *, network: Any = None
+    ) -> Path:
         """Write that model to a file that `load_model` reads; see `TrainedModel.save`."""
-        return self.model(client).save(path)
+        return self.model(client, network=network).save(path)
 
     def digest(self) -> str:
         """The name of its files: settings, package version, device and precision, hashed; and what
@@ -134,12 +143,15 @@ class Result:
                 f"result {str(path)!r}: {error.filename!r} is missing"
             ) from error
         try:
-            return cls._read(text.decode(), arrays)
+            read = cls._read(text.decode(), arrays)
         except Exception as error:  # what readers of JSON, zips and arrays raise on arbitrary bytes
             what = (
                 f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else error
             )
             raise DamagedFileError(one_line(f"result {str(path)!r} is damaged ({what})")) from error
+        state = state_path(path.parent, path.stem)
+        read.models = functools.partial(_kept_model, state) if state.exists() else None
+        return read
 
     @classmethod
     def _read(cls, text: str, arrays: bytes) -> "Result":
@@ -152,6 +164,12 @@ class Result:
         summary = checked_summary(record["summary"])
         spec = checked_spec(record["spec"], summary.get("fedjax_het"))
         return cls(cast(ResolvedSpec, spec), metrics, summary, artifacts)  # as it was saved
+
+
+def _kept_model(path: Path, client: int | None, *, network: Any = None) -> "TrainedModel":
+    from fedjax_het.running.kept_models import kept_model
+
+    return kept_model(path, client, network=network)
 
 
 def summarise(

@@ -1,5 +1,6 @@
 """Which of a sweep's runs this worker makes, where others may be at work on the same folder."""
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +37,11 @@ class Sharing:
         claims: Claims,
         progress: Callable[[str], None],
         resume_anyway: bool = False,
+        ended: Callable[[ResolvedSpec], Path | None] = lambda spec: None,
     ):
+        """ended: the file of how a run with fewer rounds ended, if there is one."""
         self.directory, self.claims = directory, claims
+        self._ended = functools.cache(lambda digest: ended(named[digest]))
         self._resume_anyway = resume_anyway
         self._unreadable: dict[str, int] = {}  # when results that cannot be read were written
         self.known: dict[str, Result] = {}
@@ -175,7 +179,13 @@ class Sharing:
         if self.directory is None:
             return None
         folder, spec = self.directory / UNFINISHED / digest, self.left[digest]
-        return resumable(folder, spec, resume_anyway=self._resume_anyway, set_aside=own)
+        return resumable(
+            folder,
+            spec,
+            ended=self._ended(digest),
+            resume_anyway=self._resume_anyway,
+            set_aside=own,
+        )
 
     def _grouped(self, digests: Sequence[str]) -> list[list[Job]]:
         groups: dict[tuple, list[Job]] = {}

@@ -17,6 +17,7 @@ from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.advance import announce, finish, start
 from fedjax_het.running.checkpoints import Checkpoints, forget, own_record, resumable
+from fedjax_het.running.continuing import Ended, state_path
 from fedjax_het.running.needs import (
     NoRoom,
     require_room_for_programs,
@@ -44,6 +45,7 @@ def simulate(
     output_dir: str | Path | None = None,
     resume: bool = False,
     resume_anyway: bool = False,
+    keep_state: bool = True,
     progress: Callable[[Progress], None] | None = None,
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
@@ -59,11 +61,13 @@ def simulate(
         class, an (init, apply) pair, a function of either; see `nn.as_model`. Its options are
         `spec.network_options`.
       output_dir: where the result, and checkpoints on the way, are written.
-      resume: continue from the checkpoint in `output_dir`, if there is one. The metrics are
-        those of an uninterrupted run, bit for bit on a CPU; lanes and blocks are those it began
-        with, whatever `placement` says.
+      resume: continue from the checkpoint in `output_dir`, if there is one, else from where the
+        same run ended with fewer rounds. The metrics are those of an uninterrupted run, bit for bit
+        on a CPU; lanes and blocks are those it began with, whatever `placement` says.
       resume_anyway: also from one that was begun under another version, device or precision, which
         the summary then names (`begun_under`).
+      keep_state: write to `output_dir` how the run ended, `<digest>.state.npz`: from there it goes
+        on to more rounds, and the loaded result has its models. Of the size of a checkpoint.
       progress: called between chunks of rounds.
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
@@ -88,8 +92,10 @@ def simulate(
     resume = resume or resume_anyway
     record = there = None
     if folder is not None:
-        there = own_record(folder, spec)
-        record = resumable(folder, spec, resume_anyway=resume_anyway) if resume else None
+        there = own_record(folder, spec, longer=resume)
+        if resume:
+            ended = Ended(folder).before(spec, dataset, partition)
+            record = resumable(folder, spec, ended=ended, resume_anyway=resume_anyway)
     if record is not None:  # the same lanes, so that sums are taken in the same order
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
@@ -121,6 +127,8 @@ def simulate(
         finish(runs, checkpoints)
         (result,) = results_of(runs)
     if jax.process_index() == 0:
+        if keep_state and folder is not None:
+            checkpoints.keep(runs, [state_path(folder, result.digest())])
         keeper = Keeper(folder, save_run)
         keeper.keep(result)
         keeper.require_all(result)

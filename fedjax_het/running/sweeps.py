@@ -29,6 +29,7 @@ from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
 from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints, forget
 from fedjax_het.running.claims import Claims, stopped_in_order
+from fedjax_het.running.continuing import Ended, state_path
 from fedjax_het.running.ledger import Job
 from fedjax_het.running.needs import NoRoom, require_room_for_programs
 from fedjax_het.running.outcome import results_of
@@ -95,6 +96,7 @@ def sweep(
     network: Any = None,
     data_dir: str | os.PathLike | None = None,
     resume_anyway: bool = False,
+    keep_state: bool = False,
     progress: Callable[[str], None] = print,
     placement: Placement = Placement(),
 ) -> SweepResult:
@@ -113,6 +115,8 @@ def sweep(
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
       resume_anyway: go on also from checkpoints that were begun under another version, device or
         precision, which the runs' summaries then name (`begun_under`).
+      keep_state: write to `directory` how every run ended, as `simulate` does: from there a sweep
+        with more rounds goes on, and loaded results have their models.
       progress: gets a line per run. What is running is shown besides, on standard error.
       placement: where they go, on this process's devices unless it says otherwise; as many at a
         time as memory allows.
@@ -130,7 +134,13 @@ def sweep(
     data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
     keeper = Keeper(directory)
     known, reasons = make_runs(
-        named, keeper, data, progress, placement, resume_anyway=resume_anyway
+        named,
+        keeper,
+        data,
+        progress,
+        placement,
+        resume_anyway=resume_anyway,
+        keep_state=keep_state,
     )
     made = SweepResult([known.get(name) for name in names], reasons)
     keeper.require_all(made)
@@ -145,6 +155,7 @@ def make_runs(
     placement: Placement,
     *,
     resume_anyway: bool = False,
+    keep_state: bool = False,
     counts: Counter[str] | None = None,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """The same of runs by the names of their files: -> (results by name, why others were not run,
@@ -160,7 +171,15 @@ def make_runs(
     counts = counts or Counter(static_key(spec) for spec in named.values())
     claims = Claims(None if keeper.folder is None else keeper.folder / CLAIMS)
     with stopped_in_order(), claims:
-        share = Sharing(named, keeper.folder, claims, progress, resume_anyway)
+        kept = Ended(keeper.folder)
+        share = Sharing(
+            named,
+            keeper.folder,
+            claims,
+            progress,
+            resume_anyway,
+            lambda spec: kept.before(spec, data["dataset"](spec)),
+        )
         while share.wait():
             prepared = (
                 _prepared(jobs, data, placement, share, counts, reasons) for jobs in share.groups()
@@ -173,7 +192,7 @@ def make_runs(
                 except NoRoom as error:
                     _cannot(share, reasons, jobs, error)
                 while places := share.claimed(jobs, group.plan.capacity):
-                    _run(group, jobs, places, keeper, share)
+                    _run(group, jobs, places, keeper, share, keep_state=keep_state)
     return share.known, reasons
 
 
@@ -363,7 +382,15 @@ def _fitting(group: Group, allowed: int | None) -> Group:
         group = narrower(group, fewer)
 
 
-def _run(group: Group, jobs: list[Job], places: list[int], keeper: Keeper, share: Sharing) -> None:
+def _run(
+    group: Group,
+    jobs: list[Job],
+    places: list[int],
+    keeper: Keeper,
+    share: Sharing,
+    *,
+    keep_state: bool,
+) -> None:
     """Make runs of a group, no more than go together, and save them.
 
     Args:
@@ -400,6 +427,8 @@ def _run(group: Group, jobs: list[Job], places: list[int], keeper: Keeper, share
         share.ledger.lost(together)
         share.drop(together)
         return
+    if keep_state and keeper.folder is not None:
+        checkpoints.keep(runs, [state_path(keeper.folder, job.digest) for job in together])
     for i, (job, result) in enumerate(zip(together, results, strict=True)):
         result.state = result.models = None  # a sweep's states together may not fit
         if keeper.keep(result) and folders is not None:

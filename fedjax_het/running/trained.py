@@ -59,6 +59,14 @@ class Inputs(NamedTuple):
             tuple(dataset.domain_names),
         )
 
+    @classmethod
+    def read(cls, record: dict[str, Any]) -> "Inputs":
+        """From a file's record, which has lists."""
+        tuples: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in record.items()
+        }
+        return cls(**tuples)
+
 
 class Evaluated(NamedTuple):
     """How good a model is on some images."""
@@ -178,12 +186,16 @@ def trained_model(
     state: Any,
     hp: Any,
     client: int | None = None,
+    *,
+    network: Any = None,
 ) -> TrainedModel:
-    """The global model of a federation's final state, or that of a client.
+    """The global model of a federation's final state, or that of a client; `network` is asked for
+    where a state is read from a file.
 
     Raises ConfigError for a client of a method whose clients share the global model, and for the
     global model of a method that has none.
     """
+    require(network is None, "network", network, "none: the run has its own")
     algorithm, task = algorithm_of(signature), training_of(signature).task
     if client is None:
         get = algorithm.global_model
@@ -209,6 +221,23 @@ def trained_model(
     return TrainedModel(spec, inputs, variables, client, task, digest)
 
 
+def signature_with(
+    spec: ResolvedSpec, inputs: Inputs, network: Any, digest: str | None
+) -> Signature:
+    """Of a run that is read from a file: with the network that the user passes, if it was the
+    user's own, of this digest. Raises ConfigError for one that is missing, or another."""
+    asks = spec.model == USER
+    expected = (
+        "the network that it was trained with" if asks else "none, as the model names its own"
+    )
+    require((network is not None) == asks, "network", network, expected)
+    signature = signature_of(spec, inputs, network)  # type: ignore[arg-type]  # all that it reads
+    if asks:
+        same = network_digest(network_of(signature)) == digest
+        require(same, "network", network, "the network that it was trained with, and its options")
+    return signature
+
+
 @door
 def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
     """The model that `TrainedModel.save` wrote.
@@ -226,7 +255,7 @@ def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
             raise DamagedFileError("its checksum is another")
         variables = serialization.msgpack_restore(content["variables"])
         record = json.loads(content["record"])
-        inputs = Inputs(**{name: _tuples(value) for name, value in record["inputs"].items()})
+        inputs = Inputs.read(record["inputs"])
         spec = RunSpec.from_dict(record["spec"])
     except Exception as error:  # of arbitrary bytes
         what = (
@@ -238,16 +267,8 @@ def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
             f"model = {str(path)!r}: expected a model of this program, but it is damaged ({what})"
         )
         raise DamagedFileError(one_line(said)) from error
-    asks = spec.model == USER
-    expected = (
-        "the network that it was trained with" if asks else "none, as the model names its own"
-    )
-    require((network is not None) == asks, "network", network, expected)
     spec = spec.resolved()
-    signature = signature_of(spec, inputs, network)  # type: ignore[arg-type]  # all that it reads
-    if asks:
-        same = network_digest(network_of(signature)) == record["network_digest"]
-        require(same, "network", network, "the network that it was trained with, and its options")
+    signature = signature_with(spec, inputs, network, record["network_digest"])
     client, task = record["client"], training_of(signature).task
     if client is not None:
         task = task._replace(model=algorithm_of(signature).personal_model or task.model)
@@ -265,7 +286,3 @@ def evaluate(
     require(fits, "num_classes of dataset", dataset.num_classes, f"{classes}, as the model has")
     images, labels = (getattr(dataset, f"{split}_{what}") for what in ("images", "labels"))
     return model.evaluate(images, labels)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

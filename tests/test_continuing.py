@@ -1,0 +1,140 @@
+"""Runs with more rounds go on from where the same run with fewer ended; results have models."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from support.data import user_dataset
+from support.running import assert_same, spec
+from support.slow import slow
+
+from fedjax_het import ConfigError, Placement, Result, simulate, sweep
+from fedjax_het.algorithms import METHODS
+from fedjax_het.running import checkpoints
+
+DATA = user_dataset()
+
+
+def run(spec_, folder=None, **settings):
+    return simulate(spec_, dataset=DATA, output_dir=folder, **settings)
+
+
+def rounds(spec_, count):
+    return dataclasses.replace(spec_, rounds=count)
+
+
+QUICK = ("fedavg", "scaffold", "dynafed", "fedamp", "feddm")
+ALL = [name if name in QUICK else slow(name) for name in METHODS.built_in]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_continued_is_whole(name, tmp_path):
+    short = spec(name, rounds=7, eval_every=3)
+    whole = run(rounds(short, 12))
+    run(short, tmp_path)
+    begun = []
+    continued = run(
+        rounds(short, 12), tmp_path, resume=True, progress=lambda at: begun.append(at.done)
+    )
+    assert min(begun) > 7 or name == "dynafed"  # whose synthesis may be the last thing done
+    assert_same(continued, whole)
+    jax.tree.map(np.testing.assert_array_equal, continued.state, whole.state)
+    assert len(list(tmp_path.glob("*.state.npz"))) == 2
+
+
+def test_an_unfinished_run_goes_on_to_more_rounds(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "0")
+    short = spec(rounds=7)
+
+    def stop(progress):
+        if progress.done >= 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedjax_het.running.runs.MAX_CHUNK", 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(short, tmp_path, progress=stop)
+    assert (tmp_path / checkpoints.CHECKPOINT).exists()
+    with pytest.raises(ConfigError, match=r"rounds 7 -> 12; 2 are done"):
+        run(rounds(short, 12), tmp_path)
+    with pytest.raises(ConfigError, match=r"rounds 7 -> 1; 2 are done"):
+        run(rounds(short, 1), tmp_path, resume=True)
+    assert_same(run(rounds(short, 12), tmp_path, resume=True), run(rounds(short, 12)))
+
+
+def test_of_several_the_one_with_the_most_rounds_is_gone_on_from(tmp_path):
+    short = spec(rounds=2)
+    for count in (2, 5, 9):
+        run(rounds(short, count), tmp_path)
+    run(spec(rounds=6, seed=1), tmp_path)
+    begun = []
+    made = run(rounds(short, 8), tmp_path, resume=True, progress=lambda at: begun.append(at.done))
+    assert min(begun) == 6
+    assert_same(made, run(rounds(short, 8)))
+
+
+def test_a_run_that_ended_is_not_made_again(tmp_path):
+    made = run(spec(rounds=5), tmp_path)
+    seen = []
+    again = run(spec(rounds=5), tmp_path, resume=True, progress=seen.append)
+    assert not seen
+    assert_same(again, made)
+
+
+def test_a_state_is_of_its_data_and_partition(tmp_path):
+    run(spec(rounds=3), tmp_path)
+    begun = []
+    other = dataclasses.replace(DATA, train_images=DATA.train_images[::-1].copy())
+    made = simulate(
+        spec(rounds=5),
+        dataset=other,
+        output_dir=tmp_path,
+        resume=True,
+        progress=lambda at: begun.append(at.done),
+    )
+    assert min(begun) == 1
+    assert_same(made, simulate(spec(rounds=5), dataset=other))
+
+
+def test_no_state_is_kept_where_none_is_wanted(tmp_path):
+    run(spec(rounds=3), tmp_path, keep_state=False)
+    assert not list(tmp_path.glob("*.state.npz"))
+    (path,) = tmp_path.glob("[0-9a-f]*.json")
+    with pytest.raises(ConfigError, match="keep_state = True"):
+        Result.load(path).model()
+
+
+def test_a_sweep_goes_on_to_more_rounds(tmp_path):
+    specs = [spec(seed=seed, rounds=4) for seed in range(3)]
+    sweep(specs, tmp_path, dataset=DATA, keep_state=True, progress=lambda line: None)
+    longer = [rounds(each, 6) for each in specs]
+    continued = sweep(longer, tmp_path, dataset=DATA, progress=lambda line: None)
+    whole = sweep(longer, dataset=DATA, progress=lambda line: None)
+    for mine, theirs in zip(continued.results, whole.results, strict=True):
+        assert_same(mine, theirs)
+        assert mine.summary["round_seconds"] > 0
+    lengths = [json.loads(path.read_text())["spec"]["rounds"] for path in tmp_path.glob("*.json")]
+    assert sorted(lengths) == [4, 4, 4, 6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("scaffold", "host"),
+        ("ditto", "device"),
+        slow("fedavg", "device"),
+        slow("fedamp", "device"),
+    ],
+)
+def test_loaded_results_have_their_models(name, where, tmp_path):
+    settings = {"rounds": 2, "participation": 0.4, "local_tests": True, "test_per_client": 6}
+    made = run(spec(name, **settings), tmp_path, placement=Placement(client_state=where))
+    (path,) = tmp_path.glob("[0-9a-f]*.json")
+    loaded = Result.load(path)
+    inside = run(spec(name, **settings))  # with all clients' states at hand
+    assert made.digest() == loaded.digest()
+    for client in (None,) if name in ("fedavg", "scaffold") else range(6):
+        mine, theirs = loaded.model(client), inside.model(client)
+        jax.tree.map(np.testing.assert_array_equal, mine.variables, theirs.variables)
+        assert mine.inputs == theirs.inputs and mine.client == client
