@@ -38,6 +38,7 @@ def run_digest(
     data: str | None = None,
     network: str | None = None,
     partition: str | None = None,
+    initial: str | None = None,
 ) -> str:
     """16 hexadecimal digits that name one result.
 
@@ -48,10 +49,13 @@ def run_digest(
         user's own data in the place of those that the settings name).
       network: likewise the network's.
       partition: likewise that of a partition which is not what the settings make.
+      initial: of the model that the run began with, where that was in a file.
     """
     known = {name: made_in.get(name) for name in IDENTITY}
     parts = [settings, known, data, *([network] if network else [])]
     if partition:
         parts.append({"partition": partition})
+    if initial:
+        parts.append({"initial": initial})
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

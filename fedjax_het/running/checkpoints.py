@@ -36,6 +36,8 @@ CHECKPOINT_SHARE = 0.1  # of the time, at most, is spent on checkpoints
 CHECKPOINT = "checkpoint.npz"
 UNFINISHED = "unfinished"  # of a sweep, the folder of its runs' checkpoints
 
+_SAID = {"initial": "model (init_from)"}  # parts of a run that are named otherwise than passed
+
 log = logging.getLogger("fedjax_het")
 
 Tree = Any
@@ -195,6 +197,7 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
         "dataset": runs.group.dataset.digest(),
         "inputs": Inputs.of(runs.group.dataset)._asdict(),
         **runs.group.program.network_digest,
+        "initial": _initial(runs, i),
         "round": runs.done,
         "work": {work.name: work.done(state) for work in runs.algorithm.host_work},
         "stopped": runs.stopped[i],
@@ -215,14 +218,21 @@ def _require_same_data(path: Path, record: dict, runs: Runs, i: int) -> None:
         "dataset": group.dataset.digest(),
         "partition": runs.federations[i].partition.digest(),
         "network": group.program.network_digest.get("network_digest"),
+        "initial": _initial(runs, i),
     }
-    saved = {**record, "network": record.get("network_digest")}
+    saved = {"initial": None, **record, "network": record.get("network_digest")}
     for name, digest in ours.items():
         if saved[name] != digest:
             raise ConfigError(
                 f"checkpoint = {str(path)!r}: expected this {name}'s, but it is "
-                f"another one's; pass the same {name} or another output_dir"
+                f"another one's; pass the same {_SAID.get(name, name)} or another output_dir"
             )
+
+
+def _initial(runs: Runs, i: int) -> str | None:
+    """The digest of the model that a run began with, if that was in a file."""
+    initial = runs.federations[i].initial
+    return None if initial is None else initial.digest
 
 
 def _carried(runs: Runs, i: int) -> Tree:

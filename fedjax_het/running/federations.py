@@ -23,11 +23,19 @@ from fedjax_het.settings.spec import ResolvedSpec
 FEW_RUNS, FEW_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
 
 
+class Initial(NamedTuple):
+    """A first model that is not drawn, on the host, and what tells it from others."""
+
+    variables: Any
+    digest: str
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """One run made ready on the host.
 
-    `inputs` is what its method asks for besides, see `Algorithm.inputs`: pytrees by name.
+    `inputs` is what its method asks for besides, see `Algorithm.inputs`: pytrees by name; `initial`
+    the model that it begins with, where that is in a file.
     """
 
     spec: ResolvedSpec
@@ -36,6 +44,7 @@ class Federation:
     tuning: Scheduler | None = None  # of all clients, where copies are tuned to be scored
     survey: Scheduler | None = None  # of all clients, where their gradients are measured
     inputs: dict[str, Any] = field(default_factory=dict)
+    initial: Initial | None = None
 
     @property
     def partition(self) -> Partition:
@@ -72,6 +81,7 @@ def federation_of(
     *,
     blocks: int,
     lanes: int,
+    initial: Initial | None = None,
 ) -> Federation:
     """The run of resolved settings, on so many blocks of lanes."""
     on = {"blocks": blocks, "lanes": lanes}
@@ -95,7 +105,7 @@ def federation_of(
     if spec.gradient_gaps:  # one round, which serves whenever gradients are due
         once = ClientUnits(split.partition, 1, spec.batch_size)
         survey = _all_clients(spec, split.partition, once, rounds=1, averaging="weighted", **on)
-    return Federation(spec, split, scheduler, tuning, survey)
+    return Federation(spec, split, scheduler, tuning, survey, initial=initial)
 
 
 def first_rounds(

@@ -117,4 +117,5 @@ def _data(runs: Runs, i: int) -> dict[str, Any]:
         "dataset_note": group.dataset.note,
         **group.program.network_digest,
         **federation.split.own,
+        **({} if federation.initial is None else {"initial_digest": federation.initial.digest}),
     }

@@ -22,6 +22,7 @@ from fedjax_het.running.federations import (
     units_of,
     with_method_inputs,
 )
+from fedjax_het.running.initial import initial_of
 from fedjax_het.running.inputs import Source, group_inputs
 from fedjax_het.running.needs import require_room_for_plan, require_room_for_settings
 from fedjax_het.running.placement import (
@@ -133,6 +134,7 @@ def prepare(
     require_room_for_settings(spec, dataset, signature, placement, devices)
     algorithm = algorithm_of(signature)
     _say_what_lacks(signature)
+    initial = initial_of(spec, signature)
     pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
 
     shares = algorithm.shares_server_data
@@ -154,7 +156,7 @@ def prepare(
         log.info("convolutions: %s", choice.conv_impl)
         signature = signature._replace(conv_impl=choice.conv_impl)
     federations = [
-        federation_of(*each, algorithm, blocks=blocks, lanes=choice.lanes)
+        federation_of(*each, algorithm, blocks=blocks, lanes=choice.lanes, initial=initial)
         for each in zip(resolved, splits, units, strict=True)
     ]
     federations = with_method_inputs(federations, algorithm, dataset, pool)

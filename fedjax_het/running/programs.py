@@ -137,7 +137,7 @@ class Program(NamedTuple):
     task: Task
     plan: Plan
     reader: Reader
-    init: Callable  # (number of client states) -> (hp, key) -> State
+    init: Callable  # (number of client states) -> (hp, key, first model: drawn) -> State
     rounds: Rounds
     chunk: CheckedProgram
     stretch: CheckedProgram  # a part of a round; compiled where rounds are long
@@ -256,7 +256,8 @@ def make_room_for_programs() -> None:
 
 
 def _make_init(algorithm: Algorithm, task: Task, plan: Plan) -> Callable:
-    """-> init(number of client states) -> (hp, key) -> State, of jitted functions."""
+    """-> init(number of client states) -> (hp, key, first model) -> State, of jitted functions; the
+    first model is drawn where none is given."""
 
     def strong(leaf: jax.Array) -> jax.Array:
         # A weakly typed leaf would come back strong, and the next call would compile again.
@@ -272,7 +273,11 @@ def _make_init(algorithm: Algorithm, task: Task, plan: Plan) -> Callable:
     @functools.lru_cache
     def init_of(num_clients: int) -> Callable:
         begin = jax.jit(plan.over_runs(functools.partial(init, num_clients), (RUN, RUN, RUN)))
-        return lambda hp, key: begin(hp, key, draw(key))
+
+        def made(hp: Any, key: jax.Array, variables: Any = None) -> Any:
+            return begin(hp, key, draw(key) if variables is None else variables)
+
+        return made
 
     return init_of
 

@@ -88,6 +88,7 @@ class Result:
             summary.get("own_dataset") or data,
             summary.get("network_digest"),
             summary.get("own_partition"),
+            summary.get("initial_digest"),
         )
 
     def save(self, directory: str | Path) -> Path:

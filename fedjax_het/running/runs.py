@@ -246,7 +246,9 @@ def state_shapes(runs: Runs) -> Any:
 
 def begin_states(runs: Runs) -> None:
     """Make the states before the first round, where they are to be."""
-    given = (runs.kept["hp"], runs.keys(Stream.INIT))
+    given: list[Any] = [runs.kept["hp"], runs.keys(Stream.INIT)]
+    if (initial := runs.federations[0].initial) is not None:  # the same of all, see `static_key`
+        given.append(runs.source.for_places([initial.variables] * len(runs.source.places)))
     state = runs.group.program.init(1 if runs.paged else runs.room.rows)(*given)
     if runs.paged:
         schedulers = [f.scheduler for f in runs.source.places]

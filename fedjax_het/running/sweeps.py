@@ -30,6 +30,7 @@ from fedjax_het.running.advance import finish, start
 from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints, forget
 from fedjax_het.running.claims import Claims, stopped_in_order
 from fedjax_het.running.continuing import Ended, state_path
+from fedjax_het.running.initial import initial_digest
 from fedjax_het.running.ledger import Job
 from fedjax_het.running.needs import NoRoom, require_room_for_programs
 from fedjax_het.running.outcome import results_of
@@ -242,13 +243,14 @@ def names_of(
     """
     made_in, given = made_in or environment(), data_given(specs, dataset)
     digest_of = functools.cache(functools.partial(_network_digest, network, data_dir))
-    names = []
+    names, initial = [], functools.cache(initial_digest)
     for spec in specs:
         options = tuple(sorted(spec.model_options.items()))
         data = given(spec)
         of_network = digest_of(data, spec.dataset, spec.normalisation, options) if network else None
         of_data = None if data is None else own_dataset_digest(spec, data)
-        names.append(run_digest(spec.digest(), made_in, of_data, of_network))
+        begun_with = None if spec.init_from is None else initial(spec.init_from)
+        names.append(run_digest(spec.digest(), made_in, of_data, of_network, initial=begun_with))
     return names, dict(zip(names, specs, strict=True))
 
 

@@ -238,25 +238,34 @@ def signature_with(
     return signature
 
 
-@door
-def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
-    """The model that `TrainedModel.save` wrote.
+class KeptModel(NamedTuple):
+    """What a model's file holds."""
 
-    Args:
-      network: the user's own, as it was given to the run; for models of such networks alone.
-    Raises: FileNotFoundError; DamagedFileError, in one line, for a file that is none or is not as
-      it was written; ConfigError for a network that is missing, or another one.
-    """
-    path = Path(path)
+    spec: RunSpec
+    inputs: Inputs
+    variables: Any
+    client: int | None
+    network_digest: str | None
+    digest: str  # of the variables
+
+
+def read_model(path: Path) -> KeptModel:
+    """The file that `TrainedModel.save` wrote. Raises FileNotFoundError, and DamagedFileError, in
+    one line, for a file that is none or is not as it was written."""
     text = path.read_bytes()
     try:
         content = serialization.msgpack_restore(text)
         if content["sha256"] != hashlib.sha256(content["variables"]).hexdigest():
             raise DamagedFileError("its checksum is another")
-        variables = serialization.msgpack_restore(content["variables"])
         record = json.loads(content["record"])
-        inputs = Inputs.read(record["inputs"])
-        spec = RunSpec.from_dict(record["spec"])
+        return KeptModel(
+            RunSpec.from_dict(record["spec"]),
+            Inputs.read(record["inputs"]),
+            serialization.msgpack_restore(content["variables"]),
+            record["client"],
+            record["network_digest"],
+            content["sha256"],
+        )
     except Exception as error:  # of arbitrary bytes
         what = (
             str(error)
@@ -267,12 +276,24 @@ def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
             f"model = {str(path)!r}: expected a model of this program, but it is damaged ({what})"
         )
         raise DamagedFileError(one_line(said)) from error
-    spec = spec.resolved()
-    signature = signature_with(spec, inputs, network, record["network_digest"])
-    client, task = record["client"], training_of(signature).task
-    if client is not None:
+
+
+@door
+def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
+    """The model that `TrainedModel.save` wrote.
+
+    Args:
+      network: the user's own, as it was given to the run; for models of such networks alone.
+    Raises: FileNotFoundError; DamagedFileError, in one line, for a file that is none or is not as
+      it was written; ConfigError for a network that is missing, or another one.
+    """
+    kept = read_model(Path(path))
+    spec = kept.spec.resolved()
+    signature = signature_with(spec, kept.inputs, network, kept.network_digest)
+    task = training_of(signature).task
+    if kept.client is not None:
         task = task._replace(model=algorithm_of(signature).personal_model or task.model)
-    return TrainedModel(spec, inputs, variables, client, task, record["network_digest"])
+    return TrainedModel(spec, kept.inputs, kept.variables, kept.client, task, kept.network_digest)
 
 
 @door

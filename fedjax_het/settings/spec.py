@@ -23,6 +23,7 @@ _ADDED = (
     "gradient_gaps",
     "network_options",
     "precision",
+    "init_from",
 )
 MOST_ROUNDS = 10**6  # and most epochs of one
 _Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
@@ -117,6 +118,9 @@ class RunSpec:
     """Of networks: float32, true products of float32; tf32; bfloat16, parameters and activations in
     it, with float32 for what is kept and added up (default: the backend's own products of float32
     numbers: of float32 on a CPU, of tf32 on a GPU that has it, of bfloat16 on a TPU)."""
+    init_from: str | None = None
+    """File of the model that the run begins with, as `save_model` writes it (default: weights drawn
+    by the seed)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
