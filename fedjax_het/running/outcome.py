@@ -6,11 +6,15 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
+import jax
+import numpy as np
+
 from fedjax_het.common.arrays import host_values
 from fedjax_het.common.environment import environment
 from fedjax_het.nn.computing import used_precision
 from fedjax_het.running.accounts import traffic_curves
 from fedjax_het.running.federations import holdings_of
+from fedjax_het.running.held_out import held_out_accuracy
 from fedjax_het.running.result import Result, summarise
 from fedjax_het.running.runs import Runs
 from fedjax_het.running.trained import Inputs, trained_model
@@ -45,6 +49,7 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         **({"begun_under": runs.begun_under[i]} if i in runs.begun_under else {}),
     }
     artifacts = {name: host_values(a) for name, a in algorithm.artifacts(state).items()}
+    summary |= _held_out(runs, i, state, artifacts)
     if runs.pager is not None:
         state = state._replace(clients=runs.pager.states[i])
     return Result(
@@ -63,7 +68,35 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
             state,
             federation.hp,
         ),
+        held_out=federation.split.held_out,
     )
+
+
+def _held_out(runs: Runs, i: int, state: Any, artifacts: dict[str, Any]) -> dict[str, Any]:
+    """For the summary, the mean accuracies of clients that took no part, where there are any; each
+    one's go to `artifacts`."""
+    federation, get = runs.federations[i], runs.algorithm.global_model
+    held_out = federation.split.held_out
+    if held_out is None or get is None:
+        return {}
+    program, variables = runs.group.program, jax.tree.map(host_values, get(state))
+    found = held_out_accuracy(
+        program.signature,
+        federation.spec,
+        runs.group.dataset,
+        held_out,
+        variables,
+        federation.hp,
+    )
+    artifacts["held_out_clients"] = held_out.clients
+    artifacts["held_out_accuracy"] = found.received
+    if found.tuned is not None:
+        artifacts["held_out_tuned_accuracy"] = found.tuned
+    return {
+        f"{name}_accuracy": float(np.mean(values))
+        for name, values in (("held_out", found.received), ("held_out_tuned", found.tuned))
+        if values is not None and np.isfinite(values).all()
+    }
 
 
 def _finite(summary: Any) -> Any:

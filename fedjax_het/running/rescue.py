@@ -33,6 +33,8 @@ def save_run(result: Result, folder: Path) -> None:
         result.partition.save(folder / "partition.npz")
     if result.tests is not None:
         result.tests.save(folder / "client_tests.npz")
+    if result.held_out is not None:
+        result.held_out.partition.save(folder / "held_out.npz")
 
 
 class Keeper:

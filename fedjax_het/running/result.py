@@ -31,6 +31,7 @@ from fedjax_het.settings.files import settings_text
 from fedjax_het.settings.spec import ResolvedSpec
 
 if TYPE_CHECKING:
+    from fedjax_het.running.splits import HeldOut
     from fedjax_het.running.trained import TrainedModel
 
 
@@ -46,7 +47,8 @@ class Result:
     `artifacts` holds what a method leaves besides (arrays). `state` is the final federation
     (its `clients` a `HostState` where they are on the host: ask it for `client(k)`),
     `partition` how the data were split, `tests` which test images each client has, if any, and
-    `models` gives trained models, see `model`; none of them is saved here.
+    `models` gives trained models, see `model`, `held_out` are the clients that took no part; none
+    of them is saved here.
     """
 
     spec: ResolvedSpec
@@ -57,6 +59,7 @@ class Result:
     partition: Partition | None = None
     tests: Partition | None = None
     models: Callable[..., Any] | None = field(default=None, repr=False)
+    held_out: "HeldOut | None" = field(default=None, repr=False)
 
     def model(self, client: int | None = None, *, network: Any = None) -> "TrainedModel":
         """The global model after the last round, or that of a client where clients have models of

@@ -23,6 +23,7 @@ from fedjax_het.data import (
     withheld_examples,
 )
 from fedjax_het.data.dataset import checked_dataset
+from fedjax_het.data.held_out import held_out_clients, of_clients
 from fedjax_het.data.normalisation import normalisation_constants
 from fedjax_het.data.server_data import Pool
 from fedjax_het.settings.layers import USER, names_of_partition
@@ -36,7 +37,16 @@ class Split(NamedTuple):
     trained_on: Partition  # and, where the method says so, the server's examples besides
     tests: Partition | None  # of every client, where they are tested on their own
     server: ServerData | None  # its examples, if it has any
+    held_out: "HeldOut | None" = None  # clients that take no part
     own: dict[str, str] = {}  # noqa: RUF012  what is not as the settings name it: see `own_parts`
+
+
+class HeldOut(NamedTuple):
+    """Clients that take no part."""
+
+    partition: Partition  # what they hold
+    tests: Partition  # of each
+    clients: np.ndarray  # who they are, of all that the data were split among
 
 
 def dataset_of(
@@ -113,8 +123,11 @@ def checked_partition(partition: Any, spec: ResolvedSpec, dataset: Dataset) -> P
             f"partition = a {type(partition).__name__}: expected a Partition, as "
             + Partition.MADE_BY
         )
-    fits = f"num_clients={partition.num_clients}, as the partition has so many"
-    require(partition.num_clients == spec.num_clients, "num_clients", spec.num_clients, fits)
+    held_out = spec.held_out_clients or 0
+    besides = f" with the {held_out} that are held out" if held_out else ""
+    fits = f"num_clients={partition.num_clients - held_out}, as the partition has so many{besides}"
+    all_clients = spec.num_clients + held_out
+    require(partition.num_clients == all_clients, "num_clients", spec.num_clients, fits)
     indices, count = partition.indices, len(dataset.train_labels)
     require(len(indices) > 0, "partition", "nothing for anyone", "an example for some client")
     if indices.max() >= count:
@@ -148,27 +161,46 @@ def split_of(
     """
     if own is not None:
         partition = checked_partition(own, spec, dataset)
-    partition = split_clients(spec, dataset) if partition is None else partition
+    everyone = split_clients(spec, dataset) if partition is None else partition
+    taking_part, apart = set_apart(spec, everyone)
+    partition = of_clients(everyone, taking_part) if len(apart) else everyone
     server = server_data_of(spec, dataset, partition, pool)
     trained_on = partition
     if shares_server_data and server is not None:
         trained_on = _shared_with_all(partition, server)
-    tests = None
-    if spec.tests_clients:
-        tests = tests_of(partition, dataset, spec.partition_seed, spec.test_per_client)
-    return Split(partition, trained_on, tests, server, own_parts(spec, dataset, own))
+    tests = held_out = None
+    if spec.tests_clients or len(apart):
+        of_all = tests_of(everyone, dataset, spec.partition_seed, spec.test_per_client)
+        if spec.tests_clients:
+            tests = of_clients(of_all, taking_part) if len(apart) else of_all
+        if len(apart):
+            held_out = HeldOut(of_clients(everyone, apart), of_clients(of_all, apart), apart)
+    parts = own_parts(spec, dataset, own)
+    return Split(partition, trained_on, tests, server, held_out, parts)
+
+
+def set_apart(spec: ResolvedSpec, everyone: Partition) -> tuple[np.ndarray, np.ndarray]:
+    """Of the clients that data are split among, those that take part and those that are held out.
+    Raises ConfigError where too few have data."""
+    ids = np.arange(everyone.num_clients)
+    if spec.held_out_clients is None:
+        return ids, ids[:0]
+    apart = held_out_clients(everyone, spec.held_out_clients, spec.partition_seed)
+    return np.setdiff1d(ids, apart), apart
 
 
 def split_clients(spec: ResolvedSpec, dataset: Dataset) -> Partition:
     """The partition that resolved settings name, of all training examples but those that are
-    withheld for the server. Raises ConfigError if the data do not allow it."""
+    withheld for the server, among all clients, with those that are held out. Raises ConfigError if
+    the data do not allow it."""
     with named_within("server_options", spec.server_options):
         withheld = withheld_examples(
             spec.server_data, dataset, spec.partition_seed, spec.server_options
         )
     rest = np.setdiff1d(np.arange(len(dataset.train_labels)), withheld)
+    num_clients = spec.num_clients + (spec.held_out_clients or 0)
     require(
-        spec.num_clients <= len(rest),
+        num_clients <= len(rest),
         "num_clients",
         spec.num_clients,
         f"at most {len(rest)}, the number of training samples of {dataset.name}"
@@ -180,7 +212,7 @@ def split_clients(spec: ResolvedSpec, dataset: Dataset) -> Partition:
             spec.partition,
             dataset.train_labels[rest],
             dataset.num_classes,
-            num_clients=spec.num_clients,
+            num_clients=num_clients,
             seed=spec.partition_seed,
             domains=None if domains is None else domains[rest],
             domain_names=dataset.domain_names,

@@ -40,6 +40,8 @@ _NUMBERS = (
     "bytes_down",
     "rounds",
     "epsilon",
+    "held_out_accuracy",
+    "held_out_tuned_accuracy",
 )
 _TRUTHS = ("diverged", "x64")
 _POSITIVE = ("alpha", "rounds", "num_clients")

@@ -24,6 +24,7 @@ from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.hardware import tell_of_unused_hardware
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition, load_dataset
+from fedjax_het.data.held_out import of_clients
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
@@ -49,6 +50,7 @@ from fedjax_het.running.splits import (
     own_dataset_digest,
     server_data_of,
     server_pool_of,
+    set_apart,
     split_clients,
 )
 from fedjax_het.running.store import frame, load_result
@@ -300,7 +302,9 @@ def _prepared(
     for job in jobs:
         try:
             partition = split_clients(job.spec, dataset)
-            server_data_of(job.spec, dataset, partition, pool)
+            ids, apart = set_apart(job.spec, partition)
+            taking_part = of_clients(partition, ids) if len(apart) else partition
+            server_data_of(job.spec, dataset, taking_part, pool)
         except ConfigError as error:
             cannot([job], error)
         else:

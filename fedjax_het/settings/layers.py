@@ -64,6 +64,7 @@ def resolve(given: RunSpec) -> RunSpec:
     spec = _with_server_data(given, spec, entry, usual)
     spec = _with_local_tests(given, spec, entry.scored, settings)
     _check(given, spec, entry)
+    _check_held_out(spec, entry)
     spec = _with_options(given, spec, entry, options)
     spec = _with_numbers(given, spec, entry, hp)
     with named_within("options", entry.option_names):
@@ -235,6 +236,17 @@ def _with_local_tests(
         scored=None if unsaid else scored,
         test_per_client=count,
     )
+
+
+def _check_held_out(spec: RunSpec, entry: Entry) -> None:
+    """That there is a model for clients that take no part, and something to tune it by."""
+    held_out, epochs = spec.held_out_clients, spec.held_out_epochs
+    lacks = f"none: {spec.algorithm} has no global model that could be scored on them"
+    require(held_out is None or entry.global_model, "held_out_clients", held_out, lacks)
+    nobody = "nothing, or held_out_clients >= 1"
+    require(epochs is None or held_out is not None, "held_out_epochs", epochs, nobody)
+    condense = f"0: clients of {spec.algorithm} condense their data instead of training"
+    require(not epochs or entry.trains_locally, "held_out_epochs", epochs, condense)
 
 
 def _with_options(given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, Any]) -> RunSpec:

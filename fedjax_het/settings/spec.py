@@ -24,6 +24,8 @@ _ADDED = (
     "network_options",
     "precision",
     "init_from",
+    "held_out_clients",
+    "held_out_epochs",
 )
 MOST_ROUNDS = 10**6  # and most epochs of one
 _Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
@@ -121,6 +123,12 @@ class RunSpec:
     init_from: str | None = None
     """File of the model that the run begins with, as `save_model` writes it (default: weights drawn
     by the seed)."""
+    held_out_clients: Count | None = None
+    """Clients besides, drawn by the partition's seed, that never take part: the final global model
+    is scored on tests like their data, before and after fine-tuning (default: none)."""
+    held_out_epochs: Annotated[int, Bounds(0, MOST_ROUNDS)] | None = None
+    """Epochs of that fine-tuning, over a held-out client's own data (default: the method's own
+    tuning, or 1)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -1,0 +1,136 @@
+"""Clients that never take part, and the final global model on them."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from support.data import user_dataset
+from support.running import assert_same, spec
+from support.slow import slow
+
+from fedjax_het import ConfigError, Result, simulate, sweep
+from fedjax_het.data import partition_from_clients
+from fedjax_het.running.splits import split_clients
+
+DATA = user_dataset()
+SETTINGS = {"rounds": 3, "num_clients": 4, "held_out_clients": 2, "test_per_client": None}
+
+
+def run(spec_, **settings):
+    return simulate(spec_, dataset=DATA, **settings)
+
+
+def own_accuracy(model, made, h):
+    held = made.held_out.tests.client(h)
+    return model.evaluate(DATA.test_images[held], DATA.test_labels[held]).accuracy
+
+
+@pytest.mark.parametrize("name", ["fedavg", slow("dynafed"), slow("scaffold"), slow("per_fedavg")])
+def test_what_was_received_is_the_final_model_on_their_tests(name):
+    made = run(spec(name, **SETTINGS))
+    expected = [own_accuracy(made.model(), made, h) for h in range(2)]
+    np.testing.assert_allclose(made.artifacts["held_out_accuracy"], expected, rtol=1e-6)
+    assert made.summary["held_out_accuracy"] == pytest.approx(np.mean(expected))
+    assert made.artifacts["held_out_tuned_accuracy"].shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["fedavg", slow("fedprox"), slow("fedavg_ft")])
+def test_no_fine_tuning_is_the_global_model(name):
+    made = run(spec(name, **SETTINGS, held_out_epochs=0))
+    received, tuned = (made.artifacts[f"held_out{what}_accuracy"] for what in ("", "_tuned"))
+    np.testing.assert_array_equal(received, tuned)
+
+
+def test_fine_tuning_is_local_training_of_the_final_model(tmp_path):
+    """Whole batches, so that their order does not matter: a federation of that client alone."""
+    settings = {**SETTINGS, "batch_size": 30, "hp": {"local_lr": 0.3}}
+    made = run(spec(**settings, held_out_epochs=4))
+    path = str(made.save_model(tmp_path / "model.msgpack"))
+    for h in range(2):
+        alone = partition_from_clients([made.held_out.partition.client(h)])
+        own = spec(
+            rounds=1,
+            num_clients=1,
+            participation=1.0,
+            batch_size=30,
+            local_epochs=4,
+            init_from=path,
+            hp={"local_lr": 0.3},
+        )
+        tuned = run(own, partition=alone).model()
+        expected = own_accuracy(tuned, made, h)
+        np.testing.assert_allclose(made.artifacts["held_out_tuned_accuracy"][h], expected)
+    tuned = made.artifacts["held_out_tuned_accuracy"]
+    assert not np.array_equal(tuned, made.artifacts["held_out_accuracy"])
+
+
+def test_they_take_no_part():
+    """The federation is that of the other clients' data, passed as a partition."""
+    held = spec(**SETTINGS, partition_seed=5).resolved()
+    made = run(held)
+    everyone = split_clients(held, DATA)
+    apart = made.artifacts["held_out_clients"]
+    rest = [everyone.client(k) for k in range(6) if k not in apart]
+    assert len(rest) == 4
+    for h, k in enumerate(apart):
+        np.testing.assert_array_equal(made.held_out.partition.client(h), everyone.client(k))
+    plain = dataclasses.replace(held, held_out_clients=None)
+    other = run(plain, partition=partition_from_clients(rest))
+    for name, values in other.metrics.items():
+        np.testing.assert_array_equal(made.metrics[name], values, err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, made.model().variables, other.model().variables)
+    others = {int(i) for own in rest for i in own}
+    assert not others & set(made.held_out.partition.indices.tolist())
+
+
+def test_in_a_sweep_and_of_own_partitions_they_are_the_same(tmp_path):
+    specs = [spec(**SETTINGS, seed=seed) for seed in range(3)]
+    swept = sweep(specs, tmp_path, dataset=DATA, progress=lambda line: None).results
+    for each, one in zip(swept, specs, strict=True):
+        alone = run(one)
+        assert_same(each, alone)
+        assert each.summary["held_out_accuracy"] == alone.summary["held_out_accuracy"]
+    everyone = split_clients(specs[0].resolved(), DATA)
+    assert_same(run(specs[0], partition=everyone), swept[0])
+    kept = run(specs[0], output_dir=tmp_path / "one")
+    loaded = Result.load(tmp_path / "one" / f"{kept.digest()}.json")
+    assert loaded.summary["held_out_tuned_accuracy"] == kept.summary["held_out_tuned_accuracy"]
+    assert (tmp_path / "one" / "held_out.npz").exists()
+
+
+def test_their_tests_are_of_no_other_client():
+    made = run(spec(**SETTINGS, local_tests=True))
+    assert made.tests.num_clients == 4 and made.held_out.tests.num_clients == 2
+    assert made.metrics["client_accuracy"].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"held_out_clients": 60}, "num_clients = "),
+        ({"algorithm": "fedamp", "held_out_clients": 2}, "held_out_clients = 2: .*no global model"),
+        ({"held_out_epochs": 2}, "held_out_epochs = 2: expected nothing, or held_out_clients"),
+        (
+            {"algorithm": "feddm", "held_out_clients": 2, "held_out_epochs": 2},
+            "held_out_epochs = 2: expected 0: clients of feddm condense",
+        ),
+        ({"held_out_clients": 0}, "held_out_clients = 0"),
+    ],
+)
+def test_what_cannot_be_is_one_line(settings, expected):
+    with pytest.raises(ConfigError, match=expected) as caught:
+        run(spec(**{"rounds": 2, **settings}))
+    assert "\n" not in str(caught.value)
+
+
+def test_only_clients_with_data_are_held_out():
+    sizes = [10, 0, 10, 0, 0, 0]
+    starts = np.cumsum([0, *sizes])
+    clients = [np.arange(starts[k], starts[k + 1]) for k in range(6)]
+    asked = spec(rounds=1, num_clients=4, held_out_clients=2)
+    with pytest.raises(ConfigError, match="held_out_clients = 2: expected at most 1 of 2"):
+        run(asked, partition=partition_from_clients(clients))
+    one = dataclasses.replace(asked, num_clients=5, held_out_clients=1)
+    made = run(one, partition=partition_from_clients(clients))
+    assert made.artifacts["held_out_clients"][0] in (0, 2)
