@@ -1,4 +1,5 @@
-"""The command line: `fedjax-het run`, `sweep`, `report`, `table`, `list`, `show` and `devices`."""
+"""The command line: `fedjax-het run`, `sweep`, `report`, `export`, `table`, `list`, `show`
+and `devices`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ import tyro
 
 from fedjax_het import __version__
 from fedjax_het.cli.devices import DevicesCommand, devices_command
+from fedjax_het.cli.export import ExportCommand, export_command
 from fedjax_het.cli.listing import ListCommand, ShowCommand, list_command, show_command
 from fedjax_het.cli.own_code import HELP, import_own, without_imports
 from fedjax_het.cli.report import ReportCommand, report_command
@@ -43,6 +45,7 @@ COMMANDS = {
     "run": Command(RunCommand, run_command),
     "sweep": Command(SweepCommand, sweep_command, {"seed": "--seeds", "address": "--ray-address"}),
     "report": Command(ReportCommand, report_command),
+    "export": Command(ExportCommand, export_command),
     "table": Command(TableCommand, table_command),
     "list": Command(ListCommand, list_command),
     "show": Command(ShowCommand, show_command),

@@ -32,6 +32,7 @@ from fedjax_het.settings.spec import ResolvedSpec
 
 if TYPE_CHECKING:
     from fedjax_het.running.splits import HeldOut
+    from fedjax_het.running.synthetic_sets import SyntheticSet
     from fedjax_het.running.trained import TrainedModel
 
 
@@ -79,6 +80,18 @@ class Result:
     ) -> Path:
         """Write that model to a file that `load_model` reads; see `TrainedModel.save`."""
         return self.model(client, network=network).save(path)
+
+    def synthetic_set(self, *, network: Any = None) -> "SyntheticSet":
+        """The images that the method has made, in the data's own scale, with their labels. Raises
+        ConfigError for methods that make none, and where `model` does."""
+        from fedjax_het.running.synthetic_sets import synthetic_set
+
+        inputs = self.model(network=network).inputs
+        return synthetic_set(self.artifacts, inputs, self.spec.algorithm)
+
+    def save_synthetic(self, path: str | Path, *, network: Any = None) -> Path:
+        """Write that set to a plain .npz, which other code can train on; see `SyntheticSet`."""
+        return self.synthetic_set(network=network).save(path)
 
     def digest(self) -> str:
         """The name of its files: settings, package version, device and precision, hashed; and what

@@ -1,0 +1,82 @@
+"""Synthetic images as files that other code can train on."""
+
+import numpy as np
+import pytest
+from support.data import user_dataset
+from support.running import run, spec
+from support.slow import slow
+
+from fedjax_het import ConfigError, Result, simulate
+from fedjax_het.cli import main
+
+DATA = user_dataset()
+
+
+@pytest.mark.parametrize("name", ["dynafed", "feddm", slow("fedaf")])
+def test_the_file_says_what_the_method_has_made(name, tmp_path):
+    made = run(spec(name, rounds=5))
+    with np.load(made.save_synthetic(tmp_path / "set.npz"), allow_pickle=False) as data:
+        read = dict(data)
+    images, count = read["images"], len(read["images"])
+    assert images.dtype == np.float32 and images.shape[1:] == DATA.input_shape and count > 0
+    seen = (images - read["mean"]) / read["std"]
+    if name == "dynafed":
+        kept = made.artifacts["synthetic_images"]
+        logits = made.artifacts["synthetic_label_logits"]
+        np.testing.assert_allclose(
+            np.log(read["soft_labels"]) - np.log(read["soft_labels"])[:, :1],
+            logits - logits[:, :1],
+            atol=1e-4,
+        )
+        assert (read["clients"] == -1).all() and read["step_size"] > 0
+    else:
+        kept = made.artifacts["condensed_images"].astype(np.float32)
+        each = kept.shape[1]
+        kept = kept.reshape(-1, *DATA.input_shape)
+        np.testing.assert_array_equal(read["labels"][::each], made.artifacts["condensed_classes"])
+        np.testing.assert_array_equal(read["clients"][::each], made.artifacts["condensed_clients"])
+        for client, label in zip(read["clients"], read["labels"], strict=True):
+            held = made.partition.client(client)
+            assert label in DATA.train_labels[held]  # who condenses a class has some of it
+        assert np.isnan(read["step_size"])
+    np.testing.assert_allclose(seen, kept, atol=1e-5)
+    np.testing.assert_allclose(read["soft_labels"].sum(1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(read["soft_labels"].argmax(1), read["labels"])
+    assert tuple(read["class_names"]) == DATA.class_names
+
+
+def test_the_command_exports_from_a_folder(tmp_path, capsys):
+    made = simulate(spec("feddm", rounds=3), dataset=DATA, output_dir=tmp_path / "out")
+    result = str(tmp_path / "out" / f"{made.digest()}.json")
+    model, synthetic = tmp_path / "model.msgpack", tmp_path / "deep" / "set.npz"
+    assert main(["export", result, "--model", str(model), "--synthetic", str(synthetic)]) == 0
+    assert str(model) in capsys.readouterr().out
+    assert model.exists()
+    with np.load(synthetic) as data:
+        np.testing.assert_array_equal(data["images"], made.synthetic_set().images)
+
+
+def test_what_cannot_be_exported_is_one_line(tmp_path, capsys):
+    made = simulate(spec(rounds=2), dataset=DATA, output_dir=tmp_path)
+    with pytest.raises(ConfigError, match="algorithm = 'fedavg': expected a method that makes"):
+        made.synthetic_set()
+    result = str(tmp_path / f"{made.digest()}.json")
+    assert Result.load(result).model() is not None
+    cases = {
+        (result,): "--model = None: expected a path",
+        (
+            result,
+            "--client",
+            "2",
+            "--synthetic",
+            "s",
+        ): "--client = 2: expected --model PATH beside it",
+        (result, "--model", "m", "--client", "2"): "--client = 2: expected None",
+        (result, "--synthetic", "s.npz"): "a method that makes images",
+        (str(tmp_path / "none.json"), "--model", "m"): "the JSON file of a result",
+        (result, "--model", str(tmp_path)): "expected a file that can be written",
+    }
+    for words, expected in cases.items():
+        assert main(["export", *words]) == 2, words
+        error = capsys.readouterr().err
+        assert expected in error and error.count("\n") == 1, error
