@@ -10,8 +10,9 @@ from support.data import user_dataset
 from support.running import assert_same, spec
 from support.slow import slow
 
-from fedjax_het import ConfigError, Placement, Result, simulate, sweep
+from fedjax_het import ConfigError, Placement, Result, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
+from fedjax_het.cli import main
 from fedjax_het.running import checkpoints
 
 DATA = user_dataset()
@@ -138,3 +139,14 @@ def test_loaded_results_have_their_models(name, where, tmp_path):
         mine, theirs = loaded.model(client), inside.model(client)
         jax.tree.map(np.testing.assert_array_equal, mine.variables, theirs.variables)
         assert mine.inputs == theirs.inputs and mine.client == client
+
+
+def test_the_same_command_with_more_rounds(tmp_path, capsys):
+    words = ["run", "--dataset", "digits", "--model", "mlp", "--num-clients", "4", "--quiet"]
+    words += ["--output-dir", str(tmp_path)]
+    assert main([*words, "--rounds", "2"]) == 0
+    assert main([*words, "--rounds", "4", "--resume"]) == 0
+    continued = json.loads(capsys.readouterr().out.splitlines()[-1])
+    whole = simulate(RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=4))
+    assert continued["final_accuracy"] == whole.summary["final_accuracy"]
+    assert len(list(tmp_path.glob("*.state.npz"))) == 2
