@@ -26,7 +26,7 @@ from experiments.dynafed import settings
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.pictures import plain_axes, write_figure
 from fedjax_het.common.records import Count, Whole
 from fedjax_het.condensation import SyntheticData, fine_tune
 from fedjax_het.data import Dataset, load_dataset
@@ -34,7 +34,7 @@ from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.programs import record_program
-from fedjax_het.report.style import add_legend, plain_axes
+from fedjax_het.report.style import add_legend
 from fedjax_het.report.write import write_text
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.result import Result

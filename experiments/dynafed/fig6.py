@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 
 from experiments.dynafed.settings import EXPERIMENT, PRESETS
 from fedjax_het import RunSpec, simulate
-from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.pictures import plain_axes, write_figure
 from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.data import Dataset, load_dataset
@@ -33,7 +33,7 @@ from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.style import add_legend, make_panels, plain_axes
+from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import write_text
 from fedjax_het.running.result import Result
 

@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 
 from experiments.dynafed.settings import CONTROLS, EXPERIMENT, QUICK
+from fedjax_het.common.pictures import plain_axes
 from fedjax_het.measures.theory import gradient_error
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import Section, TextTable, number_text
-from fedjax_het.report.style import add_legend, make_panels, plain_axes
+from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import publish
 from fedjax_het.running.result import Result
 

@@ -19,10 +19,11 @@ import numpy as np
 import pandas as pd
 
 from experiments.fedamp.table3 import TABLE3
+from fedjax_het.common.pictures import plain_axes
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.paper_table.declaration import parse_row_of_any
 from fedjax_het.report.render import Section, TextTable, number_text
-from fedjax_het.report.style import add_legend, make_panels, plain_axes
+from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import publish
 
 ROUNDS = (4, 16, 64, 256)

@@ -19,12 +19,12 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, with_rows
-from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.pictures import plain_axes, write_figure
 from fedjax_het.data import load_dataset
 from fedjax_het.measures.theory import ProgressTerms, progress_terms
 from fedjax_het.report import plot_gradient_gaps
 from fedjax_het.report.paper_table import Outcome, program, write_drawing
-from fedjax_het.report.style import add_legend, make_panels, plain_axes
+from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.running.result import Result
 from fedjax_het.running.splits import split_clients
 

@@ -9,6 +9,7 @@ from fedjax_het.common.errors import require
 from fedjax_het.common.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -28,3 +29,9 @@ def write_figure(path: str | os.PathLike, figure: "Figure", *, dpi: int = 150) -
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from", category=UserWarning)
         write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=dpi))
     return path
+
+
+def plain_axes(panel: "Axes") -> None:
+    """A light grid, and no frame where there is no axis."""
+    panel.grid(alpha=0.25, linewidth=0.6)
+    panel.spines[["top", "right"]].set_visible(False)

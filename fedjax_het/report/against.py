@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import SHOWN, require, require_name
+from fedjax_het.common.pictures import plain_axes
 from fedjax_het.common.text import figure_text
 from fedjax_het.report.grouping import (
     Line,
@@ -28,7 +29,6 @@ from fedjax_het.report.style import (
     is_lowest,
     line_styles,
     make_panels,
-    plain_axes,
     within_percent,
 )
 from fedjax_het.running.store import newest

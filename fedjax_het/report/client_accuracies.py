@@ -7,13 +7,13 @@ import numpy as np
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, require_name
+from fedjax_het.common.pictures import plain_axes
 from fedjax_het.measures.personal import wilcoxon
 from fedjax_het.report.style import (
     empty_panel,
     is_leftmost,
     make_panels,
     method_colours,
-    plain_axes,
 )
 
 if TYPE_CHECKING:

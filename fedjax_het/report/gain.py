@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.errors import require
+from fedjax_het.common.pictures import plain_axes
 from fedjax_het.report.cell import parse_row
-from fedjax_het.report.style import add_legend, empty_panel, is_leftmost, make_panels, plain_axes
+from fedjax_het.report.style import add_legend, empty_panel, is_leftmost, make_panels
 
 if TYPE_CHECKING:
     import pandas as pd

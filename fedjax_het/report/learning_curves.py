@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import ConfigError, require_name
+from fedjax_het.common.pictures import plain_axes
 from fedjax_het.common.records import Count
 from fedjax_het.common.text import DIVERGED, figure_text
 from fedjax_het.report.grouping import (
@@ -25,7 +26,6 @@ from fedjax_het.report.style import (
     is_lowest,
     line_styles,
     make_panels,
-    plain_axes,
     whole_ticks,
     within_percent,
 )

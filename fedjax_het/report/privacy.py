@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from fedjax_het.common.pictures import plain_axes
 from fedjax_het.report.grouping import diverged
 from fedjax_het.report.measures import measure_label, values_of
 from fedjax_het.report.style import (
@@ -10,7 +11,6 @@ from fedjax_het.report.style import (
     is_leftmost,
     make_panels,
     method_colours,
-    plain_axes,
 )
 
 if TYPE_CHECKING:

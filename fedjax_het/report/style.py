@@ -116,12 +116,6 @@ def whole_ticks(panel: "Axes") -> None:
     locator.set_params(integer=True)
 
 
-def plain_axes(panel: "Axes") -> None:
-    """A light grid, and no frame where there is no axis."""
-    panel.grid(alpha=0.25, linewidth=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
 def band_opacity(lines: int) -> float:
     """Fainter where many bands overlap."""
     return 0.18 if lines <= 6 else 0.08

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import numpy as np
 
@@ -27,16 +27,27 @@ from fedjax_het.running.stored import (
     plain,
     to_text,
 )
+from fedjax_het.running.views import (
+    as_html,
+    described,
+    plotted,
+    rounds_dataset,
+    rounds_frame,
+)
 from fedjax_het.settings.files import settings_text
 from fedjax_het.settings.spec import ResolvedSpec
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from matplotlib.axes import Axes
+
     from fedjax_het.running.splits import HeldOut
     from fedjax_het.running.synthetic_sets import SyntheticSet
     from fedjax_het.running.trained import TrainedModel
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """A finished run.
 
@@ -61,6 +72,76 @@ class Result:
     tests: Partition | None = None
     models: Callable[..., Any] | None = field(default=None, repr=False)
     held_out: "HeldOut | None" = field(default=None, repr=False)
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """Share, mean of the last five rounds; None where the run diverged, or has no global
+        model."""
+        return self.summary.get("final_accuracy")
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """Share, of the best round; None of a method without a global model."""
+        return self.summary.get("best_accuracy")
+
+    @property
+    def client_accuracy(self) -> float | None:
+        """Share, the best mean over clients' own tests; None where clients have none."""
+        return self.summary.get("bmta")
+
+    @property
+    def diverged(self) -> bool:
+        """Whether losses, update or state were not finite."""
+        return bool(self.summary["diverged"])
+
+    @property
+    def rounds(self) -> int:
+        """That took place."""
+        return int(self.summary["rounds"])
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock, compilation included; of runs made together, its share."""
+        return float(self.summary["wall_seconds"])
+
+    @property
+    def bytes_up(self) -> float:
+        """Sent by all clients in all rounds."""
+        return float(self.summary["bytes_up"])
+
+    @property
+    def bytes_down(self) -> float:
+        """Sent to them."""
+        return float(self.summary["bytes_down"])
+
+    def __repr__(self) -> str:
+        return described(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def plot(
+        self,
+        metric: str | None = None,
+        *,
+        x: Literal["round", "bytes"] = "round",
+        axes: "Axes | None" = None,
+    ) -> "Axes":
+        """Draw a curve, into `axes` or a new figure, and return them.
+
+        metric: one of `metrics` that has a value by round (default: the accuracy). x: what it is
+        drawn against, rounds or the bytes moved until then. Raises ConfigError for other names.
+        """
+        return plotted(self, metric, x=x, axes=axes)
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row per round, from 1, a column per metric that has a value by round."""
+        return rounds_frame(self)
+
+    def to_xarray(self) -> "xr.Dataset":
+        """All metrics with named dimensions: round, client. Needs the extra `xarray`; ConfigError
+        without it."""
+        return rounds_dataset(self)
 
     def model(self, client: int | None = None, *, network: Any = None) -> "TrainedModel":
         """The global model after the last round, or that of a client where clients have models of

@@ -54,13 +54,16 @@ from fedjax_het.running.splits import (
     split_clients,
 )
 from fedjax_het.running.store import frame, load_result
+from fedjax_het.running.views import outcome_of, runs_dataset, setting_of
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
 log = logging.getLogger("fedjax_het")
 
+_SHOWN = 10  # runs of a sweep that is printed
 _UNUSABLE = (ConfigError, FileNotFoundError, ImportError)
 
 
@@ -88,6 +91,33 @@ class SweepResult(NamedTuple):
     def frame(self) -> "pd.DataFrame":
         """The results as `load_results` gives them."""
         return frame(result for result in self.results if result is not None)
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Their metrics, with the dimension run, see `Result.to_xarray`: settings that differ are
+        coordinates of it."""
+        return runs_dataset([result for result in self.results if result is not None])
+
+    def __repr__(self) -> str:
+        made = [result for result in self.results if result is not None]
+        lines = [f"SweepResult({len(made)} of {len(self.results)} runs"]
+        lines += [f"  {setting_of(each.spec)}: {outcome_of(each)}" for each in made[:_SHOWN]]
+        if len(made) > _SHOWN:
+            lines.append(f"  and {len(made) - _SHOWN} more")
+        lines += [f"  not run: {reason}" for reason in dict.fromkeys(self.not_run.values())]
+        return "\n".join(lines) + ")"
+
+    def _repr_html_(self) -> str:
+        columns = (
+            "algorithm",
+            "dataset",
+            "alpha",
+            "seed",
+            "final_accuracy",
+            "bmta",
+            "wall_seconds",
+        )
+        table = self.frame()
+        return table[[name for name in columns if name in table]].to_html(max_rows=_SHOWN)
 
 
 @door

@@ -1,0 +1,132 @@
+"""Results in a few words, as HTML, as pictures, and as tables with labels."""
+
+import dataclasses
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from support.data import user_dataset
+from support.running import run, spec
+
+from fedjax_het import ConfigError, Result, sweep
+from fedjax_het.running import views
+
+DATA = user_dataset()
+
+
+@pytest.fixture(scope="module")
+def made():
+    return run(spec(rounds=6, local_tests=True, test_per_client=6))
+
+
+class Cells(HTMLParser):
+    """The text of a table, and the elements of it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += f"{data}\n"
+
+
+def test_a_result_says_what_it_is_in_two_lines(made):
+    text = repr(made)
+    assert text.count("\n") == 1 and "array" not in text and len(text) < 300
+    assert "fedavg on user" in text and "6 clients" in text and "seed 0" in text
+    assert f"{100 * made.final_accuracy:.2f} %" in text
+    assert repr([made]) == f"[{text}]"
+
+
+def test_its_properties_are_those_of_the_summary(made):
+    accuracy = made.metrics["test_accuracy"]
+    assert made.final_accuracy == pytest.approx(accuracy[-5:].mean())
+    assert made.best_accuracy == accuracy.max()
+    assert made.client_accuracy == pytest.approx(made.metrics["mean_client_accuracy"].max())
+    assert (made.rounds, made.diverged) == (6, False) and made.seconds > 0
+    assert made.bytes_up == made.metrics["bytes_up"].sum() > 0
+    assert made.bytes_down == made.metrics["bytes_down"].sum() > 0
+
+
+def test_html_has_the_curve_and_no_markup_of_strangers(made):
+    page = Cells(made._repr_html_())
+    assert "fedavg on user" in page.text and made.spec.partition in page.text
+    (line,) = (attributes for tag, attributes in page.tags if tag == "polyline")
+    points = np.array([point.split(",") for point in line["points"].split()], float)
+    assert len(points) == 6 and (np.diff(points[:, 0]) > 0).all()
+    accuracy = made.metrics["test_accuracy"]
+    assert points[:, 1].argmin() == accuracy.argmax()  # down is up in pictures
+    bad = dataclasses.replace(made.spec, dataset="<script>alert(1)</script>")
+    stranger = Result(bad, made.metrics, {**made.summary}, {"<b>x": np.zeros(1)})
+    assert {"script", "b"}.isdisjoint(tag for tag, _ in Cells(stranger._repr_html_()).tags)
+
+
+def test_a_plot_is_of_the_curve(made):
+    import matplotlib.pyplot as plt
+
+    axes = made.plot()
+    (line,) = axes.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), 100 * made.metrics["test_accuracy"])
+    np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 7))
+    assert axes.get_xlabel() == "Round" and "%" in axes.get_ylabel()
+    assert made.plot("train_loss", x="bytes", axes=axes) is axes
+    moved = axes.get_lines()[1].get_xdata()
+    assert moved[-1] == made.bytes_up + made.bytes_down and (np.diff(moved) > 0).all()
+    with pytest.raises(ConfigError, match="did you mean 'test_loss'"):
+        made.plot("tst_loss")
+    with pytest.raises(ConfigError, match="x = 'time' is unknown"):
+        made.plot(x="time")
+    plt.close("all")
+
+
+def test_a_frame_has_a_row_a_round(made):
+    frame = made.to_pandas()
+    assert frame.index.name == "round" and list(frame.index) == list(range(1, 7))
+    np.testing.assert_array_equal(frame["test_loss"], made.metrics["test_loss"])
+    assert "client_accuracy" not in frame and "mean_client_accuracy" in frame
+
+
+def test_an_xarray_has_names(made):
+    named = made.to_xarray()
+    assert named.sizes["round"] == 6 and named.sizes["client"] == 6
+    assert named["client_accuracy"].dims == ("round", "client")
+    np.testing.assert_array_equal(
+        named["client_accuracy"].sel(round=3), made.metrics["client_accuracy"][2]
+    )
+    assert json.loads(named.attrs["settings"])["algorithm"] == "fedavg"
+    assert json.loads(named.attrs["summary"])["final_accuracy"] == made.final_accuracy
+
+
+def test_without_xarray_the_extra_is_named(made, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "xarray", None)
+    with pytest.raises(ConfigError, match=r"pip install .*\[xarray\]"):
+        made.to_xarray()
+
+
+def test_a_sweep_is_one_set_of_runs():
+    specs = [spec(rounds=r, seed=seed) for r, seed in ((4, 0), (4, 1), (6, 0))]
+    swept = sweep(specs, dataset=DATA, progress=lambda line: None)
+    named = swept.to_xarray()
+    assert dict(named.sizes)["run"] == 3 and named.sizes["round"] == 6
+    assert list(named["seed"].values) == [0, 1, 0] and list(named["rounds"].values) == [4, 4, 6]
+    assert list(named["run"].values) == [each.digest() for each in swept.results]
+    losses = named["test_loss"].values
+    for values, each in zip(losses, swept.results, strict=True):
+        own = each.metrics["test_loss"]
+        np.testing.assert_array_equal(values[: len(own)], own)
+        assert np.isnan(values[len(own) :]).all()
+    text = repr(swept)
+    assert text.startswith("SweepResult(3 of 3 runs") and text.count("\n") == 3
+    assert "fedavg" in Cells(swept._repr_html_()).text
+    with pytest.raises(ConfigError, match="results = 'none'"):
+        views.runs_dataset([])
+
+
+def test_a_diverged_run_says_so(made):
+    gone = Result(made.spec, made.metrics, {**made.summary, "diverged": True, "rounds": 4})
+    assert "diverged in round 4" in repr(gone) and gone.diverged
