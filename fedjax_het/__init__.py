@@ -38,6 +38,7 @@ _PUBLIC = {
     "register_dataset": "fedjax_het.data",
     "register_partition": "fedjax_het.data",
     "register_server_source": "fedjax_het.data",
+    "register_measure": "fedjax_het.engine.measured",
     "show_environment": "fedjax_het.common.hardware",
 }
 __all__ = ["__version__", *_PUBLIC]

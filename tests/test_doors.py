@@ -118,6 +118,7 @@ def good_calls(folder) -> dict[str, dict]:
         "load_image_folder": {"path": folder},
         "load_dataset": {"name": "digits", "cache_dir": folder},
         "register_dataset": {"name": "mine", "load": lambda: DATA},
+        "register_measure": {"name": "mine", "sums": len, "finish": len},
         "register_server_source": {"name": "mine", "draw": lambda dataset: [0]},
         "check_server_options": {"source": "iid"},
         "server_pool": {"source": "iid", "dataset": DATA},

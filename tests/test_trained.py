@@ -98,7 +98,7 @@ def test_a_confusion_matrix_counts_classes_by_predictions():
         counts = np.bincount(of_class, minlength=DATA.num_classes)
         np.testing.assert_array_equal(found.confusion[label], counts)
         expected = counts[label] / counts.sum() if counts.sum() else np.nan
-        np.testing.assert_equal(found.class_accuracy[label], expected)
+        np.testing.assert_allclose(found.class_accuracy[label], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("cut", [0, 10, -1, "flip"])

@@ -130,3 +130,27 @@ def test_a_sweep_is_one_set_of_runs():
 def test_a_diverged_run_says_so(made):
     gone = Result(made.spec, made.metrics, {**made.summary, "diverged": True, "rounds": 4})
     assert "diverged in round 4" in repr(gone) and gone.diverged
+
+
+def test_costs_are_added_up_to_the_round_that_reaches_an_accuracy(made):
+    curve = made.metrics["test_accuracy"]
+    target = float(np.sort(curve)[3])
+    reached = next(r for r in range(6) if curve[r] >= target)
+    costs = made.costs_to(target)
+    assert costs.rounds == reached + 1
+    assert costs.bytes_up == sum(made.metrics["bytes_up"][: reached + 1])
+    assert costs.client_samples == sum(made.metrics["client_samples"][: reached + 1])
+    kernels = {
+        name: layer["kernel"].size for name, layer in made.model().variables["params"].items()
+    }
+    products = 3 * sum(kernels.values()) - kernels["hidden1"]  # of an MLP, one for each weight
+    assert costs.flops == costs.client_samples * 2 * products
+    assert 0 < costs.seconds <= made.seconds
+    assert made.costs_to(1.0) is None or curve.max() == 1
+    with pytest.raises(ConfigError, match="accuracy = 80"):
+        made.costs_to(80)
+
+
+def test_costs_without_a_global_model_are_of_clients():
+    own = run(spec("fedamp", rounds=3, local_tests=True, test_per_client=6))
+    assert own.costs_to(0.0).rounds == 1

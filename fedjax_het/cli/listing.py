@@ -12,7 +12,8 @@ from fedjax_het.common.signatures import REQUIRED
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Name the methods, data sets, partitions, networks and sources of the server's examples."""
+    """Name the methods, data sets, partitions, networks, sources of the server's examples, and
+    measures."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def show_command(command: ShowCommand) -> int:
 def _groups() -> dict[str, Any]:
     from fedjax_het.algorithms import METHODS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
+    from fedjax_het.engine.measured import MEASURES
     from fedjax_het.nn import NETWORKS
 
     return {
@@ -64,6 +66,7 @@ def _groups() -> dict[str, Any]:
         "partitions": PARTITIONS,
         "networks": NETWORKS,
         "server's examples": SERVER_SOURCES,
+        "measures": MEASURES,
     }
 
 

@@ -1,17 +1,20 @@
 """Accuracy and loss of a model on a set of labelled images, and of clients' models on their own
 tests, on the device."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 from fedjax_het.common.arrays import AnyArray, row_of
 from fedjax_het.data import Partition
 from fedjax_het.engine.lanes import Examples
+from fedjax_het.engine.measured import Measure, added, finished
 from fedjax_het.engine.memory import whole_bytes
 from fedjax_het.engine.plan import BLOCK, Plan
 from fedjax_het.engine.task import Task
@@ -37,12 +40,14 @@ class Evaluation(NamedTuple):
     accuracy: jax.Array  # []
     loss: jax.Array  # [] mean cross-entropy in nats
     domain_accuracy: jax.Array | None  # [G] of each domain's images; None without domains
+    measured: dict[str, jax.Array]  # what `measures` find, by name
 
     @classmethod
-    def missing(cls, num_domains: int) -> "Evaluation":
-        """NaN everywhere: nothing was measured."""
+    def missing(cls, num_domains: int, shapes: Mapping[str, tuple[int, ...]]) -> "Evaluation":
+        """NaN everywhere: nothing was measured. shapes: of what `measures` find."""
         nan = jnp.float32(jnp.nan)
-        return cls(nan, nan, jnp.full(num_domains, nan) if num_domains else None)
+        measured = {name: jnp.full(shape, nan) for name, shape in shapes.items()}
+        return cls(nan, nan, jnp.full(num_domains, nan) if num_domains else None, measured)
 
 
 class ClientEvaluation(NamedTuple):
@@ -101,8 +106,10 @@ def evaluate(
     num_batches: jax.Array | int | None = None,
     *,
     num_domains: int = 0,
+    measures: tuple[Measure, ...] = (),
 ) -> Evaluation:
-    """Accuracy and loss on the first `num_batches` in each block, and accuracy per domain.
+    """Accuracy and loss on the first `num_batches` in each block, accuracy per domain, and what
+    else is to be measured: `measures` of examples.
 
     `num_domains` is that of the data set, and static. A domain of which those batches have no image
     gets NaN, and so does what a logit that is not finite is part of.
@@ -128,18 +135,48 @@ def evaluate(
                     known.sum(dtype=jnp.float32),
                 ]
             )
-            if domains is None:
+            if domains is None and not measures:
                 return sums + counts
-            member = row_of(domains, i)[:, None] == jnp.arange(num_domains)
-            by_domain = [jnp.where(member, n[:, None], 0).sum(0) for n in (right, known)]
-            return sums + jnp.concatenate([counts, *by_domain])
+            parts = [counts]
+            if domains is not None:
+                member = row_of(domains, i)[:, None] == jnp.arange(num_domains)
+                parts += [jnp.where(member, n[:, None], 0).sum(0) for n in (right, known)]
+            if measures:
+                parts.append(ravel_pytree(_added(measures, logits, target))[0])
+            return sums + jnp.concatenate(parts)
 
-        return jax.lax.fori_loop(0, num_batches, add, jnp.zeros(3 + 2 * num_domains))
+        return jax.lax.fori_loop(0, num_batches, add, jnp.zeros(counted + size))
 
+    counted = 3 + 2 * num_domains
+    size, split = _unravelled(measures, task.model.num_classes)
     sums = plan.sum_over_blocks(block, (variables, num_batches), data)
-    right, members = sums[3 : 3 + num_domains], sums[3 + num_domains :]
+    right, members = sums[3 : 3 + num_domains], sums[3 + num_domains : counted]
     domain_accuracy = right / members if num_domains else None
-    return Evaluation(sums[0] / sums[2], sums[1] / sums[2], domain_accuracy)
+    measured: dict[str, jax.Array] = {}
+    if measures:
+        for measure, own in zip(measures, split(sums[counted:]), strict=True):
+            measured |= finished(measure, own)
+    return Evaluation(sums[0] / sums[2], sums[1] / sums[2], domain_accuracy, measured)
+
+
+def _added(measures: tuple[Measure, ...], logits: jax.Array, target: jax.Array) -> Any:
+    known = (target >= 0).astype(jnp.float32)
+    return added(measures, logits.astype(jnp.float32), jnp.maximum(target, 0), known)
+
+
+def _unravelled(
+    measures: tuple[Measure, ...], num_classes: int
+) -> tuple[int, Callable[[jax.Array], Any]]:
+    """(how many sums `measures` keep, what makes of them as one row those of each measure)."""
+    if not measures:
+        return 0, lambda row: ()
+    shapes = jax.eval_shape(
+        functools.partial(_added, measures),
+        jax.ShapeDtypeStruct((2, num_classes), jnp.float32),
+        jax.ShapeDtypeStruct((2,), jnp.int32),
+    )
+    row, split = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, np.float32), shapes))
+    return row.size, split
 
 
 class ClientTests(NamedTuple):

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_het.common.arrays import AnyArray, row_of, with_row
 from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, checked_client
+from fedjax_het.engine.drift import watched
 from fedjax_het.engine.packing import from_words, to_words
 from fedjax_het.engine.plan import AXIS, Plan
 from fedjax_het.engine.schedule import RoundSchedule
@@ -92,7 +93,8 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    block: Callable[..., tuple] = partial(_block, checked_client(method), plan, name)
+    method, read = watched(checked_client(method))
+    block: Callable[..., tuple] = partial(_block, method, plan, name)
     shared = (hp, broadcast, states, key, cohort.examples, schedule.longest)
     of_the_round = (
         "round",
@@ -150,6 +152,7 @@ def train_cohort(
         outputs = _models(schedule, *outputs)
     upload, loss, count, trained, unsound = sums
     loss = jnp.where(unsound > 0, jnp.nan, loss / jnp.maximum(count, 1))
+    upload = read(upload)
     return CohortResult(upload, trained.astype(jnp.int32), states, outputs, loss)
 
 

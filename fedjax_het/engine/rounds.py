@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.common.arrays import row_of, with_row
+from fedjax_het.engine.drift import nothing_sent, watching
 from fedjax_het.engine.evaluation import (
     ClientEvaluation,
     ClientTests,
@@ -20,6 +21,7 @@ from fedjax_het.engine.evaluation import (
 from fedjax_het.engine.gradient_gaps import GAPS, Survey, gradient_gaps
 from fedjax_het.engine.lanes import Cohort, Examples, client_row, for_each_client, train_cohort
 from fedjax_het.engine.local import Broadcast
+from fedjax_het.engine.measured import Measure, shapes_of
 from fedjax_het.engine.plan import BLOCK, DEVICE, RUN, SHARED, Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.schedule import RoundSchedule
@@ -84,6 +86,7 @@ class RoundMetrics(NamedTuple):
     domain_accuracy: jax.Array | None  # [R, G]; None for a data set without domains
     client_accuracy: jax.Array | None  # [R, K]; None where clients have no tests of their own
     records: dict[str, jax.Array]  # [R, ...] what else the method records
+    measured: dict[str, jax.Array]  # [R, ...] what the run's `measures` find
     sound: jax.Array  # 1 where the round's losses, update and state are finite, else 0
 
 
@@ -94,6 +97,23 @@ class Measuring(NamedTuple):
     num_domains: int = 0  # the data set's
     tests_clients: bool = False
     survey_every: int = 0  # rounds between surveys of all clients' data; 0: never
+    measures: tuple[Measure, ...] = ()
+    num_classes: int = 0  # the data set's, where there are measures
+
+    @property
+    def of_examples(self) -> tuple[Measure, ...]:
+        """Of the global model's outputs."""
+        return tuple(measure for measure in self.measures if measure.sums is not None)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what these find in an evaluation, by name."""
+        return shapes_of(self.of_examples, self.num_classes)
+
+    @property
+    def of_uploads(self) -> tuple[str, ...]:
+        """What is found of what clients send, by name; numbers."""
+        return tuple(name for measure in self.measures for name in measure.of_uploads)
 
     def nothing(self, algorithm, rounds: int) -> RoundMetrics:
         """NaN for every round."""
@@ -114,6 +134,10 @@ class Measuring(NamedTuple):
             domain_accuracy=nan(self.num_domains) if by_domain else None,
             client_accuracy=nan(self.num_clients) if self.tests_clients else None,
             records={name: nan(*shape) for name, shape in records.items()},
+            measured={
+                **{name: nan(*shape) for name, shape in self.shapes.items()},
+                **{name: nan() for name in self.of_uploads},
+            },
             sound=nan(),
         )
 
@@ -227,7 +251,7 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics,
         segments = plan.once_known(signal, schedule.num_segments)
         schedule = schedule._replace(num_segments=segments)
     cohort = Cohort(schedule, inputs.examples, inputs.server, inputs.inputs)
-    state, info = algorithm.round(inputs.hp, state, key, cohort)
+    state, info, drift = _worked(rounds, inputs.hp, state, key, cohort)
 
     # What is counted is in both branches, where it does not mix with what made the state: fused
     # with it, it could change the order of sums.
@@ -241,7 +265,8 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics,
         return tested, client_accuracy, sound, _unsound(rounds, state)
 
     def unmeasured(state):
-        tested = Evaluation.missing(measuring.num_domains if algorithm.global_model else 0)
+        domains = measuring.num_domains if algorithm.global_model else 0
+        tested = Evaluation.missing(domains, measuring.shapes)
         return tested, nothing.client_accuracy, jnp.array(True), _unsound(rounds, state)
 
     due = schedule.evaluate & done()
@@ -256,22 +281,44 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics,
         tested.domain_accuracy,
         client_accuracy,
         info.records | gaps,
+        tested.measured | drift,
         sound.astype(jnp.float32),
     )
     return state, metrics, now
+
+
+def _worked(rounds: Rounds, hp, state, key, cohort: Cohort):
+    """The method's round: -> (state, its RoundInfo, what is found of what clients sent)."""
+    names = rounds.measuring.of_uploads
+    if not names:
+        return *rounds.algorithm.round(hp, state, key, cohort), {}
+    like = jax.eval_shape(rounds.task.model.init, jax.random.key(0))
+    with watching(like["params"]) as watch:
+        state, info = rounds.algorithm.round(hp, state, key, cohort)
+    if watch.found is None:
+        nothing_sent()
+    return state, info, {name: watch.found[name] for name in names}
 
 
 def _test(rounds: Rounds, inputs: ChunkInputs, state, r) -> Evaluation:
     """Of the global model, if there is one."""
     task, plan, measuring = rounds.task, rounds.plan, rounds.measuring
     if rounds.algorithm.global_model is None:
-        return Evaluation.missing(0)
+        return Evaluation.missing(0, {})
     assert inputs.test is not None
     model, batches = rounds.algorithm.global_model(state), inputs.num_eval_batches
     if rounds.algorithm.tuning is not None:  # in a stretch, with what ends it
         assert inputs.tuning is not None
         batches = batches * next_done(inputs.tuning.longest[r])
-    return evaluate(task, plan, model, inputs.test, batches, num_domains=measuring.num_domains)
+    return evaluate(
+        task,
+        plan,
+        model,
+        inputs.test,
+        batches,
+        num_domains=measuring.num_domains,
+        measures=measuring.of_examples,
+    )
 
 
 def _test_clients(rounds: Rounds, inputs: ChunkInputs, state, r, key, signal) -> ClientEvaluation:

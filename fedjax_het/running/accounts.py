@@ -10,7 +10,8 @@ import numpy as np
 from fedjax_het.algorithms.contract import Algorithm, OnceTraffic, Traffic
 from fedjax_het.common.arrays import AnyArray
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.engine.rounds import RoundMetrics
+from fedjax_het.engine.measured import Measure
+from fedjax_het.engine.rounds import Measuring, RoundMetrics
 from fedjax_het.engine.schedule import Work
 from fedjax_het.measures.personal import mean_accuracies
 
@@ -45,7 +46,11 @@ class Spent:
 
 
 def curves_of(
-    metrics: RoundMetrics, dataset: Dataset, partition: Partition, tests: Partition | None = None
+    metrics: RoundMetrics,
+    dataset: Dataset,
+    partition: Partition,
+    tests: Partition | None = None,
+    measures: Sequence[Measure] = (),
 ) -> Curves:
     """Metrics by name, `[R]` each; a domain's apart, and their unweighted mean; of clients
     `[R, K]`, their mean, and apart where they have names; what else the method records as it is.
@@ -68,7 +73,11 @@ def curves_of(
         curves["mean_client_accuracy"] = means
         names = partition.client_names
         curves |= {f"client_accuracy_{n}": clients[:, k] for k, n in enumerate(names)}
-    return curves | metrics.records
+        for measure in measures:
+            if measure.of_clients is not None:
+                found = measure.of_clients(np.asarray(clients))
+                curves |= {name: np.float32(values) for name, values in found.items()}
+    return curves | metrics.records | metrics.measured
 
 
 def recorded(curves: Curves, new: Curves, sound: AnyArray, done: int, count: int) -> int | None:
@@ -81,9 +90,20 @@ def recorded(curves: Curves, new: Curves, sound: AnyArray, done: int, count: int
     return done + kept if len(bad) else None
 
 
-def is_evaluated(curve: str) -> bool:
+def is_evaluated(curve: str, measuring: Measuring) -> bool:
     """Whether a curve is of what evaluations measure: NaN in rounds without one."""
-    return curve.startswith(("test_", "client_accuracy", "mean_client_accuracy"))
+    named = curve.startswith(("test_", "client_accuracy", "mean_client_accuracy"))
+    return named or (curve in measured_names(measuring) and curve not in measuring.of_uploads)
+
+
+def measured_names(measuring: Measuring) -> list[str]:
+    """The curves that a run has by its `measures`."""
+    names = [*measuring.shapes, *measuring.of_uploads]
+    nobody = np.zeros((0, 1))
+    for measure in measuring.measures:
+        if measure.of_clients is not None:
+            names += measure.of_clients(nobody)
+    return names
 
 
 def latest_accuracy(algorithm: Algorithm, curves: Sequence[Curves], done: int) -> float:

@@ -158,7 +158,8 @@ def _record(runs: Runs, metrics: Any, count: int) -> None:
         if runs.stopped[i] is not None:
             continue
         own = jax.tree.map(lambda a, i=i: a[i], metrics) if runs.source.apart else metrics
-        new = curves_of(own, dataset, federation.partition, federation.tests)
+        measures = runs.group.program.measuring.measures
+        new = curves_of(own, dataset, federation.partition, federation.tests, measures)
         runs.stopped[i] = recorded(runs.curves[i], new, own.sound, runs.done, count)
         if runs.stopped[i] is not None:
             seed = federation.spec.seed

@@ -286,11 +286,13 @@ def _as_long(runs: Runs, i: int, curves: Curves, record: dict) -> Curves:
     if record["spec"]["rounds"] == rounds:
         return curves
     scheduler, whole = runs.federations[i].scheduler, dict(runs.curves[i])
+    measuring = runs.group.program.measuring
     due = np.array([scheduler.evaluates(r) for r in range(done)], bool)
     for name, values in curves.items():
         whole[name] = np.array(whole[name])
         whole[name][:done] = values[:done]
-        if is_evaluated(name):  # its last rounds were evaluated, whatever `eval_every` says
+        # Its last rounds were evaluated, whatever `eval_every` says.
+        if is_evaluated(name, measuring):
             whole[name][:done][~due] = np.nan
     return whole
 

@@ -12,9 +12,10 @@ import numpy as np
 from fedjax_het.common.arrays import host_values
 from fedjax_het.common.environment import environment
 from fedjax_het.nn.computing import used_precision
-from fedjax_het.running.accounts import traffic_curves
+from fedjax_het.running.accounts import measured_names, traffic_curves
 from fedjax_het.running.federations import holdings_of
 from fedjax_het.running.held_out import held_out_accuracy
+from fedjax_het.running.programs import sample_flops
 from fedjax_het.running.result import Result, summarise
 from fedjax_het.running.runs import Runs
 from fedjax_het.running.trained import Inputs, trained_model
@@ -38,6 +39,7 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         "dataset": group.dataset.name,
         "seed": federation.spec.seed,
         **summarise(runs.curves[i], group.dataset.domain_names, stopped=stopped is not None),
+        **_measured(runs, i),
         **_finite(algorithm.summary(federation.hp, state)),
         "rounds": rounds,
         **_costs(runs, i),
@@ -70,6 +72,19 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         ),
         held_out=federation.split.held_out,
     )
+
+
+def _measured(runs: Runs, i: int) -> dict[str, float | None]:
+    """Of the curves of its `measures` with one value a round, the mean of the last five that were
+    measured, as `final_accuracy` is of accuracies."""
+    found: dict[str, float | None] = {}
+    for name in measured_names(runs.group.program.measuring):
+        curve = runs.curves[i][name]
+        seen = curve[np.isfinite(curve)] if curve.ndim == 1 else curve[:0]
+        if curve.ndim == 1:
+            gone = runs.stopped[i] is not None or not len(seen)
+            found[f"final_{name}"] = None if gone else float(seen[-5:].mean())
+    return found
 
 
 def _held_out(runs: Runs, i: int, state: Any, artifacts: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +130,7 @@ def _costs(runs: Runs, i: int) -> dict[str, Any]:
     return {
         "client_samples_per_second": spent.samples_per_second,
         "useful_work_fraction": group.useful_fraction(neighbours),
+        "sample_flops": sample_flops(group.program.signature),
         "compile_seconds": spent.compiling,
         "round_seconds": spent.rounds / made_together,
         "server_seconds": spent.host_work / made_together,

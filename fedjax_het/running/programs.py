@@ -18,6 +18,7 @@ from fedjax_het.data import Dataset
 from fedjax_het.engine.crowding import make_room
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.measured import chosen
 from fedjax_het.engine.plan import RUN, SHARED, Plan, make_plan
 from fedjax_het.engine.rounds import ChunkInputs, Measuring, Rounds, make_chunk, make_stretch
 from fedjax_het.engine.task import Task
@@ -116,6 +117,7 @@ def signature_of(spec: ResolvedSpec, dataset: Dataset, network: Any = None) -> S
             len(dataset.domain_names),
             spec.tests_clients,
             spec.gradient_gaps or 0,
+            *((chosen(spec.measures), dataset.num_classes) if spec.measures else ()),
         ),
         mean=tuple(dataset.mean),
         std=tuple(dataset.std),

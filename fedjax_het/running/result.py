@@ -14,9 +14,11 @@ from fedjax_het.common.arrays import from_file, save_arrays, to_file
 from fedjax_het.common.environment import run_digest
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import DamagedFileError, write_atomically
+from fedjax_het.common.records import Bounds, number
 from fedjax_het.common.text import one_line
 from fedjax_het.data import Partition
 from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
+from fedjax_het.measures.costs import Costs, costs_to
 from fedjax_het.measures.personal import best_mean_accuracy, worst_decile
 from fedjax_het.running.continuing import state_path
 from fedjax_het.running.stored import (
@@ -30,6 +32,7 @@ from fedjax_het.running.stored import (
 from fedjax_het.running.views import (
     as_html,
     described,
+    measured_curve,
     plotted,
     rounds_dataset,
     rounds_frame,
@@ -113,6 +116,12 @@ class Result:
     def bytes_down(self) -> float:
         """Sent to them."""
         return float(self.summary["bytes_down"])
+
+    def costs_to(self, accuracy: float) -> Costs | None:
+        """What it took until the accuracy, that of the global model or the mean on clients' own
+        tests where there is none, was first that high; None if it never was."""
+        accuracy = number("accuracy", accuracy, Bounds(0, 1))
+        return costs_to(self.metrics, self.summary, accuracy, measured_curve(self))
 
     def __repr__(self) -> str:
         return described(self)

@@ -193,6 +193,7 @@ def gathered(
                 group.dataset,
                 f.partition,
                 f.tests,
+                program.measuring.measures,
             )
             for f in federations
         ],

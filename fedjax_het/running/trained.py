@@ -20,6 +20,7 @@ from fedjax_het.common.files import DamagedFileError, write_atomically
 from fedjax_het.common.text import one_line
 from fedjax_het.data import Dataset
 from fedjax_het.data.checks import checked_images, checked_labels, require_below
+from fedjax_het.engine.measured import calibration_error, class_shares, in_bins, macro_f1
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import network_digest
 from fedjax_het.running.programs import (
@@ -77,13 +78,18 @@ class Evaluated(NamedTuple):
     """Mean cross-entropy in nats."""
     confusion: np.ndarray
     """[C, C] int: images by their class and by what was predicted."""
+    calibration_error: float
+    """Expected, in 15 bins of confidence (Guo et al., 2017); NaN where a logit is not finite."""
 
     @property
     def class_accuracy(self) -> np.ndarray:
         """[C]: of the images of each class; NaN for one without."""
-        counts = self.confusion.sum(1)
-        share = self.confusion.diagonal() / np.maximum(counts, 1)
-        return np.where(counts > 0, share, np.nan)
+        return np.asarray(class_shares(jnp.asarray(self.confusion, jnp.float32), 1))
+
+    @property
+    def macro_f1(self) -> float:
+        """The unweighted mean of the F1 of the classes that are there or are predicted."""
+        return float(macro_f1(jnp.asarray(self.confusion, jnp.float32)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +129,9 @@ class TrainedModel:
         images = self._checked(images)
         labels = checked_labels("labels", labels, "images", images)
         require_below("labels", labels, self.inputs.num_classes)
-        logits = self.logits(images).astype(np.float64)
+        found = self.logits(images)
+        bins = in_bins(jnp.asarray(found), jnp.asarray(labels), jnp.ones(len(found)))
+        logits = found.astype(np.float64)
         finite = bool(np.isfinite(logits).all())
         shifted = logits - logits.max(1, keepdims=True)
         log_sums = np.log(np.exp(shifted).sum(1))
@@ -131,7 +139,8 @@ class TrainedModel:
         confusion = np.zeros((self.inputs.num_classes,) * 2, np.int64)
         np.add.at(confusion, (labels, logits.argmax(1)), 1)
         accuracy = confusion.trace() / len(labels) if finite else float("nan")
-        return Evaluated(float(accuracy), float(losses.mean()), confusion)
+        error = float(calibration_error(bins))
+        return Evaluated(float(accuracy), float(losses.mean()), confusion, error)
 
     def save(self, path: str | Path) -> Path:
         """Write it to one file, whole or not at all, in flax's msgpack, with a checksum: settings,

@@ -72,7 +72,7 @@ def as_html(result: "Result") -> str:
     rows = [
         ("setting", html_text(setting_of(result.spec))),
         ("outcome", html_text(outcome_of(result))),
-        ("accuracy by round", _sparkline(result.metrics[_measured(result)])),
+        ("accuracy by round", _sparkline(result.metrics[measured_curve(result)])),
         (
             "sent up, down",
             _bytes(summary.get("bytes_up")) + ", " + _bytes(summary.get("bytes_down")),
@@ -112,7 +112,7 @@ def _sparkline(values: np.ndarray) -> str:
     )
 
 
-def _measured(result: "Result") -> str:
+def measured_curve(result: "Result") -> str:
     """The accuracy that stands for a run."""
     overall = result.metrics["test_accuracy"]
     if np.isnan(overall).all() and "mean_client_accuracy" in result.metrics:
@@ -132,7 +132,7 @@ def plotted(
     import matplotlib.pyplot as plt
 
     curves = [name for name, values in result.metrics.items() if values.ndim == 1]
-    metric = _measured(result) if metric is None else metric
+    metric = measured_curve(result) if metric is None else metric
     require_name("metric", metric, curves)
     require_name("x", x, ("round", "bytes"))
     if axes is None:

@@ -24,6 +24,7 @@ from fedjax_het.data import (
     parameter_called,
 )
 from fedjax_het.engine.local import OPTIMIZERS
+from fedjax_het.engine.measured import chosen
 from fedjax_het.nn import NETWORKS
 from fedjax_het.settings.protocols import PROTOCOLS, protocol_values
 from fedjax_het.settings.spec import (
@@ -65,6 +66,7 @@ def resolve(given: RunSpec) -> RunSpec:
     spec = _with_local_tests(given, spec, entry.scored, settings)
     _check(given, spec, entry)
     _check_held_out(spec, entry)
+    spec = _with_measures(spec, entry)
     spec = _with_options(given, spec, entry, options)
     spec = _with_numbers(given, spec, entry, hp)
     with named_within("options", entry.option_names):
@@ -236,6 +238,22 @@ def _with_local_tests(
         scored=None if unsaid else scored,
         test_per_client=count,
     )
+
+
+def _with_measures(spec: RunSpec, entry: Entry) -> RunSpec:
+    """What it measures besides, each name as it is, in the order given; checked."""
+    found = chosen(spec.measures)
+    for measure in found:
+        ok = measure.sums is None or entry.global_model
+        lacks = f"none of outputs: {spec.algorithm} has no global model that is tested"
+        require(ok, "measures", measure.name, lacks)
+        ok = measure.of_clients is None or spec.tests_clients
+        require(ok, "measures", measure.name, "local_tests = True beside it, or another measure")
+        ok = not measure.of_uploads or entry.trains_locally
+        condense = f"none of changes of the model: clients of {spec.algorithm} send none"
+        require(ok, "measures", measure.name, condense)
+    names = ", ".join(measure.name for measure in found)
+    return dataclasses.replace(spec, measures=names or None)
 
 
 def _check_held_out(spec: RunSpec, entry: Entry) -> None:

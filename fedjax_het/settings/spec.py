@@ -26,6 +26,7 @@ _ADDED = (
     "init_from",
     "held_out_clients",
     "held_out_epochs",
+    "measures",
 )
 MOST_ROUNDS = 10**6  # and most epochs of one
 _Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
@@ -129,6 +130,9 @@ class RunSpec:
     held_out_epochs: Annotated[int, Bounds(0, MOST_ROUNDS)] | None = None
     """Epochs of that fine-tuning, over a held-out client's own data (default: the method's own
     tuning, or 1)."""
+    measures: str | None = None
+    """What else is measured, names with commas between: class_accuracy, macro_f1, calibration,
+    confusion, fairness, drift (default: nothing)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -137,6 +141,8 @@ class RunSpec:
         is no whole number. Whether they can be used is checked where a run is resolved."""
         for setting in dataclasses.fields(RunSpec):
             value = plain(getattr(self, setting.name))
+            if setting.name == "measures" and isinstance(value, list | tuple):
+                value = ", ".join(map(str, value))
             if setting.name in _FLOATS and type(value) is int and abs(value) < 2**53:
                 value = float(value)
             object.__setattr__(self, setting.name, value)

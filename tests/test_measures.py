@@ -1,0 +1,322 @@
+"""What runs measure besides accuracy and loss, against NumPy in float64."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.data import domains_dataset, user_dataset
+from support.running import assert_same, logits_of_the_final_model, run, spec
+from support.slow import slow
+
+from fedjax_het import ConfigError, RunSpec, register_measure, simulate, sweep
+from fedjax_het.data import partition_from_clients
+from fedjax_het.engine.evaluation import evaluate, evaluation_set
+from fedjax_het.engine.fairness import fairness
+from fedjax_het.engine.measured import MEASURES, chosen
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.task import Task
+from fedjax_het.nn import as_model
+
+DATA = user_dataset()
+OF_EXAMPLES = "class_accuracy, macro_f1, calibration, confusion"
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    MEASURES.reset()
+
+
+# --- oracles -------------------------------------------------------------------------------------
+
+
+def confusion(logits, labels):
+    table = np.zeros((logits.shape[1],) * 2)
+    for row, label in zip(logits, labels, strict=True):
+        table[label, int(np.argmax(row))] += 1
+    return table
+
+
+def f1_of(table):
+    """The mean over the classes that occur."""
+    scores = []
+    for c in range(len(table)):
+        true, said = table[c].sum(), table[:, c].sum()
+        if true + said:
+            precision = table[c, c] / said if said else 0.0
+            recall = table[c, c] / true if true else 0.0
+            either = precision + recall
+            scores.append(2 * precision * recall / either if either else 0.0)
+    return np.mean(scores)
+
+
+def calibration_error(logits, labels):
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    confidence, right = shares.max(1), logits.argmax(1) == labels
+    error = 0.0
+    for b in range(15):
+        inside = (confidence > b / 15) & (confidence <= (b + 1) / 15)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return error
+
+
+def measured_of(logits, labels):
+    table = confusion(logits, labels)
+    held = table.sum(1)
+    by_class = np.full(len(held), np.nan)
+    by_class[held > 0] = table.diagonal()[held > 0] / held[held > 0]
+    return {
+        "confusion": table,
+        "class_accuracy": by_class,
+        "macro_f1": f1_of(table),
+        "calibration_error": calibration_error(logits, labels),
+    }
+
+
+# --- of outputs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("count", [7, 250, 613])
+def test_sums_over_batches_are_those_of_all_examples(count, blocks):
+    """Logits that are read off the images; batches and blocks that are not full; a class without
+    examples and one that is never predicted."""
+    rng = np.random.default_rng(count)
+    logits = rng.normal(size=(count, 5)).astype(np.float32) * 3
+    logits[:, 4] = -9
+    labels = rng.integers(0, 5, count)
+    labels[labels == 2] = 0
+    model = as_model(
+        (lambda key: {"unused": jnp.zeros(1)}, lambda params, x: x[:, 0, :, 0]), (1, 5, 1), 5
+    )
+    task, plan = Task(model, (0.0,), (1.0,)), make_plan(1, 1, spread=None, blocks=blocks)
+    variables = model.init(jax.random.key(0))
+    data = evaluation_set(plan, logits[:, None, :, None], labels)
+    found = jax.jit(lambda v, d: evaluate(task, plan, v, d, measures=chosen(OF_EXAMPLES)))
+    measured = found(variables, data).measured
+    expected = measured_of(logits.astype(np.float64), labels)
+    assert measured.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(measured[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    bad = logits.copy()
+    bad[count // 2, 1] = np.inf
+    data = evaluation_set(plan, bad[:, None, :, None], labels)
+    lost = found(variables, data).measured
+    assert np.isnan(lost["macro_f1"]) and np.isnan(lost["calibration_error"])
+
+
+def test_a_runs_curves_are_of_its_model():
+    made = run(spec(rounds=6, eval_every=2, measures=OF_EXAMPLES, hp={"local_lr": 0.2}))
+    expected = measured_of(logits_of_the_final_model(made, DATA), DATA.test_labels)
+    for name, value in expected.items():
+        curve = made.metrics[name]
+        assert curve.shape == (6, *np.shape(value))
+        np.testing.assert_allclose(curve[-1], value, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert np.isnan(curve[0]).all()  # before the first evaluation
+    for name in ("macro_f1", "calibration_error"):
+        mean = np.mean(made.metrics[name][-5:])
+        assert made.summary[f"final_{name}"] == pytest.approx(mean)
+    found = made.model().evaluate(DATA.test_images, DATA.test_labels)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedavg", slow("dynafed"), slow("scaffold"), slow("fedaf")])
+def test_measuring_changes_nothing_else(name):
+    plain, measured = run(spec(name)), run(spec(name, measures=OF_EXAMPLES))
+    assert (
+        measured.metrics.keys() - plain.metrics.keys() == measured_of(np.zeros((1, 2)), [0]).keys()
+    )
+    for metric, values in plain.metrics.items():
+        np.testing.assert_allclose(measured.metrics[metric], values, rtol=1e-6, err_msg=metric)
+
+
+@pytest.mark.parametrize("settings", [{"lanes": 2}, {"lanes": 1, "devices": 1}, {"blocks": 3}])
+def test_where_it_is_computed_changes_nothing(settings):
+    asked = spec(measures=f"{OF_EXAMPLES}, drift", rounds=5)
+    here, there = run(asked, lanes=1), run(asked, **settings)
+    for name in ("confusion", "macro_f1", "calibration_error", "drift_cosine", "drift_distance"):
+        np.testing.assert_allclose(
+            here.metrics[name], there.metrics[name], rtol=2e-3, atol=1e-5, err_msg=name
+        )
+
+
+def test_in_a_sweep_and_resumed_it_is_the_same(tmp_path):
+    asked = spec(measures=f"{OF_EXAMPLES}, drift", rounds=5, eval_every=2)
+    whole = run(asked)
+    others = [dataclasses.replace(asked, seed=seed) for seed in range(3)]
+    swept = sweep(others, dataset=DATA, progress=lambda line: None).results
+    assert_same(swept[0], run(asked))
+    run(dataclasses.replace(asked, rounds=3), output_dir=tmp_path)
+    assert_same(run(asked, output_dir=tmp_path, resume=True), whole)
+
+
+# --- of clients ----------------------------------------------------------------------------------
+
+
+def test_fairness_is_as_its_definitions_say():
+    rng = np.random.default_rng(0)
+    table = rng.random((4, 23))
+    table[0, :9] = np.nan
+    table[1] = np.nan
+    table[2] = 0.4
+    found = fairness(table)
+    for r in (0, 2, 3):
+        known = [a for a in table[r] if not np.isnan(a)]
+        worst = sorted(known)[: int(np.ceil(len(known) / 10))]
+        pairs = [abs(a - b) for a in known for b in known]
+        expected = {
+            "worst_decile": np.mean(worst),
+            "accuracy_variance": np.var(known),
+            "accuracy_gini": np.mean(pairs) / (2 * np.mean(known)),
+        }
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name][r], value, atol=1e-12, err_msg=name)
+    assert all(np.isnan(values[1]) for values in found.values())
+    assert fairness(np.zeros((1, 3)))["accuracy_gini"][0] == 0
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedamp"])
+def test_a_run_has_fairness_by_round(name):
+    made = run(spec(name, rounds=3, local_tests=True, test_per_client=6, measures="fairness"))
+    expected = fairness(made.metrics["client_accuracy"])
+    for curve, values in expected.items():
+        np.testing.assert_allclose(made.metrics[curve], values, rtol=1e-6)
+        assert made.summary[f"final_{curve}"] == pytest.approx(np.mean(values), rel=1e-5)
+
+
+# --- of what they send ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+def test_drift_is_that_of_the_clients_changes(averaging, tmp_path):
+    """Whole batches and all clients: what one of them sends is the change of a federation that it
+    makes up by itself, begun with the same model."""
+    owners = [np.arange(0, 5), np.arange(5, 21), np.arange(21, 30), np.zeros(0, np.int64)]
+    settings = {"batch_size": 51, "hp": {"local_lr": 0.3}, "participation": 1.0, "rounds": 1}
+    first = run(spec(rounds=1, num_clients=4, hp={"local_lr": 0.0}, seed=2))
+    path = str(first.save_model(tmp_path / "first.msgpack"))
+    made = run(
+        spec(
+            **settings,
+            num_clients=4,
+            averaging=averaging,
+            local_epochs=3,
+            init_from=path,
+            measures="drift",
+        ),
+        partition=partition_from_clients(owners),
+    )
+    begun = np.concatenate([np.ravel(a) for a in jax.tree.leaves(first.model().variables)])
+    sent = []
+    for own in owners[:3]:
+        alone = run(
+            spec(**settings, num_clients=1, local_epochs=3, init_from=path),
+            partition=partition_from_clients([own]),
+        )
+        ended = np.concatenate([np.ravel(a) for a in jax.tree.leaves(alone.model().variables)])
+        sent.append(ended.astype(np.float64) - begun)
+    weights = np.array([5, 16, 9]) / 30 if averaging == "weighted" else np.full(3, 1 / 3)
+    mean = weights @ np.array(sent)
+    norm = np.linalg.norm(mean)
+    cosines = [d @ mean / np.linalg.norm(d) / norm for d in sent]
+    distance = np.sqrt(weights @ [np.sum((d - mean) ** 2) for d in sent]) / norm
+    np.testing.assert_allclose(made.metrics["drift_cosine"], weights @ cosines, rtol=1e-4)
+    np.testing.assert_allclose(made.metrics["drift_distance"], distance, rtol=1e-3)
+    assert 0.1 < made.metrics["drift_cosine"][0] < 0.999
+
+
+def test_one_client_does_not_drift():
+    made = run(spec(rounds=3, num_clients=6, participation=1 / 6, measures="drift"))
+    np.testing.assert_allclose(made.metrics["drift_cosine"], 1, rtol=1e-5)
+    np.testing.assert_allclose(made.metrics["drift_distance"], 0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["scaffold", slow("fednova"), slow("feddc"), slow("moon"), slow("fedprox"), slow("dynafed")]
+    + [slow(name) for name in ("fsl", "fedmix", "ditto", "feddyn", "fedopt", "per_fedavg")],
+)
+def test_drift_is_measured_of_methods_that_send_changes(name):
+    name = "fedadam" if name == "fedopt" else name
+    plain, made = run(spec(name, rounds=5)), run(spec(name, rounds=5, measures="drift"))
+    cosine = made.metrics["drift_cosine"]
+    assert np.isfinite(cosine).all() and (cosine <= 1 + 1e-5).all()
+    assert (made.metrics["drift_distance"] >= 0).all()
+    np.testing.assert_allclose(
+        made.metrics["test_loss"], plain.metrics["test_loss"], rtol=1e-4, atol=1e-5
+    )
+
+
+# --- a user's own --------------------------------------------------------------------------------
+
+
+def test_a_users_measure_is_summed_over_examples(tmp_path):
+    def top_two(logits, labels, known):
+        best = jax.lax.top_k(logits, 2)[1]
+        return {"right": ((best == labels[:, None]).any(1) * known).sum(), "seen": known.sum()}
+
+    register_measure("top_two", top_two, lambda sums: {"top2": sums["right"] / sums["seen"]})
+    made = run(spec(rounds=5, measures=["top_two", "macro_f1"]))
+    best = np.argsort(-logits_of_the_final_model(made, DATA), 1)[:, :2]
+    expected = np.mean([label in two for two, label in zip(best, DATA.test_labels, strict=True)])
+    assert made.metrics["top2"][-1] == pytest.approx(expected, abs=1e-6)
+    assert made.spec.measures == "top_two, macro_f1"
+    assert made.digest() != run(spec(rounds=5)).digest()
+
+
+@pytest.mark.parametrize(
+    ("sums", "finish", "expected"),
+    [
+        (lambda a, b, c: 1 / 0, lambda s: {}, "one raises ZeroDivisionError"),
+        (lambda a: a, lambda s: {}, "one raises TypeError"),
+        (lambda a, b, c: a.sum(), lambda s: s, "expected a dict of arrays by name"),
+        (lambda a, b, c: a.sum(), lambda s: {"test_loss": s}, "a name that nothing else"),
+        (lambda a, b, c: a.sum(), lambda s: {"macro_f1": s}, "a name that nothing else"),
+        (lambda a, b, c: "text", lambda s: {"x": s}, "one raises"),
+    ],
+)
+def test_what_a_users_measure_must_not_be_is_one_line(sums, finish, expected):
+    register_measure("mine", sums, finish)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        run(spec(rounds=2, measures="macro_f1, mine"))
+    assert "measure 'mine'" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"measures": "macro"}, "did you mean 'macro_f1'"),
+        ({"measures": "drift, drift"}, "each name once"),
+        ({"measures": "fairness"}, "local_tests = True beside it"),
+        ({"algorithm": "fedamp", "measures": "calibration"}, "no global model that is tested"),
+        ({"algorithm": "fedamp", "measures": "drift"}, "send changes of the model"),
+        ({"algorithm": "feddm", "measures": "drift"}, "clients of feddm send none"),
+        ({"measures": 3}, "measures = 3"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(settings, expected):
+    with pytest.raises(ConfigError, match=expected) as caught:
+        run(spec(**{"rounds": 2, **settings}))
+    assert "\n" not in str(caught.value)
+
+
+def test_without_measures_names_are_as_they_were():
+    assert "measures" not in RunSpec().resolved().to_dict()
+    assert (
+        RunSpec(measures=["drift", "macro_f1"]).digest()
+        == RunSpec(measures=" drift,macro_f1").digest()
+    )
+
+
+def test_domains_are_measured_besides():
+    data = domains_dataset()
+    made = simulate(spec(rounds=5, measures="confusion"), dataset=data)
+    table = made.metrics["confusion"][-1]
+    assert table.sum() == len(data.test_labels)
+    share = np.diagonal(table).sum() / table.sum()
+    assert share == pytest.approx(made.metrics["test_accuracy"][-1])
