@@ -10,7 +10,9 @@ import pytest
 import fedjax_het
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
 from fedjax_het.algorithms import METHODS
-from fedjax_het.cli import main
+from fedjax_het.cli import COMMANDS, main
+from fedjax_het.common.command_line import flags_of
+from fedjax_het.settings.protocols import PROTOCOLS
 
 
 def run(*arguments):
@@ -229,3 +231,42 @@ def test_a_path_that_no_system_has_is_named_as_the_flag(words, capsys):
     assert main([*words, "1" * 300]) == 2
     said = capsys.readouterr().err
     assert f"{words[-1]} = '111" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_help_says_defaults_by_protocol(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert not ended.value.code
+    lines = capsys.readouterr().out.splitlines()
+    text = " ".join(" ".join(line.strip("│| ").split()) for line in lines)
+    assert "None" not in text and "PROTOCOLS" not in text
+    for name in ("num_clients", "participation", "rounds", "batch_size", "local_epochs"):
+        flag = f"--{name.replace('_', '-')} "
+        said = text[text.index(flag) :].split("(by protocol: ")[1].split(")")[0]
+        for each in said.split(", "):
+            protocol, value = each.split()
+            spec = RunSpec("fedavg", "fashion_mnist", protocol=protocol).resolved()
+            assert float(value) == pytest.approx(getattr(spec, name))
+        assert said.count(",") == len(PROTOCOLS) - 1
+    assert "(default: fedavg)" in text and "(default: digits)" in text
+    assert all(flag in text for flag in flags_of(COMMANDS[command].words).values())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_shells_can_complete_its_words(shell, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--tyro-print-completion", shell])
+    assert not ended.value.code
+    script = capsys.readouterr().out
+    assert "fedjax-het" in script and "--held-out-clients" in script and len(script) > 1000
+
+
+def test_it_is_a_module(tmp_path):
+    made = subprocess.run(
+        [sys.executable, "-m", "fedjax_het", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout == f"fedjax-het {fedjax_het.__version__}\n"

@@ -9,6 +9,7 @@ import jax
 import tyro
 
 from fedjax_het import __version__
+from fedjax_het.cli.defaults import with_defaults_said
 from fedjax_het.cli.devices import DevicesCommand, devices_command
 from fedjax_het.cli.export import ExportCommand, export_command
 from fedjax_het.cli.listing import ListCommand, ShowCommand, list_command, show_command
@@ -80,7 +81,7 @@ def _run(arguments: list[str], imports: list[str]) -> int:
     words = _checked(words)
     command = one_line_errors(
         lambda: tyro.extras.subcommand_cli_from_dict(
-            {name: command.words for name, command in COMMANDS.items()},
+            {name: with_defaults_said(command.words) for name, command in COMMANDS.items()},
             prog="fedjax-het",
             description=f"Federated learning on heterogeneous clients, simulated. {HELP}",
             args=words,
@@ -97,7 +98,7 @@ def _run(arguments: list[str], imports: list[str]) -> int:
         require_variables()
     if isinstance(command, TableCommand):
         command = command.with_words(program_words)
-    (entry,) = (each for each in COMMANDS.values() if each.words is type(command))
+    (entry,) = (each for each in COMMANDS.values() if isinstance(command, each.words))
     for name in imports:
         import_own(name)
     with called_by_flags(entry.words, entry.called):

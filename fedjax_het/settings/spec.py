@@ -60,31 +60,40 @@ class RunSpec:
     """
 
     algorithm: str = "fedavg"
+    """The method; `fedjax-het list` names them."""
     dataset: str = "digits"
+    """The data set."""
     normalisation: str | None = None
-    """Whose constants normalise the images: dynafed, fedaf, fedamp, fsl, unit or dataset."""
+    """Whose constants normalise the images: dynafed, fedaf, fedamp, fsl, unit or dataset (default:
+    the protocol's, or the data set's usual ones)."""
     partition: str | None = None
+    """How data are split among clients."""
     alpha: Positive | None = None
     """Dirichlet concentration: small is heterogeneous. For partitions that take one."""
     classes: Count | None = None
     """Labels per client; for partitions that take them."""
     model: str | None = None
+    """The network."""
     width: Count | None = None
-    """Filters of every convolution."""
+    """Filters of every convolution (default: the network's)."""
     depth: Count | None = None
+    """Blocks of the network, of those that take a number (default: the network's)."""
     norm: str | None = None
-    """group, instance, batch or none."""
+    """group, instance, batch or none (default: the protocol's, or the network's)."""
     stem: str | None = None
-    """imagenet or cifar; for resnet18 only."""
+    """imagenet or cifar; for resnet18 only (default: imagenet)."""
     network_options: dict[str, Any] = field(default_factory=dict)
     """What else the network takes, e.g. hidden=64; see `fedjax_het.nn.NETWORKS`."""
     num_clients: Count | None = None
+    """In the federation."""
     participation: _SampledShare | None = None
     """Share of clients sampled each round, in (0, 1]."""
     local_epochs: _Rounds | None = None
+    """Passes of a client over its data in a round."""
     batch_size: Count | None = None
     """Of local training; real images of a class and step where clients condense."""
     rounds: _Rounds | None = None
+    """Of communication."""
     local_optimizer: str | None = None
     """sgd, momentum, adam or adamw."""
     optimizer_state: str | None = None
@@ -94,10 +103,12 @@ class RunSpec:
     eval_every: Count = 1
     """Rounds between evaluations; the last five are always evaluated."""
     seed: Whole = 0
+    """Of all that is drawn."""
     partition_seed: Whole | None = None
-    """Default: the seed."""
+    """Of the split of the data, and of clients' tests (default: the seed)."""
     protocol: str | None = None
-    """Whose settings fill what is left out: one of `PROTOCOLS` (default: the method's)."""
+    """Whose settings fill what is left out: dynafed, fedaf, feddm, fedamp or fsl (default: the
+    method's own)."""
     local_tests: bool | None = None
     """Test every client on data like its own (default: for methods of personalised models)."""
     test_per_client: Count | Literal["all"] | None = None
