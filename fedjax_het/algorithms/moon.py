@@ -87,7 +87,9 @@ def moon(training: LocalTraining, plan: Plan, *, options: MoonOptions = MoonOpti
 
     def step(hp, broadcast, local, batch, client, key):
         loss, gradient, seen = _loss_and_gradient(task, hp, broadcast, local, batch, key)
-        variables, optimizer = descend(training, hp, seen, gradient, local.optimizer)
+        variables, optimizer = descend(
+            training, hp, seen, gradient, local.optimizer, (batch, client)
+        )
         return local._replace(variables=variables, optimizer=optimizer), loss
 
     def end(hp, broadcast, local, state, client):

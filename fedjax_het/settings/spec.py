@@ -26,6 +26,11 @@ _ADDED = (
     "init_from",
     "held_out_clients",
     "held_out_epochs",
+    "optimizer_options",
+    "lr_schedule",
+    "lr_step_schedule",
+    "local_steps",
+    "accumulation",
 )
 MOST_ROUNDS = 10**6  # and most epochs of one
 _Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
@@ -33,7 +38,10 @@ _SampledShare = Annotated[float, Bounds(0, 1, open_low=True)]
 # Numbers that may be written as whole ones.
 _FLOATS = ("alpha", "participation")
 # What clients that condense their data instead of training on them have no use for.
-LOCAL_TRAINING = ("local_epochs", "local_optimizer", "optimizer_state", "averaging")
+LOCAL_TRAINING = (
+    *("local_epochs", "local_optimizer", "optimizer_state", "averaging"),
+    *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
+)
 SERVER_DATA = ("server_data", "server_options")
 # Settings that belong to a network, or a partition, among whose parameters they are.
 NETWORK_SETTINGS = ("width", "depth", "norm", "stem")
@@ -85,7 +93,7 @@ class RunSpec:
     """Of local training; real images of a class and step where clients condense."""
     rounds: _Rounds | None = None
     local_optimizer: str | None = None
-    """sgd, momentum, adam or adamw."""
+    """sgd, momentum, adam, adamw or another of `engine.optimizers.OPTIMIZERS`."""
     optimizer_state: str | None = None
     """reset each round, or keep every client's across rounds."""
     averaging: str | None = None
@@ -129,6 +137,18 @@ class RunSpec:
     held_out_epochs: Annotated[int, Bounds(0, MOST_ROUNDS)] | None = None
     """Epochs of that fine-tuning, over a held-out client's own data (default: the method's own
     tuning, or 1)."""
+    optimizer_options: dict[str, bool] = field(default_factory=dict)
+    """Truth values of the local optimiser, e.g. nesterov=True."""
+    lr_schedule: str | None = None
+    """Of local_lr over rounds: one of `engine.rate_schedules.SCHEDULES`; its numbers are in hp, as
+    lr_decay (default: constant)."""
+    lr_step_schedule: str | None = None
+    """The same over a client's steps, as its optimiser counts them; numbers as lr_step_decay."""
+    local_steps: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
+    """Minibatches of a client's round, whatever it holds, instead of local_epochs."""
+    accumulation: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
+    """Minibatches whose gradients are averaged for a step; what is left at a round's end is a step
+    of fewer (default: 1)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
