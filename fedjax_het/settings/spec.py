@@ -93,7 +93,7 @@ class RunSpec:
     """Of local training; real images of a class and step where clients condense."""
     rounds: _Rounds | None = None
     local_optimizer: str | None = None
-    """sgd, momentum, adam, adamw or another of `engine.optimizers.OPTIMIZERS`."""
+    """sgd, momentum, nesterov, adam, adamw or another that `fedjax-het list` names."""
     optimizer_state: str | None = None
     """reset each round, or keep every client's across rounds."""
     averaging: str | None = None
@@ -140,10 +140,11 @@ class RunSpec:
     optimizer_options: dict[str, bool] = field(default_factory=dict)
     """Truth values of the local optimiser, e.g. nesterov=True."""
     lr_schedule: str | None = None
-    """Of local_lr over rounds: one of `engine.rate_schedules.SCHEDULES`; its numbers are in hp, as
-    lr_decay (default: constant)."""
+    """Course of local_lr over rounds: constant, step, exponential, cosine, cosine_restarts, linear,
+    polynomial or inverse; its numbers, as `fedjax-het show` has them, are in hp (default:
+    constant)."""
     lr_step_schedule: str | None = None
-    """The same over a client's steps, as its optimiser counts them; numbers as lr_step_decay."""
+    """The same over a client's steps, as its optimiser counts them (default: constant)."""
     local_steps: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
     """Minibatches of a client's round, whatever it holds, instead of local_epochs."""
     accumulation: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
