@@ -18,6 +18,7 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.engine.local import Local, LocalTraining, descend, new_optimizer
 from fedjax_het.engine.optimizers import OF_ANY, OPTIMIZERS, Details, optimizer_digest
 from fedjax_het.engine.task import Task
+from fedjax_het.running.programs import static_key
 
 SMALL = {
     "model": "mlp",
@@ -300,6 +301,17 @@ def test_a_sweep_of_an_object_goes_on_where_it_was(tmp_path):
         specs, tmp_path, dataset=DATA, optimizer=optax.sgd(0.1)
     )
     assert [state for _, _, state in states] == ["missing", "missing"]
+
+
+def test_numbers_that_one_run_of_a_sweep_has_alone_reach_it():
+    each = [{}, {"local_clip_norm": 0.01}, {"local_clip_norm": 0.1}, {"local_weight_decay": 5.0}]
+    specs = [RunSpec("fedavg", hp=hp, local_optimizer="sgd", **SMALL) for hp in each]
+    keys = [static_key(spec.resolved()) for spec in specs]
+    assert keys[1] == keys[2] and len(set(keys)) == 3
+    made = sweep(specs, dataset=DATA, progress=lambda line: None).results
+    for spec, result in zip(specs, made, strict=True):
+        losses = run(spec).metrics["test_loss"]
+        np.testing.assert_allclose(result.metrics["test_loss"], losses, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
