@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.builders import builder_of, defaults, registered
+from support.builders import builder_of, defaults
 from support.data import BATCH, SIZES, user_dataset
 from support.oracle import Loop, beside
 from support.problems import consecutive, small
@@ -172,15 +172,31 @@ def test_a_run_of_steps_is_stopped_and_goes_on(tmp_path, monkeypatch):
     assert_same(run(spec, output_dir=tmp_path, resume=True), whole)
 
 
-def test_fsl_goes_by_the_steps_of_the_clients():
+@pytest.mark.parametrize("options", [{}, {"base": "scaffold", "option": "I"}])
+def test_fsl_goes_by_the_steps_of_the_clients(options):
     """K_0 eta_0 = K eta: of as many steps as an epoch has, what the epoch gives."""
-    sizes = (8,) * 4
-    states = []
+    entry = entry_of("fsl", options)
+    numbers = defaults(entry, options) | {"local_lr": 0.1}
+    settings = {"hp": numbers, "sizes": (8,) * 4}
+    models = []
     for details in (Details(), Details(steps=8 // BATCH)):
-        build, settings = registered("fsl")
-        federation = small(build, **settings, sizes=sizes, details=details)
-        states.append(federation.run(2)[0])
-    assert_trees_all_close(states[0], states[1], atol=1e-6)
+        federation = small(builder_of(entry, options), details=details, **settings)
+        models.append(federation.model(federation.run(2)[0]))
+    assert_trees_all_close(*models, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fsl"])
+def test_a_run_of_as_many_steps_as_an_epoch_has_is_that_epoch_to_the_bit(name):
+    """Also what FSL's server makes of them, whose epochs go by what clients see."""
+    given = {**SMALL, "algorithm": name, "hp": {"local_lr": 0.1}}
+    if name == "fsl":
+        given |= {"pretrain_epochs": 0, "server_options": {"size": 6}, "rounds": 2}
+    epoch = run(RunSpec(**given, local_epochs=1))
+    steps = -(-len(DATA.train_labels) // SMALL["num_clients"] // SMALL["batch_size"])
+    same = run(RunSpec(**given, local_steps=steps))
+    for curve in ("test_loss", "update_norm", "train_loss"):
+        np.testing.assert_array_equal(same.metrics[curve], epoch.metrics[curve])
+    assert epoch.metrics["update_norm"].min() > 0
 
 
 # --- accumulation --------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ SMALL = {
 DATA = user_dataset()
 PARAMS = {"b": np.array([0.5, -1.0, 2.0]), "w": np.linspace(-1, 1, 12).reshape(4, 3)}
 GRADIENTS = [
-    jax.tree.map(lambda p, k=k: np.cos((k + 1) * p + k) * (1 + k), PARAMS) for k in range(3)
+    jax.tree.map(lambda p, k=k: np.float32(np.cos((k + 1) * p + k) * (1 + k)), PARAMS)
+    for k in range(3)
 ]
 # Of optax under another name, or with a rate that is no schedule.
 FACTORIES = {"momentum": optax.sgd, "nesterov": optax.sgd}
@@ -304,14 +305,14 @@ def test_a_sweep_of_an_object_goes_on_where_it_was(tmp_path):
 
 
 def test_numbers_that_one_run_of_a_sweep_has_alone_reach_it():
-    each = [{}, {"local_clip_norm": 0.01}, {"local_clip_norm": 0.1}, {"local_weight_decay": 5.0}]
-    specs = [RunSpec("fedavg", hp=hp, local_optimizer="sgd", **SMALL) for hp in each]
-    keys = [static_key(spec.resolved()) for spec in specs]
-    assert keys[1] == keys[2] and len(set(keys)) == 3
+    each = [{}, {"local_clip_norm": 1e-3}, {"local_clip_norm": 1e-9}]
+    settings = {**SMALL, "rounds": 1, "local_optimizer": "sgd"}
+    specs = [RunSpec("fedavg", hp={"local_lr": 0.5, **hp}, **settings) for hp in each]
+    plain, loose, tight = (static_key(spec.resolved()) for spec in specs)
+    assert loose == tight != plain
     made = sweep(specs, dataset=DATA, progress=lambda line: None).results
-    for spec, result in zip(specs, made, strict=True):
-        losses = run(spec).metrics["test_loss"]
-        np.testing.assert_allclose(result.metrics["test_loss"], losses, rtol=1e-5)
+    far, near, still = (result.metrics["update_norm"][0] for result in made)
+    assert far > 10 * near > 0 and near > 1e4 * still
 
 
 @pytest.mark.parametrize(

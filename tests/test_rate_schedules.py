@@ -12,7 +12,7 @@ from support.oracle import Loop, beside
 from support.problems import small
 from support.running import KilledError, assert_same, kill_after
 
-from fedjax_het import ConfigError, RunSpec, grid, simulate, sweep
+from fedjax_het import ConfigError, Placement, RunSpec, grid, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.engine.evaluation import evaluation_set
 from fedjax_het.engine.optimizers import Details
@@ -255,17 +255,26 @@ def test_a_sweep_over_schedules_and_their_numbers_is_one_program(uncrowded):
     )
     assert len(specs) == 2 + 4 + 4 + 4
     assert len({programs.static_key(spec.resolved()) for spec in specs}) == 1
-    made = sweep(specs, dataset=DATA, progress=lambda line: None).results
+    side_by_side = Placement(width=2)
+    made = sweep(specs, dataset=DATA, progress=lambda line: None, placement=side_by_side).results
     losses = {result.metrics["test_loss"][-1] for result in made}
     assert len(losses) == len(specs)
-    assert programs.program_of.cache_info().currsize <= 2  # of one run, and of several
     for spec, result in list(zip(specs, made, strict=True))[::5]:
         np.testing.assert_allclose(
             run(spec).metrics["test_loss"], result.metrics["test_loss"], rtol=1e-5
         )
 
 
-def test_a_schedule_over_steps_has_one_program_for_all_its_numbers(uncrowded, monkeypatch):
+NAMED = [("constant", {"warmup": 1}), ("cosine", {"final": 0.5}), ("step", {"every": 2})]
+LENGTHS = [("cosine", {"length": length}) for length in (2, 5, 9)]
+
+
+@pytest.mark.parametrize(
+    "setting, prefix, schedules",
+    [("lr_schedule", "lr_", NAMED), ("lr_step_schedule", "lr_step_", LENGTHS)],
+)
+def test_one_program_serves(setting, prefix, schedules, uncrowded, monkeypatch):
+    """All schedules over rounds, and all numbers of one over steps."""
     traces, counts = [], []
     make = programs.make_chunk
 
@@ -275,9 +284,9 @@ def test_a_schedule_over_steps_has_one_program_for_all_its_numbers(uncrowded, mo
 
     monkeypatch.setattr(programs, "make_chunk", counted)
     programs.program_of.cache_clear()
-    for length in (2, 5, 9):
-        hp = {"local_lr": 0.2, "lr_step_length": length, "local_clip_norm": length}
-        run(RunSpec(**SMALL, lr_step_schedule="cosine", hp=hp))
+    for number, (name, numbers) in enumerate(schedules):
+        hp = {"local_lr": 0.2, "local_clip_norm": 1 + number, **named(prefix, numbers)}
+        run(RunSpec(**SMALL, **{setting: name}, hp=hp))
         counts.append(len(traces))
     assert counts[0] == counts[-1] > 0
 
