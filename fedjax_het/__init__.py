@@ -35,6 +35,7 @@ _PUBLIC = {
     "make_model": "fedjax_het.nn",
     "register_method": "fedjax_het.algorithms",
     "register_network": "fedjax_het.nn",
+    "register_optimizer": "fedjax_het.engine.optimizers",
     "register_dataset": "fedjax_het.data",
     "register_partition": "fedjax_het.data",
     "register_server_source": "fedjax_het.data",

@@ -65,10 +65,11 @@ def records_of_the_package_alone():
     """What a test registers, the next one does not know."""
     from fedjax_het.algorithms import METHODS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
+    from fedjax_het.engine.optimizers import OPTIMIZERS
     from fedjax_het.nn import NETWORKS
 
     yield
-    for registry in (METHODS, DATASETS, NETWORKS, PARTITIONS, SERVER_SOURCES):
+    for registry in (METHODS, DATASETS, NETWORKS, OPTIMIZERS, PARTITIONS, SERVER_SOURCES):
         registry.reset()
 
 

@@ -12,6 +12,8 @@ from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import COMMANDS, main
 from fedjax_het.common.command_line import flags_of
+from fedjax_het.engine.optimizers import OPTIMIZERS
+from fedjax_het.engine.rate_schedules import SCHEDULES
 from fedjax_het.settings.protocols import PROTOCOLS
 
 
@@ -199,6 +201,20 @@ def test_show_says_what_a_name_takes(capsys):
     assert "name = 'fedmxi' is unknown: did you mean 'fedmix'" in capsys.readouterr().err
     assert main(["show"]) == 2
     assert "name = ''" in capsys.readouterr().err
+
+
+def test_show_says_what_optimisers_and_schedules_take(capsys):
+    assert main(["show", "lion", "rmsprop", "cosine", *OPTIMIZERS, *SCHEDULES]) == 0
+    said = capsys.readouterr().out
+    assert "  local_b2 = 0.99: a number in [0, 1)" in said
+    assert "  local_clip_norm: a number > 0" in said and "  centered = False" in said
+    assert "  lr_length: a number >= 1" in said
+    assert "  lr_step_length, required: a number >= 1" in said
+    for name in (*OPTIMIZERS, *SCHEDULES):
+        assert f"\n{name}: " in said
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert "local optimisers" in said and "  cosine_restarts " in said
 
 
 @pytest.mark.parametrize("name", METHODS)

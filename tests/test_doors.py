@@ -11,6 +11,7 @@ from collections import Counter
 
 import jax
 import numpy as np
+import optax
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -139,6 +140,7 @@ def good_calls(folder) -> dict[str, dict]:
         "make_model": {"name": "mlp", "input_shape": (2, 2, 1), "num_classes": 3},
         "network_options": {"name": "mlp"},
         "register_network": {"name": "mine", "make": lambda: None},
+        "register_optimizer": {"name": "mine", "make": lambda learning_rate: optax.sgd(0.1)},
         "register_method": {"name": "mine", "build": lambda training, plan: None},
         "method_colours": {"methods": ["fedavg"]},
         "varying_settings": {"results": ROWS},

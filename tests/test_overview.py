@@ -84,6 +84,18 @@ def test_every_shared_setting_that_differs_varies(results):
     assert varying == ["alpha", "width", "rounds", "algorithm", "hp.prox_mu"]
 
 
+def test_options_of_networks_and_optimisers_tell_runs_apart(results):
+    first = results["seed"] == 0
+    for name in ("network_options.hidden", "optimizer_options.nesterov"):
+        results[name] = np.where(first, 1.0, np.nan)
+    varying = report.varying_settings(results)
+    assert varying[1:3] == ["network_options.hidden", "optimizer_options.nesterov"]
+    results["lr_schedule"] = np.where(first, "step", "cosine")
+    results["hp.lr_every"] = np.where(first, 5.0, np.nan)
+    varying = report.varying_settings(results)
+    assert "lr_schedule" in varying and "hp.lr_every" not in varying
+
+
 def test_a_rate_tuned_per_method_follows_from_it_and_is_noted(results):
     results.loc[results["algorithm"] == "fedavg", "hp.local_lr"] = 0.1
     assert "hp.local_lr" not in report.varying_settings(results)

@@ -44,6 +44,39 @@ def test_a_result_has_a_file_that_makes_it_again_on_the_command_line(tmp_path, c
         assert again.metrics["test_accuracy"].tolist() == made.metrics["test_accuracy"].tolist()
 
 
+def test_local_training_is_as_flags_and_in_files(tmp_path, capsys):
+    flags = [
+        *("--local-optimizer", "nadam", "--optimizer-option", "nesterov=false"),
+        *("--lr-schedule", "cosine", "--lr-step-schedule", "step", "--local-steps", "2"),
+        *("--accumulation", "2", "--hp", "lr_warmup=1", "lr_step_every=3", "local_b1=0.8"),
+        *("local_clip_norm=2", "--num-clients", "2", "--rounds", "1", "--model", "mlp"),
+    ]
+    spec = RunSpec(
+        local_optimizer="nadam",
+        optimizer_options={"nesterov": False},
+        lr_schedule="cosine",
+        lr_step_schedule="step",
+        local_steps=2,
+        accumulation=2,
+        hp={"lr_warmup": 1, "lr_step_every": 3, "local_b1": 0.8, "local_clip_norm": 2},
+        num_clients=2,
+        rounds=1,
+        model="mlp",
+    )
+    assert main(["run", *flags, "--quiet", "--output-dir", str(tmp_path)]) == 0
+    (made,) = (Result.load(one) for one in tmp_path.glob("*[0-9a-f].json"))
+    assert made.spec.digest() == spec.digest()
+    (said,) = tmp_path.glob("*.yaml")
+    assert RunSpec(**read_settings(said)).digest() == spec.digest()
+    listed = written(tmp_path, {"lr_schedule": ["cosine", "linear", "step"], **SMALL}, "s.yaml")
+    found = ["sweep", "--config", listed, "--hp", "lr_every=1,2", "lr_final=0,0.1", "--list"]
+    capsys.readouterr()
+    assert main([*found, "--output-dir", str(tmp_path / "none")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 2 + 2
+    assert main(["run", *flags, "--local-epochs", "3"]) == 2
+    assert "--local-epochs = 3: expected nothing beside" in capsys.readouterr().err
+
+
 def words(record, path, *own):
     return _with_file(record, ["--config", path, *own])
 

@@ -11,7 +11,7 @@ from fedjax_het.algorithms.contract import Algorithm, State
 from fedjax_het.algorithms.entry import Entry
 from fedjax_het.common.records import Record, Share
 from fedjax_het.engine.lanes import client_row
-from fedjax_het.engine.local import Local, LocalTraining, descend
+from fedjax_het.engine.local import Local, LocalTraining, descend, require_one_rate
 from fedjax_het.engine.plan import Plan
 from fedjax_het.nn import Model
 
@@ -71,6 +71,8 @@ def apfl(
     Cost: two gradients a step; "outputs" has one forward pass more.
     """
     task, mixing = training.task, options.mixing
+    if options.adaptive:
+        require_one_rate(training, "apfl's weights alpha learn at it")
 
     def step_own(hp, broadcast, local, moved, batch, client, key):
         own, shared = local.memory, (local if mixing == "weights" else moved).variables
@@ -86,7 +88,9 @@ def apfl(
             {**own.variables, "params": params}, batch, key
         )
         variables = {**seen, "params": params["own"]}
-        variables, optimizer = descend(training, hp, variables, slopes["own"], own.optimizer)
+        variables, optimizer = descend(
+            training, hp, variables, slopes["own"], own.optimizer, (batch, client)
+        )
         alpha = params["alpha"]
         if options.adaptive:
             due = options.alpha_update == "step" or batch.number == 0

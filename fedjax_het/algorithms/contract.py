@@ -92,8 +92,9 @@ class Holdings(NamedTuple):
     dataset: Dataset
     partition: Partition  # of what clients hold of their own
     server: Examples | None  # the server's examples, [n_0, ...]
-    local_epochs: int | None  # None where clients condense
+    local_epochs: int | None  # None where clients condense, or go by steps
     seed: int  # of the partition
+    samples: int | None = None  # that all clients train on in a round, where they go by steps
 
 
 class RoundInput(NamedTuple):

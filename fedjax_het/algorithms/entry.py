@@ -13,7 +13,8 @@ from fedjax_het.common.doors import of_kind
 from fedjax_het.common.errors import named_within, require, require_name
 from fedjax_het.common.records import Bounds, Count, Number, Record, as_dict, numbers_of, read
 from fedjax_het.engine.contract import ContractError
-from fedjax_het.engine.local import LocalTraining, optimizer_numbers
+from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.optimizers import optimizer_numbers
 from fedjax_het.engine.plan import Plan
 from fedjax_het.nn import Model
 

@@ -67,9 +67,10 @@ def feddc(training: LocalTraining, plan: Plan) -> Algorithm:
     `scaffold`). The slope is corrected before the optimiser.
 
     alpha 0.01 as in the public code (gaoliang13/FedDC), whose other settings are not part of the
-    method and left out: alpha and g scaled by each client's share of the samples, a weight decay
-    of 0.001, gradients clipped to a norm of 10, local_lr times 0.998 each round. Batch-norm
-    statistics are averaged as in FedAvg. A round in which no client has data changes nothing.
+    method: alpha and g scaled by each client's share of the samples, which is left out, and a
+    weight decay of 0.001, gradients clipped to a norm of 10 and local_lr times 0.998 each round,
+    which are local_weight_decay, local_clip_norm and lr_schedule exponential. Batch-norm statistics
+    are averaged as in FedAvg. A round in which no client has data changes nothing.
 
     Traffic: twice FedAvg's, w and g down, theta_i and g_i up. State: two models per client, and
     two more on the server.

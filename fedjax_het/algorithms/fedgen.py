@@ -257,7 +257,9 @@ def _guided_client(
 
         value, pull = jax.value_and_grad(generated_loss)(local.variables["params"])
         gradient = jax.tree.map(jnp.add, gradient, pull)
-        variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
+        variables, optimizer = descend(
+            training, hp, variables, gradient, local.optimizer, (batch, client)
+        )
         counts = local.memory.at[batch.labels].add(batch.mask)
         return Local(variables, optimizer, counts), loss + value
 

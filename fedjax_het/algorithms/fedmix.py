@@ -144,7 +144,9 @@ def _mixed(
         loss, gradient, variables = task.loss_and_gradient(
             local.variables, batch, key, losses=mixed
         )
-        variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
+        variables, optimizer = descend(
+            training, hp, variables, gradient, local.optimizer, (batch, client)
+        )
         return Local(variables, optimizer, local.memory), loss
 
     mixed = federated(

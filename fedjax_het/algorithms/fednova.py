@@ -10,7 +10,7 @@ from fedjax_het.algorithms.contract import Algorithm
 from fedjax_het.algorithms.entry import Entry
 from fedjax_het.common.errors import require
 from fedjax_het.engine.contract import Upload
-from fedjax_het.engine.local import LocalTraining, local_sgd
+from fedjax_het.engine.local import LocalTraining, local_sgd, optimizer_steps
 from fedjax_het.engine.plan import Plan
 
 Tree = Any
@@ -33,16 +33,20 @@ def fednova(training: LocalTraining, plan: Plan) -> Algorithm:
     which client i's tau_i minibatch gradients enter its change: tau_i for plain SGD, and with
     momentum r, whose buffer starts at zero,
 
-        a_i = (tau_i - r (1 - r^tau_i) / (1 - r)) / (1 - r).
+        a_i = (tau_i - r (1 - r^tau_i) / (1 - r)) / (1 - r),
 
+    with Nesterov's momentum tau_i + r times that. tau_i are steps of the optimiser, each of several
+    minibatches where gradients are accumulated.
     A buffer kept across rounds would make that wrong, so momentum with optimizer_state "keep" is a
     `ConfigError`. The paper says nothing of Adam, whose steps are no sums of gradients: a_i =
     tau_i, the number of its steps. Where all make equally many steps this is FedAvg. Batch-norm
     statistics are averaged as in FedAvg. The paper's other variants (a proximal term, momentum at
     the server) are left out. Traffic: FedAvg's: the server knows a_i from the client's samples.
     """
+    schedule = training.details.schedule
+    require(schedule is None, "lr_step_schedule", schedule, "none: fednova's a_i are of one rate")
     require(
-        not (training.optimizer == "momentum" and training.keep_state),
+        not (training.optimizer in ("momentum", "nesterov") and training.keep_state),
         "optimizer_state",
         "keep",
         "'reset': fednova's weights are of momentum that starts at zero each round",
@@ -65,12 +69,13 @@ def fednova(training: LocalTraining, plan: Plan) -> Algorithm:
 
 
 def accumulated(training: LocalTraining, hp, num_steps: jax.Array) -> jax.Array:
-    """a_i after this many steps of the local optimiser; 1 where there are none."""
-    steps = jnp.maximum(num_steps, 1).astype(jnp.float32)
-    if training.optimizer != "momentum":
+    """a_i after this many minibatches; 1 where there are none."""
+    steps = jnp.maximum(optimizer_steps(training, num_steps), 1).astype(jnp.float32)
+    if training.optimizer not in ("momentum", "nesterov"):
         return steps
     r = hp["local_momentum"]
-    return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
+    heavy = (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
+    return heavy if training.optimizer == "momentum" else steps + r * heavy
 
 
 ENTRY = Entry(

@@ -16,7 +16,7 @@ from fedjax_het.algorithms.contract import Algorithm, Holdings, OnceTraffic, Rou
 from fedjax_het.algorithms.entry import Entry, Rule
 from fedjax_het.algorithms.refined import Round, refined, server_examples
 from fedjax_het.common.records import Count, NonNegative, Record
-from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.local import LocalTraining, optimizer_steps, require_one_rate
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Purpose, key_for
 from fedjax_het.engine.server import mean_gradient, steps_per_epoch, train_on_server
@@ -73,9 +73,12 @@ def fsl(
     federation; with "moved" a pass over D_0 besides.
     """
     algorithm, batch_size = base(training, plan), training.batch_size
-    passes = training.epochs + algorithm.extra_passes
-    training_share = training.epochs / passes  # SCAFFOLD's option I first only measures
+    share, extra = 1.0, algorithm.extra_passes
+    if training.details.steps is None:  # SCAFFOLD's option I first only measures
+        share = training.epochs / (training.epochs + extra)
     rule = options.server_rate
+    if rule == "paper":
+        require_one_rate(training, "fsl's server goes by it, unless server_rate is 'moved'")
 
     def learn(sharing: Sharing, most, start, begun, examples, key, reach, epochs):
         """`reach` is gamma K_0 eta_0, or that times the length of the gradient at `begun`."""
@@ -94,7 +97,10 @@ def fsl(
         epochs = options.server_epochs or this_round.cohort.inputs[SERVER_EPOCHS]
         if rule == "paper":
             present = jnp.maximum((schedule.num_steps > 0).sum(), 1)
-            client_steps = training_share * schedule.num_steps.sum() / present
+            steps: Any = schedule.num_steps
+            if extra and training.details.steps is not None:
+                steps = jnp.minimum(steps, training.details.steps)
+            client_steps = share * optimizer_steps(training, steps).sum() / present
             reach = hp["server_lr"] * hp["local_lr"] * client_steps
         else:
             models = (this_round.after["params"], this_round.before["params"])
@@ -124,8 +130,11 @@ def _server_epochs(holdings: Sequence[Holdings]) -> list[np.int32]:
     """E_s = ceil(n E_c / (N n_0)), section IV-A: as many examples a round as a client sees."""
 
     def epochs(held: Holdings) -> np.int32:
-        assert held.server is not None and held.local_epochs is not None
-        seen = len(held.partition.indices) * held.local_epochs
+        assert held.server is not None
+        seen = held.samples
+        if seen is None:
+            assert held.local_epochs is not None
+            seen = len(held.partition.indices) * held.local_epochs
         return np.int32(-(-seen // (held.partition.num_clients * len(held.server.labels))))
 
     return [epochs(held) for held in holdings]

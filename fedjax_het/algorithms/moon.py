@@ -67,7 +67,7 @@ def moon(training: LocalTraining, plan: Plan, *, options: MoonOptions = MoonOpti
       2048 features alone has 13 times the weights of that network. Of FedAF's MOON it is not known.
     Defaults: mu 1 (the paper tunes it in 0.1, 1, 5, 10) and tau 0.5, the public code's. Its batches
     leave out the last, smaller one of an epoch, which is kept here as for every method; its weight
-    decay of 1e-5 is left out.
+    decay of 1e-5 is local_weight_decay.
 
     Scored is the global model; the loss reported is the cross-entropy. Traffic: FedAvg's. State:
     one model per client. Cost: two more forward passes a step.
@@ -87,7 +87,9 @@ def moon(training: LocalTraining, plan: Plan, *, options: MoonOptions = MoonOpti
 
     def step(hp, broadcast, local, batch, client, key):
         loss, gradient, seen = _loss_and_gradient(task, hp, broadcast, local, batch, key)
-        variables, optimizer = descend(training, hp, seen, gradient, local.optimizer)
+        variables, optimizer = descend(
+            training, hp, seen, gradient, local.optimizer, (batch, client)
+        )
         return local._replace(variables=variables, optimizer=optimizer), loss
 
     def end(hp, broadcast, local, state, client):

@@ -10,7 +10,7 @@ from fedjax_het.algorithms.building import federated
 from fedjax_het.algorithms.contract import Algorithm, Tuning
 from fedjax_het.algorithms.entry import Entry
 from fedjax_het.common.records import NonNegative, Positive, Record
-from fedjax_het.engine.local import Local, LocalTraining, descend, local_sgd, whole_model
+from fedjax_het.engine.local import Local, LocalTraining, descend, local_sgd, plain_sgd, whole_model
 from fedjax_het.engine.plan import Plan
 
 
@@ -75,7 +75,9 @@ def per_fedavg(
                 curved = _hessian_product(gradient_at, w, gradient, delta)
                 meta = _along(gradient, curved, -hp["inner_lr"])
             variables = {**seen, "params": w}
-            variables, optimizer = descend(training, hp, variables, meta, local.optimizer)
+            variables, optimizer = descend(
+                training, hp, variables, meta, local.optimizer, (batch, client)
+            )
             return Local(variables, optimizer, variables)
 
         def look_ahead_and_move(local, gradient, seen):
@@ -108,7 +110,7 @@ def _hessian_product(gradient_at, params, vector, delta):
 
 def _one_step(training: LocalTraining) -> Tuning:
     """Plain SGD by inner_lr on one minibatch."""
-    client = whole_model(training._replace(optimizer="sgd"))
+    client = whole_model(plain_sgd(training))
 
     def step(hp, *rest):
         return client.step({**hp, "local_lr": hp["inner_lr"]}, *rest)

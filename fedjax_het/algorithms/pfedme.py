@@ -81,7 +81,9 @@ def pfedme(
         personal, losses = jax.lax.scan(approach, local.memory, jnp.arange(options.inner_steps))
         gradient = jax.tree.map(lambda w, p: strength * (w - p), w, personal["params"])
         variables = {**personal, "params": w}
-        variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
+        variables, optimizer = descend(
+            training, hp, variables, gradient, local.optimizer, (batch, client)
+        )
         return local._replace(variables=variables, optimizer=optimizer, memory=personal), losses[0]
 
     def end(hp, broadcast, local, state, client):

@@ -88,6 +88,8 @@ def _option_two(training: LocalTraining) -> ClientMethod:
 
 def _option_one(training: LocalTraining) -> ClientMethod:
     def measuring(batch, client):
+        if training.details.steps is not None:
+            return batch.number < client.num_steps - training.details.steps
         return batch.number < client.num_steps // (training.epochs + 1)
 
     def correct(hp, gradient, local, broadcast, batch, client):

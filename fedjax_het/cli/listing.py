@@ -12,8 +12,8 @@ from fedjax_het.common.signatures import REQUIRED
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Name the methods, data sets, partitions, networks, sources of the server's examples, and
-    measures."""
+    """Name the methods, data sets, partitions, networks, sources of the server's examples, local
+    optimisers, schedules of their rates, and measures."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ShowCommand:
     """
 
     names: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...")] = ()
-    """Of methods, data sets, partitions, networks or sources."""
+    """Of methods, data sets, partitions, networks, sources, optimisers or schedules."""
 
 
 def list_command(command: ListCommand) -> int:
@@ -58,6 +58,8 @@ def _groups() -> dict[str, Any]:
     from fedjax_het.algorithms import METHODS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
     from fedjax_het.engine.measured import MEASURES
+    from fedjax_het.engine.optimizers import OPTIMIZERS
+    from fedjax_het.engine.rate_schedules import SCHEDULES
     from fedjax_het.nn import NETWORKS
 
     return {
@@ -67,6 +69,8 @@ def _groups() -> dict[str, Any]:
         "networks": NETWORKS,
         "server's examples": SERVER_SOURCES,
         "measures": MEASURES,
+        "local optimisers": OPTIMIZERS,
+        "rate schedules": SCHEDULES,
     }
 
 
@@ -76,9 +80,52 @@ def _about(title: str, record: Any) -> Iterator[str]:
     if title == "methods":
         yield from _about_method(record)
         return
+    if title in _NUMBERED:
+        yield from _NUMBERED[title](record)
+        return
     for name, default in _parameters(title, record.name).items():
         needed = default is REQUIRED
         yield f"  {name}  ({'required' if needed else f'default {default!r}'})"
+
+
+def _about_optimizer(entry: Any) -> Iterator[str]:
+    from fedjax_het.engine.optimizers import optional_numbers
+
+    yield "numbers (--hp NAME=VALUE):"
+    for name, number in entry.numbers.items():
+        yield f"  {name} = {number.default:g}: {_range(number)}"
+    yield "numbers that it has where they are given:"
+    for name, number in optional_numbers(entry.name, {}).items():
+        yield f"  {name}: {_range(number)}"
+    if entry.options:
+        yield "options (--optimizer-option NAME=VALUE):"
+        yield from (f"  {name} = {default}" for name, default in entry.options.items())
+
+
+def _about_schedule(schedule: Any) -> Iterator[str]:
+    from fedjax_het.engine.rate_schedules import (
+        OVER_ROUNDS,
+        OVER_STEPS,
+        optional_schedule_numbers,
+        required_schedule_numbers,
+        schedule_numbers,
+    )
+
+    for setting, prefix in (("--lr-schedule", OVER_ROUNDS), ("--lr-step-schedule", OVER_STEPS)):
+        yield f"numbers (--hp NAME=VALUE) of {setting} {schedule.name}:"
+        required = required_schedule_numbers(schedule.name, prefix)
+        optional = optional_schedule_numbers(schedule.name, prefix)
+        for name, number in {**schedule_numbers(schedule.name, prefix), **optional}.items():
+            default = f" = {number.default:g}" if name not in optional else ""
+            default = ", required" if name in required else default
+            yield f"  {name}{default}: {_range(number)}"
+
+
+_NUMBERED = {"local optimisers": _about_optimizer, "rate schedules": _about_schedule}
+
+
+def _range(number: Any) -> str:
+    return f"a number {number.bounds}".rstrip()
 
 
 def _parameters(title: str, name: str) -> dict[str, Any]:
@@ -144,6 +191,7 @@ def _by_protocol(entry: Any) -> Iterator[str]:
 _SETTINGS = (
     *("partition", "alpha", "classes", "model", "norm", "num_clients", "participation", "rounds"),
     *("local_epochs", "batch_size", "local_optimizer", "optimizer_state", "averaging"),
+    *("lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
     *("local_tests", "server_data", "pretrain_epochs"),
 )
 

@@ -14,6 +14,7 @@ from fedjax_het.cli.words import (
     HP_HELP,
     OPTION_HELP,
     NetworkOptions,
+    OptimizerOptions,
     PartitionOptions,
     ServerOptions,
     count,
@@ -24,6 +25,7 @@ from fedjax_het.cli.words import (
 )
 from fedjax_het.common.errors import ConfigError, written
 from fedjax_het.common.files import make_output_directory
+from fedjax_het.settings.files import PAIRS
 from fedjax_het.settings.spec import RunSpec
 
 Hp = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)]
@@ -47,6 +49,7 @@ class RunCommand(RunSpec):
     network_options: NetworkOptions = ()  # type: ignore[assignment]
     partition_options: PartitionOptions = ()  # type: ignore[assignment]
     server_options: ServerOptions = ()  # type: ignore[assignment]
+    optimizer_options: OptimizerOptions = ()  # type: ignore[assignment]
     config: Path | None = None
     """A file of settings in YAML, or a result's JSON; what is given here goes over it."""
     data_dir: Path | None = None
@@ -79,7 +82,7 @@ def spec_of(command: RunCommand) -> RunSpec:
     """The settings that a command line names."""
     values = {field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
     values["hp"] = {name: number("hp", name, text) for name, text in pairs("hp", command.hp)}
-    for name in ("options", "network_options", "partition_options", "server_options"):
+    for name in PAIRS[1:]:
         values[name] = literals(name, getattr(command, name))
     return RunSpec(**values)
 

@@ -19,6 +19,7 @@ from fedjax_het.cli.own_code import import_all, imported
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.words import (
     NetworkOptions,
+    OptimizerOptions,
     PartitionOptions,
     ServerOptions,
     count,
@@ -29,11 +30,11 @@ from fedjax_het.cli.words import (
     pairs,
 )
 from fedjax_het.common.records import Bounds, Count, NonNegative
+from fedjax_het.settings.files import PAIRS
 from fedjax_het.settings.spec import RunSpec
 
-_AS_WORDS = ("hp", "options", "network_options", "partition_options", "server_options")
 # The settings that a sweep takes lists of under their own names.
-_LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in (*_AS_WORDS, "seed")]
+_LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in (*PAIRS, "seed")]
 
 
 def _as_lists() -> type:
@@ -82,6 +83,7 @@ class SweepCommand(_Lists):
     network_options: NetworkOptions = ()
     partition_options: PartitionOptions = ()
     server_options: ServerOptions = ()
+    optimizer_options: OptimizerOptions = ()
     config: Path | None = None
     """A file of settings in YAML, where lists are grids; what is given here goes over it."""
     data_dir: Path | None = None
@@ -144,6 +146,7 @@ def specs_of(command: SweepCommand) -> list[RunSpec]:
         network_options=of_network,
         partition_options=of_partition,
         server_options=of_server,
+        optimizer_options=literals("optimizer_options", command.optimizer_options),
         hp=hp,
         options=options,
     )

@@ -27,6 +27,14 @@ NetworkOptions = Annotated[
     tuple[str, ...],
     tyro.conf.arg(name="network-option", metavar="NAME=VALUE", help=_NETWORK_HELP),
 ]
+OptimizerOptions = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        name="optimizer-option",
+        metavar="NAME=VALUE",
+        help="Truth values of the local optimizer, e.g. --optimizer-option nesterov=true.",
+    ),
+]
 ServerOptions = Annotated[
     tuple[str, ...],
     tyro.conf.arg(name="server-option", metavar="NAME=VALUE", help=_SERVER_HELP),

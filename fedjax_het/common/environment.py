@@ -39,6 +39,7 @@ def run_digest(
     network: str | None = None,
     partition: str | None = None,
     initial: str | None = None,
+    optimizer: str | None = None,
 ) -> str:
     """16 hexadecimal digits that name one result.
 
@@ -50,6 +51,7 @@ def run_digest(
       network: likewise the network's.
       partition: likewise that of a partition which is not what the settings make.
       initial: of the model that the run began with, where that was in a file.
+      optimizer: likewise that of clients' optimiser which was passed to the run.
     """
     known = {name: made_in.get(name) for name in IDENTITY}
     parts = [settings, known, data, *([network] if network else [])]
@@ -57,5 +59,7 @@ def run_digest(
         parts.append({"partition": partition})
     if initial:
         parts.append({"initial": initial})
+    if optimizer:
+        parts.append({"optimizer": optimizer})
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

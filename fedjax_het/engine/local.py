@@ -8,50 +8,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.common.records import Bounds, Number
-from fedjax_het.engine.contract import ClientMethod, Upload
+from fedjax_het.common.errors import require
+from fedjax_het.engine.contract import Batch, Client, ClientMethod, ContractError, Upload
+from fedjax_het.engine.optimizers import OPTIMIZERS, OWN, RATE, Details, transformation
+from fedjax_het.engine.rate_schedules import step_factor
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, count_parameters
 
 Tree = Any
 
 
-class LocalOptimizer(NamedTuple):
-    """An optimiser that clients may have: how it is made of `hp`, and the numbers that it reads."""
-
-    make: Callable[[Any], optax.GradientTransformation]
-    numbers: dict[str, Number]
-
-
-def _rate(default: float) -> dict[str, Number]:
-    return {"local_lr": Number(default, Bounds(0))}
-
-
 SMALL = 2**15  # weights of a network whose step takes less time than starting its operations
-OPTIMIZERS = {
-    "sgd": LocalOptimizer(lambda hp: optax.sgd(hp["local_lr"]), _rate(0.01)),
-    "momentum": LocalOptimizer(
-        lambda hp: optax.sgd(hp["local_lr"], momentum=hp["local_momentum"]),
-        {**_rate(0.01), "local_momentum": Number(0.9, Bounds(0, 1, open_high=True))},
-    ),
-    "adam": LocalOptimizer(lambda hp: optax.adam(hp["local_lr"]), _rate(1e-3)),
-    "adamw": LocalOptimizer(
-        lambda hp: optax.adamw(hp["local_lr"], weight_decay=hp["local_weight_decay"]),
-        {**_rate(1e-3), "local_weight_decay": Number(1e-4, Bounds(0))},
-    ),
-}
-
-
-def optimizer_numbers(name: str) -> dict[str, Number]:
-    """The numeric hyper-parameters that a local optimiser reads."""
-    return OPTIMIZERS[name].numbers
 
 
 class LocalTraining(NamedTuple):
     """Static choices of local training; a method that condenses reads the task and the batch."""
 
     task: Task
-    optimizer: str | None  # of OPTIMIZERS
+    optimizer: str | None  # of OPTIMIZERS, or OWN
     local_epochs: int | None = 1
     keep_state: bool = False
     """Keep every client's optimiser state across rounds (as DynaFed's code does, where each
@@ -62,12 +36,21 @@ class LocalTraining(NamedTuple):
     "client", its model after local training, which is then kept."""
     hands_out_models: bool = False
     """Whether a round gives all its clients' models to what refines the server's."""
+    details: Details = Details()
 
     @property
     def epochs(self) -> int:
-        """The local epochs of clients that train; those that condense have none."""
+        """The local epochs of clients that train by epochs; those that condense have none."""
         assert self.local_epochs is not None
         return self.local_epochs
+
+
+class Accumulated(NamedTuple):
+    """An optimiser's state where a step has several minibatches."""
+
+    optimizer: Tree
+    total: Tree  # of the gradients since its last step
+    number: jax.Array  # [] int32: how many they are
 
 
 class Broadcast(NamedTuple):
@@ -97,17 +80,23 @@ def begin_training(training: LocalTraining, hp, variables: Tree, kept: Tree, mem
 
 def new_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
     """The state of a local optimiser that has not made a step."""
-    return _optimizer(training, hp).init(variables["params"])
+    params = variables["params"]
+    state = _optimizer(training, hp).init(params)
+    if training.details.accumulation == 1:
+        return state
+    return Accumulated(state, jax.tree.map(jnp.zeros_like, params), jnp.int32(0))
 
 
 def _optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
-    assert training.optimizer is not None, "clients that condense have none"
-    optimizer = OPTIMIZERS[training.optimizer].make(hp)
+    name, details = training.optimizer, training.details
+    assert name is not None, "clients that condense have none"
+    factor = None if details.schedule is None else step_factor(details.schedule, hp)
+    optimizer = transformation(name, details, hp, factor)
     # Of a small network all that is kept is one row: a step, and what is done with clients' states,
     # are then a few operations, not a few for each layer (with Adam a program of 70 % the size,
     # compiled and run in 4/5 of the time; large networks, whose rows are copied, lose as much).
     # An optimiser that keeps nothing has nothing to gain.
-    flat = training.optimizer != "sgd" and _is_small(training.task.model)
+    flat = name != OWN and OPTIMIZERS[name].flat and _is_small(training.task.model)
     return optax.flatten(optimizer) if flat else optimizer
 
 
@@ -121,11 +110,64 @@ def kept_optimizer(training: LocalTraining, optimizer: Tree) -> Tree:
     return optimizer if training.keep_state else ()
 
 
-def descend(training: LocalTraining, hp, variables: Tree, gradient: Tree, optimizer: Tree):
-    """One step of the local optimiser -> (variables, optimiser's state)."""
-    step = _optimizer(training, hp).update
-    updates, optimizer = step(gradient, optimizer, variables["params"])
-    return {**variables, "params": optax.apply_updates(variables["params"], updates)}, optimizer
+def descend(
+    training: LocalTraining,
+    hp,
+    variables: Tree,
+    gradient: Tree,
+    optimizer: Tree,
+    at: tuple[Batch, Client] | None = None,
+):
+    """One step of the local optimiser -> (variables, optimiser's state).
+
+    Where a step has several minibatches (the setting `accumulation`) this adds one to it, and the
+    step is made along the mean of their gradients when they are there; what is left at a client's
+    last minibatch of the round is a step of fewer. `at`: which minibatch of which client this is,
+    as the method's `step` gets them, which is needed then.
+    """
+    params, most = variables["params"], training.details.accumulation
+    update = _optimizer(training, hp).update
+    if most == 1:
+        updates, optimizer = update(gradient, optimizer, params)
+        return {**variables, "params": optax.apply_updates(params, updates)}, optimizer
+    if at is None:
+        raise ContractError("descend: expected at=(batch, client), since steps are accumulated")
+    batch, client = at
+    total = jax.tree.map(jnp.add, optimizer.total, gradient)
+    count = optimizer.number + 1
+
+    def step(params, state):
+        mean = jax.tree.map(lambda g: g / count, total)
+        updates, state = update(mean, state, params)
+        nothing = jax.tree.map(jnp.zeros_like, total)
+        return optax.apply_updates(params, updates), Accumulated(state, nothing, jnp.int32(0))
+
+    def wait(params, state):
+        return params, Accumulated(state, total, count)
+
+    due = (count == most) | (batch.number + 1 == client.num_steps)
+    params, optimizer = jax.lax.cond(due, step, wait, params, optimizer.optimizer)
+    return {**variables, "params": params}, optimizer
+
+
+def optimizer_steps(training: LocalTraining, minibatches: Any) -> Any:
+    """Steps of the local optimiser in a round of so many minibatches."""
+    most = training.details.accumulation
+    return minibatches if most == 1 else -(-minibatches // most)
+
+
+def plain_sgd(training: LocalTraining) -> LocalTraining:
+    """The same with steps of SGD alone."""
+    return training._replace(optimizer="sgd", keep_state=False, details=Details())
+
+
+def require_one_rate(training: LocalTraining, why: str) -> None:
+    """Raise ConfigError unless every local step is of the rate `local_lr`, which a method reads
+    itself. why: in a few words what of."""
+    schedule, given = training.details.schedule, training.details.numbers
+    require(schedule is None, "lr_step_schedule", schedule, f"none: {why}")
+    known = training.optimizer != OWN or RATE in given
+    require(known, f"hp {RATE}", None, f"a number, beside the optimizer that is passed: {why}")
 
 
 def training_step(training: LocalTraining, adjust: Callable = no_adjustment) -> Callable:
@@ -138,7 +180,9 @@ def training_step(training: LocalTraining, adjust: Callable = no_adjustment) -> 
     def step(hp, broadcast, local, batch, client, key):
         loss, gradient, variables = training.task.loss_and_gradient(local.variables, batch, key)
         gradient, memory = adjust(hp, gradient, local, broadcast, batch, client)
-        variables, optimizer = descend(training, hp, variables, gradient, local.optimizer)
+        variables, optimizer = descend(
+            training, hp, variables, gradient, local.optimizer, (batch, client)
+        )
         return Local(variables, optimizer, memory), loss
 
     return step

@@ -58,6 +58,7 @@ class ChunkInputs(NamedTuple):
     server: Examples | None = None  # [n_0, ...]; None where the server has no examples
     survey: RoundSchedule | None = None  # of all clients, where their gradients are measured
     inputs: dict[str, Any] = {}  # noqa: RUF012  what the method asks for besides, by name
+    rates: jax.Array | None = None  # [R] factors of `local_lr`; None where it is constant
 
 
 _ONCE_PER_DEVICE = (
@@ -243,6 +244,7 @@ def _round(rounds: Rounds, inputs: ChunkInputs, state, r, nothing: RoundMetrics,
     """The r-th round of a chunk: -> (state, its RoundMetrics, `_unsound` of the state); `nothing`
     is what is not due."""
     algorithm, plan, measuring = rounds.algorithm, rounds.plan, rounds.measuring
+    inputs = _at_its_rate(inputs, r)
     schedule = jax.tree.map(lambda a: row_of(a, r), inputs.schedule)
     key = jax.random.fold_in(inputs.train_key, schedule.round)
     gaps = {}
@@ -298,6 +300,14 @@ def _worked(rounds: Rounds, hp, state, key, cohort: Cohort):
     if watch.found is None:
         nothing_sent()
     return state, info, {name: watch.found[name] for name in names}
+
+
+def _at_its_rate(inputs: ChunkInputs, r) -> ChunkInputs:
+    """The same with the local rate of the r-th round, for clients and server."""
+    if inputs.rates is None:
+        return inputs
+    rate = inputs.hp["local_lr"] * row_of(inputs.rates, r)
+    return inputs._replace(hp={**inputs.hp, "local_lr": rate})
 
 
 def _test(rounds: Rounds, inputs: ChunkInputs, state, r) -> Evaluation:

@@ -12,7 +12,8 @@ from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.contract import ClientMethod, Upload
 from fedjax_het.engine.footprint import bytes_of_compiled, least_bytes
 from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
-from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, optimizer_numbers
+from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, plain_sgd
+from fedjax_het.engine.optimizers import OWN, Details, optimizer_numbers
 from fedjax_het.engine.plan import make_plan
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.server import train_on_server
@@ -71,7 +72,7 @@ def seconds_per_step(
     shown = rng.integers(0, 256, (clients * each, *model.input_shape), dtype=np.uint8)
     labels = rng.integers(0, model.num_classes, clients * each)
     if images is None:
-        method, hp = local_sgd(training._replace(keep_state=False)), _numbers(training)
+        method, hp = local_sgd(_usual(training)), _numbers(training)
     else:
         method, hp = _condensing(task, images), {}
 
@@ -94,9 +95,17 @@ def _require_room(needed: int, free: int | None) -> None:
         raise NoRoomToTime(needed)
 
 
+def _usual(training: LocalTraining) -> LocalTraining:
+    """Local training without what is the run's own, which costs a step little."""
+    if training.optimizer == OWN:
+        return plain_sgd(training)
+    return training._replace(keep_state=False, details=Details())
+
+
 def _numbers(training: LocalTraining) -> dict[str, Any]:
-    assert training.optimizer is not None
-    numbers = optimizer_numbers(training.optimizer)
+    optimizer = _usual(training).optimizer
+    assert optimizer is not None
+    numbers = optimizer_numbers(optimizer)
     return {name: np.float32(number.default) for name, number in numbers.items()}
 
 

@@ -20,6 +20,8 @@ class ClientUnits:
 
     Args:
       steps: at most so many batches of it all (default: all).
+      further: batches after the `passes`, of as many passes more as it takes, each with a fresh
+        shuffle too; only the last may be cut off.
       stream: whose randomness shuffles.
     """
 
@@ -33,13 +35,15 @@ class ClientUnits:
         batch_size: int,
         *,
         steps: int | None = None,
+        further: int = 0,
         stream: Stream = Stream.BATCHES,
     ):
-        self._partition, self._passes, self.batch_size = partition, passes, batch_size
+        self._partition, self.batch_size = partition, batch_size
         self._stream = stream
         self.sizes = partition.sizes  # [U] examples held
         per_pass = -(-partition.sizes // batch_size)
-        most = passes * per_pass
+        most = passes * per_pass + further * (per_pass > 0)
+        self._passes = -(-most // np.maximum(per_pass, 1))  # [U] begun in a round
         self.steps = most if steps is None else np.minimum(most, steps)  # [U] in a round
         # [U] processed in a round: whole passes, and full batches of the last one
         passed = self.steps // np.maximum(per_pass, 1)
@@ -62,10 +66,11 @@ class ClientUnits:
         A batch that is not full is filled up with samples of the client's own, which the loss
         masks: only batch-norm statistics can see them.
         """
-        sizes, per_pass = self.sizes[units], -(-self.sizes[units] // self.batch_size)
+        sizes, passes = self.sizes[units], self._passes[units]
+        per_pass = -(-sizes // self.batch_size)
         order = self._shuffled(seed, round_index, units)
         # A pass begins where the last one ended: in `order`, in padded entries, and in batches.
-        held, filled = np.repeat(sizes, self._passes), np.repeat(per_pass, self._passes)
+        held, filled = np.repeat(sizes, passes), np.repeat(per_pass, passes)
         entries = filled * self.batch_size
         within = counted(entries)
         at = np.repeat(held.cumsum() - held, entries) + within % np.repeat(held, entries)
@@ -73,7 +78,7 @@ class ClientUnits:
         left = held % self.batch_size
         batch_sizes[(filled.cumsum() - 1)[left > 0]] = left[left > 0]
         whole = order[at].astype(np.int32).reshape(-1, self.batch_size)
-        made, wanted = self._passes * per_pass, self.steps[units]
+        made, wanted = passes * per_pass, self.steps[units]
         if (made == wanted).all():
             return whole, batch_sizes
         kept = counted(made) < np.repeat(wanted, made)
@@ -81,14 +86,14 @@ class ClientUnits:
 
     def _shuffled(self, seed: int, round_index: int, units: np.ndarray) -> np.ndarray:
         """What they hold, unit after unit, each once for every pass in an order of its own."""
-        sizes, offsets = self.sizes[units], self._partition.offsets
-        repeated = np.repeat(sizes, self._passes)
-        order = np.repeat(np.repeat(offsets[units], self._passes), repeated) + counted(repeated)
+        sizes, offsets, passes = self.sizes[units], self._partition.offsets, self._passes[units]
+        repeated = np.repeat(sizes, passes)
+        order = np.repeat(np.repeat(offsets[units], passes), repeated) + counted(repeated)
         order = self._partition.indices[order]
         end = 0
         rngs = host_rngs(seed, self._stream, round_index, units)
-        for size, rng in zip(sizes.tolist(), rngs, strict=True):
-            for _ in range(self._passes):
+        for size, times, rng in zip(sizes.tolist(), passes.tolist(), rngs, strict=True):
+            for _ in range(times):
                 end += size
                 rng.shuffle(order[end - size : end])
         return order

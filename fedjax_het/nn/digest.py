@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +32,20 @@ def network_digest(model: Model) -> str:
             return model.apply(variables, images, train=train, **more)
 
         programs.append(jax.make_jaxpr(applied)(variables, images))
+    sha = hash_of_traces(programs)
+    leaves, structure = jax.tree.flatten(variables)
+    sha.update(f"{structure}{[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}".encode())
+    return sha.hexdigest()[:16]
+
+
+def hash_of_traces(programs: Iterable[Any]) -> Any:
+    """SHA-256 of what programs compute, by `jax.make_jaxpr`, with the arrays that they close over;
+    it takes more by its `update`."""
     sha = hashlib.sha256()
     for program in programs:
         sha.update(_ADDRESS.sub("", str(program)).encode())
         for constant in program.consts:
+            constant = jnp.asarray(constant)
             if not jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
                 sha.update(np.asarray(constant).tobytes())
-    leaves, structure = jax.tree.flatten(variables)
-    sha.update(f"{structure}{[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}".encode())
-    return sha.hexdigest()[:16]
+    return sha

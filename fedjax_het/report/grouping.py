@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
 _SEEDS = ("seed", "partition_seed")
 # What decides the defaults of hyper-parameters and options.
-_CAUSES = ("algorithm", "local_optimizer", "options.preset")
+_CAUSES = ("algorithm", "local_optimizer", "lr_schedule", "lr_step_schedule", "options.preset")
 # What a method, or a backend, has a default of its own for, so that its absence differs from no
 # value.
 _OF_METHOD = (
@@ -33,6 +33,7 @@ _OF_SERVER = "server_options."
 # Where the name of a setting would not say what it is.
 _SHOWN = {"algorithm": "Method", f"{_OF_SERVER}size": "n_0"}
 _OF_PARTITION = "partition_options."
+_OF_ALL = ("network_options.", "optimizer_options.")
 _NAMED_BY_VALUE = ("algorithm", "dataset", "partition", "model")
 
 
@@ -64,7 +65,7 @@ def setting_columns(results: "pd.DataFrame") -> list[str]:
     options = [name for name in columns if name.startswith("options.")]
     return [
         *filter(is_shared, fields),
-        *sorted(name for name in columns if name.startswith(_OF_PARTITION)),
+        *sorted(name for name in columns if name.startswith((_OF_PARTITION, *_OF_ALL))),
         *(["algorithm"] if "algorithm" in columns else []),
         *(name for name in fields if name in _OF_METHOD),
         *sorted(name for name in columns if name.startswith(_OF_SERVER)),

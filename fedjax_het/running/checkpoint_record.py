@@ -8,6 +8,7 @@ from fedjax_het.common.environment import environment
 from fedjax_het.common.errors import ConfigError, is_whole
 from fedjax_het.common.text import one_line
 from fedjax_het.engine.checkpoint import damaged, not_finite, read_checkpoint
+from fedjax_het.settings.local_training import depends_on_end
 from fedjax_het.settings.spec import RunSpec
 
 
@@ -69,17 +70,21 @@ def _is_text(value: Any) -> bool:
 
 def require_own(path: Path, record: dict[str, Any], spec: RunSpec, *, longer: bool = False) -> None:
     """Raise ConfigError if the checkpoint is of other settings; not, where it may be `longer`, if
-    the number of rounds is all that differs, of which no more are done than there are to be."""
+    the number of rounds is all that differs, of which no more are done than there are to be, and on
+    which its rates do not depend."""
     if record["digest"] == spec.digest():
         return
     then, now = record["spec"], spec.resolved().to_dict()
     names = [k for k in {**now, **then} if then.get(k) != now.get(k)]
-    if longer and names == ["rounds"] and record["round"] <= now["rounds"]:
+    ends = depends_on_end(spec)
+    if longer and names == ["rounds"] and record["round"] <= now["rounds"] and not ends:
         return
     differ = [f"{k} {then.get(k)!r} -> {now.get(k)!r}" for k in names]
     more = ""
     if names == ["rounds"]:
         more = f"; {record['round']} are done"
+        if ends:
+            more += f", at rates of {spec.lr_schedule} to another end, unless hp lr_length says it"
     raise ConfigError(
         one_line(
             f"checkpoint = {str(path)!r}: expected this configuration's, but it is another "

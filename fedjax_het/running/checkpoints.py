@@ -196,7 +196,7 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
         "partition": federation.partition.digest(),
         "dataset": runs.group.dataset.digest(),
         "inputs": Inputs.of(runs.group.dataset)._asdict(),
-        **runs.group.program.network_digest,
+        **runs.group.program.own_digests(federation.spec.hp),
         "initial": _initial(runs, i),
         "round": runs.done,
         "work": {work.name: work.done(state) for work in runs.algorithm.host_work},
@@ -214,13 +214,16 @@ def _record(runs: Runs, i: int, state: Any, clients: HostState | None) -> dict[s
 
 def _require_same_data(path: Path, record: dict, runs: Runs, i: int) -> None:
     group = runs.group
+    own = group.program.own_digests(runs.federations[i].spec.hp)
     ours = {
         "dataset": group.dataset.digest(),
         "partition": runs.federations[i].partition.digest(),
-        "network": group.program.network_digest.get("network_digest"),
+        "network": own.get("network_digest"),
+        "optimizer": own.get("optimizer_digest"),
         "initial": _initial(runs, i),
     }
-    saved = {"initial": None, **record, "network": record.get("network_digest")}
+    saved = {"initial": None, **record}
+    saved |= {name: record.get(f"{name}_digest") for name in ("network", "optimizer")}
     for name, digest in ours.items():
         if saved[name] != digest:
             raise ConfigError(

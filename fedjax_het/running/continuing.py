@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.running.stored import from_text
+from fedjax_het.settings.local_training import depends_on_end
 from fedjax_het.settings.spec import RunSpec
 
 SUFFIX = ".state.npz"
@@ -45,7 +46,8 @@ class Ended:
         self, spec: RunSpec, dataset: Dataset | None = None, partition: Partition | None = None
     ) -> Path | None:
         """Of this run, or the one of the same resolved settings and data with the most rounds that
-        are not more: the file of its state; None without one.
+        are not more: the file of its state; None without one. A run whose rates depend on its end
+        is the beginning of no other.
 
         dataset, partition: the user's own.
         """
@@ -53,7 +55,7 @@ class Ended:
         fitting = [
             kept
             for kept in self._by_settings.get(_but_rounds(spec.to_dict()), [])
-            if kept.rounds <= rounds
+            if (kept.rounds == rounds if depends_on_end(spec) else kept.rounds <= rounds)
             and _is_of(kept.summary, "dataset", dataset)
             and _is_of(kept.summary, "partition", partition)
         ]

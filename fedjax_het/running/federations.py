@@ -1,6 +1,7 @@
 """A run made ready on the host: who holds what, and when each client is worked on."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from fedjax_het.engine.evaluation import TestsShape, tests_shape
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.plan import Plan
 from fedjax_het.engine.randomness import Stream
+from fedjax_het.engine.rate_schedules import is_of_host, rate_factors
 from fedjax_het.engine.schedule import Scheduler, Shape, common_shape
 from fedjax_het.engine.units import ClientUnits, PairUnits
 from fedjax_het.running.splits import Split
@@ -61,7 +63,14 @@ class Federation:
     @property
     def hp(self) -> dict[str, Any]:
         """Its numeric hyper-parameters as programs read them."""
-        return {name: np.float32(value) for name, value in self.spec.hp.items()}
+        read = (item for item in self.spec.hp.items() if not is_of_host(item[0]))
+        return {name: np.float32(value) for name, value in read}
+
+    @functools.cached_property
+    def rates(self) -> np.ndarray:
+        """[R] float32: what `local_lr` is multiplied with in each round."""
+        spec = self.spec
+        return rate_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
 
 
 class Shapes(NamedTuple):
@@ -153,9 +162,8 @@ def units_of(
 ) -> ClientUnits | PairUnits:
     """What the lanes of a run go through."""
     if algorithm.pairs is None:
-        assert spec.local_epochs is not None  # where clients do not condense, they train
-        passes = spec.local_epochs + algorithm.extra_passes
-        return ClientUnits(trained_on, passes, spec.batch_size)
+        passes = (spec.local_epochs or 0) + algorithm.extra_passes
+        return ClientUnits(trained_on, passes, spec.batch_size, further=spec.local_steps or 0)
     labels, num_classes = dataset.train_labels, dataset.num_classes
     return PairUnits(trained_on, labels, num_classes, algorithm.pairs, spec.batch_size)
 
@@ -186,13 +194,17 @@ def server_examples_of(
 
 def holdings_of(federation: Federation, dataset: Dataset, pool: Pool | None) -> Holdings:
     """What a method's own functions of the host read."""
-    spec = federation.spec
+    spec, samples = federation.spec, None
+    if spec.local_steps is not None:
+        own, steps = federation.partition, spec.local_steps
+        samples = int(ClientUnits(own, 0, spec.batch_size, further=steps).samples.sum())
     return Holdings(
         dataset,
         federation.partition,
         server_examples_of(federation, dataset, pool),
         spec.local_epochs,
         spec.partition_seed,
+        samples,
     )
 
 

@@ -40,6 +40,7 @@ class Reader(NamedTuple):
     algorithm: Algorithm
     measuring: Measuring
     has_server: bool  # whether the server has examples
+    scheduled: bool = False  # whether the local rate has a schedule over rounds
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,13 @@ def _num_rounds(source: Source) -> jax.Array:
     return source.plan.put(np.int32(count) * (starts < source.num_federations), DEVICE)
 
 
+def _rates(source: Source) -> jax.Array:
+    """[R] factors of `local_lr` in the rounds of the call, padded to its capacity."""
+    padding = np.ones(source.capacity - len(source.rounds), np.float32)
+    rounds = list(source.rounds)
+    return source.for_places([np.append(f.rates[rounds], padding) for f in source.places])
+
+
 def _num_eval_batches(source: Source) -> jax.Array:
     """All of a block's; the first, where only first steps are made."""
     if source.trial or not _has_global_model(source.reader):
@@ -251,6 +259,7 @@ INPUTS: tuple[Input, ...] = (
     ),
     Input("train_key", RUN, _always, lambda source: source.keys(Stream.TRAIN), Scope.RUNS),
     Input("schedule", SCHEDULE_KINDS, _always, _schedule, Scope.CALL, trial=True),
+    Input("rates", RUN, lambda reader: reader.scheduled, _rates, Scope.CALL, trial=True),
     Input("num_rounds", DEVICE, _always, _num_rounds, Scope.CALL, trial=True),
     Input("num_eval_batches", SHARED, _always, _num_eval_batches, Scope.GROUP, trial=True),
     Input("examples", SHARED, _always, _examples, Scope.GROUP),

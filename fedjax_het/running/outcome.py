@@ -164,7 +164,7 @@ def _data(runs: Runs, i: int) -> dict[str, Any]:
         "split": dataclasses.asdict(group.split(federation)),
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": group.dataset.note,
-        **group.program.network_digest,
+        **group.program.own_digests(federation.spec.hp),
         **federation.split.own,
         **({} if federation.initial is None else {"initial_digest": federation.initial.digest}),
     }

@@ -104,6 +104,7 @@ def prepare(
     partitions: Sequence[Partition] | None = None,
     own_partition: Partition | None = None,
     network: Any = None,
+    optimizer: Any = None,
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
     pool: Pool | None = None,
@@ -117,6 +118,7 @@ def prepare(
       partitions: those that the settings name, one for each, where they are made already.
       own_partition: the user's, in the place of those.
       network: the user's own, for specs whose model is "user".
+      optimizer: the user's own, for specs whose local optimiser is "user".
       placement: where they go.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
       pool: what `server_pool_of` gives for them, where it is there already.
@@ -130,7 +132,7 @@ def prepare(
     spec = resolved[0]
     dataset = dataset_of(spec, dataset, data_dir, caller="simulate")
     devices = placement.present_devices()
-    signature = signature_of(spec, dataset, network)
+    signature = signature_of(spec, dataset, network, optimizer)
     require_room_for_settings(spec, dataset, signature, placement, devices)
     algorithm = algorithm_of(signature)
     _say_what_lacks(signature)

@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from fedjax_het.algorithms import entry_of
 from fedjax_het.algorithms.building import num_bytes
@@ -19,7 +20,15 @@ from fedjax_het.engine.crowding import make_room
 from fedjax_het.engine.guard import CheckedProgram
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.measured import chosen
+from fedjax_het.engine.optimizers import (
+    OPTIMIZERS,
+    Details,
+    check_transformation,
+    optimizer_digest,
+    own_transformation,
+)
 from fedjax_het.engine.plan import RUN, SHARED, Plan, make_plan
+from fedjax_het.engine.rate_schedules import is_of_host
 from fedjax_het.engine.rounds import ChunkInputs, Measuring, Rounds, make_chunk, make_stretch
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import NETWORKS, Model, as_model, make_model, network_digest
@@ -28,6 +37,7 @@ from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import training_flops
 from fedjax_het.running.inputs import Reader, kinds_of
 from fedjax_het.settings.layers import USER
+from fedjax_het.settings.local_training import optional_numbers_of
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
@@ -40,25 +50,35 @@ MAPPED = (
     "alpha",
     "classes",
     "averaging",
+    "lr_schedule",
     "hp",
 )
 
 
 def static_key(spec: RunSpec) -> str:
     """Equal for resolved specs that can be made by the same programs, in step."""
-    return repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in MAPPED))
+    key = repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in MAPPED))
+    given = _given_numbers(spec)
+    scheduled = ["lr_schedule"] if spec.lr_schedule is not None else []
+    return f"{key} {[*scheduled, *given]}" if scheduled or given else key
+
+
+def _given_numbers(spec: RunSpec) -> list[str]:
+    """The numbers of local training that are there since they are given, and programs read."""
+    known = (name for name in optional_numbers_of(spec) if not is_of_host(name))
+    return sorted(name for name in known if name in spec.hp)
 
 
 class Made(NamedTuple):
-    """What a network is made of; another object is another network."""
+    """What a network, or an optimiser, is made of; another object is another one."""
 
-    network: Any
+    made: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Made) and other.network is self.network
+        return isinstance(other, Made) and other.made is self.made
 
     def __hash__(self) -> int:
-        return id(self.network)
+        return id(self.made)
 
 
 class Signature(NamedTuple):
@@ -83,6 +103,9 @@ class Signature(NamedTuple):
     server: bool
     pretrain_epochs: int
     precision: str | None  # see `nn.computing`
+    scheduled: bool  # whether the local rate has a schedule over rounds
+    details: Details  # of local training
+    own_optimizer: Made  # what the optimiser's name stands for now
     conv_impl: str = AUTO  # what "auto" stands for in its convolutions
 
 
@@ -99,10 +122,33 @@ def with_network(spec: RunSpec, network: Any) -> RunSpec:
     return dataclasses.replace(spec, model=USER)
 
 
-def signature_of(spec: ResolvedSpec, dataset: Dataset, network: Any = None) -> Signature:
-    """That of resolved settings on these data; `network` is the user's, for the model "user"."""
+def with_optimizer(spec: RunSpec, optimizer: Any) -> RunSpec:
+    """The same with an optimiser that is given, or the one that they name; see `with_network`."""
+    name = spec.local_optimizer
+    if optimizer is None:
+        needs = "an optimizer passed to the run: optimizer=..."
+        require(name != USER, "local_optimizer", USER, needs)
+        return spec
+    expected = "none beside an optimizer that is passed to the run"
+    require(name in (None, USER), "local_optimizer", name, expected)
+    kind = "an optax.GradientTransformation, or a function of hp that returns one"
+    ok = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
+    require(ok, "optimizer", optimizer, kind)
+    spec = dataclasses.replace(spec, local_optimizer=USER)
+    numbers = spec.resolved().hp
+    check_transformation(USER, functools.partial(own_transformation, optimizer), numbers)
+    return spec
+
+
+def signature_of(
+    spec: ResolvedSpec, dataset: Dataset, network: Any = None, optimizer: Any = None
+) -> Signature:
+    """That of resolved settings on these data; `network` and `optimizer` are the user's, for the
+    model "user" and the local optimiser "user"."""
     if spec.model != USER:
         network = NETWORKS[spec.model].make
+    if spec.local_optimizer != USER:
+        optimizer = OPTIMIZERS[spec.local_optimizer].make if spec.local_optimizer else None
     return Signature(
         algorithm=spec.algorithm,
         methods=entry_of(spec.algorithm, spec.options).functions,
@@ -129,6 +175,15 @@ def signature_of(spec: ResolvedSpec, dataset: Dataset, network: Any = None) -> S
         server=spec.server_data is not None,
         pretrain_epochs=spec.pretrain_epochs or 0,
         precision=spec.precision,
+        scheduled=spec.lr_schedule is not None,
+        details=Details(
+            tuple(sorted(spec.optimizer_options.items())),
+            tuple(_given_numbers(spec)),
+            spec.lr_step_schedule,
+            spec.accumulation or 1,
+            spec.local_steps,
+        ),
+        own_optimizer=Made(optimizer),
     )
 
 
@@ -157,6 +212,14 @@ class Program(NamedTuple):
             return {}
         return {"network_digest": network_digest(network_of(self.signature))}
 
+    def own_digests(self, hp: Mapping[str, Any]) -> dict[str, str]:
+        """The same of its network and its optimiser, which reads these numbers."""
+        found = dict(self.network_digest)
+        if self.signature.optimizer == USER:
+            own = self.signature.own_optimizer.made
+            found["optimizer_digest"] = optimizer_digest(own, hp)
+        return found
+
     @property
     def measuring(self) -> Measuring:
         return self.reader.measuring
@@ -169,6 +232,7 @@ def training_of(signature: Signature) -> LocalTraining:
     options = dict(signature.options)
     model = entry_of(signature.algorithm, options).network_of(model, options)
     model = computed(model, conv_impl=signature.conv_impl, precision=signature.precision)
+    own = signature.own_optimizer.made if signature.optimizer == USER else None
     return LocalTraining(
         Task(model, signature.mean, signature.std),
         signature.optimizer,
@@ -176,6 +240,7 @@ def training_of(signature: Signature) -> LocalTraining:
         signature.keep_state,
         signature.batch_size,
         signature.scored,
+        details=signature.details._replace(own=own),
     )
 
 
@@ -185,7 +250,7 @@ def network_of(signature: Signature) -> Model:
     network_options = dict(signature.model_options)
     if signature.model != USER:
         return make_model(signature.model, shape, num_classes, **network_options)
-    return as_model(signature.network.network, shape, num_classes, **network_options)
+    return as_model(signature.network.made, shape, num_classes, **network_options)
 
 
 def algorithm_of(signature: Signature, plan: Plan | None = None) -> Algorithm:
@@ -205,7 +270,7 @@ def program_of(signature: Signature, plan: Plan) -> Program:
     """The programs, built but not compiled."""
     task, measuring = training_of(signature).task, signature.measuring
     algorithm = algorithm_of(signature, plan)
-    reader = Reader(algorithm, measuring, signature.server)
+    reader = Reader(algorithm, measuring, signature.server, signature.scheduled)
     kinds = kinds_of(reader)
     rounds, work = Rounds(algorithm, task, plan, measuring), {}
 

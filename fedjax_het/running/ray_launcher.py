@@ -23,7 +23,7 @@ from fedjax_het.common.variables import RAY_ADDRESS, require_variables, text_of
 from fedjax_het.data import Dataset
 from fedjax_het.running.ledger import Job, Ledger
 from fedjax_het.running.placement import Placement
-from fedjax_het.running.programs import static_key, with_network
+from fedjax_het.running.programs import static_key, with_network, with_optimizer
 from fedjax_het.running.rescue import Keeper
 from fedjax_het.running.result import Result
 from fedjax_het.running.splits import data_given
@@ -82,6 +82,7 @@ def sweep_on_ray(
     gpus_per_task: NonNegative = 0,
     dataset: Dataset | None = None,
     network: Any = None,
+    optimizer: Any = None,
     data_dir: str | os.PathLike | None = None,
     resume_anyway: bool = False,
     keep_state: bool = False,
@@ -102,16 +103,17 @@ def sweep_on_ray(
     Raises: ConfigError as `sweep` does, and if no machine of the cluster has so much.
     """
     require_variables(devices=False)
-    resolved = [with_network(spec, network).resolved() for spec in specs]
+    resolved = [with_optimizer(with_network(spec, network), optimizer).resolved() for spec in specs]
     require(
         placement.devices is None, "devices", placement.devices, "None: tasks use what Ray gives"
     )
     directory = make_output_directory(directory).resolve()
     data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
+    data["optimizer"] = optimizer
     cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
     with contextlib.closing(cluster), _marked(directory) as mark:
         made_in = cluster.get(cluster.submit(_environment, setup))
-        names, named = names_of(resolved, dataset, network, data_dir, made_in)
+        names, named = names_of(resolved, dataset, network, data_dir, made_in, optimizer=optimizer)
         found = {name: load_result(directory, name) for name in named}
         known = {name: result for name, result in found.items() if result is not None}
         if known:

@@ -195,6 +195,7 @@ class Result:
             summary.get("network_digest"),
             summary.get("own_partition"),
             summary.get("initial_digest"),
+            summary.get("optimizer_digest"),
         )
 
     def save(self, directory: str | Path) -> Path:

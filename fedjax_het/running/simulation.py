@@ -27,7 +27,7 @@ from fedjax_het.running.needs import (
 from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import prepare
-from fedjax_het.running.programs import with_network
+from fedjax_het.running.programs import with_network, with_optimizer
 from fedjax_het.running.progress import Progress
 from fedjax_het.running.rescue import Keeper, save_run
 from fedjax_het.running.result import Result
@@ -42,6 +42,7 @@ def simulate(
     dataset: Dataset | None = None,
     partition: Partition | None = None,
     network: Any = None,
+    optimizer: Any = None,
     output_dir: str | Path | None = None,
     resume: bool = False,
     resume_anyway: bool = False,
@@ -60,6 +61,10 @@ def simulate(
       network: the user's own, in place of the one that `spec` names: a flax.linen module or its
         class, an (init, apply) pair, a function of either; see `nn.as_model`. Its options are
         `spec.network_options`.
+      optimizer: the clients' own, in place of the one that `spec` names: an
+        `optax.GradientTransformation`, or a function of the numbers of `spec.hp` (a dictionary, of
+        which any `local_...` may be its own) that returns one; it need not be traced again where
+        these change. Its digest is part of the result's name.
       output_dir: where the result, and checkpoints on the way, are written.
       resume: continue from the checkpoint in `output_dir`, if there is one, else from where the
         same run ended with fewer rounds. The metrics are those of an uninterrupted run, bit for bit
@@ -86,7 +91,7 @@ def simulate(
     require_variables()
     if not placement.on_chosen_cpus:
         tell_of_unused_hardware()
-    spec = with_network(spec, network).resolved()
+    spec = with_optimizer(with_network(spec, network), optimizer).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
     require_folder_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
     resume = resume or resume_anyway
@@ -101,6 +106,7 @@ def simulate(
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
     given: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
+    given["optimizer"] = optimizer
     checkpoints = Checkpoints(None if folder is None else [folder])
     with told_in_one_line(spec):
         tried: Placement | None = placement

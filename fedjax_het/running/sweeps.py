@@ -26,6 +26,7 @@ from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.data.held_out import of_clients
 from fedjax_het.engine.memory import free_bytes
+from fedjax_het.engine.optimizers import optimizer_digest
 from fedjax_het.nn import as_model, network_digest
 from fedjax_het.running.advance import finish, start
 from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints, forget
@@ -38,7 +39,7 @@ from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.places import balanced
 from fedjax_het.running.prepare import Group, narrower, prepare
-from fedjax_het.running.programs import static_key, with_network
+from fedjax_het.running.programs import static_key, with_network, with_optimizer
 from fedjax_het.running.progress import Progress
 from fedjax_het.running.rescue import Keeper
 from fedjax_het.running.result import Result
@@ -127,6 +128,7 @@ def sweep(
     *,
     dataset: Dataset | None = None,
     network: Any = None,
+    optimizer: Any = None,
     data_dir: str | os.PathLike | None = None,
     resume_anyway: bool = False,
     keep_state: bool = False,
@@ -145,6 +147,7 @@ def sweep(
       dataset: the user's own, for specs whose dataset is "user"; where none's is, for all, whose
         results then say so in their names, see `simulate`.
       network: the user's own, for all specs, which then name none; see `simulate`.
+      optimizer: the clients' own, for all specs, which then name none; see `simulate`.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
       resume_anyway: go on also from checkpoints that were begun under another version, device or
         precision, which the runs' summaries then name (`begun_under`).
@@ -161,10 +164,11 @@ def sweep(
     require_variables()
     if not placement.on_chosen_cpus:
         tell_of_unused_hardware()
-    resolved = [with_network(spec, network).resolved() for spec in specs]
+    resolved = [with_optimizer(with_network(spec, network), optimizer).resolved() for spec in specs]
     directory = None if directory is None else make_output_directory(directory)
-    names, named = names_of(resolved, dataset, network, data_dir)
+    names, named = names_of(resolved, dataset, network, data_dir, optimizer=optimizer)
     data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
+    data["optimizer"] = optimizer
     keeper = Keeper(directory)
     known, reasons = make_runs(
         named,
@@ -236,6 +240,7 @@ def plan_sweep(
     *,
     dataset: Dataset | None = None,
     network: Any = None,
+    optimizer: Any = None,
     data_dir: str | os.PathLike | None = None,
 ) -> list[tuple[str, RunSpec, str]]:
     """What `sweep` would do: (digest of the files, spec, state).
@@ -246,8 +251,8 @@ def plan_sweep(
     directory = Path(directory)
     usable = directory.is_dir() or not directory.exists()
     require(usable, "directory", str(directory), "a folder of results, or one to be made")
-    resolved = [with_network(spec, network).resolved() for spec in specs]
-    _, named = names_of(resolved, dataset, network, data_dir)
+    resolved = [with_optimizer(with_network(spec, network), optimizer).resolved() for spec in specs]
+    _, named = names_of(resolved, dataset, network, data_dir, optimizer=optimizer)
 
     claimed = Claims(directory / CLAIMS).others()
 
@@ -268,6 +273,8 @@ def names_of(
     network: Any,
     data_dir: str | os.PathLike | None,
     made_in: dict[str, Any] | None = None,
+    *,
+    optimizer: Any = None,
 ) -> tuple[list[str], dict[str, ResolvedSpec]]:
     """The name of every run's files, and the runs by name, each once.
 
@@ -281,8 +288,10 @@ def names_of(
         data = given(spec)
         of_network = digest_of(data, spec.dataset, spec.normalisation, options) if network else None
         of_data = None if data is None else own_dataset_digest(spec, data)
-        begun_with = None if spec.init_from is None else initial(spec.init_from)
-        names.append(run_digest(spec.digest(), made_in, of_data, of_network, initial=begun_with))
+        more = {"initial": None if spec.init_from is None else initial(spec.init_from)}
+        if optimizer is not None:
+            more["optimizer"] = optimizer_digest(optimizer, spec.hp)
+        names.append(run_digest(spec.digest(), made_in, of_data, of_network, **more))
     return names, dict(zip(names, specs, strict=True))
 
 
@@ -351,6 +360,7 @@ def _prepared(
             dataset=dataset,
             partitions=partitions,
             network=given["network"],
+            optimizer=given["optimizer"],
             placement=placement,
             pool=pool,
             count=counts[static_key(first)],

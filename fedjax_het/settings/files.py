@@ -19,7 +19,10 @@ from fedjax_het.common.text import one_line
 from fedjax_het.settings.spec import RunSpec
 
 # Settings with names and values of their own.
-PAIRS = ("hp", "options", "network_options", "partition_options", "server_options")
+PAIRS = (
+    *("hp", "options", "network_options", "partition_options", "server_options"),
+    "optimizer_options",
+)
 
 
 def settings_text(spec: RunSpec) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError, require, require_name, written
 from fedjax_het.common.records import plain
-from fedjax_het.settings.layers import entered
+from fedjax_het.settings.layers import entered, takes_numbers
 from fedjax_het.settings.spec import RunSpec, of_use
 
 MOST_RUNS = 10**6
@@ -52,8 +52,7 @@ def grid(
         unused -= {("options", name) for name in known}
         for chosen in _combinations(known):
             with_options = dataclasses.replace(spec, options=chosen)
-            has = with_options.resolved().hp
-            own = {name: v for name, v in hps.items() if name in has}
+            own = {name: hps[name] for name in takes_numbers(with_options, hps)}
             unused -= {("hp", name) for name in own}
             for numbers in _combinations(own):
                 filled = dataclasses.replace(with_options, hp=numbers)

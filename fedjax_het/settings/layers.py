@@ -13,7 +13,7 @@ from typing import Any, get_origin
 from fedjax_het.algorithms import METHODS, Entry, bases, entry_of
 from fedjax_het.algorithms.pretraining import PRETRAINING_NUMBERS
 from fedjax_het.common.errors import is_whole, named_within, require, require_name, written_as
-from fedjax_het.common.records import checked, field_types, number, stored
+from fedjax_het.common.records import Number, checked, field_types, number, stored
 from fedjax_het.common.registry import Registry
 from fedjax_het.data import (
     DATASETS,
@@ -23,9 +23,16 @@ from fedjax_het.data import (
     check_server_options,
     parameter_called,
 )
-from fedjax_het.engine.local import OPTIMIZERS
 from fedjax_het.engine.measured import chosen
+from fedjax_het.engine.optimizers import OPTIMIZERS
+from fedjax_het.engine.rate_schedules import SCHEDULES
 from fedjax_het.nn import NETWORKS
+from fedjax_het.settings.local_training import (
+    numbers_of_schedules,
+    optional_numbers_of,
+    require_numbers,
+    with_local_training,
+)
 from fedjax_het.settings.protocols import PROTOCOLS, protocol_values
 from fedjax_het.settings.spec import (
     LOCAL_TRAINING,
@@ -44,12 +51,29 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
     "server_data": SERVER_SOURCES,
 }
-USER = "user"  # the name of a data set or a network that is passed to the run itself
+USER = "user"  # the name of a data set, a network or an optimiser that is passed to the run itself
 
 
 def resolve(given: RunSpec) -> RunSpec:
     """The same run with every default written out, and checked. Raises `ConfigError`."""
     given = entered(given)
+    spec, entry, hp = _but_numbers(given)
+    spec = _with_numbers(given, spec, entry, hp)
+    with named_within("options", entry.option_names):
+        entry.remarks(spec, entry)
+    return spec
+
+
+def takes_numbers(given: RunSpec, names: Iterable[str]) -> list[str]:
+    """Those of these hyper-parameters that a run of these settings can have. Raises ConfigError."""
+    names = list(names)
+    spec, entry, _ = _but_numbers(entered(dataclasses.replace(given, hp=dict.fromkeys(names, 0.0))))
+    known = {**_usual_numbers(spec, entry), **optional_numbers_of(spec)}
+    return [name for name in names if name in known]
+
+
+def _but_numbers(given: RunSpec) -> tuple[RunSpec, Entry, dict[str, Any]]:
+    """-> (the run but for its hyper-parameters, its method, what its protocol says of these)."""
     entry = entry_of(given.algorithm, given.options)
     protocol = entry.protocol if given.protocol is None else given.protocol
     require_name("protocol", protocol, PROTOCOLS)
@@ -59,6 +83,10 @@ def resolve(given: RunSpec) -> RunSpec:
     usual["pretrain_epochs"] = settings.get("pretrain_epochs")
     # A protocol that is the method's own goes without saying.
     named = None if protocol == entry.protocol else protocol
+    if given.local_steps is not None:
+        needs = "nothing beside local_steps: clients go by epochs or by steps"
+        require(given.local_epochs is None, "local_epochs", given.local_epochs, needs)
+        settings.pop("local_epochs", None)
     spec = _filled(dataclasses.replace(given, protocol=named), settings)
     spec = _with_partition(given, spec)
     spec = _with_network(given, spec)
@@ -67,11 +95,8 @@ def resolve(given: RunSpec) -> RunSpec:
     _check(given, spec, entry)
     _check_held_out(spec, entry)
     spec = _with_measures(spec, entry)
-    spec = _with_options(given, spec, entry, options)
-    spec = _with_numbers(given, spec, entry, hp)
-    with named_within("options", entry.option_names):
-        entry.remarks(spec, entry)
-    return spec
+    spec = with_local_training(spec)
+    return _with_options(given, spec, entry, options), entry, hp
 
 
 def entered(given: RunSpec) -> RunSpec:
@@ -97,7 +122,13 @@ def _check_names(given: RunSpec) -> None:
         own = isinstance(value, str) and value == USER and name in ("dataset", "model")
         if not own and (value is not None or name in ("algorithm", "dataset")):
             registry.require(value)
-    chosen: dict[str, Iterable[str]] = {"protocol": PROTOCOLS, "local_optimizer": OPTIMIZERS}
+    optimizers = (*OPTIMIZERS, *([USER] if given.local_optimizer == USER else []))
+    chosen: dict[str, Iterable[str]] = {
+        "protocol": PROTOCOLS,
+        "local_optimizer": optimizers,
+        "lr_schedule": SCHEDULES,
+        "lr_step_schedule": SCHEDULES,
+    }
     if given.dataset in DATASETS.built_in:  # a user's own may have names of its own
         chosen["normalisation"] = NORMALISATIONS
     for name, valid in (chosen | _CHOICES).items():
@@ -285,18 +316,25 @@ def _with_options(given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, 
     return dataclasses.replace(spec, options=options)
 
 
-def _with_numbers(given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, Any]) -> RunSpec:
+def _with_numbers(given: RunSpec, spec: RunSpec, entry: Entry, said: dict[str, Any]) -> RunSpec:
     """Its numeric hyper-parameters: the method's, what the protocol says, what is given."""
-    known = entry.hyper_parameters(spec.local_optimizer, spec.options, spec.num_clients or 1)
-    if spec.pretrain_epochs:
-        known = {**known, **PRETRAINING_NUMBERS}
+    usual = _usual_numbers(spec, entry)
+    known = {**optional_numbers_of(spec), **usual}
     for name in given.hp:
         require_name("hp", name, known)
-    hp = {name: numeric.default for name, numeric in known.items()}
-    hp.update({name: v for name, v in _stated(usual, spec, entry).items() if name in known})
+    require_numbers(spec, given.hp)
+    hp = {name: numeric.default for name, numeric in usual.items()}
+    hp.update({name: v for name, v in _stated(said, spec, entry).items() if name in usual})
     hp.update(given.hp)
     hp = {name: number(f"hp {name}", value, known[name].bounds) for name, value in hp.items()}
     return dataclasses.replace(spec, hp=hp)
+
+
+def _usual_numbers(spec: RunSpec, entry: Entry) -> dict[str, Number]:
+    """Those that such a run always has."""
+    known = entry.hyper_parameters(spec.local_optimizer, spec.options, spec.num_clients or 1)
+    pretraining = PRETRAINING_NUMBERS if spec.pretrain_epochs else {}
+    return {**known, **numbers_of_schedules(spec), **pretraining}
 
 
 def _stated(usual: dict[str, Any], spec: RunSpec, entry: Entry) -> dict[str, Any]:
@@ -312,7 +350,7 @@ def _check(given: RunSpec, spec: RunSpec, entry: Entry) -> None:
     if not entry.trains_locally:
         nothing = f"nothing: clients of {spec.algorithm} condense their data"
         for name in LOCAL_TRAINING:
-            require(getattr(given, name) is None, name, getattr(given, name), nothing)
+            require(getattr(given, name) in (None, {}), name, getattr(given, name), nothing)
     for name in ("num_clients", "local_epochs", "batch_size", "rounds", "eval_every"):
         value = getattr(spec, name)
         if value is None and name in LOCAL_TRAINING:
@@ -322,4 +360,4 @@ def _check(given: RunSpec, spec: RunSpec, entry: Entry) -> None:
     enough = clients is not None and clients >= least
     require(enough, "num_clients", clients, f"at least {least}: {spec.algorithm}")
     if entry.trains_locally:
-        require_name("local_optimizer", spec.local_optimizer or "", OPTIMIZERS)
+        require(spec.local_optimizer is not None, "local_optimizer", None, "a name")

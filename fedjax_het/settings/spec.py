@@ -27,6 +27,11 @@ _ADDED = (
     "held_out_clients",
     "held_out_epochs",
     "measures",
+    "optimizer_options",
+    "lr_schedule",
+    "lr_step_schedule",
+    "local_steps",
+    "accumulation",
 )
 MOST_ROUNDS = 10**6  # and most epochs of one
 _Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
@@ -34,7 +39,10 @@ _SampledShare = Annotated[float, Bounds(0, 1, open_low=True)]
 # Numbers that may be written as whole ones.
 _FLOATS = ("alpha", "participation")
 # What clients that condense their data instead of training on them have no use for.
-LOCAL_TRAINING = ("local_epochs", "local_optimizer", "optimizer_state", "averaging")
+LOCAL_TRAINING = (
+    *("local_epochs", "local_optimizer", "optimizer_state", "averaging"),
+    *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
+)
 SERVER_DATA = ("server_data", "server_options")
 # Settings that belong to a network, or a partition, among whose parameters they are.
 NETWORK_SETTINGS = ("width", "depth", "norm", "stem")
@@ -95,7 +103,7 @@ class RunSpec:
     rounds: _Rounds | None = None
     """Of communication."""
     local_optimizer: str | None = None
-    """sgd, momentum, adam or adamw."""
+    """sgd, momentum, nesterov, adam, adamw or another that `fedjax-het list` names."""
     optimizer_state: str | None = None
     """reset each round, or keep every client's across rounds."""
     averaging: str | None = None
@@ -144,6 +152,19 @@ class RunSpec:
     measures: str | None = None
     """What else is measured, names with commas between: class_accuracy, macro_f1, calibration,
     confusion, fairness, drift (default: nothing)."""
+    optimizer_options: dict[str, bool] = field(default_factory=dict)
+    """Truth values of the local optimiser, e.g. nesterov=True."""
+    lr_schedule: str | None = None
+    """Course of local_lr over rounds: constant, step, exponential, cosine, cosine_restarts, linear,
+    polynomial or inverse; its numbers, as `fedjax-het show` has them, are in hp (default:
+    constant)."""
+    lr_step_schedule: str | None = None
+    """The same over a client's steps, as its optimiser counts them (default: constant)."""
+    local_steps: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
+    """Minibatches of a client's round, whatever it holds, instead of local_epochs."""
+    accumulation: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
+    """Minibatches whose gradients are averaged for a step; what is left at a round's end is a step
+    of fewer (default: 1)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from fedjax_het.algorithms.contract import Algorithm, Holdings
 from fedjax_het.data import dataset_from_arrays, partition_from_clients
 from fedjax_het.engine.lanes import Cohort, Examples
 from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.optimizers import Details
 from fedjax_het.engine.plan import Plan, make_plan
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.task import Task
@@ -85,6 +86,7 @@ class Setting:
       server: the server's examples, and epochs over them of a method that asks how many.
       keep: whether clients keep their optimiser's state.
       scored: the model that clients' own tests are for.
+      details: of local training besides; with `steps` in place of the epochs.
     """
 
     plan: Plan = field(default_factory=lambda: make_plan(1, 1, spread=None))
@@ -101,6 +103,7 @@ class Setting:
     rounds: int = 20
     seed: int = 0
     scored: str = "global"
+    details: Details = Details()
 
     def held(self, algorithm):
         """-> (images, labels, partition), with the server's examples where clients hold them."""
@@ -119,8 +122,9 @@ class Setting:
 
     def scheduler(self, algorithm, partition, labels):
         if algorithm.pairs is None:
-            passes = self.epochs + algorithm.extra_passes
-            units = ClientUnits(partition, passes, self.batch_size)
+            steps = self.details.steps
+            passes = algorithm.extra_passes + (self.epochs if steps is None else 0)
+            units = ClientUnits(partition, passes, self.batch_size, further=steps or 0)
         else:
             units = PairUnits(partition, labels, CLASSES, algorithm.pairs, self.batch_size)
         return Scheduler(
@@ -162,7 +166,7 @@ def small(build, *, hp, **settings) -> Small:
     setting = Setting(**given)
     task = Task(setting.model, (0.0,), (1.0,))
     local = (setting.optimizer, setting.epochs, setting.keep, setting.batch_size, setting.scored)
-    algorithm = build(LocalTraining(task, *local), setting.plan)
+    algorithm = build(LocalTraining(task, *local, details=setting.details), setting.plan)
     images, labels, partition = setting.held(algorithm)
     place = setting.plan.put
     server = Examples(*map(jnp.asarray, setting.server[0]))

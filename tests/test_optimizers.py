@@ -1,0 +1,346 @@
+"""The clients' optimisers by name, and users' own: against optax, and against float64 loops."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support.data import user_dataset
+from support.networks import linear_model
+from support.oracle import Loop, beside
+from support.problems import small
+
+import fedjax_het
+from fedjax_het import ConfigError, RunSpec, grid, register_optimizer, simulate, sweep
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.engine.local import Local, LocalTraining, descend, new_optimizer
+from fedjax_het.engine.optimizers import OF_ANY, OPTIMIZERS, Details, optimizer_digest
+from fedjax_het.engine.task import Task
+from fedjax_het.running.programs import static_key
+
+SMALL = {
+    "model": "mlp",
+    "num_clients": 4,
+    "rounds": 3,
+    "partition": "iid",
+    "participation": 1.0,
+    "dataset": "user",
+    "batch_size": 8,
+}
+DATA = user_dataset()
+PARAMS = {"b": np.array([0.5, -1.0, 2.0]), "w": np.linspace(-1, 1, 12).reshape(4, 3)}
+GRADIENTS = [
+    jax.tree.map(lambda p, k=k: np.float32(np.cos((k + 1) * p + k) * (1 + k)), PARAMS)
+    for k in range(3)
+]
+# Of optax under another name, or with a rate that is no schedule.
+FACTORIES = {"momentum": optax.sgd, "nesterov": optax.sgd}
+
+
+def run(spec, **given):
+    return simulate(spec, dataset=DATA, **given)
+
+
+def changed(name):
+    """Other numbers than the defaults, so that each of them is seen."""
+    numbers = {**OPTIMIZERS[name].numbers, **OPTIMIZERS[name].optional}
+    return {n: (0.7 * of.default if of.default else 0.01) for n, of in numbers.items()}
+
+
+def descended(name, details, hp):
+    """The parameters after the three gradients."""
+    training = LocalTraining(Task(linear_model(), (0.0,), (1.0,)), name, details=details)
+    variables = {"params": jax.tree.map(jnp.float32, PARAMS)}
+    local = Local(variables, new_optimizer(training, hp, variables), ())
+    for gradient in GRADIENTS:
+        local = Local(*descend(training, hp, local.variables, gradient, local.optimizer), ())
+    return local.variables["params"]
+
+
+def test_every_optimiser_makes_the_steps_of_optax():
+    names = list(OPTIMIZERS)
+    assert len(names) >= 20
+    optional = {name: tuple(OPTIMIZERS[name].optional) for name in names}
+    given = {name: {k: jnp.float32(v) for k, v in changed(name).items()} for name in names}
+
+    @jax.jit
+    def of_package(given):
+        return {
+            name: descended(name, Details(numbers=optional[name]), hp) for name, hp in given.items()
+        }
+
+    @jax.jit
+    def of_optax(given):
+        found = {}
+        for name in given:
+            make = FACTORIES.get(name) or getattr(optax, name)
+            numbers = {n.removeprefix("local_"): float(v) for n, v in changed(name).items()}
+            numbers["learning_rate"] = numbers.pop("lr")
+            nesterov = {"nesterov": True} if name == "nesterov" else {}
+            made, params = make(**numbers, **nesterov), jax.tree.map(jnp.float32, PARAMS)
+            state = made.init(params)
+            for gradient in GRADIENTS:
+                updates, state = made.update(gradient, state, params)
+                params = optax.apply_updates(params, updates)
+            found[name] = params
+        return found
+
+    ours, theirs = of_package(given), of_optax(given)
+    for name in names:
+        moved = max(np.abs(np.asarray(ours[name][k]) - PARAMS[k]).max() for k in PARAMS)
+        assert moved > 1e-6, name
+        for part, value in theirs[name].items():
+            np.testing.assert_allclose(ours[name][part], value, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+def test_numbers_and_options_are_those_of_the_signature():
+    lion, nadam, rmsprop = (OPTIMIZERS[name] for name in ("lion", "nadam", "rmsprop"))
+    parameters = inspect.signature(optax.lion).parameters
+    for argument in ("b1", "b2", "weight_decay"):
+        assert lion.numbers[f"local_{argument}"].default == parameters[argument].default
+    assert "nesterov" in nadam.options and "local_momentum" in rmsprop.optional
+    assert set(OPTIMIZERS["adam"].numbers) == {"local_lr"}
+    assert set(OPTIMIZERS["adamw"].numbers) == {"local_lr", "local_weight_decay"}
+
+
+class Decayed(Loop):
+    """L2 in the gradient."""
+
+    def slope(self, model, batch):
+        decay = self.hp["local_weight_decay"]
+        return super().slope(model, batch) + decay * model
+
+
+class Clipped(Decayed):
+    """Entry by entry, then as a whole, then the decay."""
+
+    clipped = 0
+
+    def slope(self, model, batch):
+        gradient = Loop.slope(self, model, batch)
+        gradient = np.clip(gradient, -self.hp["local_clip_value"], self.hp["local_clip_value"])
+        norm, most = np.linalg.norm(gradient), self.hp["local_clip_norm"]
+        self.clipped += norm > most
+        shorter = gradient * min(1, most / norm)
+        return shorter + self.hp["local_weight_decay"] * model
+
+
+class Nesterov(Loop):
+    """v <- r v + g, w <- w - lr (g + r v), v zero at a round's start."""
+
+    decay = 0.0
+
+    def step(self, model, batch):
+        if batch.number == 0:
+            self.velocity = np.zeros_like(model)
+        gradient, r = self.slope(model, batch) + self.decay * model, self.hp["local_momentum"]
+        self.velocity = r * self.velocity + gradient
+        return model - self.hp["local_lr"] * (gradient + r * self.velocity)
+
+
+def test_weight_decay_is_in_the_gradient():
+    hp = {"local_lr": 0.2, "local_weight_decay": 0.3}
+    details = Details(numbers=("local_weight_decay",))
+    beside(Decayed(small(fedavg, hp=hp, details=details, epochs=2)), 3, atol=5e-6)
+
+
+def test_gradients_are_clipped_before_they_decay():
+    hp = {"local_clip_value": 0.1, "local_clip_norm": 0.2, "local_weight_decay": 0.3}
+    details = Details(numbers=tuple(hp))
+    loop = Clipped(small(fedavg, hp={"local_lr": 0.5, **hp}, details=details, epochs=2))
+    beside(loop, 3, atol=5e-6)
+    assert loop.clipped > 3
+
+
+def test_nesterov_with_decay():
+    hp = {"local_lr": 0.1, "local_momentum": 0.8, "local_weight_decay": 0.2}
+    details = Details(numbers=("local_weight_decay",))
+    settings = {"optimizer": "nesterov", "details": details, "epochs": 3}
+    loop = Nesterov(small(fedavg, hp=hp, **settings))
+    loop.decay = 0.2
+    beside(loop, 3, atol=2e-5)
+
+
+def test_resolved_settings_have_what_is_given_and_no_more():
+    plain = RunSpec("fedavg", local_optimizer="sgd").resolved()
+    assert set(plain.hp) == {"server_lr", "local_lr"}
+    given = RunSpec("fedavg", local_optimizer="sgd", hp={"local_clip_norm": 5}).resolved()
+    assert set(given.hp) == {*plain.hp, "local_clip_norm"}
+    usual = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": True})
+    assert usual.digest() == RunSpec("fedavg", local_optimizer="nadam").digest()
+    other = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": False})
+    assert other.digest() != usual.digest()
+    for name in OPTIMIZERS:
+        assert set(OPTIMIZERS[name].numbers) <= RunSpec(local_optimizer=name).resolved().hp.keys()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"local_optimizer": "lyon"}, "local_optimizer = 'lyon' is unknown: did you mean 'lion'"),
+        ({"hp": {"local_clip_norm": 0}}, "hp local_clip_norm = 0: expected a finite number > 0"),
+        ({"hp": {"local_weight_decay": -1}}, "hp local_weight_decay = -1: expected"),
+        ({"hp": {"local_b1": 0.5}, "local_optimizer": "sgd"}, "hp = 'local_b1' is unknown"),
+        (
+            {"hp": {"local_b1": 1}, "local_optimizer": "lion"},
+            "hp local_b1 = 1: expected a number",
+        ),
+        (
+            {"local_optimizer": "lion", "optimizer_options": {"nesterov": True}},
+            "optimizer_options = 'nesterov' is unknown: none is taken here",
+        ),
+        (
+            {"local_optimizer": "nadam", "optimizer_options": {"nesterov": 1}},
+            "optimizer_options nesterov = 1: expected True or False",
+        ),
+        ({"algorithm": "feddm", "local_optimizer": "lion"}, "local_optimizer = 'lion': expected n"),
+        ({"algorithm": "feddm", "accumulation": 2}, "accumulation = 2: expected nothing: clients"),
+    ],
+)
+def test_what_cannot_be_is_one_line(settings, message):
+    with pytest.raises(ConfigError) as error:
+        RunSpec(**settings).resolved()
+    text = str(error.value)
+    assert message[:80] in text and "\n" not in text
+
+
+# --- users' own ----------------------------------------------------------------------------------
+
+
+def heavy(learning_rate, momentum=0.5, nesterov=False):
+    """SGD with momentum."""
+    return optax.sgd(learning_rate, momentum, nesterov)
+
+
+def test_a_registered_optimiser_is_as_the_named_one_of_its_doings():
+    register_optimizer("heavy", heavy)
+    assert OPTIMIZERS["heavy"].description == "SGD with momentum"
+    numbers = {"hp": {"local_lr": 0.02, "local_momentum": 0.8}}
+    options = {"optimizer_options": {"nesterov": True}}
+    mine = run(RunSpec("fedavg", local_optimizer="heavy", **numbers, **options, **SMALL))
+    theirs = run(RunSpec("fedavg", local_optimizer="nesterov", **numbers, **SMALL))
+    # One keeps a row of all weights, the other a tree: the same to rounding.
+    np.testing.assert_allclose(mine.metrics["test_loss"], theirs.metrics["test_loss"], rtol=1e-5)
+    assert RunSpec(local_optimizer="heavy").resolved().hp["local_momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "name, make, message",
+    [
+        ("adam", heavy, "name = 'adam': expected one that no local optimiser of the package has"),
+        ("user", heavy, "name = 'user': expected another one"),
+        ("mine", optax.sgd(0.1), "expected a function of learning_rate that returns"),
+        ("mine", lambda rate: optax.sgd(rate), "expected a function of learning_rate"),
+        ("mine", lambda learning_rate, b1: None, "make's argument b1 = 'without a default'"),
+        ("mine", lambda learning_rate: 3, "optimizer 'mine' = 3: expected an optax.Gradient"),
+        ("mine", lambda learning_rate: undefined, "optimizer 'mine' fails: NameError"),  # noqa: F821
+        ("mine", lambda learning_rate: growing(), "a state that changes its shapes"),
+    ],
+)
+def test_what_is_no_optimiser_cannot_be_registered(name, make, message):
+    with pytest.raises(ConfigError) as error:
+        register_optimizer(name, make)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def growing():
+    def update(updates, state, params=None):
+        return updates, jnp.zeros(len(state) + 1)
+
+    return optax.GradientTransformation(lambda params: jnp.zeros(1), update)
+
+
+def clipped_sgd(hp):
+    return optax.chain(optax.clip(hp["local_bound"]), optax.sgd(hp["local_lr"]))
+
+
+def test_an_object_is_as_the_named_optimiser_of_its_doings():
+    numbers = {"local_lr": 0.1, "local_clip_value": 0.05}
+    named = run(RunSpec("fedprox", local_optimizer="sgd", hp=numbers, **SMALL))
+    own = RunSpec("fedprox", hp={"local_lr": 0.1, "local_bound": 0.05}, **SMALL)
+    given = run(own, optimizer=clipped_sgd)
+    np.testing.assert_allclose(given.metrics["test_loss"], named.metrics["test_loss"], rtol=1e-5)
+    assert given.spec.local_optimizer == "user" and given.spec.hp["local_bound"] == 0.05
+    fixed = optax.chain(optax.clip(0.05), optax.sgd(0.1))
+    closed = run(RunSpec("fedprox", **SMALL), optimizer=fixed)
+    np.testing.assert_allclose(closed.metrics["test_loss"], named.metrics["test_loss"], rtol=1e-5)
+    assert set(closed.spec.hp) == {"server_lr", "prox_mu"}
+    assert len({each.digest() for each in (named, given, closed)}) == 3
+
+
+def test_names_of_objects_say_what_they_do():
+    digest = lambda own, **hp: optimizer_digest(own, hp)  # noqa: E731
+    first = digest(optax.adam(0.1))
+    assert digest(optax.chain(optax.adam(0.1))) == first == digest(optax.adam(0.1))
+    others = {digest(optax.adam(0.2)), digest(optax.adam(0.1, b1=0.8)), digest(optax.sgd(0.1))}
+    assert first not in others and len(others) == 3
+    far, near = (
+        digest(optax.masked(optax.scale_by_schedule(lambda n, t=t: jnp.asarray(t)[n % 2]), True))
+        for t in ([1.0, 2.0], [1.0, 3.0])
+    )
+    assert far != near  # what is closed over counts
+    assert digest(clipped_sgd, local_lr=1, local_bound=2) == digest(
+        lambda hp: clipped_sgd(hp), local_lr=3, local_bound=4
+    )
+
+
+def test_a_sweep_of_an_object_goes_on_where_it_was(tmp_path):
+    specs = grid(algorithm="fedavg", local_optimizer="user", hp={"local_lr": [0.1, 0.2]}, **SMALL)
+    own = lambda hp: optax.sgd(hp["local_lr"], momentum=0.5)  # noqa: E731
+    made = sweep(specs, tmp_path, dataset=DATA, optimizer=own, progress=lambda line: None)
+    alone = [run(spec, optimizer=own) for spec in specs]
+    for one, other in zip(made.results, alone, strict=True):
+        assert one.digest() == other.digest()
+        np.testing.assert_allclose(one.metrics["test_loss"], other.metrics["test_loss"], rtol=1e-5)
+    said = []
+    again = lambda hp: optax.chain(optax.sgd(hp["local_lr"], momentum=0.5))  # noqa: E731
+    sweep(specs, tmp_path, dataset=DATA, optimizer=again, progress=said.append)
+    assert not any("%" in line for line in said)  # nothing was made anew
+    states = fedjax_het.running.sweeps.plan_sweep(
+        specs, tmp_path, dataset=DATA, optimizer=optax.sgd(0.1)
+    )
+    assert [state for _, _, state in states] == ["missing", "missing"]
+
+
+def test_numbers_that_one_run_of_a_sweep_has_alone_reach_it():
+    each = [{}, {"local_clip_norm": 1e-3}, {"local_clip_norm": 1e-9}]
+    settings = {**SMALL, "rounds": 1, "local_optimizer": "sgd"}
+    specs = [RunSpec("fedavg", hp={"local_lr": 0.5, **hp}, **settings) for hp in each]
+    plain, loose, tight = (static_key(spec.resolved()) for spec in specs)
+    assert loose == tight != plain
+    made = sweep(specs, dataset=DATA, progress=lambda line: None).results
+    far, near, still = (result.metrics["update_norm"][0] for result in made)
+    assert far > 10 * near > 0 and near > 1e4 * still
+
+
+@pytest.mark.parametrize(
+    "settings, optimizer, message",
+    [
+        ({"local_optimizer": "sgd"}, optax.sgd(0.1), "none beside an optimizer that is passed"),
+        ({"local_optimizer": "user"}, None, "an optimizer passed to the run: optimizer=..."),
+        ({}, 3, "optimizer = 3: expected an optax.GradientTransformation, or a function of hp"),
+        ({}, clipped_sgd, "optimizer 'user' reads hp['local_bound']"),
+        ({"algorithm": "apfl"}, optax.sgd(0.1), "hp local_lr = None: expected a number, beside"),
+        ({"algorithm": "fsl"}, optax.sgd(0.1), "hp local_lr = None: expected a number, beside"),
+        ({"lr_schedule": "cosine"}, optax.sgd(0.1), "lr_schedule = 'cosine': expected hp local_lr"),
+        (
+            {"lr_step_schedule": "exponential"},
+            optax.sgd(0.1),
+            "lr_step_schedule = 'exponential': expected none over steps",
+        ),
+        ({"algorithm": "feddm"}, optax.sgd(0.1), "local_optimizer = 'user': expected nothing"),
+    ],
+)
+def test_objects_that_do_not_fit_are_one_line(settings, optimizer, message, monkeypatch):
+    monkeypatch.setattr(jax, "jit", None)  # nothing may compile
+    with pytest.raises(ConfigError) as error:
+        run(RunSpec(**{"algorithm": "fedavg", **SMALL, **settings}), optimizer=optimizer)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_any_optimiser_has_is_of_every_one():
+    for name in OPTIMIZERS:
+        numbers = {each: 0.5 for each in OF_ANY}
+        assert numbers.items() <= RunSpec(local_optimizer=name, hp=numbers).resolved().hp.items()

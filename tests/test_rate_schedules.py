@@ -1,0 +1,317 @@
+"""Schedules of the local rate: against optax's own and closed forms, over rounds and over steps."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support.data import SIZES, user_dataset
+from support.oracle import Loop, beside
+from support.problems import small
+from support.running import KilledError, assert_same, kill_after
+
+from fedjax_het import ConfigError, Placement, RunSpec, grid, simulate, sweep
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.engine.evaluation import evaluation_set
+from fedjax_het.engine.optimizers import Details
+from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.rate_schedules import SCHEDULES, rate_factors, step_factor
+from fedjax_het.engine.rounds import ChunkInputs, Measuring, Rounds, make_chunk
+from fedjax_het.engine.schedule import stack_rounds
+from fedjax_het.running import checkpoints, programs, runs
+from fedjax_het.settings.local_training import depends_on_end
+
+LENGTH = 12.0
+NUMBERS = {
+    "constant": {},
+    "step": {"decay": 0.5, "every": 3.0},
+    "exponential": {"decay": 0.9},
+    "cosine": {"final": 0.1, "length": LENGTH},
+    "cosine_restarts": {"final": 0.2, "every": 4.0},
+    "linear": {"final": 0.3, "length": LENGTH},
+    "polynomial": {"final": 0.1, "power": 3.0, "length": LENGTH},
+    "inverse": {"slope": 0.5},
+}
+OF_OPTAX = {
+    "constant": optax.constant_schedule(1.0),
+    "step": optax.exponential_decay(1.0, 3, 0.5, staircase=True),
+    "exponential": optax.exponential_decay(1.0, 1, 0.9),
+    "cosine": optax.cosine_decay_schedule(1.0, 12, alpha=0.1),
+    "cosine_restarts": optax.join_schedules(
+        [optax.cosine_decay_schedule(1.0, 4, alpha=0.2)] * 4, [4, 8, 12]
+    ),
+    "linear": optax.linear_schedule(1.0, 0.3, 12),
+    "polynomial": optax.polynomial_schedule(1.0, 0.1, 3.0, 12),
+    "inverse": lambda t: 1 / (1 + 0.5 * t),
+}
+CLOSED = {
+    "constant": lambda t: 1.0,
+    "step": lambda t: 0.5 ** (t // 3),
+    "exponential": lambda t: 0.9**t,
+    "cosine": lambda t: 0.1 + 0.9 * math.cos(math.pi * min(t, 12) / 24) ** 2,
+    "cosine_restarts": lambda t: 0.2 + 0.8 * math.cos(math.pi * (t % 4) / 8) ** 2,
+    "linear": lambda t: max(0.3, 1 - 0.7 * t / 12),
+    "polynomial": lambda t: 0.1 + 0.9 * (1 - min(t, 12) / 12) ** 3,
+    "inverse": lambda t: 2 / (2 + t),
+}
+ROUNDS = 15
+SMALL = {
+    "algorithm": "fedavg",
+    "local_optimizer": "sgd",
+    "model": "mlp",
+    "num_clients": 4,
+    "rounds": 6,
+    "partition": "iid",
+    "participation": 0.5,
+    "dataset": "user",
+    "batch_size": 8,
+}
+DATA = user_dataset()
+
+
+def run(spec, **given):
+    return simulate(spec, dataset=DATA, **given)
+
+
+def named(prefix, numbers):
+    return {prefix + name: value for name, value in numbers.items()}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_factors_are_optax_own_and_the_closed_forms(name):
+    over_rounds = rate_factors(name, named("lr_", NUMBERS[name]), ROUNDS)
+    traced = jax.jit(lambda hp, t: step_factor(name, hp)(t))
+    numbers = jax.tree.map(jnp.float32, named("lr_step_", NUMBERS[name]))
+    for t in range(ROUNDS):
+        np.testing.assert_allclose(over_rounds[t], CLOSED[name](t), rtol=1e-6)
+        np.testing.assert_allclose(over_rounds[t], OF_OPTAX[name](t), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(traced(numbers, t), CLOSED[name](t), rtol=1e-5, atol=1e-6)
+    assert traced._cache_size() == 1
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_warm_up_rises_to_the_schedule_which_ends_where_it_ended(name):
+    warm = NUMBERS[name] | {"warmup": 3.0, "warmup_from": 0.25}
+    factors = rate_factors(name, named("lr_", warm), ROUNDS)
+    np.testing.assert_allclose(factors[:4], [0.25, 0.5, 0.75, 1.0], rtol=1e-6)
+    if name == "cosine":
+        whole = optax.warmup_cosine_decay_schedule(0.25, 1.0, 3, 12, end_value=0.1)
+        np.testing.assert_allclose(factors, [whole(t) for t in range(ROUNDS)], rtol=1e-5)
+    shorter = NUMBERS[name] | ({"length": 9.0} if SCHEDULES[name].ends else {})
+    behind = rate_factors(name, named("lr_", shorter), ROUNDS - 3)
+    np.testing.assert_allclose(factors[3:], behind, rtol=1e-6)
+
+
+def test_a_length_is_the_run_unless_it_is_given():
+    np.testing.assert_allclose(rate_factors("linear", {"lr_final": 0.0}, 4), [1, 0.75, 0.5, 0.25])
+    fixed = rate_factors("linear", {"lr_final": 0.0, "lr_length": 2}, 4)
+    np.testing.assert_allclose(fixed, [1, 0.5, 0, 0])
+    for name in SCHEDULES:
+        hp = {"lr_every": 2} if "every" in NUMBERS[name] else {}
+        spec = RunSpec(lr_schedule=name, hp=hp)
+        ends = name in ("cosine", "linear", "polynomial")
+        assert depends_on_end(spec.resolved()) == depends_on_end(spec) == ends
+        longer = rate_factors(name, spec.hp | named("lr_", NUMBERS[name]), 30)
+        same = np.array_equal(longer[:15], rate_factors(name, named("lr_", NUMBERS[name]), 15))
+        assert same  # with a length of its own it does not matter
+        if ends:
+            assert not depends_on_end(RunSpec(lr_schedule=name, hp={"lr_length": 5}))
+    assert not depends_on_end(RunSpec())
+
+
+class Scheduled(Loop):
+    """FedAvg at a rate of its own in every round."""
+
+    def before_round(self, r):
+        self.hp["local_lr"] = 0.4 * CLOSED[self.name](r)
+
+
+@pytest.mark.parametrize("name", ["step", "cosine", "inverse"])
+def test_rounds_have_their_rates(name):
+    federation = small(fedavg, hp={"local_lr": 0.4}, epochs=2, participation=0.5)
+    loop = Scheduled(federation)
+    loop.name = name
+    state = chunk_of(federation, rate_factors(name, named("lr_", NUMBERS[name]), 8))
+    for r in range(5):
+        loop.round(r)
+    loop.assert_model(federation.model(state), atol=5e-6)
+
+
+def chunk_of(federation, rates, rounds=5):
+    """The state after the chunk's rounds, as runs make them."""
+    plan, measuring = make_plan(1, 1, spread=None), Measuring(len(SIZES))
+    schedules = [federation.scheduler.round(r) for r in range(rounds)]
+    inputs = ChunkInputs(
+        hp=federation.hp,
+        train_key=jax.random.key(7),
+        schedule=stack_rounds(schedules, 8),
+        num_rounds=jnp.int32(rounds),
+        num_eval_batches=jnp.int32(1),
+        examples=federation.examples,
+        test=evaluation_set(plan, *federation.data),
+        rates=jnp.asarray(rates),
+    )
+    parts = Rounds(federation.algorithm, federation.task, plan, measuring)
+    return jax.jit(make_chunk(parts))(federation.start(), inputs)[0]
+
+
+class ByStep(Loop):
+    """A rate that falls with a client's steps, in a round or over all of its rounds."""
+
+    keeps = False
+
+    def first(self, client):
+        return 0
+
+    def step(self, model, batch):
+        taken = self.kept[batch.client] if self.keeps else 0
+        rate = 0.4 * CLOSED[self.name](taken + batch.number)
+        return model - rate * self.slope(model, batch)
+
+    def end(self, client, model, steps):
+        self.kept[client] += steps
+
+
+@pytest.mark.parametrize("name, keeps", [("exponential", False), ("linear", True)])
+def test_steps_have_their_rates(name, keeps):
+    hp = {"local_lr": 0.4, **named("lr_step_", NUMBERS[name])}
+    details = Details(schedule=name)
+    loop = ByStep(small(fedavg, hp=hp, epochs=2, participation=0.5, details=details, keep=keeps))
+    loop.name, loop.keeps = name, keeps
+    beside(loop, 4, atol=5e-6)
+    assert loop.repeats()
+
+
+def test_a_rate_that_stays_is_no_schedule_to_the_bit():
+    plain = run(RunSpec(**SMALL, hp={"local_lr": 0.1}))
+    for more in (
+        {"lr_schedule": "step", "hp": {"lr_decay": 1.0, "lr_every": 2}},
+        {"lr_schedule": "constant", "hp": {"lr_warmup": 0}},
+    ):
+        spec = RunSpec(**{**SMALL, **more, "hp": {"local_lr": 0.1, **more["hp"]}})
+        np.testing.assert_array_equal(run(spec).metrics["test_loss"], plain.metrics["test_loss"])
+    half = {"local_lr": 0.2, "lr_warmup": 1e9, "lr_warmup_from": 0.5}
+    slow = run(RunSpec(**SMALL, lr_schedule="constant", hp=half))
+    np.testing.assert_array_equal(slow.metrics["test_loss"], plain.metrics["test_loss"])
+
+
+def test_a_constant_rate_goes_without_saying():
+    plain = RunSpec(**SMALL)
+    assert RunSpec(**SMALL, lr_schedule="constant").digest() == plain.digest()
+    assert RunSpec(**SMALL, lr_step_schedule="constant").digest() == plain.digest()
+    assert RunSpec(**SMALL, accumulation=1).digest() == plain.digest()
+    assert RunSpec(**SMALL, lr_schedule="cosine").digest() != plain.digest()
+
+
+def test_a_run_of_a_schedule_is_stopped_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    spec = RunSpec(**SMALL, lr_schedule="cosine", hp={"local_lr": 0.2, "lr_warmup": 2})
+    whole = run(spec)
+    with pytest.raises(KilledError):
+        run(spec, output_dir=tmp_path, progress=kill_after(3))
+    assert_same(run(spec, output_dir=tmp_path, resume=True), whole)
+
+
+def test_what_depends_on_its_end_is_the_beginning_of_no_longer_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "MAX_CHUNK", 1)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+
+    def cosine(rounds, **more):
+        hp = {"local_lr": 0.2, **more}
+        return RunSpec(**{**SMALL, "rounds": rounds}, lr_schedule="cosine", hp=hp)
+
+    for more, first in (({}, 1), ({"lr_length": 8}, 4)):  # the round that is first made anew
+        folder, begun = tmp_path / str(first), []
+        run(cosine(3, **more), output_dir=folder)
+        longer = run(
+            cosine(6, **more),
+            output_dir=folder,
+            resume=True,
+            progress=lambda at, begun=begun: begun.append(at.done),
+        )
+        assert min(begun) == first
+        assert_same(longer, run(cosine(6, **more)))
+    with pytest.raises(KilledError):
+        run(cosine(3), output_dir=tmp_path, progress=kill_after(2))
+    with pytest.raises(ConfigError, match=r"rounds 3 -> 6; \d are done, at rates of cosine to"):
+        run(cosine(6), output_dir=tmp_path, resume=True)
+
+
+def test_a_sweep_over_schedules_and_their_numbers_is_one_program(uncrowded):
+    programs.program_of.cache_clear()
+    specs = grid(
+        **SMALL,
+        lr_schedule=["constant", "cosine", "step", "exponential"],
+        hp={
+            "local_lr": 0.2,
+            "lr_final": [0, 0.1],
+            "lr_decay": [0.5, 0.9],
+            "lr_every": 2,
+            "lr_warmup": [1, 2],
+        },
+    )
+    assert len(specs) == 2 + 4 + 4 + 4
+    assert len({programs.static_key(spec.resolved()) for spec in specs}) == 1
+    side_by_side = Placement(width=2)
+    made = sweep(specs, dataset=DATA, progress=lambda line: None, placement=side_by_side).results
+    losses = {result.metrics["test_loss"][-1] for result in made}
+    assert len(losses) == len(specs)
+    for spec, result in list(zip(specs, made, strict=True))[::5]:
+        np.testing.assert_allclose(
+            run(spec).metrics["test_loss"], result.metrics["test_loss"], rtol=1e-5
+        )
+
+
+NAMED = [("constant", {"warmup": 1}), ("cosine", {"final": 0.5}), ("step", {"every": 2})]
+LENGTHS = [("cosine", {"length": length}) for length in (2, 5, 9)]
+
+
+@pytest.mark.parametrize(
+    "setting, prefix, schedules",
+    [("lr_schedule", "lr_", NAMED), ("lr_step_schedule", "lr_step_", LENGTHS)],
+)
+def test_one_program_serves(setting, prefix, schedules, uncrowded, monkeypatch):
+    """All schedules over rounds, and all numbers of one over steps."""
+    traces, counts = [], []
+    make = programs.make_chunk
+
+    def counted(*given):
+        chunk = make(*given)
+        return lambda *args: traces.append(None) or chunk(*args)
+
+    monkeypatch.setattr(programs, "make_chunk", counted)
+    programs.program_of.cache_clear()
+    for number, (name, numbers) in enumerate(schedules):
+        hp = {"local_lr": 0.2, "local_clip_norm": 1 + number, **named(prefix, numbers)}
+        run(RunSpec(**SMALL, **{setting: name}, hp=hp))
+        counts.append(len(traces))
+    assert counts[0] == counts[-1] > 0
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"lr_schedule": "cosin"}, "lr_schedule = 'cosin' is unknown: did you mean 'cosine'"),
+        ({"lr_schedule": "step"}, "hp lr_every = None: expected a number of rounds >= 1"),
+        ({"lr_step_schedule": "linear"}, "hp lr_step_length = None: expected a number of steps"),
+        ({"hp": {"lr_decay": 0.5}}, "hp = 'lr_decay' is unknown"),
+        ({"lr_schedule": "cosine", "hp": {"lr_decay": 0.5}}, "hp = 'lr_decay' is unknown"),
+        ({"lr_schedule": "cosine", "hp": {"lr_length": 0}}, "hp lr_length = 0: expected a finite"),
+        ({"lr_schedule": "exponential", "hp": {"lr_decay": 0}}, "hp lr_decay = 0: expected a num"),
+        ({"algorithm": "feddm", "lr_schedule": "linear"}, "lr_schedule = 'linear': expected noth"),
+    ],
+)
+def test_what_cannot_be_is_one_line(settings, message):
+    with pytest.raises(ConfigError) as error:
+        RunSpec(**settings).resolved()
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["fednova", "apfl", "fsl"])
+def test_methods_that_go_by_one_rate_refuse_a_schedule_over_steps(name):
+    spec = RunSpec(**{**SMALL, "algorithm": name}, lr_step_schedule="exponential")
+    with pytest.raises(ConfigError, match=f"lr_step_schedule = 'exponential'.*none: {name}"):
+        run(spec)
