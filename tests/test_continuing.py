@@ -5,12 +5,13 @@ import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 from support.data import user_dataset
 from support.running import assert_same, spec
 from support.slow import slow
 
-from fedjax_het import ConfigError, Placement, Result, RunSpec, simulate, sweep
+from fedjax_het import ConfigError, Placement, Result, RunSpec, load_model, simulate, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import main
 from fedjax_het.running import checkpoints
@@ -150,3 +151,25 @@ def test_the_same_command_with_more_rounds(tmp_path, capsys):
     whole = simulate(RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=4))
     assert continued["final_accuracy"] == whole.summary["final_accuracy"]
     assert len(list(tmp_path.glob("*.state.npz"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedavg", {"optimizer_state": "keep"}),
+        slow("ditto", {"local_tests": True, "test_per_client": 6}),
+    ],
+)
+def test_a_loaded_result_asks_for_the_users_optimizer(name, settings, tmp_path):
+    own = optax.chain(optax.clip(1.0), optax.adam(1e-2))
+    made = run(spec(name, rounds=3, **settings), tmp_path, optimizer=own)
+    (path,) = tmp_path.glob("[0-9a-f]*.json")
+    loaded, client = Result.load(path), 2 if name == "ditto" else None
+    with pytest.raises(ConfigError, match="optimizer = None: expected the optimizer that the run"):
+        loaded.model(client)
+    model = loaded.model(client, optimizer=own)
+    jax.tree.map(np.testing.assert_array_equal, model.variables, made.model(client).variables)
+    again = load_model(model.save(tmp_path / "model"))
+    jax.tree.map(np.testing.assert_array_equal, model.variables, again.variables)
+    longer = run(spec(name, rounds=5, **settings), tmp_path, optimizer=own, resume=True)
+    assert_same(longer, run(spec(name, rounds=5, **settings), optimizer=own))

@@ -152,24 +152,31 @@ class Result:
         without it."""
         return rounds_dataset(self)
 
-    def model(self, client: int | None = None, *, network: Any = None) -> "TrainedModel":
+    def model(
+        self, client: int | None = None, *, network: Any = None, optimizer: Any = None
+    ) -> "TrainedModel":
         """The global model after the last round, or that of a client where clients have models of
         their own.
 
-        network: the user's own, as it was given to the run; of a loaded result alone. Raises
+        network, optimizer: the user's own, as given to the run; of a loaded result alone. Raises
         ConfigError for another client, and for a result without a state: a loaded one has its state
         in a file beside it, see `simulate`'s and `sweep`'s `keep_state`.
         """
         expected = "a result whose state was kept: keep_state = True"
         require(self.models is not None, "state", self.state, expected)
         assert self.models is not None
-        return self.models(client, network=network)
+        return self.models(client, network=network, optimizer=optimizer)
 
     def save_model(
-        self, path: str | Path, client: int | None = None, *, network: Any = None
+        self,
+        path: str | Path,
+        client: int | None = None,
+        *,
+        network: Any = None,
+        optimizer: Any = None,
     ) -> Path:
         """Write that model to a file that `load_model` reads; see `TrainedModel.save`."""
-        return self.model(client, network=network).save(path)
+        return self.model(client, network=network, optimizer=optimizer).save(path)
 
     def synthetic_set(self, *, network: Any = None) -> "SyntheticSet":
         """The images that the method has made, in the data's own scale, with their labels. Raises
@@ -274,10 +281,10 @@ class Result:
         return cls(cast(ResolvedSpec, spec), metrics, summary, artifacts)  # as it was saved
 
 
-def _kept_model(path: Path, client: int | None, *, network: Any = None) -> "TrainedModel":
+def _kept_model(path: Path, client: int | None, **own: Any) -> "TrainedModel":
     from fedjax_het.running.kept_models import kept_model
 
-    return kept_model(path, client, network=network)
+    return kept_model(path, client, **own)
 
 
 def summarise(

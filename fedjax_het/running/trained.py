@@ -197,14 +197,16 @@ def trained_model(
     client: int | None = None,
     *,
     network: Any = None,
+    optimizer: Any = None,
 ) -> TrainedModel:
-    """The global model of a federation's final state, or that of a client; `network` is asked for
-    where a state is read from a file.
+    """The global model of a federation's final state, or that of a client; `network` and
+    `optimizer` are asked for where a state is read from a file.
 
     Raises ConfigError for a client of a method whose clients share the global model, and for the
     global model of a method that has none.
     """
-    require(network is None, "network", network, "none: the run has its own")
+    for name, own in (("network", network), ("optimizer", optimizer)):
+        require(own is None, name, own, "none: the run has its own")
     algorithm, task = algorithm_of(signature), training_of(signature).task
     if client is None:
         get = algorithm.global_model
@@ -231,7 +233,7 @@ def trained_model(
 
 
 def signature_with(
-    spec: ResolvedSpec, inputs: Inputs, network: Any, digest: str | None
+    spec: ResolvedSpec, inputs: Inputs, network: Any, digest: str | None, optimizer: Any = None
 ) -> Signature:
     """Of a run that is read from a file: with the network that the user passes, if it was the
     user's own, of this digest. Raises ConfigError for one that is missing, or another."""
@@ -240,7 +242,8 @@ def signature_with(
         "the network that it was trained with" if asks else "none, as the model names its own"
     )
     require((network is not None) == asks, "network", network, expected)
-    signature = signature_of(spec, inputs, network)  # type: ignore[arg-type]  # all that it reads
+    read: Any = inputs  # of a data set, all that is read
+    signature = signature_of(spec, read, network, optimizer)
     if asks:
         same = network_digest(network_of(signature)) == digest
         require(same, "network", network, "the network that it was trained with, and its options")
