@@ -20,6 +20,7 @@ _PUBLIC = {
     "RunSpec": "fedjax_het.settings.spec",
     "Result": "fedjax_het.running.result",
     "simulate": "fedjax_het.running.simulation",
+    "federation": "fedjax_het.running.simulation",
     "sweep": "fedjax_het.running.sweeps",
     "Placement": "fedjax_het.running.placement",
     "grid": "fedjax_het.settings.grids",

@@ -171,6 +171,7 @@ def good_calls(folder) -> dict[str, dict]:
         "plot_heat_map": {"results": ROWS, "x": "alpha", "y": "rounds"},
         "write_report": {"directory": folder},
         "simulate": run,
+        "federation": run,
         "benchmark_rounds": {**run, "rounds": 1},
         "sweep": {**many, "directory": folder / "sweep"},
         "plan_sweep": {**many, "directory": folder / "sweep"},

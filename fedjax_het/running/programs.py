@@ -31,7 +31,7 @@ from fedjax_het.settings.layers import USER
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
-# are traced.
+# when it stops, or are traced.
 MAPPED = (
     "seed",
     "partition_seed",
@@ -40,6 +40,9 @@ MAPPED = (
     "alpha",
     "classes",
     "averaging",
+    "stop_at",
+    "patience",
+    "min_gain",
     "hp",
 )
 
