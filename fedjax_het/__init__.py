@@ -40,6 +40,7 @@ _PUBLIC = {
     "register_partition": "fedjax_het.data",
     "register_server_source": "fedjax_het.data",
     "register_measure": "fedjax_het.engine.measured",
+    "register_tracker": "fedjax_het.running.trackers",
     "show_environment": "fedjax_het.common.hardware",
 }
 __all__ = ["__version__", *_PUBLIC]

@@ -32,6 +32,7 @@ from fedjax_het.running.rescue import Keeper, save_run
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered
 from fedjax_het.running.stopping import CALLBACK
+from fedjax_het.running.trackers.tracking import with_trackers
 from fedjax_het.running.watching import Callback
 from fedjax_het.settings.spec import RunSpec
 
@@ -49,6 +50,7 @@ def simulate(
     keep_state: bool = True,
     progress: Callable[[Progress], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
 ) -> Result:
@@ -73,6 +75,7 @@ def simulate(
       progress: called between chunks of rounds.
       callbacks: called at the start, between chunks and at the end with all that is measured so
         far, and able to stop the run: see `running.watching.Standing`.
+      track: names of trackers, of `TRACKERS`, that keep a record of the run in `output_dir`.
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
@@ -97,6 +100,7 @@ def simulate(
         keep_state=keep_state,
         progress=progress,
         callbacks=callbacks,
+        track=track,
         placement=placement,
         data_dir=data_dir,
     )
@@ -118,6 +122,7 @@ def federation(
     keep_state: bool = False,
     progress: Callable[[Progress], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
 ) -> LiveRun:
@@ -139,6 +144,7 @@ def federation(
     spec = with_network(spec, network).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
     require_folder_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
+    callbacks = with_trackers(callbacks, track, folder)
     resume = resume or resume_anyway
     record = there = None
     if folder is not None:

@@ -51,6 +51,7 @@ from fedjax_het.running.splits import (
 )
 from fedjax_het.running.store import frame, load_result
 from fedjax_het.running.together import Together
+from fedjax_het.running.trackers.tracking import with_trackers
 from fedjax_het.running.views import outcome_of, runs_dataset, setting_of
 from fedjax_het.running.watching import Callback
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
@@ -129,6 +130,7 @@ def sweep(
     resume_anyway: bool = False,
     keep_state: bool = False,
     callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
     progress: Callable[[str], None] = print,
     placement: Placement = Placement(),
 ) -> SweepResult:
@@ -150,6 +152,7 @@ def sweep(
       keep_state: write to `directory` how every run ended, as `simulate` does: from there a sweep
         with more rounds goes on, and loaded results have their models.
       callbacks: called for every run in turn, see `simulate` and `running.watching.Standing`.
+      track: names of trackers, of `TRACKERS`, that keep a record of every run in `directory`.
       progress: gets a line per run. What is running is shown besides, on standard error.
       placement: where they go, on this process's devices unless it says otherwise; as many at a
         time as memory allows.
@@ -163,6 +166,7 @@ def sweep(
         tell_of_unused_hardware()
     resolved = [with_network(spec, network).resolved() for spec in specs]
     directory = None if directory is None else make_output_directory(directory)
+    callbacks = with_trackers(callbacks, track, directory, argument="directory")
     names, named = names_of(resolved, dataset, network, data_dir)
     data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
     keeper = Keeper(directory)
