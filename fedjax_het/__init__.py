@@ -20,6 +20,7 @@ _PUBLIC = {
     "RunSpec": "fedjax_het.settings.spec",
     "Result": "fedjax_het.running.result",
     "simulate": "fedjax_het.running.simulation",
+    "federation": "fedjax_het.running.simulation",
     "sweep": "fedjax_het.running.sweeps",
     "Placement": "fedjax_het.running.placement",
     "grid": "fedjax_het.settings.grids",
@@ -40,6 +41,7 @@ _PUBLIC = {
     "register_partition": "fedjax_het.data",
     "register_server_source": "fedjax_het.data",
     "register_measure": "fedjax_het.engine.measured",
+    "register_tracker": "fedjax_het.running.trackers",
     "show_environment": "fedjax_het.common.hardware",
 }
 __all__ = ["__version__", *_PUBLIC]

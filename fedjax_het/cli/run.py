@@ -63,6 +63,9 @@ class RunCommand(RunSpec):
     keep_state: bool = True
     """Keep how the run ended, in the output folder: from there it goes on to more rounds (--rounds
     400 --resume), and the loaded result has its models."""
+    track: tuple[str, ...] = ()
+    """Trackers that keep a record of the run, in the output folder: csv, tensorboard, wandb,
+    mlflow."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only."""
     server_work: str = "auto"
@@ -123,6 +126,7 @@ def run_command(command: RunCommand) -> int:
                 resume_anyway=command.resume_anyway,
                 keep_state=command.keep_state,
                 progress=show,
+                track=command.track,
                 placement=placement,
                 data_dir=command.data_dir,
             )

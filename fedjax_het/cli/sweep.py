@@ -90,6 +90,9 @@ class SweepCommand(_Lists):
     """Folder of the prepared data (default: TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
+    track: tuple[str, ...] = ()
+    """Trackers that keep a record of every run, in the output folder: csv, tensorboard, wandb,
+    mlflow."""
     lanes: str = "auto"
     """Vmapped lanes per device; a matter of speed only, as are the next five."""
     spread: str = "auto"
@@ -192,6 +195,7 @@ def sweep_command(command: SweepCommand) -> int:
             command.output_dir,
             resume_anyway=command.resume_anyway,
             keep_state=command.keep_state,
+            track=command.track,
             data_dir=command.data_dir,
             placement=placement,
         )

@@ -290,13 +290,17 @@ class _Packed(NamedTuple):
         return [slice(*pair) for pair in itertools.pairwise(self.firsts[::lanes].tolist())]
 
 
-def common_shape(schedulers: Sequence[Scheduler], width: int = 1) -> Shape:
-    """A shape that holds for every round of several runs, `width` of them in step."""
+def common_shape(
+    schedulers: Sequence[Scheduler], width: int = 1, *, any_company: bool = False
+) -> Shape:
+    """A shape that holds for every round of several runs, `width` of them in step: of those that
+    follow each other, or, in `any_company`, whichever."""
     shapes = [s.shape for s in schedulers]
     common = Shape(*map(max, zip(*shapes, strict=True)))
     if width == 1:
         return common
-    groups = [schedulers[i : i + width] for i in range(0, len(schedulers), width)]
+    step = len(schedulers) if any_company else width
+    groups = [schedulers[i : i + step] for i in range(0, len(schedulers), step)]
     cuts = (
         len(cut)
         for group in groups

@@ -106,10 +106,14 @@ def measured_names(measuring: Measuring) -> list[str]:
     return names
 
 
+def accuracy_name(algorithm: Algorithm) -> str:
+    """Of the curve that says how good a run is: the global model's, else the clients' mean."""
+    return "test_accuracy" if algorithm.global_model else "mean_client_accuracy"
+
+
 def latest_accuracy(algorithm: Algorithm, curves: Sequence[Curves], done: int) -> float:
     """The latest measured, mean over the runs; NaN before the first."""
-    name = "test_accuracy" if algorithm.global_model else "mean_client_accuracy"
-    seen = [curve[name][:done] for curve in curves]
+    seen = [curve[accuracy_name(algorithm)][:done] for curve in curves]
     latest = [a[np.isfinite(a)][-1] for a in seen if np.isfinite(a).any()]
     return float(np.mean(latest)) if latest else np.nan
 

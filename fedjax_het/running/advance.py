@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +22,12 @@ from fedjax_het.running.inputs import without_rounds
 from fedjax_het.running.long_rounds import begun
 from fedjax_het.running.progress import Progress
 from fedjax_het.running.runs import Runs, begin_states, require_contract
+from fedjax_het.running.stopping import rounds_until, stand_of
 
 log = logging.getLogger("fedjax_het")
 
 CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
+ROUNDS = "rounds"  # what runs are at, where that is no work between rounds
 GROWTH = 8  # of a stretch over the one before, at most
 
 
@@ -73,12 +75,21 @@ def start(runs: Runs, checkpoints: Checkpoints, records: Sequence[dict] | None =
 
 def finish(runs: Runs, checkpoints: Checkpoints) -> None:
     """Run what is left: rounds, and the work between them."""
+    for _ in advanced(runs, checkpoints):
+        pass
+
+
+def advanced(runs: Runs, checkpoints: Checkpoints) -> Iterator[str]:
+    """Run what is left, a call of the programs at a time: after each, what was gone on with,
+    "rounds" or the name of work between them, before a checkpoint is written. Whoever goes through
+    it may end runs there (`Runs.early`), or leave."""
+    _end_by_rules(runs)
     with Ahead(runs) as ahead:
-        while runs.done < runs.rounds and None in runs.stopped:
+        while runs.done < runs.rounds and runs.going:
             for work in runs.algorithm.host_work:
                 if work.before_round == runs.done and runs.work_done(work) < work.total:
-                    _work_between_rounds(runs, work, checkpoints)
-            if None not in runs.stopped:
+                    yield from _work_between_rounds(runs, work, checkpoints)
+            if not runs.going:
                 break
             if runs.stretched is not None:
                 metrics, count = _run_in_stretches(runs, checkpoints), 1
@@ -86,8 +97,21 @@ def finish(runs: Runs, checkpoints: Checkpoints) -> None:
                 count = _chunk_length(runs)
                 metrics = _run_chunk(runs, ahead, count)
             _record(runs, metrics, count)
+            _end_by_rules(runs)
             _report(runs)
+            yield ROUNDS
             checkpoints.save(runs)
+
+
+def _end_by_rules(runs: Runs) -> None:
+    """End the runs whose settings say that the rounds so far were enough."""
+    for i in runs.going:
+        federation = runs.federations[i]
+        if federation.spec.ends_by_rules:
+            early = stand_of(federation, runs.algorithm, runs.curves[i], runs.done).end
+            if early is not None and early.round < runs.rounds:
+                runs.early[i] = early
+                log.info("stopped after round %d: %s", early.round, early.reason)
 
 
 def _run_chunk(runs: Runs, ahead: Ahead, count: int) -> RoundMetrics:
@@ -155,7 +179,7 @@ def _record(runs: Runs, metrics: Any, count: int) -> None:
     for i, federation in enumerate(runs.federations):
         worked = federation.scheduler.work.samples[runs.done : runs.done + count]
         spent.timed_samples += int(worked.sum())
-        if runs.stopped[i] is not None:
+        if i not in runs.going:
             continue
         own = jax.tree.map(lambda a, i=i: a[i], metrics) if runs.source.apart else metrics
         measures = runs.group.program.measuring.measures
@@ -170,19 +194,29 @@ def _record(runs: Runs, metrics: Any, count: int) -> None:
 def _chunk_length(runs: Runs) -> int:
     """As many rounds as fit the time between two signs of life, up to the next stop."""
     stops = [w.before_round for w in runs.algorithm.host_work if w.before_round > runs.done]
-    most = min(min([runs.rounds, *stops]) - runs.done, runs.room.rounds)
+    if runs.pause is not None:
+        stops.append((runs.done // runs.pause + 1) * runs.pause)
+    most = min(min([runs.rounds, *stops]) - runs.done, runs.room.rounds, _rounds_until_rules(runs))
     if not runs.spent.timed_rounds:
         return 1
     pace = runs.spent.rounds / runs.spent.timed_rounds
     return runs.plan.agreed(max(1, min(most, int(CHUNK_SECONDS / pace))))
 
 
+def _rounds_until_rules(runs: Runs) -> int:
+    """Rounds to the next one in which the settings of a run may end it."""
+    return min(
+        rounds_until(runs.federations[i], runs.algorithm, runs.curves[i], runs.done)
+        for i in runs.going
+    )
+
+
 def _report(runs: Runs) -> None:
     rate = runs.spent.rounds_per_second
-    going = [curves for curves, at in zip(runs.curves, runs.stopped, strict=True) if at is None]
+    going = [runs.curves[i] for i in runs.going]
     runs.progress(
         Progress(
-            "rounds",
+            ROUNDS,
             runs.done,
             runs.rounds,
             rate,
@@ -206,7 +240,7 @@ def _verify(runs: Runs, part: str) -> ChunkInputs:
     return one_step
 
 
-def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -> None:
+def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -> Iterator[str]:
     """Work that is due: for every run on its own, or shared by the devices, or on one of them. A
     run whose state it leaves with numbers that are not finite has diverged."""
     program, spent = runs.group.program.host_work[work.name], runs.spent
@@ -221,7 +255,7 @@ def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -
 
     done = first = runs.work_done(work)
     began, count = time.perf_counter(), 1
-    while done < work.total and None in runs.stopped:
+    while done < work.total and runs.going:
         count = runs.plan.agreed(min(count, work.total - done))
         state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
         done += count
@@ -231,6 +265,7 @@ def _work_between_rounds(runs: Runs, work: HostWork, checkpoints: Checkpoints) -
         runs.progress(Progress(work.name, done, work.total, rate, 0.0, to_go))
         runs.state = state
         _stop_diverged(runs, counted, work.name)
+        yield work.name
         checkpoints.save(runs)
     spent.host_work += time.perf_counter() - began
     if not runs.shares_host_work:
@@ -247,7 +282,7 @@ def _stop_diverged(runs: Runs, counted: np.ndarray, name: str) -> None:
     were `counted` before it."""
     now = not_finite_of_runs(runs.state, apart=runs.source.apart)
     for i, federation in enumerate(runs.federations):
-        if runs.stopped[i] is None and (now[i] > counted[i]).any():
+        if i in runs.going and (now[i] > counted[i]).any():
             runs.stopped[i] = runs.done
             log.warning(
                 "diverged in %s after round %d; stopped (seed %d)",

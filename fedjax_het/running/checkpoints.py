@@ -49,11 +49,12 @@ class Checkpoints:
     def __init__(self, folders: Sequence[Path] | None = None):
         self.folders = folders
         self._saved_at, self._save_seconds = time.perf_counter(), 0.0
-        self._refused = False
+        self.refused = False  # whether one could not be written
         self._least = checkpoint_seconds(CHECKPOINT_SECONDS)
 
-    def save(self, runs: Runs) -> None:
-        """Write them, if they are wanted, this process's, and the last are old enough."""
+    def save(self, runs: Runs, *, now: bool = False) -> None:
+        """Write those of the runs that have no result yet, if they are wanted, this process's, and
+        the last are old enough, or they are to be written now."""
         start = time.perf_counter()
         mesh = runs.plan.mesh
         spread = mesh is not None and mesh.is_multi_process
@@ -62,21 +63,21 @@ class Checkpoints:
         ours = not spread or jax.process_index() == 0
         if self.folders is None or not ours:
             return
-        if self._least:
+        if self._least and not now:
             wait = max(self._least, self._save_seconds / CHECKPOINT_SHARE)
             if start - self._saved_at < wait:
                 return
         for i, (folder, state) in enumerate(zip(self.folders, runs.host_states(), strict=True)):
-            self._write(folder / CHECKPOINT, *_kept(runs, i, state))
+            if i not in runs.given:
+                self._write(folder / CHECKPOINT, *_kept(runs, i, state))
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - start
 
-    def keep(self, runs: Runs, paths: Sequence[Path]) -> None:
-        """Write how runs that are done ended, unless they diverged, to files that `continuing`
+    def keep(self, runs: Runs, i: int, path: Path) -> None:
+        """Write how a run that is done ended, unless it diverged, to a file that `continuing`
         finds."""
-        for i, (path, state) in enumerate(zip(paths, runs.host_states(), strict=True)):
-            if runs.stopped[i] is None:
-                self._write(path, *_kept(runs, i, state))
+        if runs.stopped[i] is None:
+            self._write(path, *_kept(runs, i, runs.host_states()[i]))
 
     def _write(self, path: Path, kept: Tree, record: dict) -> None:
         """What cannot be written is said once: the run is worth more than its checkpoint."""
@@ -84,11 +85,11 @@ class Checkpoints:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(path, kept, record)
         except Exception as error:
-            if not self._refused:
+            if not self.refused:
                 why = getattr(error, "strerror", None) or error
                 text = f"{str(path)!r} cannot be written ({why}): the run goes on without"
                 log.warning("checkpoint = %s", one_line(text))
-            self._refused = True
+            self.refused = True
 
     def require_own_data(self, runs: Runs, records: Sequence[dict]) -> None:
         """Raise ConfigError if a checkpoint is of other data than the run."""

@@ -5,6 +5,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,14 +173,17 @@ def shapes_of(federations: Sequence[Federation], plan: Plan) -> Shapes:
     """Sizes that hold for all of them."""
     first = federations[0]
     tuning = survey = tests = None
+    # Those that end early leave their places to whichever is next.
+    ends_early = any(f.spec.ends_by_rules for f in federations)
+    shape_of = partial(common_shape, width=plan.width, any_company=ends_early)
     if first.tuning is not None:
-        tuning = common_shape([f.tuning for f in federations if f.tuning], plan.width)
+        tuning = shape_of([f.tuning for f in federations if f.tuning])
     if first.survey is not None:
-        survey = common_shape([f.survey for f in federations if f.survey], plan.width)
+        survey = shape_of([f.survey for f in federations if f.survey])
     if first.tests is not None:
         shapes = (tests_shape(plan, f.tests) for f in federations if f.tests is not None)
         tests = TestsShape(*map(max, zip(*shapes, strict=True)))
-    schedule = common_shape([f.scheduler for f in federations], plan.width)
+    schedule = shape_of([f.scheduler for f in federations])
     return Shapes(schedule, tuning, survey, tests)
 
 

@@ -63,9 +63,12 @@ class Ledger:
         self.running_since = time.perf_counter()
         return progress_line(label + (" and more" if more else ""), passing=True)
 
-    def made(self, jobs: list[Job], results: list[Result], left: list[Job]) -> None:
-        """These were made together; `left` are those of their group that are still to be made."""
-        each = (time.perf_counter() - self.running_since) / len(jobs)
+    def made(
+        self, jobs: list[Job], results: list[Result], left: list[Job], together: int = 0
+    ) -> None:
+        """These were made, beside others so many `together` (default: they alone); `left` are those
+        of their group that are still to be made."""
+        each = (time.perf_counter() - self.running_since) / (together or len(jobs))
         self.finished += len(jobs)
         mean = (time.perf_counter() - self.began) / (self.finished + self.elsewhere)
         others = self.total - self.number - len(jobs)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedjax_het.running.held_out import held_out_accuracy
 from fedjax_het.running.programs import sample_flops
 from fedjax_het.running.result import Result, summarise
 from fedjax_het.running.runs import Runs
-from fedjax_het.running.trained import Inputs, trained_model
+from fedjax_het.running.trained import Inputs, TrainedModel, trained_model
 
 
 def results_of(runs: Runs) -> list[Result]:
@@ -26,10 +27,33 @@ def results_of(runs: Runs) -> list[Result]:
     return [_result(runs, i, state) for i, state in enumerate(runs.host_states())]
 
 
+def result_of(runs: Runs, i: int) -> Result:
+    """That of one of them, which has just ended: the others may go on, and change its state."""
+    return _result(runs, i, runs.host_states()[i])
+
+
+def digest_of(runs: Runs, i: int) -> str:
+    """The name of a run's files, before there is a result."""
+    summary = {**_data(runs, i), **environment()}
+    return Result(runs.federations[i].spec, {}, summary).digest()
+
+
+def models_of(runs: Runs, i: int, state: Any) -> Callable[[int | None], TrainedModel]:
+    """What gives the models of a run in this state."""
+    group, federation = runs.group, runs.federations[i]
+    return functools.partial(
+        trained_model,
+        group.program.signature,
+        federation.spec,
+        Inputs.of(group.dataset),
+        state,
+        federation.hp,
+    )
+
+
 def _result(runs: Runs, i: int, state: Any) -> Result:
     algorithm, group, federation = runs.algorithm, runs.group, runs.federations[i]
-    stopped = runs.stopped[i]
-    rounds = runs.done if stopped is None else stopped
+    rounds, early = runs.rounds_of(i), runs.early.get(i)
     once = algorithm.first_traffic(holdings_of(federation, group.dataset, group.pool))
     traffic = algorithm.traffic(federation.hp, state)
     moved = traffic_curves(federation.scheduler.work, traffic, once, rounds)
@@ -38,10 +62,16 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         "algorithm": federation.spec.algorithm,
         "dataset": group.dataset.name,
         "seed": federation.spec.seed,
-        **summarise(runs.curves[i], group.dataset.domain_names, stopped=stopped is not None),
+        **summarise(
+            runs.curves[i],
+            group.dataset.domain_names,
+            stopped=runs.stopped[i] is not None,
+            ended=None if early is None else rounds,
+        ),
         **_measured(runs, i),
         **_finite(algorithm.summary(federation.hp, state)),
         "rounds": rounds,
+        **({} if early is None else {"stopped_early": early.summary()}),
         **_costs(runs, i),
         "bytes_up": float(metrics["bytes_up"].sum()),
         "bytes_down": float(metrics["bytes_down"].sum()),
@@ -62,14 +92,7 @@ def _result(runs: Runs, i: int, state: Any) -> Result:
         state,
         federation.partition,
         federation.tests,
-        functools.partial(
-            trained_model,
-            group.program.signature,
-            federation.spec,
-            Inputs.of(group.dataset),
-            state,
-            federation.hp,
-        ),
+        models_of(runs, i, state),
         held_out=federation.split.held_out,
     )
 

@@ -41,7 +41,7 @@ from fedjax_het.settings.local_training import optional_numbers_of
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
-# are traced.
+# when it stops, or are traced.
 MAPPED = (
     "seed",
     "partition_seed",
@@ -51,6 +51,9 @@ MAPPED = (
     "classes",
     "averaging",
     "lr_schedule",
+    "stop_at",
+    "patience",
+    "min_gain",
     "hp",
 )
 

@@ -29,6 +29,8 @@ from fedjax_het.running.result import Result
 from fedjax_het.running.splits import data_given
 from fedjax_het.running.store import load_result
 from fedjax_het.running.sweeps import SweepResult, make_runs, names_of
+from fedjax_het.running.trackers import require_trackers
+from fedjax_het.running.trackers.tracking import with_trackers
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 PARTS = 2  # for each task that runs at once, so that none is long alone at the end
@@ -69,6 +71,7 @@ class Part(NamedTuple):
     placement: Placement
     resume_anyway: bool
     keep_state: bool
+    track: tuple[str, ...]
     setup: Callable[[], object] | None
 
 
@@ -86,6 +89,7 @@ def sweep_on_ray(
     data_dir: str | os.PathLike | None = None,
     resume_anyway: bool = False,
     keep_state: bool = False,
+    track: Sequence[str] = (),
     setup: Callable[[], object] | None = None,
     progress: Callable[[str], None] = print,
     placement: Placement = Placement(),
@@ -97,6 +101,7 @@ def sweep_on_ray(
       address: of a cluster, as `ray.init` takes it; "auto": the one that this machine belongs to
         (default: RAY_ADDRESS, or a cluster of this machine's own for as long as this takes).
       cpus_per_task, gpus_per_task: of each task; on CPUs it has as many devices.
+      track: of machines that share the folder.
       setup: called first in each task, to register what is the user's own; Ray pickles it.
       cluster: another one that does what is asked of Ray.
       others: as for `sweep`. All machines need this package, and the data.
@@ -108,6 +113,7 @@ def sweep_on_ray(
         placement.devices is None, "devices", placement.devices, "None: tasks use what Ray gives"
     )
     directory = make_output_directory(directory).resolve()
+    require_trackers(track, directory, argument="directory")
     data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
     data["optimizer"] = optimizer
     cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
@@ -121,7 +127,18 @@ def sweep_on_ray(
         missing = {name: spec for name, spec in named.items() if name not in known}
         counts = Counter(static_key(spec) for spec in named.values())
         parts = [
-            Part(part, counts, directory, mark, data, placement, resume_anyway, keep_state, setup)
+            Part(
+                part,
+                counts,
+                directory,
+                mark,
+                data,
+                placement,
+                resume_anyway,
+                keep_state,
+                tuple(track),
+                setup,
+            )
             for part in parts_of(missing, PARTS * cluster.slots(), cpus_per_task)
         ]
         ledger = Ledger(len(missing), progress)
@@ -196,6 +213,7 @@ def make_part(part: Part) -> tuple[dict[str, Result], dict[str, str]]:
         part.placement,
         resume_anyway=part.resume_anyway,
         keep_state=part.keep_state,
+        callbacks=with_trackers((), part.track if shared else (), part.directory),
         counts=part.counts,
     )
     return known, reasons

@@ -288,12 +288,19 @@ def _kept_model(path: Path, client: int | None, **own: Any) -> "TrainedModel":
 
 
 def summarise(
-    metrics: dict[str, np.ndarray], domain_names: Sequence[str] = (), *, stopped: bool = False
+    metrics: dict[str, np.ndarray],
+    domain_names: Sequence[str] = (),
+    *,
+    stopped: bool = False,
+    ended: int | None = None,
 ) -> dict[str, Any]:
     """The numbers that stand for a curve.
 
     diverged: whether the run was `stopped` since its losses, its update or its state were not
     finite, or has curves that say so.
+
+    ended: the round after which a run was ended early, if it was: then the last measured rounds, as
+    many, stand for the last ones.
 
     final_accuracy is the mean of the last five rounds (DynaFed's metric), None if the run
     diverged: it is never averaged in silently. final_accuracy_std is over those rounds.
@@ -317,22 +324,31 @@ def summarise(
     if np.isnan(metrics[name]).all() and "mean_client_accuracy" in metrics:
         name = "mean_client_accuracy"
     measured = metrics[name]
-    diverged = stopped or not np.isfinite(metrics["train_loss"]).all()
-    diverged |= not np.isfinite(measured[-1])
+    diverged = stopped or not np.isfinite(metrics["train_loss"][:ended]).all()
+    if ended is None:
+        diverged |= not np.isfinite(measured[-1])
     accuracy = metrics["test_accuracy"]
     seen = accuracy[np.isfinite(accuracy)]
-    last = accuracy[-5:][np.isfinite(accuracy[-5:])]
+    last = _last(accuracy, ended)
     gone = diverged or not len(last)
     return {
         "final_accuracy": None if gone else float(last.mean()),
         "final_accuracy_std": None if gone else float(last.std()),
         "best_accuracy": float(seen.max()) if len(seen) else None,
-        "last_accuracy": None if gone else float(accuracy[-1]),
+        "last_accuracy": None if gone else float(accuracy[-1] if ended is None else last[-1]),
         **_summarise_rise(accuracy, gone),
         "diverged": bool(diverged),
         **_summarise_domains(metrics, domain_names),
-        **_summarise_clients(metrics, diverged),
+        **_summarise_clients(metrics, diverged, ended),
     }
+
+
+def _last(curve: np.ndarray, ended: int | None) -> np.ndarray:
+    """What was measured in the last five rounds; of a run that was ended early, the last five that
+    were measured."""
+    if ended is not None:
+        curve = curve[np.isfinite(curve)]
+    return curve[-5:][np.isfinite(curve[-5:])]
 
 
 def _summarise_rise(accuracy: np.ndarray, gone: bool) -> dict[str, Any]:
@@ -346,7 +362,9 @@ def _summarise_rise(accuracy: np.ndarray, gone: bool) -> dict[str, Any]:
     }
 
 
-def _summarise_clients(metrics: dict[str, np.ndarray], diverged: bool) -> dict[str, Any]:
+def _summarise_clients(
+    metrics: dict[str, np.ndarray], diverged: bool, ended: int | None
+) -> dict[str, Any]:
     if "client_accuracy" not in metrics:
         return {}
     mean = metrics["mean_client_accuracy"]
@@ -357,7 +375,7 @@ def _summarise_clients(metrics: dict[str, np.ndarray], diverged: bool) -> dict[s
     # A round counts where all clients with a test were measured, see `accounts.curves_of`.
     whole = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
     accuracy, best = best_mean_accuracy(whole)
-    last = mean[-5:][np.isfinite(mean[-5:])]
+    last = _last(mean, ended)
     return {
         "bmta": accuracy,
         "bmta_round": best,

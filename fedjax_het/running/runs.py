@@ -24,6 +24,7 @@ from fedjax_het.running.placement import HOST_STATE
 from fedjax_het.running.prepare import Group
 from fedjax_het.running.programs import client_state_bytes
 from fedjax_het.running.progress import Progress
+from fedjax_het.running.stopping import Early
 
 MAX_CHUNK = 16  # rounds per call of the compiled program, at most
 MAX_SCHEDULE_BYTES = 2**26  # of the rounds of a call, unless one alone takes more
@@ -45,7 +46,9 @@ class Runs:
     federations: as many as run at once, or fewer. source, kept: of what their program reads, and
     the part that stays the same. state: of all of them, on the devices. pager: of their clients'
     states, where those are on the host. stopped: of each run that diverged, the round, or how many
-    were done where work between rounds did.
+    were done where work between rounds did. early: how each ended that was ended before its last
+    round. given: those whose results are made, while others go on. pause: calls end at multiples of
+    so many rounds, where something may be decided.
     """
 
     group: Group
@@ -62,6 +65,9 @@ class Runs:
     within: Within | None = None  # the next round, where it has begun
     cut_anyway: bool = False  # whether rounds are cut, long or not
     stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in
+    early: dict[int, Early] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
+    pause: int | None = None
     begun_under: dict[int, dict] = field(
         default_factory=dict
     )  # of those begun elsewhere: its names
@@ -78,6 +84,19 @@ class Runs:
     def rounds(self) -> int:
         """From the first to the last."""
         return self.federations[0].spec.rounds
+
+    @property
+    def going(self) -> list[int]:
+        """Those that have neither diverged nor been ended early."""
+        every = range(len(self.federations))
+        return [i for i in every if self.stopped[i] is None and i not in self.early]
+
+    def rounds_of(self, i: int) -> int:
+        """How many rounds of a run took place so far."""
+        if i in self.early:
+            return self.early[i].round
+        stopped = self.stopped[i]
+        return self.done if stopped is None else stopped
 
     @property
     def paged(self) -> bool:

@@ -75,14 +75,23 @@ class Sharing:
                 yield jobs
 
     def claimed(self, jobs: Sequence[Job], count: int) -> list[int]:
-        """Places among `jobs` of up to so many that this worker is to make now."""
+        """Places among `jobs` of up to so many that this worker is to make now: of those that stand
+        at one point, the least far first."""
         places: list[int] = []
-        for i, job in enumerate(jobs):
+        for i in sorted(range(len(jobs)), key=lambda i: (jobs[i].record or {}).get("round", 0)):
+            job = jobs[i]
+            apart = places and _point(job.record) != _point(jobs[places[0]].record)
             if len(places) == count:
                 break
-            if job.digest in self.left and self._take(job):
+            if job.digest in self.left and not apart and self._take(job):
                 places.append(i)
         return places
+
+    def parked(self, jobs: Sequence[Job]) -> list[Job]:
+        """The same runs where their checkpoints, just written, have them; they are nobody's now."""
+        records = [self._record(job.digest, own=True) for job in jobs]
+        self.drop(jobs)
+        return [job._replace(record=record) for job, record in zip(jobs, records, strict=True)]
 
     def cannot(self, jobs: Sequence[Job]) -> None:
         """These cannot be run."""

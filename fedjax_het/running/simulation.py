@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,15 @@ from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.hardware import tell_of_unused_hardware
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.running.advance import announce, finish, start
 from fedjax_het.running.checkpoints import Checkpoints, forget, own_record, resumable
 from fedjax_het.running.continuing import Ended, state_path
+from fedjax_het.running.live import LiveRun
 from fedjax_het.running.needs import (
     NoRoom,
     require_room_for_programs,
     smaller,
     told_in_one_line,
 )
-from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.prepare import prepare
 from fedjax_het.running.programs import with_network, with_optimizer
@@ -32,6 +31,9 @@ from fedjax_het.running.progress import Progress
 from fedjax_het.running.rescue import Keeper, save_run
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered
+from fedjax_het.running.stopping import CALLBACK
+from fedjax_het.running.trackers.tracking import with_trackers
+from fedjax_het.running.watching import Callback
 from fedjax_het.settings.spec import RunSpec
 
 
@@ -48,6 +50,8 @@ def simulate(
     resume_anyway: bool = False,
     keep_state: bool = True,
     progress: Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
 ) -> Result:
@@ -74,6 +78,9 @@ def simulate(
       keep_state: write to `output_dir` how the run ended, `<digest>.state.npz`: from there it goes
         on to more rounds, and the loaded result has its models. Of the size of a checkpoint.
       progress: called between chunks of rounds.
+      callbacks: called at the start, between chunks and at the end with all that is measured so
+        far, and able to stop the run: see `running.watching.Standing`.
+      track: names of trackers, of `TRACKERS`, that keep a record of the run in `output_dir`.
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
@@ -87,6 +94,56 @@ def simulate(
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
     devices of all of them share the lanes, all return the result, and the first writes it.
     """
+    live = federation(
+        spec,
+        dataset=dataset,
+        partition=partition,
+        network=network,
+        optimizer=optimizer,
+        output_dir=output_dir,
+        resume=resume,
+        resume_anyway=resume_anyway,
+        keep_state=keep_state,
+        progress=progress,
+        callbacks=callbacks,
+        track=track,
+        placement=placement,
+        data_dir=data_dir,
+    )
+    for _ in live.advance():
+        pass
+    return live.result()
+
+
+@door
+def federation(
+    spec: RunSpec,
+    *,
+    dataset: Dataset | None = None,
+    partition: Partition | None = None,
+    network: Any = None,
+    optimizer: Any = None,
+    output_dir: str | Path | None = None,
+    resume: bool = False,
+    resume_anyway: bool = False,
+    keep_state: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
+    placement: Placement = Placement(),
+    data_dir: str | os.PathLike | None = None,
+) -> LiveRun:
+    """A federation whose rounds are gone through in a loop; it takes what `simulate` does.
+
+        run = federation(spec)
+        for now in run.rounds():
+            print(now.done, now.metrics["test_accuracy"][-1])
+            if enough(now):
+                break
+        result = run.result()
+
+    See `LiveRun.rounds` and `LiveRun.result`. Raises: as `simulate`.
+    """
     started = time.perf_counter()
     require_variables()
     if not placement.on_chosen_cpus:
@@ -94,6 +151,7 @@ def simulate(
     spec = with_optimizer(with_network(spec, network), optimizer).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
     require_folder_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
+    callbacks = with_trackers(callbacks, track, folder)
     resume = resume or resume_anyway
     record = there = None
     if folder is not None:
@@ -128,19 +186,21 @@ def simulate(
                 tried = smaller(runs, placement)
                 if tried is None:
                     raise
-        announce(runs)
-        start(runs, checkpoints, None if record is None else [record])
-        finish(runs, checkpoints)
-        (result,) = results_of(runs)
-    if jax.process_index() == 0:
+
+    def keep(result: Result) -> None:
+        if jax.process_index() != 0:
+            return
         if keep_state and folder is not None:
-            checkpoints.keep(runs, [state_path(folder, result.digest())])
+            checkpoints.keep(runs, 0, state_path(folder, result.digest()))
         keeper = Keeper(folder, save_run)
         keeper.keep(result)
         keeper.require_all(result)
-        if folder is not None:
+        if runs.early and runs.early[0].why == CALLBACK:  # not by its settings: it may go on
+            checkpoints.save(runs, now=True)
+        elif folder is not None:
             forget(folder)
-    return result
+
+    return LiveRun(runs, checkpoints, record, callbacks, keep)
 
 
 def require_folder_to_resume(folder: str | Path | None, **asked: bool) -> None:

@@ -4,7 +4,6 @@ Runs that differ in seed, partition, alpha or numeric hyper-parameters share the
 and go side by side: one on each core or device, or vmapped on an accelerator.
 """
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -28,23 +27,20 @@ from fedjax_het.data.held_out import of_clients
 from fedjax_het.engine.memory import free_bytes
 from fedjax_het.engine.optimizers import optimizer_digest
 from fedjax_het.nn import as_model, network_digest
-from fedjax_het.running.advance import finish, start
-from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints, forget
+from fedjax_het.running.checkpoints import UNFINISHED
 from fedjax_het.running.claims import Claims, stopped_in_order
-from fedjax_het.running.continuing import Ended, state_path
+from fedjax_het.running.continuing import Ended
 from fedjax_het.running.initial import initial_digest
 from fedjax_het.running.ledger import Job
 from fedjax_het.running.needs import NoRoom, require_room_for_programs
-from fedjax_het.running.outcome import results_of
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.places import balanced
 from fedjax_het.running.prepare import Group, narrower, prepare
 from fedjax_het.running.programs import static_key, with_network, with_optimizer
-from fedjax_het.running.progress import Progress
 from fedjax_het.running.rescue import Keeper
 from fedjax_het.running.result import Result
 from fedjax_het.running.runs import gathered, memory_needed
-from fedjax_het.running.sharing_out import CLAIMS, ClaimLost, Sharing
+from fedjax_het.running.sharing_out import CLAIMS, Sharing
 from fedjax_het.running.splits import (
     data_given,
     dataset_of,
@@ -55,7 +51,10 @@ from fedjax_het.running.splits import (
     split_clients,
 )
 from fedjax_het.running.store import frame, load_result
+from fedjax_het.running.together import Together
+from fedjax_het.running.trackers.tracking import with_trackers
 from fedjax_het.running.views import outcome_of, runs_dataset, setting_of
+from fedjax_het.running.watching import Callback
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
 
 if TYPE_CHECKING:
@@ -132,6 +131,8 @@ def sweep(
     data_dir: str | os.PathLike | None = None,
     resume_anyway: bool = False,
     keep_state: bool = False,
+    callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
     progress: Callable[[str], None] = print,
     placement: Placement = Placement(),
 ) -> SweepResult:
@@ -153,6 +154,8 @@ def sweep(
         precision, which the runs' summaries then name (`begun_under`).
       keep_state: write to `directory` how every run ended, as `simulate` does: from there a sweep
         with more rounds goes on, and loaded results have their models.
+      callbacks: called for every run in turn, see `simulate` and `running.watching.Standing`.
+      track: names of trackers, of `TRACKERS`, that keep a record of every run in `directory`.
       progress: gets a line per run. What is running is shown besides, on standard error.
       placement: where they go, on this process's devices unless it says otherwise; as many at a
         time as memory allows.
@@ -166,6 +169,7 @@ def sweep(
         tell_of_unused_hardware()
     resolved = [with_optimizer(with_network(spec, network), optimizer).resolved() for spec in specs]
     directory = None if directory is None else make_output_directory(directory)
+    callbacks = with_trackers(callbacks, track, directory, argument="directory")
     names, named = names_of(resolved, dataset, network, data_dir, optimizer=optimizer)
     data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
     data["optimizer"] = optimizer
@@ -178,6 +182,7 @@ def sweep(
         placement,
         resume_anyway=resume_anyway,
         keep_state=keep_state,
+        callbacks=callbacks,
     )
     made = SweepResult([known.get(name) for name in names], reasons)
     keeper.require_all(made)
@@ -193,6 +198,7 @@ def make_runs(
     *,
     resume_anyway: bool = False,
     keep_state: bool = False,
+    callbacks: Sequence[Callback] = (),
     counts: Counter[str] | None = None,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """The same of runs by the names of their files: -> (results by name, why others were not run,
@@ -229,7 +235,8 @@ def make_runs(
                 except NoRoom as error:
                     _cannot(share, reasons, jobs, error)
                 while places := share.claimed(jobs, group.plan.capacity):
-                    _run(group, jobs, places, keeper, share, keep_state=keep_state)
+                    some = Together(group, jobs, places, keeper, share, callbacks)
+                    jobs = some.made(keep_state=keep_state)
     return share.known, reasons
 
 
@@ -426,58 +433,3 @@ def _fitting(group: Group, allowed: int | None) -> Group:
             f"{fewer} at a time" if fewer else "one at a time on all devices",
         )
         group = narrower(group, fewer)
-
-
-def _run(
-    group: Group,
-    jobs: list[Job],
-    places: list[int],
-    keeper: Keeper,
-    share: Sharing,
-    *,
-    keep_state: bool,
-) -> None:
-    """Make runs of a group, no more than go together, and save them.
-
-    Args:
-      jobs: of all federations of the group. places: among them, of those to be made, which this
-        worker has claimed. What another has taken over since is left to it.
-    """
-    together, federations = [jobs[i] for i in places], [group.federations[i] for i in places]
-    left = [job for job in jobs if job.digest in share.left and job not in together]
-    folders = None
-    if keeper.folder is not None:
-        folders = [keeper.folder / UNFINISHED / job.digest for job in together]
-        for folder in folders:
-            with contextlib.suppress(OSError):  # which the first checkpoint will say
-                folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with share.ledger.running(together) as show:
-
-            def progress(progress: Progress) -> None:
-                if show is not None:
-                    show(progress)
-                share.require(together)  # as late as can be before a checkpoint is written
-
-            records = [job.record for job in together if job.record is not None]
-            runs = gathered(group, federations, progress=progress, records=records)
-            checkpoints = Checkpoints(folders)
-            start(runs, checkpoints, records or None)
-            finish(runs, checkpoints)
-            results = results_of(runs)
-        if not share.holds(together):
-            raise ClaimLost
-    except (ClaimLost, ConfigError, OSError):
-        if share.holds(together):
-            raise
-        share.ledger.lost(together)
-        share.drop(together)
-        return
-    if keep_state and keeper.folder is not None:
-        checkpoints.keep(runs, [state_path(keeper.folder, job.digest) for job in together])
-    for i, (job, result) in enumerate(zip(together, results, strict=True)):
-        result.state = result.models = None  # a sweep's states together may not fit
-        if keeper.keep(result) and folders is not None:
-            forget(folders[i])
-        share.made(job, result)
-    share.ledger.made(together, results, left)

@@ -96,6 +96,7 @@ def _but_numbers(given: RunSpec) -> tuple[RunSpec, Entry, dict[str, Any]]:
     _check_held_out(spec, entry)
     spec = _with_measures(spec, entry)
     spec = with_local_training(spec)
+    spec = _with_rules_to_stop(spec)
     return _with_options(given, spec, entry, options), entry, hp
 
 
@@ -285,6 +286,13 @@ def _with_measures(spec: RunSpec, entry: Entry) -> RunSpec:
         require(ok, "measures", measure.name, condense)
     names = ", ".join(measure.name for measure in found)
     return dataclasses.replace(spec, measures=names or None)
+
+
+def _with_rules_to_stop(spec: RunSpec) -> RunSpec:
+    """A least gain of 0 goes without saying. Raises `ConfigError` for one that nothing looks at."""
+    nobody = "nothing, or patience >= 1"
+    require(not spec.min_gain or spec.patience is not None, "min_gain", spec.min_gain, nobody)
+    return dataclasses.replace(spec, min_gain=spec.min_gain or None)
 
 
 def _check_held_out(spec: RunSpec, entry: Entry) -> None:

@@ -32,12 +32,15 @@ _ADDED = (
     "lr_step_schedule",
     "local_steps",
     "accumulation",
+    "stop_at",
+    "patience",
+    "min_gain",
 )
 MOST_ROUNDS = 10**6  # and most epochs of one
 _Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
 _SampledShare = Annotated[float, Bounds(0, 1, open_low=True)]
 # Numbers that may be written as whole ones.
-_FLOATS = ("alpha", "participation")
+_FLOATS = ("alpha", "participation", "stop_at", "min_gain")
 # What clients that condense their data instead of training on them have no use for.
 LOCAL_TRAINING = (
     *("local_epochs", "local_optimizer", "optimizer_state", "averaging"),
@@ -165,6 +168,13 @@ class RunSpec:
     accumulation: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
     """Minibatches whose gradients are averaged for a step; what is left at a round's end is a step
     of fewer (default: 1)."""
+    stop_at: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
+    """Accuracy, in (0, 1], at which the run ends: of the global model, or the mean over clients'
+    own tests where there is none; looked at where it is measured (default: never)."""
+    patience: Count | None = None
+    """Measured rounds without a gain in that accuracy after which the run ends (default: never)."""
+    min_gain: Annotated[float, Bounds(0, 1)] | None = None
+    """What accuracy must exceed the best so far by to be a gain, with patience (default: 0)."""
     hp: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -194,6 +204,11 @@ class RunSpec:
     def scored_model(self) -> str:
         """Which model a client's own test is for."""
         return self.scored or METHODS[self.algorithm].scored[0]
+
+    @property
+    def ends_by_rules(self) -> bool:
+        """Whether its settings may end it before its last round."""
+        return self.stop_at is not None or self.patience is not None
 
     @property
     def model_options(self) -> dict[str, Any]:

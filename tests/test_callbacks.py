@@ -1,0 +1,264 @@
+"""Callbacks and rounds as a loop: what they are told, how they stop runs, and what is left then."""
+
+import numpy as np
+import pytest
+from support.data import user_dataset
+from support.running import assert_same, run, spec
+from support.slow import slow
+
+from fedjax_het import ConfigError, Placement, federation, simulate, sweep
+from fedjax_het.running import advance, checkpoints, runs
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Chunks of at most two rounds."""
+    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+
+
+class Listener:
+    """Keeps what it is told, by run."""
+
+    def __init__(self, then=lambda now: None):
+        self.told, self.then = {}, then
+
+    def __call__(self, now):
+        new = {name: np.array(curve) for name, curve in now.new.items()}
+        kept = (now.phase, now.done, new, now.bytes_up, now.bytes_down)
+        self.told.setdefault(now.name, []).append(kept)
+        self.then(now)
+
+    def curves(self, name):
+        told = [new for _, _, new, *_ in self.told[name]]
+        return {metric: np.concatenate([new[metric] for new in told]) for metric in told[0]}
+
+
+CASES = ["fedavg", slow("feddm"), slow("dynafed"), slow("fedgen"), slow("fedmix")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_callbacks_are_told_everything_once(name, short, tmp_path):
+    accuracies, data = {}, user_dataset()
+
+    def tests_the_model(now):
+        if now.phase == "rounds":
+            tested = now.model().evaluate(data.test_images, data.test_labels)
+            accuracies[now.done] = tested.accuracy
+
+    listener = Listener(tests_the_model)
+    made = run(spec(name), callbacks=[listener], output_dir=tmp_path)
+    assert_same(made, run(spec(name)))
+    (digest,) = listener.told
+    assert digest == made.digest() and (tmp_path / f"{digest}.json").exists()
+    told = listener.told[digest]
+    phases, rounds = [each[0] for each in told], [each[1] for each in told]
+    assert phases[0] == "start" and phases[-1] == "end" and phases.count("start") == 1
+    work = {phase for phase in phases if phase not in ("start", "rounds", "end")}
+    assert bool(work) == (name == "dynafed")
+    assert rounds[0] == 0 and rounds[-1] == 9 and rounds == sorted(rounds)
+    for metric, values in listener.curves(digest).items():
+        np.testing.assert_array_equal(values, made.metrics[metric], err_msg=metric)
+    for _, done, _, up, down in told:
+        assert up == made.metrics["bytes_up"][:done].sum()
+        assert down == made.metrics["bytes_down"][:done].sum()
+    assert len(accuracies) >= 3
+    for done, accuracy in accuracies.items():
+        measured = made.metrics["test_accuracy"][done - 1]
+        assert accuracy == pytest.approx(float(measured), abs=1e-6)
+
+
+def test_a_callback_stops_a_run_which_may_go_on(short, tmp_path):
+    whole = run(spec("scaffold"))
+
+    def ends(now):
+        if now.phase == "rounds" and now.done >= 4:
+            now.stop("seen\nenough")
+
+    later = Listener()
+    made = run(spec("scaffold"), callbacks=[ends, later], output_dir=tmp_path)
+    end = made.summary["rounds"]
+    told = {"why": "callback", "round": end, "reason": made.summary["stopped_early"]["reason"]}
+    assert 4 <= end < 9 and made.summary["stopped_early"] == told
+    assert told["reason"].startswith("seen") and "\n" not in told["reason"]
+    assert [each[0] for each in later.told[made.digest()]][-1] == "end"
+    for name, values in whole.metrics.items():
+        np.testing.assert_array_equal(made.metrics[name][:end], values[:end], err_msg=name)
+    assert np.isnan(made.metrics["test_accuracy"][end:]).all()
+    assert not made.summary["diverged"] and not made.metrics["bytes_up"][end:].any()
+    assert_same(run(spec("scaffold"), output_dir=tmp_path, resume=True), whole)
+    assert not (tmp_path / "checkpoint.npz").exists()
+
+
+def test_a_run_stopped_before_its_first_round_has_a_result():
+    made = run(spec(), callbacks=[lambda now: now.stop("not today")])
+    assert made.summary["rounds"] == 0 and made.summary["final_accuracy"] is None
+    assert made.summary["best_accuracy"] is None and not made.summary["diverged"]
+    assert made.model().evaluate(user_dataset().test_images, user_dataset().test_labels)
+
+
+def test_what_a_callback_raises_names_it_and_leaves_a_checkpoint(short, tmp_path):
+    def breaks(now):
+        if now.done >= 4:
+            raise ZeroDivisionError("by zero")
+
+    other = Listener()
+    with pytest.raises(ZeroDivisionError, match="by zero") as raised:
+        run(spec(), callbacks=[other, breaks], output_dir=tmp_path)
+    (note,) = raised.value.__notes__
+    assert "breaks after round" in note and "resume goes on" in note
+    assert (tmp_path / "checkpoint.npz").exists()
+    before = max(each[1] for each in next(iter(other.told.values())))
+    again = Listener()
+    assert_same(run(spec(), callbacks=[again], output_dir=tmp_path, resume=True), run(spec()))
+    (told,) = again.told.values()
+    assert told[0][:2] == ("start", before) and len(told[0][2]["train_loss"]) == before >= 4
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "said"), [(3, "callbacks = 3: expected a list"), ([3], "callbacks[0] = 3")]
+)
+def test_what_is_no_callback_is_refused(callbacks, said):
+    for call in (simulate, federation):
+        with pytest.raises(ConfigError) as raised:
+            call(spec(), dataset=user_dataset(), callbacks=callbacks)
+        assert str(raised.value).startswith(said)
+
+
+# --- in sweeps --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [slow(1), 2])
+def test_callbacks_of_a_sweep_are_told_of_every_run(width, short, tmp_path):
+    """Whichever go side by side, also where some wait; and stop the one that they look at."""
+
+    def ends_one(now):
+        if now.spec.seed == 1 and now.done >= 3:
+            now.stop("this one")
+
+    listener = Listener(ends_one)
+    specs = [spec(seed=seed, rounds=16) for seed in range(3)]
+    specs += [spec(seed=seed, rounds=16, patience=1) for seed in range(3, 5)]
+    made = sweep(
+        specs,
+        tmp_path,
+        dataset=user_dataset(),
+        callbacks=[listener],
+        placement=Placement(width=width, spread="runs", lanes=1),
+        progress=lambda line: None,
+    )
+    assert listener.told.keys() == {result.digest() for result in made.results}
+    for result in made.results:
+        rounds, told = result.summary["rounds"], listener.told[result.digest()]
+        assert told[-1][0] == "end" and [each[0] for each in told].count("end") == 1
+        starts = [at for at, each in enumerate(told) if each[0] == "start"]
+        known = 0
+        for at, (_, done, new, *_) in enumerate(told):
+            assert len(new["train_loss"]) == done - (0 if at in starts else known)
+            known = done
+        last = told[starts[-1] :]
+        curve = np.concatenate([new["train_loss"] for _, _, new, *_ in last])
+        np.testing.assert_array_equal(curve, result.metrics["train_loss"][:rounds])
+        why = result.summary.get("stopped_early", {}).get("why")
+        seed = result.spec.seed
+        assert why == "callback" if seed == 1 else why == "plateau" if seed > 2 else why is None
+        if seed == 1:
+            assert 3 <= rounds <= 5
+
+
+def test_what_a_callback_raises_ends_a_sweep_that_goes_on(short, tmp_path):
+    def breaks(now):
+        if now.done >= 4:
+            raise KeyError("here")
+
+    specs = [spec(seed=seed) for seed in range(2)]
+    given = {"dataset": user_dataset(), "progress": lambda line: None}
+    with pytest.raises(KeyError) as raised:
+        sweep(specs, tmp_path, callbacks=[breaks], **given)
+    assert "breaks after round" in raised.value.__notes__[0]
+    assert list((tmp_path / "unfinished").glob("*/checkpoint.npz"))
+    rounds = Listener()
+    sweep(specs, tmp_path, callbacks=[rounds], **given)
+    assert min(told[0][1] for told in rounds.told.values()) >= 0
+    assert max(told[0][1] for told in rounds.told.values()) >= 4
+
+
+# --- as a loop --------------------------------------------------------------------------------
+
+
+def test_going_through_rounds_is_simulating():
+    whole = run(spec("scaffold"))
+    running = federation(spec("scaffold"), dataset=user_dataset())
+    seen = [(now.done, now.metrics["test_accuracy"][-1]) for now in running.rounds(every=2)]
+    assert [done for done, _ in seen if done % 2 and done < 9] == [1]  # the first is timed
+    assert {2, 4, 6, 8, 9} <= {done for done, _ in seen}
+    assert all(whole.metrics["test_accuracy"][done - 1] == accuracy for done, accuracy in seen)
+    assert_same(running.result(), whole)
+    assert running.result() is running.result() and not list(running.rounds())
+
+
+def test_who_leaves_the_loop_leaves_a_checkpoint_and_may_come_back(short, tmp_path):
+    whole = run(spec())
+    left = federation(spec(), dataset=user_dataset(), output_dir=tmp_path)
+    for now in left.rounds():
+        if now.done >= 4:
+            break
+    assert (tmp_path / "checkpoint.npz").exists() and not list(tmp_path.glob("*.json"))
+    assert_same(run(spec(), output_dir=tmp_path, resume=True), whole)
+    assert [now.done for now in left.rounds()][-1] == 9
+    assert_same(left.result(), whole)
+
+
+def test_the_result_of_a_loop_that_was_left(short, tmp_path):
+    whole = run(spec())
+    left = federation(spec(), dataset=user_dataset(), output_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"^result = "):
+        left.result()
+    for now in left.rounds():
+        if now.done >= 4:
+            break
+    made = left.result()
+    end = now.done
+    assert made.summary["stopped_early"]["round"] == made.summary["rounds"] == end < 9
+    for name, values in whole.metrics.items():
+        np.testing.assert_array_equal(made.metrics[name][:end], values[:end], err_msg=name)
+    assert not list(left.rounds()) and left.result() is made
+    assert_same(run(spec(), output_dir=tmp_path, resume=True), whole)
+
+
+def test_what_is_looked_at_is_not_to_be_changed():
+    running = federation(spec(rounds=3), dataset=user_dataset())
+    for now in running.rounds():
+        with pytest.raises(ValueError, match="read-only"):
+            now.metrics["test_accuracy"][0] = 1
+        with pytest.raises(ConfigError, match=r"^reason = 3"):
+            now.stop(3)
+        with pytest.raises(ConfigError, match=r"^client = "):
+            now.model(client=1)
+    with pytest.raises(ConfigError, match=r"^every = 0"):
+        running.rounds(every=0)
+
+
+def test_nobody_looks_where_there_are_no_callbacks(monkeypatch):
+    """And chunks are as long as ever."""
+    lengths = []
+    original = advance._run_chunk
+
+    def noted(runs_, ahead, count):
+        lengths.append((runs_.done, count))
+        return original(runs_, ahead, count)
+
+    monkeypatch.setattr(advance, "_run_chunk", noted)
+    monkeypatch.setattr(advance, "CHUNK_SECONDS", 1e9)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 1e9)
+
+    def looked(*_):
+        raise AssertionError("somebody looks")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedjax_het.running.watching.Watch._standing", looked)
+        run(spec(rounds=40, eval_every=2))
+    plain = list(lengths)
+    assert plain == [(0, 1), (1, 16), (17, 16), (33, 7)]
+    lengths.clear()
+    run(spec(rounds=40, eval_every=2), callbacks=[lambda now: None])
+    assert lengths == plain

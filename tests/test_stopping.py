@@ -1,0 +1,203 @@
+"""Early stopping by a run's settings: the round, the curves, the model, resumed and in company."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.data import user_dataset
+from support.running import KilledError, assert_same, kill_after, run, spec
+from support.slow import slow
+
+from fedjax_het import ConfigError, Placement, RunSpec, load_results, sweep
+from fedjax_het.running import advance, checkpoints, runs
+from fedjax_het.running.stopping import rounds_until, stand
+
+ROUNDS = 24
+
+
+def ends_at(accuracies, stop_at=math.inf, patience=math.inf, min_gain=0.0):
+    """The round (from 1) in which the rules end a run of these accuracies; None if they do not. In
+    the words of the README: the target is reached, or the best of the last `patience` measured
+    rounds is no gain over the best before them."""
+    rounds = [r for r, a in enumerate(accuracies) if np.isfinite(a)]
+    bests, last_gain = {}, 0
+    for count, r in enumerate(rounds, 1):
+        now = accuracies[r]
+        if not bests or now > np.float32(bests[last_gain] + np.float32(min_gain)):
+            last_gain = count
+            bests[count] = now
+        if now >= np.float32(stop_at) or count - last_gain >= patience:
+            return r + 1
+    return None
+
+
+def drawn(rng):
+    accuracies = np.round(np.cumsum(rng.normal(0.01, 0.05, ROUNDS)).clip(0, 1), 2)
+    accuracies = accuracies.astype(np.float32)
+    every = int(rng.integers(1, 4))
+    due = (np.arange(ROUNDS) % every == every - 1) | (np.arange(ROUNDS) >= ROUNDS - 5)
+    rules = {
+        "stop_at": float(rng.choice([0.1, 0.3, 0.5])) if rng.random() < 0.6 else None,
+        "patience": int(rng.integers(1, 6)) if rng.random() < 0.8 else None,
+    }
+    if rules["patience"] and rng.random() < 0.5:
+        rules["min_gain"] = float(rng.choice([0.01, 0.05]))
+    return np.where(due, accuracies, np.nan).astype(np.float32), due, rules
+
+
+def given(rules):
+    return {name: value for name, value in rules.items() if value is not None}
+
+
+def test_rules_on_drawn_curves():
+    rng, ends = np.random.default_rng(0), 0
+    for _ in range(2000):
+        accuracies, _, rules = drawn(rng)
+        found = stand(RunSpec(**rules), accuracies).end
+        expected = ends_at(accuracies, **given(rules))
+        assert (None if found is None else found.round) == expected
+        ends += expected is not None
+    assert 500 < ends < 1900
+
+
+def test_chunks_never_pass_a_round_in_which_a_rule_could_end_the_run():
+    """And are as long as that allows: the worst that may come would end the run there."""
+    rng = np.random.default_rng(1)
+    algorithm, checked = SimpleNamespace(global_model=True), 0
+    for _ in range(300):
+        accuracies, due, rules = drawn(rng)
+        settings = RunSpec(**rules, rounds=ROUNDS)
+        run_ = SimpleNamespace(spec=settings, scheduler=SimpleNamespace(evaluates=due.__getitem__))
+        last = ends_at(accuracies, **given(rules)) or ROUNDS
+        for done in range(last):
+            count = rounds_until(run_, algorithm, {"test_accuracy": accuracies}, done)
+            assert 1 <= count <= last - done
+            begun = np.isfinite(accuracies[:done]).any()  # the first measured is always a gain
+            if begun and (rules["stop_at"] or rules["patience"]):
+                flat = np.where(due, np.where(np.arange(ROUNDS) < done, accuracies, 0), np.nan)
+                best = np.where(due, np.where(np.arange(ROUNDS) < done, accuracies, 1), np.nan)
+                soonest = [ends_at(a.astype(np.float32), **given(rules)) for a in (flat, best)]
+                assert done + count == min([end for end in soonest if end] or [ROUNDS])
+                checked += 1
+    assert checked > 1000
+
+
+CASES = {
+    "target": ("fedavg", {"stop_at": 0.45}),
+    "plateau": ("fedavg", {"patience": 4, "min_gain": 0.02}),
+    "both, evaluated now and then": ("scaffold", {"stop_at": 0.9, "patience": 3, "eval_every": 3}),
+    "clients' mean": ("fedamp", {"patience": 3}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stopped_run_is_the_beginning_of_a_whole_one(case):
+    name, rules = CASES[case]
+    kept = {"eval_every": rules["eval_every"]} if "eval_every" in rules else {}
+    whole = run(spec(name, rounds=ROUNDS, **kept))
+    made = run(spec(name, rounds=ROUNDS, **rules))
+    curve = "mean_client_accuracy" if name == "fedamp" else "test_accuracy"
+    end = ends_at(whole.metrics[curve], **{k: v for k, v in rules.items() if k != "eval_every"})
+    assert end is not None and 1 < end < ROUNDS
+    for metric, values in whole.metrics.items():
+        np.testing.assert_array_equal(made.metrics[metric][:end], values[:end], err_msg=metric)
+        after = made.metrics[metric][end:]
+        unsaid = after == 0 if metric in ("bytes_up", "bytes_down", "client_samples") else None
+        assert (np.isnan(after) if unsaid is None else unsaid).all(), metric
+    told = made.summary["stopped_early"]
+    assert told["round"] == made.summary["rounds"] == end and told["reason"]
+    assert told["why"] == ("target" if "stop_at" in rules and len(rules) == 1 else "plateau")
+    assert not made.summary["diverged"] and "stopped_early" not in whole.summary
+    measured = whole.metrics[curve][:end]
+    last = measured[np.isfinite(measured)][-5:]
+    final = made.summary["final_client_accuracy" if name == "fedamp" else "final_accuracy"]
+    assert final == pytest.approx(last.astype(np.float64).mean(), rel=1e-6)
+    if name != "fedamp":
+        assert made.summary["last_accuracy"] == last[-1]
+        data = user_dataset()
+        tested = made.model().evaluate(data.test_images, data.test_labels)
+        assert tested.accuracy == pytest.approx(float(last[-1]), abs=1e-6)
+
+
+def test_resumed_runs_stop_in_the_same_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    ends = spec(rounds=ROUNDS, patience=4, min_gain=0.02)
+    whole = run(ends)
+    assert whole.summary["rounds"] < ROUNDS
+    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
+    for kills in (2, whole.summary["rounds"] - 1):
+        folder = tmp_path / str(kills)
+        with pytest.raises(KilledError):
+            run(ends, output_dir=folder, progress=kill_after(kills))
+        made = run(ends, output_dir=folder, resume=True)
+        assert_same(made, whole)
+        assert made.summary["stopped_early"] == whole.summary["stopped_early"]
+
+
+def test_a_target_that_is_met_in_the_last_round_ends_nothing_early():
+    whole = run(spec(rounds=5, eval_every=5))
+    met = float(whole.metrics["test_accuracy"].max())
+    only_last = spec(rounds=5, patience=5)
+    assert "stopped_early" not in run(only_last).summary
+    assert met > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"stop_at": 0.0}, "stop_at = 0"),
+        ({"stop_at": 1.5}, "stop_at = 1.5"),
+        ({"patience": 0}, "patience = 0"),
+        ({"min_gain": -0.1, "patience": 2}, "min_gain = -0.1"),
+        ({"min_gain": 0.1}, "min_gain = 0.1: expected nothing, or patience >= 1"),
+    ],
+)
+def test_bad_rules_are_one_line(settings, said):
+    with pytest.raises(ConfigError) as raised:
+        RunSpec(**settings).resolved()
+    assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
+
+
+def test_settings_that_say_nothing_leave_names_alone():
+    assert RunSpec(min_gain=0.0, patience=3).digest() == RunSpec(patience=3).digest()
+    assert RunSpec(patience=3).digest() != RunSpec().digest()
+    assert not {"stop_at", "patience", "min_gain"} & RunSpec().resolved().to_dict().keys()
+
+
+def company():
+    """Runs that share their programs and end in many rounds; one of them in its last."""
+    rules = [{"stop_at": 0.4}, {"patience": 2}, {"patience": 5}, {"stop_at": 0.5, "patience": 3}]
+    base = spec(rounds=ROUNDS)
+    runs_ = [dataclasses.replace(base, seed=s, **r) for s in range(2) for r in rules]
+    return [*runs_[2:], base]
+
+
+@pytest.mark.parametrize("width", [slow(1), 2])
+def test_runs_stop_alike_whatever_the_company(width, tmp_path, monkeypatch):
+    """Also where they stop for a while, so that others can take the places that are free."""
+    monkeypatch.setattr(runs, "MAX_CHUNK", 5)
+    starts = []
+    begin = advance.begin_states
+    monkeypatch.setattr(
+        advance, "begin_states", lambda r: (starts.append(len(r.federations)), begin(r))
+    )
+    specs = company()
+    placement = Placement(width=width, spread="runs", lanes=1)
+    made = sweep(
+        specs, tmp_path, dataset=user_dataset(), placement=placement, progress=lambda line: None
+    )
+    if width > 1:
+        assert sum(starts) > len(specs)  # some went on from where they had waited
+    alone = [run(each, lanes=1, devices=1) for each in specs]
+    for one, other in zip(made.results, alone, strict=True):
+        assert one.summary["rounds"] == other.summary["rounds"]
+        assert one.summary.get("stopped_early") == other.summary.get("stopped_early")
+        for name, values in other.metrics.items():
+            tolerance = {"rtol": 2e-4, "atol": 2e-5}
+            np.testing.assert_allclose(one.metrics[name], values, err_msg=name, **tolerance)
+    frame = load_results(tmp_path)
+    assert len(frame) == len(specs) and frame["stopped_early.why"].notna().sum() >= 4
+    assert not any((tmp_path / "unfinished").iterdir())
