@@ -190,7 +190,7 @@ def test_a_run_of_as_many_steps_as_an_epoch_has_is_that_epoch_to_the_bit(name):
     """Also what FSL's server makes of them, whose epochs go by what clients see."""
     given = {**SMALL, "algorithm": name, "hp": {"local_lr": 0.1}}
     if name == "fsl":
-        given |= {"pretrain_epochs": 0, "server_options": {"size": 6}, "rounds": 2}
+        given |= {"pretrain_epochs": 0, "server_options": {"size": 3}, "rounds": 2}
     epoch = run(RunSpec(**given, local_epochs=1))
     steps = -(-len(DATA.train_labels) // SMALL["num_clients"] // SMALL["batch_size"])
     same = run(RunSpec(**given, local_steps=steps))

@@ -206,10 +206,10 @@ def test_a_constant_rate_goes_without_saying():
 
 
 def test_a_run_of_a_schedule_is_stopped_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     spec = RunSpec(**SMALL, lr_schedule="cosine", hp={"local_lr": 0.2, "lr_warmup": 2})
     whole = run(spec)
+    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     with pytest.raises(KilledError):
         run(spec, output_dir=tmp_path, progress=kill_after(3))
     assert_same(run(spec, output_dir=tmp_path, resume=True), whole)

@@ -116,6 +116,11 @@ class Ledger:
 
 
 def _outcome(summary: dict) -> str:
+    early = f" after round {summary['rounds']}" if summary.get("stopped_early") else ""
+    return _accuracy(summary) + early
+
+
+def _accuracy(summary: dict) -> str:
     if summary.get("diverged"):
         return "diverged"
     if summary.get("bmta") is not None:

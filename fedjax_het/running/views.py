@@ -56,6 +56,8 @@ def outcome_of(result: "Result") -> str:
     ):
         if summary.get(name) is not None:
             parts.append(f"{words} {summary[name]:.2%}".replace("%", " %"))
+    if summary.get("stopped_early"):
+        parts.append(f"stopped after round {summary.get('rounds')}")
     if summary.get("wall_seconds") is not None:
         parts.append(f"{summary['wall_seconds']:.1f} s")
     return ", ".join(parts) or "nothing measured"

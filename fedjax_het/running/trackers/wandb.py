@@ -32,6 +32,7 @@ class WandbRun:
         folder = opening.folder / "wandb"
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{opening.name}.json"
+        self._last = 0
         self._id = _left(self._path) or f"{opening.name}-{secrets.token_hex(4)}"
         if (same := self.open.get(self._id)) is not None:
             self._run: Any = same._run
