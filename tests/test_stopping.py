@@ -137,6 +137,21 @@ def test_resumed_runs_stop_in_the_same_round(tmp_path, monkeypatch):
         assert made.summary["stopped_early"] == whole.summary["stopped_early"]
 
 
+def test_a_run_that_was_killed_when_it_had_stopped_goes_no_further(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    ends = spec(rounds=ROUNDS, patience=4, min_gain=0.02)
+
+    def killed(*_):
+        raise KilledError
+
+    with monkeypatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr("fedjax_het.running.live.result_of", killed)
+        run(ends, output_dir=tmp_path)
+    made, whole = run(ends, output_dir=tmp_path, resume=True), run(ends)
+    assert_same(made, whole)
+    assert made.summary["stopped_early"] == whole.summary["stopped_early"]
+
+
 def test_a_target_that_is_met_in_the_last_round_ends_nothing_early():
     whole = run(spec(rounds=5, eval_every=5))
     met = float(whole.metrics["test_accuracy"].max())
