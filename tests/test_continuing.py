@@ -28,7 +28,7 @@ def rounds(spec_, count):
 
 
 QUICK = ("fedavg", "scaffold", "dynafed", "fedamp", "feddm")
-ALL = [name if name in QUICK else slow(name) for name in METHODS.built_in]
+ALL = [name if name in QUICK else slow(name) for name in METHODS]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -103,7 +103,7 @@ def test_a_client_whose_logits_are_not_finite_has_no_accuracy(devices):
 def test_the_mean_over_clients_leaves_none_with_a_test_out():
     class Measured:
         test_accuracy = test_loss = train_loss = update_norm = np.ones(2, np.float32)
-        domain_accuracy, records = None, {}
+        domain_accuracy, records, measured = None, {}, {}
         client_accuracy = np.array([[0.5, np.nan, 1], [np.nan, np.nan, 1]], np.float32)
 
     tests = partition_from_clients([np.array([0]), np.array([], int), np.array([1])])

@@ -190,7 +190,7 @@ def company():
     return [*runs_[2:], base]
 
 
-@pytest.mark.parametrize("width", [slow(1), 2])
+@pytest.mark.parametrize("width", [slow(1), slow(2)])
 def test_runs_stop_alike_whatever_the_company(width, tmp_path, monkeypatch):
     """Also where they stop for a while, so that others can take the places that are free."""
     monkeypatch.setattr(runs, "MAX_CHUNK", 5)
