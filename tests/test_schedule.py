@@ -1,5 +1,7 @@
 """The host's schedule: complete, balanced, and independent of lanes."""
 
+import itertools
+
 import numpy as np
 import pytest
 from support.data import SIZES, consecutive
@@ -205,3 +207,17 @@ def test_runs_in_step_wait_for_the_longest():
     both = useful_fraction(runs, together=False)
     samples = sum(run.work.samples.sum() for run in runs)
     assert two > one and both == pytest.approx(samples / (2 * two * 2 * 4))
+
+
+def test_any_of_several_runs_can_go_in_step():
+    """Which do is known when workers have claimed them: there are segments for whichever. Here
+    neighbours' clients end at the same steps, and others' do not."""
+    few, many = [7, 9, 11, 13, 15, 17], [4] * 6
+    runs = [scheduler(sizes, lanes=1, blocks=1) for sizes in (few, few, many, many)]
+    shape = common_shape(runs, width=2)
+    for pair in itertools.combinations(runs, 2):
+        for r in range(runs[0].rounds):
+            cuts = merged_cuts(pair, r)
+            assert len(cuts[0]) <= shape.segments
+            for one in pair:
+                assert one.round(r, shape, cuts).num_segments[0] == len(cuts[0])

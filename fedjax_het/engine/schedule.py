@@ -290,23 +290,15 @@ class _Packed(NamedTuple):
         return [slice(*pair) for pair in itertools.pairwise(self.firsts[::lanes].tolist())]
 
 
-def common_shape(
-    schedulers: Sequence[Scheduler], width: int = 1, *, any_company: bool = False
-) -> Shape:
-    """A shape that holds for every round of several runs, `width` of them in step: of those that
-    follow each other, or, in `any_company`, whichever."""
+def common_shape(schedulers: Sequence[Scheduler], width: int = 1) -> Shape:
+    """A shape that holds for every round of several runs, any `width` of them in step: which ones
+    these are may depend on what ends early, and on what other workers have taken."""
     shapes = [s.shape for s in schedulers]
     common = Shape(*map(max, zip(*shapes, strict=True)))
     if width == 1:
         return common
-    step = len(schedulers) if any_company else width
-    groups = [schedulers[i : i + step] for i in range(0, len(schedulers), step)]
-    cuts = (
-        len(cut)
-        for group in groups
-        for r in range(group[0].rounds)
-        for cut in merged_cuts(group, r)
-    )
+    rounds = range(schedulers[0].rounds)
+    cuts = (len(cut) for r in rounds for cut in merged_cuts(schedulers, r))
     return common._replace(segments=_most(cuts))
 
 

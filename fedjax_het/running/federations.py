@@ -173,9 +173,7 @@ def shapes_of(federations: Sequence[Federation], plan: Plan) -> Shapes:
     """Sizes that hold for all of them."""
     first = federations[0]
     tuning = survey = tests = None
-    # Those that end early leave their places to whichever is next.
-    ends_early = any(f.spec.ends_by_rules for f in federations)
-    shape_of = partial(common_shape, width=plan.width, any_company=ends_early)
+    shape_of = partial(common_shape, width=plan.width)
     if first.tuning is not None:
         tuning = shape_of([f.tuning for f in federations if f.tuning])
     if first.survey is not None:
