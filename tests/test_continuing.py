@@ -27,7 +27,7 @@ def rounds(spec_, count):
     return dataclasses.replace(spec_, rounds=count)
 
 
-QUICK = ("fedavg", "scaffold", "dynafed", "fedamp", "feddm")
+QUICK = ("scaffold", "feddm")
 ALL = [name if name in QUICK else slow(name) for name in METHODS]
 
 

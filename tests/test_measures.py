@@ -192,7 +192,7 @@ def test_a_run_has_fairness_by_round(name):
 # --- of what they send ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
+@pytest.mark.parametrize("averaging", [slow("uniform"), "weighted"])
 def test_drift_is_that_of_the_clients_changes(averaging, tmp_path):
     """Whole batches and all clients: what one of them sends is the change of a federation that it
     makes up by itself, begun with the same model."""
@@ -292,6 +292,8 @@ def test_what_a_users_measure_must_not_be_is_one_line(sums, finish, expected):
     [
         ({"measures": "macro"}, "did you mean 'macro_f1'"),
         ({"measures": "drift, drift"}, "each name once"),
+        ({"measures": "drift,"}, "measures = ''"),
+        ({"measures": "drift\n"}, "measures = 'drift"),
         ({"measures": "fairness"}, "local_tests = True beside it"),
         ({"algorithm": "fedamp", "measures": "calibration"}, "no global model that is tested"),
         ({"algorithm": "fedamp", "measures": "drift"}, "send changes of the model"),

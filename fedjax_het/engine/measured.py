@@ -140,7 +140,7 @@ MEASURES: Registry[Measure] = Registry(
 def chosen(text: str | None) -> tuple[Measure, ...]:
     """Those that the setting `measures` names. Raises ConfigError for an unknown name, or one that
     is there twice."""
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    names = [name.strip(" ") for name in text.split(",")] if text and text.strip(" ") else []
     found = tuple(MEASURES.require(name) for name in names)
     require(len(set(names)) == len(names), "measures", text, "each name once")
     return found
