@@ -21,6 +21,7 @@ from fedjax_het.engine.rate_schedules import SCHEDULES, rate_factors, step_facto
 from fedjax_het.engine.rounds import ChunkInputs, Measuring, Rounds, make_chunk
 from fedjax_het.engine.schedule import stack_rounds
 from fedjax_het.running import checkpoints, programs, runs
+from fedjax_het.running.ledger import describe
 from fedjax_het.settings.local_training import depends_on_end
 
 LENGTH = 12.0
@@ -315,3 +316,8 @@ def test_methods_that_go_by_one_rate_refuse_a_schedule_over_steps(name):
     spec = RunSpec(**{**SMALL, "algorithm": name}, lr_step_schedule="exponential")
     with pytest.raises(ConfigError, match=f"lr_step_schedule = 'exponential'.*none: {name}"):
         run(spec)
+
+
+def test_a_status_line_names_the_schedule():
+    spec = RunSpec(**SMALL, lr_schedule="cosine", hp={"local_lr": 0.2, "lr_warmup": 2})
+    assert "cosine rate" in describe(spec) and "lr_warmup 2" in describe(spec)

@@ -33,6 +33,10 @@ def describe(spec: RunSpec) -> str:
     plain = RunSpec(spec.algorithm, local_optimizer=spec.local_optimizer, options=spec.options)
     usual = plain.resolved().hp
     parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.get(name)]
+    if spec.lr_schedule is not None:
+        parts.append(f"{spec.lr_schedule} rate")
+    if spec.held_out_clients is not None:
+        parts.append(f"{spec.held_out_clients} clients held out")
     if spec.scored is not None:
         parts.append(f"{spec.scored} models scored")
     return one_line(", ".join([*parts, f"seed {spec.seed}"]))
