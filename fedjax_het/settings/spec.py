@@ -150,8 +150,8 @@ class RunSpec:
     """Clients besides, drawn by the partition's seed, that never take part: the final global model
     is scored on tests like their data, before and after fine-tuning (default: none)."""
     held_out_epochs: Annotated[int, Bounds(0, MOST_ROUNDS)] | None = None
-    """Epochs of that fine-tuning, over a held-out client's own data (default: the method's own
-    tuning, or 1)."""
+    """Epochs of that fine-tuning, over a held-out client's own data, at the rate before its
+    schedule over rounds (default: the method's own tuning, or 1)."""
     measures: str | None = None
     """What else is measured, names with commas between: class_accuracy, macro_f1, calibration,
     confusion, fairness, drift (default: nothing)."""
