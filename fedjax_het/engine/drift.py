@@ -3,8 +3,9 @@
 Of the changes of weights d_k that clients send, with the run's weights w_k (sum 1) and the mean
 m = sum_k w_k d_k: `drift_cosine` = sum_k w_k <d_k, m> / (|d_k| |m|), which is 1 where all go the
 same way, and `drift_distance` = sqrt(sum_k w_k |d_k - m|^2) / |m|. Neither needs a second pass over
-clients: d_k / |d_k| and |d_k|^2 are averaged along with d_k. Cost: one more tree of weights in
-every lane and in what devices exchange.
+clients: d_k / |d_k| and |d_k|^2 are averaged along with d_k. So the distance is the root of a
+difference, and rounding below 0.01. Cost: one more tree of weights in every lane and in what
+devices exchange.
 """
 
 import contextlib
