@@ -1,6 +1,7 @@
 """DynaFed's Figure 3: losses of three clients' data in local training and in fine-tuning.
 
 python experiments/dynafed/fig3.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/fig3.py --preset cpu     Fashion-MNIST, width 32: two hours
 python experiments/dynafed/fig3.py --preset paper   CIFAR-10: a GPU's work
 
 After the synthesis, `--shown` rounds are run step by step: each client's model on its own data
@@ -51,7 +52,7 @@ def spec_of(preset: str) -> ResolvedSpec:
     (dataset,), (model,) = declared.datasets, declared.models
     unused = ("server_options", "rounds")
     shared = {name: value for name, value in declared.settings.items() if name not in unused}
-    own = declared.method_settings.get("dynafed", {})
+    own = declared.method_settings.get("dynafed", {}) | declared.model_settings.get(model, {})
     run = RunSpec("dynafed", dataset, model=model, alpha=0.01, rounds=21, **shared, **own)
     return run.resolved()
 
@@ -64,7 +65,7 @@ class Arguments:
     """The command line."""
 
     preset: str = "quick"
-    """quick or paper."""
+    """quick, cpu or paper."""
     shown: Count = 3
     """Rounds that are run step by step."""
     seed: Whole = 0

@@ -1,6 +1,7 @@
 """DynaFed's Figure 4: synthetic images of three classes over the course of their synthesis.
 
 python experiments/dynafed/fig4.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/fig4.py --preset cpu     Fashion-MNIST, width 32: two hours
 python experiments/dynafed/fig4.py --preset paper   CIFAR-10: a GPU's work
 
 Of one run, which ends with the round after the synthesis. The paper does not say at which alpha its

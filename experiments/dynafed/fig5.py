@@ -1,6 +1,7 @@
 """DynaFed's Figure 5: how long its trajectory is, and how many synthetic samples it has.
 
 python experiments/dynafed/fig5.py                  the embedded digits, minutes on 2 cores
+python experiments/dynafed/fig5.py --preset cpu     Fashion-MNIST, MLP: half an hour a seed
 python experiments/dynafed/fig5.py --preset paper   CIFAR-10: a GPU's work
 
 `fig5_length.png`: learning curves by trajectory length L, with methods that have no trajectory, at
@@ -16,15 +17,19 @@ from fedjax_het.report import plot_against, plot_learning_curves
 from fedjax_het.report.paper_table import program, write_drawing
 
 # The caption has 15 twice, the text 25.
-LENGTHS = {"quick": (10, 20), "paper": (10, 15, 20, 25)}
+LENGTHS = {"quick": (10, 20), "cpu": (10, 15, 20, 25), "paper": (10, 15, 20, 25)}
 # The paper names 150 alone.
-SAMPLES = {"quick": (50, 150), "paper": (50, 100, 150, 200, 300)}
+SAMPLES = {"quick": (50, 150), "cpu": (50, 150, 300), "paper": (50, 100, 150, 200, 300)}
 RIVALS = ("fedavg", "fedgen")
 
 
 def both(rows, **changes):
     """`rows(name)` of the preset of each name."""
-    small = {"quick": {"alphas": (0.01, 0.04), "seeds": (0,)}, "paper": {}}
+    small = {
+        "quick": {"alphas": (0.01, 0.04), "seeds": (0,)},
+        "cpu": {"alphas": (0.01,), "models": ("mlp",), "model_settings": {}, "about": ""},
+        "paper": {},
+    }
     return {
         name: replace(preset, rows=tuple(rows(name)), **{**small[name], **changes})
         for name, preset in PRESETS.items()

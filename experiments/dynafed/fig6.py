@@ -1,6 +1,7 @@
 """DynaFed's Figure 6: how good the synthetic data are.
 
 python experiments/dynafed/fig6.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: two hours a run
 python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
 
 `fig6_distance.png`: from every checkpoint of the trajectory, a network is trained for s' steps on
@@ -37,7 +38,7 @@ from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import write_text
 from fedjax_het.running.result import Result
 
-LOCAL_EPOCHS = {"quick": (2, 10), "paper": (1, 5, 10)}
+LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (1,), "paper": (1, 5, 10)}
 NETWORKS = 3
 EPOCHS = 501
 SURE = 30.0  # the label logit of a sample's own class, those of the others being 0

@@ -1,6 +1,7 @@
 """DynaFed's Table 4: rounds to a target accuracy.
 
 python experiments/dynafed/table4.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/table4.py --preset cpu     Fashion-MNIST, width 32: as Table 1
 python experiments/dynafed/table4.py --preset paper   CIFAR-10 and CINIC-10: a GPU's work
 
 From runs of Table 1, in its folder; `--show` makes the table of those that are there. A round
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from experiments.dynafed.settings import EXPERIMENT, FOLDER, PAPER, QUICK
+from experiments.dynafed.settings import CPU, EXPERIMENT, FOLDER, PAPER, QUICK
 from fedjax_het import report
 from fedjax_het.measures.convergence import rounds_to
 from fedjax_het.report.paper_table import Outcome, program
@@ -47,6 +48,7 @@ TABLE4 = EXPERIMENT(
     title="DynaFed, Table 4: rounds to a target accuracy.",
     presets={
         "quick": replace(QUICK, alphas=(0.01, 0.04)),
+        "cpu": replace(CPU, datasets=("fashion_mnist", "cifar10")),
         "paper": replace(PAPER, datasets=("cifar10", "cinic10"), alphas=(0.01, 0.04)),
     },
 )

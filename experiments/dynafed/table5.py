@@ -10,11 +10,18 @@ the settings of the public code, with controls of their own.
 from dataclasses import replace
 from typing import Any
 
-from experiments.dynafed.settings import CONTROLS, EXPERIMENT, NOTE, PAPER, QUICK, ROWS
+from experiments.dynafed.settings import (
+    CODE,
+    CONTROLS,
+    EXPERIMENT,
+    NOTE,
+    OF_CODE,
+    PAPER,
+    QUICK,
+    ROWS,
+)
 from fedjax_het.report.paper_table import program
 
-CODE = "dynafed(preset='code')"
-OF_CODE = tuple(f"dynafed(preset='code', synthetic={data!r})" for data in ("untrained", "real"))
 OWN_ROWS = ("dynafed", CODE, *CONTROLS)
 NETWORKS: dict[str, Any] = {
     "models": ("mlp", "convnet"),
@@ -27,7 +34,6 @@ TABLE5 = EXPERIMENT(
     item="table5",
     title="DynaFed, Table 5: test accuracy of the global model, two networks.",
     note=NOTE,
-    controls=dict.fromkeys(CONTROLS, "dynafed") | dict.fromkeys(OF_CODE, CODE),
     presets={
         "paper": replace(PAPER, datasets=("fashion_mnist",), **NETWORKS),
         "quick": replace(
