@@ -17,6 +17,7 @@ from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.paper_table import Arguments, Outcome, departures, make_cells
 from fedjax_het.report.programs import Module
 from fedjax_het.report.reported import reported_values
+from fedjax_het.running.ledger import describe
 from fedjax_het.running.result import Result
 
 TABLES = ("table2", "table3", "table4", "table5", "table6")
@@ -77,6 +78,15 @@ def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_mode
         every = specs("table1", name, methods=("all",))
         assert {spec.protocol or "dynafed" for spec in every} == {"dynafed"}
         assert {spec.algorithm for spec in every} == one_model
+
+
+@pytest.mark.parametrize("preset", ("quick", "cpu", "paper"))
+@pytest.mark.parametrize("name", ["table1", "table3", "table5"])
+def test_status_lines_tell_runs_apart(name, preset):
+    if preset in ALL[name].presets:
+        by_digest = {spec.digest(): describe(spec) for spec in specs(name, preset)}
+        lines = by_digest.values()
+        assert len(set(lines)) == len(lines)
 
 
 def test_table_1_makes_the_papers_nine_methods_unless_others_are_asked_for():

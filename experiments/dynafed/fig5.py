@@ -11,6 +11,7 @@ The filters hold for both halves.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from experiments.dynafed.settings import EXPERIMENT, PRESETS
 from fedjax_het.report import plot_against, plot_learning_curves
@@ -25,7 +26,7 @@ RIVALS = ("fedavg", "fedgen")
 
 def both(rows, **changes):
     """`rows(name)` of the preset of each name."""
-    small = {
+    small: dict[str, dict[str, Any]] = {
         "quick": {"alphas": (0.01, 0.04), "seeds": (0,)},
         "cpu": {"alphas": (0.01,), "models": ("mlp",), "model_settings": {}, "about": ""},
         "paper": {},

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.algorithms import METHODS
 from fedjax_het.common.text import one_line
+from fedjax_het.data import DATASETS
 from fedjax_het.running.progress import clock, progress_line
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import ResolvedSpec, RunSpec
@@ -30,16 +32,39 @@ def describe(spec: RunSpec) -> str:
         parts.append(f"alpha {spec.alpha:g}")
     if spec.classes is not None:
         parts.append(f"{spec.classes} classes a client")
-    plain = RunSpec(spec.algorithm, local_optimizer=spec.local_optimizer, options=spec.options)
-    usual = plain.resolved().hp
-    parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.get(name)]
+    parts += _unusual_options(spec)
+    usual = _plain(spec, spec.options)
+    parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.hp.get(name)]
+    if spec.local_epochs not in (None, usual.local_epochs):
+        parts.append(f"{spec.local_epochs} local epochs")
     if spec.lr_schedule is not None:
         parts.append(f"{spec.lr_schedule} rate")
+    if spec.server_data is not None:
+        options = ", ".join(f"{n}={value}" for n, value in (spec.server_options or {}).items())
+        parts.append(f"server data {spec.server_data}({options})")
     if spec.held_out_clients is not None:
         parts.append(f"{spec.held_out_clients} clients held out")
     if spec.scored is not None:
         parts.append(f"{spec.scored} models scored")
     return one_line(", ".join([*parts, f"seed {spec.seed}"]))
+
+
+def _plain(spec: RunSpec, options: dict[str, Any]) -> ResolvedSpec:
+    """As the method is on these data where nothing but these options is said."""
+    names = ("model", "protocol", "local_optimizer", "dataset")
+    # A data set that is not known here, of a result made elsewhere, has no settings of its own.
+    own = {name: getattr(spec, name) for name in names[: 4 if spec.dataset in DATASETS else 3]}
+    return RunSpec(spec.algorithm, options=options, **own).resolved()
+
+
+def _unusual_options(spec: RunSpec) -> list[str]:
+    """Those of the method that its preset does not have, the preset first."""
+    field = METHODS[spec.algorithm].options.PRESET_FIELD
+    preset = {field: spec.options[field]} if field in spec.options else {}
+    default, usual = _plain(spec, {}).options, _plain(spec, preset).options
+    said = [f"{name} {value}" for name, value in preset.items() if value != default.get(name)]
+    odd = {name: value for name, value in spec.options.items() if value != usual.get(name)}
+    return said + [f"{name} {value}" for name, value in odd.items()]
 
 
 class Ledger:
