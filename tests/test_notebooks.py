@@ -1,42 +1,104 @@
-"""Every notebook runs from its first cell to its last, as it is in the repository."""
+"""Every notebook runs from its first cell to its last, and shows what this version makes."""
 
+import base64
 import os
+import re
 from pathlib import Path
 
+import nbformat
 import pytest
+
+import fedjax_het
+from notebooks.execute import RECORD, execute, lighten, small_picture, source_digest
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MOST_BYTES, MOST_SECONDS = 400_000, 120
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def outputs_of(notebook):
+    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+
+
+def pictures(notebook):
+    data = [output.get("data", {}) for output in outputs_of(notebook)]
+    return [each["image/png"] for each in data if "image/png" in each]
 
 
 def test_there_are_notebooks():
-    assert NOTEBOOKS
+    assert len(NOTEBOOKS) >= 7
+
+
+@every_notebook
+def test_outputs_are_of_this_version_and_these_cells(path):
+    notebook = read(path)
+    record = notebook.metadata[RECORD]
+    again = f"run python notebooks/execute.py {path.stem}"
+    assert record["version"] == fedjax_het.__version__, again
+    assert record["source"] == source_digest(notebook), again
+    assert 0 < record["seconds"] <= MOST_SECONDS
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))  # every cell, in order
+
+
+@every_notebook
+def test_outputs_are_small_and_of_no_machine(path):
+    notebook = read(path)
+    assert pictures(notebook) and path.stat().st_size <= MOST_BYTES
+    assert not any(output.output_type == "error" for output in outputs_of(notebook))
+    shown = "".join(str({**output, "data": {**output.get("data", {}), "image/png": ""}})
+                    for output in outputs_of(notebook))  # fmt: skip
+    assert not re.search(r"/(root|home|tmp|work|Users)/", shown)
+
+
+@every_notebook
+def test_it_begins_as_colab_needs_it_and_has_a_sweep(path):
+    cells = read(path).cells
+    assert "colab.research.google.com" in cells[0].source and path.name in cells[0].source
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    assert "except ImportError" in code[0] and "show_environment()" in code[0]
+    assert any(re.search(r"\bsweep\(", source) for source in code[1:])
+
+
+def test_an_edited_cell_makes_outputs_stale():
+    notebook = read(NOTEBOOKS[0])
+    before = source_digest(notebook)
+    notebook.cells[1].outputs = []
+    assert source_digest(notebook) == before  # outputs are not the source
+    notebook.cells[-1].source += " "
+    assert source_digest(notebook) != before
+
+
+def test_a_picture_becomes_a_small_one_that_looks_alike():
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    shades = np.linspace(0, 255, 1200).astype(np.uint8)
+    wide = np.broadcast_to(shades[None, :, None], (600, 1200, 3))
+    png = io.BytesIO()
+    Image.fromarray(wide).save(png, "PNG")
+    small = base64.b64decode(small_picture(base64.b64encode(png.getvalue()).decode()))
+    found = np.asarray(Image.open(io.BytesIO(small)).convert("RGB"), float)
+    assert found.shape == (450, 900, 3) and len(small) < len(png.getvalue())
+    expected = np.linspace(0, 255, 900)
+    assert np.abs(found - expected[None, :, None]).max() < 4
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the notebook machinery, not of ours
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@every_notebook
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
-    import nbformat
-    from nbclient import NotebookClient
-
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
-    )
     # These train for minutes: what their programs take to compile is not all.
     flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")
     monkeypatch.setenv("XLA_FLAGS", flags)
-    notebook = nbformat.read(path, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
-    assert "colab.research.google.com" in notebook.cells[0].source
-    client = NotebookClient(
-        notebook,
-        timeout=300,
-        resources={"metadata": {"path": str(tmp_path)}},
-        kernel_name="python3",
-    )
-    client.execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    if output := os.environ.get("FEDJAX_HET_EXECUTED_NOTEBOOKS"):  # to look at
-        nbformat.write(notebook, Path(output) / path.name)
+    executed = execute(read(path), str(tmp_path), timeout=300)
+    lighten(executed)
+    assert len(pictures(executed)) == len(pictures(read(path)))
