@@ -337,4 +337,5 @@ def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     assert (table[["synthetic", "real", "noise"]] > 0).all(axis=None)
     assert table["synthetic"].mean() < table["noise"].mean()
     accuracy = pd.read_csv(tmp_path / "fig6_scratch.csv")
-    assert len(accuracy) == 3 and accuracy["accuracy"].between(0, 1).all()
+    assert accuracy["data"].tolist() == ["real"] * 3 + ["synthetic"] * 3
+    assert accuracy["accuracy"].between(0, 1).all()

@@ -47,7 +47,7 @@ def assert_close(a, b):
 # --- a run's numbers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("name", all_methods(quick=["scaffold"]))
 def test_a_run_is_the_same_alone_and_in_any_company(name):
     number = "server_lr" if METHODS[name].global_model else "local_lr"
     specs = [
@@ -62,7 +62,9 @@ def test_a_run_is_the_same_alone_and_in_any_company(name):
     assert_same(make(specs[::-1], spread="runs").results[0], together[-1])
 
 
-@pytest.mark.parametrize(("name", "lanes"), [*all_methods(METHODS, 1), slow("fedavg", 2)])
+@pytest.mark.parametrize(
+    ("name", "lanes"), [*all_methods(METHODS, 1, quick=["scaffold"]), slow("fedavg", 2)]
+)
 def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
     specs = [spec(name, seed=s, partition="dirichlet", alpha=0.7) for s in range(5)]
     in_turn = make(specs, spread="runs", width=1, lanes=lanes).results

@@ -6,7 +6,8 @@ python experiments/dynafed/fig3.py --preset paper   CIFAR-10: a GPU's work
 
 After the synthesis, `--shown` rounds are run step by step: each client's model on its own data
 after every local step, then, from the average on, the global model on the same clients' data over
-the steps of fine-tuning; a star is its mean loss over all training data afterwards. The three
+the steps of fine-tuning; a star is its mean loss over all training data afterwards. A control,
+dotted, is the same fine-tuning from the same average on as many random real images. The three
 clients take part in every one of these rounds, the others are drawn; clients start each with a new
 optimiser, where the run before them keeps it.
 """
@@ -24,12 +25,13 @@ import optax
 import pandas as pd
 
 from experiments.dynafed import settings
+from experiments.dynafed.fig6 import data_of
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.pictures import plain_axes, write_figure
 from fedjax_het.common.records import Count, Whole
-from fedjax_het.condensation import SyntheticData, fine_tune
+from fedjax_het.condensation import fine_tune
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
@@ -43,6 +45,7 @@ from fedjax_het.settings.spec import ResolvedSpec
 
 CLIENTS = 3
 COLOURS = ("#0072B2", "#009E73", "#E69F00")
+DASHES = {"tuning": (3, 1), "control": (1, 1)}
 TUNING_STEPS = (0, 5, 20)  # after which the global model is measured: each is compiled
 
 
@@ -103,7 +106,8 @@ class Steps(NamedTuple):
     """(params, positions [K, n], there [K, n], steps [K, S, B]) -> the clients' parameters, and the
     losses [K, S + 1] of each on its own data."""
     tune: Callable
-    """(params, key, epochs) -> params, fine-tuned on the synthetic data."""
+    """(params, key, epochs, real) -> params, fine-tuned on the synthetic data, or on as many random
+    real images."""
     losses: Callable
     """(params, positions [K, n], there [K, n]) -> [K]."""
 
@@ -113,8 +117,7 @@ def steps_of(run: Result, dataset: Dataset) -> Steps:
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task = Task(model, dataset.mean, dataset.std)
     state = run.state.server.base.variables["state"]
-    names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
-    synthetic = SyntheticData(*(jnp.asarray(run.artifacts[name]) for name in names))
+    kinds = data_of(run, task, dataset)
     images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
     optimizer = optax.adam(spec.hp["local_lr"])
 
@@ -146,12 +149,12 @@ def steps_of(run: Result, dataset: Dataset) -> Steps:
         (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), steps)
         return params, jnp.concatenate([first[None], losses])
 
-    @partial(jax.jit, static_argnames="epochs")
-    def tune(params, key, epochs):
+    @partial(jax.jit, static_argnames=("epochs", "real"))
+    def tune(params, key, epochs, real=False):
         return fine_tune(
             apply,
             params,
-            synthetic,
+            kinds["real" if real else "synthetic"],
             key,
             epochs=epochs,
             lr=spec.hp["fine_tune_lr"],
@@ -164,8 +167,8 @@ def steps_of(run: Result, dataset: Dataset) -> Steps:
 
 
 def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
-    """A row per measured step: `round` (from 1), `phase` (local, tuning or all), `client`, `step`
-    in its phase, `loss` in nats."""
+    """A row per measured step: `round` (from 1), `phase` (local, tuning, control or all), `client`,
+    `step` in its phase, `loss` in nats."""
     dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
     run = simulate(spec, dataset=dataset)
     train, tune, own_losses = steps_of(run, dataset)
@@ -188,9 +191,10 @@ def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
                 rows.append((number, "local", place, step, float(value)))
         key = jax.random.fold_in(jax.random.key(spec.seed), number)
         for step in TUNING_STEPS:  # draws are by step: each is a part of the longest
-            params = tune(average, key, step) if step else average
-            found = own_losses(params, positions[followed], there[followed])
-            rows += [(number, "tuning", c, step, float(v)) for c, v in enumerate(np.asarray(found))]
+            for phase, real in (("control", True), ("tuning", False)):
+                params = tune(average, key, step, real) if step else average
+                found = np.asarray(own_losses(params, positions[followed], there[followed]))
+                rows += [(number, phase, c, step, float(v)) for c, v in enumerate(found)]
         every = np.asarray(own_losses(params, positions, there), np.float64)
         mean = float((every * sizes).sum() / sizes.sum())
         rows.append((number, "all", -1, TUNING_STEPS[-1], mean))
@@ -213,10 +217,12 @@ def draw(table: pd.DataFrame, title: str):
         panel.axvspan(start + 1, start + 2, color="#D55E00", alpha=0.08, linewidth=0)
         for client, colour in enumerate(COLOURS):
             own = rows[rows["client"] == client]
-            local, tuning = own.query("phase == 'local'"), own.query("phase == 'tuning'")
+            local = own.query("phase == 'local'")
             panel.plot(start + local["step"] / longest, local["loss"], color=colour, lw=1.5)
-            at = start + 1 + tuning["step"] / last
-            panel.plot(at, tuning["loss"], color=colour, lw=1.5, linestyle=(0, (3, 1)))
+            for phase, dashes in DASHES.items():
+                tuned = own[own["phase"] == phase]
+                at = start + 1 + tuned["step"] / last
+                panel.plot(at, tuned["loss"], color=colour, lw=1.5, linestyle=(0, dashes))
         star = rows.query("phase == 'all'")["loss"]
         panel.plot([start + 2], star, marker="*", markersize=11, color="#000000", linestyle="none")
     rounds = sorted(table["round"].unique())
@@ -231,7 +237,8 @@ def draw(table: pd.DataFrame, title: str):
             Line2D([], [], color=colour, lw=2, label=f"client {letter}")
             for colour, letter in zip(COLOURS, "abc", strict=True)
         ),
-        Line2D([], [], color="#444444", linestyle=(0, (3, 1)), label="fine-tuning"),
+        Line2D([], [], color="#444444", linestyle=(0, DASHES["tuning"]), label="fine-tuning"),
+        Line2D([], [], color="#444444", linestyle=(0, DASHES["control"]), label="on real images"),
         Line2D([], [], color="#000000", marker="*", linestyle="none", label="all data, after it"),
     ]
     add_legend(figure, handles)

@@ -8,7 +8,8 @@ python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
 the synthetic data, on as many random real ones and on noise; 1 minus the cosine between its
 parameters and the checkpoint s rounds later. All three have the learned step size and the method's
 augmentation; noise has random labels, one class each, as many of each class as the others.
-`fig6_scratch.png`: accuracy of networks trained on the synthetic data alone, against local epochs.
+`fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as
+a control, on as many random real ones, against local epochs.
 
 Runs end with the round after the synthesis. The public code trains three copies of the network
 that the federation started from; here each of the three has an initialisation of its own.
@@ -77,6 +78,22 @@ def synthetic_data(result: Result) -> SyntheticData:
     return SyntheticData(*(jnp.asarray(result.artifacts[name]) for name in names))
 
 
+def data_of(result: Result, task: Task, dataset: Dataset) -> dict[str, SyntheticData]:
+    """What is compared, by name: the run's own data, as many of random real images, and noise."""
+    made, seed = synthetic_data(result), result.spec.seed
+    number, classes = made.label_logits.shape
+    labels = np.arange(number) * classes // number
+    chosen = random_subset(dataset.train_labels, labels, seed=seed)
+    hard = SURE * jax.nn.one_hot(labels, classes)
+    noise = jax.random.normal(jax.random.key(seed), made.images.shape)
+    real = task.normalise(jnp.asarray(dataset.train_images[chosen]))
+    return {
+        "synthetic": made,
+        "real": SyntheticData(real, hard, made.step_size),
+        "noise": SyntheticData(noise, hard, made.step_size),
+    }
+
+
 def trajectory_of(spec: RunSpec) -> np.ndarray:
     """[L + 1, P], which a result does not keep: its rounds once more, all but without synthesis."""
     rounds = spec.options["trajectory_rounds"]
@@ -89,18 +106,7 @@ def distances(result: Result, dataset: Dataset) -> pd.DataFrame:
     """A row per checkpoint `start` that a segment fits behind: a column per kind of data."""
     spec = result.spec
     task, apply, unravel = network(spec, dataset)
-    made = synthetic_data(result)
-    number, classes = made.label_logits.shape
-    labels = np.arange(number) * classes // number
-    chosen = random_subset(dataset.train_labels, labels, seed=spec.seed)
-    hard = SURE * jax.nn.one_hot(labels, classes)
-    noise = jax.random.normal(jax.random.key(spec.seed), made.images.shape)
-    real = task.normalise(jnp.asarray(dataset.train_images[chosen]))
-    data = {
-        "synthetic": made,
-        "real": SyntheticData(real, hard, made.step_size),
-        "noise": SyntheticData(noise, hard, made.step_size),
-    }
+    data = data_of(result, task, dataset)
     options = spec.options
     trajectory = jnp.asarray(trajectory_of(spec))
     length = options["segment_length"]
@@ -129,8 +135,9 @@ def distances(result: Result, dataset: Dataset) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def scratch_accuracies(results: list[Result], dataset: Dataset) -> list[list[float]]:
-    """By run, test accuracies (shares) of `NETWORKS` networks that saw its synthetic data alone.
+def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
+    """A row per run, data (`synthetic` or `real`) and `network`, of `NETWORKS` that saw these data
+    alone: `accuracy`, a share of the test images.
 
     The runs differ in data and seed alone: one compilation serves all."""
     spec = results[0].spec
@@ -157,11 +164,16 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> list[list[flo
 
         return jax.lax.map(right, (images, labels), batch_size=500).mean()
 
-    found = []
+    rows = []
     for result in results:
-        keys = jax.random.split(jax.random.key(result.spec.seed), NETWORKS)
-        found.append([float(accuracy(synthetic_data(result), key)) for key in keys])
-    return found
+        own, data = result.spec, data_of(result, task, dataset)
+        place = {"alpha": own.alpha, "local_epochs": own.local_epochs, "seed": own.seed}
+        keys = jax.random.split(jax.random.key(own.seed), NETWORKS)
+        for kind in ("synthetic", "real"):
+            for number, key in enumerate(keys):
+                right = float(accuracy(data[kind], key))
+                rows.append({**place, "data": kind, "network": number, "accuracy": right})
+    return pd.DataFrame(rows)
 
 
 def draw_distances(table: pd.DataFrame):
@@ -187,15 +199,17 @@ def draw_distances(table: pd.DataFrame):
 def draw_scratch(table: pd.DataFrame):
     figure, panels = make_panels([""], columns=1, size=(5.0, 3.4), sharey="all")
     (panel,) = panels.values()
-    for alpha, rows in table.groupby("alpha"):
+    alphas = sorted(table["alpha"].unique())
+    for (alpha, kind), rows in table.groupby(["alpha", "data"]):
         by_epochs = 100 * rows.groupby("local_epochs")["accuracy"].agg(["mean", "std"])
         panel.errorbar(
             by_epochs.index,
             by_epochs["mean"],
             by_epochs["std"].fillna(0),
-            marker="o",
+            color=LOOKS[kind],
+            marker="os^Dv"[alphas.index(alpha) % 5],
             capsize=3,
-            label=f"alpha {alpha:g}",
+            label=f"{kind}, alpha {alpha:g}",
         )
     panel.set_xticks(sorted(table["local_epochs"].unique()))
     panel.set_xlabel("Local epochs")
@@ -214,22 +228,13 @@ def write(outcome: Outcome) -> list[str]:
     shortest = min(result.spec.local_epochs or 0 for result in found)
     near = [r for r in found if r.spec.local_epochs == shortest]
     distance = pd.concat([distances(result, dataset) for result in near], ignore_index=True)
-    scratch = pd.DataFrame(
-        {
-            "alpha": result.spec.alpha,
-            "local_epochs": result.spec.local_epochs,
-            "seed": result.spec.seed,
-            "network": number,
-            "accuracy": accuracy,
-        }
-        for result, accuracies in zip(found, scratch_accuracies(found, dataset), strict=True)
-        for number, accuracy in enumerate(accuracies)
-    ).sort_values(["alpha", "local_epochs", "seed", "network"])
+    by = ["alpha", "local_epochs", "data", "seed", "network"]
+    scratch = scratch_accuracies(found, dataset).sort_values(by)
     print(FIG6.title)
     print("Cosine distance from the checkpoint s rounds on, mean over starts and seeds:")
     print(distance.groupby("alpha")[list(LOOKS)].mean().to_string())
     print("Test accuracy (%) from scratch, mean over seeds and networks:")
-    print((100 * scratch.groupby(["alpha", "local_epochs"])["accuracy"].mean()).to_string())
+    print((100 * scratch.groupby(by[:3])["accuracy"].mean()).to_string())
     write_figure(outcome.directory / "fig6_distance.png", draw_distances(distance))
     write_figure(outcome.directory / "fig6_scratch.png", draw_scratch(scratch))
     write_text(outcome.directory / "fig6_distance.csv", to_csv(distance))

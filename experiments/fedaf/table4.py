@@ -1,6 +1,7 @@
 """FedAF's Table 4: without its condensation across clients, without its soft labels, without both.
 
 python experiments/fedaf/table4.py                  the embedded digits, minutes on 2 cores
+python experiments/fedaf/table4.py --preset cpu     Fashion-MNIST at .02, width 16: hours
 python experiments/fedaf/table4.py --preset paper   CIFAR-10: a GPU's work
 
 `fedaf(lambda_loc=0)` is the paper's "w/o CDC", `fedaf(lambda_glob=0)` its "w/o LGKM".
@@ -11,7 +12,7 @@ from dataclasses import replace
 from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_controls
 from fedjax_het.report.paper_table import program
 
-QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
+QUICK, CPU, PAPER = (PRESETS[name] for name in ("quick", "cpu", "paper"))
 
 TABLE4 = EXPERIMENT(
     name="fedaf-table4",
@@ -22,6 +23,7 @@ TABLE4 = EXPERIMENT(
     "fedaf(lambda_glob=0) without the matching of soft labels (LGKM).",
     presets={
         "quick": with_controls(QUICK, "table4"),
+        "cpu": with_controls(CPU, "table4"),
         "paper": with_controls(replace(PAPER, datasets=("cifar10",)), "table4"),
     },
 )

@@ -1,5 +1,7 @@
 """The account of a sweep as it goes: what is made, how it ended, how long the rest may take."""
 
+import functools
+import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -51,10 +53,24 @@ def describe(spec: RunSpec) -> str:
 
 def _plain(spec: RunSpec, options: dict[str, Any]) -> ResolvedSpec:
     """As the method is on these data where nothing but these options is said."""
-    names = ("model", "protocol", "local_optimizer", "dataset")
     # A data set that is not known here, of a result made elsewhere, has no settings of its own.
-    own = {name: getattr(spec, name) for name in names[: 4 if spec.dataset in DATASETS else 3]}
-    return RunSpec(spec.algorithm, options=options, **own).resolved()
+    dataset = spec.dataset if spec.dataset in DATASETS else "digits"
+    own = (spec.algorithm, dataset, spec.model, spec.protocol, spec.local_optimizer)
+    return _resolved(own, json.dumps(options, sort_keys=True, default=str))
+
+
+@functools.lru_cache
+def _resolved(own: tuple[Any, ...], options: str) -> ResolvedSpec:
+    algorithm, dataset, model, protocol, optimizer = own
+    plain = RunSpec(
+        algorithm,
+        dataset,
+        model=model,
+        protocol=protocol,
+        local_optimizer=optimizer,
+        options=json.loads(options),
+    )
+    return plain.resolved()
 
 
 def _unusual_options(spec: RunSpec) -> list[str]:

@@ -15,8 +15,9 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def all_methods(names: Iterable[str] = tuple(METHODS), *values) -> list:
+def all_methods(
+    names: Iterable[str] = tuple(METHODS), *values, quick: Iterable[str] = REPRESENTATIVE
+) -> list:
     """Cases (name, *values) of a test that goes through all methods; those that stand for the
     rest are quick."""
-    quick = pytest.param
-    return [(quick if name in REPRESENTATIVE else slow)(name, *values) for name in names]
+    return [(pytest.param if name in quick else slow)(name, *values) for name in names]
