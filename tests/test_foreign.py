@@ -14,7 +14,7 @@ from support.slow import slow
 from experiments.all import as_html, printable
 from fedjax_het import Result, RunSpec, load_results
 from fedjax_het.cli import main
-from fedjax_het.cli.words import log_to_stderr
+from fedjax_het.common.manner import log_to_stderr
 from fedjax_het.common.text import one_line
 from fedjax_het.report import render, write
 from fedjax_het.report.render import Section, TextTable, print_table, to_latex, to_markdown

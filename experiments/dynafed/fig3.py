@@ -40,6 +40,7 @@ from fedjax_het.report.programs import record_program
 from fedjax_het.report.style import add_legend
 from fedjax_het.report.write import write_text
 from fedjax_het.running.ledger import describe
+from fedjax_het.running.progress import progress_line
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import ResolvedSpec
 
@@ -170,7 +171,8 @@ def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
     """A row per measured step: `round` (from 1), `phase` (local, tuning, control or all), `client`,
     `step` in its phase, `loss` in nats."""
     dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
-    run = simulate(spec, dataset=dataset)
+    with progress_line(describe(spec), passing=True) as show:
+        run = simulate(spec, dataset=dataset, progress=show)
     train, tune, own_losses = steps_of(run, dataset)
     params = run.state.server.base.variables["params"]
     positions, there = padded(run.partition)

@@ -37,6 +37,8 @@ from fedjax_het.report import to_csv
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.style import add_legend, make_panels
 from fedjax_het.report.write import write_text
+from fedjax_het.running.ledger import describe
+from fedjax_het.running.progress import progress_line
 from fedjax_het.running.result import Result
 
 LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (1,), "paper": (1, 5, 10)}
@@ -98,7 +100,8 @@ def trajectory_of(spec: RunSpec) -> np.ndarray:
     """[L + 1, P], which a result does not keep: its rounds once more, all but without synthesis."""
     rounds = spec.options["trajectory_rounds"]
     options = {**spec.options, "num_iterations": 1}
-    short = simulate(replace(spec, rounds=rounds, options=options))
+    with progress_line(f"trajectory of {describe(spec)}", passing=True) as show:
+        short = simulate(replace(spec, rounds=rounds, options=options), progress=show)
     return np.asarray(short.state.server.own.trajectory)
 
 

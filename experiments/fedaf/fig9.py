@@ -23,6 +23,8 @@ from fedjax_het.common.records import Count, Whole, at_least
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.report.programs import record_program
 from fedjax_het.report.style import add_legend, make_panels
+from fedjax_het.running.ledger import describe
+from fedjax_het.running.progress import progress_line
 from fedjax_het.settings.spec import ResolvedSpec
 
 
@@ -94,7 +96,8 @@ def embedded(
     from fedjax_het.engine.task import Task
     from fedjax_het.nn import make_model
 
-    result = simulate(spec, dataset=dataset)
+    with progress_line(describe(spec), passing=True) as show:
+        result = simulate(spec, dataset=dataset, progress=show)
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task, features_of = Task(model, dataset.mean, dataset.std), model.embed
     assert features_of is not None  # a ConvNet has them

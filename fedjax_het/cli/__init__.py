@@ -18,6 +18,7 @@ from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
 from fedjax_het.cli.table import TableCommand, split_words, table_command
+from fedjax_het.common import manner
 from fedjax_het.common.command_line import (
     HELP_FLAGS,
     called_by_flags,
@@ -74,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], imports: list[str]) -> int:
+    manner.chosen_by(arguments)
     if arguments == ["--version"]:
         print(f"fedjax-het {__version__}")
         return 0

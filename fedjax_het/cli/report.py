@@ -7,8 +7,8 @@ from pathlib import Path
 
 import tyro
 
-from fedjax_het.cli.words import log_to_stderr
 from fedjax_het.common.errors import require
+from fedjax_het.common.manner import log_to_stderr
 from fedjax_het.common.text import one_line
 from fedjax_het.report.render import print_table
 from fedjax_het.report.write import write_report

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,10 +20,10 @@ from fedjax_het.cli.words import (
     ServerOptions,
     count,
     literals,
-    log_to_stderr,
     number,
     pairs,
 )
+from fedjax_het.common import manner
 from fedjax_het.common.errors import ConfigError, written
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.settings.files import PAIRS
@@ -76,7 +77,10 @@ class RunCommand(RunSpec):
     rounds' clients are put on the devices) or auto, the last two if they would not fit; a matter of
     memory only."""
     quiet: bool = False
-    """No progress on stderr."""
+    """Nothing but errors on stderr. Otherwise progress: where stderr is no terminal, a line every
+    30 s, and less often the longer it takes, every 10 min in the end."""
+    json: bool = False
+    """Progress, notes and errors on stderr as one JSON object a line."""
     distributed: bool = False
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
 
@@ -101,7 +105,10 @@ def run_command(command: RunCommand) -> int:
 
     first = jax.process_index() == 0
     quiet = command.quiet or not first
-    log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    manner.choose(quiet=quiet, as_json=command.json)
+    # What it runs on is for who looks on: a pipe gets notes, and progress now and then.
+    looked_at = sys.stderr.isatty() or command.json
+    manner.log_to_stderr(logging.INFO if looked_at else logging.WARNING)
     spec = spec_of(command).resolved()
     placement = Placement(
         lanes=count("lanes", command.lanes),
@@ -116,7 +123,7 @@ def run_command(command: RunCommand) -> int:
         spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
     )
     unwritten: Exception | None = None
-    with progress_line(f"{spec.algorithm} on {spec.dataset}", quiet=quiet) as show:
+    with progress_line(f"{spec.algorithm} on {spec.dataset}") as show:
         try:
             result = simulate(
                 spec,

@@ -25,10 +25,10 @@ from fedjax_het.cli.words import (
     count,
     literal,
     literals,
-    log_to_stderr,
     number,
     pairs,
 )
+from fedjax_het.common import manner
 from fedjax_het.common.records import Bounds, Count, NonNegative
 from fedjax_het.settings.files import PAIRS
 from fedjax_het.settings.spec import RunSpec
@@ -123,6 +123,12 @@ class SweepCommand(_Lists):
     keep_state: bool = False
     """Keep how every run ended, in the output folder: from there a sweep with more rounds goes on,
     and loaded results have their models."""
+    quiet: bool = False
+    """Nothing but errors on stderr, and of stdout the last line alone. Otherwise stdout gets a line
+    per run, and stderr what is running: where it is no terminal, a line every 30 s, and less often
+    the longer it takes, every 10 min in the end."""
+    json: bool = False
+    """Progress, the lines of runs, notes and errors on stderr as one JSON object a line."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
 
@@ -161,7 +167,8 @@ def sweep_command(command: SweepCommand) -> int:
     from fedjax_het.running.rescue import NotWrittenError
     from fedjax_het.running.sweeps import SweepResult, plan_sweep, sweep
 
-    log_to_stderr(logging.WARNING)
+    manner.choose(quiet=command.quiet, as_json=command.json)
+    manner.log_to_stderr(logging.WARNING)
     memory = None if command.memory is None else int(command.memory * 1e9)
     lanes, width = count("lanes", command.lanes), count("vmapped", command.vmapped)
     specs = specs_of(command)
@@ -202,7 +209,8 @@ def sweep_command(command: SweepCommand) -> int:
     except NotWrittenError as error:  # the others are made, and these are elsewhere
         made, unwritten = error.made, error
     if jax.process_index() == 0 and any(made.results) and unwritten is None:
-        report_command(ReportCommand(command.output_dir))
+        with manner.results_shown():
+            report_command(ReportCommand(command.output_dir))
     print(json.dumps(made.summary(command.output_dir), allow_nan=False), flush=True)
     if unwritten is not None:
         raise unwritten

@@ -2,14 +2,12 @@
 
 import contextlib
 import json
-import logging
 import math
 from typing import Annotated, Any
 
 import tyro
 
 from fedjax_het.common.errors import require
-from fedjax_het.common.text import one_line
 
 HP_HELP = "Numeric hyper-parameters of the method, e.g. --hp prox_mu=0.01 local_lr=0.05."
 OPTION_HELP = "Static choices of the method, e.g. --option preset=code."
@@ -84,22 +82,3 @@ def literal(text: str) -> Any:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except (ValueError, RecursionError):
         return text
-
-
-def log_to_stderr(level: int) -> None:
-    """What the package logs from this level on."""
-    log = logging.getLogger("fedjax_het")
-    if not log.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_Lines())
-        log.addHandler(handler)
-        # What imports absl's logging, as tensorflow-datasets does, gives the root a handler, too.
-        log.propagate = False
-    log.setLevel(level)
-
-
-class _Lines(logging.Formatter):
-    """Of data sets and results that may be a stranger's: a line is a line."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return one_line(super().formatMessage(record))

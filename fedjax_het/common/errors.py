@@ -11,6 +11,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
+from fedjax_het.common import manner
 from fedjax_het.common.text import one_line
 
 SHOWN = 100  # characters of a value in a message
@@ -107,17 +108,18 @@ def exit_status(work: Callable[[], int], *, name: str, stopped: str | Callable[[
 
     stopped: what is said after Ctrl-C, or a function that says it then.
     """
-    try:
-        status = work()
-        sys.stdout.flush()
-        return status
-    except ConfigError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{name}: {stopped() if callable(stopped) else stopped}", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # What is left in the buffer would raise once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    with manner.scoped():
+        try:
+            status = work()
+            sys.stdout.flush()
+            return status
+        except ConfigError as error:
+            manner.tell_error(f"{name}: {error}")
+            return 2
+        except KeyboardInterrupt:
+            manner.tell_error(f"{name}: {stopped() if callable(stopped) else stopped}")
+            return 130
+        except BrokenPipeError:
+            # What is left in the buffer would raise once more when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import fedjax_het
+from fedjax_het.common import manner
 from fedjax_het.common.command_line import run_program
 from fedjax_het.common.errors import ConfigError, require_name
 
@@ -39,7 +40,7 @@ def function_program(work: Callable[..., int], about: str) -> Program:
     """`main` of a figure that is a function: its arguments are those of the command line."""
 
     def main(argv: Sequence[str] | None = None) -> int:
-        return run_program(work, work, argv, about)
+        return _run(work, work, argv, about)
 
     return main
 
@@ -50,9 +51,21 @@ def record_program(
     """`main` of a program whose arguments are a dataclass: `work` gets the record."""
 
     def main(argv: Sequence[str] | None = None) -> int:
-        return run_program(arguments, work, argv, about)
+        return _run(arguments, work, argv, about)
 
     return main
+
+
+def _run(
+    asked: Callable[..., Any],
+    work: Callable[..., int],
+    argv: Sequence[str] | None,
+    about: str | None,
+) -> int:
+    """`run_program` of a program that takes `--json` and `--quiet` besides its own flags."""
+    with manner.scoped():
+        words = manner.chosen_by(sys.argv[1:] if argv is None else argv)
+        return run_program(asked, work, words, " ".join(filter(None, (about, manner.HELP))))
 
 
 class Module(NamedTuple):

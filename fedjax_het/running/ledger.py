@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.common import manner
 from fedjax_het.common.text import one_line
 from fedjax_het.data import DATASETS
 from fedjax_het.running.progress import clock, progress_line
@@ -83,11 +84,23 @@ def _unusual_options(spec: RunSpec) -> list[str]:
     return said + [f"{name} {value}" for name, value in odd.items()]
 
 
-class Ledger:
-    """Says what is made, how it ended and how long the rest may take."""
+def teller(progress: Callable[[str], None] | None) -> Callable[[str], None]:
+    """What gets the lines of a sweep: the function, or in place of `print` what says them in this
+    process's manner, see `common.manner`; nothing for None."""
+    if progress is None:
+        return lambda line: None
+    return manner.say if progress is print else progress
 
-    def __init__(self, total: int, progress: Callable[[str], None]):
-        self.total, self.progress = total, progress
+
+class Ledger:
+    """Says what is made, how it ended and how long the rest may take.
+
+    progress: as `sweep` takes it.
+    """
+
+    def __init__(self, total: int, progress: Callable[[str], None] | None):
+        self.total, self.progress = total, teller(progress)
+        self._shows = progress is print
         self.number = 0  # runs dealt with
         self.finished = self.elsewhere = 0  # made by this worker, by others
         self.began = self.running_since = time.perf_counter()
@@ -106,7 +119,8 @@ class Ledger:
         more = "" if first == last else f" to {last}"
         label = f"[{first}{more}/{self.total}] {describe(jobs[0].spec)}"
         self.running_since = time.perf_counter()
-        return progress_line(label + (" and more" if more else ""), passing=True)
+        label += " and more" if more else ""
+        return progress_line(label, quiet=not self._shows, passing=True)
 
     def made(
         self, jobs: list[Job], results: list[Result], left: list[Job], together: int = 0

@@ -1,15 +1,19 @@
-"""Progress of long work on the terminal: a bar that a pipe sees as a few plain lines."""
+"""Progress of long work on standard error: an area of a terminal, a line now and then in a pipe,
+or JSON objects, see `common.manner`."""
 
 import contextlib
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fedjax_het.common import manner
 from fedjax_het.common.text import one_line
 
-PLAIN_SECONDS = 15.0  # between lines where there is no terminal
+# Seconds between lines where there is no terminal: a twentieth of those gone, within these.
+SELDOM, SELDOMEST = 30.0, 600.0
+JSON_SECONDS = 1.0  # between objects of one phase
 
 
 class Progress(NamedTuple):
@@ -24,76 +28,79 @@ class Progress(NamedTuple):
     accuracy: float = math.nan  # the latest measured, mean over the runs
 
 
+Show = Callable[[Progress], None]
+
+
 @contextlib.contextmanager
 def progress_line(
     title: str, *, quiet: bool = False, passing: bool = False
-) -> Iterator[Callable | None]:
-    """Yields a `progress` callable for `simulate`, writing to stderr; None when quiet.
+) -> Iterator[Show | None]:
+    """Yields a `progress` callable for `simulate`; None when quiet.
 
-    What is `passing` is one of many: its bar goes when it is done, and a pipe sees a line only if
-    it takes long.
+    What is `passing` is one of many: of it nothing stays on a terminal, and a pipe sees a line only
+    if it takes long.
     """
-    title = one_line(title)
-    if quiet:
+    title, how = one_line(title), manner.manner()
+    if quiet or how == manner.QUIET:
         yield None
+    elif how == manner.JSON:
+        yield _objects(title)
     elif sys.stderr.isatty():
-        with _bar(title, passing) as show:
+        from fedjax_het.running.progress_area import shown
+
+        with shown(title, passing) as show:
             yield show
     else:
         yield _plain(title, passing)
 
 
-def describe(progress: Progress) -> str:
-    """Rates, time to go and the latest accuracy, in one line."""
+def parts_of(progress: Progress) -> dict[str, str]:
+    """What there is to say, by its kind, the most important first: accuracy, time to go, rate,
+    client samples."""
     unit = "rounds" if progress.phase == "rounds" else "iterations"
-    parts = [f"{progress.rate:.3g} {unit}/s"]
-    if progress.samples_per_second:
-        parts.append(f"{progress.samples_per_second:,.0f} client samples/s")
-    parts.append(f"{clock(progress.seconds_to_go)} to go")
+    parts = {}
     if math.isfinite(progress.accuracy):
-        parts.append(f"accuracy {100 * progress.accuracy:.1f} %")
-    return ", ".join(parts)
+        parts["accuracy"] = f"accuracy {100 * progress.accuracy:.1f} %"
+    parts["to go"] = f"{clock(progress.seconds_to_go)} to go"
+    parts["rate"] = f"{progress.rate:.3g} {unit}/s"
+    if progress.samples_per_second:
+        parts["samples"] = f"{progress.samples_per_second:,.0f} client samples/s"
+    return parts
 
 
-def _plain(title: str, passing: bool) -> Callable:
-    last = time.monotonic() if passing else -math.inf
+def describe(progress: Progress) -> str:
+    """The latest accuracy, time to go and rates, in one line."""
+    return ", ".join(parts_of(progress).values())
+
+
+def _plain(title: str, passing: bool) -> Show:
+    began = time.monotonic()
+    last = began if passing else -math.inf
 
     def show(progress: Progress) -> None:
         nonlocal last
+        now = time.monotonic()
         last_line_due = not passing and progress.done >= progress.total
-        if time.monotonic() - last < PLAIN_SECONDS and not last_line_due:
+        if now - last < min(max(SELDOM, (now - began) / 20), SELDOMEST) and not last_line_due:
             return
-        last = time.monotonic()
+        last = now
         stand = f"{progress.phase} {progress.done}/{progress.total}"
         print(f"{title}: {stand}, {describe(progress)}", file=sys.stderr, flush=True)
 
     return show
 
 
-@contextlib.contextmanager
-def _bar(title: str, passing: bool) -> Iterator[Callable]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bars
+def _objects(title: str) -> Show:
+    last: dict[str, float] = {}
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}", markup=False),
-    )
-    with Bars(*columns, console=Console(stderr=True), transient=passing) as bars:
-        tasks: dict[str, Any] = {}
-        opening = bars.add_task(f"{title}: compiling", total=None, detail="")
+    def show(progress: Progress) -> None:
+        now = time.monotonic()
+        due = now - last.get(progress.phase, -math.inf) >= JSON_SECONDS
+        if due or progress.done >= progress.total:
+            last[progress.phase] = now
+            manner.tell("progress", title=title, **progress._asdict())
 
-        def show(progress: Progress) -> None:
-            phase = progress.phase
-            bars.update(opening, visible=False)
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(f"{title}: {phase}", total=progress.total, detail="")
-            bars.update(tasks[phase], completed=progress.done, detail=describe(progress))
-
-        yield show
+    return show
 
 
 def clock(seconds: float) -> str:

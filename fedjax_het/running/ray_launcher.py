@@ -21,7 +21,7 @@ from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.records import Count, NonNegative
 from fedjax_het.common.variables import RAY_ADDRESS, require_variables, text_of
 from fedjax_het.data import Dataset
-from fedjax_het.running.ledger import Job, Ledger
+from fedjax_het.running.ledger import Job, Ledger, teller
 from fedjax_het.running.placement import Placement
 from fedjax_het.running.programs import static_key, with_network, with_optimizer
 from fedjax_het.running.rescue import Keeper
@@ -91,7 +91,7 @@ def sweep_on_ray(
     keep_state: bool = False,
     track: Sequence[str] = (),
     setup: Callable[[], object] | None = None,
-    progress: Callable[[str], None] = print,
+    progress: Callable[[str], None] | None = print,
     placement: Placement = Placement(),
     cluster: Cluster | None = None,
 ) -> SweepResult:
@@ -116,6 +116,7 @@ def sweep_on_ray(
     require_trackers(track, directory, argument="directory")
     data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
     data["optimizer"] = optimizer
+    told = teller(progress)
     cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
     with contextlib.closing(cluster), _marked(directory) as mark:
         made_in = cluster.get(cluster.submit(_environment, setup))
@@ -123,7 +124,7 @@ def sweep_on_ray(
         found = {name: load_result(directory, name) for name in named}
         known = {name: result for name, result in found.items() if result is not None}
         if known:
-            progress(f"{len(known)} of {len(named)} runs are in {directory} already")
+            told(f"{len(known)} of {len(named)} runs are in {directory} already")
         missing = {name: spec for name, spec in named.items() if name not in known}
         counts = Counter(static_key(spec) for spec in named.values())
         parts = [
@@ -144,7 +145,7 @@ def sweep_on_ray(
         ledger = Ledger(len(missing), progress)
         reasons: dict[str, str] = {}
         keeper = Keeper(directory)
-        for part, (made, not_run) in _done(cluster, parts, progress):
+        for part, (made, not_run) in _done(cluster, parts, told):
             jobs = {name: Job(spec, name, None) for name, spec in part.named.items()}
             for name, result in made.items():
                 if load_result(directory, name) is None:
@@ -209,7 +210,7 @@ def make_part(part: Part) -> tuple[dict[str, Result], dict[str, str]]:
         part.named,
         Keeper(part.directory if shared else None, rescue=False),  # results are returned, too
         part.data,
-        lambda line: None,
+        None,  # what is said is said once, where the sweep was asked for
         part.placement,
         resume_anyway=part.resume_anyway,
         keep_state=part.keep_state,

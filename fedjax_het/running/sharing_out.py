@@ -9,7 +9,7 @@ from pathlib import Path
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.running.checkpoints import UNFINISHED, resumable
 from fedjax_het.running.claims import Claims
-from fedjax_het.running.ledger import Job, Ledger
+from fedjax_het.running.ledger import Job, Ledger, teller
 from fedjax_het.running.programs import static_key
 from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_result
@@ -35,7 +35,7 @@ class Sharing:
         named: dict[str, ResolvedSpec],
         directory: Path | None,
         claims: Claims,
-        progress: Callable[[str], None],
+        progress: Callable[[str], None] | None,
         resume_anyway: bool = False,
         ended: Callable[[ResolvedSpec], Path | None] = lambda spec: None,
     ):
@@ -48,7 +48,8 @@ class Sharing:
         self.left = dict(named)
         self._found()
         if self.known:
-            progress(f"{len(self.known)} of {len(named)} runs are in {directory} already")
+            line = f"{len(self.known)} of {len(named)} runs are in {directory} already"
+            teller(progress)(line)
         self.ledger = Ledger(len(self.left), progress)
         self._checked = time.monotonic()
 

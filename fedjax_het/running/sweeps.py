@@ -133,7 +133,7 @@ def sweep(
     keep_state: bool = False,
     callbacks: Sequence[Callback] = (),
     track: Sequence[str] = (),
-    progress: Callable[[str], None] = print,
+    progress: Callable[[str], None] | None = print,
     placement: Placement = Placement(),
 ) -> SweepResult:
     """Make every run of `specs` that `directory` does not hold yet.
@@ -156,7 +156,8 @@ def sweep(
         with more rounds goes on, and loaded results have their models.
       callbacks: called for every run in turn, see `simulate` and `running.watching.Standing`.
       track: names of trackers, of `TRACKERS`, that keep a record of every run in `directory`.
-      progress: gets a line per run. What is running is shown besides, on standard error.
+      progress: gets a line per run. With `print`, what is running is shown besides, on standard
+        error; with another function or None nothing is.
       placement: where they go, on this process's devices unless it says otherwise; as many at a
         time as memory allows.
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
@@ -193,7 +194,7 @@ def make_runs(
     named: dict[str, ResolvedSpec],
     keeper: Keeper,
     data: dict[str, Any],
-    progress: Callable[[str], None],
+    progress: Callable[[str], None] | None,
     placement: Placement,
     *,
     resume_anyway: bool = False,

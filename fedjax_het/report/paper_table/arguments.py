@@ -35,3 +35,10 @@ class Arguments:
     """Print the runs and whether they are done; run nothing."""
     show: bool = False
     """Print and draw what is there; run nothing."""
+    quiet: bool = False
+    """Nothing but errors on stderr, and of stdout one last line, a JSON object. Otherwise stdout
+    gets a line per run, and stderr what is running: where it is no terminal, a line every 30 s, and
+    less often the longer it takes, every 10 min in the end."""
+    json: bool = False
+    """Progress, the lines of runs, notes and errors on stderr as one JSON object a line; the last
+    line of stdout is one, too."""

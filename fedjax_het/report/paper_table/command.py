@@ -1,10 +1,12 @@
 """The program of every table: the missing runs are made, then it is written."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedjax_het.common import manner
 from fedjax_het.common.command_line import called_by_flags, checked_words, one_line_errors
 from fedjax_het.common.errors import exit_status, require
 from fedjax_het.report.paper_table.arguments import Arguments
@@ -50,7 +52,9 @@ def program(
             )
 
         def work() -> int:
-            words = checked_words(Arguments, sys.argv[1:] if argv is None else argv)
+            given = sys.argv[1:] if argv is None else argv
+            manner.chosen_by(given)
+            words = checked_words(Arguments, given)
             read = one_line_errors(lambda: arguments(words))
             with called_by_flags(Arguments, _FILTERS):
                 return _run(experiment, read, write)
@@ -105,6 +109,11 @@ def _run(
         directory,
         reasons,
     )
-    names = write(outcome)
-    print(f"Written to {directory}: {', '.join(names)}, and two files per run.")
+    with manner.results_shown():
+        names = write(outcome)
+    if arguments.quiet or arguments.json:
+        counts = {"runs": len(specs), "not_run": len(reasons)}
+        print(json.dumps({"output_dir": str(directory), "files": list(names), **counts}))
+    else:
+        print(f"Written to {directory}: {', '.join(names)}, and two files per run.")
     return 2 if specs and len(reasons) == len(specs) else 0

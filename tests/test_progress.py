@@ -1,0 +1,219 @@
+"""What long work says while it goes on: on terminals of several widths, in pipes, as JSON."""
+
+import contextlib
+import io
+import itertools
+import json
+import logging
+import re
+import sys
+import time
+import warnings
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from support.data import user_dataset
+from support.running import run, spec
+
+from fedjax_het import sweep
+from fedjax_het.cli import main
+from fedjax_het.common import manner
+from fedjax_het.common.errors import ConfigError, exit_status
+from fedjax_het.report.programs import function_program, load_program
+from fedjax_het.running import progress as told
+from fedjax_het.running.progress import Progress, progress_line
+from fedjax_het.running.progress_area import shown, stand
+
+LONG = "[15/15] dynafed, fashion_mnist, mlp, alpha 0.04, fine_tune_lr 0.001, seed 1000"
+AT = Progress("rounds", 33, 300, 3.214, 12345.0, 4000.0, 0.8123)
+INNER = Progress("client synthesis", 660, 1000, 13.21, 0.0, 30.0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def terminal(width):
+    file = Terminal()
+    settings = {"force_terminal": True, "color_system": None, "legacy_windows": False}
+    return Console(file=file, width=width, height=24, **settings), file
+
+
+def bare(file):
+    """The lines that were written, without what moves and hides the cursor; those that were
+    written anew where a line was erased, too."""
+    text = file.getvalue().replace("\x1b[2K", "\n")
+    lines = re.sub(r"\x1b\[[?\d]*[a-zA-Z]|\r", "", text).splitlines()
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
+def test_accuracy_and_rounds_are_there_at_every_width(width):
+    line = stand(AT, width).plain
+    assert cell_len(line) <= width
+    assert "33/300" in line and "81.2 %" in line
+    assert ("client samples/s" in line) == (width == 200)
+    assert ("to go" in line) == (width >= 60)
+    assert ("━" in line) == (width >= 80)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_area_keeps_within_the_terminal_and_names_the_run(width):
+    console, file = terminal(width)
+    with shown(LONG, False, console) as show:
+        show(AT)
+        show(INNER)
+    title, rounds, inner = bare(file)[-3:]
+    assert max(map(cell_len, (title, rounds, inner))) <= width
+    assert "[15/15] dynafed" in title and title.endswith("seed 1000")
+    assert ("fashion_mnist, mlp, alpha 0.04" in title) == (width >= 80)
+    assert "33/300" in rounds and "81.2 %" in rounds and "660/1000" in inner
+
+
+def test_what_is_logged_warned_and_printed_stays_in_lines_of_its_own(monkeypatch):
+    console, file = terminal(80)
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setattr(sys, "stdout", file)
+    log = logging.getLogger("fedjax_het")
+    before, log.handlers = log.handlers, []
+    try:
+        manner.log_to_stderr(logging.WARNING)
+        with shown(LONG, True, console) as show:
+            show(AT)
+            log.warning("a note")
+            print("a warning", file=sys.stderr)
+            print("a line")
+            show(AT)
+    finally:
+        log.handlers = before
+    assert {"a note", "a warning", "a line"} <= set(bare(file))
+
+
+def test_what_goes_to_a_pipe_does_not_end_on_the_terminal(monkeypatch):
+    console, file = terminal(80)
+    pipe = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setattr(sys, "stdout", pipe)
+    with shown("a run", True, console):
+        print("a line")
+    assert pipe.getvalue() == "a line\n" and "a line" not in file.getvalue()
+
+
+def test_a_pipe_gets_a_line_less_and_less_often(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    at = []
+    with progress_line("a sweep's run", passing=True) as show:
+        for now[0] in range(0, 40_000, 5):
+            show(AT)
+            if said := capsys.readouterr().err:
+                assert said.count("\n") == 1 and "accuracy 81.2 %" in said and "33/300" in said
+                at.append(now[0])
+    gaps = [later - sooner for sooner, later in itertools.pairwise(at)]
+    assert at[0] == told.SELDOM and gaps[0] == told.SELDOM
+    assert gaps == sorted(gaps) and gaps[-1] == told.SELDOMEST
+    with progress_line("a run alone") as show:
+        show(AT)
+        show(AT._replace(done=300))
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_json_progress_is_an_object_a_line(capsys):
+    with manner.scoped():
+        manner.choose(as_json=True)
+        with progress_line(LONG, passing=True) as show:
+            show(AT._replace(accuracy=float("nan"), seconds_to_go=float("inf")))
+            show(AT)  # within the second
+            show(AT._replace(done=300))
+        warnings.showwarning("odd", UserWarning, "file", 1)
+        manner.say("[1/2] done")
+        with pytest.raises(ZeroDivisionError), progress_line(LONG):
+            raise ZeroDivisionError
+    first, last, warned, line = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first["event"] == last["event"] == "progress" and first["title"] == LONG
+    assert first["accuracy"] is first["seconds_to_go"] is None and last["accuracy"] == AT.accuracy
+    assert (first["done"], last["done"], last["total"]) == (33, 300, 300)
+    assert warned == {"event": "log", "level": "warning", "message": "UserWarning: odd"}
+    assert line == {"event": "status", "message": "[1/2] done"}
+    assert manner.manner() == manner.WORDS
+
+
+def test_errors_are_heard_in_every_manner(capsys):
+    def work(**how):
+        manner.choose(**how)
+        raise ConfigError("alpha = 0: expected more")
+
+    for how in ({}, {"quiet": True}):
+        assert exit_status(lambda how=how: work(**how), name="x", stopped="") == 2
+        assert capsys.readouterr().err == "x: alpha = 0: expected more\n"
+    assert exit_status(lambda: work(as_json=True), name="x", stopped="") == 2
+    said = json.loads(capsys.readouterr().err)
+    assert said == {"event": "error", "message": "x: alpha = 0: expected more"}
+
+
+SETTINGS = {"dataset": user_dataset()}
+
+
+def test_a_sweep_says_nothing_but_what_its_progress_gets(capsys, monkeypatch):
+    monkeypatch.setattr(told, "SELDOM", 0.0)  # whatever were shown besides would be
+    lines = []
+    sweep([spec(rounds=2)], progress=lines.append, **SETTINGS)
+    assert len(lines) == 1 and capsys.readouterr() == ("", "")
+    sweep([spec(rounds=2)], progress=None, **SETTINGS)
+    assert capsys.readouterr() == ("", "")
+    sweep([spec(rounds=2)], **SETTINGS)
+    out, err = capsys.readouterr()
+    assert out.startswith("[1/1] fedavg") and "rounds" in err
+    with manner.scoped():
+        manner.choose(quiet=True)
+        sweep([spec(rounds=2)], **SETTINGS)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_simulate_hands_its_progress_where_it_stands(capsys):
+    seen = []
+    run(spec(rounds=3), progress=seen.append)
+    assert [each.done for each in seen][-1] == 3 and capsys.readouterr() == ("", "")
+
+
+WORDS = ["--dataset", "digits", "--model", "mlp", "--num-clients", "4", "--rounds", "2"]
+TABLE = ["--methods", "fedavg", "--alphas", "0.1", "--seeds", "0", "--rounds", "2", "--output-dir"]
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "table"])
+def test_commands_are_quiet_or_speak_json(command, tmp_path, capsys):
+    if command == "run":
+        words = ["run", *WORDS]
+    elif command == "sweep":
+        words = ["sweep", *WORDS, "--output-dir", str(tmp_path)]
+    else:
+        words = ["table", "table1", *TABLE, str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    events = [json.loads(line)["event"] for line in err.splitlines()]
+    assert "progress" in events and ("status" in events) == (command != "run")
+    last = json.loads(out.splitlines()[-1])
+    assert "final_accuracy" in last or last["runs"] == 1
+    assert main([*words, "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and json.loads(out).keys() == last.keys()
+
+
+def test_programs_of_other_kinds_take_the_flags(capsys):
+    def work(count: int = 1) -> int:
+        manner.say(f"made {count}")
+        return 0
+
+    program = function_program(work, "A figure.")
+    assert program(["--count", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().err)["message"] == "made 3"
+    assert program(["--quiet"]) == 0 and capsys.readouterr() == ("", "")
+    assert program([]) == 0 and capsys.readouterr() == ("made 1\n", "")
+    with contextlib.suppress(SystemExit):
+        program(["--help"])
+    said = capsys.readouterr().out
+    assert "--json" in said and "--quiet" in said
+    assert load_program("table1")(["--preset", "none", "--json"]) == 2
+    assert json.loads(capsys.readouterr().err)["event"] == "error"
