@@ -232,7 +232,7 @@ def test_drift_is_that_of_the_clients_changes(averaging, tmp_path):
 
 def test_one_client_does_not_drift():
     made = run(spec(rounds=3, num_clients=6, participation=1 / 6, measures="drift"))
-    np.testing.assert_allclose(made.metrics["drift_cosine"], 1, rtol=1e-5)
+    np.testing.assert_allclose(made.metrics["drift_cosine"], 1, rtol=1e-4)
     # The root of a difference of two numbers that are equal to rounding.
     np.testing.assert_allclose(made.metrics["drift_distance"], 0, atol=1e-2)
 
