@@ -166,8 +166,9 @@ def _about_method(entry: Any) -> Iterator[str]:
     yield from _by_protocol(entry)
 
 
-def _by_protocol(entry: Any) -> Iterator[str]:
-    """What holds where nothing else is said, on Fashion-MNIST."""
+def settings_by_protocol(entry: Any) -> dict[str, dict[str, Any]]:
+    """What holds where nothing else is said, on Fashion-MNIST: by setting, as on the command line,
+    its value under each protocol in which it has one."""
     from fedjax_het.settings.protocols import PROTOCOLS
     from fedjax_het.settings.spec import RunSpec
 
@@ -181,11 +182,17 @@ def _by_protocol(entry: Any) -> Iterator[str]:
         for name, value in {**said, **{f"--hp {n}": v for n, v in run.hp.items()}}.items():
             if value is not None:
                 found.setdefault(name, {})[protocol] = value
+    return found
+
+
+def _by_protocol(entry: Any) -> Iterator[str]:
+    from fedjax_het.settings.protocols import PROTOCOLS
+
     yield "by protocol (--protocol NAME):"
-    for name, values in found.items():
+    for name, values in settings_by_protocol(entry).items():
         several = len(set(map(str, values.values()))) > 1 or len(values) < len(PROTOCOLS)
-        words = ", ".join(f"{protocol} {_short(value)}" for protocol, value in values.items())
-        yield f"  {name}: {words if several else _short(next(iter(values.values())))}"
+        words = ", ".join(f"{protocol} {short(value)}" for protocol, value in values.items())
+        yield f"  {name}: {words if several else short(next(iter(values.values())))}"
 
 
 _SETTINGS = (
@@ -196,5 +203,5 @@ _SETTINGS = (
 )
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,24 @@
+"""A notebook as a page: its text, its code, and the outputs that it is committed with."""
+
+import re
+from pathlib import Path
+
+
+def title_of(path: Path) -> str:
+    """Its first heading."""
+    import nbformat
+
+    cells = nbformat.read(path, as_version=4).cells
+    (title, *_) = re.findall(r"^# (.+)$", "\n".join(cell.source for cell in cells), re.MULTILINE)
+    return title
+
+
+def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """(Markdown, pictures by the names that the text has for them)."""
+    from nbconvert import MarkdownExporter
+    from traitlets.config import Config
+
+    stem = path.stem
+    names = {"ExtractOutputPreprocessor": {"output_filename_template": f"{stem}_{{index}}{{extension}}"}}
+    text, resources = MarkdownExporter(config=Config(names)).from_filename(str(path))
+    return text, dict(resources.get("outputs", {}))
