@@ -117,7 +117,8 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: int = 0) 
     head = list(head)
     rules = ["---"] * (len(head) - numbers) + ["---:"] * numbers
     lines = [head, rules, *(list(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    cells = ([cell.replace("|", r"\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def choices(entry: Any) -> Iterator[str]:
@@ -145,7 +146,7 @@ def choices(entry: Any) -> Iterator[str]:
         yield "## Numbers"
         yield (
             "`hp={...}` in Python, `--hp NAME=VALUE` on the command line, besides those of"
-            " [local training](../howto/local-training.md); a sweep over them compiles nothing anew."
+            " [local training](../howto/local-training.md); a sweep over them compiles nothing."
         )
         yield table(
             ("number", "default", "may be", "what it is"),
@@ -186,8 +187,8 @@ def numbers_of_papers(name: str) -> Iterator[str]:
     if reported := list(reported_rows(name)):
         yield "## What papers report"
         head = ("paper, item", "data, network", "level", "row", "of", "reported")
-        text = table(head, reported, numbers=1)
-        yield f'<details markdown="1"><summary>{len(reported)} values</summary>\n\n{text}\n\n</details>'
+        shown = f"<summary>{len(reported)} values</summary>\n\n{table(head, reported, numbers=1)}"
+        yield f'<details markdown="1">{shown}\n\n</details>'
 
 
 def measured_rows(name: str) -> Iterator[tuple[str, ...]]:

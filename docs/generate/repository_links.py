@@ -18,7 +18,9 @@ def outside_code(change: Callable[[str], str], markdown: str) -> str:
     return "".join(part if i % 2 else change(part) for i, part in enumerate(parts))
 
 
-def links_on_site(markdown: str, source: str, uri: str, pages: Mapping[str, str], repository: str) -> str:
+def links_on_site(
+    markdown: str, source: str, uri: str, pages: Mapping[str, str], repository: str
+) -> str:
     """The text of a file of the repository with links as its page has them.
 
     Args:

@@ -1,0 +1,382 @@
+"""The pages do what they say: their Python blocks run, their commands are understood, links lead
+somewhere, and every entry of the package has its row or its page."""
+
+import importlib.util
+import pkgutil
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from typing import Literal, get_args, get_origin
+
+import pytest
+import yaml
+from support.pages import KINDS, PAGES, ROOT, anchors, blocks, commands, fences, links, named, text
+
+import fedjax_het
+from fedjax_het.common.records import field_types
+
+DOCS = ROOT / "docs"
+METHODS_PAGE = DOCS / "methods" / "index.md"
+MEASURED = ("", "sweep_", "condensation_", "personalised_")
+MEASUREMENTS = [*(f"experiments/{name}speed.py" for name in MEASURED), "experiments/scale.py"]
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=named)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "code"),
+    blocks("python"),
+    ids=[f"{named(page)}: {code.strip().splitlines()[-1]}" for page, code in blocks("python")],
+)
+def test_a_python_block_runs(page, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, named(page), "exec"), {"__name__": "page"})
+
+
+def test_there_is_something_to_check():
+    assert len(PAGES) >= 35 and len(commands()) >= 70 and len(blocks("python")) >= 20
+
+
+@every_page
+def test_every_block_is_of_a_kind_that_is_tested(page):
+    kinds = fences(page)
+    assert set(kinds) <= {*KINDS, ""}
+    assert kinds.count("") == len(kinds) / 2
+    assert sum(len(blocks(kind, [page])) for kind in KINDS) == len(kinds) / 2
+
+
+@every_page
+def test_a_link_leads_to_a_file_and_a_heading_of_it(page):
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists() and file.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@every_page
+def test_a_dotted_name_in_code_resolves(page):
+    for name in re.findall(r"`(fedjax_het(?:\.\w+)+)(?:\(.*?\))?`", text(page)):
+        pkgutil.resolve_name(name)
+    for path in re.findall(r"`((?:fedjax_het|tests|docs|notebooks)/[\w./-]+)`", text(page)):
+        assert (ROOT / path).exists(), path
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_is_understood(command, monkeypatch, tmp_path):
+    words = shlex.split(command)
+    if words[0] == "srun":  # starts the same command several times
+        words = words[words.index("fedjax-het") :]
+    if words[0] == "sbatch":  # the same in a batch job
+        words = shlex.split(words[words.index("--wrap") + 1])
+    match words:
+        case ["pytest", *arguments]:
+            assert all((ROOT / word).exists() for word in arguments if "/" in word)
+        case ["ruff", *_] | ["mypy"] | ["mkdocs", "build" | "serve", *_]:
+            pass
+        case ["git", "clone", address]:
+            assert address == project()["urls"]["Homepage"]
+        case ["cd", folder]:
+            assert folder == project()["name"]
+        case ["pip", "install", name] if name == project()["name"]:
+            pass
+        case ["pip", "install", "-e", target]:
+            extras = target.removeprefix(".").strip("[]")
+            known = project()["optional-dependencies"]
+            assert not extras or set(extras.split(",")) <= set(known)
+        case ["python", script, *arguments] if script in MEASUREMENTS:
+            understood_by_tyro(script, arguments)
+        case ["python", script] if script.startswith(("docs/", "notebooks/")):
+            assert (ROOT / script).is_file()
+        case ["python", script, *arguments] if script.startswith("experiments/"):
+            # --list makes every setting of every run, checks it and runs nothing.
+            monkeypatch.chdir(tmp_path)
+            arguments += [] if "--list" in arguments else ["--list"]
+            monkeypatch.setattr(sys, "argv", [script, *arguments])
+            with pytest.raises(SystemExit) as stop:
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+            assert stop.value.code == 0
+        case ["python", "-m", "fedjax_het.data.prepare", name]:
+            from fedjax_het.data import DATASETS
+
+            assert DATASETS[name].source is not None
+        case ["fedjax-het", *arguments]:
+            understood_by_the_command(arguments, monkeypatch)
+        case _:
+            pytest.fail(f"a page has a command that no test checks: {command}")
+
+
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def understood_by_tyro(script, arguments):
+    import tyro
+
+    spec = importlib.util.spec_from_file_location("script", ROOT / script)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["script"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    tyro.cli(module.Arguments, args=arguments)
+
+
+def understood_by_the_command(arguments, monkeypatch):
+    """What would run is resolved, so that every name and value in it is checked."""
+    from fedjax_het import cli
+    from fedjax_het.cli.run import spec_of
+    from fedjax_het.cli.sweep import specs_of
+
+    checks = {
+        "run": lambda command: spec_of(command).resolved() and 0,
+        "sweep": lambda command: specs_of(command) and 0,
+        "report": lambda command: 0,
+    }
+    for name, check in checks.items():
+        command = cli.COMMANDS[name]._replace(work=check)
+        monkeypatch.setitem(cli.COMMANDS, name, command)
+    if arguments[:1] == ["table"] and not arguments[1].startswith("-"):
+        arguments = [word for word in arguments if word != "--list"] + ["--list"]  # makes no run
+    joined = []  # this process has used its devices: too late for it to join others
+    monkeypatch.setattr("jax.distributed.initialize", lambda: joined.append(True))
+    assert cli.main(arguments) == 0
+    assert bool(joined) == ("--distributed" in arguments)
+
+
+# --- tables and pages of what there is ----------------------------------------------------------
+
+
+def rows_of(page, head):
+    """The cells of each row of the table whose first column is so called."""
+    _, found, rest = text(page).partition(f"\n| {head} |")
+    assert found, f"{named(page)} has no table of a {head}"
+    table = rest.split("\n\n")[0]
+    return [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+
+
+def names_in(page, head):
+    """What stands in code in that table's first column."""
+    return [name for row in rows_of(page, head) for name in re.findall(r"`(\w+)`", row[0])]
+
+
+def test_the_tables_name_everything_there_is():
+    from fedjax_het.algorithms import METHODS
+    from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
+    from fedjax_het.nn import NETWORKS
+    from fedjax_het.settings.protocols import PROTOCOLS
+
+    for head, page, entries in (
+        ("method", "methods/index.md", METHODS),
+        ("data set", "concepts/data.md", DATASETS),
+        ("partition", "concepts/data.md", PARTITIONS),
+        ("network", "concepts/networks.md", NETWORKS),
+        ("protocol", "concepts/protocols.md", PROTOCOLS),
+        ("source", "howto/server-data.md", SERVER_SOURCES),
+    ):
+        assert sorted(names_in(DOCS / page, head)) == sorted(entries), head
+
+
+def test_the_table_of_variables_names_everything_that_is_read():
+    from fedjax_het.common.variables import VARIABLES
+
+    told = names_in(DOCS / "start" / "install.md", "variable")
+    assert sorted(told) == sorted(variable.name for variable in VARIABLES)
+
+
+def test_the_table_of_extras_names_every_one():
+    told = names_in(DOCS / "start" / "install.md", "extra")
+    assert sorted(told) == sorted(project()["optional-dependencies"])
+
+
+def rows_of_methods():
+    """(its records, text, paper, file) of each row of the table of methods."""
+    from fedjax_het.algorithms import METHODS
+
+    for names, told, *paper, link in rows_of(METHODS_PAGE, "method"):
+        entries = [METHODS[name] for name in re.findall(r"`(\w+)`", names)]
+        yield entries, told, "".join(paper).strip(" |"), re.search(r"\((.*?)\)", link)[1]
+
+
+def test_the_table_of_methods_has_their_papers_and_files():
+    from method_pages import function_of
+
+    for entries, _, paper, link in rows_of_methods():
+        for entry in entries:
+            module = function_of(entry.build).__module__
+            assert link == f"../../{module.replace('.', '/')}.py", entry.name
+            assert paper == re.sub(r",? ?arXiv:\S+$", "", entry.paper), entry.name
+
+
+def test_the_table_of_methods_names_options_and_numbers_that_there_are():
+    for entries, told, *_ in rows_of_methods():
+        words = re.findall(r"`(\w+)`", told)
+        numbers = words[words.index("hp") + 1 :] if "hp" in words else []
+        for entry in entries:
+            assert set(numbers) <= entry.hyper_parameters("sgd", {}, 10).keys(), entry.name
+            kinds = field_types(entry.options).values()
+            known = {*entry.option_names, *entry.options.PRESETS, "hp", *numbers}
+            known |= {choice for kind in kinds for choice in choices_of(kind)}
+            assert set(words) <= known, entry.name
+
+
+def choices_of(kind):
+    """The values of a `Literal`, or of one inside a union."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return [choice for part in get_args(kind) for choice in choices_of(part)]
+
+
+def test_every_method_has_a_formula():
+    from method_pages import FORMULAS
+
+    from fedjax_het.algorithms import METHODS
+
+    assert sorted(FORMULAS) == sorted(METHODS.built_in)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "dynafed", "fedamp", "per_fedavg"])
+def test_the_page_of_a_method_has_all_that_its_entry_has(name):
+    from method_pages import method_page
+
+    from fedjax_het.algorithms import METHODS
+    from fedjax_het.report.reported import reported_values
+
+    page, entry = method_page(name), METHODS[name]
+    assert page.startswith(f"# {name}\n") and entry.paper in page and "<math" in page
+    options = set(entry.option_names) - {"base"}
+    told = {word for word in re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)}
+    assert told >= options | set(entry.own_numbers({}, 10))
+    for setting in ("--rounds", "--local-epochs", "--batch-size"):
+        assert f"| `{setting}` |" in page
+    paper = {"dynafed": "dynafed", "fedamp": "fedamp"}.get(name)
+    if paper:
+        values = reported_values(paper)
+        assert page.count(f"| {paper}, table") == (values["method"] == name).sum()
+        assert "## Measured beside reported" in page
+
+
+@pytest.mark.slow
+def test_every_page_of_a_method_is_made_and_its_command_understood(monkeypatch):
+    from method_pages import FORMULAS, method_page
+
+    for name in FORMULAS:
+        page = method_page(name)
+        (command,) = re.findall(r"^```bash\nfedjax-het (.*)\n```$", page, flags=re.MULTILINE)
+        understood_by_the_command(shlex.split(command), monkeypatch)
+        assert "## Settings by protocol" in page and "Error" not in page, name
+
+
+def test_docstrings_keep_their_signs_displays_and_items():
+    from method_pages import docstring
+
+    text = (
+        "w <- w + a * b_k, a * `c_k`.\n\n    x = <l, y>\n\nPresets:\n"
+        "  one: of *this*,\n    and that.\n  two: other"
+    )
+    assert docstring(text) == (
+        "<p>w &lt;- w + a * b_k, a * <code>c_k</code>.</p>\n\n```text\nx = <l, y>\n```\n\n"
+        '<p>Presets:</p>\n\n<p class="hangs">one: of *this*, and that.</p>\n\n'
+        '<p class="hangs">two: other</p>'
+    )
+
+
+def test_links_are_those_of_the_site():
+    from repository_links import links_on_site
+
+    moved = links_on_site(
+        "[a](../concepts/data.md#b) [c](../../README.md) [d](../../fedjax_het/nn) [e](https://f)\n"
+        "```python\ng[h](i)\n```",
+        source="docs/howto/x.md",
+        uri="howto/x.md",
+        pages={"README.md": "index.md"},
+        repository="https://r",
+    )
+    assert moved == (
+        "[a](../concepts/data.md#b) [c](../index.md) [d](https://r/fedjax_het/nn) [e](https://f)\n"
+        "```python\ng[h](i)\n```"
+    )
+
+
+def test_the_api_has_every_public_name():
+    told = re.findall(r"^::: (\S+)$", text(DOCS / "api" / "index.md"), flags=re.MULTILINE)
+    objects = [pkgutil.resolve_name(name) for name in told]
+    public = {name: getattr(fedjax_het, name) for name in fedjax_het.__all__}
+    missing = [n for n, o in public.items() if not any(o is each for each in objects)]
+    assert missing == ["__version__"] and len(told) == len(set(told))
+
+
+def test_the_navigation_has_every_page():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    told = re.findall(r"([\w/-]+\.md)$", navigation, flags=re.MULTILINE)
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    shown = {"index.md", "results.md", "speed.md", "changelog.md", "contributing.md"}
+    assert sorted(told) == sorted(pages | shown)
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    mkdocs = pytest.importorskip("mkdocs.commands.build", reason="the extra docs")
+    from mkdocs.config import load_config
+
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path))
+    mkdocs.build(config)
+    from fedjax_het.algorithms import METHODS
+
+    for name in METHODS.built_in:
+        assert "<math" in (tmp_path / "methods" / name / "index.html").read_text()
+
+
+# --- what hosts read ----------------------------------------------------------------------------
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_has_jobs_of_steps(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert {"name", True, "jobs", "permissions"} <= set(workflow)  # "on" is YAML's true
+    for job in workflow["jobs"].values():
+        assert job["runs-on"] and all({"uses", "run"} & set(step) for step in job["steps"])
+
+
+def steps_of(name):
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+    return [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_the_workflows_run_what_the_pages_name():
+    from test_readme import TEST_COMMAND
+
+    assert TEST_COMMAND in steps_of("tests")
+    assert "mkdocs build --strict" in steps_of("docs")
+    assert any("python -m build" in step for step in steps_of("publish"))
+
+
+def test_the_rows_of_versions_are_those_of_the_project():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    rows = workflow["jobs"]["rows"]["strategy"]["matrix"]["include"]
+    assert [row["python"] for row in rows] == ["3.12", "3.11", "3.12", "3.13"]
+    floors = dict(re.findall(r"(\w+)==([\d.]+)", rows[0]["versions"]))
+    told = " ".join(project()["dependencies"])
+    for name, version in floors.items():
+        least = re.search(rf"\b{name}>=([\d.]+)", told)[1]
+        assert version == least or version == f"{least}.2", name
+    contributing = re.sub(r"\s+", " ", text(ROOT / "CONTRIBUTING.md"))
+    for row in rows[:2]:
+        for name, version in re.findall(r"(\w+)==([\d.]+)", row["versions"]):
+            assert re.search(rf"{name} {re.escape(version)}", contributing, re.IGNORECASE), name
+
+
+def test_issue_templates_are_forms():
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    forms = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("[!c]*.yml"))]
+    assert len(forms) == 2
+    for form in forms:
+        assert form["name"] and form["description"] and form["body"]
+        for part in form["body"]:
+            assert part["type"] == "textarea" and part["attributes"]["label"]
