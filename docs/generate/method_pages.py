@@ -58,10 +58,12 @@ def sentence(text: str) -> str:
 
 
 def formula(latex: str) -> str:
-    """A display of MathML, which browsers set by themselves."""
+    """A display of MathML, which browsers set by themselves; a line for each of its parts."""
     from latex2mathml.converter import convert
 
-    return f'<div class="formula">{convert(latex, display="block")}</div>'
+    parts = (part.strip().removesuffix(",") for part in latex.split(r"\qquad"))
+    lines = "".join(convert(part, display="block") for part in parts)
+    return f'<div class="formula">{lines}</div>'
 
 
 def docstring(text: str) -> str:
@@ -99,7 +101,10 @@ def _block(block: str) -> Iterator[str]:
         else:
             joined.append((hangs, "\n".join(item)))
     for hangs, text in joined:
-        yield f'<p class="hangs">{_inline(text)}</p>' if hangs else _prose(text)
+        if text.split("\n")[0].rstrip().endswith(":") and "\n" in text:
+            yield from _block(text)
+        else:
+            yield f'<p class="hangs">{_inline(text)}</p>' if hangs else _prose(text)
 
 
 def _prose(text: str) -> str:

@@ -18,7 +18,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     from nbconvert import MarkdownExporter
     from traitlets.config import Config
 
-    named = {"output_filename_template": path.stem + "_{index}{extension}"}
+    named = {"output_filename_template": path.stem + "_{cell_index}_{index}{extension}"}
     exporter = MarkdownExporter(config=Config({"ExtractOutputPreprocessor": named}))
     text, resources = exporter.from_filename(str(path))
     return text, dict(resources.get("outputs", {}))
