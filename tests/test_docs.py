@@ -331,6 +331,12 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 
     for name in METHODS.built_in:
         assert "<math" in (tmp_path / "methods" / name / "index.html").read_text()
+    pictures = 0
+    for page in tmp_path.rglob("index.html"):
+        for source in re.findall(r'<img[^>]* src="([^"]+)"', page.read_text()):
+            assert (page.parent / source).is_file(), (page, source)  # none is fetched
+            pictures += 1
+    assert pictures > 10
 
 
 # --- what hosts read ----------------------------------------------------------------------------

@@ -21,4 +21,12 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     named = {"output_filename_template": path.stem + "_{cell_index}_{index}{extension}"}
     exporter = MarkdownExporter(config=Config({"ExtractOutputPreprocessor": named}))
     text, resources = exporter.from_filename(str(path))
-    return text, dict(resources.get("outputs", {}))
+    return of_the_site(text), dict(resources.get("outputs", {}))
+
+
+def of_the_site(text: str) -> str:
+    """Without what is a notebook's alone: a badge that is fetched, a data frame's own style."""
+    text = re.sub(r"\[!\[Open in Colab\]\(.*?\)\]\((.*?)\)", r"[Open in Colab](\1)", text)
+    text = re.sub(r"<style scoped>.*?</style>", "", text, flags=re.DOTALL)
+    text = text.replace('<table border="1" class="dataframe">', "<table>")
+    return text.replace("![png](", "![What the cell above draws](")

@@ -4,7 +4,9 @@
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from method_pages import FORMULAS, method_page
 from mkdocs.config.defaults import MkDocsConfig
@@ -14,7 +16,9 @@ from notebook_pages import notebook_page, title_of
 from repository_links import links_on_site
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted(
+    (ROOT / "notebooks").glob("*.ipynb"), key=lambda path: (path.stem != "quickstart", path.stem)
+)
 SHOWN = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -24,6 +28,7 @@ SHOWN = {
     **{f"notebooks/{path.name}": f"tutorials/{path.stem}.md" for path in NOTEBOOKS},
 }
 """Files of the repository that are pages, with the page's source."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 GROUPS = ("One model for all", "What a server does besides", "Condensed data", "A model each")
 
@@ -64,9 +69,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path.suffix == ".ipynb":
             text, pictures = notebook_page(path)
             made |= {f"tutorials/{name}": content for name, content in pictures.items()}
+            shown = {f"notebooks/{name}": f"tutorials/{name}" for name in pictures}
         else:
-            text = path.read_text()
-        made[page] = with_links(text, source, config)
+            text, shown = path.read_text(), {}
+        made[page] = with_links(text, source, config, shown)
     for uri, content in made.items():
         files.append(File.generated(config, uri, content=content))
     return files
@@ -84,7 +90,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return with_links(markdown, f"docs/{page.file.src_uri}", config)
 
 
-def with_links(markdown: str, source: str, config: MkDocsConfig) -> str:
-    """A file's text with its links as the site has them."""
+def with_links(
+    markdown: str,
+    source: str,
+    config: MkDocsConfig,
+    shown: Mapping[str, str] = NOTHING,
+) -> str:
+    """A file's text with its links as the site has them; `shown`: besides what is a page."""
     uri = SHOWN.get(source, source.removeprefix("docs/"))
-    return links_on_site(markdown, source, uri, SHOWN, f"{config.repo_url}/blob/main")
+    pages = {**SHOWN, **shown}
+    return links_on_site(markdown, source, uri, pages, f"{config.repo_url}/blob/main")
