@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fedjax_het"
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
 IN_CODE = sorted(set(re.findall(r"`([^`\n]+)`", PROSE)))
-IS_PATH = re.compile(r"[\w./]+/[\w.]*|[\w/]+\.(py|md|toml)")
+IS_PATH = re.compile(r"[\w./]+/[\w.]*|[\w/]+\.(py|md|toml|yml)")
 PATHS = [word for word in IN_CODE if IS_PATH.fullmatch(word)]
 NAMES = [word for word in IN_CODE if re.fullmatch(r"\w+(\.\w+)+", word) and word not in PATHS]
 ROOMS = re.findall(r"^\| `(\w+)` \|", TEXT.split("## To add")[0], flags=re.MULTILINE)
