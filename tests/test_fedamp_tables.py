@@ -42,7 +42,7 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
     assert departures(TABLES[number], cells) == []
 
 
-@pytest.mark.parametrize("preset", ["quick", "cpu", "paper"])
+@pytest.mark.parametrize("preset", ["quick", "short", "cpu", "paper"])
 @pytest.mark.parametrize("number", TABLES)
 def test_all_runs_of_a_table_test_clients_of_its_partition(number, preset):
     specs = [
@@ -59,7 +59,8 @@ def test_all_runs_of_a_table_test_clients_of_its_partition(number, preset):
         clients
         == {
             "quick": {("digits", 15)},
-            "cpu": {("fashion_mnist", 25)} | ({("mnist", 25)} if number == 3 else set()),
+            "short": {("fashion_mnist", 25)} | ({("mnist", 25)} if number == 3 else set()),
+            "cpu": {("fashion_mnist", 100), ("mnist", 100)},
             "paper": {
                 *(("mnist", 50), ("fashion_mnist", 50)),
                 *(("emnist_byclass", 62), ("cifar100", 40)),
@@ -69,7 +70,7 @@ def test_all_runs_of_a_table_test_clients_of_its_partition(number, preset):
 
 
 def test_figures_are_drawn_from_the_runs_of_table_3():
-    for preset in ("quick", "cpu", "paper"):
+    for preset in ("quick", "short", "cpu", "paper"):
         assert runs(FIG2.FIG2, preset) == runs(TABLES[3], preset)
         methods = ("fedamp", "heurfedamp")
         assert runs(FIG3.FIG3, preset) == runs(TABLES[3], preset, methods=methods)

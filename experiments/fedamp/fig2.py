@@ -1,7 +1,7 @@
 """FedAMP's Figure 2: how the clients of Table 3 fare under each method, with Wilcoxon's tests.
 
 python experiments/fedamp/fig2.py                  the embedded digits, a minute on 2 cores
-python experiments/fedamp/fig2.py --preset cpu     MNIST and Fashion-MNIST, MLP: half an hour
+python experiments/fedamp/fig2.py --preset cpu     MNIST and Fashion-MNIST, MLP: an hour
 python experiments/fedamp/fig2.py --preset paper   the four data sets: a GPU's work
 
 Makes the runs of Table 3 that are missing; `--show` draws those that are there. A client's

@@ -1,7 +1,7 @@
 """FedAMP's Figure 3: who learns from whom, the collaboration weights of FedAMP and HeurFedAMP.
 
 python experiments/fedamp/fig3.py                  the embedded digits, seconds on 2 cores
-python experiments/fedamp/fig3.py --preset cpu     MNIST and Fashion-MNIST, MLP: minutes
+python experiments/fedamp/fig3.py --preset cpu     MNIST and Fashion-MNIST, MLP: half an hour
 python experiments/fedamp/fig3.py --preset paper   the four data sets: a GPU's work
 
 Makes the runs of Table 3 that are missing, of these two methods alone; `--show` draws those that

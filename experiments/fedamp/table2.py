@@ -1,7 +1,8 @@
 """FedAMP's Table 2: personalised methods where every client has two classes (pathological).
 
 python experiments/fedamp/table2.py                  the embedded digits, a minute on 2 cores
-python experiments/fedamp/table2.py --preset cpu     Fashion-MNIST, MLP: ten minutes
+python experiments/fedamp/table2.py --preset short   Fashion-MNIST, MLP, 25 clients: ten minutes
+python experiments/fedamp/table2.py --preset cpu     both MNISTs, MLP, 100 clients: an hour
 python experiments/fedamp/table2.py --preset paper   the four data sets: a GPU's work
 
 The settings, rows and score are those of `table1.py`.

@@ -1,7 +1,7 @@
 """FedAMP's Theorems 1 and 2: the objective G(W) and its gradient along runs.
 
 python experiments/fedamp/theory.py                  the embedded digits, a minute on 2 cores
-python experiments/fedamp/theory.py --preset cpu     Fashion-MNIST: half an hour
+python experiments/fedamp/theory.py --preset short   Fashion-MNIST: half an hour
 
 The theorems bound min_k G(W^k) - G* where G is convex and min_k ||grad G(W^k)||^2 where it is
 smooth, after K rounds with alpha_k = lambda / sqrt(K), by constants over sqrt(K). The constants
@@ -80,7 +80,7 @@ THEORY = replace(
             datasets=TABLE3.presets[name].datasets[:1],
             method_settings={},
         )
-        for name in ("quick", "cpu")
+        for name in ("quick", "short")
     },
 )
 
