@@ -11,7 +11,7 @@ import pytest
 from support.faults import full_disk, read_only
 from support.slow import slow
 
-from experiments.all import as_html, printable
+from experiments.report_parts import as_html, printable
 from fedjax_het import Result, RunSpec, load_results
 from fedjax_het.cli import main
 from fedjax_het.common.manner import log_to_stderr

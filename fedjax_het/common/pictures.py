@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedjax_het.common.errors import require
 from fedjax_het.common.files import write_atomically
+from fedjax_het.common.picture_text import described
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,9 +26,13 @@ def write_figure(path: str | os.PathLike, figure: "Figure", *, dpi: int = 150) -
     kind = path.suffix[1:].lower()
     kinds = figure.canvas.get_supported_filetypes()
     require(kind in kinds, "path", str(path), f"a picture's ending: {', '.join(sorted(kinds))}")
+    # Of what a page puts in the place of a picture that is not seen.
+    said = {"Description": described(figure)} if kind in ("png", "svg") else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from", category=UserWarning)
-        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=dpi))
+        write_atomically(
+            path, lambda file: figure.savefig(file, format=kind, dpi=dpi, metadata=said)
+        )
     return path
 
 

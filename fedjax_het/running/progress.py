@@ -33,12 +33,12 @@ Show = Callable[[Progress], None]
 
 @contextlib.contextmanager
 def progress_line(
-    title: str, *, quiet: bool = False, passing: bool = False
+    title: str, *, quiet: bool = False, passing: bool = False, first: str = "compiling"
 ) -> Iterator[Show | None]:
     """Yields a `progress` callable for `simulate`; None when quiet.
 
     What is `passing` is one of many: of it nothing stays on a terminal, and a pipe sees a line only
-    if it takes long.
+    if it takes long. first: what goes on before the first call.
     """
     title, how = one_line(title), manner.manner()
     if quiet or how == manner.QUIET:
@@ -48,7 +48,7 @@ def progress_line(
     elif sys.stderr.isatty():
         from fedjax_het.running.progress_area import shown
 
-        with shown(title, passing) as show:
+        with shown(title, passing, first=first) as show:
             yield show
     else:
         yield _plain(title, passing)

@@ -17,12 +17,15 @@ GAP = "  "
 
 
 @contextlib.contextmanager
-def shown(title: str, passing: bool, console: Console | None = None) -> Iterator[Show]:
+def shown(
+    title: str, passing: bool, console: Console | None = None, *, first: str = "compiling"
+) -> Iterator[Show]:
     """Yields a `progress` callable. What is printed, logged or warned of in here goes above.
 
-    passing: nothing stays of it. console: default that of standard error.
+    passing: nothing stays of it. console: default that of standard error. first: what goes on
+    before the first call.
     """
-    area = _Area(title)
+    area = _Area(title, first)
     with Live(
         area,
         console=console or Console(stderr=True, highlight=False),
@@ -36,8 +39,8 @@ def shown(title: str, passing: bool, console: Console | None = None) -> Iterator
 class _Area:
     """A title, and a line for each phase that goes on: the rounds, and what a long round is at."""
 
-    def __init__(self, title: str):
-        self.title, self.began = title, time.monotonic()
+    def __init__(self, title: str, first: str):
+        self.title, self.first, self.began = title, first, time.monotonic()
         self.at: dict[str, Progress] = {}
 
     def show(self, progress: Progress) -> None:
@@ -50,7 +53,7 @@ class _Area:
         yield _line(_shortened(self.title, width))
         if not self.at:
             gone = clock(time.monotonic() - self.began)
-            yield _line(_shortened(f"{GAP}compiling, {gone}", width))
+            yield _line(_shortened(f"{GAP}{self.first}, {gone}", width))
         for progress in self.at.values():
             yield stand(progress, width)
 

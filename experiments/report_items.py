@@ -1,0 +1,113 @@
+"""What the report of all tables and figures is of, and what became of it."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from experiments.kept import Kept
+from fedjax_het.report.programs import Module
+from fedjax_het.running.progress import clock
+
+PAPERS = {
+    "dynafed": "DynaFed (Pi et al., CVPR 2023)",
+    "fedaf": "FedAF (Wang et al., 2024)",
+    "fedamp": "FedAMP (Huang et al., AAAI 2021)",
+    "fsl": "FSL (Mai et al., 2022)",
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of a paper."""
+
+    paper: str
+    stem: str
+    """table1"""
+    module: Module
+
+    @property
+    def name(self) -> str:
+        return f"{self.paper}-{self.stem}"
+
+    @property
+    def path(self) -> Path:
+        return self.module.path
+
+    @property
+    def title(self) -> str:
+        return self.module.description
+
+
+@dataclass
+class Record:
+    """What became of it."""
+
+    name: str
+    version: str
+    status: int
+    seconds: float
+    files: list[str]
+    text: str
+    """The end of what it printed, where it failed."""
+    command: str = ""
+    made_by: str = ""
+    """Versions and device."""
+    when: str = ""
+
+
+@dataclass
+class Entry:
+    """A section of the report: what was made now, and what is kept."""
+
+    item: Item
+    record: Record | None = None
+    kept: list[tuple[Kept, Record]] = field(default_factory=list)
+
+
+Studies = dict[str, list[tuple[Kept, Record]]]
+"""By paper: what is kept of none of its tables and figures."""
+
+
+def by_paper(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+    """The papers that have any, in their order."""
+    for paper in PAPERS:
+        if members := [entry for entry in entries if entry.item.paper == paper]:
+            yield paper, members
+
+
+def state_text(record: Record | None) -> str:
+    """How it ended, and after how long."""
+    if record is None:
+        return "not made"
+    state = "" if record.status == 0 else f"FAILED with exit status {record.status} after "
+    return state + clock(record.seconds)
+
+
+def summary(entries: Sequence[Entry]) -> str:
+    """How many are made, in how long, and which failed."""
+    records = [entry.record for entry in entries if entry.record]
+    records += [record for entry in entries for _, record in entry.kept]
+    made = sum(entry.record is not None for entry in entries)
+    failed = [record.name for record in records if record.status]
+    seconds = sum(entry.record.seconds for entry in entries if entry.record)
+    text = f"{made} of {len(entries)} tables and figures, {seconds / 60:.1f} minutes in all"
+    return f"{text}; failed: {', '.join(failed)}." if failed else f"{text}; none failed."
+
+
+def made_by(files: Iterable[str], version: str) -> str:
+    """Versions and devices of the runs that lie beside these files; else this version."""
+    known: dict[str, set[str]] = {"fedjax_het": set(), "jax": set(), "device": set()}
+    for folder in {Path(file).parent for file in files}:
+        for path in folder.glob("????????????????.json"):
+            try:
+                summary = json.loads(path.read_text())["summary"]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            for name, values in known.items():
+                if summary.get(name):
+                    values.add(str(summary[name]))
+    if not known["fedjax_het"]:
+        return f"fedjax_het {version}"
+    texts = {name: " and ".join(sorted(values)) for name, values in known.items()}
+    return f"fedjax_het {texts['fedjax_het']}, jax {texts['jax']}, on {texts['device']}"

@@ -1,0 +1,106 @@
+"""What programs leave as parts of an HTML page: tables in Markdown, pictures, what was printed."""
+
+import base64
+import html
+import re
+from itertools import groupby
+from pathlib import Path
+
+from fedjax_het.common.text import html_text, one_line, plain_markdown
+
+_NUMERIC = re.compile(r"-+:")
+
+
+def as_html(text: str) -> str:
+    """The Markdown that tables are written in: a title, tables with bold cells, lists, paragraphs.
+    Titles are of the fourth level."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    title = next((_shown(line.lstrip("#")) for line in lines if line.startswith("# ")), "table")
+    parts = []
+    for kind, group in groupby(lines, _kind):
+        block = list(group)
+        if kind == "table":
+            parts.append(_table(block, title))
+        elif kind == "note":
+            items = "".join(f"<li>{_shown(line[2:])}</li>" for line in block)
+            parts.append(f'<ul class="notes">{items}</ul>')
+        elif kind == "title":
+            parts += [f"<h4>{_shown(line.lstrip('#'))}</h4>" for line in block]
+        else:
+            parts += [f"<p>{_shown(line)}</p>" for line in block]
+    return "\n".join(parts)
+
+
+def as_cell(text: str) -> str:
+    """A cell, bold where all of it is; the stars of a stranger's text are escaped."""
+    bold = re.fullmatch(r"\*\*(.+)\*\*", text)
+    shown = _shown(bold[1] if bold else text)
+    return f"<b>{shown}</b>" if bold else shown
+
+
+def printable(text: str) -> str:
+    """What a program printed, without what a terminal or a browser would obey."""
+    return "\n".join(map(one_line, text.splitlines()))
+
+
+def picture(path: Path, otherwise: str) -> str:
+    """A PNG within the page, with what it says of itself, or else this, for those who do not see
+    it. Pictures that are not yet looked at are not decoded."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    alt = html.escape(one_line(description(path) or otherwise))
+    source = f'src="data:image/png;base64,{data}"'
+    return (
+        f'<figure><img alt="{alt}" decoding="async" {source}>'
+        f"<figcaption>{html_text(path.name)}</figcaption></figure>"
+    )
+
+
+def description(path: Path) -> str:
+    """What a PNG says that it shows; empty where it says nothing."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return str(image.info.get("Description", ""))
+    except (OSError, UnidentifiedImageError):
+        return ""
+
+
+def _kind(line: str) -> str:
+    if line.startswith("|"):
+        return "table"
+    if line.startswith("- "):
+        return "note"
+    return "title" if re.match("#+ ", line) else "text"
+
+
+def _table(lines: list[str], title: str) -> str:
+    rows = [_cells(line) for line in lines]
+    rule = rows[1] if len(rows) > 1 and all(re.fullmatch(":?-+:?", c) for c in rows[1]) else None
+    right = [bool(_NUMERIC.fullmatch(cell)) for cell in rule] if rule else []
+    classes = [' class="n"' if number else "" for number in right or [False] * len(rows[0])]
+    body = "\n".join(
+        "<tr>" + "".join(f"<td{c}>{as_cell(t)}</td>" for c, t in _paired(classes, row)) + "</tr>"
+        for row in rows[2 if rule else 1 :]
+    )
+    head = "".join(
+        f'<th scope="col"{c} aria-sort="none"><button type="button">{as_cell(t)}</button></th>'
+        for c, t in _paired(classes, rows[0])
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">'
+        f'<table class="sortable"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>'
+        "</table></div>"
+    )
+
+
+def _paired(classes: list[str], row: list[str]) -> list[tuple[str, str]]:
+    return list(zip([*classes, *[""] * len(row)], row, strict=False))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def _shown(text: str) -> str:
+    return html_text(plain_markdown(text.strip()))

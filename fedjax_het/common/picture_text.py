@@ -1,0 +1,91 @@
+"""What a figure shows, in words: for those who do not see it."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from fedjax_het.common.text import one_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PANELS, _LINES = 6, 12  # that are described one by one
+
+
+def described(figure: "Figure") -> str:
+    """Title, axes, and of every panel the lines with where they end, bars, images and points."""
+    panels = [axes for axes in figure.axes if axes.get_visible() and _has_data(axes)]
+    heading = figure.get_suptitle() if hasattr(figure, "get_suptitle") else ""
+    parts = [heading] if heading else []
+    if len(panels) > 1:
+        parts.append(f"{len(panels)} panels")
+    axes = list(dict.fromkeys(filter(None, map(_axes_text, panels))))
+    parts += axes[:2]
+    handles: dict[Any, str] = {}
+    for legend in [*figure.legends, *(each.get_legend() for each in panels)]:
+        if legend is not None:
+            handles |= _named_by(legend)
+    parts += [_panel_text(panel, handles) for panel in panels[:_PANELS]]
+    if len(panels) > _PANELS:
+        parts.append(f"and {len(panels) - _PANELS} more panels")
+    return one_line(". ".join(part.strip().rstrip(".") for part in parts if part.strip()) + ".")
+
+
+def _has_data(axes: Any) -> bool:
+    return (axes.axison and bool(axes.has_data())) or bool(axes.images)
+
+
+def _axes_text(axes: Any) -> str:
+    found = [(name, getattr(axes, f"get_{name}label")()) for name in "xy"]
+    return ", ".join(f"{name}: {label}" for name, label in found if label)
+
+
+def _named_by(legend: Any) -> dict[Any, str]:
+    """Labels by colour and style, as a legend beside the panels has them."""
+    named = {}
+    texts = [text.get_text() for text in legend.get_texts()]
+    for handle, text in zip(legend.legend_handles, texts, strict=False):
+        if hasattr(handle, "get_linestyle") and hasattr(handle, "get_color"):
+            named[_looks(handle)] = text
+    return named
+
+
+def _looks(line: Any) -> tuple[str, str]:
+    return str(line.get_color()), str(line.get_linestyle())
+
+
+def _panel_text(axes: Any, names: dict[Any, str]) -> str:
+    texts = []
+    for line in axes.lines:
+        label = str(line.get_label())
+        label = names.get(_looks(line), "") if label.startswith("_") else label
+        y = [float(value) for value in line.get_ydata() if _is_finite(value)]
+        if label and y:
+            texts.append(f"{label} ends at {y[-1]:.4g}" if len(y) > 1 else f"{label} {y[0]:.4g}")
+    texts = list(dict.fromkeys(texts))
+    if len(texts) > _LINES:
+        texts = [*texts[:_LINES], f"and {len(texts) - _LINES} more lines"]
+    bars = [container for container in axes.containers if hasattr(container, "patches")]
+    for bar in bars[:_LINES]:
+        heights = ", ".join(f"{patch.get_height():.4g}" for patch in bar.patches[:_LINES])
+        label = bar.get_label()
+        texts.append(f"bars{'' if label.startswith('_') else f' of {label}'}: {heights}")
+    for image in axes.images[:1]:
+        shape = image.get_array().shape
+        texts.append(f"an image of {shape[0]} by {shape[1]} cells")
+    clouds = [each for each in axes.collections if _has_points(each)]
+    points = sum(len(cloud.get_offsets()) for cloud in clouds)
+    if points:
+        texts.append(f"{points} points")
+    title = axes.get_title() or axes.get_title(loc="left")
+    return ": ".join(filter(None, (title, "; ".join(texts))))
+
+
+def _has_points(collection: Any) -> bool:
+    return type(collection).__name__ == "PathCollection"
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False

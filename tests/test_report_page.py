@@ -1,0 +1,210 @@
+"""The report of all tables and figures, as a page: its parts, and how it looks in a browser."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from support.browser import browser, chromium
+
+from experiments import kept as kept_results
+from experiments.kept import KEPT, Kept, kept_of
+from experiments.report_items import Entry, Item, Record, made_by
+from experiments.report_page import page
+from experiments.report_parts import as_html, description
+from fedjax_het.common.picture_text import described
+from fedjax_het.common.pictures import write_figure
+from fedjax_het.report.programs import Module, find_programs
+
+ODD = 'a "quoted" <b>name</b> & more'
+TABLE = """# FSL, a table: {odd}. Preset quick.
+
+| Data | Method | Measured | Difference | Time |
+| --- | --- | ---: | ---: | ---: |
+| digits | fedavg | 65.15 ± 2.09 | −1,204.2 | 1.1 s |
+| digits | **dynafed(synthetic='untrained', preset='code')** | **83.40 ± 3.94** | +3.1 | 12.0 s |
+| digits | feddm | 9.50 | — | 8.0 s |
+
+- Test accuracy in percent of `everything`, at some length so that the note goes over lines.
+- p: <0.001.
+"""
+
+
+def drawing():
+    figure = Figure(figsize=(9, 3))
+    left, right = figure.subplots(1, 2)
+    left.plot([1, 2, 3], [10, 20, 31.25], label="fedavg")
+    left.plot([1, 2, 3], [10, 30, 61.5], label="dynafed")
+    left.set(title="alpha 0.01", xlabel="round", ylabel="accuracy")
+    left.legend()
+    right.imshow(np.eye(3))
+    right.set_title("weights")
+    figure.suptitle("A figure")
+    return figure
+
+
+@pytest.fixture
+def entries(tmp_path):
+    """One with a table and a picture beside kept ones, one that failed, one that is not made."""
+    (tmp_path / "table.md").write_text(TABLE.format(odd=ODD))
+    write_figure(tmp_path / "curves.png", drawing())
+    Image.new("RGB", (40, 20)).save(tmp_path / "plain.png")
+    files = [str(tmp_path / name) for name in ("table.md", "curves.png", "plain.png")]
+
+    def item(stem):
+        module = Module(f"fsl.{stem}", tmp_path / f"{stem}.py")
+        module.path.write_text(f'"""FSL\'s {stem}: {ODD}."""\n')
+        return Item("fsl", stem, module)
+
+    good = Record("fsl-table1", "v", 0, 61.0, files, "", "fedjax-het table fsl.table1", "jax 0")
+    bad = Record("fsl-fig1", "v", 1, 2.0, [], f"Traceback {'long ' * 60}\n{ODD}\x1b[2J")
+    kept = Kept("fsl-table1", "fsl/results/fig1-cpu", "fsl/fig1.py", ("--preset", "cpu"))
+    shown = Record(kept.name, "v", 0, 3.0, files, "", kept.command)
+    return [
+        Entry(item("table1"), good, [(kept, shown)]),
+        Entry(item("fig1"), bad),
+        Entry(item("fig2")),
+    ]
+
+
+def made_page(entries):
+    kept, record = entries[0].kept[0]
+    study = Kept("fsl", kept.folder, "fsl/privacy.py")
+    return page("Tables & figures", entries, {"fsl": [(study, record)]}, "how it was made")
+
+
+class Elements(HTMLParser):
+    """All elements, with their attributes and those that they are in."""
+
+    VOID = ("meta", "img", "link", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.open = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs), [name for name, _ in self.open]))
+        if tag not in self.VOID:
+            self.open.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open[-1][0] == tag, (tag, self.open)
+        self.open.pop()
+
+    def all(self, tag):
+        return [attrs for name, attrs, _ in self.found if name == tag]
+
+
+def test_the_page_is_whole_and_asks_for_nothing(entries):
+    text = made_page(entries)
+    elements = Elements(text)
+    assert elements.open == []
+    ids = [attrs["id"] for _, attrs, _ in elements.found if "id" in attrs]
+    assert len(ids) == len(set(ids)) and {"fsl-table1", "fsl-fig1", "fsl-fig2", "contents"} <= {
+        *ids
+    }
+    links = [attrs["href"] for attrs in elements.all("a")]
+    assert links and all(link[0] == "#" and link[1:] in ids for link in links)
+    assert {f"#{name}" for name in ids} <= {*links}  # every part is in the contents
+    assert not re.search(r"https?:|@import|url\(|<link|src=\"(?!data:)", text)
+    (viewport,) = (each for each in elements.all("meta") if each.get("name") == "viewport")
+    assert "width=device-width" in viewport["content"]
+    assert "prefers-color-scheme:dark" in text and "img{max-width:100%" in text
+    assert "\x1b" not in text and "<b>name" not in text
+
+
+def test_pictures_are_there_and_say_what_is_seen(entries):
+    pictures = Elements(made_page(entries)).all("img")
+    assert len(pictures) == 3 * 2
+    for picture in pictures:
+        kind, _, data = picture["src"].partition(";base64,")
+        assert kind == "data:image/png"
+        Image.open(io.BytesIO(base64.b64decode(data))).verify()
+    drawn, plain = pictures[:2]
+    assert "dynafed ends at 61.5" in drawn["alt"] and "plain" in plain["alt"]
+
+
+def test_figures_are_described_by_what_is_in_them(tmp_path):
+    text = described(drawing())
+    for part in (
+        "A figure",
+        "2 panels",
+        "x: round, y: accuracy",
+        "alpha 0.01: fedavg ends at 31.25",
+    ):
+        assert part in text
+    assert "weights: an image of 3 by 3 cells" in text
+    assert description(write_figure(tmp_path / "a.png", drawing())) == text
+    figure = Figure()
+    first, second = figure.subplots(1, 2)
+    (line,) = first.plot([1, 2], [3, 4], color="red", label="_hidden")
+    second.bar([1, 2], [5, 6], label="sizes")
+    figure.legend([line], ["named beside"])
+    assert "named beside ends at 4" in described(figure) and "of sizes: 5, 6" in described(figure)
+    assert described(Figure()) == "."
+
+
+def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
+    elements = Elements(made_page(entries))
+    tables = [within for name, _, within in elements.found if name == "table"]
+    assert len(tables) == 3 and all(within[-1] == "div" for within in tables)
+    assert all(head["aria-sort"] == "none" for head in elements.all("th"))
+    assert len(elements.all("th")) == len(elements.all("button")) == 3 * 5
+    html = as_html(TABLE.format(odd="x"))
+    assert html.count("<li>") == 2 and "<p>-" not in html and "--:" not in html
+    assert '<td class="n"><b>83.40 ± 3.94</b></td>' in html and "<td>digits</td>" in html
+    assert "<h4>FSL, a table: x. Preset quick.</h4>" in html
+
+
+def test_what_is_kept_is_there_and_belongs_somewhere():
+    names = [kept.name for kept in KEPT]
+    assert len(names) == len(set(names))
+    programs = find_programs()
+    for kept in KEPT:
+        paper, _, stem = kept.of.partition("-")
+        assert not stem or stem in programs or f"{paper}.{stem}" in programs
+        assert (kept_results.HERE / kept.program).is_file() and kept in kept_of(kept.of)
+    kept_folders = {kept.source for kept in KEPT}
+    there = {path.parent for path in kept_results.HERE.glob("**/results/*/*.md")}
+    assert there <= kept_folders
+
+
+def test_versions_are_those_of_the_runs(tmp_path):
+    assert made_by([str(tmp_path / "a.png")], "9") == "fedjax_het 9"
+    for place, version in enumerate(("0.5", "0.6")):
+        text = f'{{"summary": {{"fedjax_het": "{version}", "jax": "0.10", "device": "cpu"}}}}'
+        (tmp_path / f"{place:016}.json").write_text(text)
+    said = made_by([str(tmp_path / "a.png")], "9")
+    assert said == "fedjax_het 0.5 and 0.6, jax 0.10, on cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium() is None, reason="no Chromium here: what needs none is tested above")
+def test_a_browser_shows_all_of_it_at_both_widths(entries, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(made_page(entries))
+    with browser(tmp_path / "profile") as shown:
+        backgrounds = {}
+        for scheme in ("light", "dark"):
+            for width in (1280, 390):
+                shown.open(path, width=width, scheme=scheme)
+                assert shown.of("innerWidth") == width
+                assert shown.of("document.documentElement.scrollWidth") <= width
+                assert shown.of("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+                assert shown.of("document.images.length") == 6
+                backgrounds[scheme] = shown.of("getComputedStyle(document.body).backgroundColor")
+        assert backgrounds["light"] != backgrounds["dark"]
+        # The last width: a table is wider than the phone, and scrolls within itself.
+        wide = "(b => b.scrollWidth > b.clientWidth)(document.querySelector('.scroll'))"
+        assert shown.of(wide)
+        column = "[...document.querySelectorAll('tbody')[0].rows].map(r => r.cells[2].textContent)"
+        heads = "document.querySelectorAll('th')"
+        for state, first in (("ascending", "9.50"), ("descending", "83"), ("none", "65.15")):
+            shown.of(f"{heads}[2].firstChild.click()")
+            assert shown.of(f"{heads}[2].getAttribute('aria-sort')") == state
+            assert shown.of(column)[0].startswith(first)
