@@ -24,8 +24,7 @@ class Kept:
 
     @property
     def name(self) -> str:
-        stem = Path(self.program).stem
-        return f"kept-{self.of}" if self.of.endswith(f"-{stem}") else f"kept-{self.of}-{stem}"
+        return "-".join(["kept", *Path(self.program).with_suffix("").parts, self.source.name])
 
     @property
     def source(self) -> Path:
@@ -43,30 +42,40 @@ class Kept:
         return " ".join(["python", f"experiments/{self.program}", *words])
 
 
-CPU = ("--preset", "cpu")
-KEPT = (
-    Kept("dynafed-table5", "dynafed/results/table5-mlp", "dynafed/table5.py", ("--models", "mlp")),
-    Kept("dynafed", "dynafed/results/theory-cpu", "dynafed/theory.py", CPU),
-    Kept("dynafed", "results/leakage-cpu", "leakage.py", CPU),
-    Kept("fedaf-table1", "fedaf/results/table1-cpu", "fedaf/table1.py", CPU),
-    Kept("fedaf-table7", "fedaf/results/table7", "fedaf/table7.py"),
-    Kept("fedaf", "fedaf/results/privacy-cpu", "fedaf/privacy.py", CPU),
-    *(
-        Kept(f"fedamp-{item}", f"fedamp/results/{folder}", f"fedamp/{item}.py", CPU)
-        for folder, items in (
-            ("tables12-cpu", ("table1", "table2")),
-            ("table3-cpu", ("table3", "fig2", "fig3")),
-        )
-        for item in items
-    ),
-    Kept("fsl-fig1", "fsl/results/fig1-cpu", "fsl/fig1.py", CPU),
-)
+# What shows folders that are not named after the preset of their runs.
+WORDS = {"table5-mlp": ("--models", "mlp")}
+PRESETS = ("short", "cpu", "paper")
+
+
+def found() -> list[Kept]:
+    """Every table and figure in the folders `results/STEM-PRESET` beside the programs; none in an
+    installed package, which has no results."""
+    return [
+        _of(path)
+        for path in sorted(HERE.glob("**/results/*/*.md"))
+        if (HERE / _program(path)).is_file()
+    ]
+
+
+def _of(path: Path) -> Kept:
+    paper, _, stem = _program(path).removesuffix(".py").rpartition("/")
+    paper = paper or "dynafed"  # as Table 1 and what else lies beside the papers' folders
+    is_item = stem.startswith(("table", "fig"))
+    preset = path.parent.name.rpartition("-")[2]
+    words = ("--preset", preset) if preset in PRESETS else WORDS.get(path.parent.name, ())
+    folder = path.parent.relative_to(HERE).as_posix()
+    return Kept(f"{paper}-{stem}" if is_item else paper, folder, _program(path), words)
+
+
+def _program(path: Path) -> str:
+    """Of what is named `table` alone the folder says which it is."""
+    stem = path.parent.name.partition("-")[0] if path.stem == "table" else path.stem
+    return (path.parents[2] / f"{stem}.py").relative_to(HERE).as_posix()
 
 
 def kept_of(name: str) -> list[Kept]:
-    """What is kept of a table or figure, or of a paper's other studies; nothing in an installed
-    package, which has no results."""
-    return [kept for kept in KEPT if kept.of == name and kept.source.is_dir()]
+    """What is kept of a table or figure, or of a paper's other studies."""
+    return [kept for kept in found() if kept.of == name]
 
 
 def version_of(kept: Kept) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from experiments.kept import Kept
 from fedjax_het.report.programs import Module
-from fedjax_het.running.progress import clock
 
 PAPERS = {
     "dynafed": "DynaFed (Pi et al., CVPR 2023)",
@@ -81,7 +80,8 @@ def state_text(record: Record | None) -> str:
     if record is None:
         return "not made"
     state = "" if record.status == 0 else f"FAILED with exit status {record.status} after "
-    return state + clock(record.seconds)
+    minutes = record.seconds / 60
+    return state + (f"{minutes:.1f} min" if minutes >= 2 else f"{record.seconds:.0f} s")
 
 
 def summary(entries: Sequence[Entry]) -> str:

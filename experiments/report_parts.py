@@ -76,26 +76,37 @@ def _kind(line: str) -> str:
 
 def _table(lines: list[str], title: str) -> str:
     rows = [_cells(line) for line in lines]
-    rule = rows[1] if len(rows) > 1 and all(re.fullmatch(":?-+:?", c) for c in rows[1]) else None
-    right = [bool(_NUMERIC.fullmatch(cell)) for cell in rule] if rule else []
-    classes = [' class="n"' if number else "" for number in right or [False] * len(rows[0])]
-    body = "\n".join(
-        "<tr>" + "".join(f"<td{c}>{as_cell(t)}</td>" for c, t in _paired(classes, row)) + "</tr>"
-        for row in rows[2 if rule else 1 :]
-    )
+    rule = rows[1] if len(rows) > 1 and all(re.fullmatch(":?-+:?", c) for c in rows[1]) else []
+    heads, rows = rows[0], rows[2 if rule else 1 :]
+    classes = [' class="n"' if _NUMERIC.fullmatch(cell) else "" for cell in rule]
+    classes += [""] * (len(heads) - len(classes))
+    same = _alike(heads, rows)
+    said = "".join(f"<span>{as_cell(heads[i])}: {as_cell(text)}</span>" for i, text in same.items())
+    kept = [i for i in range(len(heads)) if i not in same]
     head = "".join(
-        f'<th scope="col"{c} aria-sort="none"><button type="button">{as_cell(t)}</button></th>'
-        for c, t in _paired(classes, rows[0])
+        f'<th scope="col"{classes[i]} aria-sort="none">'
+        f'<button type="button">{as_cell(heads[i])}</button></th>'
+        for i in kept
+    )
+    body = "\n".join(
+        "<tr>" + "".join(f"<td{classes[i]}>{as_cell(row[i])}</td>" for i in kept) + "</tr>"
+        for row in rows
     )
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">'
+        (f'<p class="same">{said}</p>' if said else "")
+        + f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">'
         f'<table class="sortable"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>'
         "</table></div>"
     )
 
 
-def _paired(classes: list[str], row: list[str]) -> list[tuple[str, str]]:
-    return list(zip([*classes, *[""] * len(row)], row, strict=False))
+def _alike(heads: list[str], rows: list[list[str]]) -> dict[int, str]:
+    """The columns that say one thing in all rows, and what: it is said once, above the table."""
+    if len(rows) < 3 or any(len(row) != len(heads) for row in rows):
+        return {}
+    texts = {i: {row[i] for row in rows} for i in range(len(heads))}
+    same = {i: next(iter(found)) for i, found in texts.items() if len(found) == 1}
+    return same if len(same) < len(heads) else {}
 
 
 def _cells(line: str) -> list[str]:

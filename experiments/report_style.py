@@ -14,8 +14,9 @@ h1{font-size:1.6rem;line-height:1.25;margin:.3em 0}
 h2{font-size:1.3rem;margin:2.2em 0 .6em;padding-top:.7em;border-top:2px solid var(--line)}
 h3{font-size:1.1rem;margin:2em 0 .3em}
 h4{font-size:1rem;margin:1.6em 0 .3em}
-.made,.top,figcaption,.state{color:var(--soft);font-size:.85rem}
+.made,.same,.top,figcaption,.state{color:var(--soft);font-size:.85rem}
 .failed{color:var(--bad);font-weight:600}
+.same{margin:.3em 0}.same span{display:inline-block;margin-right:1.1em}
 code,pre{font:.85em ui-monospace,monospace}
 pre{background:var(--shade);padding:.8em;overflow-x:auto;overflow-wrap:normal;border-radius:6px}
 .scroll{overflow-x:auto;margin:.8em 0;border:1px solid var(--line);border-radius:6px}

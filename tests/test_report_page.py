@@ -12,7 +12,7 @@ from PIL import Image
 from support.browser import browser, chromium
 
 from experiments import kept as kept_results
-from experiments.kept import KEPT, Kept, kept_of
+from experiments.kept import Kept, found, kept_of, show_command
 from experiments.report_items import Entry, Item, Record, made_by
 from experiments.report_page import page
 from experiments.report_parts import as_html, description
@@ -134,7 +134,7 @@ def test_figures_are_described_by_what_is_in_them(tmp_path):
     for part in (
         "A figure",
         "2 panels",
-        "x: round, y: accuracy",
+        "x: round. y: accuracy",
         "alpha 0.01: fedavg ends at 31.25",
     ):
         assert part in text
@@ -154,24 +154,36 @@ def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
     tables = [within for name, _, within in elements.found if name == "table"]
     assert len(tables) == 3 and all(within[-1] == "div" for within in tables)
     assert all(head["aria-sort"] == "none" for head in elements.all("th"))
-    assert len(elements.all("th")) == len(elements.all("button")) == 3 * 5
+    assert len(elements.all("th")) == len(elements.all("button")) == 3 * 4
     html = as_html(TABLE.format(odd="x"))
     assert html.count("<li>") == 2 and "<p>-" not in html and "--:" not in html
-    assert '<td class="n"><b>83.40 ± 3.94</b></td>' in html and "<td>digits</td>" in html
+    assert '<td class="n"><b>83.40 ± 3.94</b></td>' in html and "<td>fedavg</td>" in html
+    assert "<span>Data: digits</span>" in html and "<td>digits</td>" not in html
     assert "<h4>FSL, a table: x. Preset quick.</h4>" in html
 
 
-def test_what_is_kept_is_there_and_belongs_somewhere():
-    names = [kept.name for kept in KEPT]
-    assert len(names) == len(set(names))
+def test_what_is_kept_is_there_and_belongs_somewhere(tmp_path):
+    kept = found()
+    names = [each.name for each in kept]
+    assert len(names) == len(set(names)) > 5
     programs = find_programs()
-    for kept in KEPT:
-        paper, _, stem = kept.of.partition("-")
+    for each in kept:
+        paper, _, stem = each.of.partition("-")
         assert not stem or stem in programs or f"{paper}.{stem}" in programs
-        assert (kept_results.HERE / kept.program).is_file() and kept in kept_of(kept.of)
-    kept_folders = {kept.source for kept in KEPT}
+        assert each in kept_of(each.of)
+    (table5,) = kept_of("dynafed-table5")
+    assert table5.command == (
+        "python experiments/dynafed/table5.py --models mlp --show "
+        "--output-dir experiments/dynafed/results/table5-mlp"
+    )
+    words = show_command(table5, tmp_path / "copy")
+    assert str(tmp_path / "copy") in words and len(list((tmp_path / "copy").glob("*.npz"))) > 100
+    assert not list((tmp_path / "copy").glob("*.md"))
+    (table7,) = kept_of("fedaf-table7")  # which has no runs: it is there as it was drawn
+    assert show_command(table7, tmp_path / "drawn") is None
+    assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["table.md"]
     there = {path.parent for path in kept_results.HERE.glob("**/results/*/*.md")}
-    assert there <= kept_folders
+    assert there == {each.source for each in kept}
 
 
 def test_versions_are_those_of_the_runs(tmp_path):
@@ -202,9 +214,9 @@ def test_a_browser_shows_all_of_it_at_both_widths(entries, tmp_path):
         # The last width: a table is wider than the phone, and scrolls within itself.
         wide = "(b => b.scrollWidth > b.clientWidth)(document.querySelector('.scroll'))"
         assert shown.of(wide)
-        column = "[...document.querySelectorAll('tbody')[0].rows].map(r => r.cells[2].textContent)"
+        column = "[...document.querySelectorAll('tbody')[0].rows].map(r => r.cells[1].textContent)"
         heads = "document.querySelectorAll('th')"
         for state, first in (("ascending", "9.50"), ("descending", "83"), ("none", "65.15")):
-            shown.of(f"{heads}[2].firstChild.click()")
-            assert shown.of(f"{heads}[2].getAttribute('aria-sort')") == state
+            shown.of(f"{heads}[1].firstChild.click()")
+            assert shown.of(f"{heads}[1].getAttribute('aria-sort')") == state
             assert shown.of(column)[0].startswith(first)

@@ -18,8 +18,10 @@ def described(figure: "Figure") -> str:
     parts = [heading] if heading else []
     if len(panels) > 1:
         parts.append(f"{len(panels)} panels")
-    axes = list(dict.fromkeys(filter(None, map(_axes_text, panels))))
-    parts += axes[:2]
+    for name in "xy":
+        labels = dict.fromkeys(getattr(panel, f"get_{name}label")() for panel in panels)
+        if shown := [label for label in labels if label]:
+            parts.append(f"{name}: {' or '.join(shown[:3])}")
     handles: dict[Any, str] = {}
     for legend in [*figure.legends, *(each.get_legend() for each in panels)]:
         if legend is not None:
@@ -32,11 +34,6 @@ def described(figure: "Figure") -> str:
 
 def _has_data(axes: Any) -> bool:
     return (axes.axison and bool(axes.has_data())) or bool(axes.images)
-
-
-def _axes_text(axes: Any) -> str:
-    found = [(name, getattr(axes, f"get_{name}label")()) for name in "xy"]
-    return ", ".join(f"{name}: {label}" for name, label in found if label)
 
 
 def _named_by(legend: Any) -> dict[Any, str]:
@@ -60,7 +57,9 @@ def _panel_text(axes: Any, names: dict[Any, str]) -> str:
         label = names.get(_looks(line), "") if label.startswith("_") else label
         y = [float(value) for value in line.get_ydata() if _is_finite(value)]
         if label and y:
-            texts.append(f"{label} ends at {y[-1]:.4g}" if len(y) > 1 else f"{label} {y[0]:.4g}")
+            # A level line is a value of its own, as what a paper reports.
+            verb = "ends at" if len(y) > 2 or y[0] != y[-1] else "marked at"
+            texts.append(f"{label} {verb} {y[-1]:.4g}")
     texts = list(dict.fromkeys(texts))
     if len(texts) > _LINES:
         texts = [*texts[:_LINES], f"and {len(texts) - _LINES} more lines"]
