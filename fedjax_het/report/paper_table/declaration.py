@@ -58,6 +58,8 @@ class Preset:
     method_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     about: str = ""
     """Printed in the table's title, after the preset's name."""
+    note: str = ""
+    """Printed below the table: why a method does not do here what it does in the paper."""
     make_dataset: "Callable[[], Dataset] | None" = None
     """Makes what the data set `user` is."""
 

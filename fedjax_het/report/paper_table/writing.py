@@ -48,6 +48,7 @@ def write_table(outcome: Outcome) -> list[str]:
         *own_notes,
         *_rank_note(table),
         *([experiment.note] if experiment.note else []),
+        *filter(None, [experiment.presets[outcome.preset].note]),
         *_notes(outcome, table),
         *_divergence_note(diverged_runs(cells, results)),
     ]
