@@ -45,12 +45,12 @@ def printable(text: str) -> str:
 
 def picture(path: Path, otherwise: str) -> str:
     """A PNG within the page, with what it says of itself, or else this, for those who do not see
-    it. Pictures that are not yet looked at are not decoded."""
+    it."""
     data = base64.b64encode(path.read_bytes()).decode()
     alt = html.escape(one_line(description(path) or otherwise))
     source = f'src="data:image/png;base64,{data}"'
     return (
-        f'<figure><img alt="{alt}" decoding="async" {source}>'
+        f'<figure><img alt="{alt}" {source}>'
         f"<figcaption>{html_text(path.name)}</figcaption></figure>"
     )
 
