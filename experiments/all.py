@@ -130,7 +130,7 @@ def show(kept: Kept, folder: Path) -> Record:
     else:
         record = _of_program(kept.name, version, words, kept.command, folder)
     drawn = [path for path in sorted(copy.iterdir()) if path.suffix in (".md", ".png")]
-    return _noted(record, folder, drawn)
+    return _noted(record, folder, drawn, now=False)
 
 
 def _of_program(name: str, version: str, words: list[str], called: str, folder: Path) -> Record:
@@ -142,11 +142,11 @@ def _of_program(name: str, version: str, words: list[str], called: str, folder: 
     return Record(name, version, status, seconds, [], text, called)
 
 
-def _noted(record: Record, folder: Path, files: Sequence[Path]) -> Record:
-    """The record with its files, on disk."""
+def _noted(record: Record, folder: Path, files: Sequence[Path], *, now: bool = True) -> Record:
+    """The record with its files, on disk. now: their numbers were made by this version, today."""
     record.files = [str(path) for path in files]
-    record.made_by = made_by(record.files, fedjax_het.__version__)
-    record.when = time.strftime("%Y-%m-%d", time.gmtime())
+    record.made_by = made_by(record.files, f"fedjax_het {fedjax_het.__version__}" if now else "")
+    record.when = time.strftime("%Y-%m-%d", time.gmtime()) if now else ""
     write_text(folder / f"{record.name}.json", json.dumps(asdict(record), indent=1))
     return record
 

@@ -33,7 +33,7 @@ class Kept:
     @property
     def title(self) -> str:
         """What the folder is of."""
-        return f"Kept results: {Path(self.program).stem}, {self.source.name}"
+        return f"Kept results: {self.source.name}"
 
     @property
     def command(self) -> str:

@@ -95,8 +95,8 @@ def summary(entries: Sequence[Entry]) -> str:
     return f"{text}; failed: {', '.join(failed)}." if failed else f"{text}; none failed."
 
 
-def made_by(files: Iterable[str], version: str) -> str:
-    """Versions and devices of the runs that lie beside these files; else this version."""
+def made_by(files: Iterable[str], otherwise: str) -> str:
+    """Versions and devices of the runs that lie beside these files; this where there are none."""
     known: dict[str, set[str]] = {"fedjax_het": set(), "jax": set(), "device": set()}
     for folder in {Path(file).parent for file in files}:
         for path in folder.glob("????????????????.json"):
@@ -108,6 +108,6 @@ def made_by(files: Iterable[str], version: str) -> str:
                 if summary.get(name):
                     values.add(str(summary[name]))
     if not known["fedjax_het"]:
-        return f"fedjax_het {version}"
+        return otherwise
     texts = {name: " and ".join(sorted(values)) for name, values in known.items()}
     return f"fedjax_het {texts['fedjax_het']}, jax {texts['jax']}, on {texts['device']}"
