@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedjax_het.common.text import html_text, one_line, plain_markdown
 
+WIDE = 1.7  # times as wide as high: several panels side by side
 _NUMERIC = re.compile(r"-+:")
 
 
@@ -45,25 +46,27 @@ def printable(text: str) -> str:
 
 def picture(path: Path, otherwise: str) -> str:
     """A PNG within the page, with what it says of itself, or else this, for those who do not see
-    it."""
+    it. On a phone a wide one keeps a width at which it can be read, and scrolls."""
     data = base64.b64encode(path.read_bytes()).decode()
-    alt = html.escape(one_line(description(path) or otherwise))
-    source = f'src="data:image/png;base64,{data}"'
+    said, wide = description(path)
+    alt = html.escape(one_line(said or otherwise))
+    name = ' class="wide"' if wide else ""
     return (
-        f'<figure><img alt="{alt}" {source}>'
+        f'<figure><div class="view" tabindex="0" role="region" aria-label="{html_text(path.name)}">'
+        f'<img{name} alt="{alt}" src="data:image/png;base64,{data}"></div>'
         f"<figcaption>{html_text(path.name)}</figcaption></figure>"
     )
 
 
-def description(path: Path) -> str:
-    """What a PNG says that it shows; empty where it says nothing."""
+def description(path: Path) -> tuple[str, bool]:
+    """What a PNG says that it shows, empty where it says nothing; and whether it is wide."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as image:
-            return str(image.info.get("Description", ""))
+            return str(image.info.get("Description", "")), image.width > WIDE * image.height
     except (OSError, UnidentifiedImageError):
-        return ""
+        return "", False
 
 
 def _kind(line: str) -> str:

@@ -37,7 +37,9 @@ ul.notes li{margin:.25em 0}
 .kept{border-left:3px solid var(--line);padding-left:1rem;margin-top:1.5em}
 figure{margin:1.2em 0}figcaption{margin-top:.4em}
 img{max-width:100%;height:auto;display:block;background:#fff;border-radius:6px}
-@media(max-width:600px){body{padding:1rem .75rem 3rem;font-size:15px}.kept{padding-left:.6rem}}
+figure .view{overflow-x:auto}
+@media(max-width:600px){img.wide{max-width:none;width:46rem}
+body{padding:1rem .75rem 3rem;font-size:15px}.kept{padding-left:.6rem}}
 @media print{.scroll{overflow:visible}th button::after{content:none}}
 """
 

@@ -127,6 +127,7 @@ def test_pictures_are_there_and_say_what_is_seen(entries):
         Image.open(io.BytesIO(base64.b64decode(data))).verify()
     drawn, plain = pictures[:2]
     assert "dynafed ends at 61.5" in drawn["alt"] and "plain" in plain["alt"]
+    assert drawn["class"] == "wide"  # of which a phone shows a part, so that it can be read
 
 
 def test_figures_are_described_by_what_is_in_them(tmp_path):
@@ -139,7 +140,7 @@ def test_figures_are_described_by_what_is_in_them(tmp_path):
     ):
         assert part in text
     assert "weights: an image of 3 by 3 cells" in text
-    assert description(write_figure(tmp_path / "a.png", drawing())) == text
+    assert description(write_figure(tmp_path / "a.png", drawing())) == (text, True)
     figure = Figure()
     first, second = figure.subplots(1, 2)
     (line,) = first.plot([1, 2], [3, 4], color="red", label="_hidden")
@@ -212,6 +213,7 @@ def test_a_browser_shows_all_of_it_at_both_widths(entries, tmp_path):
                 backgrounds[scheme] = shown.of("getComputedStyle(document.body).backgroundColor")
         assert backgrounds["light"] != backgrounds["dark"]
         # The last width: a table is wider than the phone, and scrolls within itself.
+        assert shown.of("document.querySelector('.view').scrollWidth") > 600
         wide = "(b => b.scrollWidth > b.clientWidth)(document.querySelector('.scroll'))"
         assert shown.of(wide)
         column = "[...document.querySelectorAll('tbody')[0].rows].map(r => r.cells[1].textContent)"
