@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.slow import slow
 
 from fedjax_het.nn import make_model
 from fedjax_het.nn.computing import (
@@ -42,7 +43,7 @@ def products_of(model):
     return equations, jax.eval_shape(gradient, variables, jnp.zeros((4, *SHAPE)))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [slow(n) if n == "resnet18" else n for n in NETWORKS])
 def test_in_bfloat16_are_products_alone(name):
     """Forward and backward; parameters, gradients, state and logits are float32."""
     model = computed(network(name), precision=BFLOAT16)

@@ -9,10 +9,9 @@ import optax
 import pytest
 from support.data import user_dataset
 from support.running import assert_same, spec
-from support.slow import slow
+from support.slow import all_methods, slow
 
 from fedjax_het import ConfigError, Placement, Result, RunSpec, load_model, simulate, sweep
-from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import main
 from fedjax_het.running import checkpoints
 
@@ -27,11 +26,7 @@ def rounds(spec_, count):
     return dataclasses.replace(spec_, rounds=count)
 
 
-QUICK = ("scaffold", "feddm")
-ALL = [name if name in QUICK else slow(name) for name in METHODS]
-
-
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", all_methods(quick=["scaffold"]))
 def test_continued_is_whole(name, tmp_path):
     short = spec(name, rounds=7, eval_every=3)
     whole = run(rounds(short, 12))

@@ -221,7 +221,7 @@ def states_of(name):
     return [part for part in ("server", "clients") if has(getattr(shapes, part))]
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("name", all_methods(quick=["fedamp"]))
 def test_a_state_that_is_not_finite_is_found_in_its_round(monkeypatch, name):
     for where in states_of(name):
         # The server's in the second of three; clients' in the last, whose curves are whole.

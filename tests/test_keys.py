@@ -104,6 +104,7 @@ def test_nor_does_one_over_another(name, base, drawn):
     assert drawn and not repeated(drawn)
 
 
+@pytest.mark.slow
 def test_local_training_with_dropout_draws_from_no_key_twice(drawn):
     data = np.zeros((8, 4, 4, 1), np.float32), np.zeros(8, np.int32)
     settings = {"sizes": (5, 3), "data": data, "model": make_model("fsl_cnn", (4, 4, 1), 3)}

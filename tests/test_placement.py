@@ -108,6 +108,7 @@ def test_pairs_are_timed_where_they_may_go_side_by_side(asked, monkeypatch):
     assert asked["work"].images == 2 and asked["cohort_size"] == max(pairs) > 4
 
 
+@pytest.mark.slow
 def test_the_convolutions_that_were_chosen_enter_the_programs_and_no_name(asked):
     one = spec(model="convnet", width=4, depth=1, rounds=1)
     group = prepare([one], dataset=user_dataset())
