@@ -23,7 +23,15 @@ import fedjax_het
 from fedjax_het import ConfigError, Placement, RunSpec, data, nn, report
 from fedjax_het.common.doors import DOORS, door, kinds_of
 from fedjax_het.report.render import Section, TextTable
-from fedjax_het.running import advance, benchmark, ray_launcher, simulation, store, sweeps
+from fedjax_het.running import (
+    advance,
+    arithmetic,
+    benchmark,
+    ray_launcher,
+    simulation,
+    store,
+    sweeps,
+)
 from fedjax_het.running.programs import signature_of, training_of
 from fedjax_het.running.trained import Inputs, TrainedModel
 
@@ -176,6 +184,7 @@ def good_calls(folder) -> dict[str, dict]:
         "simulate": run,
         "federation": run,
         "benchmark_rounds": {**run, "rounds": 1},
+        "count": {"spec": SPEC, "dataset": DATA, "lanes": 2},
         "sweep": {**many, "directory": folder / "sweep"},
         "plan_sweep": {**many, "directory": folder / "sweep"},
         "sweep_on_ray": {**many, "directory": folder / "sweep"},
@@ -190,7 +199,7 @@ def folder(tmp_path, monkeypatch):
         raise Reached
 
     for module, name in (
-        *((module, "prepare") for module in (simulation, benchmark)),
+        *((module, "prepare") for module in (simulation, benchmark, arithmetic)),
         *((sweeps, "make_runs"), (ray_launcher, "RayCluster")),
     ):
         monkeypatch.setattr(module, name, reached)

@@ -117,22 +117,22 @@ def _compiled(function: Callable, of: Convolution, platform: str) -> Callable:
 
 
 OUTPUT = _product("conv2d", _output_shape, conv_products.output)
-_INPUT = _product("conv2d_input", _input_shape, conv_products.input_gradient)
-_KERNEL = _product("conv2d_kernel", _kernel_shape, conv_products.kernel_gradient)
+INPUT = _product("conv2d_input", _input_shape, conv_products.input_gradient)
+KERNEL = _product("conv2d_kernel", _kernel_shape, conv_products.kernel_gradient)
 
 ad.defbilinear(
     OUTPUT,
-    lambda outputs, _, kernel, *, of: _INPUT.bind(outputs, kernel, of=of),
-    lambda outputs, x, _, *, of: _KERNEL.bind(x, outputs, of=of),
+    lambda outputs, _, kernel, *, of: INPUT.bind(outputs, kernel, of=of),
+    lambda outputs, x, _, *, of: KERNEL.bind(x, outputs, of=of),
 )
 ad.defbilinear(
-    _INPUT,
+    INPUT,
     lambda x, _, kernel, *, of: OUTPUT.bind(x, kernel, of=of),
-    lambda x, outputs, _, *, of: _KERNEL.bind(x, outputs, of=of),
+    lambda x, outputs, _, *, of: KERNEL.bind(x, outputs, of=of),
 )
 ad.defbilinear(
-    _KERNEL,
-    lambda kernel, _, outputs, *, of: _INPUT.bind(outputs, kernel, of=of),
+    KERNEL,
+    lambda kernel, _, outputs, *, of: INPUT.bind(outputs, kernel, of=of),
     lambda kernel, x, _, *, of: OUTPUT.bind(x, kernel, of=of),
 )
 
@@ -169,5 +169,5 @@ def _as_samples(product, operands, axes, *, of):
 
 
 batching.primitive_batchers[OUTPUT] = partial(_as_samples, OUTPUT)
-batching.primitive_batchers[_INPUT] = partial(_as_samples, _INPUT)
-batching.primitive_batchers[_KERNEL] = partial(_as_lanes, _KERNEL)
+batching.primitive_batchers[INPUT] = partial(_as_samples, INPUT)
+batching.primitive_batchers[KERNEL] = partial(_as_lanes, KERNEL)

@@ -1,11 +1,9 @@
 """How much arithmetic training takes: the multiplications and additions of its matrix products."""
 
-import math
-
 import jax
 
-from fedjax_het.nn.conv import OUTPUT
 from fedjax_het.nn.models import Model
+from fedjax_het.nn.products import multiply_adds
 
 
 def training_flops(model: Model) -> int:
@@ -30,19 +28,11 @@ def _products_of_forward(model: Model) -> list[int]:
 
 def _products(jaxpr):
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            yield equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
-        elif equation.primitive is OUTPUT:
-            height, width, channels = equation.invars[1].aval.shape[1:4]
-            yield equation.outvars[0].aval.size * height * width * channels
-        elif equation.primitive.name == "conv_general_dilated":
-            kernel = equation.invars[1].aval
-            outputs = equation.params["dimension_numbers"].rhs_spec[0]
-            yield equation.outvars[0].aval.size * kernel.size // kernel.shape[outputs]
-        else:
-            for parameter in equation.params.values():
-                inner = getattr(parameter, "jaxpr", parameter)
-                if hasattr(inner, "eqns"):
-                    yield from _products(inner)
+        found = multiply_adds(equation)
+        if found is not None:
+            yield found
+            continue
+        for parameter in equation.params.values():
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from _products(inner)

@@ -193,6 +193,13 @@ def narrower(group: Group, width: int) -> Group:
     return _placed(program, group.dataset, group.pool, *same)
 
 
+def unspread(group: Group) -> Group:
+    """The same federations on the default device, of which programs know nothing."""
+    program = program_of(group.program.signature, group.plan._replace(mesh=None))
+    same = (group.federations, group.lane_choice, group.client_state)
+    return _placed(program, group.dataset, group.pool, *same)
+
+
 def _placed(
     program: Program,
     dataset: Dataset,

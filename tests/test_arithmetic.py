@@ -1,0 +1,249 @@
+"""Floating-point operations of whole runs, against counts by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.slow import slow
+
+from fedjax_het import ConfigError, RunSpec
+from fedjax_het.algorithms import METHODS
+from fedjax_het.data import dataset_from_arrays
+from fedjax_het.engine.counting import counting
+from fedjax_het.nn import make_model, training_flops
+from fedjax_het.running.arithmetic import Arithmetic, Work, count
+from fedjax_het.settings.spec import of_use
+
+# 64 images of 4x4, two classes: four clients of 16, so that no batch of 8 is filled up.
+RANDOM = np.random.default_rng(0)
+LABELS = np.arange(64) % 2
+IMAGES = RANDOM.integers(0, 256, (64, 4, 4, 1), np.uint8)
+DATA = dataset_from_arrays(IMAGES, LABELS, IMAGES, LABELS)
+FIRST, LAST = 16 * 5, 5 * 2  # multiply-adds of the layers of an MLP, for an image
+FORWARD, TRAINED = 2 * (FIRST + LAST), 2 * (2 * FIRST + 3 * LAST)
+SAMPLES = 4 * 16  # that clients train on in a round
+SPEC = RunSpec(
+    dataset="user",
+    model="mlp",
+    network_options={"hidden": [5]},
+    partition="iid",
+    num_clients=4,
+    participation=1.0,
+    local_epochs=1,
+    batch_size=8,
+    rounds=2,
+)
+
+
+def of(method, lanes=1, **settings):
+    return count(dataclasses.replace(SPEC, algorithm=method, **settings), DATA, lanes=lanes)
+
+
+def flops_of(function, *arguments, wanted=None):
+    """-> (results that are wanted, count) of a traced function."""
+    counts = counting(jax.make_jaxpr(function)(*arguments), wanted)
+    leaves = jax.tree.leaves(arguments)
+    return counts.run([leaf for leaf, is_ in zip(leaves, counts.inputs, strict=True) if is_])
+
+
+X = jnp.ones((3, 3))
+ONE = 2 * 27  # of a product of X with itself
+
+
+@pytest.mark.parametrize("times", [0, 5])
+def test_a_loop_counts_as_often_as_it_runs(times):
+    def power(x, n):
+        return jax.lax.fori_loop(0, n, lambda i, a: a @ x, x)
+
+    assert flops_of(power, X, times) == ([], times * ONE)
+
+
+@pytest.mark.parametrize("taken, products", [(0, 0), (1, 2), (2, 1)])
+def test_the_branch_that_is_taken_counts(taken, products):
+    def chosen(x, which):
+        return jax.lax.switch(which, [jnp.tanh, lambda a: a @ x @ x, lambda a: a @ x], x)
+
+    assert flops_of(chosen, X, taken)[1] == products * ONE
+
+
+def test_loops_in_loops_read_what_they_need():
+    """The inner loop's length is a row of the outer's, and what the outer one has carried."""
+
+    def work(x, lengths):
+        def outer(carry, length):
+            x, done = carry
+            x = jax.lax.fori_loop(0, length + done, lambda i, a: a @ a, x)
+            return (x, done + 1), x.sum()
+
+        return jax.lax.scan(outer, (x, 0), lengths)
+
+    assert flops_of(work, X, jnp.array([2, 0, 4]))[1] == (2 + 1 + 6) * ONE
+
+
+def test_what_nothing_comes_of_does_not_count():
+    def work(x, n):
+        unused = x @ x
+
+        def step(i, carry):
+            a, b = carry
+            return a @ x, b + 1 + 0 * (unused @ a).shape[0]
+
+        a, b = jax.lax.fori_loop(0, n, step, (x, 0))
+        return b, jax.lax.scan(lambda c, _: (c @ x, c), a, None, length=4)[1]
+
+    assert flops_of(work, X, 3)[1] == (3 + 4) * ONE
+
+
+def test_what_is_wanted_is_computed():
+    def work(x, n):
+        return n + 1, jax.lax.fori_loop(0, n, lambda i, a: a @ x, x), (x @ x).sum()
+
+    found, flops = flops_of(work, X, 2, wanted=(True, False, True))
+    assert flops == 3 * ONE and [float(value) for value in found] == [3, 27]
+
+
+def test_functions_with_their_own_derivatives_are_gone_into():
+    @jax.custom_jvp
+    def jvp(x, n):
+        return jax.lax.while_loop(lambda c: c[1] < n, lambda c: (c[0] @ c[0], c[1] + 1), (x, 0))[0]
+
+    @jax.custom_vjp
+    def vjp(x):
+        return x @ x
+
+    jvp.defjvp(lambda primals, tangents: (jvp(*primals), tangents[0]))
+    vjp.defvjp(lambda x: (x @ x, x), lambda x, g: (g,))
+
+    def work(x, n):
+        return jax.checkpoint(jax.jit(jvp))(x, n) + vjp(x)
+
+    assert flops_of(work, X, 6)[1] == 7 * ONE
+
+
+def test_gradients_count():
+    def loss(x, w):
+        return jnp.square(jnp.tanh(x @ w) @ w).sum()
+
+    # Forward 2, back to w 2, back to the first product 1, to x none.
+    assert flops_of(jax.grad(loss, 1), X, X)[1] == 5 * ONE
+
+
+def test_numbers_of_more_than_32_bits_are_exact():
+    def work(x, n):
+        return jax.lax.fori_loop(0, n, lambda i, a: jnp.tanh(a @ x), x)
+
+    big = jax.ShapeDtypeStruct((1001, 1001), jnp.float32)
+    counts = counting(jax.make_jaxpr(work)(big, 1))
+    assert counts.run([np.int32(99_999)])[1] == 99_999 * 2 * 1001**3
+
+
+def test_a_product_in_something_unknown_is_said():
+    mesh = jax.make_mesh((1,), ("a",))
+    spec = jax.sharding.PartitionSpec()
+    work = jax.shard_map(lambda x: x @ x, mesh=mesh, in_specs=spec, out_specs=spec)
+    with pytest.raises(NotImplementedError, match="shard_map"):
+        counting(jax.make_jaxpr(work)(X))
+
+
+# --- of runs --------------------------------------------------------------------------------------
+
+
+def test_fedavg_by_hand():
+    assert training_flops(make_model("mlp", (4, 4, 1), 2, hidden=(5,))) == TRAINED
+    found = of("fedavg")
+    assert found.rounds.tolist() == [SAMPLES * TRAINED] * 2
+    assert found.total == 2 * SAMPLES * TRAINED and found.between == ()
+
+
+def test_batches_are_counted_filled_up():
+    # 16 images are 3 batches of 6; two clients of four take part.
+    found = of("fedavg", batch_size=6, participation=0.5, local_epochs=2)
+    assert found.rounds.tolist() == [2 * 2 * 18 * TRAINED] * 2
+
+
+def test_a_convnet_by_hand():
+    network = {"model": "convnet", "network_options": {"width": 3, "depth": 2}}
+    first, second, head = 16 * 9 * 1 * 3, 4 * 9 * 3 * 3, 3 * 2
+    expected = SAMPLES * 2 * (2 * first + 3 * (second + head))
+    assert of("fedavg", **network).rounds.tolist() == [expected] * 2
+
+
+def test_two_models_are_two_gradients():
+    assert of("ditto").rounds.tolist() == [2 * SAMPLES * TRAINED] * 2
+
+
+def test_moon_passes_through_two_more_networks():
+    # Features alone of the global model's and the client's last.
+    more = 2 * 2 * FIRST
+    assert of("moon").rounds.tolist() == [SAMPLES * (TRAINED + more)] * 2
+
+
+def test_a_server_that_trains_counts():
+    found = of("fsl", server_data="iid", server_options={"size": 8})
+    # Two epochs, as many as clients' samples come to.
+    assert found.rounds.tolist() == [(SAMPLES + 2 * 8) * TRAINED] * 2
+
+
+def test_condensation_by_hand():
+    condense = {"ipc": 3, "steps": 7, "server_epochs": 0}
+    settings = {"local_epochs": None, "batch_size": 4, "num_clients": 2}
+    # A step: a batch of real images forward; the synthetic ones forward and back to their pixels.
+    step = FORWARD * (4 + 2 * 3)
+    found = of("feddm", options=condense, **settings).rounds
+    assert found.tolist() == [2 * 2 * 7 * step] * 2
+    # The server learns from 12 images, a batch an epoch.
+    server = {"server_epochs": 5, "server_batch_size": 12}
+    more = of("feddm", options={**condense, **server}, **settings).rounds - found
+    assert more.tolist() == [5 * 12 * TRAINED] * 2
+
+
+def test_pretraining_comes_before_the_first_round():
+    found = of("fsl", server_data="iid", server_options={"size": 8}, pretrain_epochs=3)
+    assert [(work.name, work.before_round) for work in found.between] == [("pretraining", 0)]
+    assert found.between[0].flops == 3 * 8 * TRAINED
+
+
+def test_lanes_count_what_they_idle():
+    assert of("fedavg", lanes=2).rounds.tolist() == [SAMPLES * TRAINED] * 2
+    # Of three lanes two have nothing to do while the last client trains.
+    assert of("fedavg", lanes=3).rounds.tolist() == [6 * 16 * TRAINED] * 2
+
+
+def test_synthesis_by_hand():
+    """DynaFed's: unrolled steps forward, and back through each by a derivative of its gradient
+    along one direction, of which the gradient itself is not used."""
+    options = {"trajectory_rounds": 2, "segment_length": 2, "preset": "code"}
+    options |= {
+        "samples_per_class": 3,
+        "num_iterations": 3,
+        "inner_steps": 4,
+        "augment_strategy": "none",
+    }
+    found = of("dynafed", options={**options, "fine_tune_epochs": 2}, rounds=3)
+    # Of the first layer: its output; the tangents of output, of weights and twice of the images.
+    # Of the last: output and gradient of its input; two tangents of each of three products.
+    back = 2 * (5 * FIRST + 8 * LAST)
+    target = 2 * 3 * (FIRST + 5 + LAST + 2)  # a mean of the three models that are kept
+    assert found.between == (Work("synthesis", 2, 3 * (4 * 6 * (TRAINED + back) + target)),)
+    assert found.rounds.tolist() == [*[SAMPLES * TRAINED] * 2, (SAMPLES + 2 * 6) * TRAINED]
+
+
+# Of the others, each way in which methods work is in the tests above.
+@pytest.mark.parametrize("method", [name if name == "fedgen" else slow(name) for name in METHODS])
+def test_every_method_counts(method):
+    few = {"ipc": 2, "steps": 2, "server_epochs": 1} if method in ("feddm", "fedaf") else {}
+    settings = of_use(method, {"local_epochs": 1})
+    spec = dataclasses.replace(SPEC, algorithm=method, local_epochs=None, options=few, rounds=1)
+    found = count(dataclasses.replace(spec, **settings), DATA)
+    assert np.isfinite(found.rounds).all() and (found.rounds > 0).all()
+
+
+def test_sums_over_rounds():
+    found = Arithmetic(np.array([5.0, 7.0, 9.0]), (Work("a", 0, 100), Work("b", 2, 1000)))
+    assert found.total == 1121
+    assert [found.after(done) for done in range(4)] == [0, 105, 112, 1121]
+    assert found.so_far.tolist() == [105, 112, 1121]
+    with pytest.raises(ConfigError, match="rounds = 4: expected from 0 to 3"):
+        found.after(4)
