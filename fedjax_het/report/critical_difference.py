@@ -3,7 +3,7 @@ diagram (Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def plot_critical_difference(names: Sequence[str], scores: np.ndarray, title: st
     found = mean_ranks(scores)
     order = np.argsort(found.ranks, kind="stable")
     ranks = found.ranks[order]
-    bars = cliques(ranks, found.difference)
+    bars = cliques(ranks.tolist(), found.difference)
     half = -(-len(names) // 2)
     height = 1.1 + _STEP * (len(bars) + 1) + _ROW * half
     figure = Figure(figsize=(7.2, height), layout="constrained")
@@ -89,7 +89,7 @@ def plot_critical_difference(names: Sequence[str], scores: np.ndarray, title: st
         colour = colours[name]
         panel.plot([rank, rank, side], [0, below, below], lw=1, color=colour, label=name)
         text = f"{name}  {rank:.1f}" if left else f"{rank:.1f}  {name}"
-        align = {"ha": "right" if left else "left", "va": "center", "fontsize": 9}
+        align: dict[str, Any] = {"ha": "right" if left else "left", "va": "center", "fontsize": 9}
         panel.text(side, below, f" {figure_text(text)} ", **align)
     p_value = "p < 0.001" if found.p_value < 0.001 else f"p = {found.p_value:.3f}"
     figure.suptitle(

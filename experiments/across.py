@@ -1,0 +1,297 @@
+"""Across papers: every method of the package under one protocol, against what it costs.
+
+python experiments/across.py                 the embedded digits, a dozen methods
+python experiments/across.py --methods all   every method
+python experiments/across.py --preset cpu    Fashion-MNIST, MLP, 50 clients, 100 rounds, 3 seeds
+
+One protocol, DynaFed's (clients, batches, local training), for all methods, at their own defaults
+and untuned. All clients are tested on data like their own, so that methods with one model for all
+and methods with a model for each have one score in common; the former are tested on all test
+images, too. Costs are rounds, bytes both ways, and floating-point operations of clients and server
+(`fedjax_het.running.arithmetic`), of the first seed's run.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedjax_het.algorithms import METHODS
+from fedjax_het.common.files import write_atomically
+from fedjax_het.report.cell import Cell
+from fedjax_het.report.critical_difference import plot_critical_difference
+from fedjax_het.report.paper_table import Experiment, Outcome, Preset, program
+from fedjax_het.report.render import MISSING, Section, TextTable, number_text, plus_minus
+from fedjax_het.report.style import method_colours
+from fedjax_het.report.write import publish
+from fedjax_het.running.arithmetic import count
+from fedjax_het.running.result import Result
+
+FEW = ("fedavg", "scaffold", "fedmix", "moon", "feddf", "dynafed", "feddm", "fsl")
+OWN = ("ditto", "fedamp", "fedavg_ft", "separate")
+WINDOW, SHARE = 5, 0.9  # rounds of a mean; of FedAvg's accuracy, the target
+BASELINE = "fedavg"
+GLOBAL, CLIENTS = "test_accuracy", "mean_client_accuracy"
+SMALL = {"options": {"ipc": 5, "steps": 10, "server_epochs": 20}}
+ACROSS = Experiment(
+    name="across",
+    paper="dynafed",
+    item="across",
+    title="Across papers: every method under one protocol.",
+    reported=False,
+    settings={"local_tests": True},
+    presets={
+        "quick": Preset(
+            datasets=("digits",),
+            models=("mlp",),
+            alphas=(0.05,),
+            seeds=(0, 1),
+            rows=(*FEW, *OWN),
+            more_rows=tuple(METHODS),
+            settings={
+                "num_clients": 20,
+                "rounds": 20,
+                "local_epochs": 5,
+                "test_per_client": 15,
+                "server_options": {"size": 50},
+            },
+            method_settings={
+                "dynafed": {"options": {"trajectory_rounds": 10, "num_iterations": 50}},
+                "feddm": SMALL,
+                "fedaf": SMALL,
+            },
+        ),
+        "cpu": Preset(
+            datasets=("fashion_mnist",),
+            models=("mlp",),
+            alphas=(0.05,),
+            seeds=(0, 1, 2),
+            rows=tuple(METHODS),
+            settings={"num_clients": 50, "rounds": 100, "server_options": {"size": 100}},
+        ),
+    },
+)
+_EXTRAS = {
+    "server_data": "examples at the server",
+    "proxy_data": "unlabelled examples",
+    "averages": "averages of clients' examples",
+}
+CAPTION = (
+    f"Accuracies in %: means of the last {WINDOW} rounds ± deviation over seeds; all: of the "
+    "global model on all test images; own: mean over clients of the model that each is scored "
+    "with, on data like its own. MB and TFLOP: of a run; up to the target (a running mean reaches "
+    f"{100 * SHARE:.0f} % of what {BASELINE} has at the end): on all test images, of methods that "
+    "make models of clients' own on these. Filled-up batches are counted, tests are not."
+)
+
+
+class Row(NamedTuple):
+    """A method's runs: curves [seeds, rounds], shares; costs [rounds], so far."""
+
+    method: str
+    curves: dict[str, np.ndarray]
+    clients: np.ndarray  # [seeds * K], means of the last rounds
+    megabytes: np.ndarray
+    teraflops: np.ndarray
+
+    @property
+    def kind(self) -> str:
+        """Which curve its section is about."""
+        return GLOBAL if METHODS[self.method].scored[0] == "global" else CLIENTS
+
+    def final(self, name: str) -> np.ndarray:
+        """[seeds] %."""
+        return 100 * self.curves[name][:, -WINDOW:].mean(1)
+
+    def smoothed(self, name: str) -> np.ndarray:
+        """[rounds] %: mean over seeds and over so many rounds, fewer at the beginning."""
+        mean = pd.Series(100 * self.curves[name].mean(0))
+        return mean.rolling(WINDOW, min_periods=1).mean().to_numpy()
+
+
+def rows_of(outcome: Outcome) -> list[Row]:
+    """Of the methods whose runs are all made and did not diverge."""
+    rows = []
+    for cell in outcome.cells:
+        results = [outcome.result_of(run) for run in cell.runs]
+        made = [result for result in results if result is not None]
+        if made and len(made) == len(results):
+            rows.append(_row(outcome, cell, made))
+    return rows
+
+
+def _row(outcome: Outcome, cell: Cell, results: Sequence[Result]) -> Row:
+    curves = {name: np.stack([one.metrics[name] for one in results]) for name in (GLOBAL, CLIENTS)}
+    metrics = [one.metrics for one in results]
+    sent = np.mean([one["bytes_up"] + one["bytes_down"] for one in metrics], axis=0)
+    clients = [one["client_accuracy"][-WINDOW:].mean(0) for one in metrics]
+    return Row(
+        cell.method, curves, np.concatenate(clients), sent.cumsum() / 1e6, _flops(outcome, cell)
+    )
+
+
+def _flops(outcome: Outcome, cell: Cell) -> np.ndarray:
+    """[rounds] TFLOP so far, of the first seed; counted once, and kept beside the runs."""
+    run = cell.runs[0]
+    path = outcome.directory / "arithmetic" / f"{run.digest()}.npy"
+    if not path.is_file():
+        path.parent.mkdir(exist_ok=True)
+        found = count(run).so_far
+        write_atomically(path, lambda file: np.save(file, found))
+    return np.load(path, allow_pickle=False) / 1e12
+
+
+def numbers(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row per method: means and deviations of accuracies in %, ranks, costs in all and up to the
+    target."""
+    base = {row.method: row for row in rows}.get(BASELINE)
+    made = []
+    for row in rows:
+        own, all_ = row.final(CLIENTS), row.final(GLOBAL)
+        reached = np.zeros(0, int)
+        if base is not None:
+            target = SHARE * base.final(row.kind).mean()
+            reached = np.flatnonzero(row.smoothed(row.kind) >= target)
+        first = int(reached[0]) if len(reached) else None
+        deviations = [values.std(ddof=1) if len(values) > 1 else np.nan for values in (all_, own)]
+        costs = (np.arange(1, len(row.megabytes) + 1), row.megabytes, row.teraflops)
+        to = [np.nan if first is None else float(cost[first]) for cost in costs]
+        names = ("rounds_to", "megabytes_to", "teraflops_to")
+        made.append(
+            {
+                "method": row.method,
+                "personal": row.kind == CLIENTS,
+                "besides": besides(row.method),
+                "all": all_.mean(),
+                "all_std": deviations[0],
+                "own": own.mean(),
+                "own_std": deviations[1],
+                **dict(zip(names, to, strict=True)),
+                "megabytes": row.megabytes[-1],
+                "teraflops": row.teraflops[-1],
+            }
+        )
+    table = pd.DataFrame(made)
+    for name in ("all", "own"):
+        table[f"{name}_rank"] = table[name].rank(ascending=False, method="min")
+    return table
+
+
+def besides(method: str) -> str:
+    """What a method has that FedAvg has not."""
+    entry = METHODS[method]
+    found = [text for need, text in _EXTRAS.items() if need in entry.needs]
+    found += [] if entry.trains_locally else ["uploads of made images"]
+    kept = entry.scored[0] != "global"
+    return "; ".join([*found, *(["a model of each client's own"] if kept else [])])
+
+
+def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextTable:
+    sections = []
+    for personal, title_ in ((False, "one model for all"), (True, "models of clients' own")):
+        texts = tuple(
+            {
+                "Method": row.method,
+                "Has besides": row.besides or MISSING,
+                "All": plus_minus(row.all, row.all_std, form=".1f"),
+                "Rank": number_text(row.all_rank, ".0f"),
+                "Own": plus_minus(row.own, row.own_std, form=".1f"),
+                "Rank (own)": number_text(row.own_rank, ".0f"),
+                "Rounds to": number_text(row.rounds_to, ".0f"),
+                "MB to": number_text(row.megabytes_to, ".3g"),
+                "TFLOP to": number_text(row.teraflops_to, ".3g"),
+                "MB": number_text(row.megabytes, ".3g"),
+                "TFLOP": number_text(row.teraflops, ".3g"),
+            }
+            for row in table[table["personal"] == personal].itertuples(index=False)
+        )
+        if texts:
+            sections.append(Section(texts, title=title_, labels={"Methods with": title_}))
+    values = tuple(name for name in sections[0].rows[0] if name not in ("Method", "Has besides"))
+    return TextTable(title, ("Method", "Has besides"), values, tuple(sections), notes)
+
+
+def draw(rows: Sequence[Row]):
+    """Accuracy against rounds, bytes and operations: on all test images above, on clients' own
+    below. In colour, with their names, the methods that are the best of all at some cost."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 7.6), layout="constrained")
+    grid = figure.subplots(2, 3, sharey="row")
+    axes = ("rounds", "megabytes, both ways", "TFLOP, clients and server")
+    colours = method_colours([row.method for row in rows])
+    for line, name in enumerate((GLOBAL, CLIENTS)):
+        there = [row for row in rows if not np.isnan(row.curves[name]).all()]
+        for column, label in enumerate(axes):
+            panel = grid[line, column]
+            lines = {row.method: (_costs(row)[column], row.smoothed(name)) for row in there}
+            _panel(panel, lines, colours)
+            panel.set_xlabel(label)
+            if column:
+                panel.set_xscale("log")
+        grid[line, 0].set_ylabel(("all test images" if name == GLOBAL else "clients' own") + ", %")
+    return figure
+
+
+def _costs(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.arange(1, len(row.megabytes) + 1), row.megabytes, row.teraflops
+
+
+def best_at_some_cost(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[str]:
+    """Of (cost so far, accuracy), the methods that at some cost have the highest of all so far."""
+    found = []
+    for cost in np.unique(np.concatenate([costs for costs, _ in lines.values()])):
+        reached = {
+            name: accuracy[costs <= cost].max()
+            for name, (costs, accuracy) in lines.items()
+            if costs[0] <= cost
+        }
+        found.append(max(reached, key=lambda name: reached[name]))
+    return list(dict.fromkeys(found))
+
+
+def _panel(panel, lines, colours) -> None:
+    front = best_at_some_cost(lines)
+    for method, (costs, accuracy) in lines.items():
+        named = method in front
+        colour, width = (colours[method], 1.8) if named else ("#C8C8C8", 0.9)
+        panel.plot(costs, accuracy, color=colour, lw=width, zorder=2 + named, label=method)
+    ends = sorted((lines[method][1][-1], method) for method in front)
+    low, high = panel.get_ylim()
+    below = -np.inf
+    for height, method in ends:
+        place = below = max(height, below + 0.045 * (high - low))
+        panel.annotate(
+            method,
+            (lines[method][0][-1], height),
+            (1.02, (place - low) / (high - low)),
+            textcoords="axes fraction",
+            color=colours[method],
+            fontsize=9,
+            va="center",
+        )
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def write(outcome: Outcome) -> list[str]:
+    rows = rows_of(outcome)
+    if not rows:
+        print("No run is there to be shown.")
+        return []
+    table = numbers(rows)
+    lost = tuple(f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values()))
+    text = text_table(table, f"{ACROSS.title_of(outcome.preset)}.", (CAPTION, *lost))
+    figures = {"across.png": draw(rows)}
+    if len(rows) > 2:
+        scores = np.stack([row.clients for row in rows], axis=1)
+        names = [row.method for row in rows]
+        title = "Clients' own tests, blocks: clients and seeds"
+        figures["critical_difference.png"] = plot_critical_difference(names, scores, title)
+    return publish(outcome.directory, "across", text, table, figures)
+
+
+main = program(ACROSS, write)
+
+if __name__ == "__main__":
+    raise SystemExit(main())
