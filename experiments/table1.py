@@ -20,7 +20,7 @@ from fedjax_het.report.paper_table import program
 NOTE_OF_QUICK = (
     "feddm and fedaf have the settings of FedAF's quick tables: a client condenses a class of "
     "which it has ten images, in 60 steps of the papers' 1,000. That is for clients that are far "
-    "apart: at alpha 0.16 both end below fedavg."
+    "apart: at alpha 0.16 neither is above fedavg."
 )
 # Of methods with one global model that is tested on all test images.
 GLOBAL = tuple(
