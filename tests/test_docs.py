@@ -292,7 +292,7 @@ def test_links_are_those_of_the_site():
 
     moved = links_on_site(
         "[a](../concepts/data.md#b) [c](../../README.md) [d](../../fedjax_het/nn) [e](https://f)\n"
-        "```python\ng[h](i)\n```",
+        "```python\ng[h](../../i)\n```",
         source="docs/howto/x.md",
         uri="howto/x.md",
         pages={"README.md": "index.md"},
@@ -300,7 +300,7 @@ def test_links_are_those_of_the_site():
     )
     assert moved == (
         "[a](../concepts/data.md#b) [c](../index.md) [d](https://r/fedjax_het/nn) [e](https://f)\n"
-        "```python\ng[h](i)\n```"
+        "```python\ng[h](../../i)\n```"
     )
 
 
