@@ -107,7 +107,7 @@ def command(item: Item, preset: str) -> list[str]:
     """The same from a checkout and from an installed package; -P: nothing of this folder is
     imported."""
     words = ["-P", "-m", "fedjax_het.cli", "table", item.module.name, "--preset", preset]
-    return [sys.executable, *words]
+    return [sys.executable, *words, "--pictures", "dark"]
 
 
 def run(item: Item, preset: str, folder: Path, results: Path) -> Record:

@@ -93,5 +93,5 @@ def show_command(kept: Kept, folder: Path) -> list[str] | None:
         drawn = path.suffix in (".md", ".png")
         if path.suffix in (".npz", ".json") if runs else drawn:
             shutil.copyfile(path, folder / path.name)
-    words = [*kept.words, "--show", "--output-dir", str(folder)]
+    words = [*kept.words, "--show", "--pictures", "dark", "--output-dir", str(folder)]
     return [sys.executable, str(HERE / kept.program), *words] if runs else None

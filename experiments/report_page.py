@@ -17,7 +17,7 @@ from experiments.report_items import (
     state_text,
     summary,
 )
-from experiments.report_parts import as_html, picture, printable
+from experiments.report_parts import as_html, picture, pictures, printable
 from experiments.report_style import CSS, SCRIPT
 from fedjax_het.common.text import html_text
 
@@ -102,7 +102,7 @@ def _of_record(record: Record | None, title: str) -> Iterator[str]:
         yield f'<pre tabindex="0">{html.escape(printable(record.text))}</pre>'
     files = [Path(file) for file in record.files]
     yield from (as_html(file.read_text()) for file in files if file.suffix == ".md")
-    for file in (file for file in files if file.suffix == ".png"):
+    for file in pictures(files):
         yield picture(file, f"{title} Picture {file.stem}.")
 
 
@@ -139,6 +139,6 @@ def _markdown_of(item: Item, record: Record | None, folder: Path) -> Iterator[st
     for path in (path for path in files if path.suffix == ".md"):
         text = path.read_text().strip()  # its title is below this page's headings
         yield from ("", re.sub(r"^# (.*)", r"**\1**", text, count=1))
-    for path in (path for path in files if path.suffix == ".png"):
+    for path in pictures(files):
         link = quote(os.path.relpath(path, folder).replace(os.sep, "/"))
         yield from ("", f"![{item.name}: {path.stem}]({link})")

@@ -3,9 +3,11 @@
 import base64
 import html
 import re
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from fedjax_het.common.pictures import DARK
 from fedjax_het.common.text import html_text, one_line, plain_markdown
 
 WIDE = 1.7  # times as wide as high: several panels side by side
@@ -44,18 +46,32 @@ def printable(text: str) -> str:
     return "\n".join(map(one_line, text.splitlines()))
 
 
+def pictures(files: Iterable[Path]) -> list[Path]:
+    """The PNGs that stand on a page, without what stands in for them on a dark one."""
+    return [path for path in files if path.suffix == ".png" and not path.stem.endswith(DARK)]
+
+
 def picture(path: Path, otherwise: str) -> str:
     """A PNG within the page, with what it says of itself, or else this, for those who do not see
-    it. On a phone a wide one keeps a width at which it can be read, and scrolls."""
-    data = base64.b64encode(path.read_bytes()).decode()
+    it. On a phone a wide one keeps a width at which it can be read, and scrolls. On a dark page the
+    one for dark pages beside it, where there is one."""
     said, wide = description(path)
     alt = html.escape(one_line(said or otherwise))
     name = ' class="wide"' if wide else ""
+    dark = path.with_stem(f"{path.stem}{DARK}")
+    source = f'<source media="(prefers-color-scheme:dark)" srcset="{_data(dark)}">'
     return (
         f'<figure><div class="view" tabindex="0" role="region" aria-label="{html_text(path.name)}">'
-        f'<img{name} alt="{alt}" src="data:image/png;base64,{data}"></div>'
+        f"<picture>{source if dark.is_file() else ''}"
+        f'<img{name} alt="{alt}" src="{_data(path)}"></picture></div>'
         f"<figcaption>{html_text(path.name)}</figcaption></figure>"
     )
+
+
+def _data(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def description(path: Path) -> tuple[str, bool]:

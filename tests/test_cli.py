@@ -90,7 +90,9 @@ def test_a_curve_of_clients_is_their_mean_in_a_band():
     axes = Figure().add_subplot()
     missing = np.full(11, np.nan)
     measured = np.append(np.arange(0, 100, 10.0), np.nan)  # the last client has no test
-    line, band = _draw_clients(axes, np.array([1, 2, 3]), np.stack([missing, measured, measured]))
+    (end,) = _draw_clients(axes, np.array([1, 2, 3]), np.stack([missing, measured, measured]))
+    (line,), (band,) = axes.lines, axes.collections
+    assert end.height == pytest.approx(45)
     assert line.get_xdata().tolist() == [2, 3]
     assert line.get_ydata().tolist() == pytest.approx([45, 45])
     (outline,) = band.get_paths()

@@ -11,7 +11,7 @@ from scipy import stats
 from experiments.fedamp import fig2 as FIG2
 from experiments.fedamp import fig3 as FIG3
 from fedjax_het.data import client_groups, load_dataset
-from fedjax_het.measures.personal import group_contrast
+from fedjax_het.measures.personal import group_contrast, group_weights
 from fedjax_het.report.paper_table import Arguments, departures, make_cells
 from fedjax_het.report.reported import reported_values
 from fedjax_het.running.result import Result
@@ -228,6 +228,9 @@ def test_figure_3_contrasts_the_weights_of_the_runs(folder, capsys, nothing_runs
         expected = group_contrast(weights, groups)
         for name, value in expected._asdict().items():
             assert getattr(row, name) == pytest.approx(value)
+        ratios = group_weights(weights, groups).ratios
+        np.testing.assert_allclose([float(r) for r in row.ratios.split()], ratios, rtol=6e-3)
+        assert row.shown == (ratios >= 2).sum()
         assert 2 * row.inside + 12 * row.between + row.own == pytest.approx(1)
 
 

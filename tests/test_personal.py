@@ -9,6 +9,7 @@ from fedjax_het.common.errors import ConfigError
 from fedjax_het.measures.personal import (
     best_mean_accuracy,
     group_contrast,
+    group_weights,
     mean_accuracies,
     wilcoxon,
     worst_decile,
@@ -122,6 +123,24 @@ def test_group_contrast_without_such_pairs():
     assert together.inside == pytest.approx(0.15) and np.isnan(together.between)
     blocks = np.kron(np.eye(2), np.full((2, 2), 0.5))
     assert group_contrast(blocks, [0, 0, 1, 1]).ratio == np.inf
+
+
+def test_group_weights_by_hand():
+    weights = np.array([[0.5, 0.3, 0.2], [0.4, 0.6, 0.0], [0.1, 0.3, 0.6]])
+    found = group_weights(weights, np.array([7, 7, 2]))
+    assert found.names.tolist() == [7, 2]
+    np.testing.assert_allclose(found.weights, [[0.35, 0.1], [0.2, np.nan]])
+    np.testing.assert_allclose(found.ratios, [3.5, np.nan])  # one client has no other
+
+
+def test_two_groups_that_are_one_show_in_their_ratios_alone():
+    inside = np.kron(np.array([[1.0, 1, 0], [1, 1, 0], [0, 0, 4]]), np.ones((2, 2)))
+    groups = np.repeat([0, 1, 2], 2)
+    np.testing.assert_allclose(group_weights(inside, groups).ratios, [1, 1, np.inf])
+    assert group_contrast(inside, groups).ratio == pytest.approx(2 / (1 / 3))
+    order = np.array([5, 0, 2, 4, 1, 3])  # of the clients changes nothing
+    shuffled = group_weights(inside[np.ix_(order, order)], groups[order])
+    assert dict(zip(shuffled.names, shuffled.ratios, strict=True)) == {2: np.inf, 0: 1, 1: 1}
 
 
 @pytest.mark.parametrize(

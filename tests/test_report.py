@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from fedjax_het import report
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report import Cell, TextTable
+from fedjax_het.report.cell import row_text
 from fedjax_het.report.render import Section, best_of, latex_text
 from fedjax_het.report.reported import reported_values
 from fedjax_het.settings.spec import RunSpec
@@ -329,15 +331,38 @@ def test_a_curve_ends_at_the_value_of_the_table(results, curves, reported, table
         x, y = lines[method].get_data()
         assert x[-1] == 20
         assert y[-1] == pytest.approx(table.loc[method, "mean"])
-        assert lines[method].get_color() == METHODS[method].colour
     assert "scaffold" not in lines  # its one run diverged
-    (legend,) = figure.legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert texts[:4] == ["fedavg", "fedprox †", "scaffold †", "dynafed"]
-    assert texts[4:] == ["reported final value", "† runs that diverged are left out"]
+    assert [text.get_text() for text in panel.texts] == ["fedavg", "fedprox †", "dynafed"]
+    assert figure.get_supxlabel().endswith("left out: fedprox, scaffold")
     assert max(lines["fedprox"].get_ydata()) < 70  # nor does a diverged seed enter a mean
-    ticks = [line.get_ydata()[0] for line in panel.lines if line.get_xdata()[0] > 20]
-    assert ticks == [65.64, 68.09, 73.89]
+    for method, value in {"fedavg": 65.64, "fedprox": 68.09, "dynafed": 73.89}.items():
+        mark = lines[f"reported {method}"]
+        assert mark.get_ydata() == [value]
+        assert mark.get_color() == lines[method].get_color()
+        assert panel.get_ylim()[0] <= value <= panel.get_ylim()[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "without", "text"),
+    [
+        ("fedavg", {}, "fedavg"),
+        ("dynafed(synthetic='real')", {}, "dynafed, real"),
+        ("feddm(private=True, image_lr=0)", {}, "feddm, private, image_lr 0"),
+        ("fsl(gamma=0.5, rounds=30)", {"rounds": 30}, "fsl, gamma 0.5"),
+        ("fsl(gamma=0.5, rounds=30)", {"rounds": 20}, "fsl, gamma 0.5, rounds 30"),
+    ],
+)
+def test_rows_in_few_words(row, without, text):
+    assert row_text(row, without=without) == text
+
+
+def test_curves_do_not_say_what_all_rows_share_in_few_words(results, curves, reported):
+    rows = ("fedavg(rounds=30)", "fedprox(rounds=30)", "dynafed(rounds=30, synthetic='real')")
+    cells = [replace(cell, method=row) for cell, row in zip(CELLS, rows, strict=False)]
+    figure = report.plot_curves(cells, results, curves, reported)
+    labels = {line.get_label() for panel in figure.axes for line in panel.lines}
+    assert {"fedavg", "fedprox"} <= labels
+    assert not any("rounds 30" in label for label in labels)
 
 
 def test_a_panel_without_runs_says_so(results, curves, reported):
@@ -431,8 +456,7 @@ def test_curves_of_a_table_of_the_best_round_are_not_smoothed():
     )
     assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([10, 60, 30])
     assert figure.axes[0].get_xlabel() == "Round"
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["fedavg", "reported best value"]
+    assert figure.get_supxlabel().endswith("reported best value")
 
 
 def by_domain():
@@ -640,11 +664,11 @@ def test_curves_of_clients_have_a_panel_per_data_set():
     first, second = figure.axes
     assert first.get_subplotspec().rowspan == second.get_subplotspec().rowspan
     assert first.lines[0].get_ydata().tolist() == pytest.approx([30, 80, 60])
-    assert first.get_ylabel() == "Mean accuracy of clients (%)"
-    ticks = [line.get_ydata()[0] for line in first.lines if line.get_xdata()[0] > 3]
-    assert ticks == [REPORTED["separate"], REPORTED["scaffold"]]
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[:3] == ["separate", "scaffold †", "reported best value"]
+    assert first.get_ylabel().startswith("Mean accuracy of clients (%)\n")
+    marks = {line.get_label(): line.get_ydata() for line in first.lines}
+    for method in ("separate", "scaffold"):
+        assert marks[f"reported {method}"] == [REPORTED[method]]
+    assert [text.get_text() for text in first.texts] == ["separate", "scaffold †"]
 
 
 @pytest.mark.parametrize(
@@ -719,7 +743,8 @@ def test_collaboration_has_colours_for_others_alone():
     np.testing.assert_array_equal(values.filled(0), weights * (1 - np.eye(3)))
     places = {(*line.get_xdata(), *line.get_ydata()) for line in panel.lines}
     assert places == {(0, 1, 1.5, 1.5), (1.5, 1.5, 0, 1)}  # between the second and third client
-    assert panel.get_xticks().tolist() == panel.get_yticks().tolist() == [0, 2]
+    assert panel.get_xticks().tolist() == panel.get_yticks().tolist() == [0.5, 2]
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["0", "1"]
     assert "own model: 0.900 to 0.970" in panel.get_xlabel()
     assert panel.get_title() == "fedamp"
     top, bottom = panel.get_ylim()[::-1]
@@ -739,9 +764,47 @@ def test_matrices_have_scales_of_their_own_or_one():
     saved(report.plot_collaboration(np.eye(3)))  # nobody hears anybody
 
 
+def image_of(figure):
+    return figure.axes[0].images[0].get_array().filled(0)
+
+
+def test_clients_that_hear_each_other_stand_side_by_side():
+    random = np.random.default_rng(0)
+    clusters = random.permutation(np.repeat([0, 1, 2], 4))
+    weights = (clusters[:, None] == clusters) + 0.01 * random.random((12, 12))
+    figure = report.plot_collaboration(weights)
+    ticks = [int(text.get_text()) for text in figure.axes[0].get_xticklabels()]
+    assert sorted(ticks) == list(range(12))
+    found = clusters[ticks]
+    assert (found[1:] != found[:-1]).sum() == 2
+    np.testing.assert_array_equal(
+        image_of(figure), weights[np.ix_(ticks, ticks)] * (1 - np.eye(12))
+    )
+    saved(figure)
+
+
+def test_groups_that_hear_each_other_stand_side_by_side_and_stay_whole():
+    near = np.array([[5, 0, 4, 0], [0, 5, 0, 1], [4, 0, 5, 0], [0, 1, 0, 5]])
+    groups = np.array([0, 1, 2, 3, 0, 1, 2, 3])
+    weights = near[np.ix_(groups, groups)].astype(float)
+    figure = report.plot_collaboration(weights, groups)
+    names = [int(text.get_text()) for text in figure.axes[0].get_xticklabels()]
+    assert sorted(names) == [0, 1, 2, 3] and abs(names.index(0) - names.index(2)) == 1
+    order = [k for name in names for k in np.flatnonzero(groups == name)]
+    np.testing.assert_array_equal(image_of(figure), weights[np.ix_(order, order)] * (1 - np.eye(8)))
+    given = report.plot_collaboration(weights, groups, order="given")
+    np.testing.assert_array_equal(image_of(given), weights * (1 - np.eye(8)))
+    chosen = report.plot_collaboration(weights, order=np.arange(8)[::-1], scale=9.0)
+    np.testing.assert_array_equal(image_of(chosen), weights[::-1, ::-1] * (1 - np.eye(8)))
+    assert chosen.axes[0].images[0].get_clim() == (0, 9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"weights": [np.eye(3), np.eye(2)]}, r"shape of weights = \(2, 2\)"),
+        ({"weights": np.eye(3), "order": "random"}, "order = 'random' is unknown"),
+        ({"weights": np.eye(3), "order": [0, 1, 1]}, r"order = .*expected 'similar'"),
         ({"weights": np.ones((2, 3))}, r"shape of weights = \(2, 3\)"),
         ({"weights": []}, "weights = 'none'"),
         ({"weights": np.eye(3), "groups": [0, 1]}, r"shape of groups = \(2,\)"),

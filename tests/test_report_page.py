@@ -17,7 +17,7 @@ from experiments.report_items import Entry, Item, Record, made_by
 from experiments.report_page import page
 from experiments.report_parts import as_html, description
 from fedjax_het.common.picture_text import described
-from fedjax_het.common.pictures import write_figure
+from fedjax_het.common.pictures import pictures_besides, write_figure
 from fedjax_het.report.programs import Module, find_programs
 
 ODD = 'a "quoted" <b>name</b> & more'
@@ -51,9 +51,11 @@ def drawing():
 def entries(tmp_path):
     """One with a table and a picture beside kept ones, one that failed, one that is not made."""
     (tmp_path / "table.md").write_text(TABLE.format(odd=ODD))
-    write_figure(tmp_path / "curves.png", drawing())
+    with pictures_besides(["dark"]):
+        write_figure(tmp_path / "curves.png", drawing())
     Image.new("RGB", (40, 20)).save(tmp_path / "plain.png")
-    files = [str(tmp_path / name) for name in ("table.md", "curves.png", "plain.png")]
+    names = ("table.md", "curves.png", "curves-dark.png", "plain.png")
+    files = [str(tmp_path / name) for name in names]
 
     def item(stem):
         module = Module(f"fsl.{stem}", tmp_path / f"{stem}.py")
@@ -80,7 +82,7 @@ def made_page(entries):
 class Elements(HTMLParser):
     """All elements, with their attributes and those that they are in."""
 
-    VOID = ("meta", "img", "link", "br")
+    VOID = ("meta", "img", "link", "br", "source")
 
     def __init__(self, text):
         super().__init__()
@@ -119,10 +121,14 @@ def test_the_page_is_whole_and_asks_for_nothing(entries):
 
 
 def test_pictures_are_there_and_say_what_is_seen(entries):
-    pictures = Elements(made_page(entries)).all("img")
+    elements = Elements(made_page(entries))
+    pictures, dark = elements.all("img"), elements.all("source")
     assert len(pictures) == 3 * 2
-    for picture in pictures:
-        kind, _, data = picture["src"].partition(";base64,")
+    # Of each file that has one, the picture for dark pages, in its place.
+    assert len(dark) == 3 and {each["media"] for each in dark} == {"(prefers-color-scheme:dark)"}
+    assert dark[0]["srcset"] != pictures[0]["src"]
+    for source in [picture["src"] for picture in pictures] + [each["srcset"] for each in dark]:
+        kind, _, data = source.partition(";base64,")
         assert kind == "data:image/png"
         Image.open(io.BytesIO(base64.b64decode(data))).verify()
     drawn, plain = pictures[:2]

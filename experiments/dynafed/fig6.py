@@ -34,8 +34,9 @@ from fedjax_het.engine.evaluation import right_of
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
+from fedjax_het.report.line_ends import End, name_ends
 from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.style import add_legend, make_panels
+from fedjax_het.report.style import add_note, make_panels
 from fedjax_het.report.write import write_text
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.progress import progress_line
@@ -180,45 +181,51 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
 
 
 def draw_distances(table: pd.DataFrame):
-    from matplotlib.lines import Line2D
-
     panels = [f"alpha {alpha:g}" for alpha in table["alpha"].unique()]
-    figure, axes = make_panels(panels, columns=len(panels), size=(3.6, 3.0), sharey="all")
+    figure, axes = make_panels(panels, columns=len(panels), size=(3.6, 2.8), sharey="all")
+    ends: dict[str, list[End]] = {title: [] for title in panels}
     for (_, rows), title in zip(table.groupby("alpha", sort=False), panels, strict=True):
         by_start = rows.groupby("start")
         for name, colour in LOOKS.items():
             mean, std = by_start[name].mean(), by_start[name].std().fillna(0)
-            axes[title].plot(mean.index, mean, color=colour, lw=1.6)
+            axes[title].plot(mean.index, mean, color=colour, lw=1.6, label=name)
             axes[title].fill_between(
-                mean.index, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0
+                mean.index, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0
             )
+            ends[title].append(End(name, float(mean.iloc[-1]), colour))
         axes[title].set_xlabel("Start t (round)")
+        axes[title].set_xlim(rows["start"].min(), rows["start"].max())
         plain_axes(axes[title])
     axes[panels[0]].set_ylabel("Cosine distance")
-    add_legend(figure, [Line2D([], [], color=c, lw=2, label=name) for name, c in LOOKS.items()])
+    name_ends(figure, {axes[title]: found for title, found in ends.items()})
+    add_note(figure, "band: one standard deviation over seeds")
     return figure
 
 
 def draw_scratch(table: pd.DataFrame):
-    figure, panels = make_panels([""], columns=1, size=(5.0, 3.4), sharey="all")
-    (panel,) = panels.values()
-    alphas = sorted(table["alpha"].unique())
+    titles = [f"alpha {alpha:g}" for alpha in sorted(table["alpha"].unique())]
+    figure, panels = make_panels(titles, columns=len(titles), size=(3.2, 2.8), sharey="all")
+    ends: dict[str, list[End]] = {title: [] for title in titles}
     for (alpha, kind), rows in table.groupby(["alpha", "data"]):
+        title = f"alpha {alpha:g}"
         by_epochs = 100 * rows.groupby("local_epochs")["accuracy"].agg(["mean", "std"])
-        panel.errorbar(
+        panels[title].errorbar(
             by_epochs.index,
             by_epochs["mean"],
             by_epochs["std"].fillna(0),
             color=LOOKS[kind],
-            marker="os^Dv"[alphas.index(alpha) % 5],
+            marker="o",
             capsize=3,
-            label=f"{kind}, alpha {alpha:g}",
+            label=kind,
         )
-    panel.set_xticks(sorted(table["local_epochs"].unique()))
-    panel.set_xlabel("Local epochs")
-    panel.set_ylabel("Test accuracy from scratch (%)")
-    plain_axes(panel)
-    add_legend(figure, panel.get_legend_handles_labels()[0])
+        ends[title].append(End(kind, float(by_epochs["mean"].iloc[-1]), LOOKS[kind]))
+    for panel in panels.values():
+        panel.set_xticks(sorted(table["local_epochs"].unique()))
+        panel.set_xlabel("Local epochs")
+        plain_axes(panel)
+    panels[titles[0]].set_ylabel("Test accuracy from scratch (%)")
+    name_ends(figure, {panels[title]: found for title, found in ends.items()})
+    add_note(figure, "bars: one standard deviation over seeds and networks")
     return figure
 
 

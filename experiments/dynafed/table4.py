@@ -117,8 +117,12 @@ def write_rounds(outcome: Outcome) -> list[str]:
     lost = tuple(f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values()))
     text = text_table(table, f"{TABLE4.title} Preset {outcome.preset}.", (CAPTION, *lost))
     of_table1 = reported_values("dynafed", "table1")
-    figure = report.plot_curves(outcome.cells, outcome.results, outcome.curves, of_table1)
-    return publish(outcome.directory, "table4", text, table, {"table4_curves.png": figure})
+    given = (outcome.cells, outcome.results, outcome.curves, of_table1)
+    figures = {
+        "table4_curves.png": report.plot_curves(*given, focus=TABLE4.own_methods),
+        "table4_curves_apart.png": report.plot_curves(*given, apart=True),
+    }
+    return publish(outcome.directory, "table4", text, table, figures)
 
 
 main = program(TABLE4, write_rounds)

@@ -6,8 +6,9 @@ python experiments/fedamp/fig3.py --preset paper   the four data sets: a GPU's w
 
 Makes the runs of Table 3 that are missing, of these two methods alone; `--show` draws those that
 are there. The weights are those of the last round (the paper does not say of which round its are):
-`fig3_DATASET.png` draws the first seed's, `fig3.md` and `fig3.csv` compare weights inside a group
-with weights between groups.
+`fig3_DATASET.png` draws the first seed's, groups that take from each other side by side; `fig3.md`
+and `fig3.csv` compare weights inside a group with weights between groups, over all groups, and for
+each with the other group that it takes most from.
 """
 
 from dataclasses import replace
@@ -19,7 +20,7 @@ import pandas as pd
 from experiments.fedamp.table3 import TABLE3
 from fedjax_het import report
 from fedjax_het.data import client_groups, load_dataset
-from fedjax_het.measures.personal import group_contrast
+from fedjax_het.measures.personal import group_contrast, group_weights
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import Section, TextTable, number_text
 from fedjax_het.report.write import publish
@@ -32,10 +33,12 @@ FIG3 = replace(
     title="FedAMP, Figure 3: collaboration weights in the last round, clients in groups.",
     presets={name: replace(preset, rows=METHODS) for name, preset in TABLE3.presets.items()},
 )
+SHOWS = 2.0  # times what the other group gets that a group takes most from
 CAPTION = (
     "From the runs of Table 3. Mean weights: inside, of other clients of a client's group; "
     "between, of clients of other groups; own, of a client's own model. Weights of a client sum "
-    "to 1."
+    "to 1. By group: the weight inside over that of the other group that it takes most from, 1 "
+    f"where the two are as one; a group shows where that is at least {SHOWS:g}."
 )
 
 
@@ -67,17 +70,24 @@ def collaborations(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def contrasts(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """A row per run: what identifies it, and `group_contrast` of its weights."""
+    """A row per run: what identifies it, `group_contrast` of its weights, `ratios` of each of its
+    groups (see `GroupWeights`) as text, and how many of them show."""
     names = ("dataset", "model", "method", "seed")
-    return pd.DataFrame(
-        {
-            **{name: row[name] for name in names},
-            "clients": len(row["groups"]),
-            "groups": len(set(row["groups"])),
-            **group_contrast(row["weights"], row["groups"])._asdict(),
-        }
-        for row in rows
-    )
+    found = []
+    for row in rows:
+        ratios = group_weights(row["weights"], row["groups"]).ratios
+        texts = [f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}" for ratio in ratios]
+        found.append(
+            {
+                **{name: row[name] for name in names},
+                "clients": len(row["groups"]),
+                "groups": len(ratios),
+                **group_contrast(row["weights"], row["groups"])._asdict(),
+                "ratios": " ".join(texts),
+                "shown": int((ratios >= SHOWS).sum()),
+            }
+        )
+    return pd.DataFrame(found)
 
 
 def text_table(table: pd.DataFrame, title: str) -> TextTable:
@@ -93,13 +103,24 @@ def text_table(table: pd.DataFrame, title: str) -> TextTable:
                 "Between": number_text(row.between, ".4f"),
                 "Inside / between": number_text(row.ratio, ".1f"),
                 "Own": number_text(row.own, ".4f"),
+                "By group": row.ratios,
+                "That show": f"{row.shown} of {row.groups}",
             }
             for row in rows.itertuples(index=False)
         ]
         labels = {"Data": dataset, "Network": model}
         sections.append(Section(rows=tuple(texts), title=f"{dataset}, {model}", labels=labels))
     names = ("Method", "Seed")
-    values = ("Clients", "Groups", "Inside", "Between", "Inside / between", "Own")
+    values = (
+        "Clients",
+        "Groups",
+        "Inside",
+        "Between",
+        "Inside / between",
+        "Own",
+        "By group",
+        "That show",
+    )
     return TextTable(title, names, values, tuple(sections), (CAPTION, FIG3.note))
 
 

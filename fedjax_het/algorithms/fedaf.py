@@ -154,6 +154,6 @@ ENTRY = Entry(
         _on("cifar100", 1e-4, 0.01, 0.1),
         _on("domainnet", 0.01, 0.1, 1.0),
     ),
-    colour="#CC3311",
+    colour="#CC79A7",
     trains_locally=False,
 )

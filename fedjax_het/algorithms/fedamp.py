@@ -300,7 +300,7 @@ FEDAMP = Entry(
     options=FedAMPOptions,
     numbers=fedamp_numbers,
     protocol="fedamp",
-    colour="#B2182B",
+    colour="#56B4E9",
     scored=("client", "received"),
     global_model=False,
     surveys=True,
@@ -314,6 +314,6 @@ HEURFEDAMP = replace(
     description="FedAMP with weights by the models' cosines (Huang et al., 2021)",
     options=HeurFedAMPOptions,
     numbers=heurfedamp_numbers,
-    colour="#E7298A",
+    colour="#E69F00",
     dashes=(0, (4, 1.5)),
 )

@@ -93,7 +93,7 @@ ENTRY = Entry(
         # There each client is a domain: "personal" is each client's own model on its own domain.
         Rule(("fedaf", "feddm"), ("domainnet",), settings={"local_tests": True}),
     ),
-    colour="#56B4E9",
+    colour="#2C7FB8",
     dashes=(0, (1.5, 1)),
     needs=("norms",),
     scored=("global", "personal"),

@@ -202,7 +202,7 @@ FEDMIX = Entry(
     numbers=FedMixNumbers,
     # DynaFed's text gives no settings of FedMix; these are of this method's own tables.
     rules=(Rule(("dynafed",), ("cifar100",), hp={"mixup_lambda": 0.1}),),
-    colour="#882255",
+    colour="#C51B7D",
     refinable="average",
     needs=("averages",),
     scored=("global", "client"),

@@ -39,7 +39,7 @@ ENTRY = Entry(
     numbers=FedProxNumbers,
     # FedAF, section 5.1.
     rules=(Rule(("fedaf", "feddm"), hp={"prox_mu": 0.001}),),
-    colour="#E69F00",
+    colour="#C98500",
     dashes=(0, (4, 1.5)),
     refinable="average",
     scored=("global", "client"),

@@ -27,6 +27,7 @@ from fedjax_het.common.command_line import (
     one_line_errors,
 )
 from fedjax_het.common.errors import ConfigError, exit_status, require_name
+from fedjax_het.common.pictures import pictures_besides
 from fedjax_het.common.records import field_types
 from fedjax_het.common.variables import require_variables
 from fedjax_het.settings.files import read_settings, without_config, words_of
@@ -103,7 +104,8 @@ def _run(arguments: list[str], imports: list[str]) -> int:
     (entry,) = (each for each in COMMANDS.values() if isinstance(command, each.words))
     for name in imports:
         import_own(name)
-    with called_by_flags(entry.words, entry.called):
+    kinds = getattr(command, "pictures", ())
+    with called_by_flags(entry.words, entry.called), pictures_besides(kinds):
         return entry.work(command)
 
 

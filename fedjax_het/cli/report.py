@@ -28,6 +28,8 @@ class ReportCommand:
     final_accuracy, or bmta where at least as many runs have that)."""
     output_dir: Path | None = None
     """Where tables and figures are written (default: into the folder of results)."""
+    pictures: tuple[str, ...] = ()
+    """Kinds of pictures besides PNG: pdf, svg; dark: each on a dark page, too, as NAME-dark.png."""
 
 
 def report_command(command: ReportCommand) -> int:

@@ -76,6 +76,8 @@ class RunCommand(RunSpec):
     """Where clients' states are: device, split (a part on each device), host (those of the next
     rounds' clients are put on the devices) or auto, the last two if they would not fit; a matter of
     memory only."""
+    pictures: tuple[str, ...] = ()
+    """Kinds of pictures besides PNG: pdf, svg; dark: each on a dark page, too, as NAME-dark.png."""
     quiet: bool = False
     """Nothing but errors on stderr. Otherwise progress: where stderr is no terminal, a line every
     30 s, and less often the longer it takes, every 10 min in the end."""

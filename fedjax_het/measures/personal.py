@@ -43,6 +43,37 @@ class GroupContrast(NamedTuple):
     own: float
 
 
+class GroupWeights(NamedTuple):
+    """Mean weights by group of a collaboration matrix.
+
+    names: [G] of the groups, in order of their first client. weights: [G, G], row g what a client
+    of g takes from a client of each, its own model left out; NaN where there is no such pair.
+    """
+
+    names: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def ratios(self) -> np.ndarray:
+        """[G] what a client takes from one of its own group, over what it takes from one of the
+        other group that it takes most from. 1: the two are as one; inf: it takes from no other."""
+        others = np.where(np.eye(len(self.names), dtype=bool), -np.inf, self.weights)
+        strongest = np.where(np.isinf(others.max(1)), np.nan, others.max(1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.divide(self.weights.diagonal(), strongest)
+
+
+def group_weights(weights: np.ndarray, groups: np.ndarray) -> GroupWeights:
+    """Who takes from whom, by group. Arguments and errors are those of `group_contrast`."""
+    weights, groups = _grouped(weights, groups)
+    names = np.array(list(dict.fromkeys(groups.tolist())))
+    member = (groups == names[:, None]).astype(np.float64)
+    others = weights * ~np.eye(len(weights), dtype=bool)
+    pairs = np.outer(member.sum(1), member.sum(1)) - np.diag(member.sum(1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return GroupWeights(names, np.divide(member @ others @ member.T, pairs))
+
+
 def group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupContrast:
     """How much more clients take from their own group than from others.
 
@@ -50,12 +81,7 @@ def group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupContrast:
     `client_groups`. `ratio` is inf where nothing passes between groups. ConfigError for shapes
     that do not fit.
     """
-    weights, groups = np.asarray(weights, np.float64), np.asarray(groups)
-    ok = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
-    require(ok, "shape of weights", weights.shape, "[K, K], a row for each client")
-    require(
-        groups.shape == weights.shape[:1], "shape of groups", groups.shape, f"({len(weights)},)"
-    )
+    weights, groups = _grouped(weights, groups)
     same = groups[:, None] == groups
     self_ = np.eye(len(weights), dtype=bool)
     inside, between = (
@@ -65,6 +91,16 @@ def group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupContrast:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = float(np.divide(inside, between))
     return GroupContrast(inside, between, ratio, float(weights[self_].mean()))
+
+
+def _grouped(weights: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    weights, groups = np.asarray(weights, np.float64), np.asarray(groups)
+    ok = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
+    require(ok, "shape of weights", weights.shape, "[K, K], a row for each client")
+    require(
+        groups.shape == weights.shape[:1], "shape of groups", groups.shape, f"({len(weights)},)"
+    )
+    return weights, groups
 
 
 def mean_accuracies(accuracies: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import SHOWN, require, require_name
@@ -19,12 +19,20 @@ from fedjax_het.report.grouping import (
     setting_name,
 )
 from fedjax_het.report.learning_curves import columns_of
-from fedjax_het.report.measures import measure_label, require_measure, scale_of, values_of
+from fedjax_het.report.line_ends import End, name_ends
+from fedjax_het.report.measures import (
+    higher_is_better,
+    measure_label,
+    require_measure,
+    scale_of,
+    values_of,
+)
 from fedjax_het.report.style import (
+    GREYS,
     MOST_COLUMNS,
+    PALETTE,
     Sharing,
-    add_legend,
-    band_opacity,
+    add_note,
     is_leftmost,
     is_lowest,
     line_styles,
@@ -68,10 +76,11 @@ def plot_against(
 ) -> "Figure":
     """A line per method and hyper-parameters over a numeric setting, a row of panels per measure.
 
-    Lines are means over seeds, bands one standard deviation, faint points the single runs. A run
-    that diverged is a cross at the lower edge and in no mean. Other settings that vary have a
-    panel each. The axis is logarithmic for alpha, and for positive values that span a factor of
-    ten.
+    Lines are means over seeds, bands one standard deviation, faint points the single runs; each has
+    its name at its end. Of more than eight methods those are in colour that are best in the mean
+    over the axis, the others grey. A run that diverged is a cross at the lower edge and in no mean.
+    Other settings that vary have a panel each. The axis is logarithmic for alpha, and for positive
+    values that span a factor of ten.
 
     Args:
       results: as `load_results` gives it.
@@ -106,14 +115,13 @@ def plot_against(
         sharey=sharey,
     )
     axes = dict(zip(places, grid.values(), strict=True))
-    styles = line_styles((line.method, line.label) for line in lines)
-    opacity = band_opacity(len(styles))
+    styles = _styles(lines, measures[0])
     values = sorted(results[x].unique())
     log = x == "alpha" or (values[0] > 0 and values[-1] >= _DECADE * values[0])
     any_lost = False
     for measure in measures:
         own = {title: axes[measure, title] for title in titles}
-        any_lost |= _draw_row(own, lines, (x, measure), styles, opacity)
+        any_lost |= _draw_row(own, lines, (x, measure), styles)
     for (measure, title), panel in axes.items():
         panel.set_title(figure_text(title), fontsize=10, wrap=True)
         plain_axes(panel)
@@ -122,8 +130,45 @@ def plot_against(
             panel.set_ylabel(figure_text(measure_label(measure)), fontsize=10)
         if is_lowest(panel, axes.values()):
             panel.set_xlabel(figure_text(axis), fontsize=10)
-    add_legend(figure, _handles(styles, any_lost))
+    named = [line for line in lines if line.label in styles]
+    ends = {
+        panel: [_end(line, x, measure, styles[line.label]) for line in named if line.panel == title]
+        for (measure, title), panel in axes.items()
+    }
+    name_ends(figure, ends)
+    add_note(figure, _note(lines, x, styles, any_lost))
     return figure
+
+
+def _styles(lines: Sequence[Line], measure: str) -> dict[str, dict[str, Any]]:
+    """Of the lines that are in colour: those of eight methods at most, the best."""
+    means: dict[str, list[float]] = {}
+    for line in lines:
+        mean = values_of(line.runs[~diverged(line.runs)], measure).mean()
+        means.setdefault(line.method, []).append(-math.inf if math.isnan(mean) else mean)
+    sign = 1 if higher_is_better(measure) else -1
+    best = sorted(means, key=lambda name: sign * sum(means[name]) / len(means[name]), reverse=True)
+    chosen = best[: len(PALETTE)]
+    return line_styles((line.method, line.label) for line in lines if line.method in chosen)
+
+
+def _end(line: Line, x: str, measure: str, style: dict[str, Any]) -> End:
+    """Where its mean is at the largest value that it has."""
+    good = line.runs[~diverged(line.runs)]
+    means = values_of(good, measure).dropna().groupby(good[x]).mean()
+    return End(line.label, float(means.iloc[-1]) if len(means) else math.nan, style["color"])
+
+
+def _note(lines: Sequence[Line], x: str, styles: dict[str, dict], any_lost: bool) -> str:
+    parts = []
+    if any(line.runs[x].duplicated().any() for line in lines):
+        parts.append("lines: means; bands: one standard deviation; small points: single runs")
+    grey = list(dict.fromkeys(line.label for line in lines if line.label not in styles))
+    if grey:
+        parts.append(f"grey: {', '.join(grey)}")
+    if any_lost:
+        parts.append("×: a run that diverged")
+    return "; ".join(parts)
 
 
 def _placed(
@@ -141,30 +186,17 @@ def _placed(
     return results[results[x].notna()], axis
 
 
-def _handles(styles: dict[str, dict], any_lost: bool) -> list:
-    """Of the legend."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], lw=1.8, markersize=5, label=label, **style)
-        for label, style in styles.items()
-    ]
-    cross = Line2D([], [], color="#444444", marker="x", linestyle="none", label="diverged")
-    return [*handles, cross] if any_lost else handles
-
-
 def _draw_row(
     panels: dict[str, "Axes"],
     lines: Sequence[Line],
     names: tuple[str, str],
     styles: dict[str, dict],
-    opacity: float,
 ) -> bool:
     """The panels of one measure, by title, with room for crosses below. Whether there are any."""
     x, measure = names
     lost: dict[str, dict[float, int]] = {title: {} for title in panels}
     for title, _, label, runs in lines:
-        _draw(panels[title], runs, x, measure, label, styles[label], opacity, lost[title])
+        _draw(panels[title], runs, (x, measure, label), styles.get(label), lost[title])
     most = max((number for counts in lost.values() for number in counts.values()), default=0)
     strip = _CROSS * min(most, _MOST_CROSSES)
     if scale_of(measure) == 100:
@@ -179,27 +211,36 @@ def _draw_row(
 def _draw(
     panel: "Axes",
     runs: "pd.DataFrame",
-    x: str,
-    measure: str,
-    label: str,
-    style: dict,
-    opacity: float,
+    names: tuple[str, str, str],
+    style: dict[str, Any] | None,
     lost: dict[float, int],
 ) -> None:
-    """One line. `lost` counts the crosses drawn at each value, so that they do not overlap."""
+    """One line; grey and without single runs if it has no style. `lost` counts the crosses drawn at
+    each value, so that they do not overlap."""
+    x, measure, label = names
     good = runs[~diverged(runs)]
     values = values_of(good, measure).dropna()
     by_value = values.groupby(good[x])
     # A gap where all runs diverged.
     mean = by_value.mean().reindex(sorted(runs[x].unique()))
     spread = by_value.std().reindex(mean.index).fillna(0)
-    colour = style["color"]
+    look = style or {"color": GREYS[1], "linestyle": "-", "marker": "."}
+    colour = look["color"]
     if mean.notna().any():
-        panel.plot(mean.index, mean, lw=1.8, markersize=5, label=label, **style)
-        panel.fill_between(
-            mean.index, mean - spread, mean + spread, color=colour, alpha=opacity, linewidth=0
+        panel.plot(
+            mean.index,
+            mean,
+            lw=1.8 if style else 1.0,
+            markersize=5,
+            label=label,
+            zorder=3 if style else 2,
+            **look,
         )
-    if by_value.size().max() > 1:
+    if style and mean.notna().any():
+        panel.fill_between(
+            mean.index, mean - spread, mean + spread, color=colour, alpha=0.1, linewidth=0
+        )
+    if style and by_value.size().max() > 1:
         panel.plot(
             good[x][values.index],
             values,
@@ -235,10 +276,10 @@ def _value_axis(panel: "Axes", values: Sequence[float], log: bool) -> None:
     forward, back = (math.log10, lambda place: 10**place) if log else (float, float)
     low, high = forward(values[0]), forward(values[-1])
     margin = 0.06 * (high - low) or 0.3
-    panel.set_xlim(back(low - margin), back(high + margin))
+    panel.set_xlim(back(low - margin), back(high + margin / 3))  # names stand at the right
     labels, last = [], -math.inf
     for value in values:
-        place = (forward(value) - low) / (high - low + 2 * margin)
+        place = (forward(value) - low) / (high - low + margin * 4 / 3)
         labels.append(f"{value:g}" if place - last >= _LABEL_SPACING else "")
         last = place if labels[-1] else last
     panel.set_xticks(values, labels)

@@ -1,6 +1,7 @@
 """One cell of a paper's table: its place, and the runs that fill it."""
 
 from ast import literal_eval
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,3 +69,15 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(
             f"methods = {row!r}: expected a method, or one with settings: 'fedaf(ipc=10)'"
         ) from error
+
+
+def row_text(row: str, *, without: Mapping[str, Any] | None = None) -> str:
+    """A row in few words, for figures: `dynafed(synthetic='real')` is "dynafed, real". without:
+    settings that go without saying."""
+    method, settings = parse_row(row)
+    words = [
+        value if isinstance(value, str) else name if value is True else f"{name} {value}"
+        for name, value in settings.items()
+        if (without or {}).get(name) != value
+    ]
+    return ", ".join([method, *words])

@@ -5,15 +5,12 @@ from typing import TYPE_CHECKING
 
 from fedjax_het.common.doors import door
 from fedjax_het.measures.convergence import WINDOW
-from fedjax_het.report.cell import AVERAGE, Cell, parse_row
+from fedjax_het.report.cell import AVERAGE, Cell, parse_row, row_text
 from fedjax_het.report.comparison import measure_of, reported_value, runs_made, scores_own_models
+from fedjax_het.report.curves import Curve, draw_curves
 from fedjax_het.report.grouping import diverged
-from fedjax_het.report.learning_curves import (
-    SMOOTHED_ROUNDS,
-    Curve,
-    draw_curves,
-    values_by_round,
-)
+from fedjax_het.report.learning_curves import SMOOTHED_ROUNDS, values_by_round
+from fedjax_het.report.small_multiples import draw_apart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,15 +31,21 @@ def plot_curves(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",
     reported: "pd.DataFrame",
+    *,
+    focus: Sequence[str] = (),
+    apart: bool = False,
 ) -> "Figure":
     """The measure against round: a row of panels per data set and network, a column per alpha or
     number of labels, or a panel per domain, or of a table without any a panel per data set and
     network.
 
-    Lines are means over seeds, with a band of one standard deviation over seeds; where the table
-    holds means of the last rounds, of a running mean over as many (so a line ends at the table's
-    value). A dashed tick right of the last round is the reported value. Runs that diverged are
-    left out; a panel without runs says so.
+    Lines are means over seeds; where the table holds means of the last rounds, of a running mean
+    over as many (so a line ends at the table's value, but where runs are shorter than twice that).
+    A triangle at the right edge is the reported value. Runs that diverged are left out; a panel
+    without runs says so.
+
+    focus: methods whose lines are in colour, the others being grey; default: all are.
+    apart: a small panel for each line, with the others behind it.
     """
     measure, window, kind = _CURVES[measure_of(reported)]
     several_models = len({cell.model for cell in cells}) > 1
@@ -54,21 +57,28 @@ def plot_curves(
             place.append(cell.domain or _level_text(cell))
         return ", ".join(place)
 
+    settings = [parse_row(cell.method)[1] for cell in cells]
+    shared = {
+        name: value
+        for name, value in (settings[0] if cells else {}).items()
+        if all(own.get(name) == value for own in settings)
+    }
     lines = []
     for cell in cells:
         made = runs_made(cell, results)
-        runs = values_by_round(made, curves, _metric(cell, measure), window=window)
         lines.append(
             Curve(
                 panel=title(cell),
                 method=parse_row(cell.method)[0],
-                label=cell.method,
-                runs=runs,
+                label=row_text(cell.method, without=shared),
+                runs=values_by_round(made, curves, _metric(cell, measure)),
                 diverged=bool(len(made) and diverged(made).any()),
                 reported=reported_value(cell, reported)["reported_mean"],
             )
         )
     panels = list(dict.fromkeys(map(title, cells)))
+    if apart:
+        return draw_apart(lines, panels, measure=measure, window=window, reported=kind)
     divided = levels != {None}
     return draw_curves(
         lines,
@@ -78,6 +88,7 @@ def plot_curves(
         sharey="row" if divided else "none",
         window=window,
         reported=kind,
+        focus=focus,
     )
 
 

@@ -19,6 +19,7 @@ import fedjax_het
 from fedjax_het.common import manner
 from fedjax_het.common.command_line import run_program
 from fedjax_het.common.errors import ConfigError, require_name
+from fedjax_het.common.pictures import HELP, pictures_besides, taken_from
 
 _PACKAGE = "experiments"
 _ITEM = re.compile(r"(all|table|fig)(\d*)")
@@ -62,10 +63,18 @@ def _run(
     argv: Sequence[str] | None,
     about: str | None,
 ) -> int:
-    """`run_program` of a program that takes `--json` and `--quiet` besides its own flags."""
+    """`run_program` of a program that takes `--json`, `--quiet` and `--pictures` besides its own
+    flags."""
     with manner.scoped():
         words = manner.chosen_by(sys.argv[1:] if argv is None else argv)
-        return run_program(asked, work, words, " ".join(filter(None, (about, manner.HELP))))
+        kinds, words = taken_from(words)
+        said = " ".join(filter(None, (about, manner.HELP, f"--pictures: {HELP}")))
+
+        def drawn(*read: Any, **given: Any) -> int:
+            with pictures_besides(kinds):
+                return work(*read, **given)
+
+        return run_program(asked, drawn, words, said)
 
 
 class Module(NamedTuple):

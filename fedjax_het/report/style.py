@@ -1,6 +1,7 @@
 """How figures look: a method's colour, panels, legends."""
 
 import itertools
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -8,17 +9,32 @@ import numpy as np
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.doors import door
-from fedjax_het.common.text import figure_text
+from fedjax_het.common.text import figure_text, one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-# Of rows that papers report and that are no methods here, and of methods without a colour.
-_OTHER_COLOURS = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
+# Told apart with any of the common colour-blindnesses: Okabe and Ito's, their yellow, which white
+# paper swallows, replaced by Tol's wine.
+PALETTE = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#882255",
+    "#56B4E9",
+    "#000000",
+)
+# Beyond as many, where names stand beside what is drawn.
+_MORE = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
+GREYS = ("#5F5F5F", "#8C8C8C", "#B4B4B4")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # of variants, as matplotlib has them
 _MARKERS = "os^Dv<>pPX*h"
-_LIGHTEST = 0.65  # share of white
+_DARKEST, _LIGHTEST = 0.35, 0.55  # share of black, of white, of a method's many variants
+_LETTERS = 16  # of a note, in an inch
 MOST_COLUMNS = 4
 Sharing = Literal["row", "all", "none"]
 
@@ -31,18 +47,35 @@ def method_rank(method: str) -> tuple[int, str]:
 
 @door
 def method_colours(methods: Iterable[str]) -> dict[str, str]:
-    """A colour per method, as hexadecimal digits. Those without one of their own share a few."""
-    others = itertools.cycle(_OTHER_COLOURS)
-    return {
-        name: (METHODS[name].colour if name in METHODS else "") or next(others)
-        for name in dict.fromkeys(methods)
-    }
+    """A colour per method, as hexadecimal digits, no two alike.
+
+    Up to eight have colours of `PALETTE`: their own where it is one of them and free, else the
+    next that none of them has. More have their own, and those without one a few of their own.
+    """
+    return distinct_colours((name, name) for name in methods)
+
+
+def distinct_colours(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The same by label, of lines given as their method and their label: the first of a method has
+    the method's."""
+    named = {label: method for method, label in lines}
+    own = {label: METHODS[m].colour.upper() if m in METHODS else "" for label, m in named.items()}
+    if len(named) > len(PALETTE):
+        others = itertools.cycle(_MORE)
+        return {label: own[label] or next(others) for label in named}
+    free = [colour for colour in PALETTE if colour not in own.values()]
+    colours: dict[str, str] = {}
+    for label in named:
+        fits = own[label] in PALETTE and own[label] not in colours.values()
+        colours[label] = own[label] if fits else free.pop(0)
+    return colours
 
 
 def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     """Colour, dashes and marker of each line, given as its method and its label.
 
-    Lines of one method share its colour, each lighter than the one before.
+    Lines of one method share its hue: the first of up to three has its colour, the others are
+    lighter, and dashed; more go from dark to light.
     """
     from matplotlib.colors import to_hex, to_rgb
 
@@ -52,13 +85,14 @@ def line_styles(lines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     colours = method_colours(variants)
     styles = {}
     for number, (method, labels) in enumerate(variants.items()):
-        whites = np.linspace(0, min(_LIGHTEST, 0.25 + 0.1 * len(labels)), len(labels))
-        for label, white in zip(labels, whites, strict=True):
-            red, green, blue = (white + (1 - white) * part for part in to_rgb(colours[method]))
-            colour = to_hex((red, green, blue))
+        few = len(labels) <= len(_DASHES)
+        whites = (0, 0.2, 0.35) if few else np.linspace(-_DARKEST, _LIGHTEST, len(labels))
+        dashes = (METHODS[method].dashes if method in METHODS else None) or "-"
+        for place, (label, white) in enumerate(zip(labels, whites, strict=False)):
+            rgb = (1 - abs(white)) * np.array(to_rgb(colours[method])) + max(white, 0.0)
             styles[label] = {
-                "color": colour.upper(),
-                "linestyle": (METHODS[method].dashes if method in METHODS else None) or "-",
+                "color": to_hex(tuple(rgb)).upper(),
+                "linestyle": _DASHES[place] if few and place else dashes,
                 "marker": _MARKERS[number % len(_MARKERS)],
             }
     return styles
@@ -116,11 +150,6 @@ def whole_ticks(panel: "Axes") -> None:
     locator.set_params(integer=True)
 
 
-def band_opacity(lines: int) -> float:
-    """Fainter where many bands overlap."""
-    return 0.18 if lines <= 6 else 0.08
-
-
 def within_percent(panel: "Axes") -> None:
     """No room for accuracies below 0 or above 100."""
     low, high = panel.get_ylim()
@@ -130,6 +159,35 @@ def within_percent(panel: "Axes") -> None:
 def empty_panel(panel: "Axes", text: str) -> None:
     panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", color="#666666")
     panel.set_xticks([])
+    if not any(other.lines or other.collections for other in panel.figure.axes):
+        panel.set_yticks([])
+
+
+def add_note(figure: "Figure", text: str, *, above: str = "") -> None:
+    """A line under all panels, as many lines of it as the figure's width asks for; the figure grows
+    for them. `above`: what the horizontal axes of all panels are."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(one_line(text), max(30, int(width * _LETTERS)))
+    lines = [*filter(None, [above]), *lines]
+    if lines:
+        figure.set_size_inches(width, height + 0.05 + 0.15 * len(lines))
+        figure.supxlabel(figure_text("\n".join(lines)), fontsize=8, color="#444444")
+
+
+def readable(colour: str) -> str:
+    """The colour, as dark as letters on white have to be (a contrast of 3)."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    rgb = np.array(to_rgb(colour))
+    while _luminance(rgb) > 0.3:
+        rgb = 0.95 * rgb
+    return to_hex(tuple(rgb)).upper()
+
+
+def _luminance(rgb: np.ndarray) -> float:
+    """Relative, of sRGB (WCAG 2)."""
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 def add_legend(figure: "Figure", handles: Sequence[Any]) -> None:

@@ -111,18 +111,18 @@ def plot_condensed(
     names = [str(c) if class_names is None else figure_text(class_names[c]) for c in classes[order]]
     rows_of = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
     panels = {
-        f"client {client}": ([names[row] for row in rows], _mosaic(shown[rows], pixels))
+        f"client {client}": ([names[row] for row in rows], mosaic(shown[rows], pixels))
         for client, rows in rows_of.items()
     }
     part = "" if len(order) == len(images) else f", {len(order)} of {len(images)} pairs"
     height, width = images.shape[2:4]
-    figure = _stacked(
+    figure = stacked(
         panels, f"condensed images by client and class{part}", height, _IMAGE / max(height, width)
     )
     write_figure(path, figure)
 
 
-def _mosaic(shown: np.ndarray, pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def mosaic(shown: np.ndarray, pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """`[n, m, H, W, C]` -> `[n (H + 1) - 1, m (W + 1) - 1, 3]`, a white pixel between images;
     `pixels` of an image is what is shown of it."""
     rows, columns, height, width = shown.shape[:4]
@@ -133,7 +133,7 @@ def _mosaic(shown: np.ndarray, pixels: Callable[[np.ndarray], np.ndarray]) -> np
     return mosaic
 
 
-def _stacked(
+def stacked(
     panels: Mapping[str, tuple[list[str], np.ndarray]], title: str, height: int, pixel: float
 ) -> "Figure":
     """A figure of mosaics, one below the other, with a name for every row of images.
@@ -145,16 +145,16 @@ def _stacked(
 
     longest = max(len(name) for names, _ in panels.values() for name in names)
     left = 0.9 + 0.08 * longest
-    across = next(mosaic.shape[1] for _, mosaic in panels.values()) * pixel
-    down = sum((len(mosaic) + 1) * pixel + _GAP for _, mosaic in panels.values())
+    across = next(picture.shape[1] for _, picture in panels.values()) * pixel
+    down = sum((len(picture) + 1) * pixel + _GAP for _, picture in panels.values())
     figure = Figure(figsize=(max(left + across + 0.2, 3.2), down + 0.4))
     full_width, full_height = figure.get_size_inches()
     top = full_height - 0.4
-    for label, (names, mosaic) in panels.items():
-        tall = len(mosaic) * pixel
+    for label, (names, picture) in panels.items():
+        tall = len(picture) * pixel
         x, y = left / full_width, (top - tall) / full_height
         panel = figure.add_axes((x, y, across / full_width, tall / full_height))
-        panel.imshow(mosaic, interpolation="nearest")
+        panel.imshow(picture, interpolation="nearest")
         panel.set_yticks(np.arange(len(names)) * (height + 1) + (height - 1) / 2, names, fontsize=8)
         panel.set_xticks([])
         panel.tick_params(length=0)

@@ -35,6 +35,8 @@ class Arguments:
     """Print the runs and whether they are done; run nothing."""
     show: bool = False
     """Print and draw what is there; run nothing."""
+    pictures: tuple[str, ...] = ()
+    """Kinds of pictures besides PNG: pdf, svg; dark: each on a dark page, too, as NAME-dark.png."""
     quiet: bool = False
     """Nothing but errors on stderr, and of stdout one last line, a JSON object. Otherwise stdout
     gets a line per run, and stderr what is running: where it is no terminal, a line every 30 s, and

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedjax_het.common import manner
 from fedjax_het.common.command_line import called_by_flags, checked_words, one_line_errors
 from fedjax_het.common.errors import exit_status, require
+from fedjax_het.common.pictures import pictures_besides
 from fedjax_het.report.paper_table.arguments import Arguments
 from fedjax_het.report.paper_table.cells import make_cells, runs_of
 from fedjax_het.report.paper_table.declaration import Experiment
@@ -56,7 +57,7 @@ def program(
             manner.chosen_by(given)
             words = checked_words(Arguments, given)
             read = one_line_errors(lambda: arguments(words))
-            with called_by_flags(Arguments, _FILTERS):
+            with called_by_flags(Arguments, _FILTERS), pictures_besides(read.pictures):
                 return _run(experiment, read, write)
 
         return exit_status(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fedjax_het.algorithms import METHODS
 from fedjax_het.report.cell import parse_row
 from fedjax_het.report.reported import reported_values
 
@@ -104,6 +105,12 @@ class Experiment:
     folder: str = ""
     """Names the folder instead, where several tables share one, so that no run of theirs is made
     twice; files are then named after the table (`table1.md`, `table1_curves.png`)."""
+
+    @property
+    def own_methods(self) -> tuple[str, ...]:
+        """Those that the paper introduces: of the same paper as the method of its name."""
+        papers = {name: entry.paper for name, entry in METHODS.items()}
+        return tuple(name for name in papers if papers[name] == papers.get(self.paper))
 
     def values(self) -> "pd.DataFrame":
         """The paper's, as `reported_values` has them; no row where it gives none."""

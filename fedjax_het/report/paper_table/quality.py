@@ -24,17 +24,21 @@ def matching_losses(cells: Sequence[Cell], results: "pd.DataFrame") -> "pd.Serie
 
 
 def quality_note(cells: Sequence[Cell], results: "pd.DataFrame") -> str:
-    """What the column is, and J by the round that segments start from."""
+    """What the column is, and J of the segments that start from the first, the middle and the last
+    round."""
     texts = []
     for cell, made in zip(cells, _made(cells, results), strict=True):
         starts = sorted(int(n.removeprefix(_BY_START)) for n in made if n.startswith(_BY_START))
         by_start = {start: _mean(made, f"{_BY_START}{start}") for start in starts}
         if known := {start: j for start, j in by_start.items() if np.isfinite(j)}:
-            listed = ", ".join(f"{start}: {number_text(j, '.2f')}" for start, j in known.items())
+            found = list(known)
+            shown = dict.fromkeys((found[0], found[len(found) // 2], found[-1]))
+            listed = ", ".join(f"{start}: {number_text(known[start], '.2f')}" for start in shown)
             texts.append(f"{cell.method}, {cell.group}: {listed}")
     return (
         "J: DynaFed's matching loss in the last fifth of the iterations, 1 where training on the "
-        f"synthetic data does not move the network. By the segment's start: {'; '.join(texts)}."
+        "synthetic data does not move the network. By the round that a segment starts from: "
+        f"{'; '.join(texts)}."
     )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+_FEW = 6  # lines that one panel tells apart
+
 
 def write_table(outcome: Outcome) -> list[str]:
     """Print the table, and write it in three forms and the learning curves."""
@@ -61,12 +63,18 @@ def write_table(outcome: Outcome) -> list[str]:
 
 
 def write_curves(name: str) -> Callable[[Outcome], list[str]]:
-    """For `program`: the learning curves alone, as `<name>.png`."""
+    """For `program`: the learning curves alone, as `<name>.png`: the paper's own methods in colour,
+    the others in grey. Of more than six rows besides as `<name>_apart.png`, a small panel each."""
 
     def write(outcome: Outcome) -> list[str]:
-        figure = plot_curves(outcome.cells, outcome.results, outcome.curves, outcome.reported)
-        write_figure(outcome.directory / f"{name}.png", figure)
-        return [f"{name}.png"]
+        given = (outcome.cells, outcome.results, outcome.curves, outcome.reported)
+        figures = {f"{name}.png": plot_curves(*given, focus=outcome.experiment.own_methods)}
+        made = {cell.method for cell, _ in outcome.made()}
+        if len(made) > _FEW:
+            figures[f"{name}_apart.png"] = plot_curves(*given, apart=True)
+        for path, figure in figures.items():
+            write_figure(outcome.directory / path, figure)
+        return list(figures)
 
     return write
 

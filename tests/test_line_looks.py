@@ -1,0 +1,208 @@
+"""How lines are told apart: colours, weights, names at their ends, small panels."""
+
+import io
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+
+from fedjax_het.algorithms import METHODS
+from fedjax_het.common.errors import ConfigError
+from fedjax_het.report import method_colours, plot_learning_curves
+from fedjax_het.report.curves import Curve, draw_curves
+from fedjax_het.report.line_ends import in_lines, spread
+from fedjax_het.report.style import PALETTE, distinct_colours, readable
+
+# Of full colour-blindness, on linear RGB (Machado, Oliveira and Fernandes 2009).
+SEEN = {
+    "all": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+
+
+def linear(colour):
+    rgb = np.array(to_rgb(colour))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    """CIE L*a*b* of linear sRGB, under D65."""
+    xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    ) @ np.clip(rgb, 0, 1)
+    f = xyz / (0.9505, 1.0, 1.089)
+    f = np.where(f > 0.008856, np.cbrt(f), 7.787 * f + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+def test_colours_are_told_apart_by_colour_blind_readers(eyes):
+    seen = [lab(SEEN[eyes] @ linear(colour)) for colour in PALETTE]
+    gaps = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
+    assert min(gaps) > 11, min(gaps)
+
+
+def test_every_colour_is_seen_on_white():
+    for colour in PALETTE:
+        assert np.linalg.norm(lab(linear(colour)) - lab(np.ones(3))) > 30
+        share = linear(readable(colour)) @ (0.2126, 0.7152, 0.0722)
+        assert 1.05 / (share + 0.05) >= 2.99  # the contrast that WCAG asks of large letters
+
+
+@given(st.lists(st.sampled_from([*METHODS, "mine", "yours"]), min_size=1, max_size=8, unique=True))
+def test_up_to_eight_methods_have_colours_of_the_palette_and_keep_their_own(methods):
+    colours = method_colours(methods)
+    assert len(set(colours.values())) == len(methods)
+    assert set(colours.values()) <= set(PALETTE)
+    for name in methods:
+        if name in METHODS and METHODS[name].colour.upper() in PALETTE:
+            assert colours[name] == METHODS[name].colour.upper()
+
+
+def test_variants_of_a_method_are_no_reason_for_a_colour_twice():
+    lines = [("dynafed", "dynafed"), ("dynafed", "dynafed, real"), ("fedavg", "fedavg")]
+    colours = distinct_colours(lines)
+    assert colours["dynafed"] == METHODS["dynafed"].colour
+    assert colours["fedavg"] == METHODS["fedavg"].colour
+    assert len(set(colours.values())) == 3
+
+
+sizes = st.floats(0.01, 0.15)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), sizes), min_size=1, max_size=6))
+def test_names_do_not_overlap_and_keep_their_order(things):
+    wanted, size = map(list, zip(*things, strict=True))
+    places = spread(wanted, size)
+    order = sorted(range(len(wanted)), key=lambda k: (wanted[k], k))
+    for low, high in itertools.pairwise(order):
+        assert places[high] - places[low] >= (size[low] + size[high]) / 2 - 1e-9
+    assert min(p - s / 2 for p, s in zip(places, size, strict=True)) > -1e-9
+    assert max(p + s / 2 for p, s in zip(places, size, strict=True)) < 1 + 1e-9
+
+
+def test_names_with_room_stay_and_two_of_one_place_part_to_both_sides():
+    assert spread([0.2, 0.8], [0.1, 0.1]) == [0.2, 0.8]
+    np.testing.assert_allclose(spread([0.5, 0.5], [0.1, 0.1]), [0.45, 0.55])
+    np.testing.assert_allclose(spread([1.0, 0.99], [0.1, 0.1]), [0.95, 0.85])
+    np.testing.assert_allclose(spread([0.5] * 3, [0.5] * 3), [0, 0.5, 1])  # too many
+
+
+def test_names_are_broken_at_commas_alone():
+    assert in_lines("local_lr 0.02, n_0 50") == "local_lr 0.02,\nn_0 50"
+    assert in_lines("fsl, gamma 0.35") == "fsl, gamma 0.35"
+    assert in_lines("one_very_long_name_of_a_method") == "one_very_long_name_of_a_method"
+
+
+def curve(method, values, *, panel="data", label="", **others):
+    """A row of `values` per seed."""
+    runs = pd.DataFrame(np.array(values, float).T, index=1 + np.arange(len(values[0])))
+    return Curve(panel, method, label or method, runs, **others)
+
+
+def drawn(figure):
+    figure.savefig(io.BytesIO(), format="png")
+
+
+def own_lines(panel):
+    return {line.get_label(): line for line in panel.lines if line.get_label()[0] != "_"}
+
+
+def named(panel):
+    return {text.get_text().replace("\n", " "): text for text in panel.texts}
+
+
+def test_the_papers_methods_are_in_colour_and_the_others_grey():
+    baselines = [name for name in METHODS if name != "dynafed"][:8]
+    curves = [curve(m, [[10, 20 + k], [10, 22 + k]]) for k, m in enumerate(baselines)]
+    own = curve("dynafed", [[10, 25], [12, 27]], reported=60.0)
+    figure = draw_curves([*curves, own], ["data"], columns=1, focus=["dynafed"])
+    (panel,) = figure.axes
+    lines = own_lines(panel)
+    assert lines["dynafed"].get_color() == METHODS["dynafed"].colour
+    greys = {lines[m].get_color() for m in baselines}
+    assert all(len({c[1:3], c[3:5], c[5:]}) == 1 for c in greys)
+    assert all(lines[m].get_linewidth() < lines["dynafed"].get_linewidth() for m in baselines)
+    assert len(panel.collections) == 1  # one band, of the line in colour
+    assert list(named(panel)) == [baselines[-1], "dynafed"]  # the best of the others
+    assert figure.get_supxlabel().replace("\n", " ") == (
+        "band: one standard deviation over seeds; ◂: reported final value; "
+        f"grey: {', '.join(baselines)}, the best of them named"
+    )
+    assert panel.get_ylim()[1] > 60  # there is room for what was reported
+    drawn(figure)
+
+
+def test_few_others_have_their_names():
+    curves = [curve(m, [[10, 20 + k]]) for k, m in enumerate(["fedavg", "fedprox", "dynafed"])]
+    (panel,) = draw_curves(curves, ["data"], columns=1, focus=["dynafed"]).axes
+    assert list(named(panel)) == ["fedavg", "fedprox", "dynafed"]
+    assert named(panel)["dynafed"].get_fontweight() == "bold"
+    assert len({line.get_color() for line in own_lines(panel).values()}) == 3
+
+
+def test_names_stand_beside_their_lines():
+    curves = [curve("fedavg", [[10, 20]]), curve("moon", [[10, 50]]), curve("fedbn", [[1, 50.5]])]
+    figure = draw_curves(curves, ["data"], columns=1)
+    drawn(figure)
+    (panel,) = figure.axes
+    boxes = {name: text.get_window_extent() for name, text in named(panel).items()}
+    ends = {name: panel.transData.transform((2, y))[1] for name, y in (("fedavg", 20),)}
+    assert boxes["fedavg"].y0 < ends["fedavg"] < boxes["fedavg"].y1
+    assert boxes["fedbn"].y0 >= boxes["moon"].y1 - 1
+    assert all(box.x0 > panel.get_window_extent().x1 for box in boxes.values())
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes.values())
+
+
+def test_many_methods_without_a_focus_have_a_small_panel_each():
+    methods = [*METHODS][:12]
+    curves = [
+        curve(m, [[10, 20 + k], [12, 24 + k]], panel=panel)
+        for panel in ("a", "b")
+        for k, m in enumerate(methods)
+        if (panel, m) != ("b", methods[3])
+    ]
+    figure = draw_curves(curves, ["a", "b"], columns=2)
+    panels = [panel for panel in figure.axes if panel.get_visible()]
+    assert len(panels) == 24
+    titled = {panel.get_title(loc="left"): panel for panel in panels}
+    assert set(titled) == {*methods, ""}
+    for k, method in enumerate(methods):
+        own, others = own_lines(titled[method]), titled[method].lines
+        assert list(own) == [method]
+        np.testing.assert_allclose(own[method].get_ydata(), [11, 22 + k])
+        assert len(others) == 12  # and eleven behind it
+        assert f"{22 + k:.1f}" in named(titled[method])
+    beside = figure.axes[figure.axes.index(titled[methods[3]]) + 1]
+    assert "not run" in named(beside) and not own_lines(beside)
+    drawn(figure)
+
+
+def test_a_method_that_no_run_has_cannot_be_in_focus():
+    results = pd.DataFrame({"algorithm": ["fedavg"], "digest": ["a"], "settings": ["s"]})
+    results = results.assign(
+        dataset="digits", seed=0, finished="2026", diverged=False, final_accuracy=0.5
+    )
+    curves = pd.DataFrame({"digest": ["a"], "round": [1], "test_accuracy": [0.5]})
+    with pytest.raises(ConfigError, match=r"focus = 'fedavgg' is unknown: did you mean 'fedavg'"):
+        plot_learning_curves(results, curves, focus=["fedavgg"])
+    (panel,) = plot_learning_curves(results, curves, focus=["fedavg"]).axes
+    assert own_lines(panel)["fedavg"].get_color() == METHODS["fedavg"].colour
