@@ -131,6 +131,17 @@ def test_learning_curves_are_means_over_seeds_with_bands():
     drawn(figure)
 
 
+@pytest.mark.parametrize(("classes", "words"), [(1, "1 class a client"), (2, "2 classes a client")])
+def test_a_panel_says_what_its_classes_are_of(classes, words):
+    results, curves = sweep(
+        alphas=(0.1,), classes=float(classes)
+    )  # a column that lacks some: floats
+    figure = report.plot_learning_curves(
+        results, curves, panels=["classes"], by=["classes", "algorithm"]
+    )
+    assert [panel.get_title() for panel in figure.axes] == [words]
+
+
 def test_a_method_whose_runs_all_diverged_has_no_line_and_is_marked():
     figure = report.plot_learning_curves(*sweep())
     labels = [

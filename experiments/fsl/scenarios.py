@@ -126,7 +126,7 @@ SCENARIO1 = Experiment(
 )
 # Of scenario 2: no method has settings of its own, and CIFAR-10 alone is tried on a CPU.
 QUICK2 = replace(QUICK, settings={"batch_size": 10, "rounds": 60}, method_settings={})
-# All 1,000 rounds of Scenario 2, tested in every fifth: a test takes three times as long as a round.
+# All 1,000 rounds of Scenario 2, tested in every fifth: a test takes as long as three.
 CPU2 = replace(
     CPU,
     datasets=("cifar10",),

@@ -77,3 +77,8 @@ def figure_text(text: str) -> str:
 def html_text(text: str) -> str:
     """Any text, so that a browser shows it as it is."""
     return html.escape(one_line(text))
+
+
+def classes_text(classes: float) -> str:
+    """How many classes a client has, in words: `2 classes a client`."""
+    return f"{classes:g} class{'' if classes == 1 else 'es'} a client"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.doors import door
+from fedjax_het.common.text import classes_text
 from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report.cell import AVERAGE, Cell, parse_row, row_text
 from fedjax_het.report.comparison import measure_of, reported_value, runs_made, scores_own_models
@@ -103,4 +104,4 @@ def _metric(cell: Cell, measure: str) -> str:
 
 
 def _level_text(cell: Cell) -> str:
-    return f"alpha = {cell.alpha:g}" if cell.classes is None else f"{cell.classes} classes"
+    return f"alpha = {cell.alpha:g}" if cell.classes is None else classes_text(cell.classes)

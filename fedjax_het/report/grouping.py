@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.common.doors import door
 from fedjax_het.common.errors import require, require_name
-from fedjax_het.common.text import MISSING, one_line
+from fedjax_het.common.text import MISSING, classes_text, one_line
 from fedjax_het.report.style import method_rank
 from fedjax_het.settings.spec import RunSpec
 
@@ -234,9 +234,12 @@ def setting_name(name: str) -> str:
 def describe_settings(settings: dict[str, Any]) -> str:
     """In a few words: `fedprox, alpha 0.1, prox_mu 0.01`. What is missing is left out."""
     return ", ".join(
-        setting_text(value)
-        if name in _NAMED_BY_VALUE
-        else f"{setting_name(name)} {setting_text(value)}"
-        for name, value in settings.items()
-        if not is_missing(value)
+        _setting_in_words(name, value) for name, value in settings.items() if not is_missing(value)
     )
+
+
+def _setting_in_words(name: str, value: Any) -> str:
+    if name == "classes":
+        return classes_text(value)
+    text = setting_text(value)
+    return text if name in _NAMED_BY_VALUE else f"{setting_name(name)} {text}"

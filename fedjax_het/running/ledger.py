@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common import manner
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import classes_text, one_line
 from fedjax_het.data import DATASETS
 from fedjax_het.running.progress import clock, progress_line
 from fedjax_het.running.result import Result
@@ -34,7 +34,7 @@ def describe(spec: RunSpec) -> str:
     if spec.alpha is not None:
         parts.append(f"alpha {spec.alpha:g}")
     if spec.classes is not None:
-        parts.append(f"{spec.classes} classes a client")
+        parts.append(classes_text(spec.classes))
     parts += _unusual_options(spec)
     usual = _plain(spec, spec.options)
     parts += [f"{name} {value:g}" for name, value in spec.hp.items() if value != usual.hp.get(name)]

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError, require, require_name
 from fedjax_het.common.pictures import plain_axes
-from fedjax_het.common.text import MISSING, figure_text, html_text, one_line
+from fedjax_het.common.text import MISSING, classes_text, figure_text, html_text, one_line
 from fedjax_het.settings.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def setting_of(spec: RunSpec) -> str:
     if spec.alpha is not None:
         parts[-1] += f" (alpha {spec.alpha:g})"
     if spec.classes is not None:
-        parts[-1] += f" ({spec.classes} classes a client)"
+        parts[-1] += f" ({classes_text(spec.classes)})"
     parts.append(f"{spec.model}" + (f" of width {spec.width}" if spec.width else ""))
     parts += [f"{spec.num_clients} clients", f"{spec.rounds} rounds", f"seed {spec.seed}"]
     return one_line(", ".join(parts))
