@@ -9,6 +9,7 @@ another picture than the paper's, which the figure's title says.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from fedjax_het.common.pictures import write_figure
 from fedjax_het.common.records import Count, Whole, at_least
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.report.programs import record_program
-from fedjax_het.report.style import add_legend, make_panels
+from fedjax_het.report.style import PALETTE, add_legend, make_panels
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.progress import progress_line
 from fedjax_het.settings.spec import ResolvedSpec
@@ -54,6 +55,7 @@ def centralised(dataset: str, epochs: int, **settings: Any) -> RunSpec:
     )
 
 
+MARKS = "o^sDvP"  # of the domains, in turn
 PRESETS = {
     "quick": Preset(
         digit_domains,
@@ -114,27 +116,29 @@ def embedded(
 
 
 def draw(points: np.ndarray, labels: np.ndarray, domains: np.ndarray, dataset: Dataset, title: str):
-    """A panel per class, a colour per domain; all panels in the coordinates of one t-SNE."""
-    from matplotlib import colormaps
+    """A panel per class, a colour and a mark per domain; all panels in the coordinates of one
+    t-SNE."""
     from matplotlib.lines import Line2D
 
     names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     figure, panels = make_panels(names, columns=4, size=(2.4, 2.3), sharey="all")
-    colours = [colormaps["Dark2"](domain) for domain in range(len(dataset.domain_names))]
+    looks = dict(
+        zip(dataset.domain_names, itertools.cycle(zip(PALETTE, MARKS, strict=False)), strict=False)
+    )
     low, high = points.min(0), points.max(0)
     margin = 0.05 * (high - low)
     for label, panel in enumerate(panels.values()):
-        for domain in range(len(dataset.domain_names)):
+        for domain, (colour, mark) in enumerate(looks.values()):
             x, y = points[(labels == label) & (domains == domain)].T
-            panel.scatter(x, y, s=5, color=colours[domain], linewidth=0)
+            panel.scatter(x, y, s=7, color=colour, marker=mark, linewidth=0)
         panel.set_xlim(low[0] - margin[0], high[0] + margin[0])
         panel.set_ylim(low[1] - margin[1], high[1] + margin[1])
         panel.set_xticks([])
         panel.set_yticks([])
     figure.suptitle(title, fontsize=10)
     handles = [
-        Line2D([], [], linestyle="none", marker="o", color=colours[d], label=name)
-        for d, name in enumerate(dataset.domain_names)
+        Line2D([], [], linestyle="none", marker=mark, color=colour, label=name)
+        for name, (colour, mark) in looks.items()
     ]
     add_legend(figure, handles)
     return figure
