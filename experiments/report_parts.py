@@ -2,8 +2,10 @@
 
 import base64
 import html
+import io
 import re
 from collections.abc import Iterable
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from fedjax_het.common.pictures import DARK
 from fedjax_het.common.text import html_text, one_line, plain_markdown
 
 WIDE = 1.7  # times as wide as high: several panels side by side
+COLOURS = 256  # of a picture on a page
 _NUMERIC = re.compile(r"-+:")
 
 
@@ -69,9 +72,31 @@ def picture(path: Path, otherwise: str) -> str:
 
 
 def _data(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return _embedded(path, path.stat().st_mtime_ns) if path.is_file() else ""
+
+
+@cache  # a report is written anew after every program
+def _embedded(path: Path, changed: int) -> str:
+    written = path.read_bytes()
+    smaller = min(written, _in_few_colours(written), key=len)
+    return f"data:image/png;base64,{base64.b64encode(smaller).decode()}"
+
+
+def _in_few_colours(png: bytes) -> bytes:
+    """A third of the size, and lines and text lose nothing. What is transparent, or no picture,
+    stays."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(png)) as image:
+            if image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+                return png
+            few = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    except (OSError, UnidentifiedImageError):
+        return png
+    kept = io.BytesIO()
+    few.save(kept, "PNG", optimize=True)
+    return kept.getvalue()
 
 
 def description(path: Path) -> tuple[str, bool]:

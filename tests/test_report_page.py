@@ -15,7 +15,7 @@ from experiments import kept as kept_results
 from experiments.kept import Kept, found, kept_of, show_command
 from experiments.report_items import Entry, Item, Record, made_by
 from experiments.report_page import page
-from experiments.report_parts import as_html, description
+from experiments.report_parts import as_html, description, picture
 from fedjax_het.common.picture_text import described
 from fedjax_het.common.pictures import pictures_besides, write_figure
 from fedjax_het.report.programs import Module, find_programs
@@ -127,13 +127,39 @@ def test_pictures_are_there_and_say_what_is_seen(entries):
     # Of each file that has one, the picture for dark pages, in its place.
     assert len(dark) == 3 and {each["media"] for each in dark} == {"(prefers-color-scheme:dark)"}
     assert dark[0]["srcset"] != pictures[0]["src"]
-    for source in [picture["src"] for picture in pictures] + [each["srcset"] for each in dark]:
+    for source in [each["src"] for each in pictures] + [each["srcset"] for each in dark]:
         kind, _, data = source.partition(";base64,")
         assert kind == "data:image/png"
         Image.open(io.BytesIO(base64.b64decode(data))).verify()
     drawn, plain = pictures[:2]
     assert "dynafed ends at 61.5" in drawn["alt"] and "plain" in plain["alt"]
     assert drawn["class"] == "wide"  # of which a phone shows a part, so that it can be read
+
+
+def on_the_page(path):
+    (source,) = Elements(picture(path, "seen")).all("img")
+    return base64.b64decode(source["src"].partition(";base64,")[2])
+
+
+def test_a_picture_on_the_page_is_small_and_looks_the_same(tmp_path):
+    path = write_figure(tmp_path / "a.png", drawing())
+    shown = on_the_page(path)
+    assert len(shown) < 0.6 * path.stat().st_size
+    before, after = (
+        np.asarray(Image.open(each).convert("RGB"), float) for each in (path, io.BytesIO(shown))
+    )
+    assert before.shape == after.shape and np.abs(before - after).mean() < 0.5
+    assert np.quantile(np.abs(before - after), 0.999) < 20
+    write_figure(path, Figure())  # drawn again: the page has the new one
+    assert on_the_page(path) != shown
+
+
+def test_a_picture_that_few_colours_would_change_stays(tmp_path):
+    clear = np.zeros((8, 8, 4), np.uint8)
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    (tmp_path / "none.png").write_bytes(b"no picture")
+    for name in ("clear.png", "none.png"):
+        assert on_the_page(tmp_path / name) == (tmp_path / name).read_bytes()
 
 
 def test_figures_are_described_by_what_is_in_them(tmp_path):
