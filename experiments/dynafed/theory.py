@@ -5,9 +5,10 @@ python experiments/dynafed/theory.py --preset cpu     Fashion-MNIST, MLP: twenty
 
 The paper proves convergence where ||grad L(w, D_syn) - grad L(w, D)|| <= delta ||grad L(w, D)|| +
 epsilon with two small numbers, and measures neither. Here they are measured at the models that
-rounds start from, for the synthetic data and for both controls: `theory.png` draws the two
-lengths, `theory.md` lists the delta and epsilon that hold in all measured rounds and are lowest
-together. Where data say nothing of the gradient (it could as well be 0), delta 1 and epsilon 0 do.
+rounds start from, for the synthetic data and for both controls: `theory.png` draws the error in
+lengths of the gradient, `theory.md` lists the delta and epsilon that hold in all measured rounds
+and are lowest together. Where data say nothing of the gradient (it could as well be 0), delta 1 and
+epsilon 0 do.
 """
 
 from dataclasses import replace
@@ -18,9 +19,11 @@ import pandas as pd
 from experiments.dynafed.settings import CONTROLS, EXPERIMENT, QUICK
 from fedjax_het.common.pictures import plain_axes
 from fedjax_het.measures.theory import gradient_error
+from fedjax_het.report.cell import row_text
+from fedjax_het.report.line_ends import End, name_ends
 from fedjax_het.report.paper_table import Outcome, program
 from fedjax_het.report.render import Section, TextTable, number_text
-from fedjax_het.report.style import add_legend, make_panels
+from fedjax_het.report.style import add_note, make_panels
 from fedjax_het.report.write import publish
 from fedjax_het.running.result import Result
 
@@ -94,25 +97,31 @@ def text_table(table: pd.DataFrame, title: str) -> TextTable:
 
 
 def draw(found: list[tuple[str, str, dict[str, np.ndarray]]]):
-    """A panel for each column: the error solid, the length of the gradient dotted; a line a run."""
-    from matplotlib.lines import Line2D
-
+    """A panel for each column: the error in lengths of the gradient of all data, mean over seeds,
+    each seed a thin line. Where it is 1, no data would do as well."""
     panels = list(dict.fromkeys(panel for panel, _, _ in found))
-    figure, axes = make_panels(panels, columns=3, size=(3.6, 2.8), sharey="row")
-    for panel, method, curves in found:
-        for name, line in (("error", "-"), ("gradient", ":")):
-            axis, colour = axes[panel], LOOKS[method]
-            axis.plot(curves["round"], curves[name], color=colour, lw=1.2, ls=line)
+    figure, axes = make_panels(panels, columns=3, size=(4.2, 3.0), sharey="row")
+    ends: dict[str, list[End]] = {panel: [] for panel in panels}
+    for panel in panels:
+        for method, colour in LOOKS.items():
+            own = [curves for place, row, curves in found if (place, row) == (panel, method)]
+            if not own:
+                continue
+            runs = [pd.Series(each["error"] / each["gradient"], each["round"]) for each in own]
+            for run in runs:
+                axes[panel].plot(run.index, run, color=colour, lw=0.7, alpha=0.45)
+            mean = pd.concat(runs, axis=1).mean(axis=1)
+            name = row_text(method)
+            axes[panel].plot(mean.index, mean, color=colour, lw=1.8, label=name)
+            ends[panel].append(End(name, float(mean.iloc[-1]), colour))
     for axis in axes.values():
-        axis.set_yscale("log")
+        axis.axhline(1.0, color="#666666", lw=0.8, ls="--")
         axis.set_xlabel("Round", fontsize=10)
+        axis.margins(x=0)
         plain_axes(axis)
-    handles = [Line2D([], [], color=colour, lw=2, label=row) for row, colour in LOOKS.items()]
-    handles += [
-        Line2D([], [], color="#444444", ls=line, label=label)
-        for line, label in (("-", "error of the gradient"), (":", "gradient of all data"))
-    ]
-    add_legend(figure, handles)
+    axes[panels[0]].set_ylabel("Error of the gradient,\nin its lengths", fontsize=10)
+    name_ends(figure, {axes[panel]: own for panel, own in ends.items()})
+    add_note(figure, "thin: single seeds; dashed: as wrong as no gradient at all")
     return figure
 
 
