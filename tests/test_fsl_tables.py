@@ -267,6 +267,19 @@ def test_a_row_of_table_1_is_the_best_of_its_variants():
     assert table["reported_mean"].dropna().tolist() == [57.79, 58.45, 61.44]
 
 
+def test_a_row_of_an_unfinished_table_1_is_a_variant_that_has_runs():
+    table1 = MODULES["table1"]
+    planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
+    (cell,) = (cell for cell in planned if cell.method == "fsl(n0=500, gamma=1.0)")
+    results = made(cell, (0.6, 0.6), (100, 100)).iloc[:1]
+    outcome = Outcome(
+        ALL["table1"], "paper", planned, results, None, reported_values("fsl", "table1"), None, {}
+    )
+    best, note = table1.best_cells(outcome)
+    (row,) = (row for row in best if row.method == "fsl(n0=500)")
+    assert row.runs[0].hp["gamma"] == 1.0 and cell.method in note
+
+
 # Figures
 
 

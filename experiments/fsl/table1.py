@@ -81,9 +81,13 @@ TABLE1 = Experiment(
 
 def best_cells(outcome: Outcome) -> tuple[list[Cell], str]:
     """Each row as the best of its variants, and which that was; of equal ones the first. A variant
-    that lacks a run, or lost one, is none."""
+    that has fewer runs than another, or lost one, is none."""
     table = compare(outcome.cells, outcome.results, outcome.reported)
-    score = table["mean"].where(table["seeds"] == table["planned"], -math.inf).tolist()
+    runs, means = table["seeds"].tolist(), table["mean"].tolist()
+    score = [
+        (made, -math.inf if math.isnan(mean) else mean)
+        for made, mean in zip(runs, means, strict=True)
+    ]
     chosen: dict[tuple, int] = {}
     for place, cell in enumerate(outcome.cells):
         row = next(row for row, own in VARIANTS.items() if cell.method in own)
