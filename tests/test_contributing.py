@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md names is there, and imports go as its map of rooms says."""
+"""What the pages for developers name is there, and imports go as their map of rooms says."""
 
 import ast
 import pkgutil
@@ -11,20 +11,22 @@ import fedjax_het
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "fedjax_het"
-TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "developers" / "architecture.md").read_text()
+TEXT = (ROOT / "CONTRIBUTING.md").read_text() + ARCHITECTURE
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
 IN_CODE = sorted(set(re.findall(r"`([^`\n]+)`", PROSE)))
 IS_PATH = re.compile(r"[\w./]+/[\w.]*|[\w/]+\.(py|md|toml|yml)")
 PATHS = [word for word in IN_CODE if IS_PATH.fullmatch(word)]
 NAMES = [word for word in IN_CODE if re.fullmatch(r"\w+(\.\w+)+", word) and word not in PATHS]
-ROOMS = re.findall(r"^\| `(\w+)` \|", TEXT.split("## To add")[0], flags=re.MULTILINE)
+ROOMS = re.findall(r"^\| `(\w+)` \|", ARCHITECTURE.split("## The host")[0], flags=re.MULTILINE)
+PICTURE = (ROOT / "docs" / "generate" / "architecture_picture.py").read_text()
 
 
 def test_there_is_something_to_check():
     assert len(PATHS) > 40 and len(NAMES) > 10
 
 
-@pytest.mark.parametrize("path", [*PATHS, *re.findall(r"\]\(([^)#]+)\)", TEXT)])
+@pytest.mark.parametrize("path", [*PATHS, *re.findall(r'"(\w+/\w+\.py)"', PICTURE)])
 def test_a_path_exists(path):
     assert (ROOT / path).exists() or (PACKAGE / path).exists()
 

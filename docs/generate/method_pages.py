@@ -139,9 +139,9 @@ def choices(entry: Any) -> Iterator[str]:
             f" Presets of them and of the numbers: {presets}." if presets else ""
         )
         yield table(
-            ("option", "default", "may be", "what it is"),
+            ("option", "default", "what it is"),
             (
-                (f"`{name}`", f"`{defaults[name]}`", words, described(text))
+                (f"`{name}`", f"`{defaults[name]}`", described(text, words))
                 for name, (words, text) in fields.items()
             ),
         )
@@ -154,16 +154,17 @@ def choices(entry: Any) -> Iterator[str]:
             " [local training](../howto/local-training.md); a sweep over them compiles nothing."
         )
         yield table(
-            ("number", "default", "may be", "what it is"),
+            ("number", "default", "what it is"),
             (
-                (f"`{name}`", f"{number.default:g}", fields[name][0], described(fields[name][1]))
+                (f"`{name}`", f"`{number.default:g}`", described(fields[name][1], fields[name][0]))
                 for name, number in numbers.items()
             ),
         )
 
 
-def described(text: str) -> str:
-    return _inline(text)
+def described(text: str, words: str) -> str:
+    """What an option is, and what it may be."""
+    return f'{_inline(text)} <span class="may-be">{_inline(words)}</span>'
 
 
 def by_protocol(entry: Any) -> str:

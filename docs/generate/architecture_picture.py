@@ -1,0 +1,92 @@
+"""Draws the path from settings to a result that `docs/developers/architecture.md` shows.
+
+python docs/generate/architecture_picture.py writes docs/images/architecture.png. Every file that it
+names is one of the package (`tests/test_contributing.py`).
+"""
+
+from pathlib import Path
+
+from fedjax_het.common.pictures import write_figure
+
+ROOT = Path(__file__).parents[2]
+PICTURE = ROOT / "docs" / "images" / "architecture.png"
+# (title, what it is in a few words, the file that does it)
+HOST = (
+    ("Settings", "what is left out is from\nmethod and protocol", "settings/layers.py"),
+    ("Splits", "who holds what, who is\ndrawn, in which order", "running/federations.py"),
+    ("Placement", "devices, lanes, and\nwhether there is room", "running/placement.py"),
+    ("Program", "one for all runs that\ndiffer in numbers alone", "running/programs.py"),
+    ("Advance", "call by call; checkpoint,\nstop, resume, watch", "running/advance.py"),
+    ("Result", "curves, costs, models;\nwritten under a digest", "running/store.py"),
+)
+DEVICE = (
+    ("A chunk of rounds", "scanned: one compiled program", "engine/rounds.py"),
+    ("A method's round", "broadcast, train, aggregate, server's step", "algorithms/building.py"),
+    ("Lanes", "all sampled clients' steps, packed end to end", "engine/lanes.py"),
+    ("A client's step", "gradient, the method's correction, optimiser", "engine/local.py"),
+)
+INK, PALE, ACCENT = "#1a1a1a", "#555555", "#00598c"
+
+
+def draw():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+    figure = Figure(figsize=(10, 5.1))
+    FigureCanvasAgg(figure)
+    panel = figure.add_axes((0, 0, 1, 1))
+    panel.set_xlim(0, 100)
+    panel.set_ylim(0, 51)
+    panel.axis("off")
+
+    def box(left, bottom, width, height, edge, face):
+        style = "round,pad=0,rounding_size=0.8"
+        panel.add_patch(
+            FancyBboxPatch((left, bottom), width, height, style, fc=face, ec=edge, lw=1.2)
+        )
+
+    def arrow(start, end, **style):
+        panel.add_patch(
+            FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=PALE, **style)
+        )
+
+    def say(x, y, text, size, colour=INK, side="center", **style):
+        panel.text(x, y, text, fontsize=size, color=colour, ha=side, va="center", **style)
+
+    width, gap = 14.6, 1.75
+    say(1.4, 49, "On the host, NumPy", 10, PALE, "left", fontstyle="italic")
+    for place, (title, told, file) in enumerate(HOST):
+        left = 1.5 + place * (width + gap)
+        box(left, 35, width, 12, INK, "#ffffff")
+        middle = left + width / 2
+        say(middle, 44.8, title, 11, fontweight="bold")
+        say(middle, 41, told, 8)
+        say(middle, 36.9, file, 7.5, ACCENT, family="monospace")
+        if place:
+            arrow((left - gap, 41), (left, 41))
+    # What advance calls, and what comes back.
+    advance = 1.5 + 4 * (width + gap) + width / 2
+    arrow((advance - 2, 35), (advance - 2, 29.3))
+    arrow((advance + 2, 29.3), (advance + 2, 35))
+    say(advance - 2.8, 32.1, "state, schedules, numbers", 8, PALE, "right")
+    say(advance + 2.8, 32.1, "state, curves", 8, PALE, "left")
+    say(1.4, 31, "On the device, one compiled program", 10, PALE, "left", fontstyle="italic")
+    shades = ("#f3f7fb", "#e3edf6", "#d0e2f1", "#bcd6ec")
+    for depth, ((title, told, file), shade) in enumerate(zip(DEVICE, shades, strict=True)):
+        inset = 2.2 * depth
+        bottom, height = 1.5 + 0.9 * depth, 27.5 - 6.9 * depth
+        box(1.5 + inset, bottom, 97 - 2 * inset, height, ACCENT, shade)
+        y = bottom + height - 3.3
+        for x, text, size, style in (
+            (3.5 + inset, title, 11, {"fontweight": "bold"}),
+            (31, told, 9, {}),
+            (73, file, 8.5, {"family": "monospace"}),
+        ):
+            say(x, y, text, size, ACCENT if "family" in style else INK, "left", **style)
+    return figure
+
+
+if __name__ == "__main__":
+    write_figure(PICTURE, draw(), dpi=120)
+    print(f"Written: {PICTURE}")
