@@ -260,6 +260,20 @@ def test_the_page_of_a_method_has_all_that_its_entry_has(name):
         assert "## Measured beside reported" in page
 
 
+def test_every_option_and_number_says_what_it_is():
+    from fedjax_het.algorithms import METHODS
+    from fedjax_het.common.records import documentation
+
+    silent = set()
+    for name in METHODS.built_in:
+        entry = METHODS[name]
+        for kind in (entry.options, type(entry.numbers_record({}, num_clients=10))):
+            silent |= {
+                (name, field) for field, (_, text) in documentation(kind).items() if not text
+            }
+    assert silent == set()
+
+
 @pytest.mark.slow
 def test_every_page_of_a_method_is_made_and_its_command_understood(monkeypatch):
     from method_pages import FORMULAS, method_page

@@ -225,6 +225,12 @@ def test_documentation_says_what_a_field_may_be():
     assert words["decay"][0] == "a number in (0, 1]"
 
 
+def test_documentation_names_the_presets():
+    assert (
+        documentation(METHODS["fedgen"].options)["fedgen_preset"][0] == "cifar or mnist or emnist"
+    )
+
+
 def test_documentation_has_the_text_after_a_field_and_a_parents():
     words = documentation(METHODS["fedmix"].options)
     assert words["mean_size"][1] == "M_k: examples in an average; None: all that a client has."

@@ -29,8 +29,11 @@ class ApflOptions(Record):
 
     preset: str = "paper"
     mixing: Literal["weights", "outputs"] = "weights"
+    "What of the two models is mixed."
     adaptive: bool = True
+    "Whether a client's share of its own model is learned."
     alpha_update: Literal["round", "step"] = "round"
+    "When it is learned: at a round's first minibatch, or at every step."
 
 
 @dataclass(frozen=True)

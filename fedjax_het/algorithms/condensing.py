@@ -47,11 +47,17 @@ Tree = Any
 @dataclass(frozen=True)
 class CondensingNumbers(Record):
     image_lr: NonNegative = 1.0
+    "SGD's, of the images."
     image_momentum: Momentum = 0.9
+    "SGD's, of the images."
     clip_norm: Positive = 2.0
+    "Of the image gradient, where it is clipped."
     server_lr: NonNegative = 0.001
+    "SGD's, of the server's training."
     server_momentum: Momentum = 0.9
+    "SGD's, of the server's training."
     server_weight_decay: NonNegative = 0.0
+    "SGD's, of the server's training."
     dp_noise: Positive | None = None
     "Of a mean over n private examples, in units of dp_clip / n."
     dp_clip: Positive | None = None
@@ -83,6 +89,7 @@ class CondensingOptions(Record):
     init: Literal["mean", "real", "noise"] = "mean"
     "An image starts from the mean of `init_images` real ones, a real one, or noise."
     init_images: Count = 5
+    "Real images in such a mean."
     augment_strategy: str = "none"
     "DSA, one transformation for the real and the synthetic batch of a step: names joined by '_'."
     clipping: Literal["none", "per_class", "global"] = "none"
@@ -95,7 +102,9 @@ class CondensingOptions(Record):
     warm_start: bool = False
     "Whether a client goes on from its images of its last round instead of starting anew."
     server_epochs: Whole = 500
+    "Over all synthetic images, each round."
     server_batch_size: Count = 256
+    "Of synthetic images."
     private: bool = False
     """Differential privacy of every example of a client: see `condensing`."""
 

@@ -28,6 +28,7 @@ class DistillingOptions(Record):
     distill_epochs: Whole = 20
     "Over the server's examples, each round."
     distill_batch_size: Count = 128
+    "Of the server's examples."
 
 
 class Teachers(NamedTuple):

@@ -58,6 +58,7 @@ class DynaFedOptions(SynthesisOptions):
     fine_tune_epochs: Whole = 20
     "Over the synthetic data, each round."
     fine_tune_optimizer: Literal["adam", "sgd"] = "adam"
+    "Of fine-tuning; new each round."
     synthetic: Literal["matched", "untrained", "real"] = "matched"
     """What the average is fine-tuned on: data whose training matches the trajectory, or a control:
     as many that nothing has matched, noise with uniform labels or real images. See `dynafed`."""
@@ -83,6 +84,7 @@ class DynaFedOptions(SynthesisOptions):
 @dataclass(frozen=True)
 class DynaFedNumbers(SynthesisNumbers):
     fine_tune_lr: NonNegative = 1e-4
+    "Of fine-tuning."
 
 
 def dynafed_numbers(options: DynaFedOptions, num_clients: int) -> DynaFedNumbers:

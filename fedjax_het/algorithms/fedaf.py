@@ -30,17 +30,26 @@ class FedAFOptions(CondensingOptions):
     """See `fedaf` for what each is."""
 
     lgkm: Literal["minibatch", "exact"] = "minibatch"
+    """Whose mean logits of synthetic images meet the clients' soft labels: the minibatch's or all
+    images'."""
     owners: Literal["condensing", "all"] = "condensing"
+    "Of a class, whose logits are averaged: clients that condense it, or all that have any of it."
     swd: Literal["exact", "sampled"] = "exact"
+    "The sliced Wasserstein distance in closed form, or by random projections."
     swd_projections: Count = 50
+    "Their number, where they are drawn."
 
 
 @dataclass(frozen=True)
 class FedAFNumbers(CondensingNumbers):
     gamma: Share = 0.9
+    "What a step's model keeps of the received one; the rest is drawn anew."
     lambda_loc: NonNegative = 1e-4
+    "Of the distance of an image set's mean logit from its peers'; 0: without collaboration."
     lambda_glob: NonNegative = 0.01
+    "Of the distance from the clients' soft labels at the server; 0: without matching."
     tau: Positive = 2.0
+    "Temperature of soft labels."
 
 
 class Told(NamedTuple):

@@ -53,10 +53,15 @@ class HeurFedAMPOptions(Record):
 
     preset: str = "relative"
     scale: Literal["relative", "absolute"] = "relative"
+    "Units of sigma, alpha and lambda: the distances between the round's models, or none."
     initialisation: Initialisation = "shared"
+    "Whether clients start from one model or each from its own."
     start: Literal["received", "own"] = "received"
+    "What local training starts from: the mixture received, or the client's own model."
     prox: Literal["coupled", "decoupled"] = "decoupled"
+    "Whether the pull towards the mixture is lambda / alpha_k or lambda."
     history: bool = False
+    "Whether the weights of every round are recorded."
 
 
 @dataclass(frozen=True)
@@ -70,17 +75,25 @@ class FedAMPOptions(HeurFedAMPOptions):
 
     preset: str = "eq5"
     prox: Literal["coupled", "decoupled"] = "coupled"
+    "Whether the pull towards the mixture is lambda / alpha_k or lambda."
     guard: Guard = "step"
+    "What becomes of an alpha that makes weights negative."
     attention: Literal["exponential", "scad", "mcp"] = "exponential"
+    "The function A of squared distances."
 
 
 @dataclass(frozen=True)
 class FedAMPNumbers(Record):
     alpha: Positive = 1.0
+    "Step along the pair terms, in round 0."
     sigma: Positive = 1.0
+    "Width of the attention; of HeurFedAMP how sharply it tells cosines apart."
     prox_lambda: NonNegative = 0.1
+    "Of the pull towards the mixture."
     alpha_decay: Positive = 1.0
+    "What alpha is multiplied by, every `alpha_every` rounds."
     alpha_every: Positive = 30.0
+    "Rounds between."
     self_weight: Share | None = None
     "HeurFedAMP's alone."
 

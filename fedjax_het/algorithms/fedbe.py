@@ -29,6 +29,7 @@ class FedBEOptions(DistillingOptions):
 
     preset: str = "paper"
     posterior: Literal["gaussian", "dirichlet", "normalised"] = "gaussian"
+    "What models are drawn from; see `fedbe`."
     num_samples: Whole = 10
     "Models drawn from it."
     swa_start: Share = 0.5
@@ -36,6 +37,7 @@ class FedBEOptions(DistillingOptions):
     swa_every: Count = 1
     "Steps between those that are."
     cyclic: bool = True
+    "Whether the rate falls to `swa_lr` in every `swa_every` steps, once models are averaged."
     over_classes: bool = False
     "Whether the loss is divided by the number of classes."
 
@@ -43,9 +45,13 @@ class FedBEOptions(DistillingOptions):
 @dataclass(frozen=True)
 class FedBENumbers(Record):
     distill_lr: NonNegative = 1e-3
+    "SGD's, of the student."
     distill_momentum: Momentum = 0.9
+    "SGD's, of the student."
     distill_weight_decay: NonNegative = 1e-5
+    "SGD's, of the student."
     sharpening: Positive = 0.5
+    "The temperature of the ensemble's prediction; 1 leaves it as it is."
     swa_lr: NonNegative | None = None
     "Where the rate falls to, in cycles."
     posterior_alpha: Positive | None = None

@@ -25,6 +25,7 @@ class FedDFOptions(DistillingOptions):
 
     preset: str = "paper"
     distill_batch_size: Count = 64
+    "Of the server's examples."
     annealed: bool = True
     "Whether a cosine takes the rate to 0 over a round's steps."
 
@@ -32,6 +33,7 @@ class FedDFOptions(DistillingOptions):
 @dataclass(frozen=True)
 class FedDFNumbers(Record):
     distill_lr: NonNegative = 1e-3
+    "Adam's, of the student; where it starts, if annealed."
     distill_clip: Positive | None = 5.0
     "Norm at which gradients are clipped."
 

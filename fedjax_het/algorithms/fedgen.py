@@ -54,6 +54,7 @@ class FedGenOptions(Record):
     generator_steps: Whole = 50
     "A round, at the server."
     generator_batch_size: Annotated[int, at_least(2)] = 32  # batch norm, and features to keep apart
+    "Labels and draws in each of its steps."
     guided_steps: Whole = 20
     "The first steps of a client's round, in which it learns from generated features."
 
@@ -61,13 +62,21 @@ class FedGenOptions(Record):
 @dataclass(frozen=True)
 class FedGenNumbers(Record):
     generated_weight: NonNegative = 10.0
+    "a: of the clients' loss on generated features, in round 0."
     distilled_weight: NonNegative = 10.0
+    "b: of the clients' distance from what generated features of their labels give, in round 0."
     guidance_decay: Decay = 0.98
+    "What a and b are multiplied by each round."
     teacher_weight: NonNegative = 1.0
+    "Of the generator's cross-entropy under the clients' last layers."
     diversity_weight: NonNegative = 1.0
+    "Of the generator's term that keeps features apart."
     generator_lr: NonNegative = 3e-4
+    "Adam's, of the generator, in round 0."
     generator_lr_decay: Decay = 0.98
+    "What that is multiplied by each round."
     generator_weight_decay: NonNegative = 0.01
+    "Of the generator, added to its gradient."
 
 
 LEAST_WEIGHT = 1e-4  # of guidance, however late

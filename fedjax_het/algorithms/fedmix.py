@@ -42,11 +42,13 @@ Lambda = Annotated[float, Bounds(0, 1, open_high=True)]  # leaves something of t
 @dataclass(frozen=True)
 class NaiveMixNumbers(Record):
     mixup_lambda: Lambda = 0.1
+    "Weight of the other clients' averages; 0 is FedAvg."
 
 
 @dataclass(frozen=True)
 class FedMixNumbers(Record):
     mixup_lambda: Lambda = 0.05
+    "Weight of the other clients' averages; 0 is FedAvg."
 
 
 class Averages(NamedTuple):

@@ -23,12 +23,15 @@ Tree = Any
 @dataclass(frozen=True)
 class FedAvgMOptions(Record):
     nesterov: bool = False
+    "Whether the step looks ahead by the momentum."
     damped: bool = False
+    "Whether the mean change counts 1 - `server_momentum`."
 
 
 @dataclass(frozen=True)
 class FedAvgMNumbers(Record):
     server_momentum: Momentum = 0.9
+    "Of the mean change; 0 is FedAvg."
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,13 @@ class AdaptiveNumbers(Record):
     """Of FedAdam and FedYogi."""
 
     server_lr: NonNegative = 0.01
+    "Of the server's step."
     server_beta1: Momentum = 0.9
+    "Decay of the mean of the changes."
     server_beta2: Momentum = 0.99
+    "Decay of the mean of their squares."
     server_tau: Positive = 1e-3
+    "Added to the root of the latter: the smaller, the more adaptive."
 
 
 class Moments(NamedTuple):

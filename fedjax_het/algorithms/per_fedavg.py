@@ -23,6 +23,7 @@ class PerFedAvgOptions(Record):
 @dataclass(frozen=True)
 class PerFedAvgNumbers(Record):
     inner_lr: NonNegative = 0.01
+    "Of the step on its own data that a client's loss looks past, and of that before it is scored."
     hf_delta: Positive | None = None
     "Length of the differences, where they are taken."
 

@@ -27,7 +27,9 @@ class PFedMeOptions(Record):
 @dataclass(frozen=True)
 class PFedMeNumbers(Record):
     pfedme_lambda: Positive = 15.0
+    "How strongly personal and local models pull each other."
     personal_lr: Positive = 0.09
+    "Of the personal model's steps."
 
 
 class PFedMeClient(NamedTuple):

@@ -308,9 +308,13 @@ def documentation(kind: type[Record]) -> dict[str, tuple[str, str]]:
     for part in reversed(kind.__mro__[:-1]):
         with contextlib.suppress(OSError, TypeError):  # of a notebook, or made at run time
             texts |= _texts_after_fields(inspect.getsource(part))
-    return {
+    told = {
         name: (_in_words(type_), texts.get(name, "")) for name, type_ in field_types(kind).items()
     }
+    if kind.PRESETS:
+        words = " or ".join(kind.PRESETS)
+        told[kind.PRESET_FIELD] = (words, "Where options and numbers come from that are not given.")
+    return told
 
 
 def _texts_after_fields(source: str) -> dict[str, str]:

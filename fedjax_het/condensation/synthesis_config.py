@@ -83,6 +83,7 @@ class SynthesisOptions(Record):
     inner_batch_size: Count | None = None
     """Synthetic samples per inner step; None: all."""
     samples_per_class: Count | None = 15
+    "Synthetic samples of each class."
     num_samples: Count | None = None
     """Synthetic samples in total, instead of per class."""
     label_init: float = 0.0
