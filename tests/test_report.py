@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from fedjax_het import report
 from fedjax_het.algorithms import METHODS
@@ -15,6 +16,7 @@ from fedjax_het.report import Cell, TextTable
 from fedjax_het.report.cell import row_text
 from fedjax_het.report.render import Section, best_of, latex_text
 from fedjax_het.report.reported import reported_values
+from fedjax_het.report.style import GREYS
 from fedjax_het.settings.spec import RunSpec
 
 ALPHA = 0.01
@@ -725,6 +727,17 @@ def test_every_client_is_a_point_in_the_methods_colour():
     assert medians == pytest.approx([60, 80])
     assert [text.get_text() for text in mnist.texts] == ["not run"]
     saved(figure)
+
+
+def test_methods_in_focus_are_in_colour_and_the_others_grey():
+    accuracies = {"fedavg": np.array([0.5, 0.7]), "fedamp": np.array([0.6, 0.8])}
+
+    def colours(**how):
+        (panel,) = report.plot_client_accuracies({"digits": accuracies}, **how).axes
+        return [to_hex(points.get_facecolor()[0]).upper() for points in panel.collections]
+
+    assert colours(focus=["fedamp"]) == [GREYS[1], METHODS["fedamp"].colour.upper()]
+    assert not {*colours()} & {*GREYS}
 
 
 def saved(figure):

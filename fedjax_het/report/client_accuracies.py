@@ -10,6 +10,7 @@ from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.pictures import plain_axes
 from fedjax_het.measures.personal import wilcoxon
 from fedjax_het.report.style import (
+    GREYS,
     empty_panel,
     is_leftmost,
     make_panels,
@@ -25,19 +26,24 @@ _SPREAD = 0.3  # of the points of a method, to either side
 
 
 @door
-def plot_client_accuracies(panels: Mapping[str, Mapping[str, np.ndarray]]) -> "Figure":
+def plot_client_accuracies(
+    panels: Mapping[str, Mapping[str, np.ndarray]], *, focus: Sequence[str] = ()
+) -> "Figure":
     """A panel for each mapping of methods to accuracies [K], shares: a box and a point per client.
 
     Methods stand in the order given. Boxes hold the middle half of the clients with the median as a
     line, whiskers go to the most distant client within 1.5 times their height, diamonds are means.
     NaN is what was not measured. Points are spread sideways evenly, in the order of the clients.
+    focus: methods that are in colour, the others being grey; default: all are.
     """
     require(len(panels) > 0, "panels", "none", "at least one")
     most = max(len(methods) for methods in panels.values())
     width = max(3.6, 1.0 + 0.42 * most)
     columns = max(1, int(14 / width))
     figure, axes = make_panels(list(panels), columns=columns, size=(width, 3.6), sharey="none")
-    colours = method_colours(name for methods in panels.values() for name in methods)
+    named = dict.fromkeys(name for methods in panels.values() for name in methods)
+    shown = [name for name in named if name in focus] or list(named)
+    colours = dict.fromkeys(named, GREYS[1]) | method_colours(shown)
     for title, methods in panels.items():
         _draw(axes[title], methods, colours)
         if is_leftmost(axes[title]):
