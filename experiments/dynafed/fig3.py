@@ -3,19 +3,21 @@
 python experiments/dynafed/fig3.py                  the embedded digits, a minute on 2 cores
 python experiments/dynafed/fig3.py --preset cpu     Fashion-MNIST, width 32: two hours
 python experiments/dynafed/fig3.py --preset paper   CIFAR-10: a GPU's work
+python experiments/dynafed/fig3.py --result results/table1-cpu/DIGEST.json    of a run that is there
 
-After the synthesis, `--shown` rounds are run step by step: each client's model on its own data
-after every local step, then, from the average on, the global model on the same clients' data over
-the steps of fine-tuning; a star is its mean loss over all training data afterwards. A control,
-dotted, is the same fine-tuning from the same average on as many random real images. The three
-clients take part in every one of these rounds, the others are drawn; clients start each with a new
-optimiser, where the run before them keeps it.
+From the average after which the data are synthesised, `--shown` rounds are run step by step: each
+client's model on its own data after every local step, then, from the average on, the global model
+on the same clients' data over the steps of fine-tuning; a star is its mean loss over all training
+data afterwards. A control, dotted, is the same fine-tuning from the same average on as many random
+real images. The three clients take part in every one of these rounds, the others are drawn; clients
+start each with a new optimiser, where the run before them keeps it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -25,16 +27,14 @@ import optax
 import pandas as pd
 
 from experiments.dynafed import settings
-from experiments.dynafed.fig6 import data_of
+from experiments.dynafed.fig6 import data_of, network, trajectory_of
 from fedjax_het import RunSpec, simulate
-from fedjax_het.common.errors import require_name
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.pictures import plain_axes, write_figure
 from fedjax_het.common.records import Count, Whole
 from fedjax_het.condensation import fine_tune
 from fedjax_het.data import Dataset, load_dataset
-from fedjax_het.engine.task import Task
-from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.programs import record_program
 from fedjax_het.report.style import add_legend
@@ -42,6 +42,7 @@ from fedjax_het.report.write import write_text
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.progress import progress_line
 from fedjax_het.running.result import Result
+from fedjax_het.running.splits import split_clients
 from fedjax_het.settings.spec import ResolvedSpec
 
 CLIENTS = 3
@@ -74,6 +75,9 @@ class Arguments:
     """Rounds that are run step by step."""
     seed: Whole = 0
     """Of the run, of its clients, and of what is drawn here."""
+    result: str | None = None
+    """JSON of a kept run of DynaFed, as those of Table 1, whose data and seed these are to be;
+    default: a run of the preset is made, up to the synthesis."""
     output_dir: str | None = None
     """Folder of the figure (default: results/dynafed-fig3-PRESET)."""
     list: bool = False
@@ -115,15 +119,10 @@ class Steps(NamedTuple):
 
 def steps_of(run: Result, dataset: Dataset) -> Steps:
     spec = run.spec
-    model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
-    task = Task(model, dataset.mean, dataset.std)
-    state = run.state.server.base.variables["state"]
+    task, apply, _ = network(spec, dataset)
     kinds = data_of(run, task, dataset)
     images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
     optimizer = optax.adam(spec.hp["local_lr"])
-
-    def apply(params, inputs):
-        return model.apply({"params": params, "state": state}, inputs, train=True)[0]
 
     def loss(params, positions, weights):
         logits = apply(params, task.normalise(images[positions]))
@@ -167,15 +166,24 @@ def steps_of(run: Result, dataset: Dataset) -> Steps:
     return Steps(train, tune, jax.jit(jax.vmap(loss, in_axes=(None, 0, 0))))
 
 
-def measure(spec: RunSpec, shown: int) -> pd.DataFrame:
+def kept_run(path: str) -> Result:
+    """ConfigError where it has no synthetic data."""
+    require(Path(path).is_file(), "result", path, "the JSON of a kept run")
+    run = Result.load(path)
+    right = "a run of dynafed that has made its synthetic data"
+    has = run.spec.algorithm == "dynafed" and "synthetic_images" in run.artifacts
+    require(has, "result", path, right)
+    return run
+
+
+def measure(run: Result, dataset: Dataset, shown: int) -> pd.DataFrame:
     """A row per measured step: `round` (from 1), `phase` (local, tuning, control or all), `client`,
     `step` in its phase, `loss` in nats."""
-    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
-    with progress_line(describe(spec), passing=True) as show:
-        run = simulate(spec, dataset=dataset, progress=show)
+    spec = run.spec
+    assert spec.local_epochs is not None
     train, tune, own_losses = steps_of(run, dataset)
-    params = run.state.server.base.variables["params"]
-    positions, there = padded(run.partition)
+    params = network(spec, dataset)[2](trajectory_of(run)[-1])
+    positions, there = padded(split_clients(spec, dataset))
     sizes = there.sum(1)
     rng = np.random.default_rng(spec.seed)
     followed = rng.choice(np.flatnonzero(sizes), CLIENTS, replace=False)
@@ -249,16 +257,22 @@ def draw(table: pd.DataFrame, title: str):
 
 def run(arguments: Arguments) -> int:
     require_name("preset", arguments.preset, PRESETS)
-    spec = replace(PRESETS[arguments.preset], seed=arguments.seed, partition_seed=None)
-    spec = spec.resolved()
+    made = None if arguments.result is None else kept_run(arguments.result)
+    spec = replace(PRESETS[arguments.preset], seed=arguments.seed, partition_seed=None).resolved()
+    spec = spec if made is None else made.spec
     if arguments.list:
         print(f"{describe(spec)}; then {arguments.shown} rounds step by step")
         return 0
-    table = measure(spec, arguments.shown)
+    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    if made is None:
+        with progress_line(describe(spec), passing=True) as show:
+            made = simulate(spec, dataset=dataset, progress=show)
+    table = measure(made, dataset, arguments.shown)
     directory = make_output_directory(
         arguments.output_dir or f"results/dynafed-fig3-{arguments.preset}"
     )
-    title = f"{spec.dataset}, alpha {spec.alpha:g}, after {spec.rounds} rounds"
+    after = spec.options["trajectory_rounds"]
+    title = f"{spec.dataset}, alpha {spec.alpha:g}, after {after} rounds"
     write_figure(directory / "fig3.png", draw(table, title))
     write_text(directory / "fig3.csv", to_csv(table))
     print(f"Written to {directory}: fig3.png, fig3.csv.")

@@ -1,7 +1,7 @@
 """DynaFed's Figure 6: how good the synthetic data are.
 
 python experiments/dynafed/fig6.py                  the embedded digits, a minute on 2 cores
-python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: two hours a run
+python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: as Table 1
 python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
 
 `fig6_distance.png`: from every checkpoint of the trajectory, a network is trained for s' steps on
@@ -11,8 +11,10 @@ augmentation; noise has random labels, one class each, as many of each class as 
 `fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as
 a control, on as many random real ones, against local epochs.
 
-Runs end with the round after the synthesis. The public code trains three copies of the network
-that the federation started from; here each of the three has an initialisation of its own.
+From the runs of Table 1, in its folder, and where it has none of as many local epochs, from runs
+that end with the round after the synthesis; `--show` draws those that are there. The public code
+trains three copies of the network that the federation started from; here each of the three has an
+initialisation of its own.
 """
 
 from dataclasses import replace
@@ -24,7 +26,7 @@ import numpy as np
 import pandas as pd
 from jax.flatten_util import ravel_pytree
 
-from experiments.dynafed.settings import EXPERIMENT, PRESETS
+from experiments.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.pictures import plain_axes, write_figure
 from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
@@ -42,25 +44,25 @@ from fedjax_het.running.ledger import describe
 from fedjax_het.running.progress import progress_line
 from fedjax_het.running.result import Result
 
-LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (1,), "paper": (1, 5, 10)}
+MORE_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # than Table 1's
 NETWORKS = 3
 EPOCHS = 501
 SURE = 30.0  # the label logit of a sample's own class, those of the others being 0
 LOOKS = {"synthetic": "#D55E00", "real": "#0072B2", "noise": "#777777"}
 
 
-def shortened(name: str):
-    preset = PRESETS[name]
-    rows = tuple(f"dynafed(local_epochs={epochs})" for epochs in LOCAL_EPOCHS[name])
-    return replace(preset, rows=rows, settings={**preset.settings, "rounds": 21})
+def with_more_epochs(name: str):
+    shorter = (f"dynafed(local_epochs={epochs}, rounds=21)" for epochs in MORE_EPOCHS[name])
+    return replace(PRESETS[name], rows=("dynafed", *shorter))
 
 
 FIG6 = EXPERIMENT(
     name="dynafed-fig6",
+    folder=FOLDER,
     item="fig6",
     title="DynaFed, Figure 6: the quality of the synthetic data.",
     reported=False,
-    presets={name: shortened(name) for name in LOCAL_EPOCHS},
+    presets={name: with_more_epochs(name) for name in MORE_EPOCHS},
 )
 
 
@@ -97,8 +99,12 @@ def data_of(result: Result, task: Task, dataset: Dataset) -> dict[str, Synthetic
     }
 
 
-def trajectory_of(spec: RunSpec) -> np.ndarray:
-    """[L + 1, P], which a result does not keep: its rounds once more, all but without synthesis."""
+def trajectory_of(result: Result) -> np.ndarray:
+    """[L + 1, P]. A result that was loaded has none: its rounds are made once more, all but without
+    synthesis."""
+    spec = result.spec
+    if result.state is not None:
+        return np.asarray(result.state.server.own.trajectory)
     rounds = spec.options["trajectory_rounds"]
     options = {**spec.options, "num_iterations": 1}
     with progress_line(f"trajectory of {describe(spec)}", passing=True) as show:
@@ -112,7 +118,7 @@ def distances(result: Result, dataset: Dataset) -> pd.DataFrame:
     task, apply, unravel = network(spec, dataset)
     data = data_of(result, task, dataset)
     options = spec.options
-    trajectory = jnp.asarray(trajectory_of(spec))
+    trajectory = jnp.asarray(trajectory_of(result))
     length = options["segment_length"]
 
     @jax.jit

@@ -98,7 +98,7 @@ class CondensingOptions(Record):
     logit_term: bool = False
     "Whether mean logits are matched besides mean embeddings."
     top_up: bool = False
-    "See `PairWork`."
+    "Whether a batch of a class with fewer examples than its size is filled up with repeated ones."
     warm_start: bool = False
     "Whether a client goes on from its images of its last round instead of starting anew."
     server_epochs: Whole = 500
