@@ -38,6 +38,7 @@ TABLE1 = EXPERIMENT(
             QUICK,
             more_rows=MORE,
             note=NOTE_OF_QUICK,
+            note_about=("feddm", "fedaf"),
             method_settings={
                 **QUICK.method_settings,
                 **QUICK_OF_FEDAF["method_settings"],

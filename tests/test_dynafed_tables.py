@@ -14,6 +14,7 @@ from experiments import all as every
 from experiments import table1
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
+from fedjax_het.report.cell import parse_row
 from fedjax_het.report.paper_table import Arguments, Outcome, departures, make_cells
 from fedjax_het.report.programs import Module
 from fedjax_het.report.reported import reported_values
@@ -177,6 +178,12 @@ def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
     assert len(lines) == len(runs(name, preset)) > 0
     if preset == "quick":
         assert {cell.dataset for cell in cells(name, preset)} == {"digits"}
+
+
+def test_a_note_about_methods_is_of_tables_that_have_them():
+    quick = ALL["table1"].presets["quick"]
+    assert "feddm" in quick.note_of(["fedavg", "feddm"])
+    assert quick.note_of([parse_row(row)[0] for row in quick.rows]) == ""
 
 
 # Rounds to a target

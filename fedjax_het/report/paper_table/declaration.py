@@ -1,6 +1,6 @@
 """What a file in `experiments/` declares: a table of a paper, and the presets that fill it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +61,15 @@ class Preset:
     """Printed in the table's title, after the preset's name."""
     note: str = ""
     """Printed below the table: why a method does not do here what it does in the paper."""
+    note_about: tuple[str, ...] = ()
+    """Methods without which the note is not printed; none: it always is."""
     make_dataset: "Callable[[], Dataset] | None" = None
     """Makes what the data set `user` is."""
+
+    def note_of(self, methods: Iterable[str]) -> str:
+        """The note that a table of these methods has."""
+        about = self.note_about
+        return self.note if not about or {*about} & {*methods} else ""
 
     def own(self, dataset: str) -> Own:
         """What is declared for this data set alone."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.pictures import write_figure
+from fedjax_het.report.cell import parse_row
 from fedjax_het.report.comparison import compare, diverged_runs
 from fedjax_het.report.comparison_curves import plot_curves
 from fedjax_het.report.comparison_table import caption, comparison_table
@@ -45,12 +46,13 @@ def write_table(outcome: Outcome) -> list[str]:
             own_notes.append(gains_note(experiment))
     if experiment.baseline and (note := relative_gains_note(table, cells, experiment)):
         own_notes.append(note)
+    methods = [parse_row(cell.method)[0] for cell in cells]
     notes = [
         caption(table),
         *own_notes,
         *_rank_note(table),
         *([experiment.note] if experiment.note else []),
-        *filter(None, [experiment.presets[outcome.preset].note]),
+        *filter(None, [experiment.presets[outcome.preset].note_of(methods)]),
         *_notes(outcome, table),
         *_divergence_note(diverged_runs(cells, results)),
     ]
