@@ -68,9 +68,12 @@ def draw_lengths(results, curves):
 
 
 def draw_numbers(results, curves):
-    return plot_against(
+    figure = plot_against(
         results, x="options.num_samples", by=["dataset", "alpha"], panels=["dataset"]
     )
+    for panel in figure.axes:
+        panel.set_xlabel("Synthetic samples")
+    return figure
 
 
 HALVES = (

@@ -38,7 +38,7 @@ from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
 from fedjax_het.report.line_ends import End, name_ends
 from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.style import add_note, make_panels
+from fedjax_het.report.style import add_note, make_panels, whole_ticks
 from fedjax_het.report.write import write_text
 from fedjax_het.running.ledger import describe
 from fedjax_het.running.progress import progress_line
@@ -201,6 +201,7 @@ def draw_distances(table: pd.DataFrame):
             ends[title].append(End(name, float(mean.iloc[-1]), colour))
         axes[title].set_xlabel("Start t (round)")
         axes[title].set_xlim(rows["start"].min(), rows["start"].max())
+        whole_ticks(axes[title])
         plain_axes(axes[title])
     axes[panels[0]].set_ylabel("Cosine distance")
     name_ends(figure, {axes[title]: found for title, found in ends.items()})
