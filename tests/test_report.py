@@ -367,6 +367,15 @@ def test_curves_do_not_say_what_all_rows_share_in_few_words(results, curves, rep
     assert not any("rounds 30" in label for label in labels)
 
 
+def test_a_row_is_called_what_it_is_named(results, curves, reported):
+    named = {"dynafed": "dynafed, as it is"}
+    for how in ({}, {"apart": True}):
+        figure = report.plot_curves(CELLS, results, curves, reported, names=named, **how)
+        told = {text.get_text() for panel in figure.axes for text in panel.texts}
+        told |= {panel.get_title(loc="left") for panel in figure.axes}
+        assert "dynafed, as it is" in told and "dynafed" not in told and "fedavg" in told
+
+
 def test_a_panel_without_runs_says_so(results, curves, reported):
     other = Cell("cinic10", "mlp", ALPHA, "fedavg", runs("fedavg", seeds=(5,)))
     figure = report.plot_curves([*CELLS, other], results, curves, reported)

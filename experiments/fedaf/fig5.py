@@ -33,7 +33,9 @@ def write_figures(outcome: Outcome) -> list[str]:
     reported = pd.concat([outcome.reported, of_fedavg])
     table = report.compare(outcome.cells, outcome.results, reported)
     figures = {
-        "fig5.png": report.plot_curves(outcome.cells, outcome.results, outcome.curves, reported),
+        "fig5.png": report.plot_curves(
+            outcome.cells, outcome.results, outcome.curves, reported, names=FIG5.names
+        ),
         "fig5d.png": plot_gain(table, base="fedavg"),
     }
     for name, figure in figures.items():

@@ -129,6 +129,11 @@ EXPERIMENT = partial(
     focus="fedaf",
     tuning=TUNING,
     controls={row: method for method, rows in CONTROLS.items() for row in rows},
+    names={
+        row: f"{method}, {images}"
+        for method, rows in CONTROLS.items()
+        for row, images in zip(rows, ("uncondensed", "real images"), strict=True)
+    },
     real={method: rows[1] for method, rows in CONTROLS.items()},
 )
 

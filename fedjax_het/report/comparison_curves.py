@@ -1,6 +1,7 @@
 """A paper's table as curves: what was measured in every round, and what was reported."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.doors import door
@@ -35,6 +36,7 @@ def plot_curves(
     *,
     focus: Sequence[str] = (),
     apart: bool = False,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> "Figure":
     """The measure against round: a row of panels per data set and network, a column per alpha or
     number of labels, or a panel per domain, or of a table without any a panel per data set and
@@ -47,6 +49,7 @@ def plot_curves(
 
     focus: methods whose lines are in colour, the others being grey; default: all are.
     apart: a small panel for each line, with the others behind it.
+    names: what rows are called instead of their settings.
     """
     measure, window, kind = _CURVES[measure_of(reported)]
     several_models = len({cell.model for cell in cells}) > 1
@@ -71,7 +74,7 @@ def plot_curves(
             Curve(
                 panel=title(cell),
                 method=parse_row(cell.method)[0],
-                label=row_text(cell.method, without=shared),
+                label=names.get(cell.method) or row_text(cell.method, without=shared),
                 runs=values_by_round(made, curves, _metric(cell, measure)),
                 diverged=bool(len(made) and diverged(made).any()),
                 reported=reported_value(cell, reported)["reported_mean"],

@@ -102,6 +102,8 @@ class Experiment:
     """By method the number that `--tuned` tunes."""
     controls: dict[str, str] = field(default_factory=dict)
     """Rows that show what a mechanism is worth, by the row that they are a control of."""
+    names: dict[str, str] = field(default_factory=dict)
+    """What pictures call a row whose settings are too long for them."""
     real: dict[str, str] = field(default_factory=dict)
     """By method that makes data its row with as many random real images: what others gain over it
     is a column."""

@@ -70,10 +70,13 @@ def write_curves(name: str) -> Callable[[Outcome], list[str]]:
 
     def write(outcome: Outcome) -> list[str]:
         given = (outcome.cells, outcome.results, outcome.curves, outcome.reported)
-        figures = {f"{name}.png": plot_curves(*given, focus=outcome.experiment.own_methods)}
+        experiment = outcome.experiment
+        names = experiment.names
+        curves = plot_curves(*given, focus=experiment.own_methods, names=names)
+        figures = {f"{name}.png": curves}
         made = {cell.method for cell, _ in outcome.made()}
         if len(made) > _FEW:
-            figures[f"{name}_apart.png"] = plot_curves(*given, apart=True)
+            figures[f"{name}_apart.png"] = plot_curves(*given, apart=True, names=names)
         for path, figure in figures.items():
             write_figure(outcome.directory / path, figure)
         return list(figures)
