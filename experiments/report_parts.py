@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fedjax_het.common.pictures import DARK
-from fedjax_het.common.text import html_text, one_line, plain_markdown
+from fedjax_het.common.text import MISSING, html_text, one_line, plain_markdown
 
 WIDE = 1.7  # times as wide as high: several panels side by side
 COLOURS = 256  # of a picture on a page
@@ -125,7 +125,8 @@ def _table(lines: list[str], title: str) -> str:
     classes = [' class="n"' if _NUMERIC.fullmatch(cell) else "" for cell in rule]
     classes += [""] * (len(heads) - len(classes))
     same = _alike(heads, rows)
-    said = "".join(f"<span>{as_cell(heads[i])}: {as_cell(text)}</span>" for i, text in same.items())
+    told = {i: text for i, text in same.items() if text != MISSING}
+    said = "".join(f"<span>{as_cell(heads[i])}: {as_cell(text)}</span>" for i, text in told.items())
     kept = [i for i in range(len(heads)) if i not in same]
     head = "".join(
         f'<th scope="col"{classes[i]} aria-sort="none">'

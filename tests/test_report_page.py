@@ -195,6 +195,12 @@ def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
     assert "<h4>FSL, a table: x. Preset quick.</h4>" in html
 
 
+def test_what_no_row_has_is_not_said():
+    rows = "".join(f"| x | — | {number} |\n" for number in range(3))
+    html = as_html(f"| a | b | c |\n| - | - | - |\n{rows}")
+    assert "<span>a: x</span>" in html and "b:" not in html and ">b<" not in html
+
+
 def test_what_is_kept_is_there_and_belongs_somewhere(tmp_path):
     kept = found()
     names = [each.name for each in kept]

@@ -24,7 +24,7 @@ from fedjax_het.data import load_dataset
 from fedjax_het.measures.theory import ProgressTerms, progress_terms
 from fedjax_het.report import plot_gradient_gaps
 from fedjax_het.report.paper_table import Outcome, program, write_drawing
-from fedjax_het.report.style import add_legend, make_panels
+from fedjax_het.report.style import add_legend, is_leftmost, is_lowest, make_panels
 from fedjax_het.running.result import Result
 from fedjax_het.running.splits import split_clients
 
@@ -97,6 +97,7 @@ def terms_of(result: Result) -> tuple[np.ndarray, ProgressTerms]:
 def draw_terms(outcome: Outcome):
     """A panel for each data set, number of classes and size: mean logarithms over seeds."""
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import NullFormatter
 
     panels: dict[str, list[tuple[np.ndarray, ProgressTerms]]] = {}
     for cell, result in outcome.made():
@@ -108,7 +109,11 @@ def draw_terms(outcome: Outcome):
             values = [np.log10(getattr(terms, name)) for _, terms in found]
             axis.plot(found[0][0], 10 ** np.mean(values, axis=0), color=colour, lw=1.6)
         axis.set_yscale("log")
-        axis.set_xlabel("t", fontsize=10)
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        if is_leftmost(axis):
+            axis.set_ylabel("Term of Theorem 1", fontsize=10)
+        if is_lowest(axis, axes.values()):
+            axis.set_xlabel("Round t", fontsize=10)
         axis.set_title(f"{title}\nK0 eta0 L = {found[0][1].step:.3g}", fontsize=9)
         plain_axes(axis)
     handles = [Line2D([], [], color=colour, lw=2, label=name) for name, colour in TERMS.items()]
