@@ -2,12 +2,14 @@
 somewhere, and every entry of the package has its row or its page."""
 
 import importlib.util
+import itertools
 import pkgutil
 import re
 import runpy
 import shlex
 import sys
 import tomllib
+from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -110,6 +112,33 @@ def test_a_command_is_understood(command, monkeypatch, tmp_path):
             understood_by_the_command(arguments, monkeypatch)
         case _:
             pytest.fail(f"a page has a command that no test checks: {command}")
+
+
+def is_small(words):
+    """Whether a command of the package takes seconds: on digits, few rounds, nothing condensed."""
+    if words[:1] != ["fedjax-het"] or {"--distributed", "--launcher"} & {*words}:
+        return False
+    if words[1] in ("list", "show", "devices") or words[1:] == ["table", "--list"]:
+        return True
+    if words[1] == "report":
+        return Path(words[2]).is_dir()  # which the page's commands have made
+    said = dict(itertools.pairwise(words))
+    few = int(said.get("--rounds", "99")) <= 5 and said.get("--dataset", "digits") == "digits"
+    return (
+        words[1] in ("run", "sweep") and few and said.get("--algorithm") not in ("fedaf", "feddm")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if commands([page])], ids=named)
+def test_small_commands_run(page, monkeypatch, tmp_path):
+    from fedjax_het import cli
+
+    monkeypatch.chdir(tmp_path)
+    for command in commands([page]):
+        words = shlex.split(command)
+        if is_small(words):
+            assert cli.main(words[1:]) == 0, command
 
 
 def project():
