@@ -12,6 +12,7 @@ import pytest
 
 from experiments import all as every
 from experiments import table1
+from fedjax_het import simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.cell import parse_row
@@ -338,7 +339,7 @@ def test_a_round_of_table_3(tmp_path, capsys):
 def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     fig6 = MODULES["fig6"]
     monkeypatch.setattr(fig6, "EPOCHS", 4)
-    few = ["--seeds", "0", "--alphas", "0.01", "--methods", "dynafed(local_epochs=2)"]
+    few = ["--seeds", "0", "--alphas", "0.01", "--methods", "dynafed(local_epochs=2, rounds=21)"]
     assert fig6.main([*few, "--output-dir", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "fig6_distance.csv")
     assert table["start"].tolist() == [*range(16)]
@@ -347,3 +348,18 @@ def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     accuracy = pd.read_csv(tmp_path / "fig6_scratch.csv")
     assert accuracy["data"].tolist() == ["real"] * 3 + ["synthetic"] * 3
     assert accuracy["accuracy"].between(0, 1).all()
+
+    # What a kept run does not keep is made once more; Figure 3 is of any of them.
+    (path,) = tmp_path.glob("*.json")
+    kept = Result.load(path)
+    made = simulate(kept.spec)
+    assert made.state is not None and kept.state is None
+    again = fig6.trajectory_of(kept)
+    np.testing.assert_allclose(again, fig6.trajectory_of(made), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(again[0], again[-1])
+    own = ["--result", str(path), "--shown", "1", "--output-dir", str(tmp_path / "fig3")]
+    assert MODULES["fig3"].main(own) == 0
+    losses = pd.read_csv(tmp_path / "fig3" / "fig3.csv")
+    assert set(losses["phase"]) == {"local", "tuning", "control", "all"}
+    local = losses[losses["phase"] == "local"].groupby("client")["loss"]
+    assert (local.last() < local.first()).all()
