@@ -64,6 +64,21 @@ def values(results, method, alpha, measure="final_accuracy", **settings):
     return results[chosen][measure].to_numpy(float)
 
 
+@pytest.mark.parametrize(
+    ("alphas", "titles"),
+    [
+        ((0.01, 0.1), ["digits, alpha 0.01", "digits, alpha 0.1"]),
+        ((0.1,), ["digits"]),  # what all panels share is not said
+    ],
+)
+def test_a_title_says_the_data_and_what_differs(alphas, titles):
+    results, curves = sweep(("fedavg",), alphas, participation=0.4)
+    panels = ["dataset", "participation", "alpha"]
+    by = [*panels, "algorithm"]
+    figure = report.plot_learning_curves(results, curves, by=by, panels=panels)
+    assert [panel.get_title() for panel in figure.axes] == titles
+
+
 def line(panel, label):
     (found,) = [line for line in panel.lines if line.get_label() == label]
     return found

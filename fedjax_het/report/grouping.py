@@ -182,12 +182,19 @@ def figure_lines(
     results: "pd.DataFrame", by: Sequence[str], panels: Sequence[str] | None = None
 ) -> list[Line]:
     """The runs as lines, in panels by `panels`: those of `by`, or the settings of it that methods
-    compare at."""
+    compare at. A panel's title says its data set, and what differs between panels."""
     named = list(filter(is_shared, by)) if panels is None else list(panels)
     inside = [name for name in by if name not in named]
+    groups = group_runs(results, [*named, *inside])
+    differ = [
+        name
+        for name in named
+        if name == "dataset" or len({setting_text(settings[name]) for settings, _ in groups}) > 1
+    ]
+    said = differ or named
     lines = []
-    for settings, runs in group_runs(results, [*named, *inside]):
-        shared = {name: settings[name] for name in named}
+    for settings, runs in groups:
+        shared = {name: settings[name] for name in said}
         own = {name: settings[name] for name in inside}
         label = describe_settings(own) or "all runs"
         method = str(own.get("algorithm", label))
