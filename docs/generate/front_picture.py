@@ -10,6 +10,7 @@ from fedjax_het.report import plot_learning_curves
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "experiments" / "fsl" / "results" / "fig1-cpu"
+METHODS = ("fedavg", "data_sharing", "fsl")
 PICTURE = ROOT / "docs" / "images" / "front.png"
 
 
@@ -17,6 +18,7 @@ def main() -> None:
     """Accuracy by labels a client: FedAvg, data sharing, and FSL at its own weight of 1."""
     results, curves = load_results(RUNS), load_curves(RUNS)
     shown = (results["dataset"] == "fashion_mnist") & (results["hp.gamma"].fillna(1) == 1)
+    shown &= results["algorithm"].isin(METHODS) & (results["rounds"] == 200)
     figure = plot_learning_curves(
         results[shown], curves, by=["classes", "algorithm"], panels=["classes"]
     )
