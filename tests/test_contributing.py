@@ -12,7 +12,8 @@ import fedjax_het
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "fedjax_het"
 ARCHITECTURE = (ROOT / "docs" / "developers" / "architecture.md").read_text()
-TEXT = (ROOT / "CONTRIBUTING.md").read_text() + ARCHITECTURE
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+TEXT = CONTRIBUTING + ARCHITECTURE
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
 IN_CODE = sorted(set(re.findall(r"`([^`\n]+)`", PROSE)))
 IS_PATH = re.compile(r"[\w./]+/[\w.]*|[\w/]+\.(py|md|toml|yml)")
@@ -26,7 +27,11 @@ def test_there_is_something_to_check():
     assert len(PATHS) > 40 and len(NAMES) > 10
 
 
-@pytest.mark.parametrize("path", [*PATHS, *re.findall(r'"(\w+/\w+\.py)"', PICTURE)])
+LINKS = re.findall(r"\]\(([^)#]+)\)", CONTRIBUTING)  # a page's own are in `test_docs`
+DRAWN = re.findall(r'"(\w+/\w+\.py)"', PICTURE)
+
+
+@pytest.mark.parametrize("path", [*PATHS, *LINKS, *DRAWN])
 def test_a_path_exists(path):
     assert (ROOT / path).exists() or (PACKAGE / path).exists()
 

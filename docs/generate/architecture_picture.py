@@ -46,9 +46,9 @@ def draw():
             FancyBboxPatch((left, bottom), width, height, style, fc=face, ec=edge, lw=1.2)
         )
 
-    def arrow(start, end, **style):
+    def arrow(start, end):
         panel.add_patch(
-            FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=PALE, **style)
+            FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=PALE)
         )
 
     def say(x, y, text, size, colour=INK, side="center", **style):

@@ -1,7 +1,8 @@
 """FSL's Table I: accuracy and rounds to 50 % with many clients of few labels, on CIFAR-10.
 
 python experiments/fsl/table1.py                  the embedded digits, a minute on 2 cores
-python experiments/fsl/table1.py --preset cpu     CIFAR-10, no STL-10: 32 runs of 20 minutes
+python experiments/fsl/table1.py --preset cpu     CIFAR-10, no STL-10: 30 runs of 12 to 40
+                                                  minutes, data sharing two of two hours
 python experiments/fsl/table1.py --preset paper   CIFAR-10: a GPU's work
 
 As in the paper, a row is that of its settings which gives the highest mean accuracy (on the test
