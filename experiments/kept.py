@@ -68,9 +68,12 @@ def _of(path: Path) -> Kept:
 
 
 def _program(path: Path) -> str:
-    """Of what is named `table` alone the folder says which it is."""
+    """Of what is named `table` alone the folder says which it is. Beside the folder of results, but
+    for DynaFed's Table 1, which lies above its paper's."""
     stem = path.parent.name.partition("-")[0] if path.stem == "table" else path.stem
-    return (path.parents[2] / f"{stem}.py").relative_to(HERE).as_posix()
+    beside = path.parents[2] / f"{stem}.py"
+    program = beside if beside.is_file() else HERE / beside.name
+    return program.relative_to(HERE).as_posix()
 
 
 def kept_of(name: str) -> list[Kept]:

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from importlib import import_module
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -227,10 +228,27 @@ def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
     assert [row["Measured"] for row in section.rows] == ["2.3 ± 1.5", "—"]
 
 
-def test_a_seed_that_is_missing_leaves_no_mean(tmp_path):
-    table4, outcome = made_outcome(tmp_path, {"fedavg": [[0.5], [0.5]]})
-    (row,) = table4.rounds_table(outcome).itertuples(index=False)
-    assert math.isnan(row.rounds) and (row.reached, row.made, row.planned) == (2, 2, 3)
+def test_a_seed_that_is_missing_is_said_beside_the_mean_of_the_others(tmp_path):
+    table4, outcome = made_outcome(tmp_path, {"fedavg": [[0.5], [0.1, 0.2, 0.5]]})
+    table = table4.rounds_table(outcome)
+    (row,) = table.itertuples(index=False)
+    assert (row.rounds, row.reached, row.made, row.planned) == (2.0, 2, 2, 3)
+    (section,) = table4.text_table(table, "T", ()).sections
+    assert section.rows[0]["Reached"] == "2 of 2, 1 not run"
+
+
+def test_a_cell_of_which_nothing_was_run_has_neither_rounds_nor_a_count(tmp_path):
+    table4, outcome = made_outcome(tmp_path, {"fedavg": []})
+    table = table4.rounds_table(outcome)
+    assert math.isnan(table["rounds"].item())
+    (section,) = table4.text_table(table, "T", ()).sections
+    assert section.rows[0]["Reached"] == section.rows[0]["Measured"] == "—"
+
+
+def test_every_preset_has_a_target_for_what_it_runs():
+    table4 = MODULES["table4"]
+    for preset in ALL["table4"].presets.values():
+        assert table4.TARGETS.keys() >= {*product(preset.datasets, preset.alphas)}
 
 
 # The steps of Figure 3

@@ -25,7 +25,8 @@ from fedjax_het.report.write import publish
 METRIC = "rounds_to_accuracy_"
 CAPTION = (
     "The first round, from 1, whose test accuracy reaches the target. Measured: mean ± standard "
-    "deviation over seeds, where all of them reach it. Difference: measured − reported, in rounds."
+    "deviation over the seeds that were run, where all of them reach it. Difference: measured − "
+    "reported, in rounds."
 )
 
 
@@ -38,8 +39,17 @@ def paper_targets() -> dict[tuple[str, float], float]:
     }
 
 
-# Those of the digits are about what FedAvg has at the end.
-TARGETS = {**paper_targets(), ("digits", 0.01): 0.7, ("digits", 0.04): 0.85}
+# Where the paper has no target: about what FedAvg has at the end, measured on the digits, in the
+# paper's Table 1 on the others (74.5, 81.7 and 89.5 % on Fashion-MNIST, 69.7 % on CIFAR-10).
+OWN_TARGETS = {
+    ("digits", 0.01): 0.7,
+    ("digits", 0.04): 0.85,
+    ("fashion_mnist", 0.01): 0.75,
+    ("fashion_mnist", 0.04): 0.8,
+    ("fashion_mnist", 0.16): 0.9,
+    ("cifar10", 0.16): 0.7,
+}
+TARGETS = {**paper_targets(), **OWN_TARGETS}
 
 TABLE4 = EXPERIMENT(
     name="dynafed-table4",
@@ -55,8 +65,9 @@ TABLE4 = EXPERIMENT(
 
 
 def rounds_table(outcome: Outcome) -> pd.DataFrame:
-    """A row per cell: `target` (a share), `rounds` and `std` over seeds (NaN unless all `planned`
-    runs were made and reach it), `reached`, `made`, `reported`, `reported_std`, `difference`."""
+    """A row per cell: `target` (a share), `rounds` and `std` over the seeds that were run (NaN
+    unless all of them reach it), `reached`, `made`, `planned`, `reported`, `reported_std`,
+    `difference`."""
     rows = []
     for cell in outcome.cells:
         target = math.nan
@@ -65,7 +76,7 @@ def rounds_table(outcome: Outcome) -> pd.DataFrame:
         made = filter(None, map(outcome.result_of, cell.runs))
         curves = [result.metrics["test_accuracy"] for result in made]
         hits = pd.Series([rounds_to(curve, target, window=1) for curve in curves], dtype=float)
-        complete = len(hits) == len(cell.runs) > 0 and hits.notna().all()
+        all_reach = len(hits) > 0 and hits.notna().all()
         theirs = outcome.reported.query(
             "dataset == @cell.dataset and level == @cell.alpha and method == @cell.method"
         )
@@ -77,8 +88,8 @@ def rounds_table(outcome: Outcome) -> pd.DataFrame:
                 "alpha": cell.alpha,
                 "target": target,
                 "method": cell.method,
-                "rounds": hits.mean() if complete else math.nan,
-                "std": hits.std() if complete else math.nan,
+                "rounds": hits.mean() if all_reach else math.nan,
+                "std": hits.std() if all_reach else math.nan,
                 "reached": int(hits.notna().sum()),
                 "made": len(hits),
                 "planned": len(cell.runs),
@@ -98,7 +109,7 @@ def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextT
             {
                 "Method": row.method,
                 "Measured": plus_minus(row.rounds, row.std, form=".1f"),
-                "Reached": f"{row.reached} of {row.made}" if row.made else MISSING,
+                "Reached": _reached(row),
                 "Reported": plus_minus(row.reported, row.reported_std, form=".1f"),
                 "Difference": number_text(row.difference, "+.1f"),
             }
@@ -110,6 +121,13 @@ def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextT
         sections.append(Section(tuple(texts), title=title_text, labels=labels))
     values = ("Measured", "Reached", "Reported", "Difference")
     return TextTable(title, ("Method",), values, tuple(sections), notes)
+
+
+def _reached(row) -> str:
+    if not row.made:
+        return MISSING
+    missing = row.planned - row.made
+    return f"{row.reached} of {row.made}" + (f", {missing} not run" if missing else "")
 
 
 def write_rounds(outcome: Outcome) -> list[str]:
