@@ -36,7 +36,8 @@ FIG4 = EXPERIMENT(
 
 
 def write(outcome: Outcome) -> list[str]:
-    result = next((result for _, result in outcome.made()), None)
+    made_all = (result for _, result in outcome.made())
+    result = next((each for each in made_all if "snapshots" in each.artifacts), None)
     if result is None:
         print("No run is there to be drawn.")
         return []
