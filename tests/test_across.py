@@ -63,6 +63,12 @@ def test_the_drawing_names_what_is_best():
     assert len(named) == 6 and "moon" in named[0] and "ditto" not in named[0]
 
 
+def test_of_no_run_it_says_so_and_names_no_files(tmp_path, capsys):
+    assert main(["--show", "--output-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "No run is there to be shown.\n"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_program(tmp_path, capsys):
     words = ["--methods", "fedavg", "ditto", "separate", "--rounds", "2", "--seeds", "0"]

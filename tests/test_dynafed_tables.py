@@ -225,6 +225,7 @@ def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
     (section,) = text.sections
     assert section.labels["Target"] == "45 %"
     assert [row["Reached"] for row in section.rows] == ["3 of 3", "2 of 3"]
+    assert [row["Seeds"] for row in section.rows] == ["3", "3"]
     assert [row["Measured"] for row in section.rows] == ["2.3 ± 1.5", "—"]
 
 
@@ -234,7 +235,7 @@ def test_a_seed_that_is_missing_is_said_beside_the_mean_of_the_others(tmp_path):
     (row,) = table.itertuples(index=False)
     assert (row.rounds, row.reached, row.made, row.planned) == (2.0, 2, 2, 3)
     (section,) = table4.text_table(table, "T", ()).sections
-    assert section.rows[0]["Reached"] == "2 of 2, 1 not run"
+    assert (section.rows[0]["Reached"], section.rows[0]["Seeds"]) == ("2 of 2", "2 of 3")
 
 
 def test_a_cell_of_which_nothing_was_run_has_neither_rounds_nor_a_count(tmp_path):
@@ -243,6 +244,7 @@ def test_a_cell_of_which_nothing_was_run_has_neither_rounds_nor_a_count(tmp_path
     assert math.isnan(table["rounds"].item())
     (section,) = table4.text_table(table, "T", ()).sections
     assert section.rows[0]["Reached"] == section.rows[0]["Measured"] == "—"
+    assert section.rows[0]["Seeds"] == "0 of 3"
 
 
 def test_every_preset_has_a_target_for_what_it_runs():

@@ -4,9 +4,9 @@ python experiments/dynafed/table4.py                  the embedded digits, a min
 python experiments/dynafed/table4.py --preset cpu     Fashion-MNIST, width 32: as Table 1
 python experiments/dynafed/table4.py --preset paper   CIFAR-10 and CINIC-10: a GPU's work
 
-From runs of Table 1, in its folder; `--show` makes the table of those that are there. A round
-counts that is the first to reach the target: three of the paper's four targets are above what
-FedAvg has at the end, so the curves are not smoothed there.
+From runs of Table 1, in its folder, whose picture shows their curves; `--show` makes the table of
+those that are there. A round counts that is the first to reach the target: three of the paper's
+four targets are above what FedAvg has at the end, so the curves are not smoothed there.
 """
 
 import math
@@ -15,10 +15,16 @@ from dataclasses import replace
 import pandas as pd
 
 from experiments.dynafed.settings import CPU, EXPERIMENT, FOLDER, PAPER, QUICK
-from fedjax_het import report
 from fedjax_het.measures.convergence import rounds_to
 from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.render import MISSING, Section, TextTable, number_text, plus_minus
+from fedjax_het.report.render import (
+    MISSING,
+    Section,
+    TextTable,
+    number_text,
+    plus_minus,
+    seeds_text,
+)
 from fedjax_het.report.reported import reported_values
 from fedjax_het.report.write import publish
 
@@ -109,9 +115,10 @@ def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextT
             {
                 "Method": row.method,
                 "Measured": plus_minus(row.rounds, row.std, form=".1f"),
-                "Reached": _reached(row),
+                "Reached": f"{row.reached} of {row.made}" if row.made else MISSING,
                 "Reported": plus_minus(row.reported, row.reported_std, form=".1f"),
                 "Difference": number_text(row.difference, "+.1f"),
+                "Seeds": seeds_text(row.made, row.planned),
             }
             for row in rows.itertuples(index=False)
         ]
@@ -119,28 +126,15 @@ def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextT
         labels = {"Data": dataset, "Network": model, "alpha": f"{alpha:g}", "Target": accuracy}
         title_text = f"{dataset}, {model}, alpha {alpha:g}, target {accuracy}"
         sections.append(Section(tuple(texts), title=title_text, labels=labels))
-    values = ("Measured", "Reached", "Reported", "Difference")
+    values = ("Measured", "Reached", "Reported", "Difference", "Seeds")
     return TextTable(title, ("Method",), values, tuple(sections), notes)
-
-
-def _reached(row) -> str:
-    if not row.made:
-        return MISSING
-    missing = row.planned - row.made
-    return f"{row.reached} of {row.made}" + (f", {missing} not run" if missing else "")
 
 
 def write_rounds(outcome: Outcome) -> list[str]:
     table = rounds_table(outcome)
     lost = tuple(f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values()))
     text = text_table(table, f"{TABLE4.title} Preset {outcome.preset}.", (CAPTION, *lost))
-    of_table1 = reported_values("dynafed", "table1")
-    given = (outcome.cells, outcome.results, outcome.curves, of_table1)
-    figures = {
-        "table4_curves.png": report.plot_curves(*given, focus=TABLE4.own_methods),
-        "table4_curves_apart.png": report.plot_curves(*given, apart=True),
-    }
-    return publish(outcome.directory, "table4", text, table, figures)
+    return publish(outcome.directory, "table4", text, table, {})
 
 
 main = program(TABLE4, write_rounds)

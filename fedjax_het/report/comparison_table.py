@@ -17,6 +17,7 @@ from fedjax_het.report.render import (
     number_text,
     p_text,
     plus_minus,
+    seeds_text,
 )
 
 if TYPE_CHECKING:
@@ -136,9 +137,8 @@ def _rounds_texts(row: Any) -> dict[str, str]:
 
 
 def _runs_texts(row: Any) -> dict[str, str]:
-    seeds = str(row.seeds) if row.seeds == row.planned else f"{row.seeds} of {row.planned}"
     return {
-        "Seeds": seeds if row.planned else MISSING,
+        "Seeds": seeds_text(row.seeds, row.planned) if row.planned else MISSING,
         "Time": MISSING if math.isnan(row.seconds) else f"{row.seconds:.1f} s",
     }
 

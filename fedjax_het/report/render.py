@@ -71,6 +71,11 @@ def plus_minus(mean: float, std: float, *, diverged: bool = False, form: str = "
     return " ".join([number_text(mean, form), *deviation, *([DIVERGED] if diverged else [])])
 
 
+def seeds_text(made: int, planned: int) -> str:
+    """How many seeds were run: `3`, or `2 of 3` where some are missing."""
+    return str(made) if made == planned else f"{made} of {planned}"
+
+
 def best_of(values: Sequence[float]) -> list[int]:
     """The places of the highest value as printed. None where fewer than two can be compared."""
     known = {place: round(value, 2) for place, value in enumerate(values) if not math.isnan(value)}

@@ -116,5 +116,7 @@ def _run(
         counts = {"runs": len(specs), "not_run": len(reasons)}
         print(json.dumps({"output_dir": str(directory), "files": list(names), **counts}))
     else:
-        print(f"Written to {directory}: {', '.join(names)}, and two files per run.")
+        written = [*names, *([] if arguments.show else ["two files per run"])]
+        if written:
+            print(f"Written to {directory}: {', '.join(written)}.")
     return 2 if specs and len(reasons) == len(specs) else 0
