@@ -12,9 +12,9 @@ images, too. Costs are rounds, bytes both ways, and floating-point operations of
 diagram are clients and seeds, which are not independent where clients share a model: its p-values
 are too small rather than too large.
 
-Preset cpu, on two cores that were busy besides: FedAvg 0.34 s a round, FedDF 2.0 s, FedMix 2.8 s,
-so that a run takes one to five minutes and the 96 of them about five hours, by estimate. FedDM and
-FedAF have 10 images a class and 100 steps there: at 1,000 steps a run would take hours.
+Preset cpu, on one core of an EPYC: most methods take a minute a run, the fine-tuned averages seven,
+FedDM and FedAF eleven, so that the 96 runs take three hours. FedDM and FedAF have 10 images a class
+and 100 steps there: at 1,000 steps a run would take hours.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,10 @@ import pandas as pd
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.files import write_atomically
+from fedjax_het.common.pictures import plain_axes
 from fedjax_het.report.cell import Cell
 from fedjax_het.report.critical_difference import plot_critical_difference
+from fedjax_het.report.line_ends import End, name_ends
 from fedjax_het.report.paper_table import Experiment, Outcome, Preset, program
 from fedjax_het.report.render import MISSING, Section, TextTable, number_text, plus_minus
 from fedjax_het.report.style import method_colours
@@ -76,9 +78,14 @@ ACROSS = Experiment(
             seeds=(0, 1, 2),
             rows=tuple(METHODS),
             settings={"num_clients": 50, "rounds": 100, "server_options": {"size": 100}},
-            method_settings={"feddm": SHORT, "fedaf": SHORT},
+            method_settings={
+                "feddm": SHORT,
+                "fedaf": SHORT,
+                "pfedme": {"hp": {"personal_lr": 0.03}},
+            },
             note="feddm and fedaf condense less than by their defaults: 10 images a class, 100 "
-            "steps, 50 server epochs.",
+            "steps, 50 server epochs. pfedme's personal models step at 0.03, as they diverge in "
+            "the first round at the default of 0.09. fedbn without batch norm is fedavg.",
         ),
     },
 )
@@ -131,6 +138,19 @@ def rows_of(outcome: Outcome) -> list[Row]:
     return rows
 
 
+def left_out(outcome: Outcome) -> list[str]:
+    """Methods that have no row, and why, as a note."""
+    found, results = [], outcome.own_results
+    lost = set(results["settings"][results["diverged"]]) if len(results) else set()
+    for cell in outcome.cells:
+        whole = [outcome.result_of(run) is not None for run in cell.runs]
+        if not all(whole):
+            diverged = any(run.digest() in lost for run in cell.runs)
+            made = f"{sum(whole)} of {len(whole)} runs made"
+            found.append(f"{cell.method} ({'diverged' if diverged else made})")
+    return [f"Without a row: {', '.join(found)}."] if found else []
+
+
 def _row(outcome: Outcome, cell: Cell, results: Sequence[Result]) -> Row:
     curves = {name: np.stack([one.metrics[name] for one in results]) for name in (GLOBAL, CLIENTS)}
     metrics = [one.metrics for one in results]
@@ -142,12 +162,14 @@ def _row(outcome: Outcome, cell: Cell, results: Sequence[Result]) -> Row:
 
 
 def _flops(outcome: Outcome, cell: Cell) -> np.ndarray:
-    """[rounds] TFLOP so far, of the first seed; counted once, and kept beside the runs."""
+    """[rounds] TFLOP so far, and of tuning copies once where these are scored; of the first seed,
+    counted once and kept beside the runs."""
     run = cell.runs[0]
     path = outcome.directory / "arithmetic" / f"{run.digest()}.npy"
     if not path.is_file():
         path.parent.mkdir(exist_ok=True)
-        found = count(run).so_far
+        counted = count(run)
+        found = counted.so_far + counted.tuning
         write_atomically(path, lambda file: np.save(file, found))
     return np.load(path, allow_pickle=False) / 1e12
 
@@ -224,23 +246,29 @@ def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextT
 
 def draw(rows: Sequence[Row]):
     """Accuracy against rounds, bytes and operations: on all test images above, on clients' own
-    below. In colour, with their names, the methods that are the best of all at some cost."""
+    below, there of the methods that make models of clients' own. In colour, with their names, the
+    methods that are the best of a panel at some cost."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 7.6), layout="constrained")
     grid = figure.subplots(2, 3, sharey="row")
     axes = ("rounds", "megabytes, both ways", "TFLOP, clients and server")
     colours = method_colours([row.method for row in rows])
+    ends = {}
     for line, name in enumerate((GLOBAL, CLIENTS)):
-        there = [row for row in rows if not np.isnan(row.curves[name]).all()]
+        there = [row for row in rows if name == GLOBAL or row.kind == CLIENTS]
+        there = [row for row in there if not np.isnan(row.curves[name]).all()]
         for column, label in enumerate(axes):
             panel = grid[line, column]
             lines = {row.method: (_costs(row)[column], row.smoothed(name)) for row in there}
-            _panel(panel, lines, colours)
+            ends[panel] = _panel(panel, lines, colours)
+            plain_axes(panel)
             panel.set_xlabel(label)
             if column:
                 panel.set_xscale("log")
-        grid[line, 0].set_ylabel(("all test images" if name == GLOBAL else "clients' own") + ", %")
+        title = "all test images" if name == GLOBAL else "clients' own tests, own models"
+        grid[line, 0].set_ylabel(f"{title}, %")
+    name_ends(figure, ends)
     return figure
 
 
@@ -261,27 +289,14 @@ def best_at_some_cost(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[s
     return list(dict.fromkeys(found))
 
 
-def _panel(panel, lines, colours) -> None:
+def _panel(panel, lines, colours) -> list[End]:
+    """Draw the lines; -> the names of those in colour."""
     front = best_at_some_cost(lines)
     for method, (costs, accuracy) in lines.items():
         named = method in front
         colour, width = (colours[method], 1.8) if named else ("#C8C8C8", 0.9)
         panel.plot(costs, accuracy, color=colour, lw=width, zorder=2 + named, label=method)
-    ends = sorted((lines[method][1][-1], method) for method in front)
-    low, high = panel.get_ylim()
-    below = -np.inf
-    for height, method in ends:
-        place = below = max(height, below + 0.045 * (high - low))
-        panel.annotate(
-            method,
-            (lines[method][0][-1], height),
-            (1.02, (place - low) / (high - low)),
-            textcoords="axes fraction",
-            color=colours[method],
-            fontsize=9,
-            va="center",
-        )
-    panel.spines[["top", "right"]].set_visible(False)
+    return [End(method, lines[method][1][-1], colours[method]) for method in front]
 
 
 def write(outcome: Outcome) -> list[str]:
@@ -292,7 +307,7 @@ def write(outcome: Outcome) -> list[str]:
     table = numbers(rows)
     reasons = [f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values())]
     note = ACROSS.presets[outcome.preset].note
-    notes = tuple(filter(None, (CAPTION, note, *reasons)))
+    notes = tuple(filter(None, (CAPTION, note, *left_out(outcome), *reasons)))
     text = text_table(table, f"{ACROSS.title_of(outcome.preset)}.", notes)
     figures = {"across.png": draw(rows)}
     if len(rows) > 2:

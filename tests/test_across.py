@@ -3,9 +3,22 @@
 import numpy as np
 import pytest
 
-from experiments.across import ACROSS, CLIENTS, GLOBAL, Row, besides, best_at_some_cost, draw, main
+from experiments.across import (
+    ACROSS,
+    CLIENTS,
+    GLOBAL,
+    Row,
+    besides,
+    best_at_some_cost,
+    draw,
+    left_out,
+    main,
+)
 from experiments.across import numbers as numbers_of
+from fedjax_het import load_results
 from fedjax_het.algorithms import METHODS
+from fedjax_het.report.paper_table import Arguments, Outcome, make_cells
+from fedjax_het.running.result import Result
 
 
 def row(method, accuracy, flops, *, seeds=2, personal=False):
@@ -61,6 +74,22 @@ def test_the_drawing_names_what_is_best():
     figure = draw(ROWS)
     named = [{text.get_text() for text in panel.texts} for panel in figure.axes]
     assert len(named) == 6 and "moon" in named[0] and "ditto" not in named[0]
+    drawn = [{line.get_label() for line in panel.lines} for panel in figure.axes]
+    assert named[3] == {"ditto"} and not drawn[3] & {"fedavg", "moon"}
+
+
+def test_methods_without_a_row_are_said(tmp_path):
+    kept = {"fedavg": [0, 0], "moon": [0], "ditto": [], "pfedme": [1, 0]}
+    cells = make_cells(ACROSS, Arguments("quick", methods=tuple(kept), seeds=(0, 1)))
+    for cell in cells:
+        for run, lost in zip(cell.runs, kept[cell.method], strict=False):
+            summary = {"diverged": bool(lost)}
+            Result(run.resolved(), {"test_accuracy": np.ones(2)}, summary).save(tmp_path)
+    results = load_results(tmp_path)
+    outcome = Outcome(ACROSS, "quick", cells, results, None, None, tmp_path, {})
+    expected = "moon (1 of 2 runs made), ditto (0 of 2 runs made), pfedme (diverged)"
+    assert left_out(outcome) == [f"Without a row: {expected}."]
+    assert left_out(outcome._replace(cells=cells[:1])) == []
 
 
 def test_of_no_run_it_says_so_and_names_no_files(tmp_path, capsys):

@@ -230,6 +230,15 @@ def test_synthesis_by_hand():
     assert found.rounds.tolist() == [*[SAMPLES * TRAINED] * 2, (SAMPLES + 2 * 6) * TRAINED]
 
 
+def test_tuning_of_copies_is_told_apart():
+    given = {"local_tests": True, "test_per_client": 4, "participation": 0.5}
+    found = of("fedavg_ft", options={"tuning_epochs": 3}, **given)
+    assert found.rounds.tolist() == of("fedavg", **given).rounds.tolist()
+    assert found.tuning == 3 * SAMPLES * TRAINED  # of all clients, not of the round's
+    assert of("fedavg", **given).tuning == 0
+    assert of("per_fedavg", **given).tuning == 4 * 8 * TRAINED  # a minibatch of each
+
+
 # Of the others, each way in which methods work is in the tests above.
 @pytest.mark.parametrize("method", [name if name == "fedgen" else slow(name) for name in METHODS])
 def test_every_method_counts(method):

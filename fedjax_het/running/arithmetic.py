@@ -39,10 +39,13 @@ class Arithmetic:
     Attributes:
       rounds: [rounds] float64, exact below 2^53: of clients and server in each round.
       between: of work of the server between them.
+      tuning: where copies of the global model are tuned to be scored (`fedavg_ft`, `per_fedavg`),
+        of all clients once; in no sum, as it takes place as often as copies are asked for.
     """
 
     rounds: np.ndarray
     between: tuple[Work, ...] = ()
+    tuning: int = 0
 
     @property
     def total(self) -> float:
@@ -76,8 +79,9 @@ def count(
     on one device, with their loops as the run's own schedules make them end: batches are counted
     filled up, as they are executed, and every gradient of a step. Not counted are what is done
     value by value (norms, pooling, optimisers, sums of models), the first draw of the network, and
-    what only measures: tests, surveys, and the fine-tuning of copies that are tested and forgotten
-    (`fedavg_ft`). Nothing is trained, and the programs of the run are left as they are.
+    what only measures: tests and surveys. The fine-tuning of copies that are tested and forgotten
+    (`fedavg_ft`) is told apart. Nothing is trained, and the programs of the run are left as they
+    are.
 
     Args:
       spec: the settings.
@@ -133,12 +137,19 @@ def _counted(runs: Runs) -> Arithmetic:
         for i, work in enumerate(works):
             if work.before_round == done:
                 between.append(Work(work.name, done, counted(i + 1, traced[i + 1].after)))
-        rounds.append(counted(0, jax.tree.leaves(_unmeasured(runs, done))))
-    return Arithmetic(np.array(rounds, np.float64), tuple(between))
+        rounds.append(counted(0, jax.tree.leaves(_measured(runs, done, False))))
+    tuning = 0
+    if runs.algorithm.tuning is not None:
+        ends = state
+        tested = _measured(runs, runs.rounds - 1, True)
+        tuning = counted(0, jax.tree.leaves(tested))
+        state = ends
+        tuning -= counted(0, jax.tree.leaves(_untuned(tested)))
+    return Arithmetic(np.array(rounds, np.float64), tuple(between), tuning)
 
 
 def _rounds_of(runs: Runs) -> _Traced:
-    inputs = _unmeasured(runs, 0)
+    inputs = _measured(runs, 0, False)
     program = runs.group.program.chunk.program
     return _Traced(program.trace(state_shapes(runs), inputs).jaxpr, [], jax.tree.leaves(inputs))
 
@@ -152,11 +163,18 @@ def _work_of(runs: Runs, work: HostWork) -> _Traced:
     return _Traced(program.trace(*inputs).jaxpr, *leaves)
 
 
-def _unmeasured(runs: Runs, done: int) -> ChunkInputs:
-    """What the program reads for the next round, which nothing is measured after."""
+def _measured(runs: Runs, done: int, is_: bool) -> ChunkInputs:
+    """What the program reads for the next round, with tests after it or without."""
     inputs = runs.call(done, 1)
-    never = np.zeros_like(inputs.schedule.evaluate)
-    return inputs._replace(schedule=inputs.schedule._replace(evaluate=never))
+    evaluate = np.full_like(inputs.schedule.evaluate, is_)
+    return inputs._replace(schedule=inputs.schedule._replace(evaluate=evaluate))
+
+
+def _untuned(inputs: ChunkInputs) -> ChunkInputs:
+    """The same, but copies have no minibatch to be tuned on."""
+    assert inputs.tuning is not None
+    none = {name: 0 * getattr(inputs.tuning, name) for name in ("longest", "num_segments")}
+    return inputs._replace(tuning=inputs.tuning._replace(**none))
 
 
 def _with_what_decides(
