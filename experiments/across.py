@@ -99,7 +99,8 @@ CAPTION = (
     "global model on all test images; own: mean over clients of the model that each is scored "
     "with, on data like its own. MB and TFLOP: of a run; up to the target (a running mean reaches "
     f"{100 * SHARE:.0f} % of what {BASELINE} has at the end): on all test images, of methods that "
-    "make models of clients' own on these. Filled-up batches are counted, tests are not."
+    "make models of clients' own on these. TFLOP counts batches filled up, and one tuning of all "
+    "copies where tuned copies are scored; no tests."
 )
 
 
@@ -244,30 +245,28 @@ def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextT
     return TextTable(title, ("Method", "Has besides"), values, tuple(sections), notes)
 
 
-def draw(rows: Sequence[Row]):
-    """Accuracy against rounds, bytes and operations: on all test images above, on clients' own
-    below, there of the methods that make models of clients' own. In colour, with their names, the
-    methods that are the best of a panel at some cost."""
+def draw(rows: Sequence[Row], score: str):
+    """Accuracy against rounds, bytes and operations: on all test images, or on clients' own of the
+    methods that make models of clients' own. In colour, with their names, the methods that are the
+    best of all at some cost."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 7.6), layout="constrained")
-    grid = figure.subplots(2, 3, sharey="row")
-    axes = ("rounds", "megabytes, both ways", "TFLOP, clients and server")
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    axes = ("Rounds", "Megabytes, both ways", "TFLOP, clients and server")
     colours = method_colours([row.method for row in rows])
+    there = [row for row in rows if score == GLOBAL or row.kind == CLIENTS]
+    there = [row for row in there if not np.isnan(row.curves[score]).all()]
     ends = {}
-    for line, name in enumerate((GLOBAL, CLIENTS)):
-        there = [row for row in rows if name == GLOBAL or row.kind == CLIENTS]
-        there = [row for row in there if not np.isnan(row.curves[name]).all()]
-        for column, label in enumerate(axes):
-            panel = grid[line, column]
-            lines = {row.method: (_costs(row)[column], row.smoothed(name)) for row in there}
-            ends[panel] = _panel(panel, lines, colours)
-            plain_axes(panel)
-            panel.set_xlabel(label)
-            if column:
-                panel.set_xscale("log")
-        title = "all test images" if name == GLOBAL else "clients' own tests, own models"
-        grid[line, 0].set_ylabel(f"{title}, %")
+    for column, (panel, label) in enumerate(zip(panels, axes, strict=True)):
+        lines = {row.method: (_costs(row)[column], row.smoothed(score)) for row in there}
+        ends[panel] = _panel(panel, lines, colours)
+        plain_axes(panel)
+        panel.set_xlabel(label)
+        if column:
+            panel.set_xscale("log")
+    title = "All test images" if score == GLOBAL else "Clients' own tests and models"
+    panels[0].set_ylabel(f"{title}, %")
     name_ends(figure, ends)
     return figure
 
@@ -309,7 +308,9 @@ def write(outcome: Outcome) -> list[str]:
     note = ACROSS.presets[outcome.preset].note
     notes = tuple(filter(None, (CAPTION, note, *left_out(outcome), *reasons)))
     text = text_table(table, f"{ACROSS.title_of(outcome.preset)}.", notes)
-    figures = {"across.png": draw(rows)}
+    figures = {"across_all.png": draw(rows, GLOBAL)}
+    if any(row.kind == CLIENTS for row in rows):
+        figures["across_own.png"] = draw(rows, CLIENTS)
     if len(rows) > 2:
         scores = np.stack([row.clients for row in rows], axis=1)
         names = [row.method for row in rows]

@@ -1,20 +1,24 @@
-"""The README's picture, of runs that are committed: FSL's Figure 1 on Fashion-MNIST.
+"""The README's pictures, of runs that are committed: FSL's Figure 1 on Fashion-MNIST, and every
+method against its costs.
 
-python docs/generate/front_picture.py   writes docs/images/front.png again, in seconds
+python docs/generate/front_picture.py   writes them into docs/images again, in seconds
 """
 
+import sys
 from pathlib import Path
 
 from fedjax_het import load_curves, load_results
 from fedjax_het.report import plot_learning_curves
+from fedjax_het.report.paper_table import Arguments, Outcome, make_cells
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "experiments" / "fsl" / "results" / "fig1-cpu"
 METHODS = ("fedavg", "data_sharing", "fsl")
-PICTURE = ROOT / "docs" / "images" / "front.png"
+IMAGES = ROOT / "docs" / "images"
+sys.path.insert(0, str(ROOT))
 
 
-def main() -> None:
+def front() -> None:
     """Accuracy by labels a client: FedAvg, data sharing, and FSL at its own weight of 1."""
     results, curves = load_results(RUNS), load_curves(RUNS)
     shown = (results["dataset"] == "fashion_mnist") & (results["hp.gamma"].fillna(1) == 1)
@@ -22,8 +26,20 @@ def main() -> None:
     figure = plot_learning_curves(
         results[shown], curves, by=["classes", "algorithm"], panels=["classes"]
     )
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(IMAGES / "front.png", dpi=110)
+
+
+def across() -> None:
+    """Accuracy of every method on all test images, against rounds, bytes and operations."""
+    from experiments.across import ACROSS, GLOBAL, draw, rows_of
+
+    runs = ROOT / "experiments" / "results" / "across-cpu"
+    cells = make_cells(ACROSS, Arguments("cpu", seeds=(0,)))
+    results = load_results(runs)
+    made = Outcome(ACROSS, "cpu", cells, results, load_curves(runs), ACROSS.values(), runs, {})
+    draw(rows_of(made), GLOBAL).savefig(IMAGES / "across.png", dpi=110)
 
 
 if __name__ == "__main__":
-    main()
+    front()
+    across()
