@@ -39,16 +39,25 @@ ROWS = [
 
 
 def test_costs_are_those_of_the_round_that_reaches_the_target():
-    table = numbers_of(ROWS).set_index("method")
+    table = numbers_of([*ROWS, row("separate", [0.4] * 20, 0, personal=True)]).set_index("method")
     # 90 % of 80; the mean of five rounds, 50 or 80, is above 72 when four of them are of 80.
-    assert table["rounds_to"].tolist() == [9, 1, 9]
-    assert table["megabytes_to"].tolist() == [90, 10, 90]
-    assert table["teraflops_to"].tolist() == [9, 3, 18]
-    assert table["teraflops"].tolist() == [20, 60, 40]
-    assert table["own"].tolist() == pytest.approx([80] * 3)
-    assert table["personal"].tolist() == [False, False, True]
+    # Of methods with clients' own models: 90 % of separate's 40.
+    assert table["rounds_to"].tolist() == [9, 1, 1, 1]
+    assert table["megabytes_to"].tolist() == [90, 10, 10, 10]
+    assert table["teraflops_to"].tolist() == [9, 3, 2, 0]
+    assert table["teraflops"].tolist() == [20, 60, 40, 0]
+    assert table["own"].tolist() == pytest.approx([80] * 3 + [40])
+    assert table["personal"].tolist() == [False, False, True, True]
     low = numbers_of([ROWS[0], row("fsl", [0.1] * 20, 1)]).set_index("method")
+    alone = numbers_of(ROWS).set_index("method")
+    assert alone["rounds_to"].isna().tolist() == [False, False, True]
     assert np.isnan(low.loc["fsl", "rounds_to"]) and low.loc["fsl", "all_rank"] == 2
+
+
+def test_accuracies_are_of_the_second_half_of_the_rounds():
+    late = row("moon", [0.0] * 10 + [1.0] * 5 + [0.0] * 5, 1)
+    table = numbers_of([late])
+    assert table["own"].item() == table["all"].item() == pytest.approx(50)
 
 
 def test_the_best_at_some_cost():
