@@ -30,7 +30,14 @@ from fedjax_het.report.cell import Cell
 from fedjax_het.report.critical_difference import plot_critical_difference
 from fedjax_het.report.line_ends import End, name_ends
 from fedjax_het.report.paper_table import Experiment, Outcome, Preset, program
-from fedjax_het.report.render import MISSING, Section, TextTable, number_text, plus_minus
+from fedjax_het.report.render import (
+    MISSING,
+    Section,
+    TextTable,
+    number_text,
+    plus_minus,
+    seeds_text,
+)
 from fedjax_het.report.style import method_colours
 from fedjax_het.report.write import publish
 from fedjax_het.running.arithmetic import count
@@ -110,9 +117,10 @@ class Row(NamedTuple):
 
     method: str
     curves: dict[str, np.ndarray]
-    clients: np.ndarray  # [seeds * K], means of the second half of the rounds
+    clients: dict[int, np.ndarray]  # by seed: [K], means of the second half of the rounds
     megabytes: np.ndarray
     teraflops: np.ndarray
+    planned: int  # seeds
 
     @property
     def kind(self) -> str:
@@ -135,37 +143,50 @@ def _second_half(rounds: np.ndarray) -> np.ndarray:
 
 
 def rows_of(outcome: Outcome) -> list[Row]:
-    """Of the methods whose runs are all made and did not diverge."""
+    """Of the methods of which runs are made and none diverged."""
+    lost = _diverged(outcome)
     rows = []
     for cell in outcome.cells:
-        results = [outcome.result_of(run) for run in cell.runs]
-        made = [result for result in results if result is not None]
-        if made and len(made) == len(results):
+        found = {run.seed: outcome.result_of(run) for run in cell.runs}
+        made = {seed: result for seed, result in found.items() if result is not None}
+        if made and cell.method not in lost:
             rows.append(_row(outcome, cell, made))
     return rows
 
 
 def left_out(outcome: Outcome) -> list[str]:
     """Methods that have no row, and why, as a note."""
-    found, results = [], outcome.own_results
+    lost, there = _diverged(outcome), {row.method for row in rows_of(outcome)}
+    names = [cell.method for cell in outcome.cells if cell.method not in there]
+    why = [f"{name} ({'diverged' if name in lost else 'not run'})" for name in names]
+    return [f"Without a row: {', '.join(why)}."] if why else []
+
+
+def _diverged(outcome: Outcome) -> set[str]:
+    results = outcome.own_results
     lost = set(results["settings"][results["diverged"]]) if len(results) else set()
-    for cell in outcome.cells:
-        whole = [outcome.result_of(run) is not None for run in cell.runs]
-        if not all(whole):
-            diverged = any(run.digest() in lost for run in cell.runs)
-            made = f"{sum(whole)} of {len(whole)} runs made"
-            found.append(f"{cell.method} ({'diverged' if diverged else made})")
-    return [f"Without a row: {', '.join(found)}."] if found else []
+    return {cell.method for cell in outcome.cells if lost & {run.digest() for run in cell.runs}}
 
 
-def _row(outcome: Outcome, cell: Cell, results: Sequence[Result]) -> Row:
-    curves = {name: np.stack([one.metrics[name] for one in results]) for name in (GLOBAL, CLIENTS)}
-    metrics = [one.metrics for one in results]
-    sent = np.mean([one["bytes_up"] + one["bytes_down"] for one in metrics], axis=0)
-    clients = [_second_half(one["client_accuracy"]).mean(0) for one in metrics]
+def _row(outcome: Outcome, cell: Cell, results: dict[int, Result]) -> Row:
+    metrics = {seed: result.metrics for seed, result in results.items()}
+    curves = {name: np.stack([one[name] for one in metrics.values()]) for name in (GLOBAL, CLIENTS)}
+    sent = np.mean([one["bytes_up"] + one["bytes_down"] for one in metrics.values()], axis=0)
     return Row(
-        cell.method, curves, np.concatenate(clients), sent.cumsum() / 1e6, _flops(outcome, cell)
+        cell.method,
+        curves,
+        {seed: _second_half(one["client_accuracy"]).mean(0) for seed, one in metrics.items()},
+        sent.cumsum() / 1e6,
+        _flops(outcome, cell),
+        len(cell.runs),
     )
+
+
+def client_scores(rows: Sequence[Row]) -> np.ndarray:
+    """[blocks, methods], a block being a client in a seed that all methods have."""
+    seeds = sorted(set.intersection(*(set(row.clients) for row in rows)))
+    columns = [np.concatenate([row.clients[seed] for seed in seeds] or [[]]) for row in rows]
+    return np.stack(columns, axis=1)
 
 
 def _flops(outcome: Outcome, cell: Cell) -> np.ndarray:
@@ -210,6 +231,8 @@ def numbers(rows: Sequence[Row]) -> pd.DataFrame:
                 **dict(zip(names, to, strict=True)),
                 "megabytes": row.megabytes[-1],
                 "teraflops": row.teraflops[-1],
+                "seeds": len(row.clients),
+                "planned": row.planned,
             }
         )
     table = pd.DataFrame(made)
@@ -243,6 +266,7 @@ def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextT
                 "TFLOP to": number_text(row.teraflops_to, ".3g"),
                 "MB": number_text(row.megabytes, ".3g"),
                 "TFLOP": number_text(row.teraflops, ".3g"),
+                "Seeds": seeds_text(row.seeds, row.planned),
             }
             for row in table[table["personal"] == personal].itertuples(index=False)
         )
@@ -318,8 +342,8 @@ def write(outcome: Outcome) -> list[str]:
     figures = {"across_all.png": draw(rows, GLOBAL)}
     if any(row.kind == CLIENTS for row in rows):
         figures["across_own.png"] = draw(rows, CLIENTS)
-    if len(rows) > 2:
-        scores = np.stack([row.clients for row in rows], axis=1)
+    scores = client_scores(rows)
+    if len(rows) > 2 and len(scores) > 1:
         names = [row.method for row in rows]
         title = "Clients' own tests, blocks: clients and seeds"
         figures["critical_difference.png"] = plot_critical_difference(names, scores, title)

@@ -96,5 +96,7 @@ def show_command(kept: Kept, folder: Path) -> list[str] | None:
         drawn = path.suffix in (".md", ".png")
         if path.suffix in (".npz", ".json") if runs else drawn:
             shutil.copyfile(path, folder / path.name)
+    if runs and (counted := kept.source / "arithmetic").is_dir():  # beside across.py's
+        shutil.copytree(counted, folder / counted.name, dirs_exist_ok=True)
     words = [*kept.words, "--show", "--pictures", "dark", "--output-dir", str(folder)]
     return [sys.executable, str(HERE / kept.program), *words] if runs else None

@@ -10,14 +10,18 @@ from experiments.across import (
     Row,
     besides,
     best_at_some_cost,
+    client_scores,
     draw,
     left_out,
     main,
+    rows_of,
+    text_table,
 )
 from experiments.across import numbers as numbers_of
 from fedjax_het import load_results
 from fedjax_het.algorithms import METHODS
 from fedjax_het.report.paper_table import Arguments, Outcome, make_cells
+from fedjax_het.running.arithmetic import Arithmetic
 from fedjax_het.running.result import Result
 
 
@@ -27,7 +31,8 @@ def row(method, accuracy, flops, *, seeds=2, personal=False):
     none = np.full_like(curve, np.nan)
     curves = {GLOBAL: none if personal else curve, CLIENTS: curve}
     rounds = np.arange(1, curve.shape[1] + 1)
-    return Row(method, curves, np.full(8, curve[0, -1]), 10.0 * rounds, flops * rounds)
+    clients = dict.fromkeys(range(seeds), np.full(4, curve[0, -1]))
+    return Row(method, curves, clients, 10.0 * rounds, flops * rounds, planned=2)
 
 
 STEADY = [0.5] * 5 + [0.8] * 15
@@ -89,18 +94,31 @@ def test_the_drawing_names_what_is_best(score, expected, drawn):
         assert {line.get_label() for line in panel.lines} - {"_leader"} == drawn
 
 
-def test_methods_without_a_row_are_said(tmp_path):
+def test_methods_without_a_row_are_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.across.count", lambda run: Arithmetic(np.ones(2)))
     kept = {"fedavg": [0, 0], "moon": [0], "ditto": [], "pfedme": [1, 0]}
     cells = make_cells(ACROSS, Arguments("quick", methods=tuple(kept), seeds=(0, 1)))
     for cell in cells:
         for run, lost in zip(cell.runs, kept[cell.method], strict=False):
             summary = {"diverged": bool(lost)}
-            Result(run.resolved(), {"test_accuracy": np.ones(2)}, summary).save(tmp_path)
+            metrics = dict.fromkeys((GLOBAL, CLIENTS, "bytes_up", "bytes_down"), np.ones(2))
+            metrics["client_accuracy"] = np.ones((2, 4))
+            Result(run.resolved(), metrics, summary).save(tmp_path)
     results = load_results(tmp_path)
     outcome = Outcome(ACROSS, "quick", cells, results, None, None, tmp_path, {})
-    expected = "moon (1 of 2 runs made), ditto (0 of 2 runs made), pfedme (diverged)"
-    assert left_out(outcome) == [f"Without a row: {expected}."]
+    assert [row.method for row in rows_of(outcome)] == ["fedavg", "moon"]
+    assert left_out(outcome) == ["Without a row: ditto (not run), pfedme (diverged)."]
     assert left_out(outcome._replace(cells=cells[:1])) == []
+    text = text_table(numbers_of(rows_of(outcome)), "T", ())
+    assert [row["Seeds"] for row in text.sections[0].rows] == ["2", "1 of 2"]
+
+
+def test_methods_are_ranked_over_seeds_that_all_of_them_have():
+    few, many = row("fedavg", STEADY, 1, seeds=1), row("moon", STEADY, 1, seeds=3)
+    few.clients[0] = np.arange(4.0)
+    assert client_scores([few, many]).tolist() == [[0, 0.8], [1, 0.8], [2, 0.8], [3, 0.8]]
+    none = few._replace(clients={5: np.ones(4)})
+    assert len(client_scores([none, many])) == 0
 
 
 def test_of_no_run_it_says_so_and_names_no_files(tmp_path, capsys):

@@ -34,7 +34,7 @@ def across() -> None:
     from experiments.across import ACROSS, GLOBAL, draw, rows_of
 
     runs = ROOT / "experiments" / "results" / "across-cpu"
-    cells = make_cells(ACROSS, Arguments("cpu", seeds=(0,)))
+    cells = make_cells(ACROSS, Arguments("cpu"))
     results = load_results(runs)
     made = Outcome(ACROSS, "cpu", cells, results, load_curves(runs), ACROSS.values(), runs, {})
     draw(rows_of(made), GLOBAL).savefig(IMAGES / "across.png", dpi=110)
