@@ -45,14 +45,15 @@ def paper_targets() -> dict[tuple[str, float], float]:
     }
 
 
-# Where the paper has no target: about what FedAvg has at the end, measured on the digits, in the
-# paper's Table 1 on the others (74.5, 81.7 and 89.5 % on Fashion-MNIST, 69.7 % on CIFAR-10).
+# Where the paper has no target: about what FedAvg has at the end, measured on the digits and, at
+# alpha 0.16 and width 32, on Fashion-MNIST (88.7 %); else in the paper's Table 1 (74.5 and 81.7 %
+# on Fashion-MNIST, 69.7 % on CIFAR-10).
 OWN_TARGETS = {
     ("digits", 0.01): 0.7,
     ("digits", 0.04): 0.85,
     ("fashion_mnist", 0.01): 0.75,
     ("fashion_mnist", 0.04): 0.8,
-    ("fashion_mnist", 0.16): 0.9,
+    ("fashion_mnist", 0.16): 0.88,
     ("cifar10", 0.16): 0.7,
 }
 TARGETS = {**paper_targets(), **OWN_TARGETS}
