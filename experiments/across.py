@@ -185,7 +185,9 @@ def _row(outcome: Outcome, cell: Cell, results: dict[int, Result]) -> Row:
 def client_scores(rows: Sequence[Row]) -> np.ndarray:
     """[blocks, methods], a block being a client in a seed that all methods have."""
     seeds = sorted(set.intersection(*(set(row.clients) for row in rows)))
-    columns = [np.concatenate([row.clients[seed] for seed in seeds] or [[]]) for row in rows]
+    columns = [
+        np.concatenate([row.clients[seed] for seed in seeds] or [np.zeros(0)]) for row in rows
+    ]
     return np.stack(columns, axis=1)
 
 
