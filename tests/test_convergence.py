@@ -54,6 +54,12 @@ def metrics(accuracy):
     return {"test_accuracy": np.array(accuracy), "train_loss": np.ones(len(accuracy))}
 
 
+@pytest.mark.parametrize("hits", [8800, 7000, 4500])
+def test_a_value_that_is_reached_exactly_counts(hits):
+    curve = np.float32([hits - 1, hits, hits + 1]) / np.float32(10_000)
+    assert rounds_to(curve, hits / 10_000, window=1) == 2
+
+
 def test_the_summary_has_them():
     accuracy = [0.2] * 20 + [0.8] * 20
     summary = summarise(metrics(accuracy))
