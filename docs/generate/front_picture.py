@@ -37,7 +37,7 @@ def across() -> None:
     cells = make_cells(ACROSS, Arguments("cpu"))
     results = load_results(runs)
     made = Outcome(ACROSS, "cpu", cells, results, load_curves(runs), ACROSS.values(), runs, {})
-    draw(rows_of(made), GLOBAL).savefig(IMAGES / "across.png", dpi=110)
+    draw(rows_of(made), GLOBAL).savefig(IMAGES / "across.png", dpi=84)
 
 
 if __name__ == "__main__":
