@@ -26,6 +26,7 @@ import pandas as pd
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.files import write_atomically
 from fedjax_het.common.pictures import plain_axes
+from fedjax_het.measures.convergence import rolling_mean, rounds_to
 from fedjax_het.report.cell import Cell
 from fedjax_het.report.critical_difference import plot_critical_difference
 from fedjax_het.report.line_ends import End, name_ends
@@ -131,10 +132,13 @@ class Row(NamedTuple):
         """[seeds] %: means of the second half of the rounds, single ones of which differ much."""
         return 100 * _second_half(self.curves[name].T).mean(0)
 
+    def mean(self, name: str) -> np.ndarray:
+        """[rounds] %, over seeds."""
+        return 100 * self.curves[name].mean(0)
+
     def smoothed(self, name: str) -> np.ndarray:
-        """[rounds] %: mean over seeds and over so many rounds, fewer at the beginning."""
-        mean = pd.Series(100 * self.curves[name].mean(0))
-        return mean.rolling(WINDOW, min_periods=1).mean().to_numpy()
+        """[rounds] %: `mean` over so many rounds, fewer at the beginning."""
+        return rolling_mean(self.mean(name), WINDOW)
 
 
 def _second_half(rounds: np.ndarray) -> np.ndarray:
@@ -154,9 +158,9 @@ def rows_of(outcome: Outcome) -> list[Row]:
     return rows
 
 
-def left_out(outcome: Outcome) -> list[str]:
-    """Methods that have no row, and why, as a note."""
-    lost, there = _diverged(outcome), {row.method for row in rows_of(outcome)}
+def left_out(outcome: Outcome, rows: Sequence[Row]) -> list[str]:
+    """Methods that have none of the rows, and why, as a note."""
+    lost, there = _diverged(outcome), {row.method for row in rows}
     names = [cell.method for cell in outcome.cells if cell.method not in there]
     why = [f"{name} ({'diverged' if name in lost else 'not run'})" for name in names]
     return [f"Without a row: {', '.join(why)}."] if why else []
@@ -212,14 +216,13 @@ def numbers(rows: Sequence[Row]) -> pd.DataFrame:
     for row in rows:
         base = by_method.get(BASELINES[row.kind])
         own, all_ = row.final(CLIENTS), row.final(GLOBAL)
-        reached = np.zeros(0, int)
+        first = None
         if base is not None:
             target = SHARE * base.final(row.kind).mean()
-            reached = np.flatnonzero(row.smoothed(row.kind) >= target)
-        first = int(reached[0]) if len(reached) else None
+            first = rounds_to(row.mean(row.kind), target, WINDOW)
         deviations = [values.std(ddof=1) if len(values) > 1 else np.nan for values in (all_, own)]
         costs = (np.arange(1, len(row.megabytes) + 1), row.megabytes, row.teraflops)
-        to = [np.nan if first is None else float(cost[first]) for cost in costs]
+        to = [np.nan if first is None else float(cost[first - 1]) for cost in costs]
         names = ("rounds_to", "megabytes_to", "teraflops_to")
         made.append(
             {
@@ -339,7 +342,7 @@ def write(outcome: Outcome) -> list[str]:
     table = numbers(rows)
     reasons = [f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values())]
     note = ACROSS.presets[outcome.preset].note
-    notes = tuple(filter(None, (CAPTION, note, *left_out(outcome), *reasons)))
+    notes = tuple(filter(None, (CAPTION, note, *left_out(outcome, rows), *reasons)))
     text = text_table(table, f"{ACROSS.title_of(outcome.preset)}.", notes)
     figures = {"across_all.png": draw(rows, GLOBAL)}
     if any(row.kind == CLIENTS for row in rows):

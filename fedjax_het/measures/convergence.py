@@ -35,5 +35,5 @@ def rise_time(curve: np.ndarray, window: int = WINDOW, share: float = 0.9) -> in
 def rounds_to(curve: np.ndarray, value: float, window: int = WINDOW) -> int | None:
     """The first round, from 1, at which the running mean reaches `value`; None if it never does."""
     # Measured in float32, where what is exactly 0.88 may be a little less.
-    reached = rolling_mean(curve, window) >= value - abs(value) * np.finfo(np.float32).eps
+    reached = np.float32(rolling_mean(curve, window)) >= np.float32(value)
     return int(np.argmax(reached)) + 1 if reached.any() else None

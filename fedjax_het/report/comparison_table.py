@@ -138,7 +138,7 @@ def _rounds_texts(row: Any) -> dict[str, str]:
 
 def _runs_texts(row: Any) -> dict[str, str]:
     return {
-        "Seeds": seeds_text(row.seeds, row.planned) if row.planned else MISSING,
+        "Seeds": seeds_text(row.seeds, row.planned),
         "Time": MISSING if math.isnan(row.seconds) else f"{row.seconds:.1f} s",
     }
 

@@ -73,6 +73,8 @@ def plus_minus(mean: float, std: float, *, diverged: bool = False, form: str = "
 
 def seeds_text(made: int, planned: int) -> str:
     """How many seeds were run: `3`, or `2 of 3` where some are missing."""
+    if not planned:
+        return MISSING
     return str(made) if made == planned else f"{made} of {planned}"
 
 

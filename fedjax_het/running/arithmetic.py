@@ -137,11 +137,11 @@ def _counted(runs: Runs) -> Arithmetic:
         for i, work in enumerate(works):
             if work.before_round == done:
                 between.append(Work(work.name, done, counted(i + 1, traced[i + 1].after)))
-        rounds.append(counted(0, jax.tree.leaves(_measured(runs, done, False))))
+        rounds.append(counted(0, jax.tree.leaves(_inputs(runs, done, tested=False))))
     tuning = 0
     if runs.algorithm.tuning is not None:
         ends = state
-        tested = _measured(runs, runs.rounds - 1, True)
+        tested = _inputs(runs, runs.rounds - 1, tested=True)
         tuning = counted(0, jax.tree.leaves(tested))
         state = ends
         tuning -= counted(0, jax.tree.leaves(_untuned(tested)))
@@ -149,7 +149,7 @@ def _counted(runs: Runs) -> Arithmetic:
 
 
 def _rounds_of(runs: Runs) -> _Traced:
-    inputs = _measured(runs, 0, False)
+    inputs = _inputs(runs, 0, tested=False)
     program = runs.group.program.chunk.program
     return _Traced(program.trace(state_shapes(runs), inputs).jaxpr, [], jax.tree.leaves(inputs))
 
@@ -163,10 +163,10 @@ def _work_of(runs: Runs, work: HostWork) -> _Traced:
     return _Traced(program.trace(*inputs).jaxpr, *leaves)
 
 
-def _measured(runs: Runs, done: int, is_: bool) -> ChunkInputs:
+def _inputs(runs: Runs, done: int, *, tested: bool) -> ChunkInputs:
     """What the program reads for the next round, with tests after it or without."""
     inputs = runs.call(done, 1)
-    evaluate = np.full_like(inputs.schedule.evaluate, is_)
+    evaluate = np.full_like(inputs.schedule.evaluate, tested)
     return inputs._replace(schedule=inputs.schedule._replace(evaluate=evaluate))
 
 
