@@ -90,13 +90,12 @@ def version_of(kept: Kept) -> str:
 def show_command(kept: Kept, folder: Path) -> list[str] | None:
     """Copies the runs to `folder`: -> the command that draws them there; None where the folder has
     no runs, but what was drawn of them, which is copied."""
-    folder.mkdir(parents=True, exist_ok=True)
     runs = list(kept.source.glob("*.npz"))
-    for path in kept.source.iterdir():
-        drawn = path.suffix in (".md", ".png")
-        if path.suffix in (".npz", ".json") if runs else drawn:
-            shutil.copyfile(path, folder / path.name)
-    if runs and (counted := kept.source / "arithmetic").is_dir():  # beside across.py's
-        shutil.copytree(counted, folder / counted.name, dirs_exist_ok=True)
+    # Arrays in a folder of their own are what a program counted of its runs.
+    wanted = ("*.npz", "*.json", "*/*.npy") if runs else ("*.md", "*.png")
+    for path in (path for pattern in wanted for path in kept.source.glob(pattern)):
+        copy = folder / path.relative_to(kept.source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
     words = [*kept.words, "--show", "--pictures", "dark", "--output-dir", str(folder)]
     return [sys.executable, str(HERE / kept.program), *words] if runs else None

@@ -21,6 +21,7 @@ from fedjax_het.running.programs import sample_flops
 from fedjax_het.running.runs import gathered
 
 EVERYTHING = 1e9  # seconds: of a call that goes to the end of its loop
+ROUNDING = {"rtol": 2e-5, "atol": 1e-6}  # of two programs
 
 
 @pytest.fixture
@@ -43,15 +44,6 @@ def small(name, **settings):
     return spec(name, **{"rounds": 3, **settings})
 
 
-def assert_close(one, other):
-    """The same but for rounding: they are two programs."""
-    assert one.metrics.keys() == other.metrics.keys()
-    for name in one.metrics:
-        np.testing.assert_allclose(
-            one.metrics[name], other.metrics[name], rtol=2e-5, atol=1e-6, err_msg=name
-        )
-
-
 @pytest.mark.parametrize("name", all_methods(quick=["scaffold"]))
 def test_where_a_round_is_cut_changes_no_bit(name, long, monkeypatch):
     by_step = run(small(name))
@@ -59,7 +51,7 @@ def test_where_a_round_is_cut_changes_no_bit(name, long, monkeypatch):
     by_loop = run(small(name))
     assert_same(by_step, by_loop)
     short(monkeypatch)
-    assert_close(by_step, run(small(name)))
+    assert_same(by_step, run(small(name)), **ROUNDING)
 
 
 PLACES = {
@@ -91,7 +83,7 @@ def test_wherever_it_is_made(name, place, long, monkeypatch):
     long(EVERYTHING)
     assert_same(by_step, run(small(name), **PLACES[place]))
     short(monkeypatch)
-    assert_close(by_step, run(small(name), **PLACES[place]))
+    assert_same(by_step, run(small(name), **PLACES[place]), **ROUNDING)
 
 
 @pytest.mark.slow
@@ -112,7 +104,7 @@ def test_federations_in_step(width, long, monkeypatch):
     short(monkeypatch)
     for one, other, whole in zip(by_step, by_loop, made(), strict=True):
         assert_same(one, other)
-        assert_close(one, whole)
+        assert_same(one, whole, **ROUNDING)
 
 
 STOPPED = [
@@ -185,7 +177,8 @@ def test_runs_of_a_sweep_that_stopped_at_other_places_go_on(long, tmp_path, monk
 
 def test_progress_says_what_a_round_is_at(long):
     seen = []
-    run(small("fedaf", rounds=2), progress=seen.append)
+    # All take part: else the rounds differ in steps where clients share a device.
+    run(small("fedaf", rounds=2, participation=1.0), progress=seen.append)
     names = [progress.phase for progress in seen]
     first = names[: names.index("rounds")]
     assert list(dict.fromkeys(first)) == ["soft labels", "clients", "server"]

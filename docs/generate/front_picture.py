@@ -34,9 +34,7 @@ def across() -> None:
     from experiments.across import ACROSS, GLOBAL, draw, rows_of
 
     runs = ROOT / "experiments" / "results" / "across-cpu"
-    cells = make_cells(ACROSS, Arguments("cpu"))
-    results = load_results(runs)
-    made = Outcome(ACROSS, "cpu", cells, results, load_curves(runs), ACROSS.values(), runs, {})
+    made = Outcome.of_folder(ACROSS, "cpu", make_cells(ACROSS, Arguments("cpu")), runs)
     draw(rows_of(made), GLOBAL).savefig(IMAGES / "across.png", dpi=84)
 
 

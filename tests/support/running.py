@@ -63,12 +63,12 @@ def kill_after(number):
     return progress
 
 
-def assert_same(a, b):
-    assert a.metrics.keys() == b.metrics.keys()
-    for name in a.metrics:
-        np.testing.assert_array_equal(a.metrics[name], b.metrics[name], err_msg=name)
-    for name in a.artifacts:
-        np.testing.assert_array_equal(a.artifacts[name], b.artifacts[name], err_msg=name)
+def assert_same(a, b, rtol=0, atol=0):
+    """To the bit, unless a tolerance is given."""
+    for one, other in ((a.metrics, b.metrics), (a.artifacts, b.artifacts)):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_allclose(one[name], other[name], rtol, atol, err_msg=name)
 
 
 def logits_of_the_final_model(made, data):

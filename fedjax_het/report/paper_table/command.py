@@ -100,15 +100,8 @@ def _run(
         experiment = replace(experiment, note=" ".join(filter(None, (experiment.note, note))))
         more, results = made(runs_of(cells))
         reasons |= more
-    outcome = Outcome(
-        experiment,
-        arguments.preset,
-        cells,
-        results,
-        store.load_curves(directory, of=results),
-        experiment.values(),
-        directory,
-        reasons,
+    outcome = Outcome.of_folder(
+        experiment, arguments.preset, cells, directory, reasons, results=results
     )
     with manner.results_shown():
         names = write(outcome)

@@ -10,7 +10,7 @@ from fedjax_het.report.cell import Cell
 from fedjax_het.report.paper_table.cells import runs_of
 from fedjax_het.report.paper_table.declaration import Experiment
 from fedjax_het.running.result import Result
-from fedjax_het.running.store import load_result
+from fedjax_het.running.store import load_curves, load_result, load_results, newest
 from fedjax_het.settings.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -29,6 +29,23 @@ class Outcome(NamedTuple):
     directory: Path
     not_run: dict[str, str]
     """Why, by `RunSpec.digest()`."""
+
+    @classmethod
+    def of_folder(
+        cls,
+        experiment: Experiment,
+        preset: str,
+        cells: Sequence[Cell],
+        directory: Path,
+        not_run: dict[str, str] | None = None,
+        *,
+        results: "pd.DataFrame | None" = None,
+    ) -> "Outcome":
+        """With what the folder holds; results: `newest` of them, where they are loaded already."""
+        if results is None:
+            results = newest(load_results(directory))
+        curves, reported = load_curves(directory, of=results), experiment.values()
+        return cls(experiment, preset, cells, results, curves, reported, directory, not_run or {})
 
     def result_of(self, run: RunSpec) -> Result | None:
         """None where the run is not made or diverged."""
