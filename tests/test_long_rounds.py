@@ -126,7 +126,7 @@ def test_a_run_that_is_stopped_within_a_round_goes_on_to_the_same_bits(
 ):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     calls = []
-    whole = run(small(name), progress=calls.append)
+    whole = run(small(name), blocks=before.get("blocks"), progress=calls.append)
     places = set()
     for stop in np.linspace(1, len(calls) - 2, 3).astype(int):
         folder = tmp_path / str(stop)
