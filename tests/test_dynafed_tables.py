@@ -383,3 +383,16 @@ def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     assert set(losses["phase"]) == {"local", "tuning", "control", "all"}
     local = losses[losses["phase"] == "local"].groupby("client")["loss"]
     assert (local.last() < local.first()).all()
+
+
+@pytest.mark.parametrize("program", ["fig3", "fig6"])
+def test_a_run_that_was_kept_without_its_images_is_said(program, tmp_path, capsys):
+    row = "dynafed(local_epochs=2, rounds=21)"
+    filters = ["--seeds", "0", "--alphas", "0.01", "--methods", row, "--output-dir", str(tmp_path)]
+    (spec,) = specs("fig6", "quick", seeds=(0,), alphas=(0.01,), methods=(row,))
+    curves = {"test_accuracy": np.zeros(spec.rounds)}
+    Result(spec, curves, {"diverged": False}).save(tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    argv = {"fig3": ["--result", str(path)], "fig6": [*filters, "--show"]}[program]
+    assert MODULES[program].main(argv) == 2
+    assert "a run of dynafed that has made its synthetic data" in capsys.readouterr().err

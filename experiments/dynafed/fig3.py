@@ -27,7 +27,7 @@ import optax
 import pandas as pd
 
 from experiments.dynafed import settings
-from experiments.dynafed.fig6 import data_of, network, trajectory_of
+from experiments.dynafed.fig6 import data_of, network, synthetic_data, trajectory_of
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.files import make_output_directory
@@ -170,9 +170,7 @@ def kept_run(path: str) -> Result:
     """ConfigError where it has no synthetic data."""
     require(Path(path).is_file(), "result", path, "the JSON of a kept run")
     run = Result.load(path)
-    right = "a run of dynafed that has made its synthetic data"
-    has = run.spec.algorithm == "dynafed" and "synthetic_images" in run.artifacts
-    require(has, "result", path, right)
+    synthetic_data(run, path)
     return run
 
 

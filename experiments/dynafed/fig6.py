@@ -28,6 +28,7 @@ from jax.flatten_util import ravel_pytree
 
 from experiments.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
 from fedjax_het import RunSpec, simulate
+from fedjax_het.common.errors import require
 from fedjax_het.common.pictures import plain_axes, write_figure
 from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
 from fedjax_het.condensation.quality import random_subset
@@ -78,8 +79,12 @@ def network(spec: RunSpec, dataset: Dataset):
     return Task(model, dataset.mean, dataset.std), apply, ravel_pytree(variables["params"])[1]
 
 
-def synthetic_data(result: Result) -> SyntheticData:
+def synthetic_data(result: Result, path: str | None = None) -> SyntheticData:
+    """ConfigError, where the run has none or was kept without."""
     names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
+    has = all(name in result.artifacts for name in names)
+    right = "a run of dynafed that has made its synthetic data"
+    require(has, "result", path or describe(result.spec), right)
     return SyntheticData(*(jnp.asarray(result.artifacts[name]) for name in names))
 
 
