@@ -129,6 +129,13 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
     assert "| 2 of 3 |" in (tmp_path / "table.md").read_text()
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")} == made
 
+    # Of a row that is shown and was not run, no setting is said.
+    assert main([*command, "--methods", "fedavg", "dynafed", "--show"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  dynafed +—", text, flags=re.MULTILINE)
+    assert "rounds 2 instead of 200" in text
+    assert "(dynafed)" not in text
+
 
 def test_show_needs_a_folder(tmp_path, capsys):
     assert main(["--show", "--output-dir", str(tmp_path / "out")]) == 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedjax_het.common.pictures import write_figure
 from fedjax_het.report.cell import parse_row
-from fedjax_het.report.comparison import compare, diverged_runs
+from fedjax_het.report.comparison import compare, diverged_runs, runs_made
 from fedjax_het.report.comparison_curves import plot_curves
 from fedjax_het.report.comparison_table import caption, comparison_table
 from fedjax_het.report.overview import overview_table, summarise_runs
@@ -119,7 +119,9 @@ def _notes(outcome: Outcome, table: "pd.DataFrame") -> list[str]:
     """What a reader must know to compare the measured values with the reported ones."""
     experiment, cells = outcome.experiment, outcome.cells
     notes = []
-    if changed := departures(experiment, cells):
+    # Of rows that nobody ran, settings would be said that no value here has.
+    run = [cell for cell in cells if len(runs_made(cell, outcome.results))]
+    if changed := departures(experiment, run or cells):
         differ = f"Settings that differ from protocol {experiment.paper}"
         notes.append(f"{differ}: {'; '.join(changed)}.")
     unreported = table.groupby("dataset", sort=False)["reported_mean"].count()
