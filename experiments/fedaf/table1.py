@@ -3,7 +3,8 @@
 python experiments/fedaf/table1.py                  the embedded digits, minutes on 2 cores
 python experiments/fedaf/table1.py --preset paper   10 clients, 20 rounds, ConvNet 128: a GPU's work
 python experiments/fedaf/table1.py --preset cpu     Fashion-MNIST at .02, width 16, all else as in
-                                                    the paper: FedAF and FedDM over an hour each
+                                                    the paper: on one core of an EPYC four hours of
+                                                    FedAF, as many of FedDM; a control, one
 python experiments/fedaf/table1.py --preset short   Fashion-MNIST, fewer rounds and steps: 2 hours
 
 Its learning curves are the paper's Figure 3 (`fig3.py`). Tables 1 and 3 to 6 share a folder of
