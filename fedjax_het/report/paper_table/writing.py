@@ -120,8 +120,8 @@ def _notes(outcome: Outcome, table: "pd.DataFrame") -> list[str]:
     experiment, cells = outcome.experiment, outcome.cells
     notes = []
     # Of rows that nobody ran, settings would be said that no value here has.
-    run = [cell for cell in cells if len(runs_made(cell, outcome.results))]
-    if changed := departures(experiment, run or cells):
+    made = [cell for cell in cells if len(runs_made(cell, outcome.results))]
+    if changed := departures(experiment, made or cells):
         differ = f"Settings that differ from protocol {experiment.paper}"
         notes.append(f"{differ}: {'; '.join(changed)}.")
     unreported = table.groupby("dataset", sort=False)["reported_mean"].count()
