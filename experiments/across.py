@@ -343,7 +343,7 @@ def write(outcome: Outcome) -> list[str]:
     reasons = [f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values())]
     note = ACROSS.presets[outcome.preset].note
     notes = tuple(filter(None, (CAPTION, note, *left_out(outcome, rows), *reasons)))
-    text = text_table(table, f"{ACROSS.title_of(outcome.preset)}.", notes)
+    text = text_table(table, f"{outcome.title}.", notes)
     figures = {"across_all.png": draw(rows, GLOBAL)}
     if any(row.kind == CLIENTS for row in rows):
         figures["across_own.png"] = draw(rows, CLIENTS)

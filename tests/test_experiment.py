@@ -100,6 +100,7 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
     text = capsys.readouterr().out
     assert "rounds 2 instead of 200" in text
     assert "no values for digits" in text
+    assert "Preset quick, but --rounds 2." in text
     accuracy = 100 * load_results(tmp_path).groupby("alpha")["final_accuracy"].mean()
     for alpha in (0.1, 0.5):
         assert re.search(rf"^  fedavg +{accuracy[alpha]:.2f} ± ", text, flags=re.MULTILINE)
@@ -135,6 +136,16 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
     assert re.search(r"^  dynafed +—", text, flags=re.MULTILINE)
     assert "rounds 2 instead of 200" in text
     assert "(dynafed)" not in text
+
+
+def test_a_data_set_that_the_paper_has_is_not_said_to_have_no_values(tmp_path, capsys):
+    # None for this alpha, that is.
+    assert TABLE1.values()["dataset"].eq("fashion_mnist").any()
+    command = ["--datasets", "fashion_mnist", "--methods", "fedavg", "--alphas", "0.5", "--show"]
+    assert main([*command, "--output-dir", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  fedavg +—", text, flags=re.MULTILINE)
+    assert "no values" not in text
 
 
 def test_show_needs_a_folder(tmp_path, capsys):

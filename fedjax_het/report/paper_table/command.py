@@ -29,6 +29,7 @@ _FILTERS = {
     "seed": "--seeds",
     "algorithm": "--methods",
 }
+_SETTINGS = ("rounds", "width")  # of `Arguments`, which are the preset's where they are not given
 
 
 def program(
@@ -100,8 +101,10 @@ def _run(
         experiment = replace(experiment, note=" ".join(filter(None, (experiment.note, note))))
         more, results = made(runs_of(cells))
         reasons |= more
+    given = {name: getattr(arguments, name) for name in _SETTINGS}
+    instead = tuple(f"--{name} {value}" for name, value in given.items() if value is not None)
     outcome = Outcome.of_folder(
-        experiment, arguments.preset, cells, directory, reasons, results=results
+        experiment, arguments.preset, cells, directory, reasons, results=results, instead=instead
     )
     with manner.results_shown():
         names = write(outcome)

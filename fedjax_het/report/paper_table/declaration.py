@@ -141,8 +141,3 @@ class Experiment:
         reported_rows = tuple(dict.fromkeys(self.values()["method"]))
         own = chosen.own(dataset).rows or chosen.rows or reported_rows
         return tuple(dict.fromkeys((*own, *chosen.more_rows)))
-
-    def title_of(self, preset: str) -> str:
-        """The title of the table that a preset fills, without a full stop."""
-        about = self.presets[preset].about
-        return f"{self.title} Preset {preset}{about and ': ' + about}"

@@ -29,6 +29,8 @@ class Outcome(NamedTuple):
     directory: Path
     not_run: dict[str, str]
     """Why, by `RunSpec.digest()`."""
+    instead: tuple[str, ...] = ()
+    """Options of the command line that were given instead of the preset's settings."""
 
     @classmethod
     def of_folder(
@@ -40,12 +42,22 @@ class Outcome(NamedTuple):
         not_run: dict[str, str] | None = None,
         *,
         results: "pd.DataFrame | None" = None,
+        instead: tuple[str, ...] = (),
     ) -> "Outcome":
         """With what the folder holds; results: `newest` of them, where they are loaded already."""
         if results is None:
             results = newest(load_results(directory))
         curves, reported = load_curves(directory, of=results), experiment.values()
-        return cls(experiment, preset, cells, results, curves, reported, directory, not_run or {})
+        why = not_run or {}
+        return cls(experiment, preset, cells, results, curves, reported, directory, why, instead)
+
+    @property
+    def title(self) -> str:
+        """Of what is printed, without a full stop; what the preset says of itself may not hold of
+        other settings, which are named."""
+        about = self.experiment.presets[self.preset].about
+        title = f"{self.experiment.title} Preset {self.preset}{about and ': ' + about}"
+        return f"{title}, but {' '.join(self.instead)}" if self.instead else title
 
     def result_of(self, run: RunSpec) -> Result | None:
         """None where the run is not made or diverged."""

@@ -56,7 +56,7 @@ def write_table(outcome: Outcome) -> list[str]:
         *_notes(outcome, table),
         *_divergence_note(diverged_runs(cells, results)),
     ]
-    title = f"{experiment.title_of(outcome.preset)}."
+    title = f"{outcome.title}."
     text_table = comparison_table(table, title=title, notes=notes)
     stem = experiment.item if experiment.folder else "table"
     curves = f"{stem}_curves" if experiment.folder else "curves"
@@ -104,7 +104,7 @@ def write_drawing(
             print("No run is there to be drawn.")
             return []
         settings = [setting for setting in by if setting in results]
-        title = experiment.title_of(outcome.preset)
+        title = outcome.title
         table = overview_table(results, title=title, by=settings, measure=measure)
         own_note = [experiment.note] if experiment.note else []
         table = replace(table, notes=(*table.notes, *own_note, *_missing_runs(outcome)))
@@ -124,8 +124,8 @@ def _notes(outcome: Outcome, table: "pd.DataFrame") -> list[str]:
     if changed := departures(experiment, made or cells):
         differ = f"Settings that differ from protocol {experiment.paper}"
         notes.append(f"{differ}: {'; '.join(changed)}.")
-    unreported = table.groupby("dataset", sort=False)["reported_mean"].count()
-    if names := list(unreported.index[unreported == 0]):
+    known = {*outcome.reported["dataset"]}
+    if names := [name for name in dict.fromkeys(table["dataset"]) if name not in known]:
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
     if "dataset_note" in outcome.results:
         first_notes = outcome.own_results.groupby("dataset")["dataset_note"].first()
