@@ -249,7 +249,7 @@ def write(outcome: Outcome) -> list[str]:
         print("No run is there to be attacked.")
         return []
     table = pd.DataFrame(rows)
-    texts = text_table(table, f"{LEAKAGE.title} Preset {outcome.preset}.")
+    texts = text_table(table, f"{outcome.title}.")
     figures = {"leakage.png": draw(pictured)}
     return publish(outcome.directory, "leakage", texts, table, figures)
 

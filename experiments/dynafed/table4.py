@@ -134,7 +134,7 @@ def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextT
 def write_rounds(outcome: Outcome) -> list[str]:
     table = rounds_table(outcome)
     lost = tuple(f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values()))
-    text = text_table(table, f"{TABLE4.title} Preset {outcome.preset}.", (CAPTION, *lost))
+    text = text_table(table, f"{outcome.title}.", (CAPTION, *lost))
     return publish(outcome.directory, "table4", text, table, {})
 
 

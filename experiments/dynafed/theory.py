@@ -136,7 +136,7 @@ def write(outcome: Outcome) -> list[str]:
         print("No run is there to be drawn.")
         return []
     table = pd.DataFrame(rows)
-    texts = text_table(table, f"{THEORY.title} Preset {outcome.preset}.")
+    texts = text_table(table, f"{outcome.title}.")
     return publish(outcome.directory, "theory", texts, table, {"theory.png": draw(found)})
 
 

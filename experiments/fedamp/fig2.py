@@ -91,7 +91,7 @@ def write_figure_and_tests(outcome: Outcome) -> list[str]:
     missing = [c.method for c in outcome.cells if c.method not in accuracies[c.group]]
     left_out = f"Left out, as not all their runs are there: {', '.join(dict.fromkeys(missing))}."
     notes = [CAPTION, FIG2.note, *([left_out] if missing else [])]
-    table = text_table(pairs, f"{FIG2.title} Preset {outcome.preset}.", notes)
+    table = text_table(pairs, f"{outcome.title}.", notes)
     figures = {"fig2.png": report.plot_client_accuracies(accuracies, focus=SUBJECTS)}
     return publish(outcome.directory, "fig2", table, pairs, figures)
 

@@ -130,7 +130,7 @@ def write_figures_and_contrasts(outcome: Outcome) -> list[str]:
         print("No run is there to be drawn.")
         return []
     table = contrasts(rows)
-    texts = text_table(table, f"{FIG3.title} Preset {outcome.preset}.")
+    texts = text_table(table, f"{outcome.title}.")
     figures = {}
     several = table["model"].nunique() > 1
     for dataset, model in table[["dataset", "model"]].drop_duplicates().itertuples(index=False):

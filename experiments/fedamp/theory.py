@@ -187,7 +187,7 @@ def write(outcome: Outcome) -> list[str]:
         print("No run is there to be drawn.")
         return []
     table = lowest(curves)
-    texts = text_table(table, f"{THEORY.title} Preset {outcome.preset}.")
+    texts = text_table(table, f"{outcome.title}.")
     figures = {"theory.png": draw(curves, table)}
     return publish(outcome.directory, "theory", texts, table, figures)
 
