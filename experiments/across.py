@@ -25,38 +25,38 @@ import pandas as pd
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.files import write_atomically
-from fedjax_het.common.pictures import plain_axes
-from fedjax_het.measures.convergence import rolling_mean, rounds_to
-from fedjax_het.report.cell import Cell
+from fedjax_het.common.pictures import style_axes
+from fedjax_het.measures.convergence import rolling_mean, rounds_to_reach
+from fedjax_het.report.cell import TableCell
 from fedjax_het.report.critical_difference import plot_critical_difference
-from fedjax_het.report.line_ends import End, name_ends
-from fedjax_het.report.paper_table import Experiment, Outcome, Preset, program
+from fedjax_het.report.line_ends import LineLabel, label_line_ends
+from fedjax_het.report.paper_table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.report.render import (
     MISSING,
-    Section,
+    TableSection,
     TextTable,
-    number_text,
-    plus_minus,
-    seeds_text,
+    format_mean_std,
+    format_number,
+    format_seed_count,
 )
-from fedjax_het.report.style import method_colours
-from fedjax_het.report.write import publish
-from fedjax_het.running.arithmetic import count
+from fedjax_het.report.style import assign_method_colors
+from fedjax_het.report.write import write_table_files
+from fedjax_het.running.arithmetic import count_flops
 from fedjax_het.running.result import Result
 
-FEW = ("fedavg", "scaffold", "fedmix", "moon", "feddf", "dynafed", "feddm", "fsl")
-OWN = ("ditto", "fedamp", "fedavg_ft", "separate")
-WINDOW, SHARE = 5, 0.9  # rounds of a running mean; of the baseline's accuracy, the target
-GLOBAL, CLIENTS = "test_accuracy", "mean_client_accuracy"
-BASELINES = {GLOBAL: "fedavg", CLIENTS: "separate"}
-SHORT = {"options": {"ipc": 10, "steps": 100, "server_epochs": 50}}
-SMALL = {"options": {"ipc": 5, "steps": 10, "server_epochs": 20}}
-ACROSS = Experiment(
+GLOBAL_METHODS = ("fedavg", "scaffold", "fedmix", "moon", "feddf", "dynafed", "feddm", "fsl")
+PERSONAL_METHODS = ("ditto", "fedamp", "fedavg_ft", "separate")
+WINDOW, TARGET_FRACTION = 5, 0.9  # rounds of a running mean; of the baseline's accuracy, the target
+GLOBAL_METRIC, CLIENT_METRIC = "test_accuracy", "mean_client_accuracy"
+BASELINES = {GLOBAL_METRIC: "fedavg", CLIENT_METRIC: "separate"}
+SHORT_CONDENSATION = {"options": {"ipc": 10, "steps": 100, "server_epochs": 50}}
+SMALL_CONDENSATION = {"options": {"ipc": 5, "steps": 10, "server_epochs": 20}}
+ACROSS = TableDeclaration(
     name="across",
     paper="dynafed",
     item="across",
     title="Across papers: every method under one protocol.",
-    reported=False,
+    has_reported_values=False,
     settings={"local_tests": True},
     presets={
         "quick": Preset(
@@ -64,8 +64,8 @@ ACROSS = Experiment(
             models=("mlp",),
             alphas=(0.05,),
             seeds=(0, 1),
-            rows=(*FEW, *OWN),
-            more_rows=tuple(METHODS),
+            rows=(*GLOBAL_METHODS, *PERSONAL_METHODS),
+            optional_rows=tuple(METHODS),
             settings={
                 "num_clients": 20,
                 "rounds": 20,
@@ -75,8 +75,8 @@ ACROSS = Experiment(
             },
             method_settings={
                 "dynafed": {"options": {"trajectory_rounds": 10, "num_iterations": 50}},
-                "feddm": SMALL,
-                "fedaf": SMALL,
+                "feddm": SMALL_CONDENSATION,
+                "fedaf": SMALL_CONDENSATION,
             },
         ),
         "cpu": Preset(
@@ -87,8 +87,8 @@ ACROSS = Experiment(
             rows=tuple(METHODS),
             settings={"num_clients": 50, "rounds": 100, "server_options": {"size": 100}},
             method_settings={
-                "feddm": SHORT,
-                "fedaf": SHORT,
+                "feddm": SHORT_CONDENSATION,
+                "fedaf": SHORT_CONDENSATION,
                 "pfedme": {"hp": {"personal_lr": 0.03}},
             },
             note="feddm and fedaf condense less than by their defaults: 10 images a class, 100 "
@@ -97,7 +97,7 @@ ACROSS = Experiment(
         ),
     },
 )
-_EXTRAS = {
+_REQUIREMENT_NAMES = {
     "server_data": "examples at the server",
     "proxy_data": "unlabelled examples",
     "averages": "averages of clients' examples",
@@ -106,182 +106,206 @@ CAPTION = (
     "Accuracies in %: means of the second half of the rounds ± deviation over seeds; all: of the "
     "global model on all test images; own: mean over clients of the model that each is scored "
     "with, on data like its own. MB and TFLOP: of a run; and up to the target, where a mean of "
-    f"{WINDOW} rounds reaches {100 * SHARE:.0f} % of {BASELINES[GLOBAL]}'s accuracy on all test "
-    f"images, or of {BASELINES[CLIENTS]}'s on clients' own for methods that make models of their "
+    f"{WINDOW} rounds reaches {100 * TARGET_FRACTION:.0f} % of {BASELINES[GLOBAL_METRIC]}'s accuracy on all test "
+    f"images, or of {BASELINES[CLIENT_METRIC]}'s on clients' own for methods that make models of their "
     "own. TFLOP counts batches filled up, and one tuning of all copies where tuned copies are "
     "scored; no tests."
 )
 
 
-class Row(NamedTuple):
+class MethodCosts(NamedTuple):
     """A method's runs: curves [seeds, rounds], shares; costs [rounds], so far."""
 
     method: str
     curves: dict[str, np.ndarray]
-    clients: dict[int, np.ndarray]  # by seed: [K], means of the second half of the rounds
+    client_accuracies: dict[int, np.ndarray]  # by seed: [K], means of the second half of the rounds
     megabytes: np.ndarray
     teraflops: np.ndarray
-    planned: int  # seeds
+    num_planned: int  # seeds
 
     @property
-    def kind(self) -> str:
+    def primary_metric(self) -> str:
         """Which curve its section is about."""
-        return GLOBAL if METHODS[self.method].scored[0] == "global" else CLIENTS
+        return (
+            GLOBAL_METRIC if METHODS[self.method].evaluated_models[0] == "global" else CLIENT_METRIC
+        )
 
-    def final(self, name: str) -> np.ndarray:
+    def final_accuracy(self, metric: str) -> np.ndarray:
         """[seeds] %: means of the second half of the rounds, single ones of which differ much."""
-        return 100 * _second_half(self.curves[name].T).mean(0)
+        return 100 * _second_half(self.curves[metric].T).mean(0)
 
-    def mean(self, name: str) -> np.ndarray:
+    def mean_curve(self, metric: str) -> np.ndarray:
         """[rounds] %, over seeds."""
-        return 100 * self.curves[name].mean(0)
+        return 100 * self.curves[metric].mean(0)
 
-    def smoothed(self, name: str) -> np.ndarray:
+    def smoothed_curve(self, metric: str) -> np.ndarray:
         """[rounds] %: `mean` over so many rounds, fewer at the beginning."""
-        return rolling_mean(self.mean(name), WINDOW)
+        return rolling_mean(self.mean_curve(metric), WINDOW)
 
 
-def _second_half(rounds: np.ndarray) -> np.ndarray:
+def _second_half(values: np.ndarray) -> np.ndarray:
     """Of arrays [rounds, ...]."""
-    return rounds[len(rounds) // 2 :]
+    return values[len(values) // 2 :]
 
 
-def rows_of(outcome: Outcome) -> list[Row]:
+def collect_rows(table_run: TableRun) -> list[MethodCosts]:
     """Of the methods of which runs are made and none diverged."""
-    lost = _diverged(outcome)
+    diverged = _diverged_methods(table_run)
     rows = []
-    for cell in outcome.cells:
-        found = {run.seed: outcome.result_of(run) for run in cell.runs}
-        made = {seed: result for seed, result in found.items() if result is not None}
-        if made and cell.method not in lost:
-            rows.append(_row(outcome, cell, made))
+    for cell in table_run.cells:
+        results = {run.seed: table_run.load_run_result(run) for run in cell.runs}
+        available = {seed: result for seed, result in results.items() if result is not None}
+        if available and cell.method not in diverged:
+            rows.append(_make_row(table_run, cell, available))
     return rows
 
 
-def left_out(outcome: Outcome, rows: Sequence[Row]) -> list[str]:
+def missing_methods_note(table_run: TableRun, rows: Sequence[MethodCosts]) -> list[str]:
     """Methods that have none of the rows, and why, as a note."""
-    lost, there = _diverged(outcome), {row.method for row in rows}
-    names = [cell.method for cell in outcome.cells if cell.method not in there]
-    why = [f"{name} ({'diverged' if name in lost else 'not run'})" for name in names]
-    return [f"Without a row: {', '.join(why)}."] if why else []
+    diverged, methods_with_rows = _diverged_methods(table_run), {row.method for row in rows}
+    names = [cell.method for cell in table_run.cells if cell.method not in methods_with_rows]
+    reasons = [f"{name} ({'diverged' if name in diverged else 'not run'})" for name in names]
+    return [f"Without a row: {', '.join(reasons)}."] if reasons else []
 
 
-def _diverged(outcome: Outcome) -> set[str]:
-    results = outcome.own_results
-    lost = set(results["settings"][results["diverged"]]) if len(results) else set()
-    return {cell.method for cell in outcome.cells if lost & {run.digest() for run in cell.runs}}
+def _diverged_methods(table_run: TableRun) -> set[str]:
+    results = table_run.cell_results
+    diverged_digests = set(results["settings"][results["diverged"]]) if len(results) else set()
+    return {
+        cell.method
+        for cell in table_run.cells
+        if diverged_digests & {run.digest() for run in cell.runs}
+    }
 
 
-def _row(outcome: Outcome, cell: Cell, results: dict[int, Result]) -> Row:
+def _make_row(table_run: TableRun, cell: TableCell, results: dict[int, Result]) -> MethodCosts:
     metrics = {seed: result.metrics for seed, result in results.items()}
-    curves = {name: np.stack([one[name] for one in metrics.values()]) for name in (GLOBAL, CLIENTS)}
-    sent = np.mean([one["bytes_up"] + one["bytes_down"] for one in metrics.values()], axis=0)
-    return Row(
+    curves = {
+        name: np.stack([run_metrics[name] for run_metrics in metrics.values()])
+        for name in (GLOBAL_METRIC, CLIENT_METRIC)
+    }
+    bytes_per_round = np.mean(
+        [run_metrics["bytes_up"] + run_metrics["bytes_down"] for run_metrics in metrics.values()],
+        axis=0,
+    )
+    return MethodCosts(
         cell.method,
         curves,
-        {seed: _second_half(one["client_accuracy"]).mean(0) for seed, one in metrics.items()},
-        sent.cumsum() / 1e6,
-        _flops(outcome, cell),
+        {
+            seed: _second_half(run_metrics["client_accuracy"]).mean(0)
+            for seed, run_metrics in metrics.items()
+        },
+        bytes_per_round.cumsum() / 1e6,
+        _load_teraflops(table_run, cell),
         len(cell.runs),
     )
 
 
-def client_scores(rows: Sequence[Row]) -> np.ndarray:
+def stack_client_accuracies(rows: Sequence[MethodCosts]) -> np.ndarray:
     """[blocks, methods], a block being a client in a seed that all methods have."""
-    seeds = sorted(set.intersection(*(set(row.clients) for row in rows)))
+    seeds = sorted(set.intersection(*(set(row.client_accuracies) for row in rows)))
     columns = [
-        np.concatenate([row.clients[seed] for seed in seeds] or [np.zeros(0)]) for row in rows
+        np.concatenate([row.client_accuracies[seed] for seed in seeds] or [np.zeros(0)])
+        for row in rows
     ]
     return np.stack(columns, axis=1)
 
 
-def _flops(outcome: Outcome, cell: Cell) -> np.ndarray:
+def _load_teraflops(table_run: TableRun, cell: TableCell) -> np.ndarray:
     """[rounds] TFLOP so far, and of tuning copies once where these are scored; of the first seed,
     counted once and kept beside the runs."""
     run = cell.runs[0]
-    path = outcome.directory / "arithmetic" / f"{run.digest()}.npy"
+    path = table_run.directory / "arithmetic" / f"{run.digest()}.npy"
     if not path.is_file():
         path.parent.mkdir(exist_ok=True)
-        counted = count(run)
-        found = counted.so_far + counted.tuning
-        write_atomically(path, lambda file: np.save(file, found))
+        flop_counts = count_flops(run)
+        cumulative_flops = flop_counts.cumulative + flop_counts.tuning
+        write_atomically(path, lambda file: np.save(file, cumulative_flops))
     return np.load(path, allow_pickle=False) / 1e12
 
 
-def numbers(rows: Sequence[Row]) -> pd.DataFrame:
+def summarize_rows(rows: Sequence[MethodCosts]) -> pd.DataFrame:
     """A row per method: means and deviations of accuracies in %, ranks, costs in all and up to the
     target."""
     by_method = {row.method: row for row in rows}
-    made = []
+    records = []
     for row in rows:
-        base = by_method.get(BASELINES[row.kind])
-        own, all_ = row.final(CLIENTS), row.final(GLOBAL)
-        first = None
-        if base is not None:
-            target = SHARE * base.final(row.kind).mean()
-            first = rounds_to(row.mean(row.kind), target, WINDOW)
-        deviations = [values.std(ddof=1) if len(values) > 1 else np.nan for values in (all_, own)]
+        baseline = by_method.get(BASELINES[row.primary_metric])
+        client_accuracy, global_accuracy = (
+            row.final_accuracy(CLIENT_METRIC),
+            row.final_accuracy(GLOBAL_METRIC),
+        )
+        first_round = None
+        if baseline is not None:
+            target = TARGET_FRACTION * baseline.final_accuracy(row.primary_metric).mean()
+            first_round = rounds_to_reach(row.mean_curve(row.primary_metric), target, WINDOW)
+        deviations = [
+            values.std(ddof=1) if len(values) > 1 else np.nan
+            for values in (global_accuracy, client_accuracy)
+        ]
         costs = (np.arange(1, len(row.megabytes) + 1), row.megabytes, row.teraflops)
-        to = [np.nan if first is None else float(cost[first - 1]) for cost in costs]
+        costs_to_target = [
+            np.nan if first_round is None else float(cost[first_round - 1]) for cost in costs
+        ]
         names = ("rounds_to", "megabytes_to", "teraflops_to")
-        made.append(
+        records.append(
             {
                 "method": row.method,
-                "personal": row.kind == CLIENTS,
-                "besides": besides(row.method),
-                "all": all_.mean(),
+                "personal": row.primary_metric == CLIENT_METRIC,
+                "besides": describe_requirements(row.method),
+                "all": global_accuracy.mean(),
                 "all_std": deviations[0],
-                "own": own.mean(),
+                "own": client_accuracy.mean(),
                 "own_std": deviations[1],
-                **dict(zip(names, to, strict=True)),
+                **dict(zip(names, costs_to_target, strict=True)),
                 "megabytes": row.megabytes[-1],
                 "teraflops": row.teraflops[-1],
-                "seeds": len(row.clients),
-                "planned": row.planned,
+                "seeds": len(row.client_accuracies),
+                "planned": row.num_planned,
             }
         )
-    table = pd.DataFrame(made)
+    table = pd.DataFrame(records)
     for name in ("all", "own"):
         table[f"{name}_rank"] = table[name].rank(ascending=False, method="min")
     return table
 
 
-def besides(method: str) -> str:
+def describe_requirements(method: str) -> str:
     """What a method has that FedAvg has not."""
-    entry = METHODS[method]
-    found = [text for need, text in _EXTRAS.items() if need in entry.needs]
-    found += [] if entry.trains_locally else ["uploads of made images"]
-    kept = entry.scored[0] != "global"
-    return "; ".join([*found, *(["a model of each client's own"] if kept else [])])
+    spec = METHODS[method]
+    requirements = [text for need, text in _REQUIREMENT_NAMES.items() if need in spec.required_data]
+    requirements += [] if spec.trains_locally else ["uploads of made images"]
+    is_personal = spec.evaluated_models[0] != "global"
+    return "; ".join([*requirements, *(["a model of each client's own"] if is_personal else [])])
 
 
-def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextTable:
+def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextTable:
     sections = []
     for personal, title_ in ((False, "one model for all"), (True, "models of clients' own")):
         texts = tuple(
             {
                 "Method": row.method,
                 "Has besides": row.besides or MISSING,
-                "All": plus_minus(row.all, row.all_std, form=".1f"),
-                "Rank": number_text(row.all_rank, ".0f"),
-                "Own": plus_minus(row.own, row.own_std, form=".1f"),
-                "Rank (own)": number_text(row.own_rank, ".0f"),
-                "Rounds to": number_text(row.rounds_to, ".0f"),
-                "MB to": number_text(row.megabytes_to, ".3g"),
-                "TFLOP to": number_text(row.teraflops_to, ".3g"),
-                "MB": number_text(row.megabytes, ".3g"),
-                "TFLOP": number_text(row.teraflops, ".3g"),
-                "Seeds": seeds_text(row.seeds, row.planned),
+                "All": format_mean_std(row.all, row.all_std, format_spec=".1f"),
+                "Rank": format_number(row.all_rank, ".0f"),
+                "Own": format_mean_std(row.own, row.own_std, format_spec=".1f"),
+                "Rank (own)": format_number(row.own_rank, ".0f"),
+                "Rounds to": format_number(row.rounds_to, ".0f"),
+                "MB to": format_number(row.megabytes_to, ".3g"),
+                "TFLOP to": format_number(row.teraflops_to, ".3g"),
+                "MB": format_number(row.megabytes, ".3g"),
+                "TFLOP": format_number(row.teraflops, ".3g"),
+                "Seeds": format_seed_count(row.seeds, row.planned),
             }
             for row in table[table["personal"] == personal].itertuples(index=False)
         )
         if texts:
-            sections.append(Section(texts, title=title_, labels={"Methods with": title_}))
+            sections.append(TableSection(texts, title=title_, labels={"Methods with": title_}))
     values = tuple(name for name in sections[0].rows[0] if name not in ("Method", "Has besides"))
     return TextTable(title, ("Method", "Has besides"), values, tuple(sections), notes)
 
 
-def draw(rows: Sequence[Row], score: str):
+def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
     """Accuracy against rounds, bytes and operations: on all test images, or on clients' own of the
     methods that make models of clients' own. In colour, with their names, the methods that are the
     best of all at some cost."""
@@ -290,72 +314,77 @@ def draw(rows: Sequence[Row], score: str):
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     axes = ("Rounds", "Megabytes, both ways", "TFLOP, clients and server")
-    colours = method_colours([row.method for row in rows])
-    there = [row for row in rows if score == GLOBAL or row.kind == CLIENTS]
-    there = [row for row in there if not np.isnan(row.curves[score]).all()]
+    colors = assign_method_colors([row.method for row in rows])
+    plotted_rows = [
+        row for row in rows if metric == GLOBAL_METRIC or row.primary_metric == CLIENT_METRIC
+    ]
+    plotted_rows = [row for row in plotted_rows if not np.isnan(row.curves[metric]).all()]
     ends = {}
     for column, (panel, label) in enumerate(zip(panels, axes, strict=True)):
-        lines = {row.method: (_costs(row)[column], row.smoothed(score)) for row in there}
-        ends[panel] = _panel(panel, lines, colours)
-        plain_axes(panel)
+        lines = {
+            row.method: (_cost_axes(row)[column], row.smoothed_curve(metric))
+            for row in plotted_rows
+        }
+        ends[panel] = _plot_panel(panel, lines, colors)
+        style_axes(panel)
         panel.set_xlabel(label)
         if column:
             panel.set_xscale("log")
-    title = "All test images" if score == GLOBAL else "Clients' own tests and models"
+    title = "All test images" if metric == GLOBAL_METRIC else "Clients' own tests and models"
     panels[0].set_ylabel(f"{title}, %")
-    name_ends(figure, ends)
+    label_line_ends(figure, ends)
     return figure
 
 
-def _costs(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _cost_axes(row: MethodCosts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.arange(1, len(row.megabytes) + 1), row.megabytes, row.teraflops
 
 
-def best_at_some_cost(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[str]:
+def pareto_methods(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[str]:
     """Of (cost so far, accuracy), the methods that at some cost have the highest of all so far."""
-    found = []
+    best_methods = []
     for cost in np.unique(np.concatenate([costs for costs, _ in lines.values()])):
-        reached = {
+        best_so_far = {
             name: accuracy[costs <= cost].max()
             for name, (costs, accuracy) in lines.items()
             if costs[0] <= cost
         }
-        found.append(max(reached, key=lambda name: reached[name]))
-    return list(dict.fromkeys(found))
+        best_methods.append(max(best_so_far, key=lambda name: best_so_far[name]))
+    return list(dict.fromkeys(best_methods))
 
 
-def _panel(panel, lines, colours) -> list[End]:
+def _plot_panel(panel, lines, colors) -> list[LineLabel]:
     """Draw the lines; -> the names of those in colour."""
-    front = best_at_some_cost(lines)
+    highlighted = pareto_methods(lines)
     for method, (costs, accuracy) in lines.items():
-        named = method in front
-        colour, width = (colours[method], 1.8) if named else ("#C8C8C8", 0.9)
-        panel.plot(costs, accuracy, color=colour, lw=width, zorder=2 + named, label=method)
-    return [End(method, lines[method][1][-1], colours[method]) for method in front]
+        is_highlighted = method in highlighted
+        color, width = (colors[method], 1.8) if is_highlighted else ("#C8C8C8", 0.9)
+        panel.plot(costs, accuracy, color=color, lw=width, zorder=2 + is_highlighted, label=method)
+    return [LineLabel(method, lines[method][1][-1], colors[method]) for method in highlighted]
 
 
-def write(outcome: Outcome) -> list[str]:
-    rows = rows_of(outcome)
+def write_outputs(table_run: TableRun) -> list[str]:
+    rows = collect_rows(table_run)
     if not rows:
         print("No run is there to be shown.")
         return []
-    table = numbers(rows)
-    reasons = [f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values())]
-    note = ACROSS.presets[outcome.preset].note
-    notes = tuple(filter(None, (CAPTION, note, *left_out(outcome, rows), *reasons)))
-    text = text_table(table, f"{outcome.title}.", notes)
-    figures = {"across_all.png": draw(rows, GLOBAL)}
-    if any(row.kind == CLIENTS for row in rows):
-        figures["across_own.png"] = draw(rows, CLIENTS)
-    scores = client_scores(rows)
+    table = summarize_rows(rows)
+    reasons = [f"Not run: {reason}" for reason in dict.fromkeys(table_run.skip_reasons.values())]
+    note = ACROSS.presets[table_run.preset].note
+    notes = tuple(filter(None, (CAPTION, note, *missing_methods_note(table_run, rows), *reasons)))
+    text = make_text_table(table, f"{table_run.title}.", notes)
+    figures = {"across_all.png": plot_accuracy_vs_cost(rows, GLOBAL_METRIC)}
+    if any(row.primary_metric == CLIENT_METRIC for row in rows):
+        figures["across_own.png"] = plot_accuracy_vs_cost(rows, CLIENT_METRIC)
+    scores = stack_client_accuracies(rows)
     if len(rows) > 2 and len(scores) > 1:
         names = [row.method for row in rows]
         title = "Clients' own tests, blocks: clients and seeds"
         figures["critical_difference.png"] = plot_critical_difference(names, scores, title)
-    return publish(outcome.directory, "across", text, table, figures)
+    return write_table_files(table_run.directory, "across", text, table, figures)
 
 
-main = program(ACROSS, write)
+main = make_table_program(ACROSS, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_het import RunSpec
-from fedjax_het._startup import available_cores
-from fedjax_het.common.records import Count, Positive
-from fedjax_het.report.programs import record_program
+from fedjax_het._startup import count_available_cores
+from fedjax_het.common.records import PositiveFloat, PositiveInt
+from fedjax_het.report.programs import make_config_program
 
 PEER = Path(__file__).parent / "speed_peers" / "torch_condensation.py"
 
@@ -32,78 +32,95 @@ class Arguments:
     """Settings of the rounds that are timed; the server does not train in them."""
 
     dataset: str = "fashion_mnist"
-    width: Count = 32
-    alpha: Positive = 0.02
-    ipc: Count = 50
-    batch_size: Count = 256
-    steps: Count = 10
+    width: PositiveInt = 32
+    alpha: PositiveFloat = 0.02
+    ipc: PositiveInt = 50
+    batch_size: PositiveInt = 256
+    steps: PositiveInt = 10
     """Of condensation, for every pair."""
-    turns: Count = 3
+    turns: PositiveInt = 3
     """How often each side is timed; every turn of ours is three rounds."""
 
 
-def measure(a: Arguments) -> int:
+def run_benchmark(arguments: Arguments) -> int:
     from fedjax_het.data import load_dataset
     from fedjax_het.running.benchmark import benchmark_rounds
-    from fedjax_het.running.splits import split_clients
+    from fedjax_het.running.splits import build_partition
 
-    dataset = load_dataset(a.dataset, normalisation="fedaf")
+    dataset = load_dataset(arguments.dataset, normalisation="fedaf")
     spec = RunSpec(
         "feddm",
-        a.dataset,
-        alpha=a.alpha,
-        width=a.width,
-        batch_size=a.batch_size,
-        options={"ipc": a.ipc, "steps": a.steps, "server_epochs": 0},
+        arguments.dataset,
+        alpha=arguments.alpha,
+        width=arguments.width,
+        batch_size=arguments.batch_size,
+        options={"ipc": arguments.ipc, "steps": arguments.steps, "server_epochs": 0},
     ).resolved()
-    partition = split_clients(spec, dataset)
+    partition = build_partition(spec, dataset)
     counts = partition.label_counts(dataset.train_labels, dataset.num_classes)
-    pairs = int((counts >= a.ipc).sum())
-    images = pairs * a.steps * (a.batch_size + a.ipc)
+    pairs = int((counts >= arguments.ipc).sum())
+    images = pairs * arguments.steps * (arguments.batch_size + arguments.ipc)
     print(
-        f"{a.dataset}, ConvNet {a.width} with batch norm, alpha {a.alpha:g}: {pairs} pairs of "
-        f"client and class, {a.steps} steps of {a.batch_size} real and {a.ipc} synthetic images; "
-        f"{available_cores()} cores"
+        f"{arguments.dataset}, ConvNet {arguments.width} with batch norm, alpha {arguments.alpha:g}: {pairs} pairs of "
+        f"client and class, {arguments.steps} steps of {arguments.batch_size} real and {arguments.ipc} synthetic images; "
+        f"{count_available_cores()} cores"
     )
-    ours, theirs, compiled = [], [], []
+    package_seconds, peer_seconds, compile_seconds = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         problem = Path(folder) / "problem.npz"
-        held = [
-            partition.client(k)[dataset.train_labels[partition.client(k)] == c]
-            for k, c in zip(*np.nonzero(counts >= a.ipc), strict=True)
+        pair_indices = [
+            partition.client_indices(k)[dataset.train_labels[partition.client_indices(k)] == c]
+            for k, c in zip(*np.nonzero(counts >= arguments.ipc), strict=True)
         ]
         np.savez(
             problem,
             images=(dataset.train_images / 255 - dataset.mean) / dataset.std,
-            **{f"pair{i}": positions for i, positions in enumerate(held)},
+            **{f"pair{i}": positions for i, positions in enumerate(pair_indices)},
         )
-        for _ in range(a.turns):
+        for _ in range(arguments.turns):
             times = benchmark_rounds(spec, 3, dataset)
-            ours.append(statistics.median(times.seconds))
-            compiled.append(times.compile_seconds)
-            words = [problem, a.width, a.ipc, a.batch_size, a.steps, available_cores()]
-            done = subprocess.run(
-                [sys.executable, PEER, *map(str, words)], capture_output=True, text=True, check=True
+            package_seconds.append(statistics.median(times.seconds))
+            compile_seconds.append(times.compile_seconds)
+            peer_arguments = [
+                problem,
+                arguments.width,
+                arguments.ipc,
+                arguments.batch_size,
+                arguments.steps,
+                count_available_cores(),
+            ]
+            process = subprocess.run(
+                [sys.executable, PEER, *map(str, peer_arguments)],
+                capture_output=True,
+                text=True,
+                check=True,
             )
-            theirs.append(json.loads(done.stdout.splitlines()[-1])["seconds"])
+            peer_seconds.append(json.loads(process.stdout.splitlines()[-1])["seconds"])
     padded = benchmark_rounds(
         RunSpec(**{**spec.to_dict(), "partition": "iid", "alpha": None}), 3, dataset
     )
-    here, other = statistics.median(ours), statistics.median(theirs)
+    package_median, peer_median = (
+        statistics.median(package_seconds),
+        statistics.median(peer_seconds),
+    )
     all_pairs = partition.num_clients * dataset.num_classes
-    full = statistics.median(padded.seconds)
-    print(f"compilation {compiled[0]:.1f} s; lanes: {times.lanes}")
-    print(f"fedjax_het     {here:7.2f} s a round  {images / here:9,.0f} image steps/s")
-    print(f"PyTorch loop   {other:7.2f} s a round  {images / other:9,.0f} image steps/s")
-    print(f"ratio          {other / here:7.2f}")
+    padded_median = statistics.median(padded.seconds)
+    print(f"compilation {compile_seconds[0]:.1f} s; lanes: {times.lanes}")
     print(
-        f"all {all_pairs} pairs {full:7.2f} s a round: packing the {pairs} that exist saves a "
-        f"factor {full / here:.1f} ({all_pairs / pairs:.1f} by their numbers)"
+        f"fedjax_het     {package_median:7.2f} s a round  {images / package_median:9,.0f} image steps/s"
+    )
+    print(
+        f"PyTorch loop   {peer_median:7.2f} s a round  {images / peer_median:9,.0f} image steps/s"
+    )
+    print(f"ratio          {peer_median / package_median:7.2f}")
+    print(
+        f"all {all_pairs} pairs {padded_median:7.2f} s a round: packing the {pairs} that exist saves a "
+        f"factor {padded_median / package_median:.1f} ({all_pairs / pairs:.1f} by their numbers)"
     )
     return 0
 
 
-main = record_program(Arguments, measure)
+main = make_config_program(Arguments, run_benchmark)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -6,20 +6,20 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+PROGRAMS_FOLDER = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
-class Kept:
+class ArchivedResults:
     """A folder of results, as a program shows it."""
 
-    of: str
+    owner: str
     """The table or figure, `dynafed-table5`; a paper, where it is none of its tables."""
     folder: str
     """Below `experiments`."""
     program: str
     """Its file, below `experiments`."""
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     """Of its command line."""
 
     @property
@@ -28,7 +28,7 @@ class Kept:
 
     @property
     def source(self) -> Path:
-        return HERE / self.folder
+        return PROGRAMS_FOLDER / self.folder
 
     @property
     def title(self) -> str:
@@ -36,66 +36,70 @@ class Kept:
         return f"Kept results: {self.source.name}"
 
     @property
-    def command(self) -> str:
+    def show_command(self) -> str:
         """What shows them."""
-        words = [*self.words, "--show", "--output-dir", f"experiments/{self.folder}"]
-        return " ".join(["python", f"experiments/{self.program}", *words])
+        arguments = [*self.arguments, "--show", "--output-dir", f"experiments/{self.folder}"]
+        return " ".join(["python", f"experiments/{self.program}", *arguments])
 
 
 # What shows folders that are not named after the preset of their runs.
-WORDS = {"table5-mlp": ("--models", "mlp")}
+ARGUMENTS_BY_FOLDER = {"table5-mlp": ("--models", "mlp")}
 PRESETS = ("short", "cpu", "paper")
 
 
-def found() -> list[Kept]:
+def find_archives() -> list[ArchivedResults]:
     """Every table and figure in the folders `results/STEM-PRESET` beside the programs; none in an
     installed package, which has no results."""
     return [
-        _of(path)
-        for path in sorted(HERE.glob("**/results/*/*.md"))
-        if (HERE / _program(path)).is_file()
+        _make_archive(path)
+        for path in sorted(PROGRAMS_FOLDER.glob("**/results/*/*.md"))
+        if (PROGRAMS_FOLDER / _program_path(path)).is_file()
     ]
 
 
-def _of(path: Path) -> Kept:
-    paper, _, stem = _program(path).removesuffix(".py").rpartition("/")
+def _make_archive(path: Path) -> ArchivedResults:
+    paper, _, stem = _program_path(path).removesuffix(".py").rpartition("/")
     paper = paper or "dynafed"  # as Table 1 and what else lies beside the papers' folders
     is_item = stem.startswith(("table", "fig"))
     preset = path.parent.name.rpartition("-")[2]
-    words = ("--preset", preset) if preset in PRESETS else WORDS.get(path.parent.name, ())
-    folder = path.parent.relative_to(HERE).as_posix()
-    return Kept(f"{paper}-{stem}" if is_item else paper, folder, _program(path), words)
+    arguments = (
+        ("--preset", preset) if preset in PRESETS else ARGUMENTS_BY_FOLDER.get(path.parent.name, ())
+    )
+    folder = path.parent.relative_to(PROGRAMS_FOLDER).as_posix()
+    return ArchivedResults(
+        f"{paper}-{stem}" if is_item else paper, folder, _program_path(path), arguments
+    )
 
 
-def _program(path: Path) -> str:
+def _program_path(path: Path) -> str:
     """Of what is named `table` alone the folder says which it is. Beside the folder of results, but
     for DynaFed's Table 1, which lies above its paper's."""
     stem = path.parent.name.partition("-")[0] if path.stem == "table" else path.stem
-    beside = path.parents[2] / f"{stem}.py"
-    program = beside if beside.is_file() else HERE / beside.name
-    return program.relative_to(HERE).as_posix()
+    sibling = path.parents[2] / f"{stem}.py"
+    program = sibling if sibling.is_file() else PROGRAMS_FOLDER / sibling.name
+    return program.relative_to(PROGRAMS_FOLDER).as_posix()
 
 
-def kept_of(name: str) -> list[Kept]:
+def archives_of(name: str) -> list[ArchivedResults]:
     """What is kept of a table or figure, or of a paper's other studies."""
-    return [kept for kept in found() if kept.of == name]
+    return [archive for archive in find_archives() if archive.owner == name]
 
 
-def version_of(kept: Kept) -> str:
+def archive_version(archive: ArchivedResults) -> str:
     """Changes with the files of the folder."""
-    listing = sorted((path.name, path.stat().st_size) for path in kept.source.iterdir())
-    return hashlib.sha256(repr((kept.command, listing)).encode()).hexdigest()[:16]
+    listing = sorted((path.name, path.stat().st_size) for path in archive.source.iterdir())
+    return hashlib.sha256(repr((archive.show_command, listing)).encode()).hexdigest()[:16]
 
 
-def show_command(kept: Kept, folder: Path) -> list[str] | None:
+def prepare_show_command(archive: ArchivedResults, folder: Path) -> list[str] | None:
     """Copies the runs to `folder`: -> the command that draws them there; None where the folder has
     no runs, but what was drawn of them, which is copied."""
-    runs = list(kept.source.glob("*.npz"))
+    runs = list(archive.source.glob("*.npz"))
     # Arrays in a folder of their own are what a program counted of its runs.
-    wanted = ("*.npz", "*.json", "*/*.npy") if runs else ("*.md", "*.png")
-    for path in (path for pattern in wanted for path in kept.source.glob(pattern)):
-        copy = folder / path.relative_to(kept.source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
-    words = [*kept.words, "--show", "--pictures", "dark", "--output-dir", str(folder)]
-    return [sys.executable, str(HERE / kept.program), *words] if runs else None
+    patterns = ("*.npz", "*.json", "*/*.npy") if runs else ("*.md", "*.png")
+    for path in (path for pattern in patterns for path in archive.source.glob(pattern)):
+        copy_path = folder / path.relative_to(archive.source)
+        copy_path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy_path)
+    arguments = [*archive.arguments, "--show", "--pictures", "dark", "--output-dir", str(folder)]
+    return [sys.executable, str(PROGRAMS_FOLDER / archive.program), *arguments] if runs else None

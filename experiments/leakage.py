@@ -21,22 +21,26 @@ import numpy as np
 import pandas as pd
 from scipy.stats import combine_pvalues
 
-from experiments.fedaf.table1 import of_condensing
+from experiments.fedaf.table1 import condensing_method_settings
 from fedjax_het.condensation import SyntheticData, train_from_scratch
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.engine.task import Task
-from fedjax_het.measures.leakage import attack, nearest, neighbours
+from fedjax_het.measures.leakage import (
+    compare_neighbors,
+    evaluate_membership_attack,
+    nearest_distances,
+)
 from fedjax_het.nn import make_model
-from fedjax_het.report.paper_table import Experiment, Outcome, Preset, program
-from fedjax_het.report.render import Section, TextTable, number_text, p_text
-from fedjax_het.report.write import publish
+from fedjax_het.report.paper_table import Preset, TableDeclaration, TableRun, make_table_program
+from fedjax_het.report.render import TableSection, TextTable, format_number, format_p_value
+from fedjax_het.report.write import write_table_files
 from fedjax_het.running.result import Result
-from fedjax_het.running.splits import split_clients
+from fedjax_het.running.splits import build_partition
 
-SURE = 30.0  # the label logit of an image's own class, those of the others being 0
-EPOCHS = 300  # of the attacker's network
-PICTURED = 8
+HARD_LABEL_LOGIT = 30.0  # the label logit of an image's own class, those of the others being 0
+ATTACKER_EPOCHS = 300  # of the attacker's network
+NUM_SHOWN_IMAGES = 8
 CAPTION = (
     "Images: made by the method; real: as many random training images with the same labels; noise. "
     "AUC: the chance that a client's training image scores above a test image, 0.5 is a guess; by "
@@ -58,49 +62,51 @@ ROWS = (
 )
 
 
-def preset(dataset: str, seeds: tuple[int, ...], clients: int, **condensing: Any) -> Preset:
-    options = {"ipc": 10, "server_epochs": 50, **condensing}
+def make_preset(
+    dataset: str, seeds: tuple[int, ...], num_clients: int, **condensation_options: Any
+) -> Preset:
+    options = {"ipc": 10, "server_epochs": 50, **condensation_options}
     return Preset(
         datasets=(dataset,),
         models=("mlp",),
         alphas=(0.1,),
         seeds=seeds,
         rows=ROWS,
-        settings={"num_clients": clients, "participation": 1.0},
+        settings={"num_clients": num_clients, "participation": 1.0},
         method_settings={
             "dynafed": {"rounds": 21, "local_epochs": 5 if dataset == "digits" else 1},
-            **of_condensing(rounds=3, batch_size=256, options=options),
+            **condensing_method_settings(rounds=3, batch_size=256, options=options),
         },
     )
 
 
-LEAKAGE = Experiment(
+LEAKAGE = TableDeclaration(
     name="leakage",
     paper="dynafed",
     item="table1",
     title="What made-up images give away of the clients'.",
-    reported=False,
+    has_reported_values=False,
     presets={
-        "quick": preset("digits", (0,), 5, steps=100, threshold=10),
-        "cpu": preset("fashion_mnist", (0, 1, 2), 10, steps=300, threshold=10),
+        "quick": make_preset("digits", (0,), 5, steps=100, threshold=10),
+        "cpu": make_preset("fashion_mnist", (0, 1, 2), 10, steps=300, threshold=10),
     },
 )
 
 
-def made_by(result: Result, num_classes: int) -> SyntheticData:
+def load_synthetic_data(result: Result, num_classes: int) -> SyntheticData:
     """The made-up images of a run, of all clients, with soft labels."""
-    kept = result.artifacts
-    if "synthetic_images" in kept:
-        images, logits = kept["synthetic_images"], kept["synthetic_label_logits"]
+    artifacts = result.artifacts
+    if "synthetic_images" in artifacts:
+        images, logits = artifacts["synthetic_images"], artifacts["synthetic_label_logits"]
     else:
-        images = kept["condensed_images"].astype(np.float32)
-        labels = np.repeat(kept["condensed_classes"], images.shape[1])
+        images = artifacts["condensed_images"].astype(np.float32)
+        labels = np.repeat(artifacts["condensed_classes"], images.shape[1])
         images = images.reshape(-1, *images.shape[2:])
-        logits = SURE * np.eye(num_classes)[labels]
+        logits = HARD_LABEL_LOGIT * np.eye(num_classes)[labels]
     return SyntheticData(jnp.asarray(images), jnp.asarray(logits, jnp.float32), jnp.float32(0.01))
 
 
-def losses_of(task: Task, data: SyntheticData, images: np.ndarray, labels: np.ndarray, key):
+def attacker_losses(task: Task, data: SyntheticData, images: np.ndarray, labels: np.ndarray, key):
     """[N] of a network that was trained on the data alone."""
     variables = task.model.init(key)
 
@@ -112,105 +118,115 @@ def losses_of(task: Task, data: SyntheticData, images: np.ndarray, labels: np.nd
         variables["params"],
         data,
         key,
-        epochs=EPOCHS,
+        epochs=ATTACKER_EPOCHS,
         augment_strategy="none",
         loss_scaling="cross_entropy",
     )
 
-    def loss(piece):
-        image, label = piece
-        inputs = task.normalise(image[None])
+    def loss(example):
+        image, label = example
+        inputs = task.normalize(image[None])
         logits = task.model.apply({**variables, "params": params}, inputs, train=False)[0]
         return -jax.nn.log_softmax(logits[0])[label]
 
     return jax.lax.map(loss, (images, labels), batch_size=500)
 
 
-def leaks_of(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
+def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
     """A row for each kind of data."""
     spec = result.spec
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task = Task(model, dataset.mean, dataset.std)
-    own = made_by(result, dataset.num_classes)
+    synthetic = load_synthetic_data(result, dataset.num_classes)
     rng = np.random.default_rng(spec.seed)
-    held = np.unique(split_clients(spec, dataset).indices)
-    labels = np.asarray(own.label_logits).argmax(1)
-    chosen = random_subset(dataset.train_labels[held], labels, seed=spec.seed)
+    client_indices = np.unique(build_partition(spec, dataset).indices)
+    labels = np.asarray(synthetic.label_logits).argmax(1)
+    reference_indices = random_subset(dataset.train_labels[client_indices], labels, seed=spec.seed)
 
     def inputs(images):
-        return np.asarray(task.normalise(jnp.asarray(images)))
+        return np.asarray(task.normalize(jnp.asarray(images)))
 
-    members, others = inputs(dataset.train_images[held]), inputs(dataset.test_images)
+    members, non_members = inputs(dataset.train_images[client_indices]), inputs(dataset.test_images)
     # As many members as others; those that stand in for the made ones are among them.
-    rest = rng.permutation(np.setdiff1d(np.arange(len(members)), chosen))
-    few = np.concatenate([chosen, rest])[: len(others)]
+    remaining = rng.permutation(np.setdiff1d(np.arange(len(members)), reference_indices))
+    member_subset = np.concatenate([reference_indices, remaining])[: len(non_members)]
     kinds = {
-        "made": own,
-        "real": own._replace(images=jnp.asarray(members[chosen])),
-        "noise": own._replace(images=jnp.asarray(rng.normal(size=own.images.shape), jnp.float32)),
+        "made": synthetic,
+        "real": synthetic._replace(images=jnp.asarray(members[reference_indices])),
+        "noise": synthetic._replace(
+            images=jnp.asarray(rng.normal(size=synthetic.images.shape), jnp.float32)
+        ),
     }
-    losses = jax.jit(partial(losses_of, task))
+    losses = jax.jit(partial(attacker_losses, task))
     key, rows = jax.random.key(spec.seed), []
     for kind, data in kinds.items():
-        made = np.asarray(data.images)
-        by_distance = attack(-nearest(members, made), -nearest(others, made))
-        given = (
-            (dataset.train_images[held], dataset.train_labels[held]),
+        probe_images = np.asarray(data.images)
+        distance_attack = evaluate_membership_attack(
+            -nearest_distances(members, probe_images), -nearest_distances(non_members, probe_images)
+        )
+        splits = (
+            (dataset.train_images[client_indices], dataset.train_labels[client_indices]),
             (dataset.test_images, dataset.test_labels),
         )
-        by_loss = attack(*(-np.asarray(losses(data, *map(jnp.asarray, g), key)) for g in given))
-        near = neighbours(made, members[few], others[: len(few)])
+        loss_attack = evaluate_membership_attack(
+            *(-np.asarray(losses(data, *map(jnp.asarray, split), key)) for split in splits)
+        )
+        neighbors = compare_neighbors(
+            probe_images, members[member_subset], non_members[: len(member_subset)]
+        )
         rows.append(
             {
                 "images": kind,
-                "number": len(made),
-                **{f"distance_{name}": value for name, value in by_distance._asdict().items()},
-                **{f"loss_{name}": value for name, value in by_loss._asdict().items()},
-                "nearest_share": near.share,
-                "nearest_p": near.p_value,
-                "nearest_member": float(np.median(near.members)),
-                "nearest_other": float(np.median(near.others)),
+                "number": len(probe_images),
+                **{f"distance_{name}": value for name, value in distance_attack._asdict().items()},
+                **{f"loss_{name}": value for name, value in loss_attack._asdict().items()},
+                "nearest_share": neighbors.share,
+                "nearest_p": neighbors.p_value,
+                "nearest_member": float(np.median(neighbors.members)),
+                "nearest_other": float(np.median(neighbors.others)),
             }
         )
     return rows
 
 
-def text_table(table: pd.DataFrame, title: str) -> TextTable:
+def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     """A section for each data set, a row for each method and kind: means over seeds."""
     sections = []
     for dataset, rows in table.groupby("dataset", sort=False):
         texts = []
-        for (method, kind), own in rows.groupby(["method", "images"], sort=False):
-            mean = own.mean(numeric_only=True)
+        for (method, kind), method_rows in rows.groupby(["method", "images"], sort=False):
+            mean = method_rows.mean(numeric_only=True)
             texts.append(
                 {
                     "Method": method,
                     "Images": kind,
                     "Number": f"{mean['number']:.0f}",
-                    "AUC by distance": number_text(mean["distance_auc"], ".3f"),
-                    "Found": number_text(100 * mean["distance_found"], ".2f"),
-                    "AUC by loss": number_text(mean["loss_auc"], ".3f"),
-                    "Found by loss": number_text(100 * mean["loss_found"], ".2f"),
-                    "Nearest is a member": number_text(100 * mean["nearest_share"], ".1f"),
-                    "p": p_text(combine_pvalues(own["nearest_p"]).pvalue),
-                    "Distance": number_text(mean["nearest_member"], ".3f"),
-                    "To others": number_text(mean["nearest_other"], ".3f"),
-                    "Seeds": str(len(own)),
+                    "AUC by distance": format_number(mean["distance_auc"], ".3f"),
+                    "Found": format_number(100 * mean["distance_found"], ".2f"),
+                    "AUC by loss": format_number(mean["loss_auc"], ".3f"),
+                    "Found by loss": format_number(100 * mean["loss_found"], ".2f"),
+                    "Nearest is a member": format_number(100 * mean["nearest_share"], ".1f"),
+                    "p": format_p_value(combine_pvalues(method_rows["nearest_p"]).pvalue),
+                    "Distance": format_number(mean["nearest_member"], ".3f"),
+                    "To others": format_number(mean["nearest_other"], ".3f"),
+                    "Seeds": str(len(method_rows)),
                 }
             )
-        sections.append(Section(rows=tuple(texts), title=dataset, labels={"Data": dataset}))
+        sections.append(TableSection(rows=tuple(texts), title=dataset, labels={"Data": dataset}))
     names = ("Method", "Images")
     values = tuple(name for name in texts[0] if name not in names)
     return TextTable(title, names, values, tuple(sections), (CAPTION,))
 
 
-def draw(pictured: dict[str, tuple[np.ndarray, np.ndarray]]):
+def plot_nearest_images(image_pairs: dict[str, tuple[np.ndarray, np.ndarray]]):
     """Two rows for each method: made-up images, and under each the nearest training image."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(0.7 * PICTURED + 2.2, 1.5 * len(pictured)), layout="constrained")
-    axes = figure.subplots(2 * len(pictured), PICTURED, squeeze=False)
-    for number, (method, pair) in enumerate(pictured.items()):
+    figure = Figure(
+        figsize=(0.7 * NUM_SHOWN_IMAGES + 2.2, 1.5 * len(image_pairs)), layout="constrained"
+    )
+    axes = figure.subplots(2 * len(image_pairs), NUM_SHOWN_IMAGES, squeeze=False)
+    for number, (method, pair) in enumerate(image_pairs.items()):
         for row, images in enumerate(pair):
             for axis, image in zip(axes[2 * number + row], images, strict=True):
                 low, high = image.min(), image.max()
@@ -224,37 +240,44 @@ def draw(pictured: dict[str, tuple[np.ndarray, np.ndarray]]):
     return figure
 
 
-def pictures(result: Result, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+def nearest_image_pairs(result: Result, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Made-up images of a run, evenly picked, and the nearest of the clients' training images."""
-    made = np.asarray(made_by(result, dataset.num_classes).images)
-    picked = made[np.linspace(0, len(made) - 1, PICTURED).astype(int)]
-    held = np.unique(split_clients(result.spec, dataset).indices)
-    real = (dataset.train_images[held] / 255 - dataset.mean) / dataset.std
-    return picked, np.stack(
-        [real[np.square(real - image).sum((1, 2, 3)).argmin()] for image in picked]
+    synthetic_images = np.asarray(load_synthetic_data(result, dataset.num_classes).images)
+    shown_images = synthetic_images[
+        np.linspace(0, len(synthetic_images) - 1, NUM_SHOWN_IMAGES).astype(int)
+    ]
+    client_indices = np.unique(build_partition(result.spec, dataset).indices)
+    client_images = (dataset.train_images[client_indices] / 255 - dataset.mean) / dataset.std
+    return shown_images, np.stack(
+        [
+            client_images[np.square(client_images - image).sum((1, 2, 3)).argmin()]
+            for image in shown_images
+        ]
     )
 
 
-def write(outcome: Outcome) -> list[str]:
+def write_outputs(table_run: TableRun) -> list[str]:
     rows: list[dict[str, Any]] = []
-    pictured: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for cell, result in outcome.made():
+    image_pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for cell, result in table_run.iterate_results():
         spec = result.spec
         dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
-        about = {"dataset": cell.dataset, "method": cell.method, "seed": spec.seed}
-        rows += [{**about, **leaks} for leaks in leaks_of(result, dataset)]
-        if cell.method not in pictured:
-            pictured[cell.method] = pictures(result, dataset)
+        identifiers = {"dataset": cell.dataset, "method": cell.method, "seed": spec.seed}
+        rows += [
+            {**identifiers, **measurements} for measurements in measure_leakage(result, dataset)
+        ]
+        if cell.method not in image_pairs:
+            image_pairs[cell.method] = nearest_image_pairs(result, dataset)
     if not rows:
         print("No run is there to be attacked.")
         return []
     table = pd.DataFrame(rows)
-    texts = text_table(table, f"{outcome.title}.")
-    figures = {"leakage.png": draw(pictured)}
-    return publish(outcome.directory, "leakage", texts, table, figures)
+    texts = make_text_table(table, f"{table_run.title}.")
+    figures = {"leakage.png": plot_nearest_images(image_pairs)}
+    return write_table_files(table_run.directory, "leakage", texts, table, figures)
 
 
-main = program(LEAKAGE, write)
+main = make_table_program(LEAKAGE, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

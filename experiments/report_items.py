@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.kept import Kept
-from fedjax_het.report.programs import Module
+from experiments.kept import ArchivedResults
+from fedjax_het.report.programs import ProgramModule
 
 PAPERS = {
     "dynafed": "DynaFed (Pi et al., CVPR 2023)",
@@ -17,13 +17,13 @@ PAPERS = {
 
 
 @dataclass(frozen=True)
-class Item:
+class PaperItem:
     """A table or figure of a paper."""
 
     paper: str
     stem: str
     """table1"""
-    module: Module
+    module: ProgramModule
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Item:
 
 
 @dataclass
-class Record:
+class ProgramRecord:
     """What became of it."""
 
     name: str
@@ -56,26 +56,26 @@ class Record:
 
 
 @dataclass
-class Entry:
+class ReportEntry:
     """A section of the report: what was made now, and what is kept."""
 
-    item: Item
-    record: Record | None = None
-    kept: list[tuple[Kept, Record]] = field(default_factory=list)
+    item: PaperItem
+    record: ProgramRecord | None = None
+    archives: list[tuple[ArchivedResults, ProgramRecord]] = field(default_factory=list)
 
 
-Studies = dict[str, list[tuple[Kept, Record]]]
+StudyRecords = dict[str, list[tuple[ArchivedResults, ProgramRecord]]]
 """By paper: what is kept of none of its tables and figures."""
 
 
-def by_paper(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+def group_by_paper(entries: Sequence[ReportEntry]) -> Iterator[tuple[str, list[ReportEntry]]]:
     """The papers that have any, in their order."""
     for paper in PAPERS:
         if members := [entry for entry in entries if entry.item.paper == paper]:
             yield paper, members
 
 
-def state_text(record: Record | None) -> str:
+def format_state(record: ProgramRecord | None) -> str:
     """How it ended, and after how long."""
     if record is None:
         return "not made"
@@ -84,30 +84,30 @@ def state_text(record: Record | None) -> str:
     return state + (f"{minutes:.1f} min" if minutes >= 2 else f"{record.seconds:.0f} s")
 
 
-def summary(entries: Sequence[Entry]) -> str:
+def summarize_entries(entries: Sequence[ReportEntry]) -> str:
     """How many are made, in how long, and which failed."""
     records = [entry.record for entry in entries if entry.record]
-    records += [record for entry in entries for _, record in entry.kept]
-    made = sum(entry.record is not None for entry in entries)
+    records += [record for entry in entries for _, record in entry.archives]
+    num_made = sum(entry.record is not None for entry in entries)
     failed = [record.name for record in records if record.status]
     seconds = sum(entry.record.seconds for entry in entries if entry.record)
-    text = f"{made} of {len(entries)} tables and figures, {seconds / 60:.1f} minutes in all"
+    text = f"{num_made} of {len(entries)} tables and figures, {seconds / 60:.1f} minutes in all"
     return f"{text}; failed: {', '.join(failed)}." if failed else f"{text}; none failed."
 
 
-def made_by(files: Iterable[str], otherwise: str) -> str:
+def describe_provenance(files: Iterable[str], default: str) -> str:
     """Versions and devices of the runs that lie beside these files; this where there are none."""
-    known: dict[str, set[str]] = {"fedjax_het": set(), "jax": set(), "device": set()}
+    values_by_name: dict[str, set[str]] = {"fedjax_het": set(), "jax": set(), "device": set()}
     for folder in {Path(file).parent for file in files}:
         for path in folder.glob("????????????????.json"):
             try:
                 summary = json.loads(path.read_text())["summary"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            for name, values in known.items():
+            for name, values in values_by_name.items():
                 if summary.get(name):
                     values.add(str(summary[name]))
-    if not known["fedjax_het"]:
-        return otherwise
-    texts = {name: " and ".join(sorted(values)) for name, values in known.items()}
+    if not values_by_name["fedjax_het"]:
+        return default
+    texts = {name: " and ".join(sorted(values)) for name, values in values_by_name.items()}
     return f"fedjax_het {texts['fedjax_het']}, jax {texts['jax']}, on {texts['device']}"

@@ -9,20 +9,27 @@ from urllib.parse import quote
 
 from experiments.report_items import (
     PAPERS,
-    Entry,
-    Item,
-    Record,
-    Studies,
-    by_paper,
-    state_text,
-    summary,
+    PaperItem,
+    ProgramRecord,
+    ReportEntry,
+    StudyRecords,
+    format_state,
+    group_by_paper,
+    summarize_entries,
 )
-from experiments.report_parts import as_html, picture, pictures, printable
+from experiments.report_parts import (
+    escape_control_characters,
+    markdown_to_html,
+    picture_to_html,
+    select_pictures,
+)
 from experiments.report_style import CSS, SCRIPT
-from fedjax_het.common.text import html_text
+from fedjax_het.common.text import escape_html
 
 
-def page(title: str, entries: Sequence[Entry], studies: Studies, about: str) -> str:
+def render_html(
+    title: str, entries: Sequence[ReportEntry], studies: StudyRecords, provenance: str
+) -> str:
     """One file: contents, then a section for each table and figure, and what is kept at a larger
     scale below it.
 
@@ -31,16 +38,16 @@ def page(title: str, entries: Sequence[Entry], studies: Studies, about: str) -> 
     name = html.escape(title)
     body = [
         f"<h1>{name}</h1>",
-        f"<p>{html.escape(summary(entries))}</p>",
-        f'<p class="made">{about}</p>',
-        *_contents(entries, studies),
+        f"<p>{html.escape(summarize_entries(entries))}</p>",
+        f'<p class="made">{provenance}</p>',
+        *_render_contents(entries, studies),
     ]
-    for paper, members in by_paper(entries):
+    for paper, members in group_by_paper(entries):
         body.append(f'<section><h2 id="{paper}">{html.escape(PAPERS[paper])}</h2>')
         for entry in members:
-            body += _section(entry)
-        for kept, record in studies.get(paper, ()):
-            body += _kept(kept.name, kept.title, record)
+            body += _render_section(entry)
+        for archive, record in studies.get(paper, ()):
+            body += _render_archive(archive.name, archive.title, record)
         body.append("</section>")
     return "\n".join(
         [
@@ -53,92 +60,96 @@ def page(title: str, entries: Sequence[Entry], studies: Studies, about: str) -> 
     )
 
 
-def _contents(entries: Sequence[Entry], studies: Studies) -> Iterator[str]:
+def _render_contents(entries: Sequence[ReportEntry], studies: StudyRecords) -> Iterator[str]:
     yield '<nav class="contents" id="contents" aria-label="Contents"><h2>Contents</h2>'
-    for paper, members in by_paper(entries):
+    for paper, members in group_by_paper(entries):
         yield f'<p><a href="#{paper}">{html.escape(PAPERS[paper])}</a></p><ul>'
-        for item, record, all_kept in ((each.item, each.record, each.kept) for each in members):
-            more = "".join(
-                f' · <a href="#{kept.name}">kept: {html_text(kept.source.name)}</a>'
-                for kept, _ in all_kept
+        for item, record, archives in (
+            (entry.item, entry.record, entry.archives) for entry in members
+        ):
+            archive_links = "".join(
+                f' · <a href="#{archive.name}">kept: {escape_html(archive.source.name)}</a>'
+                for archive, _ in archives
             )
-            link = f'<a href="#{item.name}">{html_text(item.title)}</a>'
-            yield f'<li>{link} <span class="state">{_state(record)}{more}</span></li>'
-        for kept, _ in studies.get(paper, ()):
-            yield f'<li><a href="#{kept.name}">{html_text(kept.title)}</a></li>'
+            link = f'<a href="#{item.name}">{escape_html(item.title)}</a>'
+            yield f'<li>{link} <span class="state">{_render_state(record)}{archive_links}</span></li>'
+        for archive, _ in studies.get(paper, ()):
+            yield f'<li><a href="#{archive.name}">{escape_html(archive.title)}</a></li>'
         yield "</ul>"
     yield "</nav>"
 
 
-def _section(entry: Entry) -> Iterator[str]:
+def _render_section(entry: ReportEntry) -> Iterator[str]:
     item, record = entry.item, entry.record
-    yield f'<article id="{item.name}"><h3>{html_text(item.title)}</h3>'
-    yield _made(record, f"<code>{_place(item)}</code>, {_state(record)}")
-    yield from _of_record(record, item.title)
-    for kept, shown in entry.kept:
-        yield from _kept(kept.name, kept.title, shown)
+    yield f'<article id="{item.name}"><h3>{escape_html(item.title)}</h3>'
+    yield _render_provenance(record, f"<code>{_script_path(item)}</code>, {_render_state(record)}")
+    yield from _render_record(record, item.title)
+    for archive, archive_record in entry.archives:
+        yield from _render_archive(archive.name, archive.title, archive_record)
     yield '<p class="top"><a href="#contents">Contents</a></p></article>'
 
 
-def _kept(name: str, title: str, record: Record) -> Iterator[str]:
-    yield f'<div class="kept" id="{name}"><h3>{html_text(title)}</h3>'
-    yield _made(record, "drawn anew of its runs" if record.seconds else "as it was drawn")
-    yield from _of_record(record, title)
+def _render_archive(name: str, title: str, record: ProgramRecord) -> Iterator[str]:
+    yield f'<div class="kept" id="{name}"><h3>{escape_html(title)}</h3>'
+    yield _render_provenance(
+        record, "drawn anew of its runs" if record.seconds else "as it was drawn"
+    )
+    yield from _render_record(record, title)
     yield "</div>"
 
 
-def _made(record: Record | None, what: str) -> str:
-    parts = [what]
+def _render_provenance(record: ProgramRecord | None, description: str) -> str:
+    parts = [description]
     if record is not None:
-        parts += [f"<code>{html_text(record.command)}</code>"] if record.command else []
-        parts += [html_text(text) for text in (record.made_by, record.when) if text]
+        parts += [f"<code>{escape_html(record.command)}</code>"] if record.command else []
+        parts += [escape_html(text) for text in (record.made_by, record.when) if text]
     return f'<p class="made">{" · ".join(parts)}</p>'
 
 
-def _of_record(record: Record | None, title: str) -> Iterator[str]:
+def _render_record(record: ProgramRecord | None, title: str) -> Iterator[str]:
     if record is None:
         return
     if record.text:
-        yield f'<pre tabindex="0">{html.escape(printable(record.text))}</pre>'
+        yield f'<pre tabindex="0">{html.escape(escape_control_characters(record.text))}</pre>'
     files = [Path(file) for file in record.files]
-    yield from (as_html(file.read_text()) for file in files if file.suffix == ".md")
-    for file in pictures(files):
-        yield picture(file, f"{title} Picture {file.stem}.")
+    yield from (markdown_to_html(file.read_text()) for file in files if file.suffix == ".md")
+    for file in select_pictures(files):
+        yield picture_to_html(file, f"{title} Picture {file.stem}.")
 
 
-def _state(record: Record | None) -> str:
+def _render_state(record: ProgramRecord | None) -> str:
     failed = record is not None and record.status != 0
-    return f'<span class="failed">{state_text(record)}</span>' if failed else state_text(record)
+    return f'<span class="failed">{format_state(record)}</span>' if failed else format_state(record)
 
 
-def _place(item: Item) -> str:
+def _script_path(item: PaperItem) -> str:
     return f"experiments/{item.module.name.replace('.', '/')}.py"
 
 
-def markdown(title: str, entries: Sequence[Entry], folder: Path) -> str:
+def render_markdown(title: str, entries: Sequence[ReportEntry], folder: Path) -> str:
     """The same of what was made now, with links to the pictures from `folder`."""
-    parts = [f"# {title}", "", summary(entries), ""]
+    parts = [f"# {title}", "", summarize_entries(entries), ""]
     parts += ["| paper | item | wall-clock |", "| --- | --- | ---: |"]
     for entry in entries:
         link = f"[{entry.item.stem}](#{entry.item.name})"
-        parts.append(f"| {entry.item.paper} | {link} | {state_text(entry.record)} |")
-    for paper, members in by_paper(entries):
+        parts.append(f"| {entry.item.paper} | {link} | {format_state(entry.record)} |")
+    for paper, members in group_by_paper(entries):
         parts += ["", f"## {PAPERS[paper]}"]
         for item, record in ((entry.item, entry.record) for entry in members):
             parts += ["", f'<a id="{item.name}"></a>', "", f"### {item.title}", ""]
-            parts += [f"`{_place(item)}`, {state_text(record)}."]
-            parts += _markdown_of(item, record, folder)
+            parts += [f"`{_script_path(item)}`, {format_state(record)}."]
+            parts += _markdown_record(item, record, folder)
     return "\n".join(parts) + "\n"
 
 
-def _markdown_of(item: Item, record: Record | None, folder: Path) -> Iterator[str]:
+def _markdown_record(item: PaperItem, record: ProgramRecord | None, folder: Path) -> Iterator[str]:
     if record and record.text:
         fence = "`" * (2 + max(map(len, re.findall("`+", f"{record.text}`"))))
-        yield from ("", fence, printable(record.text), fence)
+        yield from ("", fence, escape_control_characters(record.text), fence)
     files = [Path(file) for file in record.files] if record else []
     for path in (path for path in files if path.suffix == ".md"):
         text = path.read_text().strip()  # its title is below this page's headings
         yield from ("", re.sub(r"^# (.*)", r"**\1**", text, count=1))
-    for path in pictures(files):
+    for path in select_pictures(files):
         link = quote(os.path.relpath(path, folder).replace(os.sep, "/"))
         yield from ("", f"![{item.name}: {path.stem}]({link})")

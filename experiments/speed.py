@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedjax_het
-from fedjax_het._startup import available_cores
+from fedjax_het._startup import count_available_cores
 from fedjax_het.common.errors import ConfigError, require_name
-from fedjax_het.common.records import Count, Whole
-from fedjax_het.report.programs import record_program
+from fedjax_het.common.records import NonNegativeInt, PositiveInt
+from fedjax_het.report.programs import make_config_program
 
-PROGRAMS = Path(__file__).parent / "speed_peers"
+PEERS_FOLDER = Path(__file__).parent / "speed_peers"
 PEERS = {
     "torch": "torch_loop.py",
     "fedjax": "fedjax_peer.py",
@@ -51,7 +51,7 @@ TIMEOUT = 1200  # seconds, of one program
 class Regime(NamedTuple):
     """Work to be measured. `peers` are those that can do the same."""
 
-    what: str
+    description: str
     spec: dict[str, Any]
     rounds: int  # in each turn
     kind: str = "rounds"
@@ -163,20 +163,20 @@ REGIMES = {
         turns=2,
     ),
 }
-LONGEST = "R6-128"  # minutes on a CPU: only if it is named
+SLOWEST_REGIME = "R6-128"  # minutes on a CPU: only if it is named
 
 
 @dataclass
 class Arguments:
     """Local training: this package beside other simulators."""
 
-    regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != LONGEST)
+    regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != SLOWEST_REGIME)
     """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8."""
-    turns: Count = 2
+    turns: PositiveInt = 2
     """How often the programs take turns (the longest regimes: once)."""
     quick: bool = False
     """One turn of each: about ten minutes on 2 cores."""
-    rounds: Whole = 0
+    rounds: NonNegativeInt = 0
     """Rounds in a turn (default: each regime's own)."""
     peers: tuple[str, ...] | None = None
     """Which of torch, fedjax, pfl, flower (default: those that are installed)."""
@@ -186,7 +186,7 @@ class Arguments:
     """Write OUTPUT.json, everything measured, and OUTPUT.md, the tables."""
 
 
-def measure(arguments: Arguments) -> int:
+def run_benchmark(arguments: Arguments) -> int:
     for name in arguments.regimes:
         require_name("regimes", name, REGIMES)
     interpreters = find_interpreters(arguments.peers, arguments.environments)
@@ -194,30 +194,32 @@ def measure(arguments: Arguments) -> int:
     with tempfile.TemporaryDirectory() as folder:
         record["data"] = write_images(Path(folder) / "images.npz")
         for name in arguments.regimes:
-            print(f"{name}: {REGIMES[name].what}", file=sys.stderr)
-            record["regimes"][name] = take_turns(name, arguments, interpreters, Path(folder))
+            print(f"{name}: {REGIMES[name].description}", file=sys.stderr)
+            record["regimes"][name] = alternate_programs(
+                name, arguments, interpreters, Path(folder)
+            )
             if arguments.output:
                 write_output(arguments.output, record)
-    print(tables(record))
+    print(format_tables(record))
     return 0
 
 
 def find_interpreters(peers: tuple[str, ...] | None, environments: Path) -> dict[str, str]:
     """The Python of every peer: of its environment, or for torch this one."""
-    found = {}
+    interpreters = {}
     for peer in PEERS if peers is None else peers:
         require_name("peers", peer, PEERS)
         python = environments / peer / "bin" / "python"
         if python.exists():
-            found[peer] = str(python.absolute())
+            interpreters[peer] = str(python.absolute())
         elif peer == "torch" and importlib.util.find_spec("torch"):
-            found[peer] = sys.executable
+            interpreters[peer] = sys.executable
         elif peers is not None:
             raise ConfigError(
                 f"peers = {peer!r}: expected {python}, which "
                 "experiments/speed_peers/make_environments.sh makes"
             )
-    return found
+    return interpreters
 
 
 def write_images(path: Path) -> str:
@@ -243,13 +245,13 @@ def write_images(path: Path) -> str:
     return source
 
 
-def take_turns(
+def alternate_programs(
     name: str, arguments: Arguments, interpreters: dict[str, str], folder: Path
 ) -> dict[str, Any]:
     """-> {"here": [record of a turn, ...], peer: [...]}."""
     regime = REGIMES[name]
     programs = {
-        "here": (sys.executable, "this_package.py", here_settings(regime, arguments, folder))
+        "here": (sys.executable, "this_package.py", package_settings(regime, arguments, folder))
     }
     for peer in regime.peers:
         if peer in interpreters:
@@ -259,14 +261,17 @@ def take_turns(
     for _ in range(1 if arguments.quick else min(arguments.turns, regime.turns)):
         if regime.kind == "sweep":  # its peers make the rounds of one run
             run_program(
-                sys.executable, "this_package.py", one_run(regime, folder), folder / "cache"
+                sys.executable,
+                "this_package.py",
+                single_run_settings(regime, folder),
+                folder / "cache",
             )
         for program, (python, file, settings) in programs.items():
-            made = run_program(python, file, settings, cache)
-            if made is None and program == "here":
+            record = run_program(python, file, settings, cache)
+            if record is None and program == "here":
                 raise ConfigError(f"{name}: this package's program failed; see above")
-            if made is not None:
-                turns[program].append(made)
+            if record is not None:
+                turns[program].append(record)
     return {program: records for program, records in turns.items() if records}
 
 
@@ -281,7 +286,7 @@ def peer_program(
     return interpreter, PEERS[peer], peer_settings(regime, folder)
 
 
-def here_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
+def package_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
     return {
         "kind": regime.kind,
         "spec": regime.spec,
@@ -294,10 +299,10 @@ def here_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[st
     }
 
 
-def one_run(regime: Regime, folder: Path) -> dict[str, Any]:
+def single_run_settings(regime: Regime, folder: Path) -> dict[str, Any]:
     """Rounds of one run of a sweep."""
-    alone = regime._replace(kind="rounds", seeds=1, rounds=3)
-    return here_settings(alone, Arguments(), folder)
+    single_run = regime._replace(kind="rounds", seeds=1, rounds=3)
+    return package_settings(single_run, Arguments(), folder)
 
 
 def peer_settings(regime: Regime, folder: Path) -> dict[str, Any]:
@@ -306,7 +311,7 @@ def peer_settings(regime: Regime, folder: Path) -> dict[str, Any]:
         "width": regime.spec.get("width"),
         "batch_size": regime.spec["batch_size"],
         "local_lr": regime.spec["hp"]["local_lr"],
-        "threads": available_cores(),
+        "threads": count_available_cores(),
         "images": str(folder / "images.npz"),
         "clients": str(folder / "clients.npz"),
     }
@@ -320,7 +325,7 @@ def synthesis_settings(regime: Regime, arguments: Arguments) -> dict[str, Any]:
         "num_samples": options["num_samples"],
         "inner_steps": options["inner_steps"],
         "iterations": arguments.rounds or regime.rounds,
-        "threads": available_cores(),
+        "threads": count_available_cores(),
     }
 
 
@@ -331,7 +336,7 @@ def server_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[
         "width": regime.spec.get("width"),
         "num_images": regime.num_images,
         "rounds": arguments.rounds or regime.rounds,
-        "threads": available_cores(),
+        "threads": count_available_cores(),
         "images": str(folder / "images.npz"),
     }
 
@@ -342,35 +347,35 @@ def run_program(
     """The record that a program prints last; None, and its complaint shown, if it fails."""
     environment = {**os.environ, "FEDJAX_HET_CACHE": str(cache)}
     if file == "this_package.py":  # wherever this package is imported from here
-        here = str(Path(fedjax_het.__file__).parent.parent)
+        package_root = str(Path(fedjax_het.__file__).parent.parent)
         environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [here, os.environ.get("PYTHONPATH")])
+            filter(None, [package_root, os.environ.get("PYTHONPATH")])
         )
-    command = [python, str(PROGRAMS / file), json.dumps(settings)]
+    command = [python, str(PEERS_FOLDER / file), json.dumps(settings)]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=TIMEOUT
         )
     except subprocess.TimeoutExpired:
         print(f"  {file}: stopped after {TIMEOUT} s", file=sys.stderr)
         return None
-    if done.returncode != 0:
-        print(f"  {file} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+    if process.returncode != 0:
+        print(f"  {file} failed:\n{process.stderr[-2000:]}", file=sys.stderr)
         return None
-    made = json.loads(done.stdout.strip().splitlines()[-1])
-    rate = statistics.median(rates([made]))
+    record = json.loads(process.stdout.strip().splitlines()[-1])
+    rate = statistics.median(sample_rates([record]))
     print(f"  {file}: {rate:,.0f} samples/s", file=sys.stderr, flush=True)
-    return made
+    return record
 
 
-def rates(turns: list[dict[str, Any]]) -> list[float]:
+def sample_rates(turns: list[dict[str, Any]]) -> list[float]:
     """Client samples per second, of every round."""
     return [n / s for turn in turns for n, s in zip(turn["samples"], turn["seconds"], strict=True)]
 
 
 def describe_machine() -> str:
     return (
-        f"{cpu_model()}, {available_cores()} of {os.cpu_count()} cores, "
+        f"{cpu_model()}, {count_available_cores()} of {os.cpu_count()} cores, "
         f"Python {platform.python_version()}"
     )
 
@@ -384,12 +389,12 @@ def cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
-class Row(NamedTuple):
+class RegimeSummary(NamedTuple):
     """One regime's figures of this package; `ratios` by peer."""
 
-    rate: float  # client samples per second
+    samples_per_second: float  # client samples per second
     seconds: list[float]  # of each round
-    useful: float
+    useful_fraction: float
     flops: float  # per second
     matmul_share: float
     compile_seconds: float
@@ -397,50 +402,56 @@ class Row(NamedTuple):
     ratios: dict[str, float]
 
 
-def row_of(turns: dict[str, list[dict[str, Any]]]) -> Row:
-    here = turns["here"]
-    rate = statistics.median(rates(here))
-    flops = rate * here[0]["flops_per_sample"]
-    return Row(
+def summarize_turns(turns: dict[str, list[dict[str, Any]]]) -> RegimeSummary:
+    package_turns = turns["here"]
+    rate = statistics.median(sample_rates(package_turns))
+    flops = rate * package_turns[0]["flops_per_sample"]
+    return RegimeSummary(
         rate,
-        [second for turn in here for second in turn["seconds"]],
-        here[0]["useful_work_fraction"],
+        [second for turn in package_turns for second in turn["seconds"]],
+        package_turns[0]["useful_work_fraction"],
         flops,
-        flops / max(turn["matmul_flops"] for turn in here),
-        here[0]["compile_seconds"],  # later turns find what the first compiled
-        max(turn["peak_memory"] for turn in here),
-        {p: rate / statistics.median(rates(t)) for p, t in turns.items() if p != "here"},
+        flops / max(turn["matmul_flops"] for turn in package_turns),
+        package_turns[0]["compile_seconds"],  # later turns find what the first compiled
+        max(turn["peak_memory"] for turn in package_turns),
+        {p: rate / statistics.median(sample_rates(t)) for p, t in turns.items() if p != "here"},
     )
 
 
-def tables(record: dict[str, Any]) -> str:
+def format_tables(record: dict[str, Any]) -> str:
     """Markdown: this package's figures, the ratios to every peer, and what they are."""
-    rows = {name: row_of(turns) for name, turns in record["regimes"].items()}
-    everyone = list(record["regimes"].values())
-    devices = everyone[0]["here"][0]["devices"]
+    rows = {name: summarize_turns(turns) for name, turns in record["regimes"].items()}
+    regime_turns = list(record["regimes"].values())
+    devices = regime_turns[0]["here"][0]["devices"]
     lines = [f"{record['machine']}; jax devices: {devices}. Data: {record['data']}.", ""]
     lines += [
         "| regime | samples/s | x best peer | s a round (range) | useful work "
         "| GFLOP/s (of a matmul's) | compilation | peak memory |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [f"| {name} | {' | '.join(columns(row))} |" for name, row in rows.items()]
+    lines += [f"| {name} | {' | '.join(format_columns(row))} |" for name, row in rows.items()]
     peers = [peer for peer in PEERS if any(peer in row.ratios for row in rows.values())]
     if peers:
         lines += ["", f"| times as fast as | {' | '.join(peers)} |", "|---|" + "---|" * len(peers)]
         lines += [
-            f"| {name} | {' | '.join(ratio(row.ratios.get(peer)) for peer in peers)} |"
+            f"| {name} | {' | '.join(format_ratio(row.ratios.get(peer)) for peer in peers)} |"
             for name, row in rows.items()
             if row.ratios
         ]
-    lines += ["", *(f"* {name}: {REGIMES[name].what}; {lanes(record, name)}." for name in rows)]
+    lines += [
+        "",
+        *(
+            f"* {name}: {REGIMES[name].description}; {describe_lanes(record, name)}."
+            for name in rows
+        ),
+    ]
     for peer in peers:
-        version = next(turns[peer][0]["version"] for turns in everyone if peer in turns)
+        version = next(turns[peer][0]["version"] for turns in regime_turns if peer in turns)
         lines.append(f"* {peer}: {version}; {NOTES[peer]}.")
     return "\n".join(lines)
 
 
-def lanes(record: dict[str, Any], name: str) -> str:
+def describe_lanes(record: dict[str, Any], name: str) -> str:
     first = record["regimes"][name]["here"][0]
     if "seconds_of_one" not in first:
         return first["lanes"]
@@ -448,30 +459,30 @@ def lanes(record: dict[str, Any], name: str) -> str:
     return f"{first['lanes']}; all take {factor:.2f} times as long as one run alone"
 
 
-def columns(row: Row) -> list[str]:
+def format_columns(row: RegimeSummary) -> list[str]:
     low, high = min(row.seconds), max(row.seconds)
     return [
-        f"{row.rate:,.0f}",
-        ratio(min(row.ratios.values(), default=None)),
+        f"{row.samples_per_second:,.0f}",
+        format_ratio(min(row.ratios.values(), default=None)),
         f"{statistics.median(row.seconds):.3f} ({low:.3f} to {high:.3f})",
-        f"{100 * row.useful:.1f} %",
+        f"{100 * row.useful_fraction:.1f} %",
         f"{row.flops / 1e9:,.0f} ({100 * row.matmul_share:.0f} %)",
         f"{row.compile_seconds:.1f} s",
         f"{row.peak_memory / 1e6:,.0f} MB",
     ]
 
 
-def ratio(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     return "—" if value is None else f"{value:.2f}"
 
 
 def write_output(path: Path, record: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(record, indent=1))
-    path.with_suffix(".md").write_text(tables(record) + "\n")
+    path.with_suffix(".md").write_text(format_tables(record) + "\n")
 
 
-main = record_program(Arguments, measure)
+main = make_config_program(Arguments, run_benchmark)
 
 if __name__ == "__main__":
     raise SystemExit(main())

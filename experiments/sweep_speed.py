@@ -18,9 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from fedjax_het._startup import available_cores
-from fedjax_het.common.records import Count, Positive
-from fedjax_het.report.programs import record_program
+from fedjax_het._startup import count_available_cores
+from fedjax_het.common.records import PositiveFloat, PositiveInt
+from fedjax_het.report.programs import make_config_program
 
 
 @dataclass
@@ -30,68 +30,86 @@ class Arguments:
     dataset: str = "digits"
     model: str = "mlp"
     algorithms: tuple[str, ...] = ("fedavg", "scaffold")
-    alphas: tuple[Positive, ...] = (0.01, 0.1, 1.0)
-    seeds: Count = 8
-    rounds: Count = 50
-    num_clients: Count = 80
+    alphas: tuple[PositiveFloat, ...] = (0.01, 0.1, 1.0)
+    seeds: PositiveInt = 8
+    rounds: PositiveInt = 50
+    num_clients: PositiveInt = 80
 
 
-def measure(arguments: Arguments) -> int:
-    a, cores = arguments, available_cores()
-    shared = ["--dataset", a.dataset, "--model", a.model, "--rounds", a.rounds]
-    shared += ["--num-clients", a.num_clients]
-    runs = list(itertools.product(a.algorithms, a.alphas, range(a.seeds)))
-    lists = ["--algorithm", *a.algorithms, "--alpha", *a.alphas, "--seeds", *range(a.seeds)]
+def run_benchmark(arguments: Arguments) -> int:
+    settings, cores = arguments, count_available_cores()
+    common_arguments = [
+        "--dataset",
+        settings.dataset,
+        "--model",
+        settings.model,
+        "--rounds",
+        settings.rounds,
+    ]
+    common_arguments += ["--num-clients", settings.num_clients]
+    runs = list(itertools.product(settings.algorithms, settings.alphas, range(settings.seeds)))
+    sweep_arguments = [
+        "--algorithm",
+        *settings.algorithms,
+        "--alpha",
+        *settings.alphas,
+        "--seeds",
+        *range(settings.seeds),
+    ]
 
-    def alone(run: tuple, environment: dict[str, str]) -> None:
+    def run_one(run: tuple, environment: dict[str, str]) -> None:
         method, alpha, seed = run
-        words = ["--algorithm", method, "--alpha", alpha, "--seed", seed, "--quiet"]
-        start("run", *shared, *words, environment=environment)
+        cli_arguments = ["--algorithm", method, "--alpha", alpha, "--seed", seed, "--quiet"]
+        run_cli("run", *common_arguments, *cli_arguments, environment=environment)
 
-    def sweep() -> None:
+    def run_sweep() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            start("sweep", *shared, *lists, "--output-dir", folder)
+            run_cli("sweep", *common_arguments, *sweep_arguments, "--output-dir", folder)
 
-    def one_after_the_other() -> None:
+    def run_sequentially() -> None:
         for run in runs:
-            alone(run, {})
+            run_one(run, {})
 
-    def one_on_each_core() -> None:
+    def run_in_parallel() -> None:
         with ThreadPoolExecutor(cores) as pool:
-            list(pool.map(lambda run: alone(run, {"JAX_NUM_CPU_DEVICES": "1"}), runs))
+            list(pool.map(lambda run: run_one(run, {"JAX_NUM_CPU_DEVICES": "1"}), runs))
 
-    for method in a.algorithms:  # fill the cache
+    for method in settings.algorithms:  # fill the cache
         for environment in ({}, {"JAX_NUM_CPU_DEVICES": "1"}):
-            alone((method, a.alphas[0], 0), environment)
-    sweep()
-    print(f"{len(runs)} runs of {a.rounds} rounds: {a.dataset}, {a.model}; {cores} cores")
-    ways = {
-        "one sweep": sweep,
-        "separate processes, one after the other": one_after_the_other,
-        f"separate processes, {cores} at a time": one_on_each_core,
+            run_one((method, settings.alphas[0], 0), environment)
+    run_sweep()
+    print(
+        f"{len(runs)} runs of {settings.rounds} rounds: {settings.dataset}, {settings.model}; {cores} cores"
+    )
+    strategies = {
+        "one sweep": run_sweep,
+        "separate processes, one after the other": run_sequentially,
+        f"separate processes, {cores} at a time": run_in_parallel,
     }
-    taken = dict(zip(ways, map(seconds, ways.values()), strict=True))
-    for name, value in taken.items():
-        print(f"{name:42} {value:7.1f} s  {value / taken['one sweep']:5.1f}")
+    seconds_by_strategy = dict(
+        zip(strategies, map(measure_seconds, strategies.values()), strict=True)
+    )
+    for name, value in seconds_by_strategy.items():
+        print(f"{name:42} {value:7.1f} s  {value / seconds_by_strategy['one sweep']:5.1f}")
     return 0
 
 
-def seconds(work: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
+def measure_seconds(function: Callable[[], None]) -> float:
+    start_time = time.perf_counter()
+    function()
+    return time.perf_counter() - start_time
 
 
-def start(*words: object, environment: dict[str, str] | None = None) -> None:
+def run_cli(*cli_arguments: object, environment: dict[str, str] | None = None) -> None:
     subprocess.run(
-        [sys.executable, "-m", "fedjax_het.cli", *map(str, words)],
+        [sys.executable, "-m", "fedjax_het.cli", *map(str, cli_arguments)],
         env={**os.environ, **(environment or {})},
         stdout=subprocess.DEVNULL,
         check=True,
     )
 
 
-main = record_program(Arguments, measure)
+main = make_config_program(Arguments, run_benchmark)
 
 if __name__ == "__main__":
     raise SystemExit(main())

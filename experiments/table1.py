@@ -15,18 +15,20 @@ from dataclasses import replace
 from experiments.dynafed.settings import CPU, EXPERIMENT, FOLDER, NOTE, PAPER, QUICK, ROWS
 from experiments.fedaf.table1 import QUICK as QUICK_OF_FEDAF
 from fedjax_het.algorithms import METHODS
-from fedjax_het.report.paper_table import program
+from fedjax_het.report.paper_table import make_table_program
 
-NOTE_OF_QUICK = (
+QUICK_NOTE = (
     "feddm and fedaf have the settings of FedAF's quick tables: a client condenses a class of "
     "which it has ten images, in 60 steps of the papers' 1,000. That is for clients that are far "
     "apart: at alpha 0.16 neither is above fedavg."
 )
 # Of methods with one global model that is tested on all test images.
-GLOBAL = tuple(
-    name for name, entry in METHODS.items() if entry.global_model and entry.scored[0] == "global"
+GLOBAL_METHODS = tuple(
+    name
+    for name, entry in METHODS.items()
+    if entry.has_global_model and entry.evaluated_models[0] == "global"
 )
-MORE = tuple(name for name in GLOBAL if name not in ROWS)
+EXTRA_METHODS = tuple(name for name in GLOBAL_METHODS if name not in ROWS)
 
 TABLE1 = EXPERIMENT(
     name=FOLDER,
@@ -36,9 +38,9 @@ TABLE1 = EXPERIMENT(
     presets={
         "quick": replace(
             QUICK,
-            more_rows=MORE,
-            note=NOTE_OF_QUICK,
-            note_about=("feddm", "fedaf"),
+            optional_rows=EXTRA_METHODS,
+            note=QUICK_NOTE,
+            note_methods=("feddm", "fedaf"),
             method_settings={
                 **QUICK.method_settings,
                 **QUICK_OF_FEDAF["method_settings"],
@@ -48,12 +50,12 @@ TABLE1 = EXPERIMENT(
         "paper": replace(
             PAPER,
             datasets=("fashion_mnist", "cifar10", "cinic10"),
-            more_rows=MORE,
+            optional_rows=EXTRA_METHODS,
         ),
     },
 )
 
-main = program(TABLE1)
+main = make_table_program(TABLE1)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,10 +8,10 @@ from fedjax_het.common.variables import import_jax
 import_jax()
 
 from fedjax_het._startup import request_one_cpu_device_per_core  # noqa: E402
-from fedjax_het.common.cache import keep_compiled_programs  # noqa: E402
+from fedjax_het.common.cache import enable_compilation_cache  # noqa: E402
 
 request_one_cpu_device_per_core()
-keep_compiled_programs()
+enable_compilation_cache()
 
 __version__ = "0.6.0"
 

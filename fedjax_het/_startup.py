@@ -14,7 +14,7 @@ import jax
 from fedjax_het.common import variables
 
 
-def available_cores() -> int:
+def count_available_cores() -> int:
     """Cores that this process may run on (a container's limit included where the OS tells)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -22,12 +22,12 @@ def available_cores() -> int:
 
 
 def request_one_cpu_device_per_core() -> None:
-    if "xla_force_host_platform_device_count" in variables.text_of(variables.XLA_FLAGS):
+    if "xla_force_host_platform_device_count" in variables.get_text(variables.XLA_FLAGS):
         return
     # jax adds its settings to `jax.config` at run time: its types do not name them.
-    settings: Any = jax.config
-    asked = settings.jax_num_cpu_devices
-    if variables.text_of(variables.JAX_CPU_DEVICES) or asked != -1:
+    jax_config: Any = jax.config
+    num_cpu_devices = jax_config.jax_num_cpu_devices
+    if variables.get_text(variables.JAX_CPU_DEVICES) or num_cpu_devices != -1:
         return
     with contextlib.suppress(RuntimeError):  # a backend runs already: use the devices it has
-        jax.config.update("jax_num_cpu_devices", available_cores())
+        jax.config.update("jax_num_cpu_devices", count_available_cores())

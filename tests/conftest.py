@@ -9,10 +9,10 @@ from jaxlib import version
 # Tests compile thousands of programs that run for milliseconds: XLA's former emitters of loops,
 # where it still has them, and no optimisation by LLVM take a third of the time and make programs
 # that are as right, and slower. Programs that tests start inherit this.
-QUICK_TO_COMPILE = ["--xla_backend_optimization_level=0"]
+FAST_COMPILE_FLAGS = ["--xla_backend_optimization_level=0"]
 if tuple(map(int, version.__version__.split(".")[:2])) < (0, 11):
-    QUICK_TO_COMPILE.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([*QUICK_TO_COMPILE, os.environ.get("XLA_FLAGS", "")]).strip()
+    FAST_COMPILE_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([*FAST_COMPILE_FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -38,7 +38,7 @@ def prepared_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def one_lane_per_device(monkeypatch):
+def use_single_lane(monkeypatch):
     """What the timing would choose on a CPU anyway; its own tests ask for it."""
     from fedjax_het.engine.probe import LaneChoice
 
@@ -46,22 +46,22 @@ def one_lane_per_device(monkeypatch):
         "fedjax_het.running.placement.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
     )
     monkeypatch.setattr(
-        "fedjax_het.running.placement.choose_sharing", lambda *args, **settings: False
+        "fedjax_het.running.placement.choose_server_sharding", lambda *args, **settings: False
     )
 
 
 @pytest.fixture
-def uncrowded(monkeypatch):
+def no_program_eviction(monkeypatch):
     """For a test that counts compilations: what other tests have compiled goes before it, and not
     in its midst, where the process has many programs."""
     from fedjax_het.engine import crowding
 
-    crowding.make_room()
-    monkeypatch.setattr(crowding, "is_crowded", lambda: False)
+    crowding.evict_programs_if_needed()
+    monkeypatch.setattr(crowding, "is_near_mmap_limit", lambda: False)
 
 
 @pytest.fixture(autouse=True)
-def records_of_the_package_alone():
+def reset_registries():
     """What a test registers, the next one does not know."""
     from fedjax_het.algorithms import METHODS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
@@ -74,7 +74,7 @@ def records_of_the_package_alone():
 
 
 @pytest.fixture(autouse=True)
-def log_of_the_package_alone():
+def restore_package_logger():
     """What a test's command line does to the log, the next one does not see."""
     log = logging.getLogger("fedjax_het")
     handlers, propagate, level = log.handlers[:], log.propagate, log.level
@@ -84,9 +84,9 @@ def log_of_the_package_alone():
 
 
 @pytest.fixture(autouse=True)
-def room_for_programs():
+def evict_compiled_programs():
     """A worker compiles more of them than a process can hold."""
-    from fedjax_het.running.programs import make_room_for_programs
+    from fedjax_het.running.programs import evict_programs
 
     yield
-    make_room_for_programs()
+    evict_programs()

@@ -16,25 +16,29 @@ if int(count) > 1:
     jax.distributed.initialize(coordinator, int(count), int(index))
 
 import numpy as np  # noqa: E402
-from support.data import user_dataset  # noqa: E402
-from support.running import spec  # noqa: E402
+from support.data import make_user_dataset  # noqa: E402
+from support.running import make_spec  # noqa: E402
 
 from fedjax_het import Placement, simulate, sweep  # noqa: E402
 
 folder = Path(folder)
-dataset, LANES = user_dataset(), Placement(lanes=1)
+dataset, LANES = make_user_dataset(), Placement(lanes=1)
 wide = {"num_clients": 10, "participation": 0.9, "rounds": 6}  # nine clients a round
-result = simulate(spec(method, **wide), dataset=dataset, placement=LANES, output_dir=folder / "run")
+result = simulate(
+    make_spec(method, **wide), dataset=dataset, placement=LANES, output_dir=folder / "run"
+)
 assert result.summary["lanes"].startswith(f"{len(jax.devices())} x cpu"), result.summary["lanes"]
 if method == "scaffold":
     elsewhere = simulate(
-        spec(method, **wide), dataset=dataset, placement=Placement(lanes=1, client_state="host")
+        make_spec(method, **wide),
+        dataset=dataset,
+        placement=Placement(lanes=1, client_state="host"),
     )
     assert elsewhere.summary["client_state"] == "host"
     for name, curve in result.metrics.items():
         np.testing.assert_array_equal(elsewhere.metrics[name], curve, err_msg=name)
 np.savez(folder / f"metrics-{count}-{index}.npz", **result.metrics)
-specs = [spec(method, seed=seed, rounds=3) for seed in range(5)]
+specs = [make_spec(method, seed=seed, rounds=3) for seed in range(5)]
 lines: list[str] = []
 made = sweep(specs, folder / "sweep", dataset=dataset, placement=LANES, progress=lines.append)
 assert all(made.results)

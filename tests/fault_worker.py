@@ -13,17 +13,17 @@ import fedjax_het  # noqa: F401  (first, since it asks for CPU devices)
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
-from support.data import user_dataset  # noqa: E402
-from support.faults import PLACEMENT, runs_of, short  # noqa: E402
+from support.data import make_user_dataset  # noqa: E402
+from support.faults import PLACEMENT, make_seed_specs, make_short_spec  # noqa: E402
 
 from fedjax_het import simulate, sweep  # noqa: E402
 from fedjax_het.running import advance, runs  # noqa: E402
 
-runs.MAX_CHUNK, advance.CHUNK_SECONDS = 1, 0.0  # a checkpoint after each round
+runs.MAX_ROUNDS_PER_CHUNK, advance.CHUNK_SECONDS = 1, 0.0  # a checkpoint after each round
 what, folder, method = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-given = {"dataset": user_dataset(), "placement": PLACEMENT}
+given = {"dataset": make_user_dataset(), "placement": PLACEMENT}
 if what == "run":
     slowly = {"progress": lambda _: time.sleep(0.05)}
-    simulate(short(method), output_dir=folder, resume=True, **slowly, **given)
+    simulate(make_short_spec(method), output_dir=folder, resume=True, **slowly, **given)
 else:
-    sweep(runs_of(method), folder, **given)
+    sweep(make_seed_specs(method), folder, **given)

@@ -18,19 +18,23 @@ import fedjax_het  # noqa: F401  (first, since it asks for CPU devices)
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
-from support.data import user_dataset  # noqa: E402
-from support.running import spec  # noqa: E402
+from support.data import make_user_dataset  # noqa: E402
+from support.running import make_spec  # noqa: E402
 
 from fedjax_het import Placement, sweep  # noqa: E402
 from fedjax_het.running import checkpoints, ledger, runs, sharing_out  # noqa: E402
 
 
 def specs_of(count, rounds):
-    return [spec(seed=seed, rounds=rounds) for seed in range(count)]
+    return [make_spec(seed=seed, rounds=rounds) for seed in range(count)]
 
 
 def work(folder, log, count, rounds, seconds):
-    runs.MAX_CHUNK, checkpoints.CHECKPOINT_SECONDS, sharing_out.POLL_SECONDS = 1, 0.0, 0.1
+    runs.MAX_ROUNDS_PER_CHUNK, checkpoints.CHECKPOINT_SECONDS, sharing_out.POLL_SECONDS = (
+        1,
+        0.0,
+        0.1,
+    )
     with open(log, "a", buffering=1) as file:
 
         @contextlib.contextmanager
@@ -48,10 +52,14 @@ def work(folder, log, count, rounds, seconds):
                 file.write(f"made {found[1]}\n")
             print(line, flush=True)
 
-        ledger.progress_line = showing
+        ledger.show_progress = showing
         place = Placement(lanes=1, blocks=1, spread="runs")
         made = sweep(
-            specs_of(count, rounds), folder, dataset=user_dataset(), placement=place, progress=told
+            specs_of(count, rounds),
+            folder,
+            dataset=make_user_dataset(),
+            placement=place,
+            progress=told,
         )
         assert all(made.results)
 

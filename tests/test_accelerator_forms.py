@@ -8,40 +8,40 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.running import run, spec
+from support.running import make_spec, run_spec
 
 from fedjax_het.condensation import augment as augmentation
 from fedjax_het.engine import lanes
 from fedjax_het.engine import task as task_module
-from fedjax_het.engine.evaluation import BATCH, evaluate, evaluation_set
-from fedjax_het.engine.plan import Plan, make_plan
+from fedjax_het.engine.evaluation import CPU_BATCH_SIZE, evaluate, place_evaluation_set
+from fedjax_het.engine.plan import ExecutionPlan, make_execution_plan
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
-from fedjax_het.running.programs import program_of
+from fedjax_het.running.programs import build_programs
 
 
 @pytest.fixture
 def on_gpu():
     """Plans take their devices for GPUs; programs are still a CPU's."""
-    program_of.cache_clear()
-    with mock.patch.object(Plan, "platform", "gpu"):
+    build_programs.cache_clear()
+    with mock.patch.object(ExecutionPlan, "platform", "gpu"):
         yield
-    program_of.cache_clear()
+    build_programs.cache_clear()
 
 
 def _put_back(plan, states, rows):
     new = jax.tree.map(lambda a: -jnp.arange(rows.size * a[0].size, dtype=a.dtype) - 1, states)
     new = jax.tree.map(lambda n, a: n.reshape(*rows.shape, *a.shape[1:]), new, states)
-    return jax.jit(lambda *args: lanes._put_back(plan, *args))(states, new, rows)
+    return jax.jit(lambda *args: lanes._scatter_client_states(plan, *args))(states, new, rows)
 
 
 def test_states_are_scattered_to_the_rows_that_a_loop_writes(request):
     states = {"a": jnp.arange(15.0).reshape(5, 3), "b": jnp.arange(5), "none": ()}
     rows = jnp.array([[[4, 5], [0, 5]], [[5, 2], [7, 5]]])  # from 5 on they are unused
-    plan = make_plan(2, spread=None, blocks=2)
+    plan = make_execution_plan(2, mesh_axis=None, blocks=2)
     one_by_one = _put_back(plan, states, rows)
     request.getfixturevalue("on_gpu")
-    text = jax.jit(lambda *args: lanes._put_back(plan, *args)).lower(
+    text = jax.jit(lambda *args: lanes._scatter_client_states(plan, *args)).lower(
         states["a"], jnp.zeros((2, 2, 2, 3)), rows
     )
     assert "while" not in text.as_text() and "scatter" in text.as_text()
@@ -56,27 +56,27 @@ def test_an_accelerator_evaluates_many_images_at_a_time(request):
     labels = rng.integers(0, 3, 1100).astype(np.int32)
     model = make_model("mlp", (6, 6, 1), 3, hidden=[5])
     task, variables = Task(model, (0.5,), (0.5,)), model.init(jax.random.key(0))
-    plan = make_plan(1, spread=None, blocks=2)
-    few = evaluation_set(plan, images, labels)
+    plan = make_execution_plan(1, mesh_axis=None, blocks=2)
+    few = place_evaluation_set(plan, images, labels)
     in_turn = evaluate(task, plan, variables, few)
     request.getfixturevalue("on_gpu")
-    many = evaluation_set(plan, images, labels)
-    assert few.labels.shape == (2, 3, BATCH) and many.labels.shape == (2, 1, 550)
+    many = place_evaluation_set(plan, images, labels)
+    assert few.labels.shape == (2, 3, CPU_BATCH_SIZE) and many.labels.shape == (2, 1, 550)
     at_once = evaluate(task, plan, variables, many)
     assert at_once.accuracy == in_turn.accuracy
     np.testing.assert_allclose(at_once.loss, in_turn.loss, rtol=1e-6)
 
 
 def test_batches_of_an_accelerator_fit_its_memory(on_gpu):
-    plan = make_plan(1, devices=1)
+    plan = make_execution_plan(1, devices=1)
     images = np.zeros((10_000, 32, 32, 3), np.uint8)
     sizes = {}
     for gigabytes in (0.1, 16, 140):
         known = mock.patch(
-            "fedjax_het.engine.evaluation.whole_bytes", lambda _, g=gigabytes: int(g * 1e9)
+            "fedjax_het.engine.evaluation.memory_limit_bytes", lambda _, g=gigabytes: int(g * 1e9)
         )
         with known:
-            labels = evaluation_set(plan, images, np.zeros(len(images), np.int32)).labels
+            labels = place_evaluation_set(plan, images, np.zeros(len(images), np.int32)).labels
         sizes[gigabytes] = labels.shape[1:]
         assert labels.size - len(images) < labels.shape[1]  # hardly any padding
     assert sizes == {0.1: (40, 250), 16: (11, 910), 140: (2, 5000)}
@@ -130,23 +130,24 @@ def test_the_loss_of_a_label_is_chosen_as_it_is_picked():
         return jax.value_and_grad(lambda logits: (losses(logits, labels) ** 2).sum())(logits)
 
     picked, chosen = (
-        of(losses, logits) for losses in (task_module._by_row, task_module._by_choice)
+        of(losses, logits)
+        for losses in (task_module._cross_entropy_by_gather, task_module._cross_entropy_by_mask)
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), picked, chosen
     )
     # A class that cannot be costs nothing where it is not the label, and all where it is.
     logits = logits.at[:, 0].set(-jnp.inf)
-    losses = task_module._by_choice(logits, labels)
+    losses = task_module._cross_entropy_by_mask(logits, labels)
     np.testing.assert_array_equal(jnp.isfinite(losses), labels != 0)
 
 
 @pytest.mark.parametrize("method", ["apfl"])
 def test_a_run_as_accelerators_make_it(method, request):
-    asked = spec(method, rounds=3, participation=0.4, local_epochs=2)
-    on_cpu = run(asked, lanes=2, devices=1)
+    asked = make_spec(method, rounds=3, participation=0.4, local_epochs=2)
+    on_cpu = run_spec(asked, lanes=2, devices=1)
     request.getfixturevalue("on_gpu")
-    elsewhere = run(asked, lanes=2, devices=1)
+    elsewhere = run_spec(asked, lanes=2, devices=1)
     for name, values in on_cpu.metrics.items():
         np.testing.assert_allclose(values, elsewhere.metrics[name], rtol=1e-5, err_msg=name)
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
@@ -154,12 +155,14 @@ def test_a_run_as_accelerators_make_it(method, request):
 
 
 def test_uploads_are_reduced_and_rows_alone_gathered(request):
-    plan = make_plan(1, devices=2)
+    plan = make_execution_plan(1, devices=2)
     sums, rows = jnp.ones(1000), jnp.ones((1, 1, 3))
 
     def lowered():
         mapped = jax.shard_map(
-            lambda sums, rows: lanes._exchange(plan, {"a": sums, "b": 2 * sums}, rows),
+            lambda sums, rows: lanes._exchange_between_devices(
+                plan, {"a": sums, "b": 2 * sums}, rows
+            ),
             mesh=plan.mesh,
             in_specs=(P(), P()),
             out_specs=P(),

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from experiments.accelerator import half_hour, precision, prove
-from fedjax_het.engine.probe import MOST_UNROLLED
+from fedjax_het.engine.probe import MAX_UNROLLED_LANES
 from fedjax_het.report.programs import load_program
 
 FAST = {"train_loss": [1.0, 0.5], "device": "x"}
@@ -17,15 +17,15 @@ FAST = {"train_loss": [1.0, 0.5], "device": "x"}
 
 def test_what_differs_more_than_an_order_of_sums_does_not_agree():
     def agrees(device, cpu=FAST, other=FAST):
-        return prove.differences(device, cpu, other)["agrees"]
+        return prove.compare_curves(device, cpu, other)["agrees"]
 
     assert agrees(FAST)
-    assert agrees({**FAST, "train_loss": [1.0, 0.5 + prove.LEAST / 2]})
+    assert agrees({**FAST, "train_loss": [1.0, 0.5 + prove.MIN_TOLERANCE / 2]})
     off = {**FAST, "train_loss": [1.0, 0.52]}
     assert not agrees(off)
     assert agrees(off, other={**FAST, "train_loss": [1.0, 0.505]})  # the CPU itself is that far off
     assert not agrees({**FAST, "train_loss": [1.0, float("nan")]})
-    assert prove.differences({"error": "no room"}, FAST, FAST) == {"error": "no room"}
+    assert prove.compare_curves({"error": "no room"}, FAST, FAST) == {"error": "no room"}
 
 
 def test_the_fastest_is_of_each_network_and_precision():
@@ -36,7 +36,7 @@ def test_the_fastest_is_of_each_network_and_precision():
         "convnet, im2col, highest, 1 lanes": {"client_samples_per_second": 3.0},
         "convnet, im2col, bfloat16, 4 lanes": {"error": "no room"},
     }
-    best = prove.fastest(speeds)
+    best = prove.select_fastest(speeds)
     assert best.keys() == {"mlp, highest", "convnet, highest"}
     assert best["mlp, highest"]["lanes"] == 4
     assert (best["convnet, highest"]["conv_impl"], best["convnet, highest"]["lanes"]) == (
@@ -46,15 +46,15 @@ def test_the_fastest_is_of_each_network_and_precision():
 
 
 def test_places_measure_the_same_cases():
-    device, cpu, other = prove.numbers_places(list(prove.METHODS))
+    device, cpu, other = prove.make_parity_workers(list(prove.METHODS))
     assert "JAX_PLATFORMS" not in device.environment
     assert cpu.environment["JAX_PLATFORMS"] == other.environment["JAX_PLATFORMS"] == "cpu"
     assert device.cases == cpu.cases
     assert [case._replace(lanes=4) for case in other.cases] == cpu.cases
-    names = [case.name for place in prove.speed_places("full", "gpu") for case in place.cases]
-    few = sum(lanes <= MOST_UNROLLED for lanes in prove.SCALES["full"].lanes)
+    names = [case.name for place in prove.make_speed_workers("full", "gpu") for case in place.cases]
+    few = sum(lanes <= MAX_UNROLLED_LANES for lanes in prove.SCALES["full"].lanes)
     assert len(names) == len(set(names)) == 3 * (3 * 4 + few)
-    given = [case for place in prove.speed_places("full", "gpu") for case in place.cases]
+    given = [case for place in prove.make_speed_workers("full", "gpu") for case in place.cases]
     assert {case.settings["precision"] for case in given} == {"float32", "tf32", "bfloat16"}
 
 
@@ -62,14 +62,14 @@ def test_places_measure_the_same_cases():
 def test_numbers_are_the_cpus_on_a_cpu(tmp_path, capsys):
     arguments = ["--scale", "quick", "--only", "numbers", "--methods", "fedavg", "dynafed"]
     assert prove.main([*arguments, "--output-dir", str(tmp_path)]) == 0
-    kept = json.loads((tmp_path / prove.FILE).read_text())
+    kept = json.loads((tmp_path / prove.RESULTS_FILE).read_text())
     assert kept["numbers"].keys() == {"fedavg", "dynafed"}
     for made in kept["numbers"].values():
-        assert made["agrees"] and made["difference"] <= made["another order"] < prove.LEAST
+        assert made["agrees"] and made["difference"] <= made["another order"] < prove.MIN_TOLERANCE
     assert "another order" in (tmp_path / "prove.md").read_text()
-    before = (tmp_path / prove.FILE).stat().st_mtime_ns
+    before = (tmp_path / prove.RESULTS_FILE).stat().st_mtime_ns
     assert prove.main([*arguments, "--output-dir", str(tmp_path)]) == 0  # nothing is due
-    assert (tmp_path / prove.FILE).stat().st_mtime_ns == before
+    assert (tmp_path / prove.RESULTS_FILE).stat().st_mtime_ns == before
 
 
 def test_an_unknown_method_is_named(tmp_path, capsys):
@@ -79,12 +79,12 @@ def test_an_unknown_method_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("scale", ["paper", "quick"])
 def test_pieces_are_commands_that_there_are(scale, tmp_path, capsys):
-    first, *tables = half_hour.pieces(scale, tmp_path)
+    first, *tables = half_hour.plan_tasks(scale, tmp_path)
     assert first.name == "prove" and len({piece.name for piece in tables}) == len(tables)
     for piece in tables:
-        assert load_program(piece.program)([*piece.words, "--list"]) == 0, piece
+        assert load_program(piece.program)([*piece.arguments, "--list"]) == 0, piece
         assert len(capsys.readouterr().out.splitlines()) > 0
-    assert (half_hour.HERE.parent / first.program).is_file()
+    assert (half_hour.ACCELERATOR_FOLDER.parent / first.program).is_file()
 
 
 def test_pieces_go_on_until_they_are_done(tmp_path, monkeypatch, capsys):
@@ -96,24 +96,24 @@ def test_pieces_go_on_until_they_are_done(tmp_path, monkeypatch, capsys):
         status = statuses.get(piece.name, [0]).pop(0) if piece.name in statuses else 0
         return status, "no prepared data in x" if status == 2 else "said"
 
-    monkeypatch.setattr(half_hour, "made", made)
+    monkeypatch.setattr(half_hour, "run_task", made)
     archive = tmp_path / "kept.tar"
     for folder in ("a", "b"):  # another machine, which has the archive alone
         arguments = ["--output-dir", str(tmp_path / folder), "--carry", str(archive)]
         assert half_hour.main(arguments) == 0
-    both = half_hour.pieces("paper", tmp_path)
+    both = half_hour.plan_tasks("paper", tmp_path)
     assert begun == [piece.name for piece in both] + ["table1 fashion 0.01", "table1 cifar 0.01"]
     shown = capsys.readouterr().out
     assert "table1 cifar 0.01: passed over, as its data are not there" in shown
     with tarfile.open(archive) as packed:
-        assert half_hour.FILE in packed.getnames()
+        assert half_hour.LOG_FILE in packed.getnames()
 
 
 def test_nothing_is_begun_when_the_time_is_up(tmp_path, monkeypatch):
     def never(piece, seconds):
         raise AssertionError("begun too late")
 
-    monkeypatch.setattr(half_hour, "made", never)
+    monkeypatch.setattr(half_hour, "run_task", never)
     assert half_hour.main(["--minutes", "0.5", "--output-dir", str(tmp_path)]) == 0
 
 
@@ -124,14 +124,14 @@ def test_a_piece_is_asked_to_stop_and_keeps_what_it_has(tmp_path, monkeypatch):
         "try:\n    time.sleep(60)\n"
         "except KeyboardInterrupt:\n    print('kept'); raise SystemExit(130)\n"
     )
-    monkeypatch.setattr(half_hour, "HERE", tmp_path / "accelerator")
+    monkeypatch.setattr(half_hour, "ACCELERATOR_FOLDER", tmp_path / "accelerator")
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as behind `nohup ... &`
-    status, said = half_hour.made(half_hour.Piece("slow", "slow.py", ()), 6.0)
+    status, said = half_hour.run_task(half_hour.Task("slow", "slow.py", ()), 6.0)
     signal.signal(signal.SIGINT, before)
     assert (status, said) == (130, "kept\n")
     quick = tmp_path / "quick.py"
     quick.write_text("print('done')")
-    assert half_hour.made(half_hour.Piece("quick", "quick.py", ()), 30.0) == (0, "done\n")
+    assert half_hour.run_task(half_hour.Task("quick", "quick.py", ()), 30.0) == (0, "done\n")
 
 
 @pytest.mark.slow
@@ -145,6 +145,6 @@ def test_less_precision_is_less_exact(tmp_path, capsys):
 
 
 def test_help_is_the_docstring():
-    words = [sys.executable, str(half_hour.HERE / "half_hour.py"), "--help"]
+    words = [sys.executable, str(half_hour.ACCELERATOR_FOLDER / "half_hour.py"), "--help"]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert "--carry" in said and "most telling cells first" in said

@@ -5,23 +5,23 @@ import pytest
 
 from experiments.across import (
     ACROSS,
-    CLIENTS,
-    GLOBAL,
-    Row,
-    besides,
-    best_at_some_cost,
-    client_scores,
-    draw,
-    left_out,
+    CLIENT_METRIC,
+    GLOBAL_METRIC,
+    MethodCosts,
+    collect_rows,
+    describe_requirements,
     main,
-    rows_of,
-    text_table,
+    make_text_table,
+    missing_methods_note,
+    pareto_methods,
+    plot_accuracy_vs_cost,
+    stack_client_accuracies,
 )
-from experiments.across import numbers as numbers_of
+from experiments.across import summarize_rows as numbers_of
 from fedjax_het import load_results
 from fedjax_het.algorithms import METHODS
-from fedjax_het.report.paper_table import Arguments, Outcome, make_cells
-from fedjax_het.running.arithmetic import Arithmetic
+from fedjax_het.report.paper_table import TableArguments, TableRun, make_cells
+from fedjax_het.running.arithmetic import RunFlops
 from fedjax_het.running.result import Result
 
 
@@ -29,10 +29,10 @@ def row(method, accuracy, flops, *, seeds=2, personal=False):
     """A method whose accuracies are the same in both seeds."""
     curve = np.tile(np.array(accuracy, float), (seeds, 1))
     none = np.full_like(curve, np.nan)
-    curves = {GLOBAL: none if personal else curve, CLIENTS: curve}
+    curves = {GLOBAL_METRIC: none if personal else curve, CLIENT_METRIC: curve}
     rounds = np.arange(1, curve.shape[1] + 1)
     clients = dict.fromkeys(range(seeds), np.full(4, curve[0, -1]))
-    return Row(method, curves, clients, 10.0 * rounds, flops * rounds, planned=2)
+    return MethodCosts(method, curves, clients, 10.0 * rounds, flops * rounds, num_planned=2)
 
 
 STEADY = [0.5] * 5 + [0.8] * 15
@@ -72,55 +72,61 @@ def test_the_best_at_some_cost():
         "late": (cost, np.array([1.0, 2.0, 9.0])),
         "dear": (10 * cost, np.array([8.0, 8.0, 8.0])),
     }
-    assert best_at_some_cost(lines) == ["early", "late"]
+    assert pareto_methods(lines) == ["early", "late"]
 
 
 def test_what_a_method_has_besides():
-    assert besides("fedavg") == "" and "server" in besides("fsl")
-    assert "made images" in besides("feddm") and "own" in besides("ditto")
+    assert describe_requirements("fedavg") == "" and "server" in describe_requirements("fsl")
+    assert "made images" in describe_requirements("feddm") and "own" in describe_requirements(
+        "ditto"
+    )
 
 
 def test_presets_have_every_method():
-    assert set(ACROSS.rows("cpu")) == set(ACROSS.rows("quick")) == set(METHODS)
+    assert set(ACROSS.list_rows("cpu")) == set(ACROSS.list_rows("quick")) == set(METHODS)
 
 
 @pytest.mark.parametrize(
     "score, expected, drawn",
-    [(GLOBAL, "moon", {"fedavg", "moon"}), (CLIENTS, "ditto", {"ditto"})],
+    [(GLOBAL_METRIC, "moon", {"fedavg", "moon"}), (CLIENT_METRIC, "ditto", {"ditto"})],
 )
 def test_the_drawing_names_what_is_best(score, expected, drawn):
-    for panel in draw(ROWS, score).axes:
+    for panel in plot_accuracy_vs_cost(ROWS, score).axes:
         assert expected in {text.get_text() for text in panel.texts} <= drawn
         assert {line.get_label() for line in panel.lines} - {"_leader"} == drawn
 
 
 def test_methods_without_a_row_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.across.count", lambda run: Arithmetic(np.ones(2)))
+    monkeypatch.setattr("experiments.across.count_flops", lambda run: RunFlops(np.ones(2)))
     kept = {"fedavg": [0, 0], "moon": [0], "ditto": [], "pfedme": [1, 0]}
-    cells = make_cells(ACROSS, Arguments("quick", methods=tuple(kept), seeds=(0, 1)))
+    cells = make_cells(ACROSS, TableArguments("quick", methods=tuple(kept), seeds=(0, 1)))
     for cell in cells:
         for run, lost in zip(cell.runs, kept[cell.method], strict=False):
             summary = {"diverged": bool(lost)}
-            metrics = dict.fromkeys((GLOBAL, CLIENTS, "bytes_up", "bytes_down"), np.ones(2))
+            metrics = dict.fromkeys(
+                (GLOBAL_METRIC, CLIENT_METRIC, "bytes_up", "bytes_down"), np.ones(2)
+            )
             metrics["client_accuracy"] = np.ones((2, 4))
             Result(run.resolved(), metrics, summary).save(tmp_path)
     results = load_results(tmp_path)
-    outcome = Outcome(ACROSS, "quick", cells, results, None, None, tmp_path, {})
-    rows = rows_of(outcome)
+    outcome = TableRun(ACROSS, "quick", cells, results, None, None, tmp_path, {})
+    rows = collect_rows(outcome)
     assert [row.method for row in rows] == ["fedavg", "moon"]
-    assert left_out(outcome, rows) == ["Without a row: ditto (not run), pfedme (diverged)."]
+    assert missing_methods_note(outcome, rows) == [
+        "Without a row: ditto (not run), pfedme (diverged)."
+    ]
     first = outcome._replace(cells=cells[:1])
-    assert left_out(first, rows_of(first)) == []
-    text = text_table(numbers_of(rows), "T", ())
+    assert missing_methods_note(first, collect_rows(first)) == []
+    text = make_text_table(numbers_of(rows), "T", ())
     assert [row["Seeds"] for row in text.sections[0].rows] == ["2", "1 of 2"]
 
 
 def test_methods_are_ranked_over_seeds_that_all_of_them_have():
     few, many = row("fedavg", STEADY, 1, seeds=1), row("moon", STEADY, 1, seeds=3)
-    few.clients[0] = np.arange(4.0)
-    assert client_scores([few, many]).tolist() == [[0, 0.8], [1, 0.8], [2, 0.8], [3, 0.8]]
-    none = few._replace(clients={5: np.ones(4)})
-    assert len(client_scores([none, many])) == 0
+    few.client_accuracies[0] = np.arange(4.0)
+    assert stack_client_accuracies([few, many]).tolist() == [[0, 0.8], [1, 0.8], [2, 0.8], [3, 0.8]]
+    none = few._replace(client_accuracies={5: np.ones(4)})
+    assert len(stack_client_accuracies([none, many])) == 0
 
 
 def test_of_no_run_it_says_so_and_names_no_files(tmp_path, capsys):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedjax_het.running.ahead import Ahead
+from fedjax_het.running.ahead import InputPrefetcher
 
 
 def runs_that_tell(rounds=10, ahead=2, fails_at=None):
@@ -18,7 +18,9 @@ def runs_that_tell(rounds=10, ahead=2, fails_at=None):
             raise MemoryError(f"round {first}")
         return first, count
 
-    runs = SimpleNamespace(rounds=rounds, room=SimpleNamespace(ahead=ahead), call=call)
+    runs = SimpleNamespace(
+        total_rounds=rounds, limits=SimpleNamespace(num_prefetch=ahead), build_chunk_inputs=call
+    )
     return runs, made, gate
 
 
@@ -26,27 +28,27 @@ def runs_that_tell(rounds=10, ahead=2, fails_at=None):
 def test_the_next_calls_are_made_in_a_thread(depth):
     runs, made, gate = runs_that_tell(ahead=depth)
     gate.set()
-    with Ahead(runs) as ahead:
-        assert ahead.take(0, 4) == (0, 4)  # nothing was there
-        ahead.prepare(4, 4)
-        assert ahead.take(4, 4) == (4, 4)
-        ahead.prepare(8, 4)
-        assert ahead.take(8, 2) == (8, 2)  # what is left
-        ahead.prepare(10, 4)
+    with InputPrefetcher(runs) as ahead:
+        assert ahead.get(0, 4) == (0, 4)  # nothing was there
+        ahead.prefetch(4, 4)
+        assert ahead.get(4, 4) == (4, 4)
+        ahead.prefetch(8, 4)
+        assert ahead.get(8, 2) == (8, 2)  # what is left
+        ahead.prefetch(10, 4)
     in_thread = [(4, 4, False), (8, 2, False)]
     assert made == [(0, 4, True), *in_thread]
 
 
 def test_another_length_drops_what_was_made():
     runs, made, gate = runs_that_tell(rounds=100)
-    with Ahead(runs) as ahead:
-        ahead.prepare(0, 4)
+    with InputPrefetcher(runs) as ahead:
+        ahead.prefetch(0, 4)
         gate.set()
-        assert ahead.take(0, 8) == (0, 8)
-        ahead.prepare(8, 8)
-        assert ahead.take(8, 8) == (8, 8)
-        ahead.prepare(16, 8)
-        assert ahead.take(16, 8) == (16, 8)
+        assert ahead.get(0, 8) == (0, 8)
+        ahead.prefetch(8, 8)
+        assert ahead.get(8, 8) == (8, 8)
+        ahead.prefetch(16, 8)
+        assert ahead.get(16, 8) == (16, 8)
     assert made.count((24, 8, False)) <= 1 and not [each for each in made if each[0] > 24]
     assert (16, 8, True) not in made
 
@@ -54,17 +56,17 @@ def test_another_length_drops_what_was_made():
 def test_what_fails_in_the_thread_fails_where_it_is_taken():
     runs, _, gate = runs_that_tell(fails_at=4)
     gate.set()
-    with Ahead(runs) as ahead:
-        ahead.prepare(0, 4)
-        assert ahead.take(0, 4) == (0, 4)
+    with InputPrefetcher(runs) as ahead:
+        ahead.prefetch(0, 4)
+        assert ahead.get(0, 4) == (0, 4)
         with pytest.raises(MemoryError, match="round 4"):
-            ahead.take(4, 4)
+            ahead.get(4, 4)
 
 
 def test_its_thread_ends_with_it():
     runs, made, gate = runs_that_tell()
-    with pytest.raises(KeyboardInterrupt), Ahead(runs) as ahead:
-        ahead.prepare(0, 4)
+    with pytest.raises(KeyboardInterrupt), InputPrefetcher(runs) as ahead:
+        ahead.prefetch(0, 4)
         gate.set()
         raise KeyboardInterrupt
     assert not [each for each in threading.enumerate() if "schedules" in each.name]

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import chosen, registered
-from support.data import BATCH, CLASSES, SIZES, consecutive
-from support.oracle import Loop, beside, joined
-from support.problems import small
-from support.slow import all_methods
+from support.builders import bind_options, fast_registered_builder
+from support.data import BATCH_SIZE, CLIENT_SIZES, NUM_CLASSES, consecutive_partition
+from support.oracle import ReferenceFedAvg, flatten_params, run_and_compare
+from support.problems import make_small_federation
+from support.slow import method_cases
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.fedavg import fedavg
@@ -19,39 +19,45 @@ from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.data import load_dataset
 from fedjax_het.engine.contract import Batch
-from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.plan import make_execution_plan
 from fedjax_het.nn import make_model
 
 # --- NumPy oracles, in float64 -------------------------------------------------------------
 
 
-class Prox(Loop):
-    def slope(self, model, batch):
-        return super().slope(model, batch) + self.hp["prox_mu"] * (model - self.vector)
+class Prox(ReferenceFedAvg):
+    def descent_direction(self, model, batch):
+        return super().descent_direction(model, batch) + self.hp["prox_mu"] * (
+            model - self.global_vector
+        )
 
 
-class Scaffold(Loop):
+class Scaffold(ReferenceFedAvg):
     """With option II of the paper's controls, in the paper's form."""
 
     control, moved = 0.0, 0.0  # the server's, and what a round adds to it
 
-    def first(self, client):
-        return np.zeros_like(self.vector)
+    def init_client_state(self, client):
+        return np.zeros_like(self.global_vector)
 
-    def slope(self, model, batch):
-        return super().slope(model, batch) - self.kept[batch.client] + self.control
+    def descent_direction(self, model, batch):
+        return (
+            super().descent_direction(model, batch)
+            - self.client_states[batch.client]
+            + self.control
+        )
 
     def new_control(self, client, model, steps):
-        drift = (self.vector - model) / (steps * self.hp["local_lr"])
-        return self.kept[client] - self.control + drift
+        drift = (self.global_vector - model) / (steps * self.hp["local_lr"])
+        return self.client_states[client] - self.control + drift
 
-    def end(self, client, model, steps):
+    def finish_client(self, client, model, steps):
         new = self.new_control(client, model, steps)
-        self.moved = self.moved + self.weights()[client] * (new - self.kept[client])
-        self.kept[client] = new
+        self.moved = self.moved + self.client_weights()[client] * (new - self.client_states[client])
+        self.client_states[client] = new
 
-    def serve(self, r, clients, models):
-        super().serve(r, clients, models)
+    def update_server(self, r, clients, models):
+        super().update_server(r, clients, models)
         self.control, self.moved = self.control + self.moved, 0.0
 
 
@@ -59,32 +65,32 @@ class ScaffoldI(Scaffold):
     """With option I: the gradient at the server's model, measured in a first pass of its own."""
 
     def minibatches(self, r, client):
-        return super().minibatches(r, client)[-(-self.sizes[client] // BATCH) :]
+        return super().minibatches(r, client)[-(-self.client_sizes[client] // BATCH_SIZE) :]
 
     def new_control(self, client, model, steps):
-        held = self.federation.scheduler.partition.client(client)
-        return self.gradient(self.vector, self.images[held], self.labels[held])
+        held = self.federation.scheduler.partition.client_indices(client)
+        return self.gradient(self.global_vector, self.images[held], self.labels[held])
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 @pytest.mark.parametrize(
     ("build", "hp", "loop"),
     [
-        (fedavg, {}, Loop),
+        (fedavg, {}, ReferenceFedAvg),
         (fedprox, {"prox_mu": 0.7}, Prox),
-        (chosen(scaffold, option="II"), {}, Scaffold),
-        (chosen(scaffold, option="I"), {}, ScaffoldI),
+        (bind_options(scaffold, option="II"), {}, Scaffold),
+        (bind_options(scaffold, option="I"), {}, ScaffoldI),
     ],
     ids=["fedavg", "fedprox", "scaffold-II", "scaffold-I"],
 )
 def test_three_rounds_equal_a_float64_oracle(build, hp, loop, averaging):
     settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
-    oracle = loop(small(build, hp={"local_lr": 0.2, **hp}, **settings))
-    state = beside(oracle, 3, atol=2e-6)
+    oracle = loop(make_small_federation(build, hp={"local_lr": 0.2, **hp}, **settings))
+    state = run_and_compare(oracle, 3, atol=2e-6)
     if isinstance(oracle, Scaffold):
         control = oracle.params(oracle.control)["w"]
         np.testing.assert_allclose(state.server.extra["w"], control, atol=2e-6)
-        own = np.stack([oracle.params(kept)["w"] for kept in oracle.kept])
+        own = np.stack([oracle.params(kept)["w"] for kept in oracle.client_states])
         np.testing.assert_allclose(state.clients.control["w"], own, atol=5e-6)
 
 
@@ -93,16 +99,16 @@ def test_three_rounds_equal_a_float64_oracle(build, hp, loop, averaging):
 
 def test_fedprox_without_pull_is_fedavg():
     hp = {"local_lr": 0.2}
-    plain, _ = small(fedavg, hp=hp).run(3)
-    prox, _ = small(fedprox, hp={**hp, "prox_mu": 0.0}).run(3)
+    plain, _ = make_small_federation(fedavg, hp=hp).run(3)
+    prox, _ = make_small_federation(fedprox, hp={**hp, "prox_mu": 0.0}).run(3)
     assert_trees_all_equal(plain.server, prox.server)
 
 
 def test_fedprox_with_a_strong_pull_stays_with_the_server():
     moved = {}
     for mu in (0.0, 1.0, 50.0):
-        federation = small(fedprox, hp={"local_lr": 0.01, "prox_mu": mu}, epochs=20)
-        _, info = federation.run(1, federation.start())
+        federation = make_small_federation(fedprox, hp={"local_lr": 0.01, "prox_mu": mu}, epochs=20)
+        _, info = federation.run(1, federation.initial_state())
         moved[mu] = float(info.update_norm)
     assert moved[0.0] > 1.05 * moved[1.0] > 4 * moved[50.0] > 0, moved
 
@@ -111,21 +117,21 @@ def test_fedprox_with_a_strong_pull_stays_with_the_server():
 def test_scaffolds_first_round_with_zero_controls_is_fedavg(optimizer):
     hp = {"local_lr": 0.1, "local_momentum": 0.9, "local_weight_decay": 0.01}
     settings = {"hp": hp, "optimizer": optimizer, "epochs": 2, "keep": True}
-    plain, _ = small(fedavg, **settings).run(1)
-    controlled, _ = small(scaffold, **settings).run(1)
+    plain, _ = make_small_federation(fedavg, **settings).run(1)
+    controlled, _ = make_small_federation(scaffold, **settings).run(1)
     assert_trees_all_close(
         plain.server.variables, controlled.server.variables, rtol=1e-6, atol=1e-7
     )
-    again, _ = small(scaffold, **settings).run(2)
-    plain, _ = small(fedavg, **settings).run(2)
+    again, _ = make_small_federation(scaffold, **settings).run(2)
+    plain, _ = make_small_federation(fedavg, **settings).run(2)
     gap = np.abs(again.server.variables["params"]["w"] - plain.server.variables["params"]["w"])
     assert gap.max() > 1e-3  # from the second round on the controls act
 
 
 def global_gradient_norm(federation, state):
     """Norm of the gradient of the mean of the clients' objectives at the global model."""
-    loop, model = Loop(federation), joined(federation.model(state))
-    held = [consecutive().client(k) for k, n in enumerate(SIZES) if n]
+    loop, model = ReferenceFedAvg(federation), flatten_params(federation.global_params(state))
+    held = [consecutive_partition().client_indices(k) for k, n in enumerate(CLIENT_SIZES) if n]
     gradients = [loop.gradient(model, loop.images[own], loop.labels[own]) for own in held]
     return np.linalg.norm(np.mean(gradients, 0))
 
@@ -135,29 +141,31 @@ def test_scaffold_reaches_the_joint_optimum_where_fedavg_drifts():
     settings = {"hp": {"local_lr": 0.1}, "epochs": 20, "batch_size": 20, "rounds": 400}
     norms = {}
     for name, build in (("fedavg", fedavg), ("scaffold", scaffold)):
-        federation = small(build, **settings)
+        federation = make_small_federation(build, **settings)
         state, _ = federation.run(400)
         norms[name] = global_gradient_norm(federation, state)
     assert norms["scaffold"] < 0.2 * norms["fedavg"], norms
 
 
 def test_one_client_with_all_data_is_plain_sgd():
-    federation = small(fedavg, hp={"local_lr": 0.1}, sizes=(18,))
+    federation = make_small_federation(fedavg, hp={"local_lr": 0.1}, sizes=(18,))
     state, _ = federation.run(3)
-    oracle = Loop(federation)
-    w = oracle.vector
+    oracle = ReferenceFedAvg(federation)
+    w = oracle.global_vector
     for r in range(3):
         for batch in oracle.minibatches(r, 0):
             w = w - 0.1 * oracle.gradient(w, batch.x, batch.y)
-    oracle.assert_model(federation.model(state), model=w, atol=2e-6)
+    oracle.assert_model(federation.global_params(state), model=w, atol=2e-6)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_adams_moments_are_kept_or_reset(keep):
-    federation = small(fedavg, hp={"local_lr": 0.05}, sizes=(18,), optimizer="adam", keep=keep)
+    federation = make_small_federation(
+        fedavg, hp={"local_lr": 0.05}, sizes=(18,), optimizer="adam", keep=keep
+    )
     state, _ = federation.run(3)
-    oracle = Loop(federation)
-    w, m, v, t = oracle.vector, 0.0, 0.0, 0
+    oracle = ReferenceFedAvg(federation)
+    w, m, v, t = oracle.global_vector, 0.0, 0.0, 0
     for r in range(3):
         if not keep:
             m, v, t = 0.0, 0.0, 0
@@ -165,42 +173,45 @@ def test_adams_moments_are_kept_or_reset(keep):
             gradient, t = oracle.gradient(w, batch.x, batch.y), t + 1
             m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
             w = w - 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-    oracle.assert_model(federation.model(state), model=w, atol=1e-5)
+    oracle.assert_model(federation.global_params(state), model=w, atol=1e-5)
     assert (state.clients != ()) == keep
 
 
 def test_server_lr_scales_the_change():
-    half = small(fedavg, hp={"local_lr": 0.1, "server_lr": 0.5})
-    full = small(fedavg, hp={"local_lr": 0.1})
-    start = full.start()
-    a, b = half.model(half.run(1, start)[0])["w"], full.model(full.run(1, start)[0])["w"]
-    origin = full.model(start)["w"]
+    half = make_small_federation(fedavg, hp={"local_lr": 0.1, "server_lr": 0.5})
+    full = make_small_federation(fedavg, hp={"local_lr": 0.1})
+    start = full.initial_state()
+    a, b = (
+        half.global_params(half.run(1, start)[0])["w"],
+        full.global_params(full.run(1, start)[0])["w"],
+    )
+    origin = full.global_params(start)["w"]
     np.testing.assert_allclose(a - origin, 0.5 * (b - origin), atol=1e-7)
 
 
 def test_zero_learning_rate_changes_nothing():
-    federation = small(fedavg, hp={"local_lr": 0.0})
-    start = federation.start()
+    federation = make_small_federation(fedavg, hp={"local_lr": 0.0})
+    start = federation.initial_state()
     state, info = federation.run(2, start)
-    assert_trees_all_equal(federation.model(state), federation.model(start))
+    assert_trees_all_equal(federation.global_params(state), federation.global_params(start))
     assert float(info.update_norm) == 0
 
 
 # --- every registered method ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("name", method_cases())
 @pytest.mark.parametrize(("devices", "lanes"), [(2, 1), (1, 3), (2, 2)])
 def test_lanes_and_devices_change_nothing(name, devices, lanes):
-    build, settings = registered(name)
+    build, settings = fast_registered_builder(name)
     settings |= {"epochs": 2, "participation": 0.8}
     if lanes == 1 and name != "fednova":  # with what clients keep, and without
         settings |= {"optimizer": "momentum", "keep": True}
         settings["hp"] |= {"local_momentum": 0.5}
-    reference, info = small(build, **settings).run(4)
-    plan = make_plan(lanes, devices)
-    federation = small(build, plan=plan, **settings)
-    start = plan.put(federation.start())
+    reference, info = make_small_federation(build, **settings).run(4)
+    plan = make_execution_plan(lanes, devices)
+    federation = make_small_federation(build, plan=plan, **settings)
+    start = plan.put(federation.initial_state())
     state, other_info = federation.run(4, start)
     assert_trees_all_close(state, reference, rtol=2e-5, atol=2e-6)
     assert_trees_all_close(other_info, info, rtol=2e-5, atol=2e-6)
@@ -221,9 +232,9 @@ def collectives(federation, state):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_round_keeps_structure_shapes_and_types(name):
-    build, settings = registered(name)
-    federation = small(build, **settings)
-    start = federation.start()
+    build, settings = fast_registered_builder(name)
+    federation = make_small_federation(build, **settings)
+    start = federation.initial_state()
     state, _ = federation.run(1, start)
     assert jax.tree.structure(state) == jax.tree.structure(start)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(start), strict=True):
@@ -232,10 +243,10 @@ def test_a_round_keeps_structure_shapes_and_types(name):
 
 
 # Clients of data_sharing always have data: the server's.
-@pytest.mark.parametrize("name", all_methods(n for n in METHODS if n != "data_sharing"))
+@pytest.mark.parametrize("name", method_cases(n for n in METHODS if n != "data_sharing"))
 def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_state(name):
-    build, settings = registered(name)
-    federation = small(
+    build, settings = fast_registered_builder(name)
+    federation = make_small_federation(
         build,
         sizes=(0, 0, 6),
         participation=0.34,
@@ -244,34 +255,36 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
         keep=True,
         **settings,
     )
-    r = int(np.flatnonzero(federation.scheduler.work.participants == 0)[0])
-    start = federation.start()
+    r = int(np.flatnonzero(federation.scheduler.work_counts.participants == 0)[0])
+    start = federation.initial_state()
 
     state, info = jax.jit(federation.algorithm.round)(
         federation.hp, start, jax.random.key(0), federation.cohort(r)
     )
-    assert_trees_all_equal(federation.model(state), federation.model(start))
+    assert_trees_all_equal(federation.global_params(state), federation.global_params(start))
     assert_trees_all_equal(state.clients, start.clients)
     assert float(info.update_norm) == 0 and np.isfinite(float(info.train_loss))
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("name", method_cases())
 def test_clients_outside_the_cohort_keep_their_state(name):
-    build, settings = registered(name)
-    federation = small(build, participation=0.5, epochs=2, optimizer="adam", keep=True, **settings)
-    start = federation.start()
+    build, settings = fast_registered_builder(name)
+    federation = make_small_federation(
+        build, participation=0.5, epochs=2, optimizer="adam", keep=True, **settings
+    )
+    start = federation.initial_state()
     state, _ = federation.run(1, start)
     sizes = federation.scheduler.partition.sizes
-    drawn = {int(k) for k in federation.scheduler.participants(0) if sizes[k]}
+    drawn = {int(k) for k in federation.scheduler.draw_cohort(0) if sizes[k]}
     leaves = jax.tree.leaves(state.clients)
 
     def rows(leaf):
         """By client, also where every class of a client has a row of its own."""
-        return np.asarray(leaf).reshape(len(SIZES), -1)
+        return np.asarray(leaf).reshape(len(CLIENT_SIZES), -1)
 
     changed = {
         k
-        for k in range(len(SIZES))
+        for k in range(len(CLIENT_SIZES))
         for before, after in zip(jax.tree.leaves(start.clients), leaves, strict=True)
         if not np.array_equal(rows(before)[k], rows(after)[k])
     }
@@ -280,17 +293,19 @@ def test_clients_outside_the_cohort_keep_their_state(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_traffic_counts_what_is_sent(name):
-    build, settings = registered(name)
-    federation = small(build, **settings)
-    traffic = federation.algorithm.traffic(federation.hp, federation.start())
-    model = 4 * (4 * CLASSES + CLASSES)
+    build, settings = fast_registered_builder(name)
+    federation = make_small_federation(build, **settings)
+    traffic = federation.algorithm.traffic(federation.hp, federation.initial_state())
+    model = 4 * (4 * NUM_CLASSES + NUM_CLASSES)
     times = {"scaffold": 2, "feddc": 2, "separate": 0}.get(name, 1)
     condensed = 2 * 4 * 4  # two images of four floats
-    generator = 4 * ((2 + CLASSES + 1) * 5 + 4 * 5 + (5 + 1) * 4)  # features are the four pixels
+    generator = 4 * (
+        (2 + NUM_CLASSES + 1) * 5 + 4 * 5 + (5 + 1) * 4
+    )  # features are the four pixels
     expected = {
         "feddm": (model, 0, condensed),
         "fedaf": (model + 36, 2 * 36, condensed),
-        "fedgen": (model + generator, model + 4 * CLASSES, 0),
+        "fedgen": (model + generator, model + 4 * NUM_CLASSES, 0),
     }
     assert traffic == expected.get(name, (times * model, times * model, 0))
 
@@ -300,7 +315,7 @@ def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
     model = make_model("convnet", (8, 8, 1), 3, width=4, depth=2, norm="batch")
     rng = np.random.default_rng(0)
     images = jnp.asarray(rng.normal(size=(10, 8, 8, 1)).astype(np.float32))
-    federation = small(
+    federation = make_small_federation(
         fedavg, hp={"local_lr": 0.0}, model=model, sizes=(4, 6), batch_size=10
     )._replace()
     federation = federation._replace(
@@ -308,7 +323,7 @@ def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
             images=images, labels=jnp.asarray(rng.integers(0, 3, 10), jnp.int32)
         )
     )
-    start = federation.start()
+    start = federation.initial_state()
     state, _ = federation.run(1, start)
     # With a step of zero the new statistics are the mean of what each client's batch gives.
     expected = []
@@ -316,7 +331,7 @@ def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
     for k, n in enumerate((4, 6)):
         batch, _ = federation.scheduler.client_batches(0, k)
         padded = images[batch[0]]
-        _, new = model.apply(variables, federation.task.normalise(padded), train=True)
+        _, new = model.apply(variables, federation.task.normalize(padded), train=True)
         expected.append(new)
         assert n <= 10
     mean = jax.tree.map(lambda *a: sum(a) / 2, *expected)
@@ -332,12 +347,14 @@ def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
 def dropping_on_digits():
     """-> a federation of the embedded digits whose network drops, for any plan."""
     digits = load_dataset("digits")
-    images = digits.train_images[: sum(SIZES)].astype(np.float32) / 255
+    images = digits.train_images[: sum(CLIENT_SIZES)].astype(np.float32) / 255
 
     def federation(plan=None):
-        data = images, digits.train_labels[: sum(SIZES)]
+        data = images, digits.train_labels[: sum(CLIENT_SIZES)]
         model = make_model("fsl_cnn", (8, 8, 1), 10)
-        return small(fedavg, hp={"local_lr": 0.05}, plan=plan, epochs=2, model=model, data=data)
+        return make_small_federation(
+            fedavg, hp={"local_lr": 0.05}, plan=plan, epochs=2, model=model, data=data
+        )
 
     return federation
 
@@ -346,7 +363,7 @@ def dropping_on_digits():
 def test_dropout_does_not_depend_on_lanes_and_devices(dropping_on_digits):
     """Masks follow seed, round, client and step: where a client is trained leaves no trace."""
     reference, info = dropping_on_digits().run(2)
-    plan = make_plan(2, 2)
+    plan = make_execution_plan(2, 2)
     federation = dropping_on_digits(plan)
     state, other_info = federation.run(2, plan.put(federation.start()))
     assert_trees_all_close(state, reference, rtol=2e-5, atol=1e-5)

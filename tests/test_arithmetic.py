@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.slow import slow
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms import METHODS
 from fedjax_het.data import dataset_from_arrays
-from fedjax_het.engine.counting import counting
-from fedjax_het.nn import make_model, training_flops
-from fedjax_het.running.arithmetic import Arithmetic, Work, count
-from fedjax_het.settings.spec import of_use
+from fedjax_het.engine.counting import make_flops_program
+from fedjax_het.nn import count_training_flops, make_model
+from fedjax_het.running.arithmetic import RunFlops, ServerStageFlops, count_flops
+from fedjax_het.settings.spec import drop_unused_settings
 
 # 64 images of 4x4, two classes: four clients of 16, so that no batch of 8 is filled up.
 RANDOM = np.random.default_rng(0)
@@ -38,12 +38,12 @@ SPEC = RunSpec(
 
 
 def of(method, lanes=1, **settings):
-    return count(dataclasses.replace(SPEC, algorithm=method, **settings), DATA, lanes=lanes)
+    return count_flops(dataclasses.replace(SPEC, algorithm=method, **settings), DATA, lanes=lanes)
 
 
 def flops_of(function, *arguments, wanted=None):
     """-> (results that are wanted, count) of a traced function."""
-    counts = counting(jax.make_jaxpr(function)(*arguments), wanted)
+    counts = make_flops_program(jax.make_jaxpr(function)(*arguments), wanted)
     leaves = jax.tree.leaves(arguments)
     return counts.run([leaf for leaf, is_ in zip(leaves, counts.inputs, strict=True) if is_])
 
@@ -135,7 +135,7 @@ def test_numbers_of_more_than_32_bits_are_exact():
         return jax.lax.fori_loop(0, n, lambda i, a: jnp.tanh(a @ x), x)
 
     big = jax.ShapeDtypeStruct((1001, 1001), jnp.float32)
-    counts = counting(jax.make_jaxpr(work)(big, 1))
+    counts = make_flops_program(jax.make_jaxpr(work)(big, 1))
     assert counts.run([np.int32(99_999)])[1] == 99_999 * 2 * 1001**3
 
 
@@ -144,17 +144,17 @@ def test_a_product_in_something_unknown_is_said():
     spec = jax.sharding.PartitionSpec()
     work = jax.shard_map(lambda x: x @ x, mesh=mesh, in_specs=spec, out_specs=spec)
     with pytest.raises(NotImplementedError, match="shard_map"):
-        counting(jax.make_jaxpr(work)(X))
+        make_flops_program(jax.make_jaxpr(work)(X))
 
 
 # --- of runs --------------------------------------------------------------------------------------
 
 
 def test_fedavg_by_hand():
-    assert training_flops(make_model("mlp", (4, 4, 1), 2, hidden=(5,))) == TRAINED
+    assert count_training_flops(make_model("mlp", (4, 4, 1), 2, hidden=(5,))) == TRAINED
     found = of("fedavg")
     assert found.rounds.tolist() == [SAMPLES * TRAINED] * 2
-    assert found.total == 2 * SAMPLES * TRAINED and found.between == ()
+    assert found.total == 2 * SAMPLES * TRAINED and found.server_stages == ()
 
 
 def test_batches_are_counted_filled_up():
@@ -201,8 +201,8 @@ def test_condensation_by_hand():
 
 def test_pretraining_comes_before_the_first_round():
     found = of("fsl", server_data="iid", server_options={"size": 8}, pretrain_epochs=3)
-    assert [(work.name, work.before_round) for work in found.between] == [("pretraining", 0)]
-    assert found.between[0].flops == 3 * 8 * TRAINED
+    assert [(work.name, work.before_round) for work in found.server_stages] == [("pretraining", 0)]
+    assert found.server_stages[0].flops == 3 * 8 * TRAINED
 
 
 def test_lanes_count_what_they_idle():
@@ -226,7 +226,9 @@ def test_synthesis_by_hand():
     # Of the last: output and gradient of its input; two tangents of each of three products.
     back = 2 * (5 * FIRST + 8 * LAST)
     target = 2 * 3 * (FIRST + 5 + LAST + 2)  # a mean of the three models that are kept
-    assert found.between == (Work("synthesis", 2, 3 * (4 * 6 * (TRAINED + back) + target)),)
+    assert found.server_stages == (
+        ServerStageFlops("synthesis", 2, 3 * (4 * 6 * (TRAINED + back) + target)),
+    )
     assert found.rounds.tolist() == [*[SAMPLES * TRAINED] * 2, (SAMPLES + 2 * 6) * TRAINED]
 
 
@@ -240,19 +242,23 @@ def test_tuning_of_copies_is_told_apart():
 
 
 # Of the others, each way in which methods work is in the tests above.
-@pytest.mark.parametrize("method", [name if name == "fedgen" else slow(name) for name in METHODS])
+@pytest.mark.parametrize(
+    "method", [name if name == "fedgen" else slow_case(name) for name in METHODS]
+)
 def test_every_method_counts(method):
     few = {"ipc": 2, "steps": 2, "server_epochs": 1} if method in ("feddm", "fedaf") else {}
-    settings = of_use(method, {"local_epochs": 1})
+    settings = drop_unused_settings(method, {"local_epochs": 1})
     spec = dataclasses.replace(SPEC, algorithm=method, local_epochs=None, options=few, rounds=1)
-    found = count(dataclasses.replace(spec, **settings), DATA)
+    found = count_flops(dataclasses.replace(spec, **settings), DATA)
     assert np.isfinite(found.rounds).all() and (found.rounds > 0).all()
 
 
 def test_sums_over_rounds():
-    found = Arithmetic(np.array([5.0, 7.0, 9.0]), (Work("a", 0, 100), Work("b", 2, 1000)))
+    found = RunFlops(
+        np.array([5.0, 7.0, 9.0]), (ServerStageFlops("a", 0, 100), ServerStageFlops("b", 2, 1000))
+    )
     assert found.total == 1121
-    assert [found.after(done) for done in range(4)] == [0, 105, 112, 1121]
-    assert found.so_far.tolist() == [105, 112, 1121]
+    assert [found.compute_cumulative(done) for done in range(4)] == [0, 105, 112, 1121]
+    assert found.cumulative.tolist() == [105, 112, 1121]
     with pytest.raises(ConfigError, match="rounds = 4: expected from 0 to 3"):
-        found.after(4)
+        found.compute_cumulative(4)

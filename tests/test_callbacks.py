@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import assert_same, run, spec
-from support.slow import slow
+from support.data import make_user_dataset
+from support.running import assert_results_equal, make_spec, run_spec
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, Placement, federation, simulate, sweep
 from fedjax_het.running import advance, checkpoints, runs
@@ -13,7 +13,7 @@ from fedjax_het.running import advance, checkpoints, runs
 @pytest.fixture
 def short(monkeypatch):
     """Chunks of at most two rounds."""
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
 
 
 class Listener:
@@ -23,9 +23,9 @@ class Listener:
         self.told, self.then = {}, then
 
     def __call__(self, now):
-        new = {name: np.array(curve) for name, curve in now.new.items()}
+        new = {name: np.array(curve) for name, curve in now.new_metrics.items()}
         kept = (now.phase, now.done, new, now.bytes_up, now.bytes_down)
-        self.told.setdefault(now.name, []).append(kept)
+        self.told.setdefault(now.digest, []).append(kept)
         self.then(now)
 
     def curves(self, name):
@@ -33,12 +33,18 @@ class Listener:
         return {metric: np.concatenate([new[metric] for new in told]) for metric in told[0]}
 
 
-CASES = ["fedavg", slow("feddm"), slow("dynafed"), slow("fedgen"), slow("fedmix")]
+CASES = [
+    "fedavg",
+    slow_case("feddm"),
+    slow_case("dynafed"),
+    slow_case("fedgen"),
+    slow_case("fedmix"),
+]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_callbacks_are_told_everything_once(name, short, tmp_path):
-    accuracies, data = {}, user_dataset()
+    accuracies, data = {}, make_user_dataset()
 
     def tests_the_model(now):
         if now.phase == "rounds":
@@ -46,8 +52,8 @@ def test_callbacks_are_told_everything_once(name, short, tmp_path):
             accuracies[now.done] = tested.accuracy
 
     listener = Listener(tests_the_model)
-    made = run(spec(name), callbacks=[listener], output_dir=tmp_path)
-    assert_same(made, run(spec(name)))
+    made = run_spec(make_spec(name), callbacks=[listener], output_dir=tmp_path)
+    assert_results_equal(made, run_spec(make_spec(name)))
     (digest,) = listener.told
     assert digest == made.digest() and (tmp_path / f"{digest}.json").exists()
     told = listener.told[digest]
@@ -68,14 +74,14 @@ def test_callbacks_are_told_everything_once(name, short, tmp_path):
 
 
 def test_a_callback_stops_a_run_which_may_go_on(short, tmp_path):
-    whole = run(spec("scaffold"))
+    whole = run_spec(make_spec("scaffold"))
 
     def ends(now):
         if now.phase == "rounds" and now.done >= 4:
             now.stop("seen\nenough")
 
     later = Listener()
-    made = run(spec("scaffold"), callbacks=[ends, later], output_dir=tmp_path)
+    made = run_spec(make_spec("scaffold"), callbacks=[ends, later], output_dir=tmp_path)
     end = made.summary["rounds"]
     told = {"why": "callback", "round": end, "reason": made.summary["stopped_early"]["reason"]}
     assert 4 <= end < 9 and made.summary["stopped_early"] == told
@@ -85,15 +91,15 @@ def test_a_callback_stops_a_run_which_may_go_on(short, tmp_path):
         np.testing.assert_array_equal(made.metrics[name][:end], values[:end], err_msg=name)
     assert np.isnan(made.metrics["test_accuracy"][end:]).all()
     assert not made.summary["diverged"] and not made.metrics["bytes_up"][end:].any()
-    assert_same(run(spec("scaffold"), output_dir=tmp_path, resume=True), whole)
+    assert_results_equal(run_spec(make_spec("scaffold"), output_dir=tmp_path, resume=True), whole)
     assert not (tmp_path / "checkpoint.npz").exists()
 
 
 def test_a_run_stopped_before_its_first_round_has_a_result():
-    made = run(spec(), callbacks=[lambda now: now.stop("not today")])
+    made = run_spec(make_spec(), callbacks=[lambda now: now.stop("not today")])
     assert made.summary["rounds"] == 0 and made.summary["final_accuracy"] is None
     assert made.summary["best_accuracy"] is None and not made.summary["diverged"]
-    assert made.model().evaluate(user_dataset().test_images, user_dataset().test_labels)
+    assert made.model().evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
 
 
 def test_what_a_callback_raises_names_it_and_leaves_a_checkpoint(short, tmp_path):
@@ -103,13 +109,16 @@ def test_what_a_callback_raises_names_it_and_leaves_a_checkpoint(short, tmp_path
 
     other = Listener()
     with pytest.raises(ZeroDivisionError, match="by zero") as raised:
-        run(spec(), callbacks=[other, breaks], output_dir=tmp_path)
+        run_spec(make_spec(), callbacks=[other, breaks], output_dir=tmp_path)
     (note,) = raised.value.__notes__
     assert "breaks after round" in note and "resume goes on" in note
     assert (tmp_path / "checkpoint.npz").exists()
     before = max(each[1] for each in next(iter(other.told.values())))
     again = Listener()
-    assert_same(run(spec(), callbacks=[again], output_dir=tmp_path, resume=True), run(spec()))
+    assert_results_equal(
+        run_spec(make_spec(), callbacks=[again], output_dir=tmp_path, resume=True),
+        run_spec(make_spec()),
+    )
     (told,) = again.told.values()
     assert told[0][:2] == ("start", before) and len(told[0][2]["train_loss"]) == before >= 4
 
@@ -120,14 +129,14 @@ def test_what_a_callback_raises_names_it_and_leaves_a_checkpoint(short, tmp_path
 def test_what_is_no_callback_is_refused(callbacks, said):
     for call in (simulate, federation):
         with pytest.raises(ConfigError) as raised:
-            call(spec(), dataset=user_dataset(), callbacks=callbacks)
+            call(make_spec(), dataset=make_user_dataset(), callbacks=callbacks)
         assert str(raised.value).startswith(said)
 
 
 # --- in sweeps --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [slow(1), 2])
+@pytest.mark.parametrize("width", [slow_case(1), 2])
 def test_callbacks_of_a_sweep_are_told_of_every_run(width, short, tmp_path):
     """Whichever go side by side, also where some wait; and stop the one that they look at."""
 
@@ -136,12 +145,12 @@ def test_callbacks_of_a_sweep_are_told_of_every_run(width, short, tmp_path):
             now.stop("this one")
 
     listener = Listener(ends_one)
-    specs = [spec(seed=seed, rounds=16) for seed in range(3)]
-    specs += [spec(seed=seed, rounds=16, patience=1) for seed in range(3, 5)]
+    specs = [make_spec(seed=seed, rounds=16) for seed in range(3)]
+    specs += [make_spec(seed=seed, rounds=16, patience=1) for seed in range(3, 5)]
     made = sweep(
         specs,
         tmp_path,
-        dataset=user_dataset(),
+        dataset=make_user_dataset(),
         callbacks=[listener],
         placement=Placement(width=width, spread="runs", lanes=1),
         progress=lambda line: None,
@@ -170,8 +179,8 @@ def test_what_a_callback_raises_ends_a_sweep_that_goes_on(short, tmp_path):
         if now.done >= 4:
             raise KeyError("here")
 
-    specs = [spec(seed=seed) for seed in range(2)]
-    given = {"dataset": user_dataset(), "progress": lambda line: None}
+    specs = [make_spec(seed=seed) for seed in range(2)]
+    given = {"dataset": make_user_dataset(), "progress": lambda line: None}
     with pytest.raises(KeyError) as raised:
         sweep(specs, tmp_path, callbacks=[breaks], **given)
     assert "breaks after round" in raised.value.__notes__[0]
@@ -186,31 +195,31 @@ def test_what_a_callback_raises_ends_a_sweep_that_goes_on(short, tmp_path):
 
 
 def test_going_through_rounds_is_simulating():
-    whole = run(spec("scaffold"))
-    running = federation(spec("scaffold"), dataset=user_dataset())
+    whole = run_spec(make_spec("scaffold"))
+    running = federation(make_spec("scaffold"), dataset=make_user_dataset())
     seen = [(now.done, now.metrics["test_accuracy"][-1]) for now in running.rounds(every=2)]
     assert [done for done, _ in seen if done % 2 and done < 9] == [1]  # the first is timed
     assert {2, 4, 6, 8, 9} <= {done for done, _ in seen}
     assert all(whole.metrics["test_accuracy"][done - 1] == accuracy for done, accuracy in seen)
-    assert_same(running.result(), whole)
+    assert_results_equal(running.result(), whole)
     assert running.result() is running.result() and not list(running.rounds())
 
 
 def test_who_leaves_the_loop_leaves_a_checkpoint_and_may_come_back(short, tmp_path):
-    whole = run(spec())
-    left = federation(spec(), dataset=user_dataset(), output_dir=tmp_path)
+    whole = run_spec(make_spec())
+    left = federation(make_spec(), dataset=make_user_dataset(), output_dir=tmp_path)
     for now in left.rounds():
         if now.done >= 4:
             break
     assert (tmp_path / "checkpoint.npz").exists() and not list(tmp_path.glob("*.json"))
-    assert_same(run(spec(), output_dir=tmp_path, resume=True), whole)
+    assert_results_equal(run_spec(make_spec(), output_dir=tmp_path, resume=True), whole)
     assert [now.done for now in left.rounds()][-1] == 9
-    assert_same(left.result(), whole)
+    assert_results_equal(left.result(), whole)
 
 
 def test_the_result_of_a_loop_that_was_left(short, tmp_path):
-    whole = run(spec())
-    left = federation(spec(), dataset=user_dataset(), output_dir=tmp_path)
+    whole = run_spec(make_spec())
+    left = federation(make_spec(), dataset=make_user_dataset(), output_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"^result = "):
         left.result()
     for now in left.rounds():
@@ -222,11 +231,11 @@ def test_the_result_of_a_loop_that_was_left(short, tmp_path):
     for name, values in whole.metrics.items():
         np.testing.assert_array_equal(made.metrics[name][:end], values[:end], err_msg=name)
     assert not list(left.rounds()) and left.result() is made
-    assert_same(run(spec(), output_dir=tmp_path, resume=True), whole)
+    assert_results_equal(run_spec(make_spec(), output_dir=tmp_path, resume=True), whole)
 
 
 def test_what_is_looked_at_is_not_to_be_changed():
-    running = federation(spec(rounds=3), dataset=user_dataset())
+    running = federation(make_spec(rounds=3), dataset=make_user_dataset())
     for now in running.rounds():
         with pytest.raises(ValueError, match="read-only"):
             now.metrics["test_accuracy"][0] = 1
@@ -244,7 +253,7 @@ def test_nobody_looks_where_there_are_no_callbacks(monkeypatch):
     original = advance._run_chunk
 
     def noted(runs_, ahead, count):
-        lengths.append((runs_.done, count))
+        lengths.append((runs_.rounds_done, count))
         return original(runs_, ahead, count)
 
     monkeypatch.setattr(advance, "_run_chunk", noted)
@@ -255,10 +264,10 @@ def test_nobody_looks_where_there_are_no_callbacks(monkeypatch):
         raise AssertionError("somebody looks")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedjax_het.running.watching.Watch._standing", looked)
-        run(spec(rounds=40, eval_every=2))
+        patched.setattr("fedjax_het.running.watching.CallbackRunner._standing", looked)
+        run_spec(make_spec(rounds=40, eval_every=2))
     plain = list(lengths)
     assert plain == [(0, 1), (1, 16), (17, 16), (33, 7)]
     lengths.clear()
-    run(spec(rounds=40, eval_every=2), callbacks=[lambda now: None])
+    run_spec(make_spec(rounds=40, eval_every=2), callbacks=[lambda now: None])
     assert lengths == plain

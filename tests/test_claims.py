@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fedjax_het.running import claims as module
-from fedjax_het.running.claims import LEASE_SECONDS, Claims
+from fedjax_het.running.claims import LEASE_SECONDS, Leases
 
 RUN = "0123456789abcdef"
 
@@ -28,64 +28,64 @@ class Clock:
 
 def worker(folder, machine=None, now=0.0):
     """One that beats by hand, on a machine of its own."""
-    made = Claims(folder, now=Clock(now))
-    made._beating = threading.current_thread()
+    made = Leases(folder, clock=Clock(now))
+    made._heartbeat_thread = threading.current_thread()
     if machine is not None:
-        made.owner = made.owner._replace(machine=machine)
+        made.owner = made.owner._replace(machine_id=machine)
     return made
 
 
 def watch(watcher, seconds, also=lambda: None):
     """Let the watcher look every few seconds: whether it could take the run in the end."""
     for _ in range(int(seconds / 5)):
-        watcher._now.now += 5
+        watcher._clock.now += 5
         also()
-        if watcher.take(RUN):
+        if watcher.acquire(RUN):
             return True
     return False
 
 
 def test_a_run_is_one_workers_until_it_is_given_back(tmp_path):
     one, two = worker(tmp_path / "claims", "a"), worker(tmp_path / "claims", "b")
-    assert one.take(RUN) and one.take(RUN) and one.holds(RUN)
-    assert not two.take(RUN) and not two.holds(RUN)
-    assert two.others() == {RUN: str(one.owner)} and one.others() == {}
-    two.give_back(RUN)  # which is not its own
-    assert one.holds(RUN)
-    one.give_back(RUN)
-    assert not one.holds(RUN) and two.others() == {} and two.take(RUN)
+    assert one.acquire(RUN) and one.acquire(RUN) and one.is_held(RUN)
+    assert not two.acquire(RUN) and not two.is_held(RUN)
+    assert two.list_other_owners() == {RUN: str(one.owner)} and one.list_other_owners() == {}
+    two.release(RUN)  # which is not its own
+    assert one.is_held(RUN)
+    one.release(RUN)
+    assert not one.is_held(RUN) and two.list_other_owners() == {} and two.acquire(RUN)
     two.close()
     assert not (tmp_path / "claims").exists()
 
 
 def test_without_a_folder_everything_is_ones_own(tmp_path):
-    with Claims(None) as alone:
-        assert alone.take(RUN) and alone.holds(RUN) and alone.others() == {}
-        alone.give_back(RUN)
+    with Leases(None) as alone:
+        assert alone.acquire(RUN) and alone.is_held(RUN) and alone.list_other_owners() == {}
+        alone.release(RUN)
 
 
 @pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0, 1e9])
 def test_an_owner_elsewhere_is_dead_after_a_lease_of_silence_by_the_watchers_clock(tmp_path, ahead):
     one, two = worker(tmp_path, "a"), worker(tmp_path, "b", now=ahead)
-    assert one.take(RUN)
-    assert not watch(two, 3 * LEASE_SECONDS, also=one.renew)
+    assert one.acquire(RUN)
+    assert not watch(two, 3 * LEASE_SECONDS, also=one.renew_all)
     assert not watch(two, LEASE_SECONDS - 5)
-    assert one.holds(RUN)
+    assert one.is_held(RUN)
     assert watch(two, 10)
-    assert two.holds(RUN) and not one.holds(RUN)
+    assert two.is_held(RUN) and not one.is_held(RUN)
     content = (tmp_path / RUN).read_bytes()
-    one.renew()  # woken up
-    one.give_back(RUN)
+    one.renew_all()  # woken up
+    one.release(RUN)
     assert (tmp_path / RUN).read_bytes() == content
     assert os.listdir(tmp_path) == [RUN]
 
 
 def test_who_was_suspended_does_not_take_its_own_absence_for_the_owners_silence(tmp_path):
     one, two = worker(tmp_path, "a"), worker(tmp_path, "b")
-    assert one.take(RUN) and not two.take(RUN)
-    two._now.now += 100 * LEASE_SECONDS  # both machines slept
-    assert not two.take(RUN)
-    one.renew()
+    assert one.acquire(RUN) and not two.acquire(RUN)
+    two._clock.now += 100 * LEASE_SECONDS  # both machines slept
+    assert not two.acquire(RUN)
+    one.renew_all()
     assert not watch(two, LEASE_SECONDS / 2)
 
 
@@ -93,81 +93,81 @@ def test_who_was_suspended_does_not_take_its_own_absence_for_the_owners_silence(
 def test_an_owner_of_this_machine_is_dead_when_its_process_is(tmp_path, how):
     one, two = worker(tmp_path), worker(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as process:
-        started = module._started(process.pid)
-        one.owner = one.owner._replace(pid=process.pid, started=started)
+        started = module._read_start_ticks(process.pid)
+        one.owner = one.owner._replace(pid=process.pid, start_ticks=started)
         if how == "reused":
-            one.owner = one.owner._replace(started=started - 1)
-        assert one.take(RUN)
-        assert two.take(RUN) == (how == "reused")
+            one.owner = one.owner._replace(start_ticks=started - 1)
+        assert one.acquire(RUN)
+        assert two.acquire(RUN) == (how == "reused")
         process.kill()
         time.sleep(0.05)  # not collected yet by its parent, this process
-        assert two.take(RUN) and two.holds(RUN) and not one.holds(RUN)
+        assert two.acquire(RUN) and two.is_held(RUN) and not one.is_held(RUN)
 
 
 def test_the_same_number_on_another_machine_is_another_process(tmp_path):
     one, two = worker(tmp_path, "a"), worker(tmp_path)
-    one.owner = one.owner._replace(pid=2**22 - 1, started=1)
-    assert one.take(RUN) and not two.take(RUN)
+    one.owner = one.owner._replace(pid=2**22 - 1, start_ticks=1)
+    assert one.acquire(RUN) and not two.acquire(RUN)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"000000000001 [1]\n", b"\xff" * 40])
 def test_what_is_no_claim_is_taken_over_after_a_lease(tmp_path, content):
     (tmp_path / RUN).write_bytes(content)
     two = worker(tmp_path, "b")
-    assert two.others() == {RUN: "another worker"}
+    assert two.list_other_owners() == {RUN: "another worker"}
     assert not watch(two, LEASE_SECONDS - 5) and watch(two, 10)
 
 
 def test_a_live_claim_in_a_dead_ones_place_is_put_back(tmp_path):
     dead, quick, late = (worker(tmp_path, machine) for machine in "abc")
-    assert dead.take(RUN)
+    assert dead.acquire(RUN)
     assert not watch(late, LEASE_SECONDS - 5)
     stale = (tmp_path / RUN).read_bytes()
     assert watch(quick, LEASE_SECONDS + 5)
-    assert not late._remove(RUN, stale)  # which it had read before the quick one was there
-    assert quick.holds(RUN) and os.listdir(tmp_path) == [RUN]
+    assert not late._remove_file(RUN, stale)  # which it had read before the quick one was there
+    assert quick.is_held(RUN) and os.listdir(tmp_path) == [RUN]
 
 
 def test_of_two_who_saw_that_it_is_free_the_first_gets_it(tmp_path, monkeypatch):
     one, two = worker(tmp_path, "a"), worker(tmp_path, "b")
-    monkeypatch.setattr(two, "owner_of", lambda digest: one.take(digest) and None)
-    assert not two.take(RUN) and one.holds(RUN)
+    monkeypatch.setattr(two, "find_owner", lambda digest: one.acquire(digest) and None)
+    assert not two.acquire(RUN) and one.is_held(RUN)
 
 
 def test_of_many_who_race_for_a_dead_ones_run_one_gets_it(tmp_path):
     for round_ in range(20):
         dead = worker(tmp_path / str(round_))
-        dead.owner = dead.owner._replace(started=-1)
-        assert dead.take(RUN)
+        dead.owner = dead.owner._replace(start_ticks=-1)
+        assert dead.acquire(RUN)
         racers = [worker(tmp_path / str(round_)) for _ in range(8)]
         start, won = threading.Barrier(8), []
 
         def race(racer, start=start, won=won):
             start.wait()
-            won.append(racer.take(RUN))
+            won.append(racer.acquire(RUN))
 
         threads = [threading.Thread(target=race, args=[racer]) for racer in racers]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sum(racer.holds(RUN) for racer in racers) <= 1
+        assert sum(racer.is_held(RUN) for racer in racers) <= 1
         assert sum(won) >= 1
-        assert any(racer.take(RUN) for racer in racers)
+        assert any(racer.acquire(RUN) for racer in racers)
 
 
 RACER = """
 import sys, pathlib
-from fedjax_het.running.claims import Claims
+from fedjax_het.running.claims import Leases
 folder, log = map(pathlib.Path, sys.argv[1:3])
-with Claims(folder) as claims:
+with Leases(folder) as claims:
     for i in range(200):
         name = f"{i:016x}"
-        if claims.take(name):
+        if claims.acquire(name):
             if not (log / name).exists():
-                assert claims.holds(name)
+                assert claims.is_held(name)
                 (log / name).open("x")
-            claims.give_back(name)
+            claims.release(name)
 """
 
 
@@ -183,8 +183,8 @@ def test_processes_that_race_make_each_run_once(tmp_path):
 
 def test_a_thread_beats(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LEASE_SECONDS", 0.06)
-    with Claims(tmp_path) as claims:
-        assert claims.take(RUN)
+    with Leases(tmp_path) as claims:
+        assert claims.acquire(RUN)
         contents = set()
         for _ in range(200):
             contents.add((tmp_path / RUN).read_bytes()[:12])
@@ -193,13 +193,13 @@ def test_a_thread_beats(tmp_path, monkeypatch):
                 break
         assert len(contents) > 3
         assert json.loads((tmp_path / RUN).read_bytes()[13:])[0] == claims.owner.host
-    assert not claims._beating.is_alive()
+    assert not claims._heartbeat_thread.is_alive()
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     (tmp_path / "claims").touch()
-    with Claims(tmp_path / "claims") as claims:
-        assert claims.take(RUN) and claims.holds(RUN) and claims.take("b" * 16)
+    with Leases(tmp_path / "claims") as claims:
+        assert claims.acquire(RUN) and claims.is_held(RUN) and claims.acquire("b" * 16)
     (record,) = caplog.records
     assert "no claims can be written" in record.message
 
@@ -207,9 +207,9 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
 def test_sigterm_ends_the_program_in_order():
     code = (
         "import os, signal\n"
-        "from fedjax_het.running.claims import stopped_in_order\n"
+        "from fedjax_het.running.claims import exit_on_sigterm\n"
         "try:\n"
-        "    with stopped_in_order():\n"
+        "    with exit_on_sigterm():\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "finally:\n"
         "    print('given back')\n"
@@ -222,7 +222,7 @@ def test_anothers_handler_of_sigterm_is_left_alone(monkeypatch):
     found = []
     before = signal.signal(signal.SIGTERM, lambda *_: found.append(True))
     try:
-        with module.stopped_in_order():
+        with module.exit_on_sigterm():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)
         assert found == [True]
@@ -233,5 +233,5 @@ def test_anothers_handler_of_sigterm_is_left_alone(monkeypatch):
 def test_an_owners_name_is_one_printable_line(tmp_path):
     one, two = worker(tmp_path, "a"), worker(tmp_path, "b")
     one.owner = one.owner._replace(host="x\x1b[31m\ny")
-    assert one.take(RUN)
-    assert two.others()[RUN].startswith("x[31my (process ")
+    assert one.acquire(RUN)
+    assert two.list_other_owners()[RUN].startswith("x[31my (process ")

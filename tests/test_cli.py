@@ -11,9 +11,9 @@ import fedjax_het
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import COMMANDS, main
-from fedjax_het.common.command_line import flags_of
+from fedjax_het.common.command_line import get_flags
 from fedjax_het.engine.optimizers import OPTIMIZERS
-from fedjax_het.engine.rate_schedules import SCHEDULES
+from fedjax_het.engine.rate_schedules import LR_SCHEDULES
 from fedjax_het.settings.protocols import PROTOCOLS
 
 
@@ -85,14 +85,14 @@ def test_clients_that_learn_from_each_other_leave_their_weights(tmp_path, capsys
 def test_a_curve_of_clients_is_their_mean_in_a_band():
     from matplotlib.figure import Figure
 
-    from fedjax_het.report.run_pictures import _draw_clients
+    from fedjax_het.report.run_pictures import _draw_client_band
 
     axes = Figure().add_subplot()
     missing = np.full(11, np.nan)
     measured = np.append(np.arange(0, 100, 10.0), np.nan)  # the last client has no test
-    (end,) = _draw_clients(axes, np.array([1, 2, 3]), np.stack([missing, measured, measured]))
+    (end,) = _draw_client_band(axes, np.array([1, 2, 3]), np.stack([missing, measured, measured]))
     (line,), (band,) = axes.lines, axes.collections
-    assert end.height == pytest.approx(45)
+    assert end.y == pytest.approx(45)
     assert line.get_xdata().tolist() == [2, 3]
     assert line.get_ydata().tolist() == pytest.approx([45, 45])
     (outline,) = band.get_paths()
@@ -206,13 +206,13 @@ def test_show_says_what_a_name_takes(capsys):
 
 
 def test_show_says_what_optimisers_and_schedules_take(capsys):
-    assert main(["show", "lion", "rmsprop", "cosine", *OPTIMIZERS, *SCHEDULES]) == 0
+    assert main(["show", "lion", "rmsprop", "cosine", *OPTIMIZERS, *LR_SCHEDULES]) == 0
     said = capsys.readouterr().out
     assert "  local_b2 = 0.99: a number in [0, 1)" in said
     assert "  local_clip_norm: a number > 0" in said and "  centered = False" in said
     assert "  lr_length: a number >= 1" in said
     assert "  lr_step_length, required: a number >= 1" in said
-    for name in (*OPTIMIZERS, *SCHEDULES):
+    for name in (*OPTIMIZERS, *LR_SCHEDULES):
         assert f"\n{name}: " in said
     assert main(["list"]) == 0
     said = capsys.readouterr().out
@@ -268,7 +268,7 @@ def test_help_says_defaults_by_protocol(command, capsys):
             assert float(value) == pytest.approx(getattr(spec, name))
         assert said.count(",") == len(PROTOCOLS) - 1
     assert "(default: fedavg)" in text and "(default: digits)" in text
-    assert all(flag in text for flag in flags_of(COMMANDS[command].words).values())
+    assert all(flag in text for flag in get_flags(COMMANDS[command].config_class).values())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -3,18 +3,18 @@
 import jax
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.slow import all_methods
+from support.data import make_user_dataset
+from support.slow import method_cases
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.data import Partition
 from fedjax_het.engine import evaluation
 from fedjax_het.nn import make_model
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.result import summarise
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.result import summarize_metrics
 
-DATA = user_dataset()
+DATA = make_user_dataset()
 DEVICES = sorted({1, len(jax.devices())})
 
 
@@ -41,7 +41,7 @@ def counted(result, variables_of):
     images = (DATA.test_images - np.asarray(DATA.mean)) / np.asarray(DATA.std)
     accuracies = np.full(result.tests.num_clients, np.nan)
     for k in np.flatnonzero(result.tests.sizes):
-        mine = result.tests.client(k)
+        mine = result.tests.client_indices(k)
         logits, _ = model.apply(variables_of(k), images[mine].astype(np.float32), train=False)
         accuracies[k] = (np.asarray(logits).argmax(1) == DATA.test_labels[mine]).mean()
     return accuracies
@@ -52,7 +52,9 @@ def counted(result, variables_of):
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_clients_models_are_counted_on_their_own_tests(lanes, devices, batch, monkeypatch):
-    monkeypatch.setattr(evaluation, "BATCH", batch)  # tests larger than a batch, and smaller
+    monkeypatch.setattr(
+        evaluation, "CPU_BATCH_SIZE", batch
+    )  # tests larger than a batch, and smaller
     one = spec("separate", test_per_client=13)  # three batches of five, the last with padding
     result = simulate(one, dataset=DATA, placement=Placement(lanes=lanes, devices=devices))
     models = result.state.clients.variables
@@ -87,17 +89,17 @@ def test_clients_models_after_local_training_can_be_scored(name):
 
 
 def test_scaffold_is_scored_on_clients_models_in_fedamps_protocol():
-    assert spec("scaffold").resolved().scored_model == "client"
+    assert spec("scaffold").resolved().evaluated_model == "client"
     again = spec("scaffold", scored="global").resolved()
-    assert again.scored_model == again.resolved().scored_model == "global"
-    assert RunSpec("scaffold").resolved().scored_model == "global"
-    assert spec("fedavg").resolved().scored_model == "global"
+    assert again.evaluated_model == again.resolved().evaluated_model == "global"
+    assert RunSpec("scaffold").resolved().evaluated_model == "global"
+    assert spec("fedavg").resolved().evaluated_model == "global"
 
 
-PERSONAL = [name for name, entry in METHODS.items() if entry.scored[0] != "global"]
+PERSONAL = [name for name, entry in METHODS.items() if entry.evaluated_models[0] != "global"]
 
 
-@pytest.mark.parametrize("name", all_methods(["fedavg", *PERSONAL]))
+@pytest.mark.parametrize("name", method_cases(["fedavg", *PERSONAL]))
 def test_lanes_and_devices_change_no_accuracy(name):
     one = simulate(spec(name), dataset=DATA, placement=Placement(lanes=1, devices=1)).metrics
     for lanes, devices in ((3, 1), (2, len(jax.devices()))):
@@ -153,11 +155,11 @@ def test_divergence_without_a_global_model_is_marked():
         "client_accuracy": np.full((6, 2), 0.5),
         "mean_client_accuracy": np.full(6, 0.5),
     }
-    assert not summarise(metrics)["diverged"]
+    assert not summarize_metrics(metrics)["diverged"]
     metrics["train_loss"][4:] = np.nan
     for name in ("client_accuracy", "mean_client_accuracy"):
         metrics[name][4:] = np.nan
-    summary = summarise(metrics)
+    summary = summarize_metrics(metrics)
     assert summary["diverged"] and summary["final_client_accuracy"] is None
     assert summary["bmta"] == 0.5
     result = simulate(spec("fedamp", hp={"local_lr": 1e30}), dataset=DATA)
@@ -166,19 +168,19 @@ def test_divergence_without_a_global_model_is_marked():
 
 def test_tests_do_not_depend_on_the_method_or_the_seed_of_training():
     def tests(algorithm, **more):
-        (federation,) = prepare(
+        (federation,) = prepare_group(
             [spec(algorithm, partition_seed=3, **more)], dataset=DATA
-        ).federations
-        return federation.tests.digest()
+        ).prepared_runs
+        return federation.client_tests.digest()
 
     assert tests("fedavg") == tests("fedamp", seed=5) == tests("fedavg_ft")
     assert tests("fedavg") != tests("fedavg", test_per_client=9)
 
 
 def test_clients_of_domains_are_tested_on_their_domains():
-    from support.data import domains_dataset
+    from support.data import make_domains_dataset
 
-    data = domains_dataset()
+    data = make_domains_dataset()
     settings = {"partition": "by_domain", "alpha": None, "num_clients": 3}
     ours = simulate(
         spec("fedavg", local_tests=True, scored="global", **settings), dataset=data

@@ -10,12 +10,12 @@ from fedjax_het.data import (
     DATASETS,
     PARTITIONS,
     Partition,
-    client_mixtures,
+    compute_client_mixtures,
+    draw_local_tests,
     load_dataset,
-    local_tests,
+    make_full_tests,
     make_partition,
     partition_from_clients,
-    whole_tests,
 )
 
 
@@ -34,7 +34,7 @@ def split(scheme, num_clients=20, labels=TRAIN, num_classes=10, **given):
 
 
 def make_tests(partition, seed=0, train=TRAIN, test=TEST, num_classes=10, **given):
-    return local_tests(partition, train, test, num_classes, seed=seed, **given)
+    return draw_local_tests(partition, train, test, num_classes, seed=seed, **given)
 
 
 @pytest.mark.parametrize("scheme", [name for name in PARTITIONS if name != "by_domain"])
@@ -42,14 +42,14 @@ def test_every_scheme_has_tests_of_its_clients_mixtures(scheme):
     partition = split(scheme)
     tests = make_tests(partition, per_client=60)
     np.testing.assert_array_equal(tests.sizes, 60)
-    expected = 60 * client_mixtures(partition, TRAIN, 10)
+    expected = 60 * compute_client_mixtures(partition, TRAIN, 10)
     np.testing.assert_allclose(expected.sum(1), 60)
     if scheme not in ("iid", "grouped"):
         held = partition.label_counts(TRAIN, 10)
         np.testing.assert_allclose(expected, 60 * held / partition.sizes[:, None])
     assert np.abs(tests.label_counts(TEST, 10) - expected).max() < 1
     for k in range(20):
-        assert len(np.unique(tests.client(k))) == 60
+        assert len(np.unique(tests.client_indices(k))) == 60
 
 
 def test_iid_tests_are_of_the_whole_sets_mixture():
@@ -107,7 +107,7 @@ def test_clients_share_examples_only_where_a_class_runs_out(caplog):
     # 24 are asked of ten examples: each is in two or three tests. Of the others, none is in two.
     assert set(uses[:10]) == {2, 3} and uses[:10].sum() == 24 and uses[10:].max() == 1
     for k in range(3):
-        assert len(np.unique(tests.client(k))) == 16
+        assert len(np.unique(tests.client_indices(k))) == 16
 
 
 def test_default_is_a_hundred_or_what_a_class_can_give():
@@ -135,8 +135,12 @@ def test_client_without_data_has_no_test():
 
 
 def test_the_whole_split_for_everyone_who_trains():
-    tests = whole_tests(partition_from_clients([[0, 1, 2], [], [3]]), 5)
-    assert [list(tests.client(k)) for k in range(3)] == [[0, 1, 2, 3, 4], [], [0, 1, 2, 3, 4]]
+    tests = make_full_tests(partition_from_clients([[0, 1, 2], [], [3]]), 5)
+    assert [list(tests.client_indices(k)) for k in range(3)] == [
+        [0, 1, 2, 3, 4],
+        [],
+        [0, 1, 2, 3, 4],
+    ]
 
 
 def test_seed_decides_and_files_come_back(tmp_path):
@@ -148,7 +152,7 @@ def test_seed_decides_and_files_come_back(tmp_path):
     assert loaded.digest() == tests.digest()
     assert loaded.parameters == {"per_client": 100, "of": partition.digest()}
     assert (loaded.scheme, loaded.seed) == ("local_tests", 3)
-    assert "20 clients hold 2,000 examples: 100 to 100 each" in str(loaded.summary(TEST, 10))
+    assert "20 clients hold 2,000 examples: 100 to 100 each" in str(loaded.summarize(TEST, 10))
     # A partition read from its file has the same tests.
     again = Partition.load(partition.save(tmp_path / "split.npz"))
     assert make_tests(again, seed=3).digest() == tests.digest()

@@ -7,27 +7,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.builders import FAST, builder_of, defaults
-from support.data import blobs
-from support.networks import centred_model
-from support.problems import small
+from support.builders import FAST_OPTIONS, default_hyper_parameters, make_builder
+from support.data import make_blobs
+from support.networks import make_centered_model
+from support.problems import make_small_federation
 
 from fedjax_het import ConfigError, RunSpec
-from fedjax_het.algorithms import METHODS, bases, entry_of
-from fedjax_het.algorithms.refined import RefinedServer
+from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
+from fedjax_het.algorithms.refined import ServerStepState
 from fedjax_het.cli import main
-from fedjax_het.common.records import numbers_of
-from fedjax_het.engine.plan import make_plan
+from fedjax_het.common.records import hyperparameters_of
+from fedjax_het.engine.plan import make_execution_plan
 
 ON_OTHERS = tuple(name for name, entry in METHODS.items() if entry.has_base)
 
 
 def made(name, base=None, *, wrap=lambda build: build, hp=None, **settings):
     """A federation of a method, or of one on another, such that it is quick."""
-    entry = entry_of(name, {} if base is None else {"base": base})
-    fast = {**FAST.get(base, {}), **FAST.get(name, {})}
-    numbers = defaults(entry, fast) | {"local_lr": 0.1, **(hp or {})}
-    return small(wrap(builder_of(entry, fast)), hp=numbers, **settings)
+    entry = get_algorithm_spec(name, {} if base is None else {"base": base})
+    fast = {**FAST_OPTIONS.get(base, {}), **FAST_OPTIONS.get(name, {})}
+    numbers = default_hyper_parameters(entry, fast) | {"local_lr": 0.1, **(hp or {})}
+    return make_small_federation(wrap(make_builder(entry, fast)), hp=numbers, **settings)
 
 
 def handing_out(build):
@@ -40,10 +40,13 @@ def test_a_method_and_its_bases_have_names_of_their_own(name):
     entry = METHODS[name]
 
     def names_of(method):
-        return {*method.option_names, *numbers_of(method.numbers_record({}, 6))} - {"server_lr"}
+        return {
+            *method.option_names,
+            *hyperparameters_of(method.make_hyperparameter_record({}, 6)),
+        } - {"server_lr"}
 
-    assert bases(entry)
-    for base in bases(entry):
+    assert get_possible_bases(entry)
+    for base in get_possible_bases(entry):
         assert not names_of(entry) & names_of(METHODS[base]), base
 
 
@@ -55,7 +58,7 @@ def test_a_method_and_its_bases_have_names_of_their_own(name):
 def test_it_can_be_put_on_methods_with_servers_of_their_own(name, base):
     """Traced, not run: the state has the same shapes after a round."""
     federation = made(name, base)
-    start = jax.eval_shape(federation.start)
+    start = jax.eval_shape(federation.initial_state)
     arguments = (federation.hp, start, jax.random.key(0), federation.cohort(0))
     after, info = jax.eval_shape(federation.algorithm.round, *arguments)
     assert jax.tree.structure(after) == jax.tree.structure(start)
@@ -68,17 +71,17 @@ def test_it_can_be_put_on_methods_with_servers_of_their_own(name, base):
 def test_until_data_are_synthesised_dynafed_is_its_base_and_keeps_its_models(base):
     hp = {"prox_mu": 0.5} if base == "fedprox" else {"feddc_alpha": 0.3}
     alone, over = made(base, hp=hp, epochs=2), made("dynafed", base, hp=hp, epochs=2)
-    state, plain = over.start(), alone.start()
-    trajectory = [alone.model(plain)]
+    state, plain = over.initial_state(), alone.initial_state()
+    trajectory = [alone.global_params(plain)]
     for _ in range(3):
         state, plain = over.run(1, state)[0], alone.run(1, plain)[0]
-        trajectory.append(alone.model(plain))
-    assert_trees_all_close(state.server.base, plain.server, atol=1e-7)
+        trajectory.append(alone.global_params(plain))
+    assert_trees_all_close(state.server.inner, plain.server, atol=1e-7)
     assert_trees_all_close(state.clients, plain.clients, atol=1e-7)
     rows = [np.concatenate([p["b"], p["w"].ravel()]) for p in trajectory]
-    np.testing.assert_allclose(state.server.own.trajectory, rows, atol=1e-6)
+    np.testing.assert_allclose(state.server.step_state.trajectory, rows, atol=1e-6)
     usual = made("dynafed", "fedavg", epochs=2)
-    gap = usual.model(usual.run(3)[0])["w"] - trajectory[-1]["w"]
+    gap = usual.global_params(usual.run(3)[0])["w"] - trajectory[-1]["w"]
     assert np.abs(gap).max() > 1e-3
 
 
@@ -90,24 +93,24 @@ def test_until_data_are_synthesised_dynafed_is_its_base_and_keeps_its_models(bas
     ("base", "model"),
     [
         *((base, None) for base in ("fedavg", "scaffold", "feddyn", "feddc", "fedgen")),
-        ("fedavg", centred_model()),
+        ("fedavg", make_centered_model()),
     ],
 )
 def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base, model):
     """In a round from a state with a past, under weights of the run that are others; of a network
     with running statistics, these too."""
     settings = {"averaging": "weighted", "participation": 0.8, "hp": {"server_lr": 0.7}}
-    settings |= {"model": model, "server": (blobs((60,), seed=3), 1)}
+    settings |= {"model": model, "server": (make_blobs((60,), seed=3), 1)}
 
     alone, over = made(base, wrap=handing_out, **settings), made("abavg", base, **settings)
     round_ = jax.jit(alone.algorithm.round)
-    state, _ = round_(alone.hp, alone.start(), jax.random.key(1), alone.cohort(0))
+    state, _ = round_(alone.hp, alone.initial_state(), jax.random.key(1), alone.cohort(0))
     cohort, key = alone.cohort(1), jax.random.key(2)
     _, info = round_(alone.hp, state, key, cohort)
     x, y = over.server
     apply = alone.task.model.apply
     logits = jax.vmap(lambda variables: apply(variables, x, train=False)[0])(info.models.variables)
-    present = np.asarray(info.models.present)
+    present = np.asarray(info.models.is_present)
     right = np.where(present, (np.asarray(logits).argmax(-1) == np.asarray(y)).mean(1), 0)
     assert len(set(right[present])) > 1 and right.sum() > 0
     share = dict(zip(np.asarray(cohort.schedule.participants), right / right.sum(), strict=True))
@@ -127,7 +130,7 @@ def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base, model):
             info.models.variables["params"],
         )
         expected = alone.algorithm.with_global_model(expected, {"params": moved, "state": {}})
-    lifted = state._replace(server=RefinedServer(state.server, ()))
+    lifted = state._replace(server=ServerStepState(state.server, ()))
     result, _ = jax.jit(over.algorithm.round)(over.hp, lifted, key, over.cohort(1))
     found, wanted = (
         one.algorithm.global_model(state) for one, state in ((over, result), (alone, expected))
@@ -150,17 +153,17 @@ def test_fedgen_is_the_same_when_it_hands_out_its_models():
     were trained."""
 
     settings = {"participation": 0.7, "averaging": "weighted"}
-    plan = make_plan(2, 2)
+    plan = make_execution_plan(2, 2)
     usual = made("fedgen", **settings)
     other = made("fedgen", wrap=handing_out, plan=plan, **settings)
-    start = usual.start()
+    start = usual.initial_state()
     (state, _), (same, _) = usual.run(2, start), other.run(2, plan.put(start))
     after, info = other.run(1, same)
     assert_trees_all_close(same, state, rtol=1e-4, atol=1e-5)
     weights, kernels = info.models.weights, info.models.variables["params"]["w"]
-    assert info.models.present.sum() >= 2
+    assert info.models.is_present.sum() >= 2
     average = np.einsum("s,sij->ij", weights, kernels)
-    np.testing.assert_allclose(average, other.model(after)["w"], atol=1e-5)
+    np.testing.assert_allclose(average, other.global_params(after)["w"], atol=1e-5)
 
 
 # --- how it is asked for -----------------------------------------------------------------------

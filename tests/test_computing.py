@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.slow import slow
+from support.slow import slow_case
 
 from fedjax_het.nn import make_model
 from fedjax_het.nn.computing import (
     BFLOAT16,
     PRECISIONS,
-    computed,
-    leaves_convolutions_open,
-    used_precision,
+    configure_compute,
+    describe_precision,
+    has_auto_convolutions,
 )
 
 NETWORKS = {
@@ -43,10 +43,10 @@ def products_of(model):
     return equations, jax.eval_shape(gradient, variables, jnp.zeros((4, *SHAPE)))
 
 
-@pytest.mark.parametrize("name", [slow(n) if n == "resnet18" else n for n in NETWORKS])
+@pytest.mark.parametrize("name", [slow_case(n) if n == "resnet18" else n for n in NETWORKS])
 def test_in_bfloat16_are_products_alone(name):
     """Forward and backward; parameters, gradients, state and logits are float32."""
-    model = computed(network(name), precision=BFLOAT16)
+    model = configure_compute(network(name), precision=BFLOAT16)
     equations, results = products_of(model)
     assert equations
     assert {v.aval.dtype for e in equations for v in (*e.invars, *e.outvars)} == {
@@ -55,7 +55,7 @@ def test_in_bfloat16_are_products_alone(name):
     assert {leaf.dtype for leaf in jax.tree.leaves(results)} == {np.dtype(np.float32)}
     variables, x = model.init(jax.random.key(0)), jnp.ones((4, *SHAPE))
     features, logits, _ = model.embed(variables, x, train=False)
-    head = model.head.apply(model.head.parameters(variables), features)
+    head = model.head.apply(model.head.get_parameters(variables), features)
     assert {features.dtype, logits.dtype, head.dtype} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(head, logits)
 
@@ -65,7 +65,7 @@ def test_bfloat16_is_near_float32(name):
     model, key = network(name), jax.random.key(0)
     variables, x = model.init(key), jax.random.normal(key, (4, *SHAPE))
     exact, _ = model.apply(variables, x, train=True)
-    short, _ = computed(model, precision=BFLOAT16).apply(variables, x, train=True)
+    short, _ = configure_compute(model, precision=BFLOAT16).apply(variables, x, train=True)
     gap = np.linalg.norm(short - exact) / np.linalg.norm(exact)
     assert 0 < gap < 0.05
 
@@ -73,7 +73,7 @@ def test_bfloat16_is_near_float32(name):
 def test_statistics_of_normalisation_are_not_of_bfloat16():
     """Of 2^12 pixels around 8: in 8 bits their mean would stay at a power of two."""
     model = make_model("convnet", (64, 64, 1), 3, width=4, depth=1, norm="batch")
-    low, key = computed(model, precision=BFLOAT16), jax.random.key(0)
+    low, key = configure_compute(model, precision=BFLOAT16), jax.random.key(0)
     variables, x = model.init(key), 8 + jax.random.normal(key, (2, 64, 64, 1))
     means = [m.apply(variables, x, train=True)[1] for m in (model, low)]
     for one, other in zip(*map(jax.tree.leaves, means), strict=True):
@@ -83,7 +83,7 @@ def test_statistics_of_normalisation_are_not_of_bfloat16():
 def test_precision_is_that_of_products_and_of_their_derivatives():
     for precision, name in (("float32", "HIGHEST"), ("tf32", "HIGH")):
         with jax.default_matmul_precision(None):
-            equations, _ = products_of(computed(network(), precision=precision))
+            equations, _ = products_of(configure_compute(network(), precision=precision))
         assert len(equations) >= 4
         for equation in equations:
             of = equation.params.get("of")
@@ -93,23 +93,27 @@ def test_precision_is_that_of_products_and_of_their_derivatives():
 
 def test_a_network_is_left_alone_where_nothing_is_said():
     model = network()
-    assert computed(model) is model
-    assert computed(model, conv_impl="im2col") != model
+    assert configure_compute(model) is model
+    assert configure_compute(model, conv_impl="im2col") != model
 
 
 def test_convolutions_that_are_open_and_others():
-    assert leaves_convolutions_open(network())
-    assert not leaves_convolutions_open(network(conv_impl="native"))
-    assert not leaves_convolutions_open(computed(network(), conv_impl="im2col"))
-    assert not leaves_convolutions_open(network("mlp"))
+    assert has_auto_convolutions(network())
+    assert not has_auto_convolutions(network(conv_impl="native"))
+    assert not has_auto_convolutions(configure_compute(network(), conv_impl="im2col"))
+    assert not has_auto_convolutions(network("mlp"))
 
 
 def test_what_was_used_is_said_by_backend():
     for precision in PRECISIONS:
-        assert used_precision(precision, None, "gpu") == precision
-    assert used_precision("tf32", None, "cpu") == "float32"
-    assert used_precision(BFLOAT16, None, "cpu") == BFLOAT16
-    assert used_precision(None, None, "cpu") == used_precision(None, "bfloat16", "cpu") == "float32"
-    assert used_precision(None, "highest", "gpu") == "float32"
-    assert "tf32" in used_precision(None, None, "gpu")
-    assert "bfloat16" in used_precision(None, None, "tpu")
+        assert describe_precision(precision, None, "gpu") == precision
+    assert describe_precision("tf32", None, "cpu") == "float32"
+    assert describe_precision(BFLOAT16, None, "cpu") == BFLOAT16
+    assert (
+        describe_precision(None, None, "cpu")
+        == describe_precision(None, "bfloat16", "cpu")
+        == "float32"
+    )
+    assert describe_precision(None, "highest", "gpu") == "float32"
+    assert "tf32" in describe_precision(None, None, "gpu")
+    assert "bfloat16" in describe_precision(None, None, "tpu")

@@ -4,44 +4,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.builders import builder_of, defaults
-from support.data import CLASSES, SHAPE, SIZES, blobs, consecutive, user_dataset
-from support.networks import linear_model
-from support.oracle import flat, softmax
-from support.problems import small
+from support.builders import default_hyper_parameters, make_builder
+from support.data import (
+    CLIENT_SIZES,
+    IMAGE_SHAPE,
+    NUM_CLASSES,
+    consecutive_partition,
+    make_blobs,
+    make_user_dataset,
+)
+from support.networks import make_linear_model
+from support.oracle import flatten_images, softmax
+from support.problems import make_small_federation
 
 from fedjax_het import RunSpec
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.fedaf import fedaf
 from fedjax_het.algorithms.feddm import feddm
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.condensation.class_logits import class_mean_logits
-from fedjax_het.condensation.distribution import clipped_rows
-from fedjax_het.condensation.privacy import gaussian_epsilon, noised_means
+from fedjax_het.condensation.class_logits import compute_class_mean_logits
+from fedjax_het.condensation.distribution import clip_rows
+from fedjax_het.condensation.privacy import add_noise_to_means, compute_gaussian_epsilon
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.lanes import Cohort
-from fedjax_het.engine.plan import make_plan
-from fedjax_het.engine.units import PairUnits, PairWork
-from fedjax_het.running.prepare import prepare
+from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.engine.units import ClientClassWork, CondensationWork
+from fedjax_het.running.prepare import prepare_group
 
-PIXELS = int(np.prod(SHAPE))
+PIXELS = int(np.prod(IMAGE_SHAPE))
 
 
 def build(name, **options):
     """-> a method with settings that make it quick; every batch is the whole class or pool."""
     entry = METHODS[name]
     fast = {"ipc": 2, "steps": 3, "server_epochs": 4, "server_batch_size": 64}
-    return builder_of(entry, {**fast, **options})
+    return make_builder(entry, {**fast, **options})
 
 
 def numbers(name, options=(), **hp):
     entry = METHODS[name]
-    return {**defaults(entry, dict(options), None), **hp}
+    return {**default_hyper_parameters(entry, dict(options), None), **hp}
 
 
 def run(name, rounds=1, options=None, hp=None, **settings):
     options = options or {}
-    federation = small(
+    federation = make_small_federation(
         build(name, **options), hp=numbers(name, options, **(hp or {})), batch_size=32, **settings
     )
     return federation, federation.run(rounds)[0]
@@ -50,12 +57,12 @@ def run(name, rounds=1, options=None, hp=None, **settings):
 def images_of(state):
     """[K, C, ipc, pixels]"""
     images = np.asarray(state.clients.images)
-    return images.reshape(-1, CLASSES, images.shape[2], PIXELS)
+    return images.reshape(-1, NUM_CLASSES, images.shape[2], PIXELS)
 
 
 def made(state):
     """Which pairs were made in the last round: [K, C]."""
-    return np.asarray(state.clients.made).reshape(-1, CLASSES) == int(state.round)
+    return np.asarray(state.clients.created_round).reshape(-1, NUM_CLASSES) == int(state.round)
 
 
 # --- a float64 loop ------------------------------------------------------------------------
@@ -68,23 +75,23 @@ class Oracle:
     """
 
     def __init__(self, federation, start, *, logit_term, ipc, steps, epochs, least):
-        images, labels = blobs()
-        self.x, self.y = flat(images), labels
+        images, labels = make_blobs()
+        self.x, self.y = flatten_images(images), labels
         self.f, self.hp = federation, {k: float(v) for k, v in federation.hp.items()}
-        params = federation.model(start)
+        params = federation.global_params(start)
         self.w, self.b = (params[n].astype(np.float64) for n in ("w", "b"))
         self.logit_term, self.ipc, self.steps, self.epochs = logit_term, ipc, steps, epochs
         self.least = least
 
     def owned(self, k):
-        held = self.f.scheduler.partition.client(k)
-        return {c: held[self.y[held] == c] for c in range(CLASSES) if (self.y[held] == c).any()}
+        held = self.f.scheduler.partition.client_indices(k)
+        return {c: held[self.y[held] == c] for c in range(NUM_CLASSES) if (self.y[held] == c).any()}
 
     def round(self, r):
         logits = self.x @ self.w + self.b
-        owned = [self.owned(k) for k in range(len(SIZES))]
+        owned = [self.owned(k) for k in range(len(CLIENT_SIZES))]
         v, targets = {}, {}
-        for c in range(CLASSES):
+        for c in range(NUM_CLASSES):
             holdings = [classes[c] for classes in owned if c in classes]
             means = [logits[m].mean(0) for m in holdings if len(m) >= self.least]
             if means:
@@ -100,7 +107,9 @@ class Oracle:
         self.train(targets)
 
     def condense(self, r, k, c, held, peers):
-        seeds = self.f.scheduler.units.seeds(0, r, np.array([k * CLASSES + c]))[0]
+        seeds = self.f.scheduler.work_items.draw_init_examples(
+            0, r, np.array([k * NUM_CLASSES + c])
+        )[0]
         s = self.x[seeds].reshape(self.ipc, -1, PIXELS).mean(1)
         velocity, real = np.zeros_like(s), self.x[held].mean(0)
         for _ in range(self.steps):
@@ -109,7 +118,7 @@ class Oracle:
             if self.logit_term:
                 slope = slope + 2 * self.w @ (self.w.T @ gap)
             u = s.mean(0) @ self.w + self.b
-            pull = self.hp.get("lambda_loc", 0.0) * 2 / CLASSES
+            pull = self.hp.get("lambda_loc", 0.0) * 2 / NUM_CLASSES
             slope = slope + pull * self.w @ (u - peers)
             gradient = np.tile(slope / self.ipc, (self.ipc, 1))
             velocity = self.hp["image_momentum"] * velocity + gradient
@@ -122,7 +131,7 @@ class Oracle:
         velocity = [0.0, 0.0]
         for _ in range(self.epochs):
             z = x @ self.w + self.b
-            dz = (softmax(z) - np.eye(CLASSES)[y]) / len(y)
+            dz = (softmax(z) - np.eye(NUM_CLASSES)[y]) / len(y)
             for c, r in targets.items():
                 members = y == c
                 if members.any():
@@ -160,8 +169,10 @@ class Oracle:
 )
 def test_three_rounds_equal_a_float64_loop(name, options, hp):
     hp = {**hp, "image_lr": 0.3, "image_momentum": 0.5, "server_lr": 0.2}
-    federation = small(build(name, **options), hp=numbers(name, **hp), batch_size=32)
-    start = federation.start()
+    federation = make_small_federation(
+        build(name, **options), hp=numbers(name, **hp), batch_size=32
+    )
+    start = federation.initial_state()
     least = 1 if options.get("owners") == "all" else 2
     oracle = Oracle(
         federation, start, logit_term=name == "feddm", ipc=2, steps=3, epochs=4, least=least
@@ -169,7 +180,7 @@ def test_three_rounds_equal_a_float64_loop(name, options, hp):
     state, _ = federation.run(3, start)
     for r in range(3):
         oracle.round(r)
-    found = federation.model(state)
+    found = federation.global_params(state)
     np.testing.assert_allclose(found["w"], oracle.w, atol=5e-6)
     np.testing.assert_allclose(found["b"], oracle.b, atol=5e-6)
     pairs = {(int(k), int(c)) for k, c in zip(*np.nonzero(made(state)), strict=True)}
@@ -221,7 +232,9 @@ def test_packing_changes_nothing(plan, clipping):
     devices, lanes = plan
     options, hp = {"clipping": clipping, "augment_strategy": "flip"}, {"clip_norm": 0.01}
     _, reference = run("feddm", 2, options, hp, participation=0.8)
-    _, packed = run("feddm", 2, options, hp, participation=0.8, plan=make_plan(lanes, devices))
+    _, packed = run(
+        "feddm", 2, options, hp, participation=0.8, plan=make_execution_plan(lanes, devices)
+    )
     for a, b in zip(jax.tree.leaves(reference), jax.tree.leaves(packed), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
@@ -249,9 +262,11 @@ def test_global_clipping_bounds_a_clients_step_and_class_clipping_each_classs():
         _, state = run("feddm", 1, {**options, "clipping": clipping}, hp)
         moved[clipping] = (images_of(state) - images_of(still)) / 10
         here = made(state)
-    by_class = np.linalg.norm(moved["per_class"].reshape(len(SIZES), CLASSES, -1), axis=-1)
+    by_class = np.linalg.norm(
+        moved["per_class"].reshape(len(CLIENT_SIZES), NUM_CLASSES, -1), axis=-1
+    )
     np.testing.assert_allclose(by_class[here], 1e-3, rtol=1e-3)
-    by_client = np.linalg.norm(moved["global"].reshape(len(SIZES), -1), axis=-1)
+    by_client = np.linalg.norm(moved["global"].reshape(len(CLIENT_SIZES), -1), axis=-1)
     np.testing.assert_allclose(by_client[here.any(1)], 1e-3, rtol=1e-3)
 
 
@@ -266,21 +281,23 @@ def test_an_empty_client_changes_nothing():
 @pytest.mark.slow
 def test_images_start_as_the_options_say():
     still = {"image_lr": 0.0}
-    images, labels = blobs()
+    images, labels = make_blobs()
     flat = images.reshape(len(images), -1)
     for init, options in (("mean", {"init_images": 3}), ("real", {}), ("noise", {})):
         federation, state = run("feddm", 1, {"init": init, **options}, still)
         here, found = made(state), images_of(state)
         for k, c in zip(*np.nonzero(here), strict=True):
-            held = federation.scheduler.partition.client(k)
+            held = federation.scheduler.partition.client_indices(k)
             real = flat[held[labels[held] == c]]
             if init == "real":
                 nearest = np.abs(real[:, None] - found[k, c][None]).max(-1).argmin(0)
                 assert len(set(nearest)) == 2  # different ones
                 np.testing.assert_allclose(real[nearest], found[k, c], atol=1e-6)
             elif init == "mean":
-                unit = k * CLASSES + c
-                seeds = federation.scheduler.units.seeds(0, 0, np.array([unit])).reshape(2, 3)
+                unit = k * NUM_CLASSES + c
+                seeds = federation.scheduler.work_items.draw_init_examples(
+                    0, 0, np.array([unit])
+                ).reshape(2, 3)
                 np.testing.assert_allclose(flat[seeds].mean(1), found[k, c], atol=1e-6)
                 assert (labels[seeds] == c).all()
         if init == "noise":
@@ -301,23 +318,25 @@ def test_a_warm_start_goes_on_from_the_last_rounds_images():
 
 def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
     federation, _ = run("fedaf", participation=0.7)
-    images, labels = blobs()
-    params = federation.model(federation.start())
+    images, labels = make_blobs()
+    params = federation.global_params(federation.initial_state())
     logits = images.reshape(len(images), -1) @ params["w"] + params["b"]
-    drawn = set(federation.scheduler.participants(0).tolist())
+    drawn = set(federation.scheduler.draw_cohort(0).tolist())
     for devices in (1, 2):
-        plan = make_plan(1, devices)
-        other = small(
+        plan = make_execution_plan(1, devices)
+        other = make_small_federation(
             build("fedaf"), hp=numbers("fedaf"), batch_size=4, plan=plan, participation=0.7
         )
-        cohort = Cohort(other.scheduler.round(0), other.examples)
+        cohort = Cohort(other.scheduler.make_round(0), other.examples)
         variables = jax.tree.map(jnp.asarray, {"params": params, "state": {}})
         means, owns, counts = jax.jit(
-            lambda v, c, p=plan, o=other: class_mean_logits(o.task, p, v, c, len(SIZES))
+            lambda v, c, p=plan, o=other: compute_class_mean_logits(
+                o.task, p, v, c, len(CLIENT_SIZES)
+            )
         )(plan.put(variables), cohort)
-        for k in range(len(SIZES)):
-            held = federation.scheduler.partition.client(k)
-            for c in range(CLASSES):
+        for k in range(len(CLIENT_SIZES)):
+            held = federation.scheduler.partition.client_indices(k)
+            for c in range(NUM_CLASSES):
                 members = held[labels[held] == c]
                 assert counts[k, c] == (len(members) if k in drawn else 0)
                 assert bool(owns[k, c]) == (k in drawn and len(members) > 0)
@@ -327,16 +346,18 @@ def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
 
 @pytest.mark.slow
 def test_clients_that_do_not_condense_a_class_may_be_left_out_of_its_logits():
-    images, labels = blobs()
-    counts = consecutive().label_counts(labels, CLASSES)
+    images, labels = make_blobs()
+    counts = consecutive_partition().label_counts(labels, NUM_CLASSES)
     assert ((counts > 0) & (counts < 3)).any() and (counts >= 3).any(0).all()
     federation, state = run("fedaf", 1, {"owners": "condensing", "threshold": 3})
-    params = federation.model(federation.start())
+    params = federation.global_params(federation.initial_state())
     logits = images.reshape(len(images), -1) @ params["w"] + params["b"]
-    for c in range(CLASSES):
+    for c in range(NUM_CLASSES):
         means = [
             logits[held[labels[held] == c]].mean(0)
-            for k, held in enumerate(map(consecutive().client, range(len(SIZES))))
+            for k, held in enumerate(
+                map(consecutive_partition().client_indices, range(len(CLIENT_SIZES)))
+            )
             if counts[k, c] >= 3
         ]
         np.testing.assert_allclose(state.server.extra.logits[c], np.mean(means, 0), atol=1e-5)
@@ -348,24 +369,26 @@ def test_clients_that_do_not_condense_a_class_may_be_left_out_of_its_logits():
 
 
 def pair_units(**work):
-    labels = blobs()[1]
-    settings = PairWork(**{"ipc": 2, "steps": 5, "threshold": 3, "census": True, **work})
-    return PairUnits(consecutive(), labels, CLASSES, settings, 4), labels
+    labels = make_blobs()[1]
+    settings = CondensationWork(
+        **{"ipc": 2, "steps": 5, "threshold": 3, "needs_full_pass": True, **work}
+    )
+    return ClientClassWork(consecutive_partition(), labels, NUM_CLASSES, settings, 4), labels
 
 
 @pytest.mark.parametrize("top_up", [False, True])
 @pytest.mark.parametrize("by_client", [False, True])
 def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
-    units, labels = pair_units(by_client=by_client, top_up=top_up)
-    counts = consecutive().label_counts(labels, CLASSES)
-    assert units.steps.sum() == 5 * (counts >= 3).sum() == 5 * units.pairs.sum()
-    for client in range(len(SIZES)):
-        held = set(consecutive().client(client).tolist())
-        for unit in units.of_clients(np.array([client])):
-            if not units.steps[unit]:
+    units, labels = pair_units(is_per_client=by_client, repeats_examples=top_up)
+    counts = consecutive_partition().label_counts(labels, NUM_CLASSES)
+    assert units.num_steps.sum() == 5 * (counts >= 3).sum() == 5 * units.num_pairs.sum()
+    for client in range(len(CLIENT_SIZES)):
+        held = set(consecutive_partition().client_indices(client).tolist())
+        for unit in units.work_ids_of_clients(np.array([client])):
+            if not units.num_steps[unit]:
                 continue
-            batches, sizes = units.batches(0, 2, np.array([unit]))
-            assert batches.shape == (units.steps[unit], 4)
+            batches, sizes = units.draw_batches(0, 2, np.array([unit]))
+            assert batches.shape == (units.num_steps[unit], 4)
             for batch, size in zip(batches, sizes, strict=True):
                 (class_,) = set(labels[batch].tolist())
                 assert set(batch.tolist()) <= held
@@ -373,44 +396,46 @@ def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
                 assert size == (4 if top_up else min(4, there)) and there >= 3
                 assert len(set(batch[: min(size, there)].tolist())) == min(size, there)
             if not by_client:
-                assert class_ == unit % CLASSES
+                assert class_ == unit % NUM_CLASSES
             else:
                 kept = np.flatnonzero(counts[client] >= 3)
                 assert (labels[batches[: len(kept), 0]] == kept).all()  # they take turns
-            again, _ = units.batches(0, 2, np.array([unit]))
+            again, _ = units.draw_batches(0, 2, np.array([unit]))
             np.testing.assert_array_equal(again, batches)
 
 
 def test_every_step_draws_anew():
     units, _ = pair_units()
     unit = int(np.argmax(units.sizes))
-    batches, _ = units.batches(0, 0, np.array([unit]))
+    batches, _ = units.draw_batches(0, 0, np.array([unit]))
     assert len({tuple(sorted(b)) for b in batches.tolist()}) > 1
-    assert (batches != units.batches(0, 1, np.array([unit]))[0]).any()
+    assert (batches != units.draw_batches(0, 1, np.array([unit]))[0]).any()
 
 
 def test_a_census_has_every_example_of_the_rounds_clients_once():
     units, labels = pair_units()
     clients = np.array([5, 0, 3])
     examples, pairs = np.zeros((2, 5, 4), np.int32), np.zeros((2, 5, 4), np.int32)
-    units.fill_census(examples, pairs, clients)
-    there = pairs < len(SIZES) * CLASSES
-    expected = np.concatenate([consecutive().client(k) for k in sorted(clients)])
+    units.fill_full_pass(examples, pairs, clients)
+    there = pairs < len(CLIENT_SIZES) * NUM_CLASSES
+    expected = np.concatenate([consecutive_partition().client_indices(k) for k in sorted(clients)])
     assert sorted(examples[there]) == sorted(expected)
     for example, pair in zip(examples[there], pairs[there], strict=True):
-        client, class_ = divmod(int(pair), CLASSES)
-        assert labels[example] == class_ and example in consecutive().client(client)
+        client, class_ = divmod(int(pair), NUM_CLASSES)
+        assert labels[example] == class_ and example in consecutive_partition().client_indices(
+            client
+        )
 
 
 def test_what_is_left_of_a_run():
     federation, state = run("fedaf", 2)
     left = federation.algorithm.artifacts(state)
     pairs = int(made(state).sum())
-    assert left["condensed_images"].shape == (pairs, 2, *SHAPE)
+    assert left["condensed_images"].shape == (pairs, 2, *IMAGE_SHAPE)
     for image_set, k, c in zip(
         left["condensed_images"], left["condensed_clients"], left["condensed_classes"], strict=True
     ):
-        expected = images_of(state)[k, c].reshape(2, *SHAPE)
+        expected = images_of(state)[k, c].reshape(2, *IMAGE_SHAPE)
         np.testing.assert_allclose(image_set, expected, rtol=1e-3, atol=1e-3)
     counted = federation.algorithm.summary(federation.hp, state)
     assert counted == {"condensed_pairs": pairs, "condensed_images": 2 * pairs}
@@ -428,7 +453,7 @@ def test_noise_falls_with_the_number_of_examples():
     means = (jnp.zeros(40_000), jnp.zeros(10_000))
     for count in (10, 200):
         noise = {"dp_noise": 3.0, "dp_clip": 0.2}
-        parts = noised_means(means, jnp.int32(count), jax.random.key(0), **noise)
+        parts = add_noise_to_means(means, jnp.int32(count), jax.random.key(0), **noise)
         drawn = np.concatenate(parts)
         wanted = 0.6 / count
         assert abs(drawn.std() / wanted - 1) < 0.02
@@ -444,7 +469,7 @@ def test_each_example_moves_a_mean_by_no_more_than_it_may():
     other[0][0], other[1][0] = -features[0], -logits[0]
 
     def mean(rows):
-        parts = clipped_rows(tuple(jnp.asarray(row) for row in rows), norm)
+        parts = clip_rows(tuple(jnp.asarray(row) for row in rows), norm)
         together = np.concatenate([np.asarray(part) for part in parts], axis=1)
         assert (np.linalg.norm(together, axis=1) <= norm * (1 + 1e-5)).all()
         return together.mean(0)
@@ -452,7 +477,7 @@ def test_each_example_moves_a_mean_by_no_more_than_it_may():
     moved = np.linalg.norm(mean((features, logits)) - mean(other))
     np.testing.assert_allclose(moved, 2 * norm / count, rtol=1e-4)  # the worst there is
     few = (jnp.asarray(1e-3 * features),)
-    np.testing.assert_allclose(clipped_rows(few, norm)[0], few[0], rtol=1e-6)
+    np.testing.assert_allclose(clip_rows(few, norm)[0], few[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["feddm", "fedaf"])
@@ -460,12 +485,12 @@ def test_an_example_has_a_bounded_part_in_what_its_client_tells(name):
     """Without noise to speak of, and however far off the example is that takes its place."""
     options = {**PRIVATE, "steps": 1, "server_epochs": 0, "clipping": "none"}
     hp = {"dp_noise": 1e-6, "dp_clip": 1e-3, "image_lr": 1.0}
-    images, labels = blobs()
+    images, labels = make_blobs()
     far = images.copy()
     far[0] = 15.0  # of client 0
     ends = []
     for data in ((images, labels), (far, labels)):
-        federation = small(
+        federation = make_small_federation(
             build(name, **options), hp={**numbers(name, options), **hp}, data=data, batch_size=32
         )
         state, _ = federation.run(1)
@@ -497,12 +522,14 @@ def test_epsilon_of_gaussian_queries_is_that_of_renyis_closed_form():
     orders = np.linspace(1.01, 200, 50_000)
     renyi = queries * orders / (2 * (sigma / 2) ** 2)  # the sensitivity is twice the norm
     least = renyi + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
-    common = {"dp_noise": sigma, "delta": delta, "queries": queries, "batch_size": 32}
-    found = gaussian_epsilon(examples=32, **common)
+    common = {"dp_noise": sigma, "delta": delta, "num_queries": queries, "batch_size": 32}
+    found = compute_gaussian_epsilon(num_examples=32, **common)
     assert found == pytest.approx(least.min(), rel=0.02)
-    assert gaussian_epsilon(examples=3200, **common) < 0.5 * found  # sampling hides
+    assert compute_gaussian_epsilon(num_examples=3200, **common) < 0.5 * found  # sampling hides
     # Without sampling, queries of all examples are more of the same.
-    more = gaussian_epsilon(examples=32, **{**common, "queries": 7}, whole_queries=3)
+    more = compute_gaussian_epsilon(
+        num_examples=32, **{**common, "num_queries": 7}, num_full_queries=3
+    )
     assert more == pytest.approx(found)
 
 
@@ -510,7 +537,9 @@ def test_a_private_run_says_what_it_spent():
     pytest.importorskip("dp_accounting")
     spent = {}
     for name in ("feddm", "fedaf"):
-        federation = small(build(name, **PRIVATE), hp=numbers(name, PRIVATE), batch_size=32)
+        federation = make_small_federation(
+            build(name, **PRIVATE), hp=numbers(name, PRIVATE), batch_size=32
+        )
         states = [federation.run(rounds)[0] for rounds in (1, 2)]
         spent[name] = [federation.algorithm.summary(federation.hp, s)["epsilon"] for s in states]
         assert 0 < spent[name][0] < spent[name][1] < np.inf
@@ -570,14 +599,14 @@ def spec(**settings):
 )
 def test_bad_input_is_told_before_anything_compiles(settings, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        prepare([spec(**settings)], dataset=user_dataset())
+        prepare_group([spec(**settings)], dataset=make_user_dataset())
 
 
 def test_a_network_without_features_is_told():
-    model = linear_model()._replace(embed=None)
+    model = make_linear_model()._replace(embed=None)
     for method in (fedaf, feddm):
         with pytest.raises(ConfigError, match="model = 'linear': expected a network with `embed`"):
-            small(build(method.__name__), hp={}, model=model)
+            make_small_federation(build(method.__name__), hp={}, model=model)
 
 
 def test_the_protocols_are_the_papers():
@@ -615,9 +644,13 @@ def test_the_protocols_are_the_papers():
 
 
 def test_clients_of_one_class_each_still_make_a_model_of_all():
-    labels = blobs()[1]
-    clients = [np.flatnonzero(labels == c) for c in range(CLASSES)]
-    units = PairUnits(
-        partition_from_clients(clients), labels, CLASSES, PairWork(ipc=2, steps=1, threshold=2), 4
+    labels = make_blobs()[1]
+    clients = [np.flatnonzero(labels == c) for c in range(NUM_CLASSES)]
+    units = ClientClassWork(
+        partition_from_clients(clients),
+        labels,
+        NUM_CLASSES,
+        CondensationWork(ipc=2, steps=1, threshold=2),
+        4,
     )
-    assert units.pairs.sum() == CLASSES
+    assert units.num_pairs.sum() == NUM_CLASSES

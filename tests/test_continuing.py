@@ -7,15 +7,15 @@ import jax
 import numpy as np
 import optax
 import pytest
-from support.data import user_dataset
-from support.running import assert_same, spec
-from support.slow import all_methods, slow
+from support.data import make_user_dataset
+from support.running import assert_results_equal, make_spec
+from support.slow import method_cases, slow_case
 
 from fedjax_het import ConfigError, Placement, Result, RunSpec, load_model, simulate, sweep
 from fedjax_het.cli import main
 from fedjax_het.running import checkpoints
 
-DATA = user_dataset()
+DATA = make_user_dataset()
 
 
 def run(spec_, folder=None, **settings):
@@ -26,9 +26,9 @@ def rounds(spec_, count):
     return dataclasses.replace(spec_, rounds=count)
 
 
-@pytest.mark.parametrize("name", all_methods(quick=["scaffold"]))
+@pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
 def test_continued_is_whole(name, tmp_path):
-    short = spec(name, rounds=7, eval_every=3)
+    short = make_spec(name, rounds=7, eval_every=3)
     whole = run(rounds(short, 12))
     run(short, tmp_path)
     begun = []
@@ -36,66 +36,66 @@ def test_continued_is_whole(name, tmp_path):
         rounds(short, 12), tmp_path, resume=True, progress=lambda at: begun.append(at.done)
     )
     assert min(begun) > 7 or name == "dynafed"  # whose synthesis may be the last thing done
-    assert_same(continued, whole)
+    assert_results_equal(continued, whole)
     jax.tree.map(np.testing.assert_array_equal, continued.state, whole.state)
     assert len(list(tmp_path.glob("*.state.npz"))) == 2
 
 
 def test_an_unfinished_run_goes_on_to_more_rounds(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "0")
-    short = spec(rounds=7)
+    short = make_spec(rounds=7)
 
     def stop(progress):
         if progress.done >= 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjax_het.running.runs.MAX_CHUNK", 1)
+    monkeypatch.setattr("fedjax_het.running.runs.MAX_ROUNDS_PER_CHUNK", 1)
     with pytest.raises(KeyboardInterrupt):
         run(short, tmp_path, progress=stop)
-    assert (tmp_path / checkpoints.CHECKPOINT).exists()
+    assert (tmp_path / checkpoints.CHECKPOINT_FILE).exists()
     with pytest.raises(ConfigError, match=r"rounds 7 -> 12; 2 are done"):
         run(rounds(short, 12), tmp_path)
     with pytest.raises(ConfigError, match=r"rounds 7 -> 1; 2 are done"):
         run(rounds(short, 1), tmp_path, resume=True)
-    assert_same(run(rounds(short, 12), tmp_path, resume=True), run(rounds(short, 12)))
+    assert_results_equal(run(rounds(short, 12), tmp_path, resume=True), run(rounds(short, 12)))
 
 
 def test_of_several_the_one_with_the_most_rounds_is_gone_on_from(tmp_path):
-    short = spec(rounds=2)
+    short = make_spec(rounds=2)
     for count in (2, 5, 9):
         run(rounds(short, count), tmp_path)
-    run(spec(rounds=6, seed=1), tmp_path)
+    run(make_spec(rounds=6, seed=1), tmp_path)
     begun = []
     made = run(rounds(short, 8), tmp_path, resume=True, progress=lambda at: begun.append(at.done))
     assert min(begun) == 6
-    assert_same(made, run(rounds(short, 8)))
+    assert_results_equal(made, run(rounds(short, 8)))
 
 
 def test_a_run_that_ended_is_not_made_again(tmp_path):
-    made = run(spec(rounds=5), tmp_path)
+    made = run(make_spec(rounds=5), tmp_path)
     seen = []
-    again = run(spec(rounds=5), tmp_path, resume=True, progress=seen.append)
+    again = run(make_spec(rounds=5), tmp_path, resume=True, progress=seen.append)
     assert not seen
-    assert_same(again, made)
+    assert_results_equal(again, made)
 
 
 def test_a_state_is_of_its_data_and_partition(tmp_path):
-    run(spec(rounds=3), tmp_path)
+    run(make_spec(rounds=3), tmp_path)
     begun = []
     other = dataclasses.replace(DATA, train_images=DATA.train_images[::-1].copy())
     made = simulate(
-        spec(rounds=5),
+        make_spec(rounds=5),
         dataset=other,
         output_dir=tmp_path,
         resume=True,
         progress=lambda at: begun.append(at.done),
     )
     assert min(begun) == 1
-    assert_same(made, simulate(spec(rounds=5), dataset=other))
+    assert_results_equal(made, simulate(make_spec(rounds=5), dataset=other))
 
 
 def test_no_state_is_kept_where_none_is_wanted(tmp_path):
-    run(spec(rounds=3), tmp_path, keep_state=False)
+    run(make_spec(rounds=3), tmp_path, keep_state=False)
     assert not list(tmp_path.glob("*.state.npz"))
     (path,) = tmp_path.glob("[0-9a-f]*.json")
     with pytest.raises(ConfigError, match="keep_state = True"):
@@ -103,13 +103,13 @@ def test_no_state_is_kept_where_none_is_wanted(tmp_path):
 
 
 def test_a_sweep_goes_on_to_more_rounds(tmp_path):
-    specs = [spec(seed=seed, rounds=4) for seed in range(3)]
+    specs = [make_spec(seed=seed, rounds=4) for seed in range(3)]
     sweep(specs, tmp_path, dataset=DATA, keep_state=True, progress=lambda line: None)
     longer = [rounds(each, 6) for each in specs]
     continued = sweep(longer, tmp_path, dataset=DATA, progress=lambda line: None)
     whole = sweep(longer, dataset=DATA, progress=lambda line: None)
     for mine, theirs in zip(continued.results, whole.results, strict=True):
-        assert_same(mine, theirs)
+        assert_results_equal(mine, theirs)
         assert mine.summary["round_seconds"] > 0
     lengths = [json.loads(path.read_text())["spec"]["rounds"] for path in tmp_path.glob("*.json")]
     assert sorted(lengths) == [4, 4, 4, 6, 6, 6]
@@ -120,21 +120,21 @@ def test_a_sweep_goes_on_to_more_rounds(tmp_path):
     [
         ("scaffold", "host"),
         ("ditto", "device"),
-        slow("fedavg", "device"),
-        slow("fedamp", "device"),
+        slow_case("fedavg", "device"),
+        slow_case("fedamp", "device"),
     ],
 )
 def test_loaded_results_have_their_models(name, where, tmp_path):
     settings = {"rounds": 2, "participation": 0.4, "local_tests": True, "test_per_client": 6}
-    made = run(spec(name, **settings), tmp_path, placement=Placement(client_state=where))
+    made = run(make_spec(name, **settings), tmp_path, placement=Placement(client_state=where))
     (path,) = tmp_path.glob("[0-9a-f]*.json")
     loaded = Result.load(path)
-    inside = run(spec(name, **settings))  # with all clients' states at hand
+    inside = run(make_spec(name, **settings))  # with all clients' states at hand
     assert made.digest() == loaded.digest()
     for client in (None,) if name in ("fedavg", "scaffold") else range(6):
         mine, theirs = loaded.model(client), inside.model(client)
         jax.tree.map(np.testing.assert_array_equal, mine.variables, theirs.variables)
-        assert mine.inputs == theirs.inputs and mine.client == client
+        assert mine.input_spec == theirs.input_spec and mine.client == client
 
 
 def test_the_same_command_with_more_rounds(tmp_path, capsys):
@@ -152,12 +152,12 @@ def test_the_same_command_with_more_rounds(tmp_path, capsys):
     ("name", "settings"),
     [
         ("fedavg", {"optimizer_state": "keep"}),
-        slow("ditto", {"local_tests": True, "test_per_client": 6}),
+        slow_case("ditto", {"local_tests": True, "test_per_client": 6}),
     ],
 )
 def test_a_loaded_result_asks_for_the_users_optimizer(name, settings, tmp_path):
     own = optax.chain(optax.clip(1.0), optax.adam(1e-2))
-    made = run(spec(name, rounds=3, **settings), tmp_path, optimizer=own)
+    made = run(make_spec(name, rounds=3, **settings), tmp_path, optimizer=own)
     (path,) = tmp_path.glob("[0-9a-f]*.json")
     loaded, client = Result.load(path), 2 if name == "ditto" else None
     with pytest.raises(ConfigError, match="optimizer = None: expected the optimizer that the run"):
@@ -166,5 +166,5 @@ def test_a_loaded_result_asks_for_the_users_optimizer(name, settings, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, model.variables, made.model(client).variables)
     again = load_model(model.save(tmp_path / "model"))
     jax.tree.map(np.testing.assert_array_equal, model.variables, again.variables)
-    longer = run(spec(name, rounds=5, **settings), tmp_path, optimizer=own, resume=True)
-    assert_same(longer, run(spec(name, rounds=5, **settings), optimizer=own))
+    longer = run(make_spec(name, rounds=5, **settings), tmp_path, optimizer=own, resume=True)
+    assert_results_equal(longer, run(make_spec(name, rounds=5, **settings), optimizer=own))

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import SIZES, consecutive, user_dataset
+from support.data import CLIENT_SIZES, consecutive_partition, make_user_dataset
 
 from fedjax_het import ConfigError, Placement, RunSpec, register_method, simulate, sweep
 from fedjax_het.algorithms import contract
-from fedjax_het.algorithms.building import federated
-from fedjax_het.algorithms.contract import HostWork, OnceTraffic, RoundInput, Traffic
+from fedjax_het.algorithms.building import build_federated_algorithm
+from fedjax_het.algorithms.contract import InitialTraffic, RoundInput, ServerStage, Traffic
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.engine.contract import Upload
-from fedjax_het.engine.local import local_sgd
+from fedjax_het.engine.contract import ClientUpdate
+from fedjax_het.engine.local import make_local_sgd
 from fedjax_het.running import advance
 from fedjax_het.running.result import Result
 
@@ -24,7 +24,7 @@ SMALL = {
     "model": "mlp",
     "network_options": {"hidden": [4]},
     "partition": "iid",
-    "num_clients": len(SIZES),
+    "num_clients": len(CLIENT_SIZES),
     "participation": 0.5,
     "batch_size": 4,
     "rounds": 3,
@@ -48,16 +48,16 @@ class Own(NamedTuple):
 
 def client_of(training, **changed):
     """FedAvg's client that counts its rounds, with some of its functions in place of these."""
-    base = local_sgd(training)
+    base = make_local_sgd(training)
 
     def init(hp, variables):
         return Own(jnp.int32(0), jnp.zeros(2))
 
-    def begin(hp, broadcast, state, client):
-        return base.begin(hp, broadcast, (), client)
+    def begin(hp, message, state, client):
+        return base.begin(hp, message, (), client)
 
-    def end(hp, broadcast, local, state, client):
-        upload, _, output = base.end(hp, broadcast, local, (), client)
+    def end(hp, message, local, state, client):
+        upload, _, output = base.end(hp, message, local, (), client)
         return upload, state._replace(seen=state.seen + 1), output
 
     functions = {"init": init, "begin": begin, "end": end}
@@ -67,7 +67,9 @@ def client_of(training, **changed):
 
 
 def method(**changed):
-    return lambda training, plan: federated(training, plan, client_of(training, **changed))
+    return lambda training, plan: build_federated_algorithm(
+        training, plan, client_of(training, **changed)
+    )
 
 
 def ending(change):
@@ -87,7 +89,9 @@ def with_round(change):
 
 def with_server(**functions):
     """FedAvg with some of its server's functions in place of its own."""
-    return lambda training, plan: federated(training, plan, local_sgd(training), **functions)
+    return lambda training, plan: build_federated_algorithm(
+        training, plan, make_local_sgd(training), **functions
+    )
 
 
 def replacing(**fields):
@@ -105,7 +109,7 @@ def recording(shapes, **found):
             state, info = algorithm.round(*given)
             return state, info._replace(records=found)
 
-        return algorithm._replace(round=round_, records=lambda num_clients: shapes)
+        return algorithm._replace(round=round_, record_shapes=lambda num_clients: shapes)
 
     return build
 
@@ -122,41 +126,41 @@ BREAKS = {
     "build of nothing": (lambda training, plan: None, "built None: expected an Algorithm"),
     "init of other arguments": (
         method(init=lambda init: lambda hp: ()),
-        "ClientMethod.init takes (hp): expected (hp, variables)",
+        "ClientAlgorithm.init takes (hp): expected (hp, variables)",
     ),
     "begin of other arguments": (
-        method(begin=lambda begin: lambda hp, broadcast, state: ()),
-        "ClientMethod.begin takes (hp, broadcast, state): expected (hp, broadcast, state, client)",
+        method(begin=lambda begin: lambda hp, message, state: ()),
+        "ClientAlgorithm.begin takes (hp, message, state): expected (hp, message, state, client)",
     ),
     "step of other arguments": (
         method(step=lambda step: lambda hp, local, batch: (local, 0.0)),
-        "ClientMethod.step takes (hp, local, batch): expected (hp, broadcast, local, batch, client,"
+        "ClientAlgorithm.step takes (hp, local, batch): expected (hp, message, local, batch, client,"
         " key)",
     ),
     "end of other arguments": (
-        method(end=lambda end: lambda hp, broadcast, local, state: ()),
-        "ClientMethod.end takes (hp, broadcast, local, state): expected (hp, broadcast, local,"
+        method(end=lambda end: lambda hp, message, local, state: ()),
+        "ClientAlgorithm.end takes (hp, message, local, state): expected (hp, message, local,"
         " state, client)",
     ),
     "begin that is no function": (
         method(begin=lambda begin: None),
-        "ClientMethod.begin = None: expected a function of (hp, broadcast, state, client)",
+        "ClientAlgorithm.begin = None: expected a function of (hp, message, state, client)",
     ),
     "a step without a loss": (
         method(step=lambda step: lambda *given: step(*given)[0]),
-        "ClientMethod.step returned a Local: expected (local, loss)",
+        "ClientAlgorithm.step returned a ClientTrainState: expected (local, loss)",
     ),
     "an end of two values": (
         ending(lambda upload, state, output: (upload, state)),
-        "ClientMethod.end returned 2 values: expected (upload, state, output)",
+        "ClientAlgorithm.end returned 2 values: expected (upload, state, output)",
     ),
     "an end of nothing": (
         method(end=lambda end: lambda *given: None),
-        "ClientMethod.end returned None: expected (upload, state, output)",
+        "ClientAlgorithm.end returned None: expected (upload, state, output)",
     ),
     "an upload that is none": (
         ending(lambda upload, state, output: (upload.mean, state, output)),
-        f"ClientMethod.end: upload is a dict: {UPLOAD_INSTEAD}",
+        f"ClientAlgorithm.end: upload is a dict: {UPLOAD_INSTEAD}",
     ),
     "an upload of keys": (
         ending(
@@ -166,16 +170,16 @@ BREAKS = {
                 output,
             )
         ),
-        "ClientMethod.end: upload.sum['k'] is key<fry>[]: random keys have no sum",
+        "ClientAlgorithm.end: upload.sum['k'] is key<fry>[]: random keys have no sum",
     ),
     "a mean of another structure": (
-        ending(lambda upload, state, output: (Upload(upload.mean["params"]), state, output)),
+        ending(lambda upload, state, output: (ClientUpdate(upload.mean["params"]), state, output)),
         "update: the mean change",
     ),
     "a mean of another shape": (
         ending(
             lambda upload, state, output: (
-                Upload(jax.tree.map(lambda leaf: leaf[None], upload.mean)),
+                ClientUpdate(jax.tree.map(lambda leaf: leaf[None], upload.mean)),
                 state,
                 output,
             )
@@ -184,26 +188,24 @@ BREAKS = {
     ),
     "a state of another structure": (
         ending(lambda upload, state, output: (upload, {"seen": state.seen}, output)),
-        "ClientMethod.end: state['seen'] is one too many, and .seen is missing",
+        "ClientAlgorithm.end: state['seen'] is one too many, and .seen is missing",
     ),
     "a state of another type": (
         ending(lambda upload, state, output: (upload, state._replace(seen=0.5), output)),
-        "ClientMethod.end: state.seen is float32[]: expected int32[], as what `init` made",
+        "ClientAlgorithm.end: state.seen is float32[]: expected int32[], as what `init` made",
     ),
     "a state of another shape": (
         ending(lambda upload, state, output: (upload, state._replace(trace=jnp.ones(3)), output)),
-        "ClientMethod.end: state.trace is float32[3]: expected float32[2], as what `init` made",
+        "ClientAlgorithm.end: state.trace is float32[3]: expected float32[2], as what `init` made",
     ),
     "a local of another structure": (
-        method(
-            step=lambda step: lambda *given: (step(*given)[0]._replace(memory=jnp.ones(1)), 0.0)
-        ),
-        "ClientMethod.step: local.memory is one too many: expected the same structure, as what"
+        method(step=lambda step: lambda *given: (step(*given)[0]._replace(aux=jnp.ones(1)), 0.0)),
+        "ClientAlgorithm.step: local.aux is one too many: expected the same structure, as what"
         " `begin` made",
     ),
     "a loss that is no scalar": (
         method(step=lambda step: lambda *given: (step(*given)[0], jnp.zeros(3))),
-        "ClientMethod.step: loss is float32[3]: expected a float32 scalar",
+        "ClientAlgorithm.step: loss is float32[3]: expected a float32 scalar",
     ),
     "a round of one value": (
         with_round(lambda state, info: state),
@@ -218,11 +220,11 @@ BREAKS = {
         "Algorithm.round: state.round is float32[]: expected an int32 scalar",
     ),
     "a server's init of other arguments": (
-        with_server(init=lambda hp: None),
+        with_server(init_server=lambda hp: None),
         "init takes (hp): expected (hp, variables)",
     ),
     "a server's init of nothing": (
-        with_server(init=lambda hp, variables: None),
+        with_server(init_server=lambda hp, variables: None),
         "init returned None: expected a Broadcast",
     ),
     "an update of nothing": (
@@ -234,36 +236,38 @@ BREAKS = {
         "update returned a dict: expected a Broadcast",
     ),
     "a send of other arguments": (
-        with_server(send=lambda server: server),
+        with_server(make_message=lambda server: server),
         "send takes (server): expected (server, cohort)",
     ),
     "a send of nothing": (
-        with_server(send=lambda server, cohort: None),
+        with_server(make_message=lambda server, cohort: None),
         "send returned None: expected a Broadcast",
     ),
     "a client that is none": (
-        lambda training, plan: federated(training, plan, (1, 2)),
-        "client is a tuple of 2: expected a ClientMethod",
+        lambda training, plan: build_federated_algorithm(training, plan, (1, 2)),
+        "client is a tuple of 2: expected a ClientAlgorithm",
     ),
     "a global model that is none": (
         lambda training, plan: fedavg(training, plan)._replace(global_model=lambda state: None),
         "Algorithm.global_model returned None: expected variables, a dict of params and state",
     ),
     "records of nothing": (
-        lambda training, plan: fedavg(training, plan)._replace(records=lambda num_clients: None),
-        "Algorithm.records returned None: expected a dict",
+        lambda training, plan: fedavg(training, plan)._replace(
+            record_shapes=lambda num_clients: None
+        ),
+        "Algorithm.record_shapes returned None: expected a dict",
     ),
     "a begin of nothing": (
         method(begin=lambda begin: lambda *given: None),
-        "ClientMethod.begin returned None: expected what a client carries, () if nothing",
+        "ClientAlgorithm.begin returned None: expected what a client carries, () if nothing",
     ),
     "a begin of words": (
         method(begin=lambda begin: lambda *given: {"a": "x"}),
-        "ClientMethod.begin: ['a'] is a str: expected an array",
+        "ClientAlgorithm.begin: ['a'] is a str: expected an array",
     ),
     "a client's init of nothing": (
         method(init=lambda init: lambda *given: None),
-        "ClientMethod.init returned None: expected what a client keeps, () if nothing",
+        "ClientAlgorithm.init returned None: expected what a client keeps, () if nothing",
     ),
     "traffic of words": (
         replacing(traffic=lambda hp, state: Traffic("a", 1)),
@@ -278,73 +282,76 @@ BREAKS = {
         "Algorithm.traffic returned None: expected a Traffic",
     ),
     "first traffic that is no function": (
-        replacing(first_traffic=None),
-        "Algorithm.first_traffic = None: expected a function",
+        replacing(initial_traffic=None),
+        "Algorithm.initial_traffic = None: expected a function",
     ),
     "first traffic of nothing": (
-        replacing(first_traffic=lambda holdings: None),
-        "Algorithm.first_traffic returned None: expected a OnceTraffic",
+        replacing(initial_traffic=lambda holdings: None),
+        "Algorithm.initial_traffic returned None: expected a InitialTraffic",
     ),
     "first traffic below nothing": (
-        replacing(first_traffic=lambda holdings: OnceTraffic(-1)),
-        "Algorithm.first_traffic: down = -1: expected a number of bytes",
+        replacing(initial_traffic=lambda holdings: InitialTraffic(-1)),
+        "Algorithm.initial_traffic: down = -1: expected a number of bytes",
     ),
     "first traffic of other arguments": (
-        replacing(first_traffic=lambda: OnceTraffic()),
-        "Algorithm.first_traffic takes (): expected (holdings)",
+        replacing(initial_traffic=lambda: InitialTraffic()),
+        "Algorithm.initial_traffic takes (): expected (federation_data)",
     ),
     "a round that is no function": (
         replacing(round=None),
         "Algorithm.round = None: expected a function",
     ),
     "host work of nothing": (
-        replacing(host_work=None),
-        "Algorithm.host_work = None: expected a list",
+        replacing(server_stages=None),
+        "Algorithm.server_stages = None: expected a list",
     ),
     "host work that is none": (
-        replacing(host_work=(lambda: None,)),
-        "Algorithm.host_work[0] = a function: expected a HostWork",
+        replacing(server_stages=(lambda: None,)),
+        "Algorithm.server_stages[0] = a function: expected a ServerStage",
     ),
     "host work of no length": (
-        replacing(host_work=(HostWork("w", 0, -1, lambda state: 0, lambda *given: None),)),
-        "HostWork.total = -1: expected a whole number >= 0",
+        replacing(server_stages=(ServerStage("w", 0, -1, lambda state: 0, lambda *given: None),)),
+        "ServerStage.num_iterations = -1: expected a whole number >= 0",
     ),
-    "inputs of nothing": (replacing(inputs=None), "Algorithm.inputs = None: expected a list"),
+    "inputs of nothing": (
+        replacing(round_inputs=None),
+        "Algorithm.round_inputs = None: expected a list",
+    ),
     "an input that is no function": (
-        replacing(inputs=(RoundInput("x", None),)),
-        "RoundInput.make = None: expected a function",
+        replacing(round_inputs=(RoundInput("x", None),)),
+        "RoundInput.make_inputs = None: expected a function",
     ),
     "an input of nothing": (
-        replacing(inputs=(RoundInput("x", lambda holdings: None),)),
-        "RoundInput('x').make returned None: expected a list of 1, one for each federation",
+        replacing(round_inputs=(RoundInput("x", lambda holdings: None),)),
+        "RoundInput('x').make_inputs returned None: expected a list of 1, one for each federation",
     ),
     "an input of too many": (
-        replacing(inputs=(RoundInput("x", lambda holdings: [1.0, 2.0]),)),
-        "RoundInput('x').make returned 2 of them: expected a list of 1, one for each federation",
+        replacing(round_inputs=(RoundInput("x", lambda holdings: [1.0, 2.0]),)),
+        "RoundInput('x').make_inputs returned 2 of them: expected a list of 1, one for each federation",
     ),
     "an input of words": (
-        replacing(inputs=(RoundInput("x", lambda holdings: ["a"]),)),
-        "RoundInput('x').make: [0] is a str: expected an array",
+        replacing(round_inputs=(RoundInput("x", lambda holdings: ["a"]),)),
+        "RoundInput('x').make_inputs: [0] is a str: expected an array",
     ),
     "passes in words": (
         replacing(extra_passes="2"),
         "Algorithm.extra_passes = '2': expected a whole number >= 0",
     ),
     "pages in words": (
-        replacing(pageable="yes"),
-        "Algorithm.pageable = 'yes': expected True or False",
+        replacing(can_page_state="yes"),
+        "Algorithm.can_page_state = 'yes': expected True or False",
     ),
     "tuning that is none": (
-        replacing(tuning=3),
-        "Algorithm.tuning = 3: expected a Tuning",
+        replacing(fine_tuning=3),
+        "Algorithm.fine_tuning = 3: expected a FineTuning",
     ),
     "records that were not announced": (
         recording({}, spread=jnp.float32(0)),
-        "Algorithm.round: info.records has ['spread']: expected [], as `Algorithm.records` says",
+        "Algorithm.round: info.records has ['spread']: expected [], as `Algorithm.record_shapes` says",
     ),
     "records that are missing": (
         recording({"spread": ()}),
-        "Algorithm.round: info.records has []: expected ['spread'], as `Algorithm.records` says",
+        "Algorithm.round: info.records has []: expected ['spread'], as `Algorithm.record_shapes` says",
     ),
     "records of another shape": (
         recording({"spread": (2,)}, spread=jnp.float32(0)),
@@ -357,9 +364,9 @@ BREAKS = {
 def test_what_breaks_the_contract_is_named_before_anything_compiles(case, monkeypatch):
     build, message = BREAKS[case]
     register_method("mine", build)
-    monkeypatch.setattr(advance, "begin_states", lambda runs: pytest.fail("it went on"))
+    monkeypatch.setattr(advance, "init_states", lambda runs: pytest.fail("it went on"))
     with pytest.raises(ConfigError) as found:
-        simulate(RunSpec("mine", **SMALL), dataset=user_dataset())
+        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
     (line,) = str(found.value).splitlines()
     assert line.startswith(("method 'mine': ", "method 'mine' built")) and message in line
 
@@ -367,8 +374,8 @@ def test_what_breaks_the_contract_is_named_before_anything_compiles(case, monkey
 def test_what_else_a_function_raises_says_where():
     register_method("mine", method(step=lambda step: lambda *given: jnp.zeros(3) @ jnp.zeros(4)))
     with pytest.raises(TypeError, match="contracting dimensions") as found:
-        simulate(RunSpec("mine", **SMALL), dataset=user_dataset())
-    assert {"in ClientMethod.step", "in method 'mine'"} <= set(found.value.__notes__)
+        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
+    assert {"in ClientAlgorithm.step", "in method 'mine'"} <= set(found.value.__notes__)
 
 
 TELLS = {
@@ -386,7 +393,7 @@ def test_what_a_method_fails_to_tell_at_the_end_does_not_lose_the_run(case, tmp_
         return fedavg(training, plan)._replace(artifacts=tell, summary=tell)
 
     register_method("mine", build)
-    made = simulate(RunSpec("mine", **SMALL), dataset=user_dataset(), output_dir=tmp_path)
+    made = simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset(), output_dir=tmp_path)
     assert made.artifacts == kept and {n: made.summary[n] for n in kept} == kept
     assert "a" not in made.summary and caplog.text.count(message) == 2
     assert Result.load(tmp_path / f"{made.digest()}.json").summary == made.summary
@@ -396,7 +403,7 @@ def test_what_a_method_fails_to_tell_at_the_end_does_not_lose_the_run(case, tmp_
 
 
 def trained(name, **settings):
-    return simulate(RunSpec(name, **SMALL | settings), dataset=user_dataset())
+    return simulate(RunSpec(name, **SMALL | settings), dataset=make_user_dataset())
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -404,14 +411,14 @@ def test_weights_cannot_be_forgotten(averaging):
     """A client that sends its plain change, and knows of no weights, is FedAvg's."""
 
     def plain(training, plan):
-        base = local_sgd(training)
+        base = make_local_sgd(training)
 
-        def end(hp, broadcast, local, state, client):
+        def end(hp, message, local, state, client):
             assert not hasattr(client, "weight")
             change = jax.tree.map(lambda w, a: w - a, local.variables, broadcast.variables)
-            return Upload(mean=change), state, ()
+            return ClientUpdate(mean=change), state, ()
 
-        return federated(training, plan, base._replace(end=end))
+        return build_federated_algorithm(training, plan, base._replace(end=end))
 
     register_method("plain", plain)
     settings = {"averaging": averaging, "participation": 1.0, "hp": {"local_lr": 0.3}}
@@ -429,29 +436,29 @@ class Counted(NamedTuple):
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 def test_the_mean_is_of_the_clients_that_trained_with_the_runs_weights(averaging):
     def counting(training, plan):
-        base = local_sgd(training)
+        base = make_local_sgd(training)
 
-        def end(hp, broadcast, local, state, client):
-            _, state, output = base.end(hp, broadcast, local, state, client)
-            return Upload(mean=client.num_samples), state, output
+        def end(hp, message, local, state, client):
+            _, state, output = base.end(hp, message, local, state, client)
+            return ClientUpdate(mean=client.num_samples), state, output
 
-        algorithm = federated(
+        algorithm = build_federated_algorithm(
             training,
             plan,
             base._replace(end=end),
-            init=lambda hp, variables: Counted(variables, jnp.float32(0)),
+            init_server=lambda hp, variables: Counted(variables, jnp.float32(0)),
             update=lambda hp, server, upload, counts: server._replace(samples=upload.mean),
         )
         return algorithm._replace(artifacts=lambda state: {"samples": state.server.samples})
 
     register_method("counting", counting)
-    partition = consecutive()  # one of the clients has no data
+    partition = consecutive_partition()  # one of the clients has no data
     made = simulate(
         RunSpec("counting", **SMALL | {"participation": 1.0, "averaging": averaging}),
-        dataset=user_dataset(),
+        dataset=make_user_dataset(),
         partition=partition,
     )
-    sizes = np.array([size for size in SIZES if size])
+    sizes = np.array([size for size in CLIENT_SIZES if size])
     expected = sizes.mean() if averaging == "uniform" else (sizes**2).sum() / sizes.sum()
     np.testing.assert_allclose(made.artifacts["samples"], expected, rtol=1e-6)
 
@@ -469,10 +476,10 @@ class Sums(NamedTuple):
 
 def summing(training, plan):
     """FedAvg whose server keeps what its clients' sums were in the last round."""
-    base = local_sgd(training)
+    base = make_local_sgd(training)
 
-    def end(hp, broadcast, local, state, client):
-        upload, state, output = base.end(hp, broadcast, local, state, client)
+    def end(hp, message, local, state, client):
+        upload, state, output = base.end(hp, message, local, state, client)
         first = client.id == 0
         sums = Sums(
             jnp.where(first, LARGE, 0),
@@ -483,7 +490,9 @@ def summing(training, plan):
         )
         return upload._replace(sum=(sums, jnp.bfloat16(1))), state, output
 
-    algorithm = federated(training, plan, base._replace(end=end), init=first_of, update=keep_sums)
+    algorithm = build_federated_algorithm(
+        training, plan, base._replace(end=end), init_server=first_of, update=keep_sums
+    )
     return algorithm._replace(artifacts=lambda state: state.server.sums._asdict())
 
 
@@ -512,11 +521,11 @@ PLACEMENTS = {
 @pytest.mark.parametrize("where", PLACEMENTS)
 def test_whole_numbers_and_truth_values_are_added_up_exactly(where):
     register_method("summing", summing)
-    count = len(SIZES)
+    count = len(CLIENT_SIZES)
     expected = Sums(LARGE, 100 * count, 2**31 + count - 1, [count, 0], 257 * count)
     seeds = (0, 1) if where == "side by side" else (0,)
     specs = [RunSpec("summing", **SMALL | {"participation": 1.0, "seed": seed}) for seed in seeds]
-    given = {"dataset": user_dataset(), "placement": PLACEMENTS[where]}
+    given = {"dataset": make_user_dataset(), "placement": PLACEMENTS[where]}
     for made in sweep(specs, progress=lambda line: None, **given).results:
         for name, want in expected._asdict().items():
             np.testing.assert_array_equal(made.artifacts[name], want, err_msg=name)

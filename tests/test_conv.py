@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_het.common.arrays import enable_x64
 from fedjax_het.nn import conv2d, conv_products
-from fedjax_het.nn.conv import by_lanes
+from fedjax_het.nn.conv import apply_per_lane
 from fedjax_het.nn.conv_products import CONV_IMPLS, Convolution
 
 KEY = jax.random.key(0)
@@ -232,11 +232,15 @@ def lowered(product, operands, shape, impl, platform):
     """One of the three products of lanes, and its text, as it is for a platform."""
     sides, window = drawn(shape)[0].shape[1:3], drawn(shape)[1].shape[:2]
     of = Convolution(sides, window, *shape[6:], impl)
-    of_lanes = jax.jit(partial(by_lanes, product, of=of, platform=platform))
+    of_lanes = jax.jit(partial(apply_per_lane, product, of=of, platform=platform))
     return of_lanes(*operands), of_lanes.lower(*operands).as_text()
 
 
-PRODUCTS = (conv_products.output, conv_products.input_gradient, conv_products.kernel_gradient)
+PRODUCTS = (
+    conv_products.compute_output,
+    conv_products.compute_input_gradient,
+    conv_products.compute_kernel_gradient,
+)
 
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7], SHAPES[10]])
@@ -262,7 +266,7 @@ def test_one_kernel_takes_the_library_and_lanes_take_matrices_but_on_a_tpu():
     x, kernel, _ = (array[None] for array in drawn(shape))
     for platform, lanes, count in (("gpu", 1, 1), ("gpu", 3, 0), ("tpu", 1, 1), ("tpu", 3, 1)):
         operands = [np.repeat(array, lanes, axis=0) for array in (x, kernel)]
-        text = lowered(conv_products.output, operands, shape, "auto", platform)[1]
+        text = lowered(conv_products.compute_output, operands, shape, "auto", platform)[1]
         assert text.count("stablehlo.convolution") == count
 
 
@@ -272,7 +276,7 @@ def test_what_is_automatic_is_said_around_a_network():
 
     def text(impl, automatic):
         def products(x, kernel, cotangent):
-            with conv_products.automatic(automatic):
+            with conv_products.override_auto_impl(automatic):
                 return jax.vjp(convolution(SHAPES[2], impl), x, kernel)[1](cotangent)
 
         return jax.jit(products).lower(x, kernel, cotangent).as_text()

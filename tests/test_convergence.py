@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
-from fedjax_het.report.measures import higher_is_better, measure_label, scale_of
-from fedjax_het.running.result import summarise
+from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to_reach
+from fedjax_het.report.measures import get_display_scale, get_metric_label, is_higher_better
+from fedjax_het.running.result import summarize_metrics
 
 NAN = math.nan
 
@@ -34,7 +34,7 @@ def test_rise_times_by_hand():
     # Running means over 2: .1 .2 .4 .55 .6; 90 % of the last is .54, half of it .3.
     curve = np.array([0.1, 0.3, 0.5, 0.6, 0.6])
     assert rise_time(curve, 2) == 4
-    assert rise_time(curve, 2, share=0.5) == 3
+    assert rise_time(curve, 2, fraction=0.5) == 3
     assert rise_time(curve, 1) == 4
     assert rise_time(np.full(3, 0.25)) == 1
     assert rise_time(np.full(3, NAN)) is None
@@ -43,11 +43,11 @@ def test_rise_times_by_hand():
 
 def test_rounds_to_a_value_by_hand():
     curve = np.array([0.1, 0.9, 0.1, 0.6, 0.9])
-    assert rounds_to(curve, 0.5, 1) == 2
-    assert rounds_to(curve, 0.5, 2) == 2  # (.1 + .9) / 2: reached is at least
-    assert rounds_to(curve, 0.52, 2) == 5
-    assert rounds_to(curve, 0.91, 1) is None
-    assert rounds_to(np.full(4, NAN), 0.5) is None
+    assert rounds_to_reach(curve, 0.5, 1) == 2
+    assert rounds_to_reach(curve, 0.5, 2) == 2  # (.1 + .9) / 2: reached is at least
+    assert rounds_to_reach(curve, 0.52, 2) == 5
+    assert rounds_to_reach(curve, 0.91, 1) is None
+    assert rounds_to_reach(np.full(4, NAN), 0.5) is None
 
 
 def metrics(accuracy):
@@ -57,29 +57,29 @@ def metrics(accuracy):
 @pytest.mark.parametrize("hits", [8800, 7000, 4500])
 def test_a_value_that_is_reached_exactly_counts(hits):
     curve = np.float32([hits - 1, hits, hits + 1]) / np.float32(10_000)
-    assert rounds_to(curve, hits / 10_000, window=1) == 2
+    assert rounds_to_reach(curve, hits / 10_000, window=1) == 2
 
 
 def test_the_summary_has_them():
     accuracy = [0.2] * 20 + [0.8] * 20
-    summary = summarise(metrics(accuracy))
+    summary = summarize_metrics(metrics(accuracy))
     assert summary["window_accuracy"] == pytest.approx(0.8)
     assert summary["rise_time"] == 38  # .2 + .03 n reaches .72 at n = 18, after rounding
     assert summary["rounds_to_half"] == 30
-    assert summarise(metrics([0.1] * 30))["rounds_to_half"] is None
+    assert summarize_metrics(metrics([0.1] * 30))["rounds_to_half"] is None
     assert all(type(summary[name]) is int for name in ("rise_time", "rounds_to_half"))
 
 
 @pytest.mark.parametrize("last", [NAN, math.inf])
 def test_a_run_that_diverged_has_none_of_them(last):
-    summary = summarise(metrics([0.6, 0.7, last]))
+    summary = summarize_metrics(metrics([0.6, 0.7, last]))
     assert summary["diverged"]
     for name in ("window_accuracy", "rise_time", "rounds_to_half"):
         assert summary[name] is None
 
 
 def test_rounds_are_no_accuracies():
-    assert scale_of("window_accuracy") == 100 and higher_is_better("window_accuracy")
+    assert get_display_scale("window_accuracy") == 100 and is_higher_better("window_accuracy")
     for name in ("rise_time", "rounds_to_half"):
-        assert scale_of(name) == 1 and not higher_is_better(name)
-        assert "ounds" in measure_label(name)
+        assert get_display_scale(name) == 1 and not is_higher_better(name)
+        assert "ounds" in get_metric_label(name)

@@ -4,27 +4,31 @@ import numpy as np
 import pytest
 
 from fedjax_het import ConfigError
-from fedjax_het.report.critical_difference import cliques, mean_ranks, plot_critical_difference
+from fedjax_het.report.critical_difference import (
+    compute_mean_ranks,
+    find_cliques,
+    plot_critical_difference,
+)
 
 SCORES = np.array([[0.9, 0.8, 0.8, 0.1], [0.9, 0.5, 0.6, 0.2], [0.7, 0.6, 0.5, 0.4]])
 
 
 def test_ranks_statistic_and_difference_by_hand():
-    found = mean_ranks(SCORES)
+    found = compute_mean_ranks(SCORES)
     ranks = np.array([[1, 2.5, 2.5, 4], [1, 3, 2, 4], [1, 2, 3, 4]])
-    assert found.ranks.tolist() == ranks.mean(0).tolist() and found.blocks == 3
+    assert found.ranks.tolist() == ranks.mean(0).tolist() and found.num_blocks == 3
     # Friedman's with ties: the sum of squares of ranks' sums over that within blocks.
     sums = ranks.sum(0) - 3 * 2.5
     assert found.statistic == pytest.approx(3 * (sums**2).sum() / ((ranks - 2.5) ** 2).sum())
     # Nemenyi's q of four methods at 5 % is 2.569 (Demsar, Table 5a).
-    assert found.difference == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 3)), rel=1e-3)
+    assert found.critical_difference == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 3)), rel=1e-3)
 
 
 def test_blocks_with_gaps_are_left_out():
     gap = np.vstack([SCORES, [0.1, np.nan, 0.9, 0.8]])
-    assert mean_ranks(gap).ranks.tolist() == mean_ranks(SCORES).ranks.tolist()
+    assert compute_mean_ranks(gap).ranks.tolist() == compute_mean_ranks(SCORES).ranks.tolist()
     with pytest.raises(ConfigError, match="expected two or more"):
-        mean_ranks(gap[2:])
+        compute_mean_ranks(gap[2:])
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def test_blocks_with_gaps_are_left_out():
     [(0.5, []), (1, [(0, 1), (2, 3)]), (2.5, [(0, 2), (1, 3)]), (9, [(0, 3)])],
 )
 def test_cliques_are_the_largest(difference, expected):
-    assert cliques([1, 2, 3.5, 4.5], difference) == expected
+    assert find_cliques([1, 2, 3.5, 4.5], difference) == expected
 
 
 def test_the_diagram_has_every_method():

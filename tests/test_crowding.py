@@ -5,18 +5,20 @@ import gc
 import jax
 import jax.numpy as jnp
 import pytest
-from support.data import user_dataset
+from support.data import make_user_dataset
 
 from fedjax_het import RunSpec, simulate
 from fedjax_het.engine import crowding
-from fedjax_het.running.programs import make_room_for_programs, program_of
+from fedjax_het.running.programs import build_programs, evict_programs
 
-needs_maps = pytest.mark.skipif(not crowding.maps_in_use(), reason="this system tells no maps")
+needs_maps = pytest.mark.skipif(
+    not crowding.count_memory_maps(), reason="this system tells no maps"
+)
 
 
 def run(rounds):
     spec = RunSpec("fedavg", "user", model="mlp", partition="iid", num_clients=3, rounds=rounds)
-    return simulate(spec, dataset=user_dataset())
+    return simulate(spec, dataset=make_user_dataset())
 
 
 @pytest.mark.slow
@@ -24,20 +26,20 @@ def run(rounds):
 def test_programs_are_let_go_where_it_is_crowded(monkeypatch):
     run(1)
     gc.collect()
-    held = crowding.maps_in_use()
-    make_room_for_programs()
-    assert program_of.cache_info().currsize > 0  # there is room
-    monkeypatch.setattr(crowding, "most_maps", lambda: held)
-    make_room_for_programs()
-    assert program_of.cache_info().currsize == 0
-    assert crowding.maps_in_use() < held
+    held = crowding.count_memory_maps()
+    evict_programs()
+    assert build_programs.cache_info().currsize > 0  # there is room
+    monkeypatch.setattr(crowding, "read_max_memory_maps", lambda: held)
+    evict_programs()
+    assert build_programs.cache_info().currsize == 0
+    assert crowding.count_memory_maps() < held
 
 
 @pytest.mark.slow
 def test_a_run_makes_room_before_its_programs(monkeypatch):
     dropped = []
-    monkeypatch.setattr(crowding, "is_crowded", lambda: True)
-    monkeypatch.setattr(jax, "clear_caches", lambda: dropped.append(program_of.cache_info()))
+    monkeypatch.setattr(crowding, "is_near_mmap_limit", lambda: True)
+    monkeypatch.setattr(jax, "clear_caches", lambda: dropped.append(build_programs.cache_info()))
     run(1)
     assert dropped and dropped[0].currsize == 0
 
@@ -45,11 +47,11 @@ def test_a_run_makes_room_before_its_programs(monkeypatch):
 def test_what_was_let_go_is_compiled_again(monkeypatch):
     double = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))
-    monkeypatch.setattr(crowding, "most_maps", lambda: 1)
-    crowding.make_room()
+    monkeypatch.setattr(crowding, "read_max_memory_maps", lambda: 1)
+    crowding.evict_programs_if_needed()
     assert (double(jnp.ones(3)) == 2).all()
 
 
 def test_without_a_limit_nothing_is_let_go(monkeypatch):
-    monkeypatch.setattr(crowding, "most_maps", lambda: None)
-    crowding.make_room(lambda: pytest.fail("there is room"))
+    monkeypatch.setattr(crowding, "read_max_memory_maps", lambda: None)
+    crowding.evict_programs_if_needed(lambda: pytest.fail("there is room"))

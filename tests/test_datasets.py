@@ -9,19 +9,19 @@ import sys
 
 import numpy as np
 import pytest
-from support.prepared_data import prepare
+from support.prepared_data import write_tfds_dataset
 
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     DATASETS,
-    NORMALISATIONS,
+    NORMALIZATIONS,
     load_dataset,
 )
 from fedjax_het.data.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
-from fedjax_het.data.tfds import fingerprint
+from fedjax_het.data.tfds import compute_fingerprint
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_reader_returns_the_images_and_labels_that_were_prepared(name, tmp_path)
 
     builder, config, shape, num_classes = READERS[name]
     extra = {"id": tfds.features.Text(), "coarse_label": tfds.features.ClassLabel(num_classes=20)}
-    content = prepare(
+    content = write_tfds_dataset(
         tmp_path,
         builder,
         shape,
@@ -95,8 +95,8 @@ def test_reader_returns_the_images_and_labels_that_were_prepared(name, tmp_path)
 
 
 def test_emnist_class_names_follow_its_labels(tmp_path):
-    prepare(tmp_path, "emnist", (28, 28, 1), 47, config="balanced")
-    prepare(tmp_path, "emnist", (28, 28, 1), 62, config="byclass")
+    write_tfds_dataset(tmp_path, "emnist", (28, 28, 1), 47, config="balanced")
+    write_tfds_dataset(tmp_path, "emnist", (28, 28, 1), 62, config="byclass")
     balanced = load_dataset("emnist_balanced", data_dir=tmp_path).class_names
     byclass = load_dataset("emnist_byclass", data_dir=tmp_path).class_names
     assert balanced[10] == byclass[10] == "A" and balanced[36:] == tuple("abdefghnqrt")
@@ -112,18 +112,18 @@ def emnist_content(root, per_class, tests_per_class):
         return images, labels
 
     content = {"train": split(per_class), "test": split(tests_per_class)}
-    return prepare(root, "emnist", (28, 28, 1), 47, config="balanced", content=content)
+    return write_tfds_dataset(root, "emnist", (28, 28, 1), 47, config="balanced", content=content)
 
 
 def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_het.data.emnist._TESTS", 100)
+    monkeypatch.setattr("fedjax_het.data.emnist._NUM_TEST_IMAGES", 100)
     emnist_content(tmp_path, 2, [1] + [4] * 46)
     balanced = load_dataset("emnist_balanced", data_dir=tmp_path)
 
     def no_decoding(name, folder):
         raise AssertionError("decoded although the cache has EMNIST Balanced")
 
-    monkeypatch.setattr("fedjax_het.data.datasets.read_prepared", no_decoding)
+    monkeypatch.setattr("fedjax_het.data.datasets.decode_splits", no_decoding)
     dataset = load_dataset("emnist_45", data_dir=tmp_path)
     assert dataset.num_classes == 45 and dataset.class_names == balanced.class_names[:45]
     assert balanced.class_names[45:] == ("r", "t")
@@ -148,14 +148,14 @@ def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatc
 
 def test_emnist_45_has_the_papers_numbers():
     """108,000 and 10,000 of EMNIST Balanced's 2,400 and 400 for each class."""
-    from fedjax_het.data.emnist import first_45_classes
+    from fedjax_het.data.emnist import select_first_45_classes
 
     arrays = {
         f"{split}_{part}": np.repeat(np.arange(47, dtype=np.int32), count)
         for split, count in (("train", 2400), ("test", 400))
         for part in ("images", "labels")
     }
-    arrays, _ = first_45_classes(arrays, {"class_names": ["x"] * 47})
+    arrays, _ = select_first_45_classes(arrays, {"class_names": ["x"] * 47})
     np.testing.assert_array_equal(np.bincount(arrays["train_labels"]), [2400] * 45)
     counts = np.bincount(arrays["test_labels"])
     assert len(counts) == 45 and counts.sum() == 10_000 and set(counts) == {222, 223}
@@ -168,14 +168,14 @@ def test_missing_emnist_says_which_set_to_prepare(tmp_path):
 
 
 def test_lossy_images_are_noted(tmp_path):
-    prepare(tmp_path, "cifar10", (32, 32, 3), 10, jpeg=True)
+    write_tfds_dataset(tmp_path, "cifar10", (32, 32, 3), 10, jpeg=True)
     assert "JPEG" in load_dataset("cifar10", data_dir=tmp_path).note
     assert "JPEG" in load_dataset("cifar10", data_dir=tmp_path).note  # from the cache as well
 
 
 def test_newest_version_is_read(tmp_path):
-    prepare(tmp_path, "mnist", (28, 28, 1), 10, version="3.0.1", seed=1)
-    newest = prepare(tmp_path, "mnist", (28, 28, 1), 10, version="10.0.0", seed=2)
+    write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10, version="3.0.1", seed=1)
+    newest = write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10, version="10.0.0", seed=2)
     dataset = load_dataset("mnist", data_dir=tmp_path)
     assert as_pairs(dataset.test_images, dataset.test_labels) == as_pairs(*newest["test"])
 
@@ -195,7 +195,7 @@ def prepare_domain(root, domain, seed, class_names=LABELS):
         return images, np.arange(count) % len(class_names)
 
     content = {"train": split(20 + seed), "test": split(14)}
-    return prepare(
+    return write_tfds_dataset(
         root,
         *("domainnet", (None, None, 3), 0),
         config=domain,
@@ -306,7 +306,7 @@ def test_missing_data_say_what_to_set_or_run(tmp_path, monkeypatch):
 
 
 def test_data_prepared_for_tensorflow_only_are_named_so(tmp_path):
-    prepare(tmp_path, "mnist", (28, 28, 1), 10)
+    write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10)
     info = tmp_path / "mnist/1.0.0/dataset_info.json"
     info.write_text(json.dumps({**json.loads(info.read_text()), "fileFormat": "tfrecord"}))
     with pytest.raises(ConfigError, match=r"tfrecord.*array_record.*prepare mnist"):
@@ -315,7 +315,7 @@ def test_data_prepared_for_tensorflow_only_are_named_so(tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "features"])
 def test_unreadable_prepared_data_say_so(damage, tmp_path):
-    prepare(tmp_path, "mnist", (28, 28, 1), 10)
+    write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10)
     folder = tmp_path / "mnist/1.0.0"
     records = next(folder.glob("*train.array_record*"))
     if damage == "cut":
@@ -400,7 +400,7 @@ def test_prepare_takes_every_domain_of_domainnet(monkeypatch, tmp_path):
 
 @pytest.fixture
 def prepared_mnist(tmp_path):
-    prepare(tmp_path, "mnist", (28, 28, 1), 10)
+    write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10)
     return tmp_path
 
 
@@ -418,7 +418,7 @@ def test_cache_is_private_whole_and_used(prepared_mnist, monkeypatch):
     def no_decoding(name, folder):
         raise AssertionError("decoded although the cache is good")
 
-    monkeypatch.setattr("fedjax_het.data.datasets.read_prepared", no_decoding)
+    monkeypatch.setattr("fedjax_het.data.datasets.decode_splits", no_decoding)
     assert load_dataset("mnist", data_dir=prepared_mnist).digest() == first.digest()
 
 
@@ -456,7 +456,7 @@ def test_checksum_finds_what_the_archive_itself_does_not(tmp_path):
 def test_stale_cache_is_rebuilt(prepared_mnist, caplog):
     load_dataset("mnist", data_dir=prepared_mnist)
     shutil.rmtree(prepared_mnist / "mnist")
-    content = prepare(prepared_mnist, "mnist", (28, 28, 1), 10, seed=7)
+    content = write_tfds_dataset(prepared_mnist, "mnist", (28, 28, 1), 10, seed=7)
     with caplog.at_level(logging.WARNING):
         dataset = load_dataset("mnist", data_dir=prepared_mnist)
     assert as_pairs(dataset.train_images, dataset.train_labels) == as_pairs(*content["train"])
@@ -470,7 +470,7 @@ def without_the_library(monkeypatch):
         raise AssertionError("decoded although the cache is good")
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    monkeypatch.setattr("fedjax_het.data.datasets.read_prepared", no_decoding)
+    monkeypatch.setattr("fedjax_het.data.datasets.decode_splits", no_decoding)
 
 
 def test_copies_of_data_and_cache_serve(prepared_mnist, monkeypatch, tmp_path, caplog):
@@ -499,16 +499,16 @@ def test_a_copied_cache_serves_without_the_data(prepared_mnist, monkeypatch):
 
 def test_other_data_of_the_same_sizes_and_dates_are_noticed(prepared_mnist):
     (folder,) = (prepared_mnist / "mnist").iterdir()
-    before = fingerprint(folder)
+    before = compute_fingerprint(folder)
     for file in folder.iterdir():
         dates, whole = file.stat(), bytearray(file.read_bytes())
         whole[len(whole) // 2] ^= 1
         kept = file.read_bytes()
         file.write_bytes(whole)
         os.utime(file, ns=(dates.st_atime_ns, dates.st_mtime_ns))
-        assert fingerprint(folder) != before
+        assert compute_fingerprint(folder) != before
         file.write_bytes(kept)
-    assert fingerprint(folder) == before
+    assert compute_fingerprint(folder) == before
 
 
 def test_without_a_writable_cache_loading_still_works(prepared_mnist, caplog):
@@ -560,8 +560,8 @@ def test_digits_are_scikit_learns_split_by_class():
 
 
 def test_normalisation_presets(tmp_path):
-    prepare(tmp_path, "fashion_mnist", (28, 28, 1), 10)
-    prepare(tmp_path, "cifar100", (32, 32, 3), 100)
+    write_tfds_dataset(tmp_path, "fashion_mnist", (28, 28, 1), 10)
+    write_tfds_dataset(tmp_path, "cifar100", (32, 32, 3), 100)
 
     def constants(name, preset=None):
         dataset = load_dataset(name, data_dir=tmp_path, normalisation=preset)
@@ -582,7 +582,7 @@ def test_normalisation_presets(tmp_path):
         load_dataset("digits", normalisation="fedaf")
     with pytest.raises(ConfigError, match="'dynafed'"):
         load_dataset("digits", normalisation="dynafd")
-    assert all(NORMALISATIONS.values()) and all(s.description for s in DATASETS.values())
+    assert all(NORMALIZATIONS.values()) and all(s.description for s in DATASETS.values())
 
 
 # --- imports, and the real data

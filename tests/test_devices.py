@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from fedjax_het.cli import main
-from fedjax_het.engine.timings import Timing, remember
+from fedjax_het.engine.timings import Timing, save_timings
 from fedjax_het.running import devices
-from fedjax_het.running.devices import about_devices, advice
+from fedjax_het.running.devices import describe_devices, recommend_settings
 
 GRAPHS = "XLA_FLAGS=--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 
@@ -33,28 +33,28 @@ def settings(found):
 
 
 def test_a_cpu_needs_no_flags():
-    assert advice("cpu") == []
+    assert recommend_settings("cpu") == []
 
 
 def test_a_gpu_is_advised_what_it_lacks(monkeypatch):
-    wanted = settings(advice("gpu", 12090))
+    wanted = settings(recommend_settings("gpu", 12090))
     assert len(wanted) == 3 and GRAPHS in wanted
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION=0.9" in wanted
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=FUSION")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    assert GRAPHS not in settings(advice("gpu", 12090))
-    assert len(settings(advice("gpu", 12090))) == 1
+    assert GRAPHS not in settings(recommend_settings("gpu", 12090))
+    assert len(settings(recommend_settings("gpu", 12090))) == 1
 
 
 def test_loops_in_graphs_need_a_cuda_that_has_them():
-    assert GRAPHS in settings(advice("gpu", 12030))
-    assert GRAPHS not in settings(advice("gpu", 12020))
+    assert GRAPHS in settings(recommend_settings("gpu", 12030))
+    assert GRAPHS not in settings(recommend_settings("gpu", 12020))
 
 
 def test_the_command_says_what_runs_go_on(capsys):
     kind = jax.devices()[0].device_kind
     found = {"1 native": Timing(0.0123), "4 im2col": Timing(None, 10**9)}
-    remember(kind, "0.10.2|convnet () (8, 8, 1) 3|sgd|batch 32", found)
+    save_timings(kind, "0.10.2|convnet () (8, 8, 1) 3|sgd|batch 32", found)
     assert main(["devices"]) == 0
     out = capsys.readouterr().out
     assert f"jax {jax.__version__}" in out and f"{len(jax.devices())} x {kind}" in out
@@ -67,15 +67,15 @@ def test_the_command_says_what_runs_go_on(capsys):
 def test_of_an_accelerator_it_says_memory_and_flags(monkeypatch):
     monkeypatch.setattr(devices.jax, "default_backend", lambda: "gpu")
     with jax.default_matmul_precision(None):
-        lines = list(about_devices([accelerator(bytes_limit=140 * 10**9, bytes_in_use=10**10)]))
+        lines = list(describe_devices([accelerator(bytes_limit=140 * 10**9, bytes_in_use=10**10)]))
     text = "\n".join(lines)
     assert "1 x NVIDIA H200, CUDA 12.9" in text
     assert "memory of device 3: 130.0 of 140.0 GB free" in text
     assert "products of tf32" in text and f"would help: {GRAPHS}" in text
-    assert "unknown" in "\n".join(about_devices([accelerator()]))
+    assert "unknown" in "\n".join(describe_devices([accelerator()]))
 
 
 def test_hardware_that_is_not_used_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(devices, "unused_hardware", lambda: "there is a GPU")
+    monkeypatch.setattr(devices, "describe_unused_hardware", lambda: "there is a GPU")
     assert main(["devices"]) == 0
     assert "note: there is a GPU" in capsys.readouterr().out

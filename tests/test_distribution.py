@@ -6,30 +6,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import CLASSES, SHAPE
-from support.networks import linear_model
+from support.data import IMAGE_SHAPE, NUM_CLASSES
+from support.networks import make_linear_model
 from support.oracle import softmax_gradient
 
 from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation.distribution import (
-    clipped,
+    clip_by_norm,
     distribution_distance,
-    in_ball,
-    interpolated,
+    interpolate_params,
     mean_embedding,
+    sample_on_ball,
+    sampled_sliced_wasserstein,
     sliced_wasserstein,
-    sliced_wasserstein_sampled,
 )
 from fedjax_het.condensation.knowledge import (
-    class_sums,
-    knowledge_matching,
-    mean_of,
-    over_owners,
-    soft_labels,
+    average_over_owners,
+    compute_soft_labels,
+    divide_by_count,
+    soft_label_matching_loss,
+    sum_logits_by_class,
     symmetric_kl,
 )
-from fedjax_het.condensation.pool import Knowledge, Pool, _exact_gradient, train_on_pool
-from fedjax_het.engine.sharing import ALONE
+from fedjax_het.condensation.pool import (
+    SoftLabelTargets,
+    SyntheticPool,
+    _exact_gradient,
+    train_on_synthetic_pool,
+)
+from fedjax_het.engine.sharing import SINGLE_DEVICE
 from fedjax_het.nn import make_model
 
 KEY = jax.random.key(3)
@@ -73,9 +78,9 @@ def test_the_gradient_on_images_equals_finite_differences(norm):
 
 
 def test_masked_images_do_not_count_and_pieces_change_nothing():
-    model = linear_model()
+    model = make_linear_model()
     variables = model.init(KEY)
-    images = jax.random.normal(KEY, (12, *SHAPE))
+    images = jax.random.normal(KEY, (12, *IMAGE_SHAPE))
     mask = jnp.arange(12) < 7
 
     def embed(x):
@@ -95,7 +100,7 @@ def test_sampled_sliced_wasserstein_is_the_exact_one_in_expectation():
     assert exact == pytest.approx(
         float(np.sum((np.asarray(u) - np.asarray(v)) ** 2) / 10), rel=1e-6
     )
-    draws = jax.vmap(lambda k: sliced_wasserstein_sampled(u, v, k, 50))(jax.random.split(KEY, 2000))
+    draws = jax.vmap(lambda k: sampled_sliced_wasserstein(u, v, k, 50))(jax.random.split(KEY, 2000))
     error = float(draws.std() / np.sqrt(len(draws)))
     assert abs(float(draws.mean()) - exact) < 4 * error
     assert error < 0.02 * exact  # so that the line above says something
@@ -104,25 +109,27 @@ def test_sampled_sliced_wasserstein_is_the_exact_one_in_expectation():
 def test_interpolation_goes_from_fresh_to_received():
     received, fresh = {"w": jnp.ones(3)}, {"w": jnp.full(3, 5.0)}
     for gamma, expected in ((0.0, 5.0), (0.75, 2.0), (1.0, 1.0)):
-        np.testing.assert_allclose(interpolated(received, fresh, gamma)["w"], expected)
+        np.testing.assert_allclose(interpolate_params(received, fresh, gamma)["w"], expected)
 
 
 def test_ball_sampling_goes_rho_far_in_every_direction():
     params = {"a": jnp.ones((30, 20)), "b": jnp.zeros(200)}
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])  # noqa: E731
-    moved = [flat(in_ball(jax.random.key(i), params, 5.0)) - flat(params) for i in range(200)]
+    moved = [
+        flat(sample_on_ball(jax.random.key(i), params, 5.0)) - flat(params) for i in range(200)
+    ]
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 5.0, rtol=1e-5)
     # The mean of n unit directions has a length near 1 / sqrt(n).
     assert np.linalg.norm(np.mean(moved, 0)) < 2 * 5 / np.sqrt(200)
-    np.testing.assert_array_equal(flat(in_ball(KEY, params, 0.0)), flat(params))
+    np.testing.assert_array_equal(flat(sample_on_ball(KEY, params, 0.0)), flat(params))
 
 
 def test_clipping_keeps_the_direction_and_small_gradients():
     gradient = jax.random.normal(KEY, (4, 3, 3, 1))
     norm = float(jnp.linalg.norm(gradient))
-    np.testing.assert_allclose(clipped(gradient, 2 * norm), gradient)
-    np.testing.assert_allclose(clipped(gradient, 0.5 * norm), gradient / 2, rtol=1e-6)
-    assert np.isfinite(np.asarray(clipped(jnp.zeros(3), 1.0))).all()
+    np.testing.assert_allclose(clip_by_norm(gradient, 2 * norm), gradient)
+    np.testing.assert_allclose(clip_by_norm(gradient, 0.5 * norm), gradient / 2, rtol=1e-6)
+    assert np.isfinite(np.asarray(clip_by_norm(jnp.zeros(3), 1.0))).all()
 
 
 # --- soft labels ---------------------------------------------------------------------------
@@ -132,7 +139,7 @@ def test_means_are_over_owners_and_a_client_without_a_class_changes_nothing():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, 4, 4)).astype(np.float32)
     owns = np.array([[1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 0, 0]], bool)
-    found, owned = over_owners(logits, owns)
+    found, owned = average_over_owners(logits, owns)
     expected = np.zeros((4, 4))
     for c in range(4):
         if owns[:, c].any():
@@ -140,7 +147,7 @@ def test_means_are_over_owners_and_a_client_without_a_class_changes_nothing():
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.asarray(owned).tolist() == [True, True, False, True]
     stranger = np.full((1, 4, 4), np.nan, np.float32)
-    more, _ = over_owners(
+    more, _ = average_over_owners(
         np.concatenate([logits, stranger]), np.vstack([owns, np.zeros((1, 4))]) > 0
     )
     np.testing.assert_array_equal(more, found)
@@ -153,13 +160,13 @@ def test_soft_labels_and_their_symmetric_divergence():
     expected = 0.5 * ((p * np.log(p / q)).sum() + (q * np.log(q / p)).sum())
     assert float(symmetric_kl(np.log(p), np.log(q))) == pytest.approx(expected, rel=1e-5)
     assert float(symmetric_kl(np.log(p), np.log(p))) == 0
-    np.testing.assert_allclose(soft_labels(3 * np.log(p), 3.0), p, rtol=1e-5)
+    np.testing.assert_allclose(compute_soft_labels(3 * np.log(p), 3.0), p, rtol=1e-5)
 
 
 def test_class_means_leave_padding_out():
     logits = jnp.arange(12.0).reshape(4, 3)
-    sums, count = class_sums(logits, jnp.array([0, 2, 0, 2]), jnp.array([1.0, 1, 1, 0]), 3)
-    np.testing.assert_allclose(mean_of(sums, count), [[3, 4, 5], [0, 0, 0], [3, 4, 5]])
+    sums, count = sum_logits_by_class(logits, jnp.array([0, 2, 0, 2]), jnp.array([1.0, 1, 1, 0]), 3)
+    np.testing.assert_allclose(divide_by_count(sums, count), [[3, 4, 5], [0, 0, 0], [3, 4, 5]])
     assert count.tolist() == [2, 0, 1]
 
 
@@ -169,23 +176,29 @@ def test_class_means_leave_padding_out():
 def pool_of(count=11, capacity=16):
     """`count` valid images scattered over `capacity` places, the others poison."""
     rng = np.random.default_rng(5)
-    images = np.full((capacity, *SHAPE), 1e3, np.float32)
-    labels = rng.integers(0, CLASSES, capacity).astype(np.int32)
+    images = np.full((capacity, *IMAGE_SHAPE), 1e3, np.float32)
+    labels = rng.integers(0, NUM_CLASSES, capacity).astype(np.int32)
     valid = np.zeros(capacity, bool)
     valid[rng.permutation(capacity)[:count]] = True
-    images[valid] = rng.normal(size=(count, *SHAPE))
-    return Pool(jnp.asarray(images), jnp.asarray(labels), jnp.asarray(valid))
+    images[valid] = rng.normal(size=(count, *IMAGE_SHAPE))
+    return SyntheticPool(jnp.asarray(images), jnp.asarray(labels), jnp.asarray(valid))
 
 
 def test_training_in_full_batches_equals_a_float64_loop():
-    model, pool = linear_model(), pool_of()
+    model, pool = make_linear_model(), pool_of()
     variables = model.init(KEY)
     trained = jax.jit(
         partial(
-            train_on_pool, model, epochs=7, batch_size=64, lr=0.3, momentum=0.8, weight_decay=0.1
+            train_on_synthetic_pool,
+            model,
+            epochs=7,
+            batch_size=64,
+            lr=0.3,
+            momentum=0.8,
+            weight_decay=0.1,
         )
     )(variables, pool, KEY)
-    valid = np.asarray(pool.valid)
+    valid = np.asarray(pool.is_valid)
     x = np.asarray(pool.images)[valid].reshape(valid.sum(), -1).astype(np.float64)
     y = np.asarray(pool.labels)[valid]
     weights = [np.asarray(variables["params"][n], np.float64) for n in ("w", "b")]
@@ -199,14 +212,14 @@ def test_training_in_full_batches_equals_a_float64_loop():
 
 
 def test_an_epoch_meets_every_valid_image_once():
-    model, pool = linear_model(), pool_of(count=12)
+    model, pool = make_linear_model(), pool_of(count=12)
     variables = model.init(KEY)
     lr = 1e-4  # so small that the gradients do not change on the way
-    trained = train_on_pool(
+    trained = train_on_synthetic_pool(
         model, variables, pool, KEY, epochs=1, batch_size=4, lr=lr, momentum=0.0, weight_decay=0.0
     )
     moved = (np.asarray(variables["params"]["w"]) - np.asarray(trained["params"]["w"])) / lr
-    valid = np.asarray(pool.valid)
+    valid = np.asarray(pool.is_valid)
     x = np.asarray(pool.images)[valid].reshape(12, -1).astype(np.float64)
     start = [np.asarray(variables["params"][n], np.float64) for n in ("w", "b")]
     expected = 3 * softmax_gradient(*start, x, np.asarray(pool.labels)[valid])[0]
@@ -214,44 +227,49 @@ def test_an_epoch_meets_every_valid_image_once():
 
 
 def test_an_empty_pool_changes_nothing():
-    model, pool = linear_model(), pool_of()
+    model, pool = make_linear_model(), pool_of()
     variables = model.init(KEY)
-    empty = pool._replace(valid=jnp.zeros_like(pool.valid))
-    trained = train_on_pool(
+    empty = pool._replace(is_valid=jnp.zeros_like(pool.is_valid))
+    trained = train_on_synthetic_pool(
         model, variables, empty, KEY, epochs=3, batch_size=4, lr=1.0, momentum=0.9, weight_decay=0.1
     )
     np.testing.assert_array_equal(trained["params"]["w"], variables["params"]["w"])
 
 
 def knowledge_of(weight=1.5):
-    logits = jax.random.normal(jax.random.key(9), (CLASSES, CLASSES))
+    logits = jax.random.normal(jax.random.key(9), (NUM_CLASSES, NUM_CLASSES))
     owned = jnp.array([True, False, True])
-    return Knowledge(soft_labels(logits, 2.0), owned, jnp.float32(weight), jnp.float32(2.0))
+    return SoftLabelTargets(
+        compute_soft_labels(logits, 2.0), owned, jnp.float32(weight), jnp.float32(2.0)
+    )
 
 
 def matching_over_the_pool(model, params, pool, knowledge):
     """The weighted term, in one pass over the valid images."""
-    valid = np.flatnonzero(np.asarray(pool.valid))
+    valid = np.flatnonzero(np.asarray(pool.is_valid))
     variables = {"params": params, "state": {}}
     logits, _ = model.apply(variables, pool.images[valid], train=False)
-    sums, seen = class_sums(logits, pool.labels[valid], jnp.ones(len(valid)), CLASSES)
-    present = (seen > 0) & knowledge.owned
-    means = mean_of(sums, seen)
-    term = knowledge_matching(means, present, knowledge.soft_labels, knowledge.tau)
+    sums, seen = sum_logits_by_class(logits, pool.labels[valid], jnp.ones(len(valid)), NUM_CLASSES)
+    present = (seen > 0) & knowledge.is_owned
+    means = divide_by_count(sums, seen)
+    term = soft_label_matching_loss(means, present, knowledge.soft_labels, knowledge.tau)
     return knowledge.weight * term
 
 
 def test_exact_matching_has_the_gradient_of_the_whole_pool():
-    model, pool, knowledge = linear_model(), pool_of(), knowledge_of()
+    model, pool, knowledge = make_linear_model(), pool_of(), knowledge_of()
     params = model.init(KEY)["params"]
     expected = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))(params)
 
     def matching(sums, seen):
-        return knowledge.weight * knowledge_matching(
-            mean_of(sums, seen), (seen > 0) & knowledge.owned, knowledge.soft_labels, knowledge.tau
+        return knowledge.weight * soft_label_matching_loss(
+            divide_by_count(sums, seen),
+            (seen > 0) & knowledge.is_owned,
+            knowledge.soft_labels,
+            knowledge.tau,
         )
 
-    found = _exact_gradient(model, params, {}, pool, matching, 5, ALONE)
+    found = _exact_gradient(model, params, {}, pool, matching, 5, SINGLE_DEVICE)
     for name in ("w", "b"):
         np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
     assert float(jnp.abs(expected["w"]).max()) > 1e-2
@@ -260,14 +278,18 @@ def test_exact_matching_has_the_gradient_of_the_whole_pool():
 @pytest.mark.parametrize("exact", [False, True])
 def test_matching_in_a_full_batch_adds_its_gradient_to_cross_entropys(exact):
     # With one batch that is the pool, the minibatch's class means are the pool's.
-    model, pool, knowledge = linear_model(), pool_of(), knowledge_of()
+    model, pool, knowledge = make_linear_model(), pool_of(), knowledge_of()
     variables = model.init(KEY)
     settings = {"epochs": 1, "batch_size": 16, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
-    plain = train_on_pool(model, variables, pool, KEY, **settings)
-    both = train_on_pool(model, variables, pool, KEY, knowledge=knowledge, exact=exact, **settings)
+    plain = train_on_synthetic_pool(model, variables, pool, KEY, **settings)
+    both = train_on_synthetic_pool(
+        model, variables, pool, KEY, soft_label_targets=knowledge, exact_matching=exact, **settings
+    )
     term = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))
     expected = plain["params"]["w"] - 0.1 * term(variables["params"])["w"]
     np.testing.assert_allclose(both["params"]["w"], expected, atol=2e-6)
     nothing = knowledge._replace(weight=jnp.float32(0))
-    same = train_on_pool(model, variables, pool, KEY, knowledge=nothing, exact=exact, **settings)
+    same = train_on_synthetic_pool(
+        model, variables, pool, KEY, soft_label_targets=nothing, exact_matching=exact, **settings
+    )
     np.testing.assert_allclose(same["params"]["w"], plain["params"]["w"], atol=1e-7)

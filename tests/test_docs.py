@@ -14,7 +14,18 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 import yaml
-from support.pages import KINDS, PAGES, ROOT, anchors, blocks, commands, fences, links, named, text
+from support.pages import (
+    BLOCK_LANGUAGES,
+    PAGES,
+    ROOT,
+    find_anchors,
+    find_code_blocks,
+    find_commands,
+    find_fences,
+    find_links,
+    read_page,
+    relative_page_path,
+)
 
 import fedjax_het
 from fedjax_het.common.records import field_types
@@ -24,53 +35,56 @@ METHODS_PAGE = DOCS / "methods" / "index.md"
 MEASURED = ("", "sweep_", "condensation_", "personalised_")
 MEASUREMENTS = [*(f"experiments/{name}speed.py" for name in MEASURED), "experiments/scale.py"]
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=named)
+every_page = pytest.mark.parametrize("page", PAGES, ids=relative_page_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "code"),
-    blocks("python"),
-    ids=[f"{named(page)}: {code.strip().splitlines()[-1]}" for page, code in blocks("python")],
+    find_code_blocks("python"),
+    ids=[
+        f"{relative_page_path(page)}: {code.strip().splitlines()[-1]}"
+        for page, code in find_code_blocks("python")
+    ],
 )
 def test_a_python_block_runs(page, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, named(page), "exec"), {"__name__": "page"})
+    exec(compile(code, relative_page_path(page), "exec"), {"__name__": "page"})
 
 
 def test_there_is_something_to_check():
-    assert len(PAGES) >= 35 and len(commands()) >= 70 and len(blocks("python")) >= 20
+    assert len(PAGES) >= 35 and len(find_commands()) >= 70 and len(find_code_blocks("python")) >= 20
 
 
 @every_page
 def test_every_block_is_of_a_kind_that_is_tested(page):
-    kinds = fences(page)
-    assert set(kinds) <= {*KINDS, ""}
+    kinds = find_fences(page)
+    assert set(kinds) <= {*BLOCK_LANGUAGES, ""}
     assert kinds.count("") == len(kinds) / 2
-    assert sum(len(blocks(kind, [page])) for kind in KINDS) == len(kinds) / 2
+    assert sum(len(find_code_blocks(kind, [page])) for kind in BLOCK_LANGUAGES) == len(kinds) / 2
 
 
 @every_page
 def test_a_link_leads_to_a_file_and_a_heading_of_it(page):
-    for target in links(page):
+    for target in find_links(page):
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
         assert file.exists() and file.is_relative_to(ROOT), target
-        assert not anchor or anchor in anchors(file), target
+        assert not anchor or anchor in find_anchors(file), target
 
 
 @every_page
 def test_a_dotted_name_in_code_resolves(page):
-    for name in re.findall(r"`(fedjax_het(?:\.\w+)+)(?:\(.*?\))?`", text(page)):
+    for name in re.findall(r"`(fedjax_het(?:\.\w+)+)(?:\(.*?\))?`", read_page(page)):
         pkgutil.resolve_name(name)
-    for path in re.findall(r"`((?:fedjax_het|tests|docs|notebooks)/[\w./-]+)`", text(page)):
+    for path in re.findall(r"`((?:fedjax_het|tests|docs|notebooks)/[\w./-]+)`", read_page(page)):
         assert (ROOT / path).exists(), path
 
 
 # --- commands -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", find_commands())
 def test_a_command_is_understood(command, monkeypatch, tmp_path):
     words = shlex.split(command)
     if words[0] == "srun":  # starts the same command several times
@@ -130,12 +144,14 @@ def is_small(words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if commands([page])], ids=named)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if find_commands([page])], ids=relative_page_path
+)
 def test_small_commands_run(page, monkeypatch, tmp_path):
     from fedjax_het import cli
 
     monkeypatch.chdir(tmp_path)
-    for command in commands([page]):
+    for command in find_commands([page]):
         words = shlex.split(command)
         if is_small(words):
             assert cli.main(words[1:]) == 0, command
@@ -158,16 +174,16 @@ def understood_by_tyro(script, arguments):
 def understood_by_the_command(arguments, monkeypatch):
     """What would run is resolved, so that every name and value in it is checked."""
     from fedjax_het import cli
-    from fedjax_het.cli.run import spec_of
-    from fedjax_het.cli.sweep import specs_of
+    from fedjax_het.cli.run import build_run_spec
+    from fedjax_het.cli.sweep import build_run_specs
 
     checks = {
-        "run": lambda command: spec_of(command).resolved() and 0,
-        "sweep": lambda command: specs_of(command) and 0,
+        "run": lambda command: build_run_spec(command).resolved() and 0,
+        "sweep": lambda command: build_run_specs(command) and 0,
         "report": lambda command: 0,
     }
     for name, check in checks.items():
-        command = cli.COMMANDS[name]._replace(work=check)
+        command = cli.COMMANDS[name]._replace(run=check)
         monkeypatch.setitem(cli.COMMANDS, name, command)
     if arguments[:1] == ["table"] and not arguments[1].startswith("-"):
         arguments = [word for word in arguments if word != "--list"] + ["--list"]  # makes no run
@@ -182,8 +198,8 @@ def understood_by_the_command(arguments, monkeypatch):
 
 def rows_of(page, head):
     """The cells of each row of the table whose first column is so called."""
-    _, found, rest = text(page).partition(f"\n| {head} |")
-    assert found, f"{named(page)} has no table of a {head}"
+    _, found, rest = read_page(page).partition(f"\n| {head} |")
+    assert found, f"{relative_page_path(page)} has no table of a {head}"
     table = rest.split("\n\n")[0]
     return [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
 
@@ -246,7 +262,7 @@ def test_the_table_of_methods_names_options_and_numbers_that_there_are():
         words = re.findall(r"`(\w+)`", told)
         numbers = words[words.index("hp") + 1 :] if "hp" in words else []
         for entry in entries:
-            assert set(numbers) <= entry.hyper_parameters("sgd", {}, 10).keys(), entry.name
+            assert set(numbers) <= entry.collect_hyperparameters("sgd", {}, 10).keys(), entry.name
             kinds = field_types(entry.options).values()
             known = {*entry.option_names, *entry.options.PRESETS, "hp", *numbers}
             known |= {choice for kind in kinds for choice in choices_of(kind)}
@@ -273,32 +289,32 @@ def test_the_page_of_a_method_has_all_that_its_entry_has(name):
     from method_pages import method_page
 
     from fedjax_het.algorithms import METHODS
-    from fedjax_het.report.reported import reported_values
+    from fedjax_het.report.reported import load_reported_values
 
     page, entry = method_page(name), METHODS[name]
     assert page.startswith(f"# {name}\n") and entry.paper in page and "<math" in page
     options = set(entry.option_names) - {"base"}
     told = {word for word in re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)}
-    assert told >= options | set(entry.own_numbers({}, 10))
+    assert told >= options | set(entry.collect_method_hyperparameters({}, 10))
     for setting in ("--rounds", "--local-epochs", "--batch-size"):
         assert f"| `{setting}` |" in page
     paper = {"dynafed": "dynafed", "fedamp": "fedamp"}.get(name)
     if paper:
-        values = reported_values(paper)
+        values = load_reported_values(paper)
         assert page.count(f"| {paper}, table") == (values["method"] == name).sum()
         assert "## Measured beside reported" in page
 
 
 def test_every_option_and_number_says_what_it_is():
     from fedjax_het.algorithms import METHODS
-    from fedjax_het.common.records import documentation
+    from fedjax_het.common.records import document_fields
 
     silent = set()
     for name in METHODS.built_in:
         entry = METHODS[name]
-        for kind in (entry.options, type(entry.numbers_record({}, num_clients=10))):
+        for kind in (entry.options, type(entry.make_hyperparameter_record({}, num_clients=10))):
             silent |= {
-                (name, field) for field, (_, text) in documentation(kind).items() if not text
+                (name, field) for field, (_, text) in document_fields(kind).items() if not text
             }
     assert silent == set()
 
@@ -348,7 +364,7 @@ def test_links_are_those_of_the_site():
 
 
 def test_the_api_has_every_public_name():
-    told = re.findall(r"^::: (\S+)$", text(DOCS / "api" / "index.md"), flags=re.MULTILINE)
+    told = re.findall(r"^::: (\S+)$", read_page(DOCS / "api" / "index.md"), flags=re.MULTILINE)
     objects = [pkgutil.resolve_name(name) for name in told]
     public = {name: getattr(fedjax_het, name) for name in fedjax_het.__all__}
     missing = [n for n, o in public.items() if not any(o is each for each in objects)]
@@ -417,7 +433,7 @@ def test_the_rows_of_versions_are_those_of_the_project():
     for name, version in floors.items():
         least = re.search(rf"\b{name}>=([\d.]+)", told)[1]
         assert version == least or version == f"{least}.2", name
-    contributing = re.sub(r"\s+", " ", text(ROOT / "CONTRIBUTING.md"))
+    contributing = re.sub(r"\s+", " ", read_page(ROOT / "CONTRIBUTING.md"))
     for row in rows[:2]:
         for name, version in re.findall(r"(\w+)==([\d.]+)", row["versions"]):
             assert re.search(rf"{name} {re.escape(version)}", contributing, re.IGNORECASE), name

@@ -16,13 +16,13 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.data import user_dataset
-from support.odd_values import ODD, NotAnnotated, certainly_wrong
+from support.data import make_user_dataset
+from support.odd_values import UNEXPECTED_VALUES, NotAnnotated, is_certainly_invalid
 
 import fedjax_het
 from fedjax_het import ConfigError, Placement, RunSpec, data, nn, report
-from fedjax_het.common.doors import DOORS, door, kinds_of
-from fedjax_het.report.render import Section, TextTable
+from fedjax_het.common.doors import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
+from fedjax_het.report.render import TableSection, TextTable
 from fedjax_het.running import (
     advance,
     arithmetic,
@@ -32,15 +32,27 @@ from fedjax_het.running import (
     store,
     sweeps,
 )
-from fedjax_het.running.programs import signature_of, training_of
-from fedjax_het.running.trained import Inputs, TrainedModel
+from fedjax_het.running.programs import build_local_training, build_signature
+from fedjax_het.running.trained import InputSpec, TrainedModel
 
 MODULES = (fedjax_het, data, nn, report)
 # Read in programs, by the package itself; what goes into them is checked where it came in.
 INSIDE = {
-    *("parameter_called", "conv2d", "count_parameters", "make_generator", "training_flops"),
-    *("micro_batched_value_and_grad", "network_digest", "norm_mask", "norms_of", "piece_size"),
-    *("with_norms", "with_projection_head", "parse_row", "plot_privacy"),
+    *(
+        "find_parameter_name",
+        "conv2d",
+        "count_parameters",
+        "make_generator",
+        "count_training_flops",
+    ),
+    *(
+        "micro_batched_value_and_grad",
+        "network_digest",
+        "norm_mask",
+        "get_norm_variables",
+        "choose_micro_batch_size",
+    ),
+    *("replace_norm_variables", "add_projection_head", "parse_row", "plot_privacy"),
     "show_environment",  # takes nothing
     "grid",  # its settings are RunSpec's: `test_entry.py`
 }
@@ -53,7 +65,7 @@ class Reached(Exception):
     """The function has taken what it was given, and would begin to compile."""
 
 
-DATA = user_dataset(class_names=("a", "b", "c"))
+DATA = make_user_dataset(class_names=("a", "b", "c"))
 LABELS = DATA.train_labels
 SPLIT = data.make_partition("iid", LABELS, 3, num_clients=4, seed=0)
 SPEC = RunSpec(dataset="user", model="mlp", partition="iid", num_clients=4, rounds=1, batch_size=8)
@@ -73,15 +85,15 @@ ROWS = pd.DataFrame(
 CURVES = pd.DataFrame(
     {"digest": ["a", "a", "b", "b"], "round": [1, 2, 1, 2], "test_accuracy": [0.1, 0.2, 0.3, 0.4]}
 )
-TABLE = TextTable("t", ("Method",), ("x",), (Section(({"Method": "a", "x": "1"},)),))
+TABLE = TextTable("t", ("Method",), ("x",), (TableSection(({"Method": "a", "x": "1"},)),))
 
 
 @functools.cache
 def a_model():
     """One that has learned nothing."""
-    task = training_of(signature_of(SPEC.resolved(), DATA)).task
+    task = build_local_training(build_signature(SPEC.resolved(), DATA)).task
     variables = task.model.init(jax.random.key(0))
-    return TrainedModel(SPEC.resolved(), Inputs.of(DATA), variables, None, task)
+    return TrainedModel(SPEC.resolved(), InputSpec.from_dataset(DATA), variables, None, task)
 
 
 def good_calls(folder) -> dict[str, dict]:
@@ -96,13 +108,13 @@ def good_calls(folder) -> dict[str, dict]:
     frames = {"results": ROWS, "curves": CURVES}
     compared = {"cells": [], "results": ROWS, "reported": pd.DataFrame()}
     return {
-        "partition_parameters": {"name": "dirichlet"},
+        "get_partition_parameters": {"name": "dirichlet"},
         "register_partition": {"name": "mine", "split": lambda rng, labels: []},
-        "Partition.client": {"self": SPLIT, "k": 0},
+        "Partition.client_indices": {"self": SPLIT, "k": 0},
         "Partition.save": {"self": SPLIT, "path": folder / "split.npz"},
         "Partition.load": {"cls": data.Partition, "path": SPLIT.save(folder / "kept.npz")},
         "Partition.label_counts": {"self": SPLIT, **labels},
-        "Partition.summary": {"self": SPLIT, **labels},
+        "Partition.summarize": {"self": SPLIT, **labels},
         "make_partition": {"scheme": "iid", **labels, "num_clients": 4, "seed": 0},
         "partition_from_clients": {"clients": [[0, 1], [2]]},
         "average_examples": {
@@ -114,12 +126,12 @@ def good_calls(folder) -> dict[str, dict]:
         },
         "plot_partition": {"partition": SPLIT, **labels, "path": folder / "split.png"},
         "dataset_from_arrays": {**images, **targets},
-        "tests_of": {"partition": SPLIT, "dataset": DATA, "seed": 0},
-        "local_tests": {**tests, "num_classes": 3, "seed": 0},
-        "domain_tests": {"partition": SPLIT, "test_domains": np.arange(60) % 4},
-        "whole_tests": {"partition": SPLIT, "num_examples": 60},
-        "client_mixtures": {"partition": SPLIT, **labels},
-        "client_groups": {
+        "make_client_tests": {"partition": SPLIT, "dataset": DATA, "seed": 0},
+        "draw_local_tests": {**tests, "num_classes": 3, "seed": 0},
+        "make_domain_tests": {"partition": SPLIT, "test_domains": np.arange(60) % 4},
+        "make_full_tests": {"partition": SPLIT, "num_examples": 60},
+        "compute_client_mixtures": {"partition": SPLIT, **labels},
+        "get_client_groups": {
             "partition": data.make_partition(
                 "grouped", np.arange(3000) % 3, 3, num_clients=4, seed=0, groups=[[0], [1]]
             )
@@ -129,16 +141,16 @@ def good_calls(folder) -> dict[str, dict]:
         "register_dataset": {"name": "mine", "load": lambda: DATA},
         "register_measure": {"name": "mine", "sums": len, "finish": len},
         "register_server_source": {"name": "mine", "draw": lambda dataset: [0]},
-        "check_server_options": {"source": "iid"},
-        "server_pool": {"source": "iid", "dataset": DATA},
-        "withheld_examples": {"source": "held_out", "dataset": DATA, "seed": 0},
-        "server_examples": {"source": "iid", "dataset": DATA, "partition": SPLIT, "seed": 0},
+        "resolve_server_options": {"source": "iid"},
+        "make_server_pool": {"source": "iid", "dataset": DATA},
+        "draw_withheld_examples": {"source": "held_out", "dataset": DATA, "seed": 0},
+        "make_server_data": {"source": "iid", "dataset": DATA, "partition": SPLIT, "seed": 0},
         "plot_server_examples": {
             "dataset": DATA,
             "server_images": DATA.train_images,
             "server_labels": LABELS,
         },
-        "as_model": {
+        "to_model": {
             "network": lambda input_shape, num_classes: nn.make_model(
                 "mlp", input_shape, num_classes
             ),
@@ -146,13 +158,13 @@ def good_calls(folder) -> dict[str, dict]:
             "num_classes": 3,
         },
         "make_model": {"name": "mlp", "input_shape": (2, 2, 1), "num_classes": 3},
-        "network_options": {"name": "mlp"},
+        "get_network_options": {"name": "mlp"},
         "register_tracker": {"name": "mine", "open": lambda opening: None},
         "register_network": {"name": "mine", "make": lambda: None},
         "register_optimizer": {"name": "mine", "make": lambda learning_rate: optax.sgd(0.1)},
         "register_method": {"name": "mine", "build": lambda training, plan: None},
-        "method_colours": {"methods": ["fedavg"]},
-        "varying_settings": {"results": ROWS},
+        "assign_method_colors": {"methods": ["fedavg"]},
+        "find_varying_settings": {"results": ROWS},
         "load_result": {"directory": folder, "digest": "0" * 16},
         "load_results": {"directory": folder},
         "load_curves": {"directory": folder},
@@ -160,31 +172,34 @@ def good_calls(folder) -> dict[str, dict]:
         "evaluate": {"model": a_model(), "dataset": DATA},
         "plot_learning_curves": frames,
         "plot_gradient_gaps": frames,
-        "plot_against_alpha": {"results": ROWS},
-        "plot_against": {"results": ROWS, "x": "alpha"},
+        "plot_metric_vs_alpha": {"results": ROWS},
+        "plot_metric_vs_setting": {"results": ROWS, "x": "alpha"},
         "plot_client_accuracies": {"panels": {"a": {"fedavg": np.ones(3)}}},
-        "paired_tests": {"accuracies": {"a": np.arange(5.0), "b": np.ones(5)}, "methods": ["a"]},
+        "run_paired_tests": {
+            "accuracies": {"a": np.arange(5.0), "b": np.ones(5)},
+            "methods": ["a"],
+        },
         "plot_collaboration": {"weights": np.eye(3)},
         "add_ranks": {"table": pd.DataFrame()},
-        "rank_correlations": {"table": pd.DataFrame()},
-        "compare": compared,
-        "diverged_runs": {"cells": [], "results": ROWS},
-        "plot_curves": {**compared, "curves": CURVES},
+        "compute_rank_correlations": {"table": pd.DataFrame()},
+        "compare_with_reported": compared,
+        "list_diverged_runs": {"cells": [], "results": ROWS},
+        "plot_table_curves": {**compared, "curves": CURVES},
         "print_table": {"table": TABLE},
         "to_markdown": {"table": TABLE},
         "to_latex": {"table": TABLE},
         "to_csv": {"frame": ROWS},
-        "caption": {"table": pd.DataFrame()},
-        "comparison_table": {"table": pd.DataFrame(), "title": "t"},
-        "summarise_runs": {"results": ROWS},
-        "overview_table": {"results": ROWS},
-        "pivot_table": {"results": ROWS},
+        "make_comparison_caption": {"table": pd.DataFrame()},
+        "format_comparison_table": {"table": pd.DataFrame(), "title": "t"},
+        "summarize_runs": {"results": ROWS},
+        "make_overview_table": {"results": ROWS},
+        "make_pivot_table": {"results": ROWS},
         "plot_heat_map": {"results": ROWS, "x": "alpha", "y": "rounds"},
         "write_report": {"directory": folder},
         "simulate": run,
         "federation": run,
         "benchmark_rounds": {**run, "rounds": 1},
-        "count": {"spec": SPEC, "dataset": DATA, "lanes": 2},
+        "count_flops": {"spec": SPEC, "dataset": DATA, "lanes": 2},
         "sweep": {**many, "directory": folder / "sweep"},
         "plan_sweep": {**many, "directory": folder / "sweep"},
         "sweep_on_ray": {**many, "directory": folder / "sweep"},
@@ -199,11 +214,11 @@ def folder(tmp_path, monkeypatch):
         raise Reached
 
     for module, name in (
-        *((module, "prepare") for module in (simulation, benchmark, arithmetic)),
-        *((sweeps, "make_runs"), (ray_launcher, "RayCluster")),
+        *((module, "prepare_group") for module in (simulation, benchmark, arithmetic)),
+        *((sweeps, "execute_runs"), (ray_launcher, "RayCluster")),
     ):
         monkeypatch.setattr(module, name, reached)
-    monkeypatch.setattr(advance, "begin_states", reached)
+    monkeypatch.setattr(advance, "init_states", reached)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -211,10 +226,10 @@ def folder(tmp_path, monkeypatch):
 def doors() -> dict[str, tuple]:
     """The functions by their names, with the annotations of their arguments."""
     found = {}
-    for name, function in DOORS.items():
+    for name, function in VALIDATED_FUNCTIONS.items():
         inner = inspect.unwrap(function)
         if inner.__module__.startswith("fedjax_het."):
-            kinds = dict.fromkeys(named(inner), NotAnnotated) | kinds_of(inner)
+            kinds = dict.fromkeys(named(inner), NotAnnotated) | parameter_types(inner)
             short = name.removeprefix(f"{inner.__module__}.")
             found[short] = (function, {n: k for n, k in kinds.items() if n not in ("self", "cls")})
     return found
@@ -227,7 +242,7 @@ def named(function):
 
 def ask(function, arguments, name, kind, value) -> str:
     """What becomes of a call with this value: refused, used or reached. Else it fails."""
-    wrong = certainly_wrong(value, kind)
+    wrong = is_certainly_invalid(value, kind)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -270,16 +285,16 @@ def test_what_the_annotations_rule_out_is_refused_by_name(folder):
     calls, counts = good_calls(folder), Counter()
     for name, (function, kinds) in doors().items():
         for argument, kind in kinds.items():
-            for make in ODD.values():
+            for make in UNEXPECTED_VALUES.values():
                 value = make()
-                if certainly_wrong(value, kind):
+                if is_certainly_invalid(value, kind):
                     assert ask(function, calls[name], argument, kind, value) == "refused"
                     counts[name] += 1
     assert len(counts) == len(doors()) and counts.total() > 3000
 
 
 DRAWN = st.one_of(
-    st.sampled_from(sorted(ODD)).map(lambda name: ODD[name]()),
+    st.sampled_from(sorted(UNEXPECTED_VALUES)).map(lambda name: UNEXPECTED_VALUES[name]()),
     st.integers(),
     st.floats(),
     st.text(max_size=30),
@@ -325,7 +340,7 @@ def test_whatever_is_given_is_used_or_refused_in_a_line(folder):
 
 
 def test_scalars_of_all_kinds_are_what_they_mean(folder):
-    @door
+    @validate_arguments
     def taken(count: int, share: float, flag: bool, word: str):
         return count, share, flag, word
 
@@ -359,7 +374,7 @@ def test_scalars_of_all_kinds_are_what_they_mean(folder):
 )
 def test_bad_placements(name, odd):
     with pytest.raises(ConfigError) as raised:
-        Placement(**{name: ODD[odd]()})
+        Placement(**{name: UNEXPECTED_VALUES[odd]()})
     assert str(raised.value).startswith(f"{name} = ")
 
 
@@ -370,7 +385,7 @@ def test_placements_of_other_scalars():
     for name in ("spread", "server_work", "client_state"):
         for odd in ("word", "None", "vector", "list", "unprintable", "one"):
             with pytest.raises(ConfigError, match=f"^{name} = "):
-                Placement(**{name: ODD[odd]()})
+                Placement(**{name: UNEXPECTED_VALUES[odd]()})
 
 
 def test_folders_that_are_not_there(tmp_path):

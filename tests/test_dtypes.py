@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import KilledError, kill_after, placed
+from support.data import make_user_dataset
+from support.running import KilledError, make_killing_callback, with_placement
 
 from fedjax_het import ConfigError, Result, RunSpec, simulate, sweep
 from fedjax_het.algorithms import register_method
-from fedjax_het.algorithms.building import federated
-from fedjax_het.common.arrays import from_file, host_values, stacked, to_file
+from fedjax_het.algorithms.building import build_federated_algorithm
+from fedjax_het.common.arrays import decode_arrays, encode_arrays, fetch_to_host, stack_on_host
 from fedjax_het.engine.checkpoint import load_checkpoint, save_checkpoint
-from fedjax_het.engine.contract import Upload
-from fedjax_het.engine.host_state import HostState
-from fedjax_het.engine.local import local_sgd
+from fedjax_het.engine.contract import ClientUpdate
+from fedjax_het.engine.host_state import HostClientStates
+from fedjax_het.engine.local import make_local_sgd
 from fedjax_het.running import advance, checkpoints, runs
 
 CLIENTS = 12
@@ -44,7 +44,7 @@ def first_state():
 
 def odd(training, plan):
     """FedAvg whose clients start off the model that they received, by what their state says."""
-    base = local_sgd(training)
+    base = make_local_sgd(training)
 
     def begin(hp, broadcast, state, client):
         off = 0.01 * jax.random.normal(state.key) + jnp.where(state.flag, 0.02, -0.02)
@@ -64,10 +64,10 @@ def odd(training, plan):
             (state.eighths * 0.75).astype(jnp.float8_e4m3fn),
             jax.random.fold_in(state.key, client.num_steps),
         )
-        return Upload(mean=upload.mean, sum=state.flag), new, output
+        return ClientUpdate(mean=upload.mean, sum=state.flag), new, output
 
     client = base._replace(init=lambda hp, variables: first_state(), begin=begin, end=end)
-    algorithm = federated(training, plan, client)
+    algorithm = build_federated_algorithm(training, plan, client)
     return algorithm._replace(
         artifacts=lambda state: {"trace": jnp.full(2, 1.5, jnp.bfloat16), "key": first_state().key}
     )
@@ -76,7 +76,7 @@ def odd(training, plan):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     register_method("odd", odd)
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
 
 
 def spec(**settings):
@@ -96,15 +96,17 @@ def spec(**settings):
 
 def run(one=None, *, output_dir=None, resume=False, progress=None, **placement):
     given = {"output_dir": output_dir, "resume": resume, "progress": progress}
-    return simulate(one or spec(), dataset=user_dataset(), **given, **placed(placement))
+    return simulate(
+        one or spec(), dataset=make_user_dataset(), **given, **with_placement(placement)
+    )
 
 
 def all_clients(made):
     """Every client's state, `[K, ...]`; keys by their data."""
     clients = made.state.clients
-    if isinstance(clients, HostState):
-        rows = map(clients.client, range(CLIENTS))
-        clients = jax.tree.map(lambda *leaves: stacked(leaves), *rows)
+    if isinstance(clients, HostClientStates):
+        rows = map(clients.get_client, range(CLIENTS))
+        clients = jax.tree.map(lambda *leaves: stack_on_host(leaves), *rows)
     return clients
 
 
@@ -136,7 +138,7 @@ def test_a_killed_run_resumes_to_the_same_bits(before, after, tmp_path, monkeypa
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
     whole = run(client_state="device")
     with pytest.raises(KilledError):
-        run(client_state=before, output_dir=tmp_path, progress=kill_after(3))
+        run(client_state=before, output_dir=tmp_path, progress=make_killing_callback(3))
     resumed = run(client_state=after, output_dir=tmp_path, resume=True)
     assert_same_run(resumed, whole)
 
@@ -146,7 +148,9 @@ def test_a_killed_run_resumes_to_the_same_bits(before, after, tmp_path, monkeypa
 def test_a_sweep_is_as_its_runs(where):
     specs = [spec(seed=seed) for seed in range(len(jax.devices()) + 2)]
     given = {"spread": "runs", "width": 2, "client_state": where}
-    made = sweep(specs, dataset=user_dataset(), progress=lambda line: None, **placed(given))
+    made = sweep(
+        specs, dataset=make_user_dataset(), progress=lambda line: None, **with_placement(given)
+    )
     for one, result in zip(specs, made.results, strict=True):
         alone = run(one, devices=1)
         for name in ("train_loss", "test_loss"):
@@ -187,9 +191,9 @@ LEAVES = {
 def test_what_numpy_does_not_know_is_kept_bit_by_bit(tmp_path):
     keys = {"keys": jax.random.split(jax.random.key(3), 4), "rbg": jax.random.key(1, impl="rbg")}
     path = tmp_path / "arrays.npz"
-    np.savez(path, **to_file(LEAVES | keys))
+    np.savez(path, **encode_arrays(LEAVES | keys))
     with np.load(path, allow_pickle=False) as data:
-        found = from_file(data)
+        found = decode_arrays(data)
     assert found.keys() == (LEAVES | keys).keys()
     for name, leaf in LEAVES.items():
         assert found[name].dtype == leaf.dtype and found[name].shape == leaf.shape, name
@@ -215,5 +219,5 @@ def test_a_checkpoint_of_another_type_is_refused(tmp_path):
 
 def test_host_values_of_keys_are_keys():
     keys = jax.random.split(jax.random.key(3), 4)
-    assert host_values(keys).dtype == keys.dtype and bool((host_values(keys) == keys).all())
-    assert isinstance(host_values(jnp.ones(2, jnp.bfloat16)), np.ndarray)
+    assert fetch_to_host(keys).dtype == keys.dtype and bool((fetch_to_host(keys) == keys).all())
+    assert isinstance(fetch_to_host(jnp.ones(2, jnp.bfloat16)), np.ndarray)

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.builders import chosen
-from support.data import CLASSES, user_dataset
-from support.oracle import Loop, beside, flat, softmax
-from support.problems import small
-from support.running import SYNTHESIS, run, spec
+from support.builders import bind_options
+from support.data import NUM_CLASSES, make_user_dataset
+from support.oracle import ReferenceFedAvg, flatten_images, run_and_compare, softmax
+from support.problems import make_small_federation
+from support.running import SYNTHESIS_OPTIONS, make_spec, run_spec
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.dynafed import dynafed
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation.quality import random_subset
-from fedjax_het.engine.randomness import Stream, host_rng
+from fedjax_het.engine.randomness import Stream, make_host_rng
 
 LAST, EPOCHS, SAMPLES, RATE = 2, 3, 6, 0.05
 OPTIONS = {
@@ -30,7 +30,7 @@ OPTIONS = {
 }
 
 
-class Tuned(Loop):
+class Tuned(ReferenceFedAvg):
     """From round L on the average takes steps of Adam on fixed data, all of them at once, for the
     cross-entropy of soft labels over the number of classes."""
 
@@ -40,41 +40,46 @@ class Tuned(Loop):
 
     def soft_slope(self, model):
         params = self.params(model)
-        rows = (softmax(self.x @ params["w"] + params["b"]) - self.p) / CLASSES / len(self.x)
+        rows = (softmax(self.x @ params["w"] + params["b"]) - self.p) / NUM_CLASSES / len(self.x)
         return np.concatenate([rows.sum(0), (self.x.T @ rows).ravel()])  # "b", then "w"
 
-    def serve(self, r, clients, models):
-        super().serve(r, clients, models)
+    def update_server(self, r, clients, models):
+        super().update_server(r, clients, models)
         if r < LAST:
             return
-        m = v = np.zeros_like(self.vector)
+        m = v = np.zeros_like(self.global_vector)
         for step in range(1, EPOCHS + 1):
-            slope = self.soft_slope(self.vector)
+            slope = self.soft_slope(self.global_vector)
             m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
             m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.999**step)
-            self.vector = self.vector - RATE * m_hat / (np.sqrt(v_hat) + 1e-8)
+            self.global_vector = self.global_vector - RATE * m_hat / (np.sqrt(v_hat) + 1e-8)
 
 
 def control(synthetic, images, labels, number=SAMPLES):
     """-> (images, soft labels) that the control is tuned on."""
-    classes = np.arange(number) * CLASSES // number
+    classes = np.arange(number) * NUM_CLASSES // number
     if synthetic == "untrained":
-        noise = host_rng(0, Stream.CONTROL).normal(size=(number, *images.shape[1:]))
-        return flat(noise.astype(np.float32)), np.full((number, CLASSES), 1 / CLASSES)
+        noise = make_host_rng(0, Stream.CONTROL).normal(size=(number, *images.shape[1:]))
+        return flatten_images(noise.astype(np.float32)), np.full(
+            (number, NUM_CLASSES), 1 / NUM_CLASSES
+        )
     chosen_images = images[random_subset(labels, classes, seed=0)]
-    return flat(chosen_images), softmax(20.0 * np.eye(CLASSES)[classes])
+    return flatten_images(chosen_images), softmax(20.0 * np.eye(NUM_CLASSES)[classes])
 
 
 @pytest.mark.parametrize("synthetic", ["untrained", "real"])
 def test_rounds_are_fedavgs_tuned_on_these_data(synthetic):
-    build = chosen(dynafed, base=fedavg, **OPTIONS, synthetic=synthetic)
+    build = bind_options(dynafed, base=fedavg, **OPTIONS, synthetic=synthetic)
     hp = {"local_lr": 0.2, "fine_tune_lr": RATE}
-    federation = small(build, hp=hp, participation=0.7)
+    federation = make_small_federation(build, hp=hp, participation=0.7)
     loop = Tuned(federation, *control(synthetic, *federation.data))
-    beside(loop, 4, atol=1e-5)
-    plain = small(fedavg, hp=hp, participation=0.7)
+    run_and_compare(loop, 4, atol=1e-5)
+    plain = make_small_federation(fedavg, hp=hp, participation=0.7)
     same = [
-        np.allclose(federation.model(federation.run(r)[0])["w"], plain.model(plain.run(r)[0])["w"])
+        np.allclose(
+            federation.global_params(federation.run(r)[0])["w"],
+            plain.global_params(plain.run(r)[0])["w"],
+        )
         for r in (LAST, LAST + 1)
     ]
     assert same == [True, False]
@@ -82,8 +87,8 @@ def test_rounds_are_fedavgs_tuned_on_these_data(synthetic):
 
 @pytest.mark.slow
 def test_a_whole_run_of_a_control_has_no_synthesis():
-    options = {**SYNTHESIS, "synthetic": "untrained"}
-    made, plain = run(spec("dynafed", options=options)), run(spec("fedavg"))
+    options = {**SYNTHESIS_OPTIONS, "synthetic": "untrained"}
+    made, plain = run_spec(make_spec("dynafed", options=options)), run_spec(make_spec("fedavg"))
     same = made.metrics["test_loss"] == plain.metrics["test_loss"]
     assert same[:4].all() and not same[4:].any()
     assert "synthetic_images" not in made.artifacts
@@ -106,12 +111,12 @@ def test_values_of_the_public_codes_scripts():
 
 
 def test_settings_that_do_nothing_are_told(caplog):
-    options = {**SYNTHESIS, "trajectory_rounds": 4}
-    run(spec("dynafed", options=options, rounds=4))
+    options = {**SYNTHESIS_OPTIONS, "trajectory_rounds": 4}
+    run_spec(make_spec("dynafed", options=options, rounds=4))
     (said,) = [record.message for record in caplog.records if "note" in record.message]
     assert said == "note: rounds = 4: this is fedavg, as data are synthesised after round 4"
     caplog.clear()
-    run(spec("dynafed", options={**options, "synthetic": "untrained"}, rounds=5))
+    run_spec(make_spec("dynafed", options={**options, "synthetic": "untrained"}, rounds=5))
     assert not [record for record in caplog.records if "note" in record.message]
 
 
@@ -129,16 +134,16 @@ def test_a_step_size_that_the_guards_would_change_is_refused(step_size):
 def test_assumption_3_is_measured_along_a_run(synthetic):
     """The distance of the gradient on the synthetic data from that of all data, and the latter's
     length, in float64, at the model that the last measured round began with."""
-    options = {**SYNTHESIS, "synthetic": synthetic}
-    made = run(spec("dynafed", options=options, gradient_gaps=2))
-    before = run(spec("dynafed", options=options, rounds=8))
+    options = {**SYNTHESIS_OPTIONS, "synthetic": synthetic}
+    made = run_spec(make_spec("dynafed", options=options, gradient_gaps=2))
+    before = run_spec(make_spec("dynafed", options=options, rounds=8))
     gap, norm = made.metrics["server_gap"], made.metrics["gradient_norm"]
     measured = np.isfinite(norm)
     assert measured.tolist() == [r % 2 == 0 for r in range(9)]
     assert np.isnan(gap[:4]).all() and np.isfinite(gap[[4, 6, 8]]).all()
-    data = user_dataset()
+    data = make_user_dataset()
     with enable_x64(True):
-        params = jax.tree.map(lambda a: jnp.asarray(a, float), before.state.server.base.variables)
+        params = jax.tree.map(lambda a: jnp.asarray(a, float), before.state.server.inner.variables)
 
         def logits_of(params, x):
             for name in ("hidden1", "hidden2"):
@@ -148,10 +153,10 @@ def test_assumption_3_is_measured_along_a_run(synthetic):
         def loss(params, x, p):
             return -(p * jax.nn.log_softmax(logits_of(params, x))).sum(1).mean()
 
-        x = (flat(data.train_images) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
-        whole = jax.grad(loss)(params["params"], x, np.eye(CLASSES)[data.train_labels])
+        x = (flatten_images(data.train_images) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
+        whole = jax.grad(loss)(params["params"], x, np.eye(NUM_CLASSES)[data.train_labels])
         if synthetic == "matched":
-            images = flat(made.artifacts["synthetic_images"])
+            images = flatten_images(made.artifacts["synthetic_images"])
             labels = softmax(np.asarray(made.artifacts["synthetic_label_logits"], float))
         else:
             number = made.spec.options["num_samples"]

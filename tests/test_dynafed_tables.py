@@ -17,10 +17,15 @@ from fedjax_het import simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report.cell import parse_row
-from fedjax_het.report.paper_table import Arguments, Outcome, departures, make_cells
-from fedjax_het.report.programs import Module
-from fedjax_het.report.reported import reported_values
-from fedjax_het.running.ledger import describe
+from fedjax_het.report.paper_table import (
+    TableArguments,
+    TableRun,
+    list_protocol_deviations,
+    make_cells,
+)
+from fedjax_het.report.programs import ProgramModule
+from fedjax_het.report.reported import load_reported_values
+from fedjax_het.running.ledger import format_run_label
 from fedjax_het.running.result import Result
 
 TABLES = ("table2", "table3", "table4", "table5", "table6")
@@ -30,16 +35,19 @@ MODULES = {name: import_module(f"experiments.dynafed.{name}") for name in NAMES}
 MODULES["table1"] = table1
 ALL = {name: getattr(MODULES[name], name.upper()) for name in ("table1", *TABLES)}
 ALL |= {name: getattr(MODULES[name], name.upper()) for name in ("fig2", "fig4", "fig6", "fig7")}
-ALL |= {"fig5_length": MODULES["fig5"].LENGTH, "fig5_samples": MODULES["fig5"].NUMBER}
+ALL |= {
+    "fig5_length": MODULES["fig5"].LENGTH_EXPERIMENT,
+    "fig5_samples": MODULES["fig5"].SAMPLES_EXPERIMENT,
+}
 PROGRAMS = {name: MODULES[name].main for name in ALL if name in MODULES}
-PROGRAMS |= dict(zip(("fig5_length", "fig5_samples"), MODULES["fig5"].HALVES, strict=True))
+PROGRAMS |= dict(zip(("fig5_length", "fig5_samples"), MODULES["fig5"].HALF_PROGRAMS, strict=True))
 PRESETS = ("quick", "paper")
-ROWS = tuple(dict.fromkeys(reported_values("dynafed", "table1")["method"]))
+ROWS = tuple(dict.fromkeys(load_reported_values("dynafed", "table1")["method"]))
 CONTROLS = ("dynafed(synthetic='untrained')", "dynafed(synthetic='real')")
 
 
 def cells(name, preset="paper", **filters):
-    return make_cells(ALL[name], Arguments(preset=preset, **filters))
+    return make_cells(ALL[name], TableArguments(preset=preset, **filters))
 
 
 def specs(name, preset="paper", **filters):
@@ -55,7 +63,7 @@ def runs(name, preset="paper", **filters):
 
 @pytest.mark.parametrize("name", ["table2", "table4", "table5", "table6"])
 def test_a_tables_cells_are_the_papers_and_dynafeds_controls(name):
-    reported = reported_values("dynafed", name)
+    reported = load_reported_values("dynafed", name)
     own = {cell.method for cell in cells(name)} - set(ROWS)
     of_code = {row for row in own if row.startswith("dynafed(preset='code'")}
     assert own - of_code == set(CONTROLS)
@@ -75,7 +83,7 @@ def test_a_tables_cells_are_the_papers_and_dynafeds_controls(name):
 def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_model():
     rows = ALL["table1"].rows("paper")
     assert rows[:9] == ROWS and len(ROWS) == 9
-    one_model = {name for name, e in METHODS.items() if e.scored[0] == "global"}
+    one_model = {name for name, e in METHODS.items() if e.evaluated_models[0] == "global"}
     assert set(rows) - set(CONTROLS) == one_model
     for name in PRESETS:
         every = specs("table1", name, methods=("all",))
@@ -87,7 +95,7 @@ def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_mode
 @pytest.mark.parametrize("name", ["table1", "table3", "table5"])
 def test_status_lines_tell_runs_apart(name, preset):
     if preset in ALL[name].presets:
-        by_digest = {spec.digest(): describe(spec) for spec in specs(name, preset)}
+        by_digest = {spec.digest(): format_run_label(spec) for spec in specs(name, preset)}
         lines = by_digest.values()
         assert len(set(lines)) == len(lines)
 
@@ -116,7 +124,7 @@ def test_every_row_is_filled_and_proxy_data_are_withheld_from_clients(name, pres
 
 
 def test_table_3_has_fewer_rounds_of_longer_training():
-    reported = MODULES["table3"].reported_rows(reported_values("dynafed", "table3"))
+    reported = MODULES["table3"].rename_reported_rows(load_reported_values("dynafed", "table3"))
     of_paper = [cell for cell in cells("table3") if "synthetic" not in cell.method]
     assert len(cells("table3")) == len(of_paper) * 11 / 9
     places = [(cell.alpha, cell.method) for cell in of_paper]
@@ -126,7 +134,7 @@ def test_table_3_has_fewer_rounds_of_longer_training():
         (0.01, "dynafed(local_epochs=10, rounds=50)"), "mean"
     ] == pytest.approx(59.04)
     own_settings = ("(feddf(", "(fedbe(")  # theirs, which the paper leaves open
-    changed = departures(ALL["table3"], cells("table3"))
+    changed = list_protocol_deviations(ALL["table3"], cells("table3"))
     assert changed and all(any(row in text for row in own_settings) for text in changed)
 
 
@@ -184,8 +192,8 @@ def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
 
 def test_a_note_about_methods_is_of_tables_that_have_them():
     quick = ALL["table1"].presets["quick"]
-    assert "feddm" in quick.note_of(["fedavg", "feddm"])
-    assert quick.note_of([parse_row(row)[0] for row in quick.rows]) == ""
+    assert "feddm" in quick.get_note(["fedavg", "feddm"])
+    assert quick.get_note([parse_row(row)[0] for row in quick.rows]) == ""
 
 
 # Rounds to a target
@@ -201,9 +209,9 @@ def made_outcome(tmp_path, curves):
             result = Result(run.resolved(), {"test_accuracy": np.array(curve)}, {"diverged": False})
             path = result.save(tmp_path)
             rows.append({"digest": path.stem, "settings": run.digest(), "algorithm": cell.method})
-    reported = reported_values("dynafed", "table4")
+    reported = load_reported_values("dynafed", "table4")
     results = pd.DataFrame(rows)
-    return table4, Outcome(ALL["table4"], "paper", own, results, None, reported, tmp_path, {})
+    return table4, TableRun(ALL["table4"], "paper", own, results, None, reported, tmp_path, {})
 
 
 def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
@@ -213,7 +221,7 @@ def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
     table4, outcome = made_outcome(tmp_path, {"fedavg": first, "dynafed": second})
     assert table4.TARGETS["cifar10", 0.01] == 0.45
     assert table4.TARGETS["cinic10", 0.01] == 0.33
-    table = table4.rounds_table(outcome).set_index("method")
+    table = table4.make_rounds_table(outcome).set_index("method")
     row = table.loc["fedavg"]
     assert row["rounds"] == pytest.approx((2 + 4 + 1) / 3)
     assert row["std"] == pytest.approx(np.std([2, 4, 1], ddof=1))
@@ -221,7 +229,7 @@ def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
     assert row["difference"] == pytest.approx(7 / 3 - 132)
     row = table.loc["dynafed"]
     assert math.isnan(row["rounds"]) and (row["reached"], row["made"]) == (2, 3)
-    text = table4.text_table(table.reset_index(), "T", ())
+    text = table4.make_text_table(table.reset_index(), "T", ())
     (section,) = text.sections
     assert section.labels["Target"] == "45 %"
     assert [row["Reached"] for row in section.rows] == ["3 of 3", "2 of 3"]
@@ -231,18 +239,18 @@ def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
 
 def test_a_seed_that_is_missing_is_said_beside_the_mean_of_the_others(tmp_path):
     table4, outcome = made_outcome(tmp_path, {"fedavg": [[0.5], [0.1, 0.2, 0.5]]})
-    table = table4.rounds_table(outcome)
+    table = table4.make_rounds_table(outcome)
     (row,) = table.itertuples(index=False)
     assert (row.rounds, row.reached, row.made, row.planned) == (2.0, 2, 2, 3)
-    (section,) = table4.text_table(table, "T", ()).sections
+    (section,) = table4.make_text_table(table, "T", ()).sections
     assert (section.rows[0]["Reached"], section.rows[0]["Seeds"]) == ("2 of 2", "2 of 3")
 
 
 def test_a_cell_of_which_nothing_was_run_has_neither_rounds_nor_a_count(tmp_path):
     table4, outcome = made_outcome(tmp_path, {"fedavg": []})
-    table = table4.rounds_table(outcome)
+    table = table4.make_rounds_table(outcome)
     assert math.isnan(table["rounds"].item())
-    (section,) = table4.text_table(table, "T", ()).sections
+    (section,) = table4.make_text_table(table, "T", ()).sections
     assert section.rows[0]["Reached"] == section.rows[0]["Measured"] == "—"
     assert section.rows[0]["Seeds"] == "0 of 3"
 
@@ -259,7 +267,7 @@ def test_every_preset_has_a_target_for_what_it_runs():
 def test_figure_3_visits_every_example_once_an_epoch():
     fig3 = MODULES["fig3"]
     there = np.arange(7) < np.array([[7], [3], [0]])
-    steps = fig3.batches(there, 2, 3, np.random.default_rng(0))
+    steps = fig3.draw_batches(there, 2, 3, np.random.default_rng(0))
     assert steps.shape == (3, 3 * 4, 2)
     for client, size in enumerate((7, 3, 0)):
         for epoch in steps[client].reshape(3, -1):
@@ -270,17 +278,17 @@ def test_figure_3_visits_every_example_once_an_epoch():
 
 
 def test_all_has_every_table_and_figure():
-    found = every.items()
+    found = every.select_items()
     names = [program.name for program in found]
     assert len(names) == len(set(names))
     for paper in ("dynafed", "fedaf", "fedamp", "fsl"):
-        items = {f"{paper}-{item}" for item in set(reported_values(paper)["item"])}
+        items = {f"{paper}-{item}" for item in set(load_reported_values(paper)["item"])}
         assert items <= set(names)
     assert names[:2] == ["dynafed-table1", "dynafed-table2"]
     assert names.index("fsl-fig2") < names.index("fsl-fig10")
-    assert {p.paper for p in every.items(["fsl", "fedaf-fig9"])} == {"fsl", "fedaf"}
+    assert {p.paper for p in every.select_items(["fsl", "fedaf-fig9"])} == {"fsl", "fedaf"}
     with pytest.raises(ValueError, match="only = 'fls' is unknown"):
-        every.items(["fls"])
+        every.select_items(["fls"])
 
 
 PROGRAMS_OF_FSL = ("table1", "fig1", "fig2")
@@ -301,11 +309,13 @@ def papers(tmp_path, monkeypatch):
     (here / "fsl" / "table1.py").write_text(
         f'"""A table."""\n{draw}Path("results/x/table1.md").write_text("{table}")\n'
     )
-    modules = [Module(f"fsl.{name}", here / "fsl" / f"{name}.py") for name in PROGRAMS_OF_FSL]
+    modules = [
+        ProgramModule(f"fsl.{name}", here / "fsl" / f"{name}.py") for name in PROGRAMS_OF_FSL
+    ]
     monkeypatch.setattr(every, "HERE", here)
     monkeypatch.setattr(every, "find_programs", lambda: {each.name: each for each in modules})
-    monkeypatch.setattr(every, "kept_of", lambda name: [])
-    monkeypatch.setattr(every, "command", lambda item, preset: [sys.executable, item.path])
+    monkeypatch.setattr(every, "archives_of", lambda name: [])
+    monkeypatch.setattr(every, "item_command", lambda item, preset: [sys.executable, item.path])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -358,7 +368,7 @@ def test_a_round_of_table_3(tmp_path, capsys):
 @pytest.mark.slow
 def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     fig6 = MODULES["fig6"]
-    monkeypatch.setattr(fig6, "EPOCHS", 4)
+    monkeypatch.setattr(fig6, "SCRATCH_EPOCHS", 4)
     few = ["--seeds", "0", "--alphas", "0.01", "--methods", "dynafed(local_epochs=2, rounds=21)"]
     assert fig6.main([*few, "--output-dir", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "fig6_distance.csv")
@@ -374,15 +384,15 @@ def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     kept = Result.load(path)
     made = simulate(kept.spec)
     assert made.state is not None and kept.state is None
-    again = fig6.trajectory_of(kept)
-    np.testing.assert_allclose(again, fig6.trajectory_of(made), rtol=1e-5, atol=1e-6)
+    again = fig6.load_trajectory(kept)
+    np.testing.assert_allclose(again, fig6.load_trajectory(made), rtol=1e-5, atol=1e-6)
     assert not np.allclose(again[0], again[-1])
     own = ["--result", str(path), "--shown", "1", "--output-dir", str(tmp_path / "fig3")]
     assert MODULES["fig3"].main(own) == 0
     losses = pd.read_csv(tmp_path / "fig3" / "fig3.csv")
     assert set(losses["phase"]) == {"local", "tuning", "control", "all"}
     local = losses[losses["phase"] == "local"].groupby("client")["loss"]
-    assert (local.last() < local.first()).all()
+    assert (local.find_last_call() < local.first()).all()
 
 
 @pytest.mark.parametrize("program", ["fig3", "fig6"])

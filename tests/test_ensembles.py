@@ -8,24 +8,31 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import builder_of, defaults
-from support.data import CLASSES, SERVER, SIZES, blobs, user_dataset
-from support.oracle import Loop, beside, flat, joined, server_batches, softmax
-from support.problems import round_key, small
+from support.builders import default_hyper_parameters, make_builder
+from support.data import CLIENT_SIZES, NUM_CLASSES, SERVER_EXAMPLES, make_blobs, make_user_dataset
+from support.oracle import (
+    ReferenceFedAvg,
+    flatten_images,
+    flatten_params,
+    run_and_compare,
+    server_batches,
+    softmax,
+)
+from support.problems import make_small_federation, round_key
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
-from fedjax_het.algorithms import entry_of
-from fedjax_het.algorithms.distilling import Teachers
+from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.algorithms.distilling import TeacherModels
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.algorithms.fedbe import _dirichlet, _gaussian
-from fedjax_het.engine.ensemble import logits_of
+from fedjax_het.algorithms.fedbe import _make_dirichlet_sampler, _make_gaussian_sampler
+from fedjax_het.engine.ensemble import compute_logits
 from fedjax_het.engine.lanes import ClientModels, Cohort
-from fedjax_het.engine.plan import make_plan
-from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.engine.randomness import Purpose, fold_in_purpose
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.splits import split_clients
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.splits import build_partition
 
 METHODS = ("feddf", "fedbe", "abavg")
 STEPS = {"distill_epochs": 2, "distill_batch_size": 4}  # 4 steps over 7 examples
@@ -39,44 +46,54 @@ RATES = {
 def made(name, *, hp=None, base=None, settings=None, **options):
     """A federation of a method over a base."""
     named = {} if base is None else {"base": base}
-    entry = entry_of(name, named)
-    numbers = defaults(entry, options)
+    entry = get_algorithm_spec(name, named)
+    numbers = default_hyper_parameters(entry, options)
     given = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
-    return small(builder_of(entry, options), hp={**numbers, **given}, **(settings or {}))
+    return make_small_federation(
+        make_builder(entry, options), hp={**numbers, **given}, **(settings or {})
+    )
 
 
 # --- the round's models ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "plan", [make_plan(1, 1, spread=None), make_plan(1, 2), make_plan(3, 1), make_plan(2, 2)]
+    "plan",
+    [
+        make_execution_plan(1, 1, mesh_axis=None),
+        make_execution_plan(1, 2),
+        make_execution_plan(3, 1),
+        make_execution_plan(2, 2),
+    ],
 )
 def test_models_are_handed_out_by_client_wherever_they_were_trained(plan):
     def build(training, plan):
-        return fedavg(training._replace(hands_out_models=True), plan)
+        return fedavg(training._replace(returns_client_models=True), plan)
 
     settings = {"participation": 0.7, "averaging": "weighted"}
-    federation = small(build, hp={"local_lr": 0.2}, plan=plan, **settings)
-    start = federation.start()
-    loop = Loop(federation)
+    federation = make_small_federation(build, hp={"local_lr": 0.2}, plan=plan, **settings)
+    start = federation.initial_state()
+    loop = ReferenceFedAvg(federation)
     empty = 0
     for r in range(4):
-        cohort = Cohort(federation.scheduler.round(r), federation.examples, federation.server)
+        cohort = Cohort(federation.scheduler.make_round(r), federation.examples, federation.server)
         _, info = jax.jit(federation.algorithm.round)(
             federation.hp, plan.put(start), jax.random.key(0), cohort
         )
-        sampled = np.sort(federation.scheduler.participants(r))
-        trained = [k for k in sampled if SIZES[k]]
+        sampled = np.sort(federation.scheduler.draw_cohort(r))
+        trained = [k for k in sampled if CLIENT_SIZES[k]]
         empty += len(sampled) > len(trained)
         models = jax.tree.map(np.asarray, info.models)
         assert len(models.weights) == len(sampled) == 4  # not as many as slots or clients
-        assert list(models.present) == [True] * len(trained) + [False] * (4 - len(trained))
-        shares = np.array([SIZES[k] for k in trained]) / sum(SIZES[k] for k in trained)
+        assert list(models.is_present) == [True] * len(trained) + [False] * (4 - len(trained))
+        shares = np.array([CLIENT_SIZES[k] for k in trained]) / sum(
+            CLIENT_SIZES[k] for k in trained
+        )
         np.testing.assert_allclose(models.weights[: len(trained)], shares, rtol=1e-6)
         assert (models.weights[len(trained) :] == 0).all()
         for i, k in enumerate(trained):
             found = {name: leaf[i] for name, leaf in models.variables["params"].items()}
-            loop.assert_model(found, model=loop.train(r, k), atol=2e-6)
+            loop.assert_model(found, model=loop.train_client(r, k), atol=2e-6)
     assert 0 < empty < 4
 
 
@@ -89,9 +106,9 @@ def test_logits_do_not_depend_on_the_pieces_that_they_are_taken_in():
     images = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 1), np.uint8)
     task = Task(make_model("mlp", (8, 8, 1), 10), (0.3,), (0.2,))
     variables = task.model.init(jax.random.key(0))
-    whole, _ = task.model.apply(variables, task.normalise(jnp.asarray(images)), train=False)
+    whole, _ = task.model.apply(variables, task.normalize(jnp.asarray(images)), train=False)
     for count in (1, 127, 128, 300):
-        found = logits_of(task, variables, jnp.asarray(images[:count]))
+        found = compute_logits(task, variables, jnp.asarray(images[:count]))
         np.testing.assert_allclose(found, whole[:count], rtol=1e-5, atol=1e-5)
 
 
@@ -100,10 +117,12 @@ def test_logits_do_not_depend_on_the_pieces_that_they_are_taken_in():
 
 def accuracy(model):
     w, b = model
-    return float(np.mean((flat(SERVER[0]) @ w + b).argmax(1) == SERVER[1]))
+    return float(
+        np.mean((flatten_images(SERVER_EXAMPLES[0]) @ w + b).argmax(1) == SERVER_EXAMPLES[1])
+    )
 
 
-class Refined(Loop):
+class Refined(ReferenceFedAvg):
     """Rounds of FedAvg, whose average `refine(hp, before, average, models, shares, key)` turns into
     the next model; models are lists of [w, b]."""
 
@@ -111,14 +130,16 @@ class Refined(Loop):
         super().__init__(federation)
         self.refine = refine
 
-    def serve(self, r, clients, models):
+    def update_server(self, r, clients, models):
         before, average, *models = (
             [p["w"], p["b"]]
-            for p in map(self.params, (self.vector, self.averaged(clients, models), *models))
+            for p in map(
+                self.params, (self.global_vector, self.average_models(clients, models), *models)
+            )
         )
-        key = key_for(round_key(r), Purpose.SERVER)
-        made = self.refine(self.hp, before, average, models, self.shares(clients), key)
-        self.vector = joined(dict(zip("wb", made, strict=True)))
+        key = fold_in_purpose(round_key(r), Purpose.SERVER)
+        made = self.refine(self.hp, before, average, models, self.aggregation_weights(clients), key)
+        self.global_vector = flatten_params(dict(zip("wb", made, strict=True)))
 
 
 def student_gradient(w, b, x, targets):
@@ -127,7 +148,7 @@ def student_gradient(w, b, x, targets):
 
 
 def feddf_loop(annealed, hp, before, average, models, shares, key):
-    x = flat(SERVER[0])
+    x = flatten_images(SERVER_EXAMPLES[0])
     targets = softmax(np.mean([x @ w + b for w, b in models], 0))
     _, key = jax.random.split(key)
     batches = list(server_batches(key, STEPS["distill_epochs"], 7, STEPS["distill_batch_size"]))
@@ -155,7 +176,7 @@ def drawn(posterior, key, before, models, shares, hp):
             sum(g * m[i] for g, m in zip(mixed / mixed.sum(), models, strict=True))
             for i in range(2)
         ]
-    like = {"b": jnp.zeros(CLASSES), "w": jnp.zeros((4, CLASSES))}
+    like = {"b": jnp.zeros(NUM_CLASSES), "w": jnp.zeros((4, NUM_CLASSES))}
     noise = optax.tree.random_like(key, like)
     out = []
     if posterior == "normalised":
@@ -177,7 +198,7 @@ def drawn(posterior, key, before, models, shares, hp):
 
 
 def fedbe_loop(posterior, samples, divisor, hp, before, average, models, shares, key):
-    x = flat(SERVER[0])
+    x = flatten_images(SERVER_EXAMPLES[0])
     draw_key, key = jax.random.split(key)
     keys = jax.random.split(draw_key, samples)
     more = [drawn(posterior, k, before, models, shares, hp) for k in keys]
@@ -218,7 +239,7 @@ ORACLES = {
         {"swa_lr": 0.2},
     ),
     "fedbe-code": (
-        partial(fedbe_loop, "normalised", 3, CLASSES),
+        partial(fedbe_loop, "normalised", 3, NUM_CLASSES),
         {**AVERAGED, "num_samples": 3, "preset": "code"},
         {"posterior_scale": 0.8},
     ),
@@ -238,11 +259,11 @@ def test_three_rounds_equal_a_float64_oracle(case, averaging):
     settings = {"participation": 0.7, "averaging": averaging}
     federation = made(case.split("-")[0], hp={"server_lr": 0.8, **hp}, settings=settings, **options)
     refined = Refined(federation, loop)
-    beside(refined, 3, atol=1e-5)
-    plain = Loop(federation)
+    run_and_compare(refined, 3, atol=1e-5)
+    plain = ReferenceFedAvg(federation)
     for r in range(3):
-        plain.round(r)
-    gap = refined.params(refined.vector - plain.vector)["w"]
+        plain.run_round(r)
+    gap = refined.params(refined.global_vector - plain.global_vector)["w"]
     assert np.abs(gap).max() > 1e-2  # than the average alone
 
 
@@ -258,23 +279,23 @@ def test_without_steps_distillation_is_its_base(name, base):
     over = made(name, base=base, distill_epochs=0, settings=settings)
     state, info = over.run(3)
     plain, plain_info = alone.run(3)
-    assert_trees_all_close(state.server.base, plain.server, atol=1e-7)
+    assert_trees_all_close(state.server.inner, plain.server, atol=1e-7)
     assert_trees_all_close(state.clients, plain.clients, atol=1e-7)
     assert_trees_all_close(info, plain_info, atol=1e-6)
     moved = made(name, base=base, settings=settings, **STEPS)
-    gap = moved.model(moved.run(3)[0])["w"] - alone.model(plain)["w"]
+    gap = moved.global_params(moved.run(3)[0])["w"] - alone.global_params(plain)["w"]
     assert np.abs(gap).max() > 1e-3
 
 
 def test_long_distillation_ends_at_the_mean_of_linear_clients():
     """Of linear models the mean logits are the mean model's: uniform, whatever the average's."""
-    settings = {"averaging": "weighted", "server": (blobs((40,), seed=3), 1)}
+    settings = {"averaging": "weighted", "server": (make_blobs((40,), seed=3), 1)}
     options = {"distill_epochs": 800, "distill_batch_size": 40}
     federation = made("feddf", hp={"distill_clip": 5.0}, settings=settings, **options)
     uniform = made("fedavg")
-    uniform, weighted = uniform.model(uniform.run(1)[0]), made("fedavg", settings=settings)
-    weighted = weighted.model(weighted.run(1)[0])
-    found = federation.model(federation.run(1)[0])
+    uniform, weighted = uniform.global_params(uniform.run(1)[0]), made("fedavg", settings=settings)
+    weighted = weighted.global_params(weighted.run(1)[0])
+    found = federation.global_params(federation.run(1)[0])
 
     def centred(params):  # softmax does not see what all classes have in common
         w = np.concatenate([params["w"], params["b"][None]])
@@ -290,42 +311,45 @@ def test_one_client_and_no_samples_teach_fedbes_student_nothing():
     settings = {"sizes": (18,)}
     options = {**STEPS, "num_samples": 0}
     plain = made("fedavg", settings=settings)
-    expected = plain.model(plain.run(2)[0])
+    expected = plain.global_params(plain.run(2)[0])
     alone = made("fedbe", hp=hp, settings=settings, **options)
-    assert_trees_all_close(alone.model(alone.run(2)[0]), expected, atol=1e-6)
+    assert_trees_all_close(alone.global_params(alone.run(2)[0]), expected, atol=1e-6)
     sharp = made("fedbe", hp={**hp, "sharpening": 0.5}, settings=settings, **options)
-    assert np.abs(sharp.model(sharp.run(2)[0])["w"] - expected["w"]).max() > 1e-3
+    assert np.abs(sharp.global_params(sharp.run(2)[0])["w"] - expected["w"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
 def test_equal_accuracies_leave_the_uniform_average(base):
     """Every image once with every label: each model is right about a third of them."""
-    images = np.repeat(SERVER[0], CLASSES, 0)
-    labels = np.tile(np.arange(CLASSES), len(SERVER[0])).astype(np.int32)
+    images = np.repeat(SERVER_EXAMPLES[0], NUM_CLASSES, 0)
+    labels = np.tile(np.arange(NUM_CLASSES), len(SERVER_EXAMPLES[0])).astype(np.int32)
     plain = made(base, settings={"participation": 0.7})
-    expected = plain.model(plain.run(3)[0])
+    expected = plain.global_params(plain.run(3)[0])
     for averaging in ("uniform", "weighted") if base == "fedavg" else ("uniform",):
         settings = {"server": ((images, labels), 1), "averaging": averaging}
         over = made("abavg", base=base, settings={**settings, "participation": 0.7})
-        assert_trees_all_close(over.model(over.run(3)[0]), expected, atol=2e-6)
+        assert_trees_all_close(over.global_params(over.run(3)[0]), expected, atol=2e-6)
 
 
 def test_models_that_are_never_right_count_alike():
-    nothing = (SERVER[0], np.full_like(SERVER[1], CLASSES))  # a class that none can name
+    nothing = (
+        SERVER_EXAMPLES[0],
+        np.full_like(SERVER_EXAMPLES[1], NUM_CLASSES),
+    )  # a class that none can name
     over = made("abavg", settings={"server": (nothing, 1), "averaging": "weighted"})
     plain = made("fedavg")
-    found = over.model(over.run(2)[0])
-    assert_trees_all_close(found, plain.model(plain.run(2)[0]), atol=2e-6)
+    found = over.global_params(over.run(2)[0])
+    assert_trees_all_close(found, plain.global_params(plain.run(2)[0]), atol=2e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_only_averaging_by_accuracy_reads_labels(name):
     options = {} if name == "abavg" else STEPS
-    other = (SERVER[0], (SERVER[1] + 1) % CLASSES)
+    other = (SERVER_EXAMPLES[0], (SERVER_EXAMPLES[1] + 1) % NUM_CLASSES)
     models = []
-    for server in (SERVER, other):
+    for server in (SERVER_EXAMPLES, other):
         federation = made(name, settings={"server": (server, 1)}, **options)
-        models.append(federation.model(federation.run(2)[0]))
+        models.append(federation.global_params(federation.run(2)[0]))
     if name == "abavg":
         assert np.abs(models[0]["w"] - models[1]["w"]).max() > 1e-3
     else:
@@ -339,9 +363,11 @@ def test_over_fedprox_without_pull_it_is_as_over_fedavg(name):
     hp = {"server_lr": 0.8}
     usual = made(name, hp=hp, **options)
     over = made(name, hp={**hp, "prox_mu": 0.0}, base="fedprox", **options)
-    assert_trees_all_close(usual.model(usual.run(3)[0]), over.model(over.run(3)[0]), atol=1e-6)
+    assert_trees_all_close(
+        usual.global_params(usual.run(3)[0]), over.global_params(over.run(3)[0]), atol=1e-6
+    )
     strong = made(name, hp={**hp, "prox_mu": 2.0}, base="fedprox", **options)
-    gap = strong.model(strong.run(3)[0])["w"] - usual.model(usual.run(3)[0])["w"]
+    gap = strong.global_params(strong.run(3)[0])["w"] - usual.global_params(usual.run(3)[0])["w"]
     assert np.abs(gap).max() > 1e-2
 
 
@@ -364,7 +390,7 @@ def many(sample, count=20_000):
 def test_gaussian_draws_have_the_weighted_mean_and_variance_of_the_clients():
     models = posterior_models()
     average = {"params": {}, "state": {"mean": jnp.full(3, 9.0)}}
-    draws = many(_gaussian({}, Teachers(models, {}, average)))
+    draws = many(_make_gaussian_sampler({}, TeacherModels(models, {}, average)))
     w, p = np.asarray(models.variables["params"]["w"], np.float64), np.array([0.5, 0.3, 0.2, 0])
     mean = np.einsum("s,sij->ij", p, w)
     variance = np.einsum("s,sij->ij", p, (w - mean) ** 2)
@@ -386,14 +412,18 @@ def test_dirichlet_draws_mix_the_clients_by_dirichlets_shares():
     )
     for alpha in (0.5, 2.0):
         shares = np.asarray(
-            many(_dirichlet({"posterior_alpha": alpha}, Teachers(one_hot, {}, {})))["params"]
+            many(
+                _make_dirichlet_sampler({"posterior_alpha": alpha}, TeacherModels(one_hot, {}, {}))
+            )["params"]
         )
         np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
         np.testing.assert_allclose(shares.mean(0), [1 / 3, 1 / 3, 1 / 3, 0], atol=0.01)
         np.testing.assert_allclose(shares.var(0)[:3], 2 / 9 / (3 * alpha + 1), rtol=0.05)
     # A large alpha leaves the weighted average.
     models = posterior_models()
-    found = many(_dirichlet({"posterior_alpha": 1e6}, Teachers(models, {}, {})), 100)["params"]["w"]
+    found = many(
+        _make_dirichlet_sampler({"posterior_alpha": 1e6}, TeacherModels(models, {}, {})), 100
+    )["params"]["w"]
     mean = np.einsum("s,sij->ij", models.weights, models.variables["params"]["w"])
     np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), atol=0.02)
 
@@ -418,19 +448,19 @@ def spec(algorithm, **settings):
 def test_runs_learn_from_examples_that_no_client_holds():
     options = {"server_options": {"size": 9}}
     for name in METHODS:
-        group = prepare([spec(name, **options)], dataset=user_dataset())
-        (federation,) = group.federations
+        group = prepare_group([spec(name, **options)], dataset=make_user_dataset())
+        (federation,) = group.prepared_runs
         assert federation.spec.server_data == "held_out"
-        held = set(federation.server.indices)
+        held = set(federation.server_data.indices)
         assert len(held) == 9 and not held & set(federation.partition.indices)
-        assert held | set(federation.partition.indices) == set(range(sum(SIZES)))
-        assert "which no client holds" in str(group.server_summary(federation))
+        assert held | set(federation.partition.indices) == set(range(sum(CLIENT_SIZES)))
+        assert "which no client holds" in str(group.summarize_server_data(federation))
 
 
 @pytest.mark.slow
 def test_a_sweep_and_a_network_with_batch_norm():
     """Federations on different devices, each with examples and models of its own."""
-    data = user_dataset()
+    data = make_user_dataset()
     # Not Adam: before batch norm the gradient of a bias is rounding, which Adam makes a step of.
     settings = {"model": "convnet", "norm": "batch", "depth": 1, "width": 4}
     settings |= {"local_optimizer": "sgd"}
@@ -474,14 +504,16 @@ def test_a_sweep_and_a_network_with_batch_norm():
 )
 def test_bad_input_is_told(name, settings, message):
     with pytest.raises(ConfigError, match=message):
-        simulate(spec(name, **settings), dataset=user_dataset())
+        simulate(spec(name, **settings), dataset=make_user_dataset())
 
 
 def test_a_partition_of_ones_own_must_leave_examples():
-    group = prepare([spec("abavg")], dataset=user_dataset())
-    own = group.federations[0].partition
+    group = prepare_group([spec("abavg")], dataset=make_user_dataset())
+    own = group.prepared_runs[0].partition
     with pytest.raises(ConfigError, match="at most 3"):
-        prepare(
-            [spec("abavg", server_options={"size": 4})], dataset=user_dataset(), partitions=[own]
+        prepare_group(
+            [spec("abavg", server_options={"size": 4})],
+            dataset=make_user_dataset(),
+            partitions=[own],
         )
-    assert split_clients(spec("abavg").resolved(), user_dataset()).digest() == own.digest()
+    assert build_partition(spec("abavg").resolved(), make_user_dataset()).digest() == own.digest()

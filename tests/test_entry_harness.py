@@ -20,17 +20,25 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.bad_values import BAD, as_words, is_shown, meaning, misspelt, read_word, values
+from support.bad_values import (
+    INVALID,
+    argument_strategies,
+    expected_argument_value,
+    expected_value,
+    is_value_in_message,
+    misspell,
+    value_strategies,
+)
 
 from fedjax_het import ConfigError, Result, RunSpec, grid
-from fedjax_het.algorithms import METHODS, bases, entry_of
+from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.cli import COMMANDS, main
-from fedjax_het.common.environment import environment
+from fedjax_het.common.environment import describe_environment
 from fedjax_het.common.records import Bounds
-from fedjax_het.data import DATASETS, NORMALISATIONS, PARTITIONS, SERVER_SOURCES
+from fedjax_het.data import DATASETS, NORMALIZATIONS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.engine.local import OPTIMIZERS
 from fedjax_het.nn import NETWORKS
-from fedjax_het.report.paper_table.arguments import Arguments
+from fedjax_het.report.paper_table.arguments import TableArguments
 from fedjax_het.settings.protocols import PROTOCOLS
 
 LONGEST = 1500  # characters of a line; the names of all methods, networks or flags may be in it
@@ -48,7 +56,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
 NAMES: dict[str, Any] = {
     "algorithm": METHODS,
     "dataset": (*DATASETS, "user"),
-    "normalisation": NORMALISATIONS,
+    "normalisation": NORMALIZATIONS,
     "partition": PARTITIONS,
     "model": (*NETWORKS, "user"),
     "norm": ("group", "instance", "batch", "none"),
@@ -79,7 +87,12 @@ class EnteredError(Exception):
 def save_result(folder: str) -> None:
     """A run as if it had been made."""
     accuracy = np.linspace(0.1, 0.5, 6)
-    summary = {**environment(), "final_accuracy": 0.4, "best_accuracy": 0.5, "diverged": False}
+    summary = {
+        **describe_environment(),
+        "final_accuracy": 0.4,
+        "best_accuracy": 0.5,
+        "diverged": False,
+    }
     summary |= {"final_accuracy_std": 0.0, "wall_seconds": 1.0, "client_samples_per_second": 1.0}
     summary["finished"] = "2026-01-01T00:00:00+00:00"
     Path(folder).mkdir()
@@ -96,7 +109,11 @@ def nothing_is_computed(tmp_path_factory):
         raise AssertionError("something is compiled")
 
     places = ("data", "data.datasets", "data.server_sources", "running.splits", "running.sweeps")
-    work = ("running.sweeps.make_runs", "running.ray_launcher.sweep_on_ray", "report.write._write")
+    work = (
+        "running.sweeps.execute_runs",
+        "running.ray_launcher.sweep_on_ray",
+        "report.write._write_files",
+    )
     work += ("report.paper_table.command.sweep", "report.paper_table.command.plan_sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("here"))
@@ -144,8 +161,8 @@ def digest(**given: Any) -> str:
 def numbers_of_methods() -> Iterator[Target]:
     for name in METHODS:
         spec = RunSpec(name).resolved()
-        entry = entry_of(name, spec.options)
-        known = entry.hyper_parameters(spec.local_optimizer, spec.options, spec.num_clients)
+        entry = get_algorithm_spec(name, spec.options)
+        known = entry.collect_hyperparameters(spec.local_optimizer, spec.options, spec.num_clients)
         for number, (_, bounds) in known.items():
             make = lambda v, m=name, n=number: digest(algorithm=m, hp={n: v})  # noqa: E731
             yield Target(f"hp {number}", Annotated[float, bounds], make)
@@ -153,7 +170,7 @@ def numbers_of_methods() -> Iterator[Target]:
 
 def options_of_methods() -> Iterator[Target]:
     for name in METHODS:
-        entry = entry_of(name, {})
+        entry = get_algorithm_spec(name, {})
         kinds: dict[str, Any] = {}
         for part in filter(None, (entry.base, entry)):
             unset = type(None) if part.options.PRESETS else None
@@ -166,7 +183,7 @@ def options_of_methods() -> Iterator[Target]:
         if "target_counts" in kinds:  # a single one stands for a list
             kinds["target_counts"] |= int
         if entry.has_base:
-            kinds["base"] = Literal[bases(entry)] | None
+            kinds["base"] = Literal[get_possible_bases(entry)] | None
         for option, kind in kinds.items():
             make = lambda v, m=name, n=option: digest(algorithm=m, options={n: v})  # noqa: E731
             yield Target(f"options {option}", kind, make)
@@ -211,16 +228,16 @@ def assert_one_line(line: str, named: str) -> None:
 
 def try_value(door: str, target: Target, mistake: str, value: Any) -> None:
     """ConfigError that names the argument and shows the value; or what it means, by one name."""
-    meant = meaning(value, target.kind)
+    meant = expected_value(value, target.kind)
     try:
         made = target.make(value)
     except ConfigError as error:
-        alone = meant is BAD  # else another argument, beside which it is wrong, may come first
+        alone = meant is INVALID  # else another argument, beside which it is wrong, may come first
         assert_one_line(str(error), target.named if alone else target.named.split()[-1])
-        assert value is None or is_shown(value, str(error)), (value, str(error))
-        outcome = "refused" if meant is BAD else "refused beside the rest"
+        assert value is None or is_value_in_message(value, str(error)), (value, str(error))
+        outcome = "refused" if meant is INVALID else "refused beside the rest"
     else:
-        assert meant is not BAD, (target.named, value)
+        assert meant is not INVALID, (target.named, value)
         assert made == target.make(meant), (target.named, value)
         outcome = "taken as what it means"
     COUNTS[f"{door}: {mistake}: {outcome}"] += 1
@@ -241,7 +258,7 @@ def every(strategy: st.SearchStrategy[Any], examples: int, work: Callable[[Any],
 
 
 def mistakes(word: str) -> st.SearchStrategy[tuple[str, Any]]:
-    kinds = values(word)
+    kinds = value_strategies(word)
     return st.sampled_from(sorted(kinds)).flatmap(
         lambda name: st.tuples(st.just(name), kinds[name])
     )
@@ -264,7 +281,7 @@ def test_a_bad_value_is_one_line_that_names_it(door):
 @pytest.mark.parametrize("door", DOORS)
 def test_every_argument_is_tried_with_every_kind_of_mistake(door):
     for target in DOORS[door]():
-        for mistake, strategy in values(target.word).items():
+        for mistake, strategy in value_strategies(target.word).items():
             examples = {"settings": 12, "grid": 4}.get(door, 2)
             every(strategy, examples, partial(try_value, door, target, mistake))
     told = [name for name in COUNTS if name.startswith(door)]
@@ -295,7 +312,7 @@ def try_name(field: str, name: str) -> None:
 @few(60)
 @given(
     st.sampled_from(sorted(DICTS)).flatmap(
-        lambda field: st.tuples(st.just(field), st.one_of(misspelt(DICTS[field][0]), st.text()))
+        lambda field: st.tuples(st.just(field), st.one_of(misspell(DICTS[field][0]), st.text()))
     )
 )
 def test_a_name_that_nothing_has_is_named(drawn):
@@ -332,10 +349,10 @@ def flags() -> list[Flag]:
         *(
             flag
             for name, command in COMMANDS.items()
-            for flag in flags_of((name, *MORE.get(name, ())), command.words)
+            for flag in flags_of((name, *MORE.get(name, ())), command.config_class)
         ),
-        *flags_of(("table", "dynafed.table5"), Arguments),
-        *flags_of(("table", "fsl.table1"), Arguments),
+        *flags_of(("table", "dynafed.table5"), TableArguments),
+        *flags_of(("table", "fsl.table1"), TableArguments),
     ]
 
 
@@ -356,7 +373,7 @@ def flags_of(command: tuple[str, ...], record: Any) -> Iterator[Flag]:
         words = [
             word
             for name, value in {**BASE, **context}.items()
-            if name != field.name and value is not None and record is not Arguments
+            if name != field.name and value is not None and record is not TableArguments
             for word in (f"--{name.replace('_', '-')}", str(value))
         ]
         yield Flag(command, flag, kind, tuple(words) if command[0] in ("run", "sweep") else ())
@@ -392,9 +409,9 @@ def assert_refused(found: tuple[int | None, str], named: str, shown: list[str]) 
     assert status == 2, (named, shown, said)
     assert said.endswith("\n") and said.count("\n") == 1, said
     assert_one_line(said[:-1], named)
-    read = [read_word(word, float) for word in shown]
-    forms = [*shown, *(each for each in read if each is not BAD)]
-    seen = any(is_shown(form, said) or str(form)[:20] in said for form in forms)
+    read = [expected_argument_value(word, float) for word in shown]
+    forms = [*shown, *(each for each in read if each is not INVALID)]
+    seen = any(is_value_in_message(form, said) or str(form)[:20] in said for form in forms)
     assert seen or "None" in shown, (shown, said)
 
 
@@ -406,8 +423,8 @@ def try_words(flag: Flag, mistake: str, words: list[str]) -> None:
     several = is_list(flag.kind)
     item = item_of(flag.kind) if several else flag.kind
     right = 0 if flag.kind is bool else 1
-    meant = [read_word(word, item) for word in words if word]
-    bad = (len(words) != right and not (several and words)) or "" in words or BAD in meant
+    meant = [expected_argument_value(word, item) for word in words if word]
+    bad = (len(words) != right and not (several and words)) or "" in words or INVALID in meant
     bad |= flag.flag in PAIRS and any("=" not in word for word in words)
     found = called(line)
     if bad or found[0] == 2:
@@ -416,7 +433,7 @@ def try_words(flag: Flag, mistake: str, words: list[str]) -> None:
 
 
 def line_mistakes() -> st.SearchStrategy[tuple[str, list[str]]]:
-    kinds = as_words("fedavg")
+    kinds = argument_strategies("fedavg")
     return st.sampled_from(sorted(kinds)).flatmap(
         lambda name: st.tuples(st.just(name), kinds[name])
     )
@@ -463,8 +480,8 @@ def try_pair(command: str, flag: str, text: str) -> None:
         given += ["--alpha", "0.5"] if "--alpha" not in given else []
     words = [command, *given, flag, f"{name}={text}"]
     found = called(words)
-    meant = read_word(text, Annotated[float, Bounds(0)]) if text else BAD
-    if found[0] == 2 or not text or (flag == "--hp" and command == "run" and meant is BAD):
+    meant = expected_argument_value(text, Annotated[float, Bounds(0)]) if text else INVALID
+    if found[0] == 2 or not text or (flag == "--hp" and command == "run" and meant is INVALID):
         assert_refused(found, flag, [text, text.split(",")[0], name])
     COUNTS[f"{command}: {flag}: {'taken' if found[0] != 2 else 'refused'}"] += 1
 
@@ -480,7 +497,7 @@ def test_bad_values_of_named_words_are_one_line(command, flag, drawn):
 
 
 @few(40)
-@given(st.sampled_from(FLAGS).flatmap(lambda f: st.tuples(st.just(f), misspelt(f.flag[2:]))))
+@given(st.sampled_from(FLAGS).flatmap(lambda f: st.tuples(st.just(f), misspell(f.flag[2:]))))
 def test_an_unknown_flag_is_what_is_wrong(drawn):
     flag, name = drawn
     known = {each.flag for each in FLAGS if each.command == flag.command}
@@ -511,7 +528,7 @@ def test_an_empty_word_is_refused_after_every_flag():
 @pytest.mark.long
 def test_every_flag_is_tried_with_every_kind_of_mistake():
     for flag in FLAGS:
-        for mistake, strategy in as_words("fedavg").items():
+        for mistake, strategy in argument_strategies("fedavg").items():
             every(strategy.filter(is_plain), 3, partial(try_words, flag, mistake))
 
 

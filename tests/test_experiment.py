@@ -12,8 +12,8 @@ from experiments.dynafed.table5 import TABLE5
 from experiments.table1 import TABLE1, main
 from fedjax_het.algorithms import METHODS
 from fedjax_het.report import parse_row
-from fedjax_het.report.paper_table import Arguments, make_cells
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.paper_table import TableArguments, make_cells
+from fedjax_het.report.reported import load_reported_values
 from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_results
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
 def test_the_paper_preset_is_the_papers_table(experiment):
-    cells = make_cells(experiment, Arguments(preset="paper"))
-    reported = reported_values(experiment.paper, experiment.item)
+    cells = make_cells(experiment, TableArguments(preset="paper"))
+    reported = load_reported_values(experiment.paper, experiment.item)
     places = [(cell.dataset, cell.model, cell.alpha, cell.method) for cell in cells]
     theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
     theirs = list(theirs)
@@ -47,13 +47,13 @@ def test_the_paper_preset_is_the_papers_table(experiment):
 
 @pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
 def test_the_quick_preset_needs_no_download(experiment):
-    cells = make_cells(experiment, Arguments(preset="quick"))
+    cells = make_cells(experiment, TableArguments(preset="quick"))
     assert {cell.dataset for cell in cells} == {"digits"}
     assert all(cell.runs for cell in cells)
 
 
 def test_filters_choose_and_settings_reach_the_runs():
-    arguments = Arguments(
+    arguments = TableArguments(
         preset="paper",
         models=("mlp", "convnet"),
         datasets=("fashion_mnist",),
@@ -140,7 +140,7 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
 
 def test_a_data_set_that_the_paper_has_is_not_said_to_have_no_values(tmp_path, capsys):
     # None for this alpha, that is.
-    assert TABLE1.values()["dataset"].eq("fashion_mnist").any()
+    assert TABLE1.load_reported()["dataset"].eq("fashion_mnist").any()
     command = ["--datasets", "fashion_mnist", "--methods", "fedavg", "--alphas", "0.5", "--show"]
     assert main([*command, "--output-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().out

@@ -15,27 +15,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.data import user_dataset
+from support.data import make_user_dataset
 from support.faults import (
-    DAMAGES,
+    DAMAGE_KINDS,
     PLACEMENT,
-    damage,
-    full_disk,
-    read_only,
-    runs_of,
-    short,
+    damage_file,
+    make_seed_specs,
+    make_short_spec,
+    simulate_full_disk,
+    simulate_read_only_folder,
 )
-from support.running import KilledError, assert_same, kill_after
+from support.running import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, Result, load_results, simulate, sweep
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.environment import environment
+from fedjax_het.common.environment import describe_environment
 from fedjax_het.common.files import DamagedFileError
 from fedjax_het.data import Partition
 from fedjax_het.engine import checkpoint as files_of_runs
 from fedjax_het.engine.checkpoint import read_checkpoint, save_checkpoint
 from fedjax_het.running import advance, checkpoints, rescue, runs
-from fedjax_het.running.rescue import NotWrittenError
+from fedjax_het.running.rescue import ResultNotWrittenError
 
 WORKER = Path(__file__).with_name("fault_worker.py")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -45,19 +45,19 @@ METHOD = "scaffold"  # states at the server and at clients
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """A checkpoint after each round."""
-    monkeypatch.setattr(runs, "MAX_CHUNK", 1)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
 
 
 def run(folder=None, method=METHOD, **settings):
-    given = {"dataset": user_dataset(), "placement": PLACEMENT, **settings}
-    return simulate(short(method), output_dir=folder, **given)
+    given = {"dataset": make_user_dataset(), "placement": PLACEMENT, **settings}
+    return simulate(make_short_spec(method), output_dir=folder, **given)
 
 
 def make(folder, method=METHOD, **settings):
-    given = {"dataset": user_dataset(), "placement": PLACEMENT, "progress": lambda line: None}
-    return sweep(runs_of(method), folder, **{**given, **settings})
+    given = {"dataset": make_user_dataset(), "placement": PLACEMENT, "progress": lambda line: None}
+    return sweep(make_seed_specs(method), folder, **{**given, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,10 @@ def stopped(tmp_path_factory):
     """A folder with the checkpoint of a run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(runs, "MAX_CHUNK", 1)
+        patch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
         patch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr(advance, "CHUNK_SECONDS", 0.0)
-        run(folder, progress=kill_after(3))
+        run(folder, progress=make_killing_callback(3))
     return folder
 
 
@@ -87,7 +87,7 @@ def half(stopped, tmp_path):
 def sealed_anew(path, arrays, record):
     """Write a checkpoint's arrays, by their names, under another record, with a checksum."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files_of_runs, "arrays_by_name", lambda tree: tree)
+        patch.setattr(files_of_runs, "flatten_by_path", lambda tree: tree)
         save_checkpoint(path, arrays, record)
 
 
@@ -100,13 +100,13 @@ def one_line(caught):
 # --- checkpoints -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("kind", DAMAGE_KINDS)
 def test_a_damaged_checkpoint_is_an_error_in_a_run(half, kind):
     path = half / "checkpoint.npz"
-    good, rng = path.read_bytes(), np.random.default_rng(DAMAGES.index(kind))
+    good, rng = path.read_bytes(), np.random.default_rng(DAMAGE_KINDS.index(kind))
     for _ in range(5):
         path.write_bytes(good)
-        damage(path, kind, rng)
+        damage_file(path, kind, rng)
         for resume in (True, False):
             with pytest.raises(DamagedFileError) as caught:
                 run(half, resume=resume)
@@ -160,19 +160,19 @@ def test_in_a_sweep_it_is_set_aside_and_the_others_go_on(tmp_path, whole, half, 
     folder.mkdir(parents=True)
     path = folder / "checkpoint.npz"
     path.write_bytes((half / "checkpoint.npz").read_bytes())
-    damage(path, "flipped", np.random.default_rng(0))
+    damage_file(path, "flipped", np.random.default_rng(0))
     again = make(tmp_path / "sweep").results
     (told,) = [r.getMessage() for r in caplog.records if "checkpoint" in r.getMessage()]
     assert str(path) in told and "\n" not in told
     assert [p.name for p in folder.iterdir()] == ["checkpoint.npz.damaged"]
     for a, b in zip(made, again, strict=True):
-        assert_same(a, b)
+        assert_results_equal(a, b)
 
 
 def test_another_version_or_device_is_refused_with_the_way_out(half, whole, tmp_path):
     path = half / "checkpoint.npz"
     record, arrays = read_checkpoint(path)
-    for name, now in environment().items():
+    for name, now in describe_environment().items():
         other = (not now) if isinstance(now, bool) else "0.0.1"
         sealed_anew(path, arrays, {**record, name: other})
         with pytest.raises(
@@ -181,10 +181,10 @@ def test_another_version_or_device_is_refused_with_the_way_out(half, whole, tmp_
             run(half, resume=True)
         one_line(caught)
     with pytest.raises(KilledError):  # and a second stop does not forget it
-        run(half, resume_anyway=True, progress=kill_after(1))
+        run(half, resume_anyway=True, progress=make_killing_callback(1))
     resumed = run(half, resume=True)
-    assert resumed.summary["begun_under"] == {**environment(), name: other}
-    assert_same(resumed, whole)
+    assert resumed.summary["begun_under"] == {**describe_environment(), name: other}
+    assert_results_equal(resumed, whole)
     assert "begun_under" not in whole.summary
 
 
@@ -193,12 +193,17 @@ def test_a_run_leaves_another_configurations_checkpoint_alone(half, whole):
     before = path.read_bytes()
     for settings in ({"resume": True}, {}):
         with pytest.raises(ConfigError, match=r"another one's \(seed 0 -> 1.*output_dir") as caught:
-            simulate(short(METHOD, seed=1), dataset=user_dataset(), output_dir=half, **settings)
+            simulate(
+                make_short_spec(METHOD, seed=1),
+                dataset=make_user_dataset(),
+                output_dir=half,
+                **settings,
+            )
         one_line(caught)
         with pytest.raises(ConfigError, match="expected this dataset's"):
-            run(half, dataset=user_dataset((9,) * 6), **settings)
+            run(half, dataset=make_user_dataset((9,) * 6), **settings)
     assert path.read_bytes() == before
-    assert_same(run(half), whole)  # its own, from the start
+    assert_results_equal(run(half), whole)  # its own, from the start
     assert not path.exists() and not list(half.glob("*.tmp"))
 
 
@@ -207,39 +212,44 @@ def test_a_run_leaves_another_configurations_checkpoint_alone(half, whole):
 
 def rescued(error):
     """The results that an error names."""
-    return [Result.load(path) for place in error.places for path in place.glob("*[0-9a-f].json")]
+    return [Result.load(path) for place in error.folders for path in place.glob("*[0-9a-f].json")]
 
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """Where there is room."""
     (tmp_path / "home").mkdir()
-    monkeypatch.setattr(rescue, "_elsewhere", lambda: [tmp_path / "home"])
+    monkeypatch.setattr(rescue, "_list_fallback_parents", lambda: [tmp_path / "home"])
     return tmp_path / "home"
 
 
-@pytest.mark.parametrize("fault", [read_only, lambda patch, folder: full_disk(patch, folder, 0)])
+@pytest.mark.parametrize(
+    "fault", [simulate_read_only_folder, lambda patch, folder: simulate_full_disk(patch, folder, 0)]
+)
 def test_a_run_on_a_full_disk_is_whole_and_said_to_be_elsewhere(
     fault, tmp_path, whole, places, monkeypatch, caplog
 ):
     folder = tmp_path / "full"
-    with fault(monkeypatch, folder), pytest.raises(NotWrittenError) as caught:
+    with fault(monkeypatch, folder), pytest.raises(ResultNotWrittenError) as caught:
         run(folder)
     assert str(places) in one_line(caught) and str(folder) in one_line(caught)
-    assert_same(caught.value.made, whole)
+    assert_results_equal(caught.value.results, whole)
     (kept,) = rescued(caught.value)
-    assert_same(kept, whole) and kept.summary == caught.value.made.summary
-    (place,) = caught.value.places
+    assert_results_equal(kept, whole) and kept.summary == caught.value.results.summary
+    (place,) = caught.value.folders
     assert Partition.load(place / "partition.npz").digest() == whole.partition.digest()
     warned = [r.getMessage() for r in caplog.records if "checkpoint" in r.getMessage()]
     assert len(warned) == 1 and "the run goes on" in warned[0]
 
 
 def test_where_no_place_takes_it_the_error_has_the_result(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(rescue, "_elsewhere", lambda: [tmp_path / "home"])
-    with read_only(monkeypatch, tmp_path), pytest.raises(NotWrittenError, match="in no file") as c:
+    monkeypatch.setattr(rescue, "_list_fallback_parents", lambda: [tmp_path / "home"])
+    with (
+        simulate_read_only_folder(monkeypatch, tmp_path),
+        pytest.raises(ResultNotWrittenError, match="in no file") as c,
+    ):
         run(tmp_path / "full")
-    assert_same(c.value.made, whole)
+    assert_results_equal(c.value.results, whole)
 
 
 def test_a_value_that_json_does_not_have_costs_nothing(tmp_path, whole, monkeypatch):
@@ -253,15 +263,15 @@ def test_a_value_that_json_does_not_have_costs_nothing(tmp_path, whole, monkeypa
 def test_a_sweep_goes_on_where_results_cannot_be_written(tmp_path, places, monkeypatch):
     made, folder = make(tmp_path / "whole").results, tmp_path / "sweep"
     with (
-        read_only(monkeypatch, folder),
-        pytest.raises(NotWrittenError, match="3 results") as caught,
+        simulate_read_only_folder(monkeypatch, folder),
+        pytest.raises(ResultNotWrittenError, match="3 results") as caught,
     ):
         make(folder)
     assert str(places) in one_line(caught)
-    for a, b in zip(made, caught.value.made.results, strict=True):
-        assert_same(a, b)
+    for a, b in zip(made, caught.value.results.results, strict=True):
+        assert_results_equal(a, b)
     assert len(rescued(caught.value)) == 3
-    for path in caught.value.places[0].iterdir():
+    for path in caught.value.folders[0].iterdir():
         path.rename(folder / path.name)
     assert len(load_results(folder)) == 3
 
@@ -274,9 +284,9 @@ def test_a_damaged_result_is_found_out_left_out_and_made_again(tmp_path, whole, 
     path = whole.save(tmp_path)
     spoilt, rng = path.with_suffix(suffix), np.random.default_rng(0)
     good = spoilt.read_bytes()
-    for kind in DAMAGES * 10:
+    for kind in DAMAGE_KINDS * 10:
         spoilt.write_bytes(good)
-        damage(spoilt, kind, rng)
+        damage_file(spoilt, kind, rng)
         with pytest.raises(DamagedFileError) as caught:
             Result.load(path)
         assert str(path) in one_line(caught)
@@ -288,7 +298,7 @@ def test_a_damaged_result_is_found_out_left_out_and_made_again(tmp_path, whole, 
     assert all(made is not None for made in make(tmp_path).results)
     assert sum(path.name in record.getMessage() for record in caplog.records) == 1
     assert len(load_results(tmp_path)) == 3
-    assert_same(Result.load(path), whole)
+    assert_results_equal(Result.load(path), whole)
 
 
 BAD_RESULTS = {
@@ -321,7 +331,7 @@ def test_results_without_a_checksum_are_read(tmp_path, whole):
     path = whole.save(tmp_path)
     record = json.loads(path.read_text())
     path.write_text(json.dumps({"spec": record["spec"], "summary": record["summary"]}))
-    assert_same(Result.load(path), whole)
+    assert_results_equal(Result.load(path), whole)
 
 
 # --- the harness -----------------------------------------------------------------------------
@@ -357,9 +367,9 @@ def kill_at_random(what, folder, method, number, rng):
 
 
 def check_run(folder, method, expected):
-    assert_same(run(folder, method, resume=True), expected)
+    assert_results_equal(run(folder, method, resume=True), expected)
     (path,) = (path for path in folder.glob("*.json"))
-    assert_same(Result.load(path), expected)
+    assert_results_equal(Result.load(path), expected)
     assert not list(folder.glob(".*.tmp")) and not (folder / "checkpoint.npz").exists()
 
 
@@ -373,31 +383,34 @@ def test_a_run_killed_at_a_random_moment_goes_on(tmp_path, number, whole):
 def faults_of_files(folder, method, expected, rng, monkeypatch, counts):
     """Damage, a full disk at a random byte, and a read-only folder: a run each."""
     with pytest.raises(KilledError):
-        run(folder, method, progress=kill_after(int(rng.integers(1, 4))))
-    kind = DAMAGES[int(rng.integers(len(DAMAGES)))]
-    damage(folder / "checkpoint.npz", kind, rng)
+        run(folder, method, progress=make_killing_callback(int(rng.integers(1, 4))))
+    kind = DAMAGE_KINDS[int(rng.integers(len(DAMAGE_KINDS)))]
+    damage_file(folder / "checkpoint.npz", kind, rng)
     with pytest.raises(DamagedFileError):
         run(folder, method, resume=True)
     counts[f"checkpoint {kind}"] += 1
     (folder / "checkpoint.npz").unlink()
 
-    with full_disk(monkeypatch, folder, int(rng.integers(0, 2_000_000))):
+    with simulate_full_disk(monkeypatch, folder, int(rng.integers(0, 2_000_000))):
         try:
             found = run(folder, method)
-        except NotWrittenError as error:
-            found = error.made
+        except ResultNotWrittenError as error:
+            found = error.results
             (kept,) = rescued(error)
-            assert_same(kept, expected)
-    assert_same(found, expected)
+            assert_results_equal(kept, expected)
+    assert_results_equal(found, expected)
     counts["disk full"] += 1
 
     path = found.save(folder)
-    kind, suffix = DAMAGES[int(rng.integers(len(DAMAGES)))], (".json", ".npz")[rng.integers(2)]
-    damage(path.with_suffix(suffix), kind, rng)
+    kind, suffix = (
+        DAMAGE_KINDS[int(rng.integers(len(DAMAGE_KINDS)))],
+        (".json", ".npz")[rng.integers(2)],
+    )
+    damage_file(path.with_suffix(suffix), kind, rng)
     with pytest.raises(DamagedFileError):
         Result.load(path)
     counts[f"result {kind}"] += 1
-    assert_same(run(folder, method, resume=True), expected)
+    assert_results_equal(run(folder, method, resume=True), expected)
     assert not list(folder.glob(".*.tmp"))
 
 
@@ -424,7 +437,7 @@ def test_a_sweep_survives_kills(tmp_path, number):
         killed = kill_at_random("sweep", tmp_path, METHOD, number, rng)
         print(f"\nsweep, {number.name} {attempt}: {'killed' if killed else 'done before'}")
     for a, b in zip(make(tmp_path).results, expected, strict=True):
-        assert_same(a, b)
+        assert_results_equal(a, b)
     assert not list(tmp_path.rglob(".*.tmp"))
 
 

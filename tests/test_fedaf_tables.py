@@ -16,10 +16,10 @@ from experiments.fedaf import fig5 as FIG5
 from experiments.fedaf import fig9
 from experiments.fedaf import table7 as TABLE7
 from fedjax_het import RunSpec, load_dataset
-from fedjax_het.report import AVERAGE, plot_curves
-from fedjax_het.report.paper_table import Arguments, departures, make_cells
-from fedjax_het.report.reported import reported_values
-from fedjax_het.running.prepare import prepare
+from fedjax_het.report import AVERAGE, plot_table_curves
+from fedjax_het.report.paper_table import TableArguments, list_protocol_deviations, make_cells
+from fedjax_het.report.reported import load_reported_values
+from fedjax_het.running.prepare import prepare_group
 from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_curves, load_results
 
@@ -32,15 +32,15 @@ CONTROLS = {*OF_FEDAF, *(row.replace("fedaf", "feddm") for row in OF_FEDAF)}
 
 
 def runs(experiment, preset="paper", **filters):
-    cells = make_cells(experiment, Arguments(preset=preset, **filters))
+    cells = make_cells(experiment, TableArguments(preset=preset, **filters))
     return {run.digest() for cell in cells for run in cell.runs}
 
 
 @pytest.mark.parametrize("number", TABLES)
 def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(number):
     experiment = TABLES[number]
-    cells = make_cells(experiment, Arguments(preset="paper"))
-    reported = reported_values("fedaf", f"table{number}")
+    cells = make_cells(experiment, TableArguments(preset="paper"))
+    reported = load_reported_values("fedaf", f"table{number}")
     ours = [(cell.dataset, cell.model, cell.level, cell.method) for cell in cells]
     theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
     more = {OWN_NORMS, *CONTROLS}
@@ -49,28 +49,28 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
     assert controls == (CONTROLS if number == 1 else set(OF_FEDAF))
     assert sum(place[3] == OWN_NORMS for place in ours) == (9 if number == 1 else 0)
     assert all(len(cell.runs) == 3 for cell in cells)
-    assert departures(experiment, cells) == []
+    assert list_protocol_deviations(experiment, cells) == []
 
 
 @pytest.mark.parametrize("number", [1, 2, 6])
 def test_rows_are_in_the_papers_order(number):
-    reported = tuple(dict.fromkeys(reported_values("fedaf", f"table{number}")["method"]))
+    reported = tuple(dict.fromkeys(load_reported_values("fedaf", f"table{number}")["method"]))
     assert reported == (*BASELINES, "feddm", "fedaf")
     for preset in TABLES[number].presets:
-        cells = make_cells(TABLES[number], Arguments(preset=preset))
+        cells = make_cells(TABLES[number], TableArguments(preset=preset))
         rows = dict.fromkeys(cell.method for cell in cells)
         more = {OWN_NORMS, *CONTROLS}
         few = (number, preset) == (6, "quick")  # the others are made where they are asked for
         shown = ("fedavg", "fedaf") if few else reported
         assert tuple(row for row in rows if row not in more) == shown
-        assert {*TABLES[number].rows(preset)} >= {*reported}
+        assert {*TABLES[number].list_rows(preset)} >= {*reported}
         assert all(cell.runs for cell in cells)
         assert (OWN_NORMS in rows) == (number == 1)
 
 
 def test_the_paper_presets_have_the_papers_settings():
     by_method = {}
-    for cell in make_cells(TABLES[1], Arguments(preset="paper", datasets=("cifar100",))):
+    for cell in make_cells(TABLES[1], TableArguments(preset="paper", datasets=("cifar100",))):
         for run in cell.runs:
             by_method[cell.method] = run.resolved()
     for spec in by_method.values():
@@ -91,17 +91,19 @@ def test_the_paper_presets_have_the_papers_settings():
         0.01,
         0.9,
     ]
-    (five,) = {run.rounds for c in make_cells(TABLES[5], Arguments("paper")) for run in c.runs}
+    (five,) = {run.rounds for c in make_cells(TABLES[5], TableArguments("paper")) for run in c.runs}
     assert five == 10
     (six,) = {
-        run.resolved().stem for c in make_cells(TABLES[6], Arguments("paper")) for run in c.runs
+        run.resolved().stem
+        for c in make_cells(TABLES[6], TableArguments("paper"))
+        for run in c.runs
     }
     assert six == "imagenet"
 
 
 def test_the_baselines_have_the_papers_settings():
     for preset in ("paper", "cpu", "quick"):
-        cells = make_cells(TABLES[1], Arguments(preset=preset))
+        cells = make_cells(TABLES[1], TableArguments(preset=preset))
         by_method = {cell.method: cell.runs[0].resolved() for cell in cells}
         for name in (*BASELINES, OWN_NORMS):
             spec = by_method[name]
@@ -116,18 +118,18 @@ def test_the_baselines_have_the_papers_settings():
         assert feddyn.hp["feddyn_alpha"] == 0.01
         sizes = [fedgen.options[f"generator_{name}"] for name in ("hidden", "noise")]
         assert sizes == [512, 64]  # its authors' for CIFAR
-        assert not by_method["fedbn"].tests_clients
+        assert not by_method["fedbn"].has_client_tests
         own = by_method[OWN_NORMS]
-        assert (own.tests_clients, own.scored_model, own.test_per_client) == (
+        assert (own.has_client_tests, own.evaluated_model, own.test_per_client) == (
             True,
             "personal",
             "all",
         )
     for preset in ("paper", "quick"):
-        for cell in make_cells(TABLES[2], Arguments(preset=preset)):
+        for cell in make_cells(TABLES[2], TableArguments(preset=preset)):
             spec = cell.runs[0].resolved()
-            assert spec.tests_clients == (cell.method == "fedbn")
-            assert not spec.tests_clients or spec.scored_model == "personal"
+            assert spec.has_client_tests == (cell.method == "fedbn")
+            assert not spec.has_client_tests or spec.evaluated_model == "personal"
 
 
 @pytest.mark.parametrize(
@@ -141,14 +143,14 @@ def test_the_baselines_have_the_papers_settings():
     ],
 )
 def test_a_variant_changes_what_its_name_says(number, row, kind, name, value):
-    (cell, *_) = make_cells(TABLES[number], Arguments(preset="paper", methods=(row,)))
+    (cell, *_) = make_cells(TABLES[number], TableArguments(preset="paper", methods=(row,)))
     assert cell.method == row
     assert getattr(cell.runs[0].resolved(), kind)[name] == value
 
 
 def test_a_methods_name_stands_for_its_variants_unless_it_is_a_row():
     def rows(number, *methods):
-        cells = make_cells(TABLES[number], Arguments("paper", methods=methods, alphas=(0.1,)))
+        cells = make_cells(TABLES[number], TableArguments("paper", methods=methods, alphas=(0.1,)))
         return [cell.method for cell in cells]
 
     ipcs = [f"fedaf(ipc={n})" for n in (10, 20, 50, 80, 100)]
@@ -165,13 +167,16 @@ def test_no_run_is_made_twice():
     assert runs(FIG3.FIG3) == runs(TABLES[1])
     assert runs(FIG5.FIG5) <= runs(TABLES[3]) | runs(TABLES[1])
     assert runs(FIG5.FIG5, "quick") <= runs(TABLES[3], "quick") | runs(TABLES[1], "quick")
-    shared = {TABLES[n].folder for n in (1, 3, 4, 5, 6)} | {FIG3.FIG3.folder, FIG5.FIG5.folder}
+    shared = {TABLES[n].results_folder for n in (1, 3, 4, 5, 6)} | {
+        FIG3.FIG3.results_folder,
+        FIG5.FIG5.results_folder,
+    }
     assert shared == {"fedaf"}
 
 
 @pytest.mark.parametrize("number", TABLES)
 def test_the_quick_preset_needs_no_download(number):
-    cells = make_cells(TABLES[number], Arguments(preset="quick"))
+    cells = make_cells(TABLES[number], TableArguments(preset="quick"))
     assert {cell.dataset for cell in cells} == {"user" if number == 2 else "digits"}
     assert all(cell.runs for cell in cells)
     for cell in cells:
@@ -183,7 +188,7 @@ def test_the_quick_preset_needs_no_download(number):
 
 
 def test_domains_are_columns_of_the_same_runs():
-    cells = make_cells(TABLES[2], Arguments(preset="quick", methods=("fedaf",)))
+    cells = make_cells(TABLES[2], TableArguments(preset="quick", methods=("fedaf",)))
     assert [cell.domain for cell in cells] == [*DOMAINS.DOMAINS, AVERAGE]
     assert all(cell.runs == cells[0].runs for cell in cells)
     spec = cells[0].runs[0].resolved()
@@ -209,7 +214,7 @@ def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
     def no_more(*args, **keywords):
         raise AssertionError("a run that is done was made again")
 
-    monkeypatch.setattr("fedjax_het.running.sweeps.prepare", no_more)
+    monkeypatch.setattr("fedjax_het.running.sweeps.prepare_group", no_more)
     assert FIG3.main(command) == 0
     assert (tmp_path / "fig3.png").read_bytes().startswith(b"\x89PNG")
 
@@ -236,13 +241,13 @@ def test_fedbns_cell_of_a_domain_is_its_clients_accuracy(tmp_path):
     np.testing.assert_allclose(list(cells.values()), expected, atol=1e-3)
     shared = [100 * run.metrics[f"test_accuracy_{name}"][best] for name in DOMAINS.DOMAINS]
     assert np.abs(accuracy[best] - shared).max() > 1  # not those of the global model
-    figure = plot_curves(
+    figure = plot_table_curves(
         make_cells(
-            FIG4.FIG4, Arguments("quick", methods=("fedbn",), seeds=(0,), rounds=3, width=4)
+            FIG4.FIG4, TableArguments("quick", methods=("fedbn",), seeds=(0,), rounds=3, width=4)
         ),
         load_results(tmp_path),
         load_curves(tmp_path),
-        reported_values("fedaf", "table2"),
+        load_reported_values("fedaf", "table2"),
     )
     drawn = [panel.lines[0].get_ydata() for panel in figure.axes]
     np.testing.assert_allclose(np.stack(drawn[:-1], 1), accuracy, atol=1e-3)
@@ -270,12 +275,16 @@ def test_fedbn_is_read_both_ways_under_label_skew(tmp_path):
 def test_uploads_by_hand():
     counts = np.array([[60, 50, 49], [0, 200, 0]])  # 2 and 1 classes of at least 50
     image, tables = 2 * 3 * 1, 2 * 3 * 3 * 4
-    upload = TABLE7.upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=1)
+    upload = TABLE7.mean_upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=1)
     assert upload == 1.5 * 50 * image + tables
     assert (
-        TABLE7.upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=4) == 1.5 * 200 * image + tables
+        TABLE7.mean_upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=4)
+        == 1.5 * 200 * image + tables
     )
-    assert TABLE7.upload_bytes(counts, (2, 3, 1), 49, bytes_per_value=1) == 2 * 49 * image + tables
+    assert (
+        TABLE7.mean_upload_bytes(counts, (2, 3, 1), 49, bytes_per_value=1)
+        == 2 * 49 * image + tables
+    )
 
 
 def test_true_bytes_are_those_that_a_run_counts():
@@ -289,24 +298,24 @@ def test_true_bytes_are_those_that_a_run_counts():
         batch_size=8,
         options={"ipc": 20, "steps": 1, "server_epochs": 0},
     )
-    group = prepare([spec])
-    algorithm, (federation,) = group.program.algorithm, group.federations
+    group = prepare_group([spec])
+    algorithm, (federation,) = group.program.algorithm, group.prepared_runs
     key, hp = jax.random.key(0), federation.spec.hp
     model = group.program.task.model
     state = jax.eval_shape(lambda: algorithm.init(hp, key, model.init(key), 4))
-    traffic, work = algorithm.traffic(hp, state), federation.scheduler.work
-    sent = work.participants[0] * traffic.up + work.pairs[0] * traffic.up_per_pair
+    traffic, work = algorithm.traffic(hp, state), federation.scheduler.work_counts
+    sent = work.participants[0] * traffic.up + work.pairs[0] * traffic.up_per_class
 
     labels = group.dataset.train_labels
     counts = federation.partition.label_counts(labels, 10)
-    upload = TABLE7.upload_bytes(counts, (8, 8, 1), 20, bytes_per_value=4)
+    upload = TABLE7.mean_upload_bytes(counts, (8, 8, 1), 20, bytes_per_value=4)
     assert sent == pytest.approx(4 * upload)
 
 
 @pytest.mark.slow
 def test_table7_has_the_reported_cells_and_comes_near_them(tmp_path, capsys):
     rows = TABLE7.make_rows(TABLE7.Arguments(partitions=12))
-    reported = reported_values("fedaf", "table7")
+    reported = load_reported_values("fedaf", "table7")
     keys = ["dataset", "alpha", "method", "model", "reported"]
     theirs = reported[["dataset", "level", "method", "model", "mean"]]
     assert [tuple(row[key] for key in keys) for row in rows] == [
@@ -338,7 +347,7 @@ def test_table7_has_the_reported_cells_and_comes_near_them(tmp_path, capsys):
 def test_balanced_labels_are_the_data_sets(prepared_data):
     for name in ("fashion_mnist", "cifar10"):
         source, dataset = (
-            TABLE7.SOURCES[name],
+            TABLE7.DATASET_SHAPES[name],
             load_dataset(name, data_dir=prepared_data),
         )
         assert dataset.input_shape == source.image_shape
@@ -351,7 +360,7 @@ def test_balanced_labels_are_the_data_sets(prepared_data):
 
 
 def test_domains_hold_equal_parts_of_every_class():
-    dataset, again = DOMAINS.digit_domains(), DOMAINS.digit_domains()
+    dataset, again = DOMAINS.make_digit_domains(), DOMAINS.make_digit_domains()
     assert dataset.digest() == again.digest()
     digits = load_dataset("digits")
     np.testing.assert_array_equal(dataset.train_labels, digits.train_labels)
@@ -377,14 +386,14 @@ def test_transformations_by_hand():
     rng = np.random.default_rng(0)
 
     def seen(domain):
-        return DOMAINS.transform(image, domain, rng)[..., 0]
+        return DOMAINS.apply_domain(image, domain, rng)[..., 0]
 
     assert seen("rotated")[2, 0] == 90  # from the top edge to the left one
     blurred = seen("blurred")
     assert blurred[1, 1] == (90 + 180) / 9 and blurred[0, 0] == 10 and blurred[3, 3] == 20
     coarse = seen("coarse")
     assert (coarse[2:, 2:] == 180).all() and coarse.sum() == 4 * 180
-    noise = DOMAINS.transform(np.full((200, 200, 1), 128, np.uint8), "noisy", rng)
+    noise = DOMAINS.apply_domain(np.full((200, 200, 1), 128, np.uint8), "noisy", rng)
     assert noise.std() == pytest.approx(62, abs=2)  # 64, of which clipping takes some
 
 
@@ -403,8 +412,8 @@ def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypa
     titles = []
     monkeypatch.setattr(
         fig9,
-        "draw",
-        lambda *args, draw=fig9.draw: titles.append(args[-1]) or draw(*args),
+        "plot_embedding",
+        lambda *args, draw=fig9.plot_embedding: titles.append(args[-1]) or draw(*args),
     )
     command = ["--epochs", "1", "--images", "120", "--output-dir", str(tmp_path)]
     assert fig9.main(command) == 0
@@ -416,7 +425,7 @@ def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypa
 
 
 def test_gains_are_differences_from_the_base():
-    from fedjax_het.report.gain import plot_gain
+    from fedjax_het.report.gain import plot_accuracy_gain
 
     rows = [
         ("fedaf(ipc=2)", 0.1, 60.0, 50.0),
@@ -428,7 +437,7 @@ def test_gains_are_differences_from_the_base():
         ("fedavg", 0.5, 71.0, math.nan),
     ]
     table = pd.DataFrame(rows, columns=["method", "alpha", "mean", "reported_mean"])
-    figure = plot_gain(table.assign(dataset="digits", model="mlp"), base="fedavg")
+    figure = plot_accuracy_gain(table.assign(dataset="digits", model="mlp"), baseline="fedavg")
     (panel,) = figure.axes
     lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in panel.lines]
     assert lines[0] == ([2, 9], [20.0, 26.0])

@@ -6,29 +6,42 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import chosen
-from support.data import BATCH, CLASSES, SIZES, blobs, consecutive, user_dataset
-from support.oracle import Loop, cross_entropy, difference_gradient, flat, joined
-from support.problems import everyone, small
+from support.builders import bind_options
+from support.data import (
+    BATCH_SIZE,
+    CLIENT_SIZES,
+    NUM_CLASSES,
+    consecutive_partition,
+    make_blobs,
+    make_user_dataset,
+)
+from support.oracle import (
+    ReferenceFedAvg,
+    cross_entropy,
+    finite_difference_gradient,
+    flatten_images,
+    flatten_params,
+)
+from support.problems import full_pass_schedule, make_small_federation
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.collaboration import (
     ATTENTION_FUNCTIONS,
-    attention,
-    cosine_distances,
-    median_pair,
-    pass_messages,
-    softmax_attention,
-    squared_distances,
+    compute_attention,
+    compute_cosine_distances,
+    compute_softmax_attention,
+    compute_squared_distances,
+    median_over_pairs,
+    mix_models,
 )
 from fedjax_het.algorithms.fedamp import fedamp, heurfedamp
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
-from fedjax_het.algorithms.fine_tuning import fine_tuned
+from fedjax_het.algorithms.fine_tuning import build_fine_tuned
 from fedjax_het.algorithms.separate import separate
 from fedjax_het.common.arrays import enable_x64
 from fedjax_het.engine.lanes import Cohort
-from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.plan import make_execution_plan
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(5, 40)).astype(np.float32)
@@ -46,11 +59,11 @@ def float64_distances(vectors):
 def test_distances_of_nearby_models_keep_their_digits():
     near = (100 + 1e-3 * RNG.normal(size=(4, 1000))).astype(np.float32)
     expected = float64_distances(near)
-    np.testing.assert_allclose(squared_distances(near), expected, rtol=2e-3, atol=1e-12)
-    far = squared_distances(VECTORS)
+    np.testing.assert_allclose(compute_squared_distances(near), expected, rtol=2e-3, atol=1e-12)
+    far = compute_squared_distances(VECTORS)
     np.testing.assert_allclose(far, float64_distances(VECTORS), rtol=1e-5, atol=1e-4)
     np.testing.assert_array_equal(far, far.T)
-    np.testing.assert_array_equal(squared_distances(np.ones((3, 7), np.float32)), 0)
+    np.testing.assert_array_equal(compute_squared_distances(np.ones((3, 7), np.float32)), 0)
 
 
 def test_cosine_distances_of_nearly_parallel_models_keep_their_digits():
@@ -59,16 +72,16 @@ def test_cosine_distances_of_nearly_parallel_models_keep_their_digits():
     near = near.astype(np.float32)
     unit = near.astype(np.float64) / np.linalg.norm(near.astype(np.float64), axis=1, keepdims=True)
     expected = float64_distances(unit) / 2  # about 1e-6: lost if 1 - cos were taken in float32
-    np.testing.assert_allclose(cosine_distances(near), expected, rtol=5e-3, atol=1e-12)
+    np.testing.assert_allclose(compute_cosine_distances(near), expected, rtol=5e-3, atol=1e-12)
     cosines = VECTORS @ VECTORS.T / np.outer(*2 * [np.linalg.norm(VECTORS, axis=1)])
-    np.testing.assert_allclose(1 - cosine_distances(VECTORS), cosines, atol=1e-5)
+    np.testing.assert_allclose(1 - compute_cosine_distances(VECTORS), cosines, atol=1e-5)
 
 
 @pytest.mark.parametrize("guard", ["step", "rows"])
 @pytest.mark.parametrize("alpha", [0.1, 1e3])
 def test_weights_are_those_of_equation_5_and_convex(alpha, guard):
     distances, sigma = float64_distances(VECTORS), 60.0
-    found = attention(jnp.asarray(distances), alpha, sigma, ALL, guard=guard)
+    found = compute_attention(jnp.asarray(distances), alpha, sigma, ALL, guard=guard)
     weights, expected = np.asarray(found.weights), alpha / sigma * np.exp(-distances / sigma)
     slopes = expected / alpha
     np.fill_diagonal(expected, 0)
@@ -88,56 +101,61 @@ def test_weights_are_those_of_equation_5_and_convex(alpha, guard):
 
 
 def test_the_guard_step_is_the_largest_alpha_that_is_convex():
-    distances = squared_distances(VECTORS)
+    distances = compute_squared_distances(VECTORS)
     row_sums = np.asarray(jnp.exp(-distances / 50) * (1 - jnp.eye(5)) / 50).sum(1)
-    largest, _ = attention(distances, 1 / row_sums.max(), 50.0, ALL, guard="step")
-    guarded, _ = attention(distances, 100 / row_sums.max(), 50.0, ALL, guard="step")
+    largest, _ = compute_attention(distances, 1 / row_sums.max(), 50.0, ALL, guard="step")
+    guarded, _ = compute_attention(distances, 100 / row_sums.max(), 50.0, ALL, guard="step")
     np.testing.assert_allclose(guarded, largest, atol=1e-6)
     assert np.diag(guarded).min() < 1e-6
 
 
 def test_sigma_at_its_limits():
-    distances = squared_distances(VECTORS)
-    nobody, _ = attention(distances, 1.0, 1e-3, ALL, guard="rows")
+    distances = compute_squared_distances(VECTORS)
+    nobody, _ = compute_attention(distances, 1.0, 1e-3, ALL, guard="rows")
     np.testing.assert_array_equal(nobody, np.eye(5))
     # alpha = sigma / (K - 1), the relative scale at 1: all the same once sigma is large
-    wide, _ = attention(distances, 1e9 / 4, 1e9, ALL, guard="rows")
+    wide, _ = compute_attention(distances, 1e9 / 4, 1e9, ALL, guard="rows")
     np.testing.assert_allclose(wide, (1 - np.eye(5)) / 4, atol=1e-5)
     # alpha itself as it was: nobody is heard
-    alone, _ = attention(distances, 1.0, 1e9, ALL, guard="rows")
+    alone, _ = compute_attention(distances, 1.0, 1e9, ALL, guard="rows")
     np.testing.assert_allclose(alone, np.eye(5), atol=1e-8)
 
 
 def test_heuristic_weights_are_those_of_equation_8():
     distances = float64_distances(VECTORS) / 80
     for self_weight in (0.0, 0.3, 1.0):
-        weights = np.asarray(softmax_attention(jnp.asarray(distances), 7.0, self_weight, ALL))
+        weights = np.asarray(
+            compute_softmax_attention(jnp.asarray(distances), 7.0, self_weight, ALL)
+        )
         powers = np.exp(7 * (1 - distances)) * (1 - np.eye(5))
         expected = powers / powers.sum(1, keepdims=True) * (1 - self_weight)
         expected += self_weight * np.eye(5)
         np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
-    uniform = softmax_attention(jnp.asarray(distances), 0.0, 0.2, ALL)
+    uniform = compute_softmax_attention(jnp.asarray(distances), 0.0, 0.2, ALL)
     np.testing.assert_allclose(uniform, np.full((5, 5), 0.2), atol=1e-6)
-    nearest = np.asarray(softmax_attention(jnp.asarray(distances), 1e6, 0.0, ALL))
+    nearest = np.asarray(compute_softmax_attention(jnp.asarray(distances), 1e6, 0.0, ALL))
     away = distances + 1e9 * np.eye(5)
     np.testing.assert_array_equal(nearest.argmax(1), away.argmin(1))
     np.testing.assert_allclose(nearest.max(1), 1)
 
 
 def test_clients_that_are_not_heard_weigh_nothing():
-    heard, distances = jnp.array([True, False, True, True, False]), squared_distances(VECTORS)
+    heard, distances = (
+        jnp.array([True, False, True, True, False]),
+        compute_squared_distances(VECTORS),
+    )
     for weights in (
-        attention(distances, 1e3, 50.0, heard, guard="rows").weights,
-        softmax_attention(distances, 0.1, 0.2, heard),
+        compute_attention(distances, 1e3, 50.0, heard, guard="rows").weights,
+        compute_softmax_attention(distances, 0.1, 0.2, heard),
     ):
         others = np.asarray(weights) * (1 - np.eye(5))
         assert (others[:, [1, 4]] == 0).all() and (others[1, [0, 2, 3]] > 0).all()
         np.testing.assert_allclose(np.sum(weights, axis=1), 1, rtol=1e-6)
-    lonely = softmax_attention(distances, 0.1, 0.2, jnp.arange(5) == 0)
+    lonely = compute_softmax_attention(distances, 0.1, 0.2, jnp.arange(5) == 0)
     np.testing.assert_allclose(lonely[0], np.eye(5)[0], atol=1e-7)
     pairs = np.asarray(distances)[[0, 0, 2], [2, 3, 3]]
-    np.testing.assert_allclose(median_pair(distances, heard), np.median(pairs), rtol=1e-6)
-    assert float(median_pair(distances, jnp.zeros(5, bool))) == 0
+    np.testing.assert_allclose(median_over_pairs(distances, heard), np.median(pairs), rtol=1e-6)
+    assert float(median_over_pairs(distances, jnp.zeros(5, bool))) == 0
 
 
 def test_messages_are_mixtures_of_every_array():
@@ -145,7 +163,7 @@ def test_messages_are_mixtures_of_every_array():
     models = jax.tree.map(lambda a: a.astype(np.float32), models)
     weights = RNG.random((5, 5)).astype(np.float32)
     expected = jax.tree.map(lambda a: np.einsum("ij,j...->i...", weights, a), models)
-    assert_trees_all_close(pass_messages(weights, models), expected, rtol=1e-5)
+    assert_trees_all_close(mix_models(weights, models), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 1100])
@@ -154,10 +172,10 @@ def test_distances_are_of_all_arrays_in_any_blocks(size):
     models = jax.tree.map(lambda a: 3 + a.astype(np.float32), models)
     flat = np.concatenate([leaf.reshape(5, -1) for leaf in jax.tree.leaves(models)], 1)
     expected = float64_distances(flat)
-    np.testing.assert_allclose(squared_distances(models), expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(compute_squared_distances(models), expected, rtol=1e-4, atol=1e-3)
     unit = flat / np.linalg.norm(flat.astype(np.float64), axis=1, keepdims=True)
     expected = float64_distances(unit) / 2
-    np.testing.assert_allclose(cosine_distances(models), expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(compute_cosine_distances(models), expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ATTENTION_FUNCTIONS)
@@ -176,7 +194,7 @@ def test_attention_functions_are_what_definition_1_asks_for(name):
 
 @pytest.mark.parametrize(("name", "reach"), [("scad", 3.7), ("mcp", 3.0)])
 def test_penalties_that_are_flat_end_collaboration_beyond_their_reach(name, reach):
-    slope = ATTENTION_FUNCTIONS[name].slope
+    slope = ATTENTION_FUNCTIONS[name].derivative
     assert slope(2 * reach * 0.99, 2.0) > 0 and slope(2 * reach * 1.001, 2.0) == 0
     if name == "scad":
         np.testing.assert_allclose(slope(jnp.array([0.0, 1.0, 2.0]), 2.0), 0.5)  # an L1 near 0
@@ -199,18 +217,21 @@ def settings(**options):
     return {**plain, **options}
 
 
-class Messages(Loop):
+class Messages(ReferenceFedAvg):
     """FedAMP's rounds: clients keep their models, u_k is the message to each of them."""
 
     def __init__(self, federation, start, options, *, heuristic):
-        models = federation.model(start)
-        own = [{name: leaf[k] for name, leaf in models.items()} for k in range(len(SIZES))]
+        models = federation.global_params(start)
+        own = [{name: leaf[k] for name, leaf in models.items()} for k in range(len(CLIENT_SIZES))]
         super().__init__(federation, params=own[0])
-        self.kept, self.trained = [joined(params) for params in own], np.zeros(len(own), bool)
+        self.client_states, self.trained = (
+            [flatten_params(params) for params in own],
+            np.zeros(len(own), bool),
+        )
         self.o, self.heuristic = options, heuristic
 
-    def weights(self, alpha):
-        flat = np.stack(self.kept)
+    def client_weights(self, alpha):
+        flat = np.stack(self.client_states)
         heard = self.trained if self.trained.any() else np.ones(len(flat), bool)
         clients = np.flatnonzero(heard)
         sigma = self.hp["sigma"]
@@ -246,23 +267,23 @@ class Messages(Loop):
     def before_round(self, r):
         hp = self.hp
         alpha = hp["alpha"] * hp["alpha_decay"] ** (r // hp["alpha_every"])
-        self.xi, alpha = self.weights(alpha)
+        self.xi, alpha = self.client_weights(alpha)
         self.pull = hp["prox_lambda"] / (
             alpha if self.o["prox"] == "coupled" else np.ones(len(alpha))
         )
-        self.u = list(self.xi @ np.stack(self.kept))
+        self.u = list(self.xi @ np.stack(self.client_states))
 
-    def begin(self, client):
-        return (self.u if self.o["start"] == "received" else self.kept)[client]
+    def initial_client_model(self, client):
+        return (self.u if self.o["start"] == "received" else self.client_states)[client]
 
-    def slope(self, model, batch):
+    def descent_direction(self, model, batch):
         k = batch.client
-        return super().slope(model, batch) + self.pull[k] * (model - self.u[k])
+        return super().descent_direction(model, batch) + self.pull[k] * (model - self.u[k])
 
-    def end(self, client, model, steps):
-        self.kept[client], self.trained[client] = model, True
+    def finish_client(self, client, model, steps):
+        self.client_states[client], self.trained[client] = model, True
 
-    def serve(self, r, clients, models):
+    def update_server(self, r, clients, models):
         """Nothing: there is no model for all."""
 
 
@@ -298,35 +319,39 @@ def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participatio
     hp, options = {**hp, "local_lr": 0.3}, settings(**options)
     if not heuristic:
         options = {"guard": "step", **options}
-    build = chosen(heurfedamp if heuristic else fedamp, **options)
-    federation = small(build, hp=hp, epochs=2, participation=participation, scored="client")
-    start = federation.start()
+    build = bind_options(heurfedamp if heuristic else fedamp, **options)
+    federation = make_small_federation(
+        build, hp=hp, epochs=2, participation=participation, scored="client"
+    )
+    start = federation.initial_state()
     state, _ = federation.run(4, start)
 
     oracle = Messages(federation, start, options, heuristic=heuristic)
     for r in range(4):
-        oracle.round(r)
-    found = federation.model(state)
-    for k in range(len(SIZES)):
-        for name, expected in oracle.params(oracle.kept[k]).items():
+        oracle.run_round(r)
+    found = federation.global_params(state)
+    for k in range(len(CLIENT_SIZES)):
+        for name, expected in oracle.params(oracle.client_states[k]).items():
             np.testing.assert_allclose(found[name][k], expected, rtol=2e-4, atol=2e-5)
         received = jax.tree.map(lambda a, k=k: a[k], state.server.received["params"])
         np.testing.assert_allclose(
             received["w"], oracle.params(oracle.u[k])["w"], rtol=2e-4, atol=2e-5
         )
-        assert_trees_all_equal(federation.personal(state, k), {n: found[n][k] for n in ("b", "w")})
+        assert_trees_all_equal(
+            federation.personal_model(state, k), {n: found[n][k] for n in ("b", "w")}
+        )
     np.testing.assert_allclose(state.server.weights, oracle.xi, rtol=1e-3, atol=2e-5)
-    assert int((state.clients.rounds > 0).sum()) == oracle.trained.sum()
+    assert int((state.clients.num_rounds > 0).sum()) == oracle.trained.sum()
 
 
 @pytest.mark.parametrize("scored", ["client", "received"])
 def test_either_model_can_be_scored(scored):
-    build = chosen(fedamp, **settings(guard="rows"))
-    federation = small(build, hp={**RELATIVE, "local_lr": 0.3}, scored=scored)
+    build = bind_options(fedamp, **settings(guard="rows"))
+    federation = make_small_federation(build, hp={**RELATIVE, "local_lr": 0.3}, scored=scored)
     state, _ = federation.run(2)
     kept = {"client": state.clients.variables, "received": state.server.received}
     models = jax.tree.map(lambda a: np.asarray(a[3]), kept)
-    assert_trees_all_equal(federation.personal(state, 3), models[scored]["params"])
+    assert_trees_all_equal(federation.personal_model(state, 3), models[scored]["params"])
     assert not np.allclose(models["client"]["params"]["w"], models["received"]["params"]["w"])
 
 
@@ -338,27 +363,29 @@ def test_without_pull_from_its_own_model_it_is_separate(method, initialisation):
     options |= {"guard": "rows"} if method is fedamp else {}
     common = {"optimizer": "momentum", "keep": True, "participation": 0.7, "scored": "client"}
     hp["local_momentum"] = 0.9
-    found, _ = small(chosen(method, **options), hp=hp, **common).run(3)
-    alone = chosen(separate, initialisation=initialisation)
-    expected, _ = small(alone, hp=hp, **common).run(3)
+    found, _ = make_small_federation(bind_options(method, **options), hp=hp, **common).run(3)
+    alone = bind_options(separate, initialisation=initialisation)
+    expected, _ = make_small_federation(alone, hp=hp, **common).run(3)
     assert_trees_all_equal(found.clients, expected.clients)
-    assert not np.allclose(found.server.weights, np.eye(len(SIZES)), atol=1e-3)
+    assert not np.allclose(found.server.weights, np.eye(len(CLIENT_SIZES)), atol=1e-3)
 
 
 @pytest.mark.parametrize("method", [fedamp, heurfedamp])
 def test_identical_clients_stay_identical(method):
-    images, labels = blobs((4,))
+    images, labels = make_blobs((4,))
     data = np.tile(images, (5, 1, 1, 1)), np.tile(labels, 5)
     options = settings() | ({"guard": "rows"} if method is fedamp else {})
     hp = {**RELATIVE, "self_weight": 0.2, "local_lr": 0.3}
-    federation = small(chosen(method, **options), hp=hp, sizes=(4,) * 5, data=data, scored="client")
+    federation = make_small_federation(
+        bind_options(method, **options), hp=hp, sizes=(4,) * 5, data=data, scored="client"
+    )
     state, _ = federation.run(4)
-    models = federation.model(state)
+    models = federation.global_params(state)
     assert np.isfinite(models["w"]).all()
     for k in range(1, 5):
         np.testing.assert_allclose(models["w"][k], models["w"][0], atol=1e-5)
-    one, _ = small(
-        chosen(separate, initialisation="shared"),
+    one, _ = make_small_federation(
+        bind_options(separate, initialisation="shared"),
         hp={**hp, "prox_lambda": 0.0},
         sizes=(4,) * 5,
         data=data,
@@ -369,11 +396,11 @@ def test_identical_clients_stay_identical(method):
 
 
 def test_a_strong_pull_stays_with_the_message():
-    build = chosen(fedamp, **settings(guard="rows"))
+    build = bind_options(fedamp, **settings(guard="rows"))
     gaps = []
     for strength in (0.0, 1.0, 9.0):
         hp = {**RELATIVE, "local_lr": 0.1, "prox_lambda": strength}
-        state, _ = small(build, hp=hp, epochs=20, scored="client").run(1)
+        state, _ = make_small_federation(build, hp=hp, epochs=20, scored="client").run(1)
         gap = optax.tree.sub(state.clients.variables, state.server.received)
         gaps.append(float(optax.tree.norm(gap)))
     assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
@@ -381,10 +408,10 @@ def test_a_strong_pull_stays_with_the_message():
 
 def test_who_was_never_trained_teaches_nobody():
     hp = {**RELATIVE, "local_lr": 0.3}
-    build = chosen(fedamp, **settings(guard="rows", initialisation="independent"))
-    federation = small(build, hp=hp, scored="client")
+    build = bind_options(fedamp, **settings(guard="rows", initialisation="independent"))
+    federation = make_small_federation(build, hp=hp, scored="client")
     state, _ = federation.run(2)
-    empty = SIZES.index(0)
+    empty = CLIENT_SIZES.index(0)
     weights = np.asarray(state.server.weights)
     assert (np.delete(weights[:, empty], empty) == 0).all()
     assert (np.delete(weights, empty, 0) > 0).any()
@@ -398,17 +425,22 @@ def test_the_objective_is_equation_1_and_its_gradient_that_of_differences(scale,
     options = settings(
         guard="step", scale=scale, attention=attention_, initialisation="independent"
     )
-    federation = small(chosen(fedamp, **options), hp=hp, scored="client")
+    federation = make_small_federation(bind_options(fedamp, **options), hp=hp, scored="client")
     state, _ = federation.run(2)
     images, labels = federation.data
-    x, held = flat(images), [consecutive().client(k) for k in range(len(SIZES))]
-    start = np.stack([joined(federation.personal(state, k)) for k in range(len(SIZES))])
-    heard = [k for k, size in enumerate(SIZES) if size]
+    x, held = (
+        flatten_images(images),
+        [consecutive_partition().client_indices(k) for k in range(len(CLIENT_SIZES))],
+    )
+    start = np.stack(
+        [flatten_params(federation.personal_model(state, k)) for k in range(len(CLIENT_SIZES))]
+    )
+    heard = [k for k, size in enumerate(CLIENT_SIZES) if size]
     pairs = float64_distances(start)[np.ix_(heard, heard)][np.triu_indices(len(heard), 1)]
     sigma, strength = 1.3, 2.0
     if scale == "relative":
         sigma *= np.median(pairs)
-        strength *= sigma / (len(SIZES) - 1)
+        strength *= sigma / (len(CLIENT_SIZES) - 1)
 
     def attention_value(t):
         if attention_ == "exponential":
@@ -421,15 +453,17 @@ def test_the_objective_is_equation_1_and_its_gradient_that_of_differences(scale,
         total = 0.0
         for own, w in zip(held, weights, strict=True):
             if len(own):
-                bias, kernel = w[:CLASSES], w[CLASSES:].reshape(-1, CLASSES)
+                bias, kernel = w[:NUM_CLASSES], w[NUM_CLASSES:].reshape(-1, NUM_CLASSES)
                 total += cross_entropy(x[own] @ kernel + bias, labels[own])
         distances = float64_distances(weights)
         return total + strength * attention_value(distances[np.triu_indices(len(weights), 1)]).sum()
 
-    cohort = Cohort(everyone(make_plan(1, 1, spread=None)), federation.examples)
-    found = federation.algorithm.survey.measure(federation.hp, state, cohort)
+    cohort = Cohort(
+        full_pass_schedule(make_execution_plan(1, 1, mesh_axis=None)), federation.examples
+    )
+    found = federation.algorithm.diagnostics.measure(federation.hp, state, cohort)
     np.testing.assert_allclose(found["objective"], objective(start.ravel()), rtol=1e-5)
-    slope = np.linalg.norm(difference_gradient(objective, start.ravel()))
+    slope = np.linalg.norm(finite_difference_gradient(objective, start.ravel()))
     np.testing.assert_allclose(found["objective_gradient"], slope, rtol=1e-4)
 
 
@@ -444,7 +478,7 @@ def spec(algorithm, **more):
         "protocol": "fedamp",
         "model": "mlp",
         "num_clients": 4,
-        "batch_size": BATCH,
+        "batch_size": BATCH_SIZE,
         "local_epochs": 2,
         "rounds": 3,
         "test_per_client": 12,
@@ -454,13 +488,13 @@ def spec(algorithm, **more):
 
 @pytest.mark.slow
 def test_history_keeps_the_weights_of_every_round():
-    result = simulate(spec("fedamp", options={"history": True}), dataset=user_dataset())
+    result = simulate(spec("fedamp", options={"history": True}), dataset=make_user_dataset())
     weights = result.metrics["collaboration"]
     assert weights.shape == (3, 4, 4)
     np.testing.assert_allclose(weights.sum(2), 1, rtol=1e-5)
     np.testing.assert_array_equal(weights[-1], result.artifacts["collaboration"])
     assert not np.allclose(weights[0], weights[1])
-    without = simulate(spec("fedamp"), dataset=user_dataset())
+    without = simulate(spec("fedamp"), dataset=make_user_dataset())
     assert "collaboration" not in without.metrics
     for name, values in without.metrics.items():
         np.testing.assert_array_equal(values, result.metrics[name])
@@ -468,10 +502,12 @@ def test_history_keeps_the_weights_of_every_round():
 
 @pytest.mark.parametrize("base", [fedavg, fedprox])
 def test_tuning_for_no_epochs_is_the_base_method(base):
-    build = chosen(fine_tuned, tuned=base, tuning_epochs=0)
-    federation = small(build, hp={"local_lr": 0.1, "prox_mu": 0.1}, scored="tuned")
-    assert federation.algorithm.tuning is None and federation.algorithm.personal is None
-    plain = small(base, hp={"local_lr": 0.1, "prox_mu": 0.1})
+    build = bind_options(build_fine_tuned, build_base=base, tuning_epochs=0)
+    federation = make_small_federation(build, hp={"local_lr": 0.1, "prox_mu": 0.1}, scored="tuned")
+    assert (
+        federation.algorithm.fine_tuning is None and federation.algorithm.personal_variables is None
+    )
+    plain = make_small_federation(base, hp={"local_lr": 0.1, "prox_mu": 0.1})
     assert_trees_all_equal(federation.run(2)[0], plain.run(2)[0])
 
 
@@ -485,7 +521,7 @@ def test_tuned_copies_leave_the_global_model_alone_and_are_scored_instead(base):
         "tuned": (f"{base}_ft", {"tuning_epochs": 3}),
     }
     curves = {
-        name: simulate(spec(method, hp=hp, options=options), dataset=user_dataset()).metrics
+        name: simulate(spec(method, hp=hp, options=options), dataset=make_user_dataset()).metrics
         for name, (method, options) in given.items()
     }
     for name in ("test_accuracy", "test_loss", "train_loss", "update_norm"):
@@ -538,9 +574,9 @@ def test_bad_settings(algorithm, given, message):
 def test_bad_partitions(given, message):
     one = spec("fedamp", partition="grouped", alpha=None, partition_options=given)
     with pytest.raises(ConfigError, match=message):
-        simulate(one, dataset=user_dataset())
+        simulate(one, dataset=make_user_dataset())
 
 
 def test_more_test_images_than_a_class_has():
     with pytest.raises(ConfigError, match="per_client"):
-        simulate(spec("fedamp", test_per_client=1000), dataset=user_dataset())
+        simulate(spec("fedamp", test_per_client=1000), dataset=make_user_dataset())

@@ -10,12 +10,12 @@ from scipy import stats
 
 from experiments.fedamp import fig2 as FIG2
 from experiments.fedamp import fig3 as FIG3
-from fedjax_het.data import client_groups, load_dataset
-from fedjax_het.measures.personal import group_contrast, group_weights
-from fedjax_het.report.paper_table import Arguments, departures, make_cells
-from fedjax_het.report.reported import reported_values
+from fedjax_het.data import get_client_groups, load_dataset
+from fedjax_het.measures.personal import compute_group_contrast, compute_group_weights
+from fedjax_het.report.paper_table import TableArguments, list_protocol_deviations, make_cells
+from fedjax_het.report.reported import load_reported_values
 from fedjax_het.running.result import Result
-from fedjax_het.running.splits import split_clients
+from fedjax_het.running.splits import build_partition
 
 PARTITIONS = {1: "iid", 2: "pathological", 3: "grouped"}
 ADDED = ("ditto", "pfedme", "per_fedavg")  # rows that the paper does not have
@@ -26,20 +26,20 @@ TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
 
 
 def runs(experiment, preset="paper", **filters):
-    cells = make_cells(experiment, Arguments(preset=preset, **filters))
+    cells = make_cells(experiment, TableArguments(preset=preset, **filters))
     return {run.digest() for cell in cells for run in cell.runs}
 
 
 @pytest.mark.parametrize("number", TABLES)
 def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(number):
-    cells = make_cells(TABLES[number], Arguments(preset="paper"))
-    reported = reported_values("fedamp", f"table{number}")
+    cells = make_cells(TABLES[number], TableArguments(preset="paper"))
+    reported = load_reported_values("fedamp", f"table{number}")
     assert set(reported["partition"]) == {PARTITIONS[number]} and len(reported) == 36
     ours = [(cell.dataset, cell.method) for cell in cells if cell.method not in ADDED]
     assert ours[:9] == [("mnist", name) for name in reported["method"].unique()]
     assert sorted(ours) == sorted(zip(reported["dataset"], reported["method"], strict=True))
     assert all(cell.level is None for cell in cells)
-    assert departures(TABLES[number], cells) == []
+    assert list_protocol_deviations(TABLES[number], cells) == []
 
 
 @pytest.mark.parametrize("preset", ["quick", "short", "cpu", "paper"])
@@ -47,13 +47,13 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
 def test_all_runs_of_a_table_test_clients_of_its_partition(number, preset):
     specs = [
         run.resolved()
-        for cell in make_cells(TABLES[number], Arguments(preset=preset))
+        for cell in make_cells(TABLES[number], TableArguments(preset=preset))
         for run in cell.runs
     ]
     assert len(specs) >= 8
     assert {spec.partition for spec in specs} == {PARTITIONS[number]}
-    assert all(spec.tests_clients and spec.participation == 1 for spec in specs)
-    assert {spec.scored_model for spec in specs if spec.algorithm == "scaffold"} == {"client"}
+    assert all(spec.has_client_tests and spec.participation == 1 for spec in specs)
+    assert {spec.evaluated_model for spec in specs if spec.algorithm == "scaffold"} == {"client"}
     clients = {(spec.dataset, spec.num_clients) for spec in specs}
     assert (
         clients
@@ -75,7 +75,7 @@ def test_figures_are_drawn_from_the_runs_of_table_3():
         methods = ("fedamp", "heurfedamp")
         assert runs(FIG3.FIG3, preset) == runs(TABLES[3], preset, methods=methods)
     everything = [*TABLES.values(), FIG2.FIG2, FIG3.FIG3]
-    assert {experiment.folder for experiment in everything} == {"fedamp"}
+    assert {experiment.results_folder for experiment in everything} == {"fedamp"}
 
 
 def test_a_table_without_alpha_takes_none(capsys, tmp_path):
@@ -159,7 +159,7 @@ def nothing_runs(monkeypatch):
     def no_more(*args, **keywords):
         raise AssertionError("a run that is done was made again")
 
-    monkeypatch.setattr("fedjax_het.running.sweeps.prepare", no_more)
+    monkeypatch.setattr("fedjax_het.running.sweeps.prepare_group", no_more)
 
 
 def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, nothing_runs):
@@ -198,14 +198,14 @@ def test_figure_2_leaves_out_a_method_that_lacks_a_seed(folder, capsys):
 def test_the_paper_reports_tests_of_three_data_sets_against_seven_methods():
     assert {
         *("separate", "fedavg", "fedprox", "fedavg_ft", "fedprox_ft", "scaffold", "apfl")
-    } == FIG2.THEIRS
+    } == FIG2.REPORTED_BASELINES
     rows = [
         {"place": f"{dataset}, cnn", "method": "fedamp", "against": against}
         for dataset in ("mnist", "fashion_mnist")
         for against in ("separate", "heurfedamp", "ditto")
     ]
     numbers = {"clients": 50, "ties": 0, "mean_difference": 1, "median_difference": 1, "p_value": 1}
-    table = FIG2.text_table(pd.DataFrame(rows).assign(**numbers), "T", [])
+    table = FIG2.make_text_table(pd.DataFrame(rows).assign(**numbers), "T", [])
     told = [[row["Reported"] for row in section.rows] for section in table.sections]
     assert told == [["—", "—", "—"], ["< 1e-4", "—", "—"]]
 
@@ -220,15 +220,15 @@ def test_figure_3_contrasts_the_weights_of_the_runs(folder, capsys, nothing_runs
     assert len(table) == 4
     for row in table.itertuples():
         result = own[row.method, row.seed]
-        split = split_clients(result.spec.resolved(), load_dataset("digits"))
-        groups = client_groups(split)
+        split = build_partition(result.spec.resolved(), load_dataset("digits"))
+        groups = get_client_groups(split)
         assert groups.tolist() == np.repeat(range(5), 3).tolist()
         weights = result.artifacts["collaboration"]
         np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
-        expected = group_contrast(weights, groups)
+        expected = compute_group_contrast(weights, groups)
         for name, value in expected._asdict().items():
             assert getattr(row, name) == pytest.approx(value)
-        ratios = group_weights(weights, groups).ratios
+        ratios = compute_group_weights(weights, groups).ratios
         np.testing.assert_allclose([float(r) for r in row.ratios.split()], ratios, rtol=6e-3)
         assert row.shown == (ratios >= 2).sum()
         assert 2 * row.inside + 12 * row.between + row.own == pytest.approx(1)

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.data import BATCH, CLASSES, SIZES, user_dataset
-from support.networks import centred_model
-from support.oracle import Loop, error, joined
-from support.problems import small
+from support.data import BATCH_SIZE, CLIENT_SIZES, NUM_CLASSES, make_user_dataset
+from support.networks import make_centered_model
+from support.oracle import ReferenceFedAvg, flatten_params, logit_gradient
+from support.problems import make_small_federation
 
 from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
-from fedjax_het.nn import make_model, norm_mask, norms_of, with_norms
-from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn import get_norm_variables, make_model, norm_mask, replace_norm_variables
+from fedjax_het.nn.flax_model import make_flax_model
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.settings.protocols import PROTOCOLS
 from fedjax_het.settings.spec import RunSpec
@@ -26,7 +26,7 @@ def gradients(p, x, y, mean):
     """In float64."""
     u = x - mean
     features = u * p["scale"] + p["shift"]
-    slope = error(features @ p["kernel"] + p["bias"], y) / len(y)
+    slope = logit_gradient(features @ p["kernel"] + p["bias"], y) / len(y)
     back = slope @ p["kernel"].T
     found = {"scale": (back * u).sum(0), "shift": back.sum(0)}
     return found | {"kernel": features.T @ slope, "bias": slope.sum(0)}
@@ -43,49 +43,49 @@ def named(variables):
     return {name: np.asarray(leaf, np.float64) for name, leaf in leaves.items()}
 
 
-class OwnLayers(Loop):
+class OwnLayers(ReferenceFedAvg):
     """Clients keep their model, of which they go on with the layers of `NORMS`."""
 
-    def begin(self, client):
-        return joined(self.scored(client))
+    def initial_client_model(self, client):
+        return flatten_params(self.scored(client))
 
     def scored(self, client):
         """The global body with the client's own layers, if it has some."""
-        body, own = self.params(self.vector), self.kept[client]
+        body, own = self.params(self.global_vector), self.client_states[client]
         return body if own is None else body | {name: own[name] for name in NORMS}
 
-    def step(self, model, batch):
+    def local_step(self, model, batch):
         p = self.params(model)
-        mean = self.images[batch.whole].mean(0)  # what fills a batch up counts too
+        mean = self.images[batch.padded_indices].mean(0)  # what fills a batch up counts too
         slopes = gradients(p, batch.x, batch.y, mean)
         moved = {name: p[name] - LR * slope for name, slope in slopes.items()}
-        return joined(moved | {"mean": p["mean"] + 0.5 * (mean - p["mean"])})
+        return flatten_params(moved | {"mean": p["mean"] + 0.5 * (mean - p["mean"])})
 
-    def end(self, client, model, steps):
-        self.kept[client] = self.params(model)
+    def finish_client(self, client, model, steps):
+        self.client_states[client] = self.params(model)
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 def test_rounds_equal_a_float64_loop(averaging):
-    federation = small(
+    federation = make_small_federation(
         fedbn,
         hp={"local_lr": LR},
-        model=centred_model(),
+        model=make_centered_model(),
         participation=0.5,
         averaging=averaging,
         epochs=2,
         scored="personal",
     )
-    start = federation.start()
+    start = federation.initial_state()
     loop = OwnLayers(federation, params=named(federation.algorithm.global_model(start)))
     for r in range(4):
-        loop.round(r)
-    assert loop.repeats() >= 2 and None in loop.kept
+        loop.run_round(r)
+    assert loop.count_repeat_clients() >= 2 and None in loop.client_states
     state, _ = federation.run(4, start)
     loop.assert_model(named(federation.algorithm.global_model(state)), atol=1e-5)
-    for k in range(len(SIZES)):
-        found = named(federation.algorithm.personal(federation.hp, state, k))
-        loop.assert_model(found, model=joined(loop.scored(k)), atol=1e-5)
+    for k in range(len(CLIENT_SIZES)):
+        found = named(federation.algorithm.personal_variables(federation.hp, state, k))
+        loop.assert_model(found, model=flatten_params(loop.scored(k)), atol=1e-5)
 
 
 # --- limits --------------------------------------------------------------------------------
@@ -93,27 +93,31 @@ def test_rounds_equal_a_float64_loop(averaging):
 
 def test_without_normalisation_layers_it_is_fedavg():
     settings = {"hp": {"local_lr": LR}, "participation": 0.7, "optimizer": "adam", "keep": True}
-    plain, _ = small(fedavg, **settings).run(3)
-    kept, _ = small(fedbn, **settings).run(3)
+    plain, _ = make_small_federation(fedavg, **settings).run(3)
+    kept, _ = make_small_federation(fedbn, **settings).run(3)
     assert_trees_all_equal(kept.server, plain.server)
     assert kept.clients.norms == ()
 
 
 def test_a_first_round_is_fedavgs_and_later_ones_are_not():
-    settings = {"hp": {"local_lr": LR}, "model": centred_model()}
+    settings = {"hp": {"local_lr": LR}, "model": make_centered_model()}
     for rounds, alike in ((1, True), (2, False)):
-        plain, kept = (small(build, **settings).run(rounds)[0] for build in (fedavg, fedbn))
+        plain, kept = (
+            make_small_federation(build, **settings).run(rounds)[0] for build in (fedavg, fedbn)
+        )
         gap = plain.server.variables["params"]["last"]["kernel"]
         gap = gap - kept.server.variables["params"]["last"]["kernel"]
         assert (np.abs(gap).max() < 1e-6) == alike
 
 
 def test_a_client_that_has_trained_does_not_read_the_servers_layers():
-    federation = small(fedbn, hp={"local_lr": LR}, model=centred_model())
+    federation = make_small_federation(fedbn, hp={"local_lr": LR}, model=make_centered_model())
     state, _ = federation.run(1)
     variables = federation.algorithm.global_model(state)
-    noise = [jnp.full_like(leaf, 7.0) for leaf in norms_of(centred_model(), variables)]
-    changed = with_norms(centred_model(), variables, noise)
+    noise = [
+        jnp.full_like(leaf, 7.0) for leaf in get_norm_variables(make_centered_model(), variables)
+    ]
+    changed = replace_norm_variables(make_centered_model(), variables, noise)
     other, _ = federation.run(1, federation.algorithm.with_global_model(state, changed))
     same, _ = federation.run(1, state)
     assert_trees_all_equal(other.clients, same.clients)
@@ -121,9 +125,13 @@ def test_a_client_that_has_trained_does_not_read_the_servers_layers():
 
 
 def test_traffic_is_of_the_body():
-    federation = small(fedbn, hp={"local_lr": LR}, model=centred_model())
-    body = 4 * (4 * CLASSES + CLASSES)
-    assert federation.algorithm.traffic(federation.hp, federation.start()) == (body, body, 0)
+    federation = make_small_federation(fedbn, hp={"local_lr": LR}, model=make_centered_model())
+    body = 4 * (4 * NUM_CLASSES + NUM_CLASSES)
+    assert federation.algorithm.traffic(federation.hp, federation.initial_state()) == (
+        body,
+        body,
+        0,
+    )
 
 
 # --- what belongs to normalisation layers --------------------------------------------------
@@ -183,7 +191,7 @@ def test_the_kind_of_layer_decides_and_not_its_name():
             x = BatchNorm(name="linear1")(x, train)
             return InstanceNorm()(x, train)
 
-    found = flax_model(Misleading(), (4, 4, 2)).norm_layers()
+    found = make_flax_model(Misleading(), (4, 4, 2)).norm_layers()
     assert found == {("linear1",), ("InstanceNorm_0",)}
 
 
@@ -191,7 +199,7 @@ def test_layers_are_taken_out_and_put_back():
     model = make_model("convnet", (4, 4, 1), 3, width=2, depth=1, norm="batch")
     one, other = (model.init(jax.random.key(k)) for k in range(2))
     other = jax.tree.map(lambda leaf: leaf + 1, other)
-    mixed = with_norms(model, one, norms_of(model, other))
+    mixed = replace_norm_variables(model, one, get_norm_variables(model, other))
     for part, layer in (("params", "norm1"), ("state", "norm1")):
         assert_trees_all_equal(mixed[part][layer], other[part][layer])
     for layer in ("conv1", "head"):
@@ -206,20 +214,20 @@ def test_layers_are_taken_out_and_put_back():
 def test_a_clients_own_test_is_for_the_body_with_its_own_layers(count):
     """By hand, on a run with local tests, or with all tests for everyone."""
     settings = {"num_clients": 3, "rounds": 2, "partition": "classes_per_client", "classes": 2}
-    settings |= {"participation": 0.7, "local_epochs": 1, "batch_size": BATCH}
+    settings |= {"participation": 0.7, "local_epochs": 1, "batch_size": BATCH_SIZE}
     settings |= {"test_per_client": count, "model": "convnet", "width": 2, "depth": 1}
     spec = RunSpec("fedbn", "user", protocol="fedamp", norm="batch", **settings)
-    assert spec.resolved().scored_model == "personal"
-    data = user_dataset()
+    assert spec.resolved().evaluated_model == "personal"
+    data = make_user_dataset()
     result = simulate(spec, dataset=data, placement=Placement(lanes=1, devices=1))
-    model = make_model("convnet", (2, 2, 1), CLASSES, width=2, depth=1, norm="batch")
+    model = make_model("convnet", (2, 2, 1), NUM_CLASSES, width=2, depth=1, norm="batch")
     server, clients = result.state.server.variables, result.state.clients
     assert sorted(clients.trained.tolist()) == [0, 1, 1] or clients.trained.all()
     mean, std = np.asarray(data.mean), np.asarray(data.std)
     for k in range(3):
         variables = server
         if clients.trained[k]:
-            variables = with_norms(model, server, [leaf[k] for leaf in clients.norms])
+            variables = replace_norm_variables(model, server, [leaf[k] for leaf in clients.norms])
         mine = result.tests.client(k)
         assert len(mine) == (len(data.test_labels) if count == "all" else count)
         x = jnp.float32((data.test_images[mine] - mean) / std)
@@ -231,22 +239,24 @@ def test_a_clients_own_test_is_for_the_body_with_its_own_layers(count):
 
 def test_states_can_be_on_the_host_unless_own_layers_are_scored():
     for scored in ("global", "personal"):
-        federation = small(fedbn, hp={"local_lr": LR}, model=centred_model(), scored=scored)
-        assert federation.algorithm.pageable == (scored == "global")
-        assert (federation.algorithm.personal is None) == (scored == "global")
+        federation = make_small_federation(
+            fedbn, hp={"local_lr": LR}, model=make_centered_model(), scored=scored
+        )
+        assert federation.algorithm.can_page_state == (scored == "global")
+        assert (federation.algorithm.personal_variables is None) == (scored == "global")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_protocols_score_clients_own_layers_where_clients_are_tested(protocol):
     one = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True).resolved()
-    assert one.scored_model == "personal"
+    assert one.evaluated_model == "personal"
     other = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True, scored="global")
-    assert other.resolved().scored_model == "global"
+    assert other.resolved().evaluated_model == "global"
     if protocol != "fedamp":
-        assert not RunSpec("fedbn", "digits", protocol=protocol).resolved().tests_clients
+        assert not RunSpec("fedbn", "digits", protocol=protocol).resolved().has_client_tests
 
 
 def test_fedafs_domains_are_each_tested_with_their_own_layers():
     one = RunSpec("fedbn", "domainnet", protocol="fedaf").resolved()
-    assert one.tests_clients and one.scored_model == "personal"
-    assert not RunSpec("moon", "domainnet", protocol="fedaf").resolved().tests_clients
+    assert one.has_client_tests and one.evaluated_model == "personal"
+    assert not RunSpec("moon", "domainnet", protocol="fedaf").resolved().has_client_tests

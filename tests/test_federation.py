@@ -10,53 +10,53 @@ import time
 import jax
 import numpy as np
 import pytest
-from support.data import domains_dataset, user_dataset
+from support.data import make_domains_dataset, make_user_dataset
 from support.running import (
-    SYNTHESIS,
+    SYNTHESIS_OPTIONS,
     KilledError,
-    assert_same,
-    check_domains,
-    kill_after,
-    logits_of_the_final_model,
-    run,
-    spec,
+    assert_domain_accuracies,
+    assert_results_equal,
+    final_model_logits,
+    make_killing_callback,
+    make_spec,
+    run_spec,
 )
-from support.slow import all_methods
+from support.slow import method_cases
 
 from fedjax_het import ConfigError, Placement, Result, simulate
 from fedjax_het.data import make_partition
 from fedjax_het.engine import evaluation
 from fedjax_het.running import advance, checkpoints, runs
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.result import summarise
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.result import summarize_metrics
 from fedjax_het.running.store import load_curves, load_results
 
 
 @pytest.fixture
 def eager(monkeypatch):
     """Short chunks, and a checkpoint after each."""
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("name", method_cases())
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
-    whole = run(spec(name))
+    whole = run_spec(make_spec(name))
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
     for stop in (2, 6):  # dynafed: in its rounds, in its synthesis
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
-            run(spec(name), output_dir=folder, progress=kill_after(stop))
+            run_spec(make_spec(name), output_dir=folder, progress=make_killing_callback(stop))
         assert (folder / "checkpoint.npz").exists() and not list(folder.glob("*.json"))
-        assert_same(run(spec(name), output_dir=folder, resume=True), whole)
+        assert_results_equal(run_spec(make_spec(name), output_dir=folder, resume=True), whole)
 
 
 @pytest.mark.slow
 def test_chunks_change_nothing(monkeypatch):
-    whole = run(spec("dynafed"))
-    monkeypatch.setattr(runs, "MAX_CHUNK", 3)
+    whole = run_spec(make_spec("dynafed"))
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 3)
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
-    assert_same(run(spec("dynafed")), whole)
+    assert_results_equal(run_spec(make_spec("dynafed")), whole)
 
 
 @pytest.mark.slow
@@ -85,56 +85,58 @@ def test_kill_minus_nine_and_resume_on_the_command_line(tmp_path):
     )
     (one,), (two,) = (list((tmp_path / d).glob("*.json")) for d in ("whole", "killed"))
     assert one.name == two.name
-    assert_same(Result.load(one), Result.load(two))
+    assert_results_equal(Result.load(one), Result.load(two))
     last = [json.loads(p.stdout.strip().splitlines()[-1]) for p in (whole, resumed)]
     assert last[0]["final_accuracy"] == last[1]["final_accuracy"]
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, eager):
     with pytest.raises(KilledError):
-        run(spec(), output_dir=tmp_path, progress=kill_after(3))
+        run_spec(make_spec(), output_dir=tmp_path, progress=make_killing_callback(3))
     with pytest.raises(ConfigError, match=r"another.*seed 0 -> 1"):
-        run(spec(seed=1), output_dir=tmp_path, resume=True)
+        run_spec(make_spec(seed=1), output_dir=tmp_path, resume=True)
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path, eager):
     with pytest.raises(KilledError):
-        run(spec(), output_dir=tmp_path, progress=kill_after(3))
-    data = user_dataset()
+        run_spec(make_spec(), output_dir=tmp_path, progress=make_killing_callback(3))
+    data = make_user_dataset()
     other = make_partition("iid", data.train_labels, 3, num_clients=6, seed=5)
     with pytest.raises(ConfigError, match="expected this partition's"):
-        run(spec(), output_dir=tmp_path, resume=True, partition=other)
+        run_spec(make_spec(), output_dir=tmp_path, resume=True, partition=other)
     with pytest.raises(ConfigError, match="expected this dataset's"):
-        simulate(spec(), dataset=user_dataset((9,) * 6), output_dir=tmp_path, resume=True)
+        simulate(make_spec(), dataset=make_user_dataset((9,) * 6), output_dir=tmp_path, resume=True)
 
 
 def test_a_broken_checkpoint_is_refused(tmp_path):
     (tmp_path / "checkpoint.npz").write_bytes(b"no zip file")
     with pytest.raises(ConfigError, match="cannot be read"):
-        run(spec(), output_dir=tmp_path, resume=True)
+        run_spec(make_spec(), output_dir=tmp_path, resume=True)
 
 
 def test_resume_without_a_checkpoint_starts_afresh(tmp_path):
-    assert_same(run(spec(), output_dir=tmp_path, resume=True), run(spec()))
+    assert_results_equal(
+        run_spec(make_spec(), output_dir=tmp_path, resume=True), run_spec(make_spec())
+    )
 
 
 def test_an_output_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="output_dir"):
-        run(spec(), output_dir=tmp_path / "file" / "below")
+        run_spec(make_spec(), output_dir=tmp_path / "file" / "below")
 
 
 def test_a_result_survives_the_disk(tmp_path):
-    made = run(spec("dynafed"), output_dir=tmp_path)
+    made = run_spec(make_spec("dynafed"), output_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")
     assert path.stem == made.digest()
     loaded = Result.load(path)
     assert loaded.spec == made.spec and loaded.summary == made.summary
-    assert_same(loaded, made)
+    assert_results_equal(loaded, made)
 
 
 def test_the_summary_has_what_the_command_line_promises():
-    made = run(spec())
+    made = run_spec(make_spec())
     accuracy = made.metrics["test_accuracy"]
     assert accuracy.shape == (9,) and np.isfinite(accuracy).all()
     assert made.summary["final_accuracy"] == pytest.approx(accuracy[-5:].mean())
@@ -148,8 +150,8 @@ def test_the_summary_has_what_the_command_line_promises():
 
 
 def test_accuracy_and_loss_equal_those_of_the_final_model():
-    made, data = run(spec()), user_dataset()
-    x = logits_of_the_final_model(made, data)
+    made, data = run_spec(make_spec()), make_user_dataset()
+    x = final_model_logits(made, data)
     right = (x.argmax(1) == data.test_labels).mean()
     losses = np.log(np.exp(x).sum(1)) - x[np.arange(len(x)), data.test_labels]
     assert made.metrics["test_accuracy"][-1] == pytest.approx(right)
@@ -159,19 +161,19 @@ def test_accuracy_and_loss_equal_those_of_the_final_model():
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", sorted({1, len(jax.devices())}))
 def test_accuracy_per_domain_is_counted(devices, monkeypatch):
-    monkeypatch.setattr(evaluation, "BATCH", 7)  # several batches, the last of them short
-    data = domains_dataset()
-    made = simulate(spec(), dataset=data, placement=Placement(devices=devices))
-    counted = check_domains(made, data)
+    monkeypatch.setattr(evaluation, "CPU_BATCH_SIZE", 7)  # several batches, the last of them short
+    data = make_domains_dataset()
+    made = simulate(make_spec(), dataset=data, placement=Placement(devices=devices))
+    counted = assert_domain_accuracies(made, data)
     assert len(set(counted)) > 1 and len(set(np.bincount(data.test_domains))) == 3
-    plain = run(spec(), devices=devices)
+    plain = run_spec(make_spec(), devices=devices)
     assert not [name for name in plain.metrics if name.startswith("test_accuracy_")]
     np.testing.assert_array_equal(made.metrics["test_accuracy"], plain.metrics["test_accuracy"])
 
 
 def test_the_best_round_over_domains_is_the_one_of_the_highest_mean(tmp_path):
-    data = domains_dataset()
-    made = simulate(spec(rounds=12, eval_every=4), dataset=data, output_dir=tmp_path)
+    data = make_domains_dataset()
+    made = simulate(make_spec(rounds=12, eval_every=4), dataset=data, output_dir=tmp_path)
     mean = made.metrics["test_accuracy_domains"]
     assert np.flatnonzero(np.isfinite(mean)).tolist() == [3, 7, 8, 9, 10, 11]
     best = made.summary["best_domain_round"]
@@ -189,45 +191,45 @@ def test_the_best_round_over_domains_is_the_one_of_the_highest_mean(tmp_path):
 def test_domains_of_a_run_in_which_nothing_was_measured():
     nothing = np.full(3, np.nan)
     names = ("test_accuracy", "train_loss", "test_accuracy_a", "test_accuracy_domains")
-    summary = summarise(dict.fromkeys(names, nothing), ("a",))
+    summary = summarize_metrics(dict.fromkeys(names, nothing), ("a",))
     assert summary["best_domains_accuracy"] is summary["best_domain_round"] is None
     assert summary["accuracy_a"] is None
     json.dumps(summary, allow_nan=False)
 
 
 def test_a_killed_run_with_domains_resumes_to_the_same_bits(tmp_path, eager):
-    data = domains_dataset()
+    data = make_domains_dataset()
     with pytest.raises(KilledError):
-        simulate(spec(), dataset=data, output_dir=tmp_path, progress=kill_after(2))
-    resumed = simulate(spec(), dataset=data, output_dir=tmp_path, resume=True)
-    assert_same(resumed, simulate(spec(), dataset=data))
+        simulate(make_spec(), dataset=data, output_dir=tmp_path, progress=make_killing_callback(2))
+    resumed = simulate(make_spec(), dataset=data, output_dir=tmp_path, resume=True)
+    assert_results_equal(resumed, simulate(make_spec(), dataset=data))
 
 
 def test_evaluation_only_when_due():
-    made = run(spec(rounds=12, eval_every=4))
+    made = run_spec(make_spec(rounds=12, eval_every=4))
     measured = np.isfinite(made.metrics["test_accuracy"])
     assert np.flatnonzero(measured).tolist() == [3, 7, 8, 9, 10, 11]
 
 
 def test_divergence_is_marked_and_not_averaged():
-    made = run(spec(local_optimizer="sgd", hp={"local_lr": 1e30}))
+    made = run_spec(make_spec(local_optimizer="sgd", hp={"local_lr": 1e30}))
     assert made.summary["diverged"] is True and made.summary["final_accuracy"] is None
     json.dumps(made.summary, allow_nan=False)
 
 
 def test_it_learns():
-    made = run(spec(rounds=40, local_optimizer="sgd", hp={"local_lr": 0.1}))
+    made = run_spec(make_spec(rounds=40, local_optimizer="sgd", hp={"local_lr": 0.1}))
     assert made.metrics["test_accuracy"][0] < made.summary["final_accuracy"] > 0.6
 
 
 def test_methods_see_the_same_clients_and_batches():
-    one, two = run(spec("fedavg")), run(spec("fedprox", hp={"prox_mu": 0.0}))
+    one, two = run_spec(make_spec("fedavg")), run_spec(make_spec("fedprox", hp={"prox_mu": 0.0}))
     np.testing.assert_array_equal(one.metrics["test_accuracy"], two.metrics["test_accuracy"])
     np.testing.assert_allclose(one.metrics["train_loss"], two.metrics["train_loss"], rtol=1e-6)
 
 
 def test_dynafed_is_fedavg_until_its_synthesis_and_tunes_afterwards():
-    plain, tuned = run(spec("fedavg")), run(spec("dynafed"))
+    plain, tuned = run_spec(make_spec("fedavg")), run_spec(make_spec("dynafed"))
     same = plain.metrics["test_loss"] == tuned.metrics["test_loss"]
     assert same[:4].all() and not same[4:].any()
     log = tuned.artifacts
@@ -238,8 +240,8 @@ def test_dynafed_is_fedavg_until_its_synthesis_and_tunes_afterwards():
 
 @pytest.mark.slow
 def test_dynafed_without_fine_tuning_is_fedavg():
-    plain = run(spec("fedavg"))
-    tuned = run(spec("dynafed", options={**SYNTHESIS, "fine_tune_epochs": 0}))
+    plain = run_spec(make_spec("fedavg"))
+    tuned = run_spec(make_spec("dynafed", options={**SYNTHESIS_OPTIONS, "fine_tune_epochs": 0}))
     np.testing.assert_array_equal(plain.metrics["test_loss"], tuned.metrics["test_loss"])
 
 
@@ -247,26 +249,30 @@ def test_dynafed_without_fine_tuning_is_fedavg():
 def test_dynafeds_trajectory_is_the_global_models():
     from jax.flatten_util import ravel_pytree
 
-    tuned = run(spec("dynafed"))
+    tuned = run_spec(make_spec("dynafed"))
     for rounds in (1, 4):
-        model = run(spec("fedavg", rounds=rounds)).state.server.variables["params"]
+        model = run_spec(make_spec("fedavg", rounds=rounds)).state.server.variables["params"]
         vector = ravel_pytree(model)[0]
-        np.testing.assert_array_equal(tuned.state.server.own.trajectory[rounds], vector)
+        np.testing.assert_array_equal(tuned.state.server.step_state.trajectory[rounds], vector)
 
 
 def test_the_users_own_partition():
-    data = user_dataset()
+    data = make_user_dataset()
     mine = make_partition("iid", data.train_labels, 3, num_clients=6, seed=5)
-    a = simulate(spec(), dataset=data, partition=mine)
-    b = simulate(spec(partition_seed=5), dataset=data)
+    a = simulate(make_spec(), dataset=data, partition=mine)
+    b = simulate(make_spec(partition_seed=5), dataset=data)
     np.testing.assert_array_equal(a.metrics["test_loss"], b.metrics["test_loss"])
 
 
 @pytest.mark.slow
-def test_runs_that_differ_in_numbers_only_share_one_compilation(uncrowded):
+def test_runs_that_differ_in_numbers_only_share_one_compilation(no_program_eviction):
     own = {"local_epochs": 5}  # no other test's program
-    first = prepare([spec(**own)], dataset=user_dataset())
-    for other in (spec(**own), spec(seed=9, **own), spec(hp={"local_lr": 0.2}, **own)):
-        run(other)
-        assert prepare([other], dataset=user_dataset()).program is first.program
+    first = prepare_group([make_spec(**own)], dataset=make_user_dataset())
+    for other in (
+        make_spec(**own),
+        make_spec(seed=9, **own),
+        make_spec(hp={"local_lr": 0.2}, **own),
+    ):
+        run_spec(other)
+        assert prepare_group([other], dataset=make_user_dataset()).program is first.program
     assert first.program.chunk.program._cache_size() == 1

@@ -8,29 +8,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import chosen
-from support.data import BATCH, CLASSES
-from support.networks import linear_model
-from support.oracle import Loop, beside, error, joined, softmax
-from support.problems import round_key, small, step_key
+from support.builders import bind_options
+from support.data import BATCH_SIZE, NUM_CLASSES
+from support.networks import make_linear_model
+from support.oracle import ReferenceFedAvg, flatten_params, logit_gradient, run_and_compare, softmax
+from support.problems import make_small_federation, round_key, step_key
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedgen import (
-    FedGenNumbers,
-    Teacher,
-    _adam,
+    FedGenHyperParameters,
+    TeacherHeads,
+    _make_adam,
+    compute_generator_loss,
+    compute_label_shares,
     fedgen,
-    generator_loss,
-    label_shares,
     train_generator,
 )
-from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.randomness import Purpose, fold_in_purpose
 from fedjax_het.nn import count_parameters, make_generator, make_model
 
 TINY = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
-HP = {**vars(FedGenNumbers()), "local_lr": 0.1, "generated_weight": 2.0, "distilled_weight": 3.0}
-method = partial(chosen, fedgen, **TINY)
+HP = {
+    **vars(FedGenHyperParameters()),
+    "local_lr": 0.1,
+    "generated_weight": 2.0,
+    "distilled_weight": 3.0,
+}
+method = partial(bind_options, fedgen, **TINY)
 
 
 # --- a float64 loop --------------------------------------------------------------------------
@@ -38,7 +43,7 @@ method = partial(chosen, fedgen, **TINY)
 
 def generated(params, state, noise, labels, train):
     """-> (features, new statistics)."""
-    x = np.concatenate([noise, np.eye(CLASSES)[labels]], 1)
+    x = np.concatenate([noise, np.eye(NUM_CLASSES)[labels]], 1)
     x = x @ params["hidden"]["kernel"] + params["hidden"]["bias"]
     mean, variance = state["mean"], state["variance"]
     if train:
@@ -52,7 +57,7 @@ def generated(params, state, noise, labels, train):
     return x @ params["features"]["kernel"] + params["features"]["bias"], state
 
 
-class Guided(Loop):
+class Guided(ReferenceFedAvg):
     """The clients' guided steps; the generator's training, its gradient by differences.
 
     Random numbers are drawn where the method draws them.
@@ -61,7 +66,7 @@ class Guided(Loop):
     def __init__(self, federation, *, generator_batch, guided_steps):
         super().__init__(federation)
         self.batch, self.guided = generator_batch, guided_steps
-        generator = federation.start().server.generator
+        generator = federation.initial_state().server.generator
         generator = jax.tree.map(lambda a: np.asarray(a, np.float64), generator)
         self.made_by, self.state = generator["params"], generator["state"]["norm"]
         self.moments = [0.0, 0.0, 0]
@@ -70,31 +75,39 @@ class Guided(Loop):
         start = self.hp[name]
         return max(start * self.hp["guidance_decay"] ** r, min(1e-4, start))
 
-    def begin(self, client):
-        self.kept[client] = np.zeros(CLASSES)  # of the labels that it sees in the round
-        return super().begin(client)
+    def initial_client_model(self, client):
+        self.client_states[client] = np.zeros(
+            NUM_CLASSES
+        )  # of the labels that it sees in the round
+        return super().initial_client_model(client)
 
-    def slope(self, model, batch):
-        self.kept[batch.client] += np.bincount(batch.y, minlength=CLASSES)
-        plain = super().slope(model, batch)
-        if batch.round == 0 or batch.number >= self.guided:
+    def descent_direction(self, model, batch):
+        self.client_states[batch.client] += np.bincount(batch.y, minlength=NUM_CLASSES)
+        plain = super().descent_direction(model, batch)
+        if batch.round == 0 or batch.step >= self.guided:
             return plain
         return plain + self.guidance(self.params(model), batch)
 
     def guidance(self, p, batch):
         """Gradient of both terms on generated features; those of this network are its pixels."""
-        key = key_for(step_key(batch.round, batch.client, batch.number), Purpose.GENERATED)
+        key = fold_in_purpose(
+            step_key(batch.round, batch.client, batch.step), Purpose.GENERATED_SAMPLES
+        )
         labels_key, *noise_keys = jax.random.split(key, 3)
-        size = len(batch.whole)
-        labels = np.asarray(jax.random.randint(labels_key, (size,), 0, CLASSES))
+        size = len(batch.padded_indices)
+        labels = np.asarray(jax.random.randint(labels_key, (size,), 0, NUM_CLASSES))
         noises = [np.asarray(jax.random.uniform(n, (size, 2))) for n in noise_keys]
         z, _ = generated(self.made_by, self.state, noises[0], labels, False)
-        alike, _ = generated(self.made_by, self.state, noises[1], self.labels[batch.whole], False)
-        away = self.weight("generated_weight", batch.round) * error(z @ p["w"] + p["b"], labels)
+        alike, _ = generated(
+            self.made_by, self.state, noises[1], self.labels[batch.padded_indices], False
+        )
+        away = self.weight("generated_weight", batch.round) * logit_gradient(
+            z @ p["w"] + p["b"], labels
+        )
         dw, db = z.T @ away / size, away.mean(0)
         found, taught = (softmax(x @ p["w"] + p["b"])[: len(batch.y)] for x in (batch.x, alike))
         away = self.weight("distilled_weight", batch.round) * (found - taught)
-        return joined({"w": dw + batch.x.T @ away / len(batch.y), "b": db + away.mean(0)})
+        return flatten_params({"w": dw + batch.x.T @ away / len(batch.y), "b": db + away.mean(0)})
 
     def loss(self, params, teachers, noise, labels):
         z, _ = generated(params, self.state, noise, labels, True)
@@ -146,11 +159,11 @@ class Guided(Loop):
 
         return np.concatenate([leaf.ravel() for leaf in leaves]), unravel
 
-    def serve(self, r, clients, models):
+    def update_server(self, r, clients, models):
         pairs = [(p["w"], p["b"]) for p in map(self.params, models)]
-        teachers = [(*pair, self.kept[k]) for pair, k in zip(pairs, clients, strict=True)]
-        self.teach(teachers, key_for(round_key(r), Purpose.GENERATOR), r)
-        super().serve(r, clients, models)
+        teachers = [(*pair, self.client_states[k]) for pair, k in zip(pairs, clients, strict=True)]
+        self.teach(teachers, fold_in_purpose(round_key(r), Purpose.GENERATOR), r)
+        super().update_server(r, clients, models)
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -158,10 +171,10 @@ def test_three_rounds_equal_a_float64_loop(averaging):
     hp = {**HP, "generator_lr": 0.02, "generator_lr_decay": 0.7, "guidance_decay": 0.8}
     build = method(generator_batch_size=6, guided_steps=4)
     settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
-    federation = small(build, hp=hp, **settings)
+    federation = make_small_federation(build, hp=hp, **settings)
     loop = Guided(federation, generator_batch=6, guided_steps=4)
     first = loop.made_by
-    state = beside(loop, 3, atol=2e-5)
+    state = run_and_compare(loop, 3, atol=2e-5)
     assert_trees_all_close(state.server.generator["params"], loop.made_by, atol=2e-5)
     assert_trees_all_close(state.server.generator["state"]["norm"], loop.state, atol=2e-5)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), loop.made_by, first)
@@ -179,28 +192,31 @@ def test_three_rounds_equal_a_float64_loop(averaging):
 )
 def test_without_guidance_it_is_fedavg(options, hp):
     settings = {"participation": 0.7, "optimizer": "adam", "keep": True}
-    plain = small(fedavg, hp={"local_lr": 0.1}, **settings)
-    guided = small(method(**options), hp={**HP, **hp}, **settings)
+    plain = make_small_federation(fedavg, hp={"local_lr": 0.1}, **settings)
+    guided = make_small_federation(method(**options), hp={**HP, **hp}, **settings)
     ours, theirs = guided.run(3)[0], plain.run(3)[0]
     assert_trees_all_close(ours.server.variables, theirs.server.variables, rtol=1e-5, atol=1e-6)
     assert_trees_all_close(ours.clients, theirs.clients, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_decay_to_the_least_and_no_further(monkeypatch):
-    monkeypatch.setattr(sys.modules[fedgen.__module__], "LEAST_WEIGHT", 0.5)
+    monkeypatch.setattr(sys.modules[fedgen.__module__], "MIN_GUIDANCE_WEIGHT", 0.5)
     still = {"generated_weight": 0.5, "distilled_weight": 0.5, "guidance_decay": 1.0}
     models = []
     for hp in (still, {"guidance_decay": 1e-6}):
-        federation = small(method(), hp={**HP, **hp})
-        models.append(federation.model(federation.run(2)[0]))
+        federation = make_small_federation(method(), hp={**HP, **hp})
+        models.append(federation.global_params(federation.run(2)[0]))
     assert_trees_all_close(*models, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_guidance_begins_in_the_second_round():
-    plain, guided = small(fedavg, hp=HP), small(method(), hp=HP)
+    plain, guided = make_small_federation(fedavg, hp=HP), make_small_federation(method(), hp=HP)
     for rounds, same in ((1, True), (2, False)):
-        gap = plain.model(plain.run(rounds)[0])["w"] - guided.model(guided.run(rounds)[0])["w"]
+        gap = (
+            plain.global_params(plain.run(rounds)[0])["w"]
+            - guided.global_params(guided.run(rounds)[0])["w"]
+        )
         assert (np.abs(gap).max() < 1e-6) == same
 
 
@@ -210,19 +226,23 @@ def test_guidance_begins_in_the_second_round():
 def teachers(num_clients=3):
     """Random last layers, and clients that hold unlike classes."""
     keys = jax.random.split(jax.random.key(3), num_clients)
-    heads = jax.vmap(lambda key: linear_model().init(key)["params"])(keys)
+    heads = jax.vmap(lambda key: make_linear_model().init(key)["params"])(keys)
     heads = jax.tree.map(lambda a: 20 * a, heads)
     counts = jnp.asarray([[5.0, 0, 2], [0, 9, 0], [1, 1, 0]])[:num_clients]
-    return Teacher(heads, counts, jnp.ones(num_clients))
+    return TeacherHeads(heads, counts, jnp.ones(num_clients))
 
 
 def trained(of, steps, **hp):
     """-> (generator, as it was, as it is)."""
-    generator = make_generator(CLASSES, 4, 16, 3)
-    hp = {**vars(FedGenNumbers()), **hp}
+    generator = make_generator(NUM_CLASSES, 4, 16, 3)
+    hp = {**vars(FedGenHyperParameters()), **hp}
     start = jax.jit(generator.init)(jax.random.key(0))
-    run = jax.jit(partial(train_generator, linear_model(), generator, hp, batch_size=16, lr=0.01))
-    made, _ = run((start, _adam(hp).init(start["params"])), of, jax.random.key(1), steps=steps)
+    run = jax.jit(
+        partial(train_generator, make_linear_model(), generator, hp, batch_size=16, lr=0.01)
+    )
+    made, _ = run(
+        (start, _make_adam(hp).init(start["params"])), of, jax.random.key(1), num_steps=steps
+    )
     return generator, start, made
 
 
@@ -230,17 +250,21 @@ def trained(of, steps, **hp):
 def test_training_makes_features_that_teachers_recognise():
     of = teachers()
     generator, *both = trained(of, 400)
-    labels = jnp.arange(60) % CLASSES
+    labels = jnp.arange(60) % NUM_CLASSES
     noise = jax.random.uniform(jax.random.key(5), (60, 3))
-    shares, losses = label_shares(of), []
+    shares, losses = compute_label_shares(of), []
     for made in both:
         features, _ = generator.apply(made, noise, labels, train=False)
-        hp = {**vars(FedGenNumbers()), "diversity_weight": 0.0}
+        hp = {**vars(FedGenHyperParameters()), "diversity_weight": 0.0}
         losses.append(
-            float(generator_loss(linear_model(), hp, of.head, shares, features, noise, labels))
+            float(
+                compute_generator_loss(
+                    make_linear_model(), hp, of.head, shares, features, noise, labels
+                )
+            )
         )
     assert losses[1] < 0.5 * losses[0], losses
-    logits = jax.vmap(linear_model().head.apply, (0, None))(of.head, features)
+    logits = jax.vmap(make_linear_model().head.apply, (0, None))(of.head, features)
     mixed = (shares.T[labels].T[..., None] * jax.nn.log_softmax(logits)).sum(0)
     assert (mixed.argmax(-1) == labels).mean() > 0.9
 
@@ -256,9 +280,9 @@ def test_features_differ_more_where_that_is_asked_for():
 
 
 def test_shares_count_labels_and_one_more_of_the_clients_that_are_there():
-    of = teachers()._replace(present=jnp.asarray([1.0, 1.0, 0.0]))
+    of = teachers()._replace(is_present=jnp.asarray([1.0, 1.0, 0.0]))
     expected = [[6 / 7, 1 / 11, 3 / 4], [1 / 7, 10 / 11, 1 / 4], [0, 0, 0]]
-    np.testing.assert_allclose(label_shares(of), expected, rtol=1e-6)
+    np.testing.assert_allclose(compute_label_shares(of), expected, rtol=1e-6)
 
 
 def test_an_unused_slot_and_a_class_that_nobody_has_teach_nothing():
@@ -286,7 +310,7 @@ def test_the_generator_of_the_papers_mnist_has_20_thousand_parameters():
 
 def test_normalisation_in_evaluation_is_by_running_statistics():
     generator, _, made = trained(teachers(), 30)
-    noise, labels = jax.random.uniform(jax.random.key(2), (8, 3)), jnp.arange(8) % CLASSES
+    noise, labels = jax.random.uniform(jax.random.key(2), (8, 3)), jnp.arange(8) % NUM_CLASSES
     whole, state = generator.apply(made, noise, labels, train=False)
     alone, _ = generator.apply(made, noise[:1], labels[:1], train=False)
     np.testing.assert_allclose(whole[:1], alone, rtol=1e-5, atol=1e-6)
@@ -301,23 +325,28 @@ def test_normalisation_in_evaluation_is_by_running_statistics():
 
 @pytest.mark.slow
 def test_a_convolutional_network_is_guided():
-    model = make_model("convnet", (4, 4, 1), CLASSES, width=3, depth=1)
+    model = make_model("convnet", (4, 4, 1), NUM_CLASSES, width=3, depth=1)
     rng = np.random.default_rng(0)
     data = rng.normal(size=(11, 4, 4, 1)).astype(np.float32), np.arange(11, dtype=np.int32) % 3
-    settings = {"model": model, "sizes": (8, 3), "data": data, "batch_size": BATCH}
-    guided, plain = (small(build, hp=HP, **settings) for build in (method(), fedavg))
+    settings = {"model": model, "sizes": (8, 3), "data": data, "batch_size": BATCH_SIZE}
+    guided, plain = (
+        make_small_federation(build, hp=HP, **settings) for build in (method(), fedavg)
+    )
     state, info = guided.run(2)
     generator = state.server.generator["params"]
     assert generator["features"]["kernel"].shape == (5, 2 * 2 * 3)
     assert np.isfinite(float(info.train_loss))
-    gap = guided.model(state)["head"]["kernel"] - plain.model(plain.run(2)[0])["head"]["kernel"]
+    gap = (
+        guided.global_params(state)["head"]["kernel"]
+        - plain.global_params(plain.run(2)[0])["head"]["kernel"]
+    )
     assert np.abs(gap).max() > 1e-4
 
 
 def test_a_network_without_a_last_layer_is_told():
     for missing in ({"head": None}, {"embed": None}):
         with pytest.raises(ConfigError, match=r"model = 'linear': .*head"):
-            small(method(), hp=HP, model=linear_model()._replace(**missing))
+            make_small_federation(method(), hp=HP, model=make_linear_model()._replace(**missing))
 
 
 @pytest.mark.parametrize(

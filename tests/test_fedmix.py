@@ -7,30 +7,43 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import chosen
-from support.data import CLASSES, SHAPE, SIZES, blobs, consecutive, user_dataset
-from support.networks import linear_model
-from support.oracle import Loop, beside, joined, softmax, softmax_gradient
-from support.problems import small, step_key
+from support.builders import bind_options
+from support.data import (
+    CLIENT_SIZES,
+    IMAGE_SHAPE,
+    NUM_CLASSES,
+    consecutive_partition,
+    make_blobs,
+    make_user_dataset,
+)
+from support.networks import make_linear_model
+from support.oracle import (
+    ReferenceFedAvg,
+    flatten_params,
+    run_and_compare,
+    softmax,
+    softmax_gradient,
+)
+from support.problems import make_small_federation, step_key
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.algorithms.fedmix import _first_order, fedmix, naivemix
+from fedjax_het.algorithms.fedmix import _fedmix_losses, fedmix, naivemix
 from fedjax_het.algorithms.fsl import fsl
 from fedjax_het.data import MeanBlocks, average_examples
 from fedjax_het.engine.contract import Batch
-from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.randomness import Purpose, fold_in_purpose
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, make_model
 
 METHODS = {"fedmix": fedmix, "naivemix": naivemix}
-PRINTED = partial(chosen, fedmix, coefficient="printed")
+PRINTED = partial(bind_options, fedmix, coefficient="printed")
 
 
 def method(name, mean_size=3):
     if name == "printed":
         return PRINTED(mean_size=mean_size)
-    return chosen(METHODS[name], mean_size=mean_size)
+    return bind_options(METHODS[name], mean_size=mean_size)
 
 
 # --- averages --------------------------------------------------------------------------------
@@ -38,32 +51,35 @@ def method(name, mean_size=3):
 
 @pytest.mark.parametrize("size", [1, 3, 5, None])
 def test_every_example_is_in_one_average_of_its_client(size):
-    _, labels = blobs()
+    _, labels = make_blobs()
     count = len(labels)
     marked = np.eye(count, dtype=np.float32).reshape(count, 1, count, 1)  # example i has pixel i
     means, shares = average_examples(
-        marked, labels, CLASSES, consecutive(), MeanBlocks(size), seed=0
+        marked, labels, NUM_CLASSES, consecutive_partition(), MeanBlocks(size), seed=0
     )
     members = [np.flatnonzero(mean) for mean in means.reshape(-1, count)]
     assert sorted(np.concatenate(members)) == list(range(count))
-    owner = np.repeat(np.arange(len(SIZES)), SIZES)
-    blocks = [[] for _ in SIZES]
+    owner = np.repeat(np.arange(len(CLIENT_SIZES)), CLIENT_SIZES)
+    blocks = [[] for _ in CLIENT_SIZES]
     for mean, share, block in zip(means.reshape(-1, count), shares, members, strict=True):
         (client,) = set(owner[block])
         blocks[client].append(len(block))
         np.testing.assert_allclose(mean[block], 1 / len(block), rtol=1e-6)
-        np.testing.assert_allclose(share, np.eye(CLASSES)[labels[block]].mean(0), rtol=1e-6)
+        np.testing.assert_allclose(share, np.eye(NUM_CLASSES)[labels[block]].mean(0), rtol=1e-6)
     expected = [
-        [size] * (n // size) + [n % size] * (n % size > 0) if size else [n] * (n > 0) for n in SIZES
+        [size] * (n // size) + [n % size] * (n % size > 0) if size else [n] * (n > 0)
+        for n in CLIENT_SIZES
     ]
     assert blocks == expected
-    assert [len(b) for b in blocks] == MeanBlocks(size).counts(np.array(SIZES)).tolist()
+    assert [len(b) for b in blocks] == MeanBlocks(size).num_averages(
+        np.array(CLIENT_SIZES)
+    ).tolist()
 
 
 def test_averages_of_stored_images_are_in_the_unit_interval_and_shuffled():
-    images, labels = blobs()
+    images, labels = make_blobs()
     stored = np.random.default_rng(0).integers(0, 256, images.shape).astype(np.uint8)
-    arguments = (labels, CLASSES, consecutive(), MeanBlocks(3))
+    arguments = (labels, NUM_CLASSES, consecutive_partition(), MeanBlocks(3))
     (means, _), (again, _), (other, _) = (
         average_examples(stored, *arguments, seed=seed) for seed in (0, 0, 1)
     )
@@ -78,7 +94,7 @@ def test_averages_of_stored_images_are_in_the_unit_interval_and_shuffled():
 
 def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
     """Of the mean loss over a batch of softmax regression, by hand."""
-    own = np.eye(CLASSES)[y]
+    own = np.eye(NUM_CLASSES)[y]
     if name == "naivemix":
         mixed = (1 - strength) * x + strength * mean_image
         error = softmax(mixed @ w + b) - (1 - strength) * own - strength * mean_label
@@ -95,7 +111,7 @@ def mixed_gradient(name, w, b, x, y, strength, mean_image, mean_label):
     return (dw + weight * slope) / len(y), (db + weight * through_p.sum(0)) / len(y)
 
 
-class Mixed(Loop):
+class Mixed(ReferenceFedAvg):
     """Every step is mixed with one of the averages, which is drawn where the method draws it."""
 
     def __init__(self, federation, name):
@@ -105,14 +121,14 @@ class Mixed(Loop):
         self.means = np.asarray(averages.images, np.float64).reshape(self.count, -1)
         self.mean_labels = np.asarray(averages.labels, np.float64)
 
-    def slope(self, model, batch):
-        draw = key_for(step_key(batch.round, batch.client, batch.number), Purpose.MIXING)
+    def descent_direction(self, model, batch):
+        draw = fold_in_purpose(step_key(batch.round, batch.client, batch.step), Purpose.MIXING)
         pair = int(jax.random.randint(draw, (), 0, self.count))
         self.seen.add(pair)
         p, strength = self.params(model), self.hp["mixup_lambda"]
         average = self.means[pair], self.mean_labels[pair]
         mixed = mixed_gradient(self.name, p["w"], p["b"], batch.x, batch.y, strength, *average)
-        return joined(dict(zip("wb", mixed, strict=True)))
+        return flatten_params(dict(zip("wb", mixed, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -121,24 +137,24 @@ class Mixed(Loop):
 )
 def test_three_rounds_equal_a_float64_loop(name, mean_size):
     hp = {"local_lr": 0.3, "mixup_lambda": 0.3}
-    federation = small(method(name, mean_size), hp=hp, participation=0.7, epochs=2)
+    federation = make_small_federation(method(name, mean_size), hp=hp, participation=0.7, epochs=2)
     loop = Mixed(federation, name)
-    beside(loop, 3, atol=3e-6)
+    run_and_compare(loop, 3, atol=3e-6)
     assert len(loop.seen) >= 5  # of the 5 clients' averages, or of more
 
 
 def test_the_loops_gradient_is_that_of_its_loss():
     """By differences, of the loss written out with each sample's own input gradient."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(5, 4)), rng.integers(0, CLASSES, 5)
-    w, b = rng.normal(size=(4, CLASSES)), rng.normal(size=CLASSES)
+    x, y = rng.normal(size=(5, 4)), rng.integers(0, NUM_CLASSES, 5)
+    w, b = rng.normal(size=(4, NUM_CLASSES)), rng.normal(size=NUM_CLASSES)
     mean_image, mean_label = rng.normal(size=4), np.array([0.5, 0.3, 0.2])
 
     def loss(w, b, strength=0.3):
         total = 0
         for image, label in zip((1 - strength) * x, y, strict=True):
             p = softmax((image @ w + b)[None])[0]
-            slope = w @ (p - np.eye(CLASSES)[label])
+            slope = w @ (p - np.eye(NUM_CLASSES)[label])
             own = -np.log(p[label]) + strength * slope @ mean_image
             total += (1 - strength) * own - strength * mean_label @ np.log(p)
         return total / len(y)
@@ -149,7 +165,7 @@ def test_the_loops_gradient_is_that_of_its_loss():
         step[i] = 1e-5
         numeric = (loss(w + step, b) - loss(w - step, b)) / 2e-5
         np.testing.assert_allclose(dw[i], numeric, atol=1e-8)
-    step = np.eye(CLASSES) * 1e-5
+    step = np.eye(NUM_CLASSES) * 1e-5
     numeric = [(loss(w, b + one) - loss(w, b - one)) / 2e-5 for one in step]
     np.testing.assert_allclose(db, numeric, atol=1e-8)
 
@@ -162,23 +178,23 @@ def test_the_loops_gradient_is_that_of_its_loss():
 def test_lambda_0_is_fedavg(name, optimizer):
     settings = {"participation": 0.7, "optimizer": optimizer, "keep": True}
     hp = {"local_lr": 0.1}
-    plain = small(fedavg, hp=hp, **settings)
-    mixed = small(method(name), hp={**hp, "mixup_lambda": 0.0}, **settings)
+    plain = make_small_federation(fedavg, hp=hp, **settings)
+    mixed = make_small_federation(method(name), hp={**hp, "mixup_lambda": 0.0}, **settings)
     assert_trees_all_close(plain.run(3)[0], mixed.run(3)[0], rtol=1e-6, atol=1e-6)
-    moved = small(method(name), hp={**hp, "mixup_lambda": 0.2}, **settings)
-    gap = plain.model(plain.run(3)[0])["w"] - moved.model(moved.run(3)[0])["w"]
+    moved = make_small_federation(method(name), hp={**hp, "mixup_lambda": 0.2}, **settings)
+    gap = plain.global_params(plain.run(3)[0])["w"] - moved.global_params(moved.run(3)[0])["w"]
     assert np.abs(gap).max() > 1e-3
 
 
 def smooth_model():
     """A network with a hidden layer of tanh: with ReLU, gradients jump."""
-    size = int(np.prod(SHAPE))
+    size = int(np.prod(IMAGE_SHAPE))
 
     def init(key):
         one, two = jax.random.split(key)
         params = {
             "hidden": jax.random.normal(one, (size, 6)),
-            "head": jax.random.normal(two, (6, CLASSES)),
+            "head": jax.random.normal(two, (6, NUM_CLASSES)),
         }
         return {"params": params, "state": {}}
 
@@ -186,20 +202,22 @@ def smooth_model():
         hidden = jnp.tanh(x.reshape(len(x), -1) @ variables["params"]["hidden"])
         return hidden @ variables["params"]["head"], variables["state"]
 
-    return Model("smooth", SHAPE, CLASSES, init, apply)
+    return Model("smooth", IMAGE_SHAPE, NUM_CLASSES, init, apply)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [linear_model(), smooth_model()], ids=["linear", "smooth"])
+@pytest.mark.parametrize("model", [make_linear_model(), smooth_model()], ids=["linear", "smooth"])
 def test_fedmix_differs_from_mixup_by_lambda_squared(model):
     """Loss and gradient of a batch: an error in the first-order term, as by the batch size, would
     make the gap of order lambda."""
 
     def step(name, strength):
         hp = {"local_lr": 1.0, "mixup_lambda": strength}
-        federation = small(method(name, 2), hp=hp, sizes=(16, 3), batch_size=16, model=model)
-        state, info = federation.run(1, federation.start())
-        moved = jax.tree.leaves(federation.model(state))
+        federation = make_small_federation(
+            method(name, 2), hp=hp, sizes=(16, 3), batch_size=16, model=model
+        )
+        state, info = federation.run(1, federation.initial_state())
+        moved = jax.tree.leaves(federation.global_params(state))
         return np.concatenate([info.train_loss.ravel(), *(leaf.ravel() for leaf in moved)])
 
     gaps = []
@@ -216,12 +234,12 @@ def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
     """Convolutions as matrix products have a reverse rule of their own; the backend's have both."""
     settings = {"width": 4, "depth": 2, "norm": norm}
     products, native = (
-        make_model("convnet", (8, 8, 1), CLASSES, conv_impl=impl, **settings)
+        make_model("convnet", (8, 8, 1), NUM_CLASSES, conv_impl=impl, **settings)
         for impl in ("im2col", "native")
     )
     rng = np.random.default_rng(5)
     images = jnp.asarray(rng.normal(size=(6, 8, 8, 1)), jnp.float32)
-    labels = jnp.asarray(rng.integers(0, CLASSES, 6))
+    labels = jnp.asarray(rng.integers(0, NUM_CLASSES, 6))
     mean_image = jnp.asarray(rng.normal(size=(8, 8, 1)), jnp.float32)
     mean_label, strength = jnp.asarray([0.2, 0.5, 0.3]), 0.3
     variables = products.init(jax.random.key(0))
@@ -240,8 +258,8 @@ def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
 
     task = Task(products, (0.0,), (1.0,))
     batch = Batch(images, labels, jnp.ones(6), jnp.int32(0))
-    losses = partial(_first_order, False, strength, mean_image, mean_label)
-    step = jax.jit(lambda v: task.loss_and_gradient(v, batch, None, losses=losses))
+    losses = partial(_fedmix_losses, False, strength, mean_image, mean_label)
+    step = jax.jit(lambda v: task.loss_and_gradient(v, batch, None, sample_losses=losses))
     loss, gradient, _ = step(variables)
     expected, expected_gradient = jax.jit(jax.value_and_grad(by_hand))(variables["params"])
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -252,47 +270,51 @@ def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
 @pytest.mark.parametrize("name", METHODS)
 def test_pieces_of_a_batch_make_the_same_step(name):
     hp = {"local_lr": 0.1, "mixup_lambda": 0.3}
-    whole = small(method(name), hp=hp)
-    pieces = small(method(name), hp=hp, model=linear_model()._replace(micro_batch=2))
+    whole = make_small_federation(method(name), hp=hp)
+    pieces = make_small_federation(
+        method(name), hp=hp, model=make_linear_model()._replace(micro_batch=2)
+    )
     assert_trees_all_close(whole.run(2)[0], pieces.run(2)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_averages_are_normalised_as_images_are(name):
     """As if images had been stored normalised."""
-    images, labels = blobs()
+    images, labels = make_blobs()
     shift, scale = np.float32(0.4), np.float32(0.5)
     hp = {"local_lr": 0.1, "mixup_lambda": 0.3}
-    stored = small(method(name), hp=hp, data=((images - shift) / scale, labels))
+    stored = make_small_federation(method(name), hp=hp, data=((images - shift) / scale, labels))
 
     def normalising(training, plan):
         task = training.task._replace(mean=(0.4,), std=(0.5,))
         return method(name)(training._replace(task=task), plan)
 
-    within = small(normalising, hp=hp)
-    found, expected = (one.model(one.run(1)[0]) for one in (within, stored))
+    within = make_small_federation(normalising, hp=hp)
+    found, expected = (one.global_params(one.run(1)[0]) for one in (within, stored))
     assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_single_average_pulls_the_model_to_its_label():
     """Where the client's images are zero, NaiveMix learns from the other client's average alone."""
-    images, labels = blobs((6, 6))
+    images, labels = make_blobs((6, 6))
     images[:6], labels[:6] = 0, 0
     hp = {"local_lr": 1.0, "mixup_lambda": 0.5}
-    federation = small(method("naivemix", None), hp=hp, sizes=(6, 6), data=(images, labels))
-    start = federation.model(federation.start())
-    moved = federation.model(federation.run(1)[0])
+    federation = make_small_federation(
+        method("naivemix", None), hp=hp, sizes=(6, 6), data=(images, labels)
+    )
+    start = federation.global_params(federation.initial_state())
+    moved = federation.global_params(federation.run(1)[0])
     assert np.abs(moved["w"] - start["w"]).max() > 1e-3
     assert softmax_gradient(start["w"], start["b"], np.zeros((6, 4)), labels[:6])[0].max() == 0
 
 
 def test_other_methods_can_sit_on_it():
     hp = {"local_lr": 0.1, "mixup_lambda": 0.2, "gamma": 0.0}
-    alone = small(method("fedmix"), hp=hp, participation=0.7)
-    over = small(chosen(fsl, base=method("fedmix")), hp=hp, participation=0.7)
+    alone = make_small_federation(method("fedmix"), hp=hp, participation=0.7)
+    over = make_small_federation(bind_options(fsl, base=method("fedmix")), hp=hp, participation=0.7)
     assert set(over.inputs) - {"server_epochs"} == set(alone.inputs) == {"averages"}
     assert_trees_all_equal(over.inputs["averages"], alone.inputs["averages"])
-    found, expected = (one.model(one.run(2)[0]) for one in (over, alone))
+    found, expected = (one.global_params(one.run(2)[0]) for one in (over, alone))
     assert_trees_all_close(found, expected, atol=1e-6)
 
 
@@ -315,7 +337,7 @@ def spec(name="fedmix", **more):
 
 
 def run(spec_, **settings):
-    return simulate(spec_, dataset=user_dataset(), **settings)
+    return simulate(spec_, dataset=make_user_dataset(), **settings)
 
 
 @pytest.mark.slow
@@ -324,11 +346,11 @@ def test_seeds_with_unequal_numbers_of_averages_share_a_program():
     specs = [spec(seed=s) for s in range(3)]
     made = sweep(
         specs,
-        dataset=user_dataset(),
+        dataset=make_user_dataset(),
         progress=lambda line: None,
         placement=Placement(spread="runs"),
     )
-    counts = [int(MeanBlocks(4).counts(one.partition.sizes).sum()) for one in made.results]
+    counts = [int(MeanBlocks(4).num_averages(one.partition.sizes).sum()) for one in made.results]
     fewest = int(np.argmin(counts))
     assert counts[fewest] < max(counts)
     alone, together = run(specs[fewest]), made.results[fewest]
@@ -339,8 +361,8 @@ def test_seeds_with_unequal_numbers_of_averages_share_a_program():
 @pytest.mark.slow
 def test_averages_are_sent_once():
     mixed, plain = run(spec()), run(spec("fedavg", options={}, hp={}))
-    count = int(MeanBlocks(4).counts(mixed.partition.sizes).sum())
-    sent = 4 * (4 + CLASSES) * count
+    count = int(MeanBlocks(4).num_averages(mixed.partition.sizes).sum())
+    sent = 4 * (4 + NUM_CLASSES) * count
     up = mixed.metrics["bytes_up"] - plain.metrics["bytes_up"]
     down = mixed.metrics["bytes_down"] - plain.metrics["bytes_down"]
     np.testing.assert_array_equal(up, [sent, 0, 0, 0])

@@ -10,7 +10,7 @@ import pytest
 from fedjax_het import report
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.report.heat_map import numeric_pair
+from fedjax_het.report.heat_map import find_numeric_pair
 from fedjax_het.report.privacy import plot_privacy
 
 ROUNDS = 12
@@ -180,12 +180,12 @@ def test_a_panel_where_all_diverged_says_so():
 
 def test_another_measure_has_its_own_unit():
     results, curves = sweep(["fedavg"])
-    figure = report.plot_learning_curves(results, curves, measure="train_loss")
+    figure = report.plot_learning_curves(results, curves, metric="train_loss")
     expected = smoothed(curves, "fedavg", 0.1, SEEDS, "train_loss").mean(axis=1)
     np.testing.assert_allclose(line(figure.axes[1], "fedavg").get_ydata(), expected)
     assert figure.axes[0].get_ylabel() == "Training loss (nats)\nmean of 5 rounds and 3 seeds"
     with pytest.raises(ConfigError, match=r"measure = 'train_los' .* did you mean 'train_loss'"):
-        report.plot_learning_curves(results, curves, measure="train_los")
+        report.plot_learning_curves(results, curves, metric="train_los")
 
 
 def test_a_shorter_run_ends_where_it_ends():
@@ -224,7 +224,7 @@ def test_hyper_parameters_have_lines_of_one_hue_from_dark_to_light():
     three = results["hp.prox_mu"] < 10
     figure = report.plot_learning_curves(results[three], curves)
     found = [line(figure.axes[0], label) for label in labels[:3]]
-    assert found[0].get_color() == report.method_colours(["fedprox"])["fedprox"]
+    assert found[0].get_color() == report.assign_method_colors(["fedprox"])["fedprox"]
     assert len({str(each._dash_pattern) for each in found}) == 3
 
 
@@ -249,7 +249,7 @@ def test_many_panels_wrap_and_data_sets_are_rows():
 
 def test_accuracy_against_alpha_has_means_bands_and_single_runs():
     results, _ = sweep()
-    figure = report.plot_against_alpha(results)
+    figure = report.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
     assert panel.get_xscale() == "log"
     for number, method in enumerate(("fedavg", "fedprox")):
@@ -270,10 +270,10 @@ def test_accuracy_against_alpha_has_means_bands_and_single_runs():
 
 def test_runs_that_diverged_are_crosses_and_in_no_mean():
     results, _ = sweep()
-    figure = report.plot_against_alpha(results)
+    figure = report.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
     crosses = [p for p in panel.lines if p.get_label() == "_diverged"]
-    colours = report.method_colours(["fedavg", "fedprox", "scaffold"])
+    colours = report.assign_method_colors(["fedavg", "fedprox", "scaffold"])
     assert [(p.get_xdata()[0], p.get_color()) for p in crosses] == [
         (0.01, colours["fedprox"]),
         (0.1, colours["scaffold"]),
@@ -286,7 +286,7 @@ def test_runs_that_diverged_are_crosses_and_in_no_mean():
 def test_crosses_have_room_of_their_own_below_every_value():
     results, _ = sweep()
     results.loc[(results["alpha"] == 0.01) & (results["seed"] == 0), "diverged"] = True
-    (panel,) = report.plot_against_alpha(results).axes
+    (panel,) = report.plot_metric_vs_alpha(results).axes
     heights = [p.get_ydata()[0] for p in panel.lines if p.get_label() == "_diverged"]
     assert len(heights) == 4 and len(set(heights)) == 3  # three at 0.01, over each other
     low, high = panel.get_ylim()
@@ -296,7 +296,7 @@ def test_crosses_have_room_of_their_own_below_every_value():
 
 def test_one_seed_and_one_alpha_make_a_point():
     results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
-    figure = report.plot_against_alpha(results)
+    figure = report.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
     assert [found.get_label() for found in panel.lines] == ["fedavg", "_leader"]
     low, high = panel.get_xlim()
@@ -308,7 +308,7 @@ def test_one_seed_and_one_alpha_make_a_point():
 
 def test_labels_of_alphas_do_not_overlap():
     alphas = (0.01, 0.011, 0.012, 0.1, 1.0)
-    figure = report.plot_against_alpha(sweep(["fedavg"], alphas)[0])
+    figure = report.plot_metric_vs_alpha(sweep(["fedavg"], alphas)[0])
     (panel,) = figure.axes
     assert tuple(panel.get_xticks()) == alphas
     texts = [label.get_text() for label in panel.get_xticklabels()]
@@ -318,7 +318,7 @@ def test_labels_of_alphas_do_not_overlap():
 def test_of_many_methods_the_best_eight_are_in_colour():
     methods = [*METHODS][:12]
     results, _ = sweep(methods, alphas=(0.01, 0.1), seeds=(0,))
-    (panel,) = report.plot_against_alpha(results).axes
+    (panel,) = report.plot_metric_vs_alpha(results).axes
     means = results[~results["diverged"]].groupby("algorithm")["final_accuracy"].mean()
     best = set(means.sort_values().index[-8:])
     assert {name.removesuffix(" †") for name in names(panel)} == best
@@ -331,10 +331,10 @@ def test_of_many_methods_the_best_eight_are_in_colour():
 def test_runs_without_alpha_are_left_out_and_none_at_all_is_refused():
     results, _ = sweep(["fedavg"])
     more = results.iloc[[0]].assign(alpha=np.nan, settings="iid", final_accuracy=0.99)
-    figure = report.plot_against_alpha(pd.concat([results, more]))
+    figure = report.plot_metric_vs_alpha(pd.concat([results, more]))
     assert max(line(figure.axes[0], "fedavg").get_ydata()) < 95
     with pytest.raises(ConfigError, match="alpha"):
-        report.plot_against_alpha(more)
+        report.plot_metric_vs_alpha(more)
 
 
 # Heat maps
@@ -377,7 +377,7 @@ def test_a_heat_map_holds_the_means_with_a_panel_per_method():
         assert [text.get_text() for text in panel.get_xticklabels()] == ["0.01", "0.1", "1"]
         assert [text.get_text() for text in panel.get_yticklabels()] == ["0.001", "0.01"]
     assert len(scales) == 1
-    summary = report.summarise_runs(results)
+    summary = report.summarize_runs(results)
     assert scales == {(summary["mean"].min(), summary["mean"].max())}
     drawn(figure)
 
@@ -385,7 +385,7 @@ def test_a_heat_map_holds_the_means_with_a_panel_per_method():
 def test_the_numbers_of_a_heat_map_stay_in_their_cells():
     results, _ = heat_map_sweep()
     for measure in ("final_accuracy", "bytes_up"):
-        figure = report.plot_heat_map(results, x="alpha", y="hp.local_lr", measure=measure)
+        figure = report.plot_heat_map(results, x="alpha", y="hp.local_lr", metric=measure)
         drawn(figure)
         for panel in figure.axes[:-1]:
             width = panel.get_window_extent().width / len(ALPHAS)
@@ -421,12 +421,14 @@ def test_a_method_without_the_setting_has_no_panel():
 
 def test_two_numeric_settings_are_found_where_a_method_varies_both():
     plain, _ = sweep(["fedavg"])
-    assert numeric_pair(plain) == []
-    assert numeric_pair(heat_map_sweep()[0]) == ["alpha", "hp.local_lr"]
+    assert find_numeric_pair(plain) == []
+    assert find_numeric_pair(heat_map_sweep()[0]) == ["alpha", "hp.local_lr"]
     one_alpha, _ = sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": 0.5})
     other, _ = sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": 0.1})
-    assert numeric_pair(pd.concat([plain, one_alpha, other])) == []  # each varies in one method
-    assert numeric_pair(heat_map_sweep()[0], by=["algorithm", "alpha"]) == []
+    assert (
+        find_numeric_pair(pd.concat([plain, one_alpha, other])) == []
+    )  # each varies in one method
+    assert find_numeric_pair(heat_map_sweep()[0], by=["algorithm", "alpha"]) == []
 
 
 def test_accuracy_against_epsilon_has_lines_for_what_spends_none():

@@ -14,16 +14,16 @@ from fedjax_het.common import files
 from fedjax_het.common.files import (
     DamagedFileError,
     make_output_directory,
-    remove_left_overs,
+    remove_stale_files,
     write_atomically,
 )
-from fedjax_het.common.sealed import read_sealed, write_sealed
+from fedjax_het.common.sealed import load_checksummed_npz, save_checksummed_npz
 from fedjax_het.common.text import (
-    html_text,
-    latex_text,
-    markdown_text,
-    one_line,
-    plain_markdown,
+    escape_html,
+    escape_latex,
+    escape_markdown,
+    to_one_line,
+    unescape_markdown,
 )
 
 # --- writing ---------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_the_dead_leave_nothing_and_the_living_keep_theirs(tmp_path):
 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    here, day = files._this_host(), files.LEFT_OVER_SECONDS
+    here, day = files._get_host_id(), files.STALE_SECONDS
     dead, alive = temporary(here, gone.pid), temporary(here, os.getpid(), 2 * day)
     elsewhere, old = temporary("other", gone.pid, day / 2), temporary("other", 1, 1.1 * day)
     former = tmp_path / ".checkpoint.npz-ab12cd_4.tmp"  # of versions before these names
@@ -84,7 +84,7 @@ def test_the_dead_leave_nothing_and_the_living_keep_theirs(tmp_path):
     strange = tmp_path / ".editor.tmp"
     strange.write_text("")
     os.utime(strange, (0, 0))
-    remove_left_overs(tmp_path)
+    remove_stale_files(tmp_path)
     assert {path for path in tmp_path.iterdir()} == {alive, elsewhere, strange}
     assert not dead.exists() and not old.exists()
 
@@ -92,7 +92,7 @@ def test_the_dead_leave_nothing_and_the_living_keep_theirs(tmp_path):
 def test_the_first_write_to_a_folder_cleans_it(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left = tmp_path / f".file-{files._this_host()}-{gone.pid}-0123abcd.tmp"
+    left = tmp_path / f".file-{files._get_host_id()}-{gone.pid}-0123abcd.tmp"
     left.write_text("")
     write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -111,9 +111,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, bad):
 
 def test_every_flipped_byte_and_every_cut_of_a_sealed_file_is_found(tmp_path):
     path, arrays = tmp_path / "file.npz", {"a": np.arange(5), "b": np.float32(0.5)}
-    write_sealed(path, arrays)
+    save_checksummed_npz(path, arrays)
     whole = path.read_bytes()
-    found = read_sealed(path)
+    found = load_checksummed_npz(path)
     np.testing.assert_array_equal(found["a"], arrays["a"])
     np.testing.assert_array_equal(np.load(path)["a"], arrays["a"])  # an .npz like any other
     for place in range(len(whole)):
@@ -121,14 +121,14 @@ def test_every_flipped_byte_and_every_cut_of_a_sealed_file_is_found(tmp_path):
         flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)
         with pytest.raises(DamagedFileError):
-            read_sealed(path)
+            load_checksummed_npz(path)
     for place in range(0, len(whole), 7):
         path.write_bytes(whole[:place])
         with pytest.raises(DamagedFileError):
-            read_sealed(path)
+            load_checksummed_npz(path)
     path.write_bytes(whole + b"\0")
     with pytest.raises(DamagedFileError):
-        read_sealed(path)
+        load_checksummed_npz(path)
 
 
 # --- foreign text ----------------------------------------------------------------------------
@@ -140,19 +140,19 @@ FOREIGN = (
 
 
 def test_one_line_is_printable():
-    text = one_line(FOREIGN + "\ud800\u2028end\r\n")
+    text = to_one_line(FOREIGN + "\ud800\u2028end\r\n")
     assert text.isprintable() and "\x1b" not in text and "\n" not in text
     assert text.startswith("a|b # <script>") and text.endswith("end ")
-    assert one_line("fashion_mnist, α 0.1 ± 2 †") == "fashion_mnist, α 0.1 ± 2 †"
+    assert to_one_line("fashion_mnist, α 0.1 ± 2 †") == "fashion_mnist, α 0.1 ± 2 †"
 
 
 def test_markdown_has_no_element_of_a_strangers():
-    text = markdown_text(FOREIGN)
+    text = escape_markdown(FOREIGN)
     assert "\n" not in text and not re.search(r"(?<!\\)[|`*$]|(?<!\\)<|(?<!\\)\]\(|http:", text)
-    assert plain_markdown(text) == one_line(FOREIGN)
+    assert unescape_markdown(text) == to_one_line(FOREIGN)
     for start in ("# x", "- x", "1. x", "> x", "+ x", "---", "==="):
-        assert re.match(r"\\|\d\\", markdown_text(start))
-        assert plain_markdown(markdown_text(start)) == start
+        assert re.match(r"\\|\d\\", escape_markdown(start))
+        assert unescape_markdown(escape_markdown(start)) == start
     for plain in (
         "fashion_mnist",
         "64.00 ± 2.83",
@@ -162,12 +162,12 @@ def test_markdown_has_no_element_of_a_strangers():
         "fed[bold]avg",
         "#2",
     ):
-        assert markdown_text(plain) == plain
-    assert markdown_text("_emphasis_ &lt; www.e.vil") == r"\_emphasis\_ \&lt; www\.e.vil"
+        assert escape_markdown(plain) == plain
+    assert escape_markdown("_emphasis_ &lt; www.e.vil") == r"\_emphasis\_ \&lt; www\.e.vil"
 
 
 def test_latex_and_html_have_none_either():
-    assert "\n" not in latex_text("a\n\nb") and latex_text("\x1b[0m") == "?{[}0m"
-    assert r"\textbackslash{}input\{x\}" in latex_text(FOREIGN)
-    assert "<" not in html_text(FOREIGN) and "\x1b" not in html_text(FOREIGN)
-    assert html_text('"a" & b') == "&quot;a&quot; &amp; b"
+    assert "\n" not in escape_latex("a\n\nb") and escape_latex("\x1b[0m") == "?{[}0m"
+    assert r"\textbackslash{}input\{x\}" in escape_latex(FOREIGN)
+    assert "<" not in escape_html(FOREIGN) and "\x1b" not in escape_html(FOREIGN)
+    assert escape_html('"a" & b') == "&quot;a&quot; &amp; b"

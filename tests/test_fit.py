@@ -8,12 +8,12 @@ import pytest
 
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.server import (
-    epoch_batch,
-    fit,
-    in_order,
-    shuffled,
-    shuffled_present,
-    steps_per_epoch,
+    count_steps_per_epoch,
+    get_epoch_batch,
+    make_masked_shuffled_batches,
+    make_sequential_batches,
+    make_shuffled_batches,
+    train_on_examples,
 )
 
 KEY = jax.random.key(3)
@@ -50,9 +50,9 @@ def order_of(batches, epoch):
 
 PRESENT = np.arange(N) % 3 != 0
 BATCHES = {
-    "in order": in_order(N, SIZE),
-    "shuffled": shuffled(KEY, N, SIZE),
-    "those present": shuffled_present(KEY, jnp.asarray(PRESENT), SIZE),
+    "in order": make_sequential_batches(N, SIZE),
+    "shuffled": make_shuffled_batches(KEY, N, SIZE),
+    "those present": make_masked_shuffled_batches(KEY, jnp.asarray(PRESENT), SIZE),
 }
 
 
@@ -66,34 +66,36 @@ def test_training_equals_a_float64_loop_over_the_orders(name):
     assert (orders[0].tolist() == orders[1].tolist()) == (name == "in order")
 
     train = jax.jit(
-        lambda epochs: fit(
+        lambda epochs: train_on_examples(
             START, EXAMPLES, batches, least_squares, optimizer=optax.sgd(0.1), epochs=epochs
         )[0]
     )
     trained = train(3)
     np.testing.assert_allclose(trained["params"]["w"], descended(orders, 0.1), atol=1e-6)
-    assert trained["state"] == 3 * int(batches.per_epoch) == 3 * -(-len(visited) // SIZE)
+    assert trained["state"] == 3 * int(batches.steps_per_epoch) == 3 * -(-len(visited) // SIZE)
     np.testing.assert_array_equal(train(0)["params"]["w"], START["params"]["w"])
 
 
 def test_training_goes_on_from_a_later_epoch():
     batches, plain = BATCHES["shuffled"], optax.sgd(0.1)
-    whole, _ = fit(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=5)
-    part, _ = fit(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=2)
-    both, _ = fit(part, EXAMPLES, batches, least_squares, optimizer=plain, epochs=3, first_epoch=2)
+    whole, _ = train_on_examples(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=5)
+    part, _ = train_on_examples(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=2)
+    both, _ = train_on_examples(
+        part, EXAMPLES, batches, least_squares, optimizer=plain, epochs=3, first_epoch=2
+    )
     np.testing.assert_allclose(both["params"]["w"], whole["params"]["w"], rtol=1e-6)
-    again, _ = fit(part, EXAMPLES, batches, least_squares, optimizer=plain, epochs=3)
+    again, _ = train_on_examples(part, EXAMPLES, batches, least_squares, optimizer=plain, epochs=3)
     assert np.abs(again["params"]["w"] - whole["params"]["w"]).max() > 1e-4
 
 
 def test_every_step_has_a_key_of_its_own_and_is_watched_once():
     def draw(variables, batch, key):
-        state = variables["state"].at[batch.number].set(jax.random.uniform(key))
+        state = variables["state"].at[batch.step_index].set(jax.random.uniform(key))
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
         return jnp.float32(0), zeros, {**variables, "state": state}
 
     start = {**START, "state": jnp.zeros(6)}
-    variables, seen = fit(
+    variables, seen = train_on_examples(
         start,
         EXAMPLES,
         BATCHES["in order"],
@@ -101,8 +103,8 @@ def test_every_step_has_a_key_of_its_own_and_is_watched_once():
         optimizer=optax.sgd(0.1),
         epochs=2,
         key=KEY,
-        watch=lambda done, variables, seen: seen.at[done - 1].add(done),
-        watched=jnp.zeros(6, jnp.int32),
+        step_callback=lambda done, variables, seen: seen.at[done - 1].add(done),
+        callback_state=jnp.zeros(6, jnp.int32),
     )
     expected = [jax.random.uniform(jax.random.fold_in(KEY, number)) for number in range(6)]
     np.testing.assert_array_equal(variables["state"], expected)
@@ -110,10 +112,10 @@ def test_every_step_has_a_key_of_its_own_and_is_watched_once():
 
 
 def test_a_single_step_s_batch_is_that_of_the_loop():
-    batches, per_epoch = BATCHES["shuffled"], steps_per_epoch(N, SIZE)
-    assert per_epoch == batches.per_epoch == 3
+    batches, per_epoch = BATCHES["shuffled"], count_steps_per_epoch(N, SIZE)
+    assert per_epoch == batches.steps_per_epoch == 3
     for step in range(2 * per_epoch):
-        index, mask = epoch_batch(KEY, jnp.int32(step), N, SIZE)
+        index, mask = get_epoch_batch(KEY, jnp.int32(step), N, SIZE)
         order = order_of(batches, step // per_epoch)
         expected = order[step % per_epoch * SIZE :][:SIZE]
         np.testing.assert_array_equal(np.asarray(index)[: len(expected)], expected)

@@ -8,19 +8,19 @@ import re
 import matplotlib as mpl
 import numpy as np
 import pytest
-from support.faults import full_disk, read_only
-from support.slow import slow
+from support.faults import simulate_full_disk, simulate_read_only_folder
+from support.slow import slow_case
 
-from experiments.report_parts import as_html, printable
+from experiments.report_parts import escape_control_characters, markdown_to_html
 from fedjax_het import Result, RunSpec, load_results
 from fedjax_het.cli import main
 from fedjax_het.common.manner import log_to_stderr
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 from fedjax_het.report import render, write
-from fedjax_het.report.render import Section, TextTable, print_table, to_latex, to_markdown
+from fedjax_het.report.render import TableSection, TextTable, print_table, to_latex, to_markdown
 from fedjax_het.report.write import write_report
-from fedjax_het.running.ledger import describe
-from fedjax_het.running.result import summarise
+from fedjax_het.running.ledger import format_run_label
+from fedjax_het.running.result import summarize_metrics
 
 EVIL = (
     "x|y\n# <b>[l](http://e.vil)</b> [red]r[/blue] "
@@ -35,7 +35,7 @@ def save(folder, *, seed=0, spec=None, **summary):
     accuracy = np.linspace(0.2, 0.5, 3)
     metrics = {"test_accuracy": accuracy, "train_loss": np.ones(3)}
     about = {"finished": "2026-01-01", "device": "cpu", "wall_seconds": 1.0}
-    path = Result(own, metrics, {**summarise(metrics), **about, **summary}).save(folder)
+    path = Result(own, metrics, {**summarize_metrics(metrics), **about, **summary}).save(folder)
     record = json.loads(path.read_text())
     record["spec"] |= spec or {}
     del record["checksum"]
@@ -66,7 +66,7 @@ def test_a_report_obeys_no_foreign_text(folder, capsys):
     latex = (folder / "overview.tex").read_text()
     assert "\\input" not in latex and "\\frac" not in latex and "\x1b" not in latex
     assert latex.count("\\begin{table}") == 1
-    page = as_html(markdown)
+    page = markdown_to_html(markdown)
     assert "<b>" not in page and "<td>x|y #" in page
     for picture in folder.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")
@@ -74,13 +74,13 @@ def test_a_report_obeys_no_foreign_text(folder, capsys):
 
 
 def test_headings_and_titles_are_no_markup_either(capsys):
-    section = Section(rows=({EVIL: EVIL, "n": "1"},), title=EVIL, labels={EVIL: EVIL})
+    section = TableSection(rows=({EVIL: EVIL, "n": "1"},), title=EVIL, labels={EVIL: EVIL})
     table = TextTable(EVIL, (EVIL,), ("n",), (section,), (EVIL,))
     print_table(table)
     out = capsys.readouterr().out
     assert out.count("[red]r[/blue]") == 5 and "\x1b" not in out
     assert not MARKS.search(to_markdown(table)) and "\\input" not in to_latex(table)
-    assert render.latex_text(EVIL).count("\n") == 0
+    assert render.escape_latex(EVIL).count("\n") == 0
 
 
 @pytest.mark.slow
@@ -118,10 +118,10 @@ def test_what_a_summary_calls_itself_is_not_believed(folder):
 
 
 def full(monkeypatch, folder):
-    return full_disk(monkeypatch, folder, 99)
+    return simulate_full_disk(monkeypatch, folder, 99)
 
 
-@pytest.mark.parametrize("fault", [slow(read_only), full])
+@pytest.mark.parametrize("fault", [slow_case(simulate_read_only_folder), full])
 def test_a_report_on_a_folder_that_takes_nothing_prints_its_tables(
     fault, folder, tmp_path, monkeypatch, capsys
 ):
@@ -138,8 +138,10 @@ def test_a_report_on_a_folder_that_takes_nothing_prints_its_tables(
 
 def test_status_lines_and_logs_are_one_printable_line(capfd):
     spec = RunSpec("fedavg", EVIL, model="mlp", alpha=0.1)
-    assert describe(spec) == one_line(describe(spec)) and "\x1b" not in describe(spec)
-    assert printable(f"a\x1b[2J\n{EVIL}").count("\n") == 2
+    assert format_run_label(spec) == to_one_line(
+        format_run_label(spec)
+    ) and "\x1b" not in format_run_label(spec)
+    assert escape_control_characters(f"a\x1b[2J\n{EVIL}").count("\n") == 2
     log = logging.getLogger("fedjax_het")
     before, log.handlers = log.handlers, []
     try:
@@ -162,9 +164,11 @@ def test_a_command_on_a_full_disk_prints_its_result_and_names_the_place(
     command, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "home").mkdir()
-    monkeypatch.setattr("fedjax_het.running.rescue._elsewhere", lambda: [tmp_path / "home"])
+    monkeypatch.setattr(
+        "fedjax_het.running.rescue._list_fallback_parents", lambda: [tmp_path / "home"]
+    )
     folder = tmp_path / "full"
-    with full_disk(monkeypatch, folder, 1000):
+    with simulate_full_disk(monkeypatch, folder, 1000):
         assert main([command, *WORDS, "--output-dir", str(folder)]) == 2
     said = capsys.readouterr()
     assert "output_dir" in json.loads(said.out.splitlines()[-1]) or "final_accuracy" in said.out
@@ -179,7 +183,7 @@ def test_pictures_that_cannot_be_written_cost_the_pictures(tmp_path, monkeypatch
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedjax_het.report.run_pictures.draw_run", fail)
+    monkeypatch.setattr("fedjax_het.report.run_pictures.write_run_figures", fail)
     assert main(["run", "--quiet", *WORDS, "--output-dir", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert "pictures are not (No space left" in said.err and "Traceback" not in said.err

@@ -7,37 +7,57 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import builder_of, defaults
-from support.data import BATCH, CLASSES, SERVER, SIZES, blobs, consecutive, user_dataset
-from support.oracle import Loop, beside, flat, joined, server_batches, softmax_gradient
-from support.problems import everyone, round_key, small, survey_scheduler
-from support.running import KilledError, assert_same, kill_after
+from support.builders import default_hyper_parameters, make_builder
+from support.data import (
+    BATCH_SIZE,
+    CLIENT_SIZES,
+    NUM_CLASSES,
+    SERVER_EXAMPLES,
+    consecutive_partition,
+    make_blobs,
+    make_user_dataset,
+)
+from support.oracle import (
+    ReferenceFedAvg,
+    flatten_images,
+    flatten_params,
+    run_and_compare,
+    server_batches,
+    softmax_gradient,
+)
+from support.problems import (
+    full_pass_schedule,
+    make_full_pass_scheduler,
+    make_small_federation,
+    round_key,
+)
+from support.running import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
-from fedjax_het.algorithms import METHODS, entry_of
+from fedjax_het.algorithms import METHODS, get_algorithm_spec
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.algorithms.pretraining import pretrained
+from fedjax_het.algorithms.pretraining import with_pretraining
 from fedjax_het.data import dataset_from_arrays, make_partition, partition_from_clients
-from fedjax_het.engine.gradient_gaps import gradient_gaps
+from fedjax_het.engine.gradient_gaps import measure_gradient_gaps
 from fedjax_het.engine.lanes import Cohort
-from fedjax_het.engine.plan import make_plan
-from fedjax_het.engine.randomness import Purpose, key_for
-from fedjax_het.engine.server import epoch_batch
+from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.engine.randomness import Purpose, fold_in_purpose
+from fedjax_het.engine.server import get_epoch_batch
 
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
 
 
 def method(name, **options):
-    entry = entry_of(name, options)
-    return builder_of(entry, options)
+    entry = get_algorithm_spec(name, options)
+    return make_builder(entry, options)
 
 
 def numbers(name, **hp):
-    entry = entry_of(name, {})
-    return {**defaults(entry, {}), **HP, **hp}
+    entry = get_algorithm_spec(name, {})
+    return {**default_hyper_parameters(entry, {}), **HP, **hp}
 
 
-class ServerLearning(Loop):
+class ServerLearning(ReferenceFedAvg):
     """Algorithm 1: FedAvg's average learns from the server's examples too, after the clients or,
     where it is not incremental, beside them."""
 
@@ -45,36 +65,40 @@ class ServerLearning(Loop):
         super().__init__(federation)
         self.epochs, self.incremental, self.rule = epochs, incremental, rule
 
-    def serve(self, r, clients, models):
-        average = self.averaged(clients, models)
-        key = key_for(round_key(r), Purpose.SERVER)
-        batches = list(server_batches(key, self.epochs, len(SERVER[1])))
+    def update_server(self, r, clients, models):
+        average = self.average_models(clients, models)
+        key = fold_in_purpose(round_key(r), Purpose.SERVER)
+        batches = list(server_batches(key, self.epochs, len(SERVER_EXAMPLES[1])))
         steps = np.mean([len(self.minibatches(r, k)) for k in clients])
         reach = self.hp["server_lr"] * self.hp["local_lr"] * steps
         if self.rule == "moved":
-            whole = self.gradient(self.vector, flat(SERVER[0]), SERVER[1])
-            reach = np.linalg.norm(average - self.vector) / np.linalg.norm(whole)
+            whole = self.gradient(
+                self.global_vector, flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
+            )
+            reach = np.linalg.norm(average - self.global_vector) / np.linalg.norm(whole)
         lr = self.hp["gamma"] * reach / len(batches)
-        begun = average if self.incremental else self.vector
-        learnt = self.descended(begun, flat(SERVER[0]), SERVER[1], batches, lr)
-        self.vector = average + (learnt - begun)
+        begun = average if self.incremental else self.global_vector
+        learnt = self.run_sgd(
+            begun, flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], batches, lr
+        )
+        self.global_vector = average + (learnt - begun)
 
 
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
 @pytest.mark.parametrize("server_epochs", [None, 3])
 def test_three_rounds_are_algorithm_1(name, server_epochs):
     build = method(name, server_epochs=server_epochs)
-    federation = small(build, hp=numbers(name), participation=0.7)
+    federation = make_small_federation(build, hp=numbers(name), participation=0.7)
     loop = ServerLearning(federation, epochs=server_epochs or 2, incremental=name == "fsl")
-    beside(loop, 3, atol=3e-6)
+    run_and_compare(loop, 3, atol=3e-6)
 
 
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
 def test_a_rate_by_how_far_the_round_moved(name):
     build = method(name, server_rate="moved")
-    federation = small(build, hp=numbers(name), participation=0.7)
+    federation = make_small_federation(build, hp=numbers(name), participation=0.7)
     loop = ServerLearning(federation, epochs=2, incremental=name == "fsl", rule="moved")
-    beside(loop, 3, atol=5e-6)
+    run_and_compare(loop, 3, atol=5e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,19 +114,27 @@ def test_a_rate_by_how_far_the_round_moved(name):
 def test_under_any_optimiser_gamma_weighs_the_servers_step_against_the_rounds(base, optimizer, hp):
     """A single step of the server's, from where the round began, is gamma times as long as the
     clients' move. (By the paper's rule: 0.4 times that of SGD with momentum, a 25th with Adam.)"""
-    hp = {**defaults(entry_of(base, {}), {}, optimizer), **numbers("fsl_p"), **hp}
-    settings = {"optimizer": optimizer, "server": ((SERVER[0][:BATCH], SERVER[1][:BATCH]), 1)}
+    hp = {
+        **default_hyper_parameters(get_algorithm_spec(base, {}), {}, optimizer),
+        **numbers("fsl_p"),
+        **hp,
+    }
+    settings = {
+        "optimizer": optimizer,
+        "server": ((SERVER_EXAMPLES[0][:BATCH_SIZE], SERVER_EXAMPLES[1][:BATCH_SIZE]), 1),
+    }
     runs = {
-        name: small(build, hp=hp, **settings)
+        name: make_small_federation(build, hp=hp, **settings)
         for name, build in {
             "clients": method(base),
             "both": method("fsl_p", base=base, server_epochs=1, server_rate="moved"),
             "paper": method("fsl_p", base=base, server_epochs=1),
         }.items()
     }
-    start = joined(runs["clients"].model(runs["clients"].start()))
+    start = flatten_params(runs["clients"].global_params(runs["clients"].initial_state()))
     ends = {
-        name: joined(federation.model(federation.run(1)[0])) for name, federation in runs.items()
+        name: flatten_params(federation.global_params(federation.run(1)[0]))
+        for name, federation in runs.items()
     }
     moved = np.linalg.norm(ends["clients"] - start)
     servers = np.linalg.norm(ends["both"] - ends["clients"])
@@ -121,8 +153,8 @@ def test_under_any_optimiser_gamma_weighs_the_servers_step_against_the_rounds(ba
 )
 def test_a_run_says_where_gamma_is_not_the_papers(settings, said):
     run_spec = RunSpec("fsl", "digits", model="mlp", **settings).resolved()
-    entry = entry_of("fsl", run_spec.options)
-    remarks = entry.remarks(run_spec, entry)
+    entry = get_algorithm_spec("fsl", run_spec.options)
+    remarks = entry.settings_warnings(run_spec, entry)
     assert not remarks if said is None else (len(remarks) == 1 and remarks[0].startswith(said))
 
 
@@ -130,30 +162,35 @@ def test_a_run_says_where_gamma_is_not_the_papers(settings, said):
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
 def test_gamma_0_is_the_method_that_it_is_on(name, base):
     hp = {**numbers(base), **numbers(name, gamma=0.0)}
-    alone = small(method(base), hp=hp, participation=0.7)
-    over = small(method(name, base=base), hp=hp, participation=0.7)
-    assert_trees_all_close(alone.model(alone.run(3)[0]), over.model(over.run(3)[0]), atol=1e-6)
+    alone = make_small_federation(method(base), hp=hp, participation=0.7)
+    over = make_small_federation(method(name, base=base), hp=hp, participation=0.7)
+    assert_trees_all_close(
+        alone.global_params(alone.run(3)[0]), over.global_params(over.run(3)[0]), atol=1e-6
+    )
     hp["gamma"] = 1.0
-    moved = small(method(name, base=base), hp=hp, participation=0.7)
+    moved = make_small_federation(method(name, base=base), hp=hp, participation=0.7)
     assert (
-        np.abs(moved.model(moved.run(3)[0])["w"] - alone.model(alone.run(3)[0])["w"]).max() > 1e-3
+        np.abs(
+            moved.global_params(moved.run(3)[0])["w"] - alone.global_params(alone.run(3)[0])["w"]
+        ).max()
+        > 1e-3
     )
 
 
 def test_with_all_data_and_clients_that_stand_still_fsl_is_sgd():
     rate = 0.05
     hp = {**numbers("fsl"), "server_lr": 1.0, "local_lr": 1e-7}
-    federation = small(method("fsl"), hp=hp, server=(blobs(), 1))
-    per_client = np.mean([-(-n // BATCH) for n in SIZES if n])
-    steps = -(-sum(SIZES) // BATCH)
+    federation = make_small_federation(method("fsl"), hp=hp, server=(make_blobs(), 1))
+    per_client = np.mean([-(-n // BATCH_SIZE) for n in CLIENT_SIZES if n])
+    steps = -(-sum(CLIENT_SIZES) // BATCH_SIZE)
     federation.hp["gamma"] = jnp.float32(rate * steps / (1e-7 * per_client))
-    x, y = flat(blobs()[0]), blobs()[1]
-    loop = Loop(federation)
-    model = start = loop.vector
+    x, y = flatten_images(make_blobs()[0]), make_blobs()[1]
+    loop = ReferenceFedAvg(federation)
+    model = start = loop.global_vector
     for r in range(3):
-        batches = server_batches(key_for(round_key(r), Purpose.SERVER), 1, len(y))
-        model = loop.descended(model, x, y, batches, rate)
-    found = federation.model(federation.run(3)[0])
+        batches = server_batches(fold_in_purpose(round_key(r), Purpose.SERVER), 1, len(y))
+        model = loop.run_sgd(model, x, y, batches, rate)
+    found = federation.global_params(federation.run(3)[0])
     np.testing.assert_allclose(found["w"], loop.params(model)["w"], atol=3e-6)
     assert np.abs(loop.params(model - start)["w"]).max() > 0.05
 
@@ -163,12 +200,12 @@ def test_options_one_step_of_scaffold_counts_local_steps_only():
     hp = {**numbers("fsl"), "local_lr": 0.0}  # clients and controls aside, only the rate is left
     rates = []
     for option in ("I", "II"):
-        federation = small(method("fsl", base="scaffold", option=option), hp=hp)
+        federation = make_small_federation(method("fsl", base="scaffold", option=option), hp=hp)
         hp_now = {**federation.hp, "local_lr": jnp.float32(1e-6), "gamma": jnp.float32(1e5)}
         state, _ = federation._replace(hp=hp_now).run(1)
-        rates.append(federation.model(state))
+        rates.append(federation.global_params(state))
     assert_trees_all_close(rates[0], rates[1], atol=2e-4)
-    start = federation.model(federation.start())
+    start = federation.global_params(federation.initial_state())
     assert np.abs(rates[0]["w"] - start["w"]).max() > 1e-2
 
 
@@ -177,43 +214,45 @@ def test_options_one_step_of_scaffold_counts_local_steps_only():
 
 def pretrained_fedavg(epochs, **settings):
     def build(training, plan):
-        return pretrained(fedavg(training, plan), training, plan, epochs, len(SIZES))
+        return with_pretraining(fedavg(training, plan), training, plan, epochs, len(CLIENT_SIZES))
 
     hp = {**numbers("fsl"), "pretrain_lr": 0.2}
-    return small(build, hp=hp, **settings)
+    return make_small_federation(build, hp=hp, **settings)
 
 
 @pytest.mark.parametrize("pieces", [(5,), (2, 3), (1, 1, 1, 1, 1)])
 def test_pretraining_is_sgd_on_the_servers_examples_in_any_pieces(pieces):
     federation = pretrained_fedavg(5)
-    (work,) = federation.algorithm.host_work
-    state, key = federation.start(), jax.random.key(11)
-    loop = Loop(federation)
+    (work,) = federation.algorithm.server_stages
+    state, key = federation.initial_state(), jax.random.key(11)
+    loop = ReferenceFedAvg(federation)
     for count in pieces:
         state = work.advance(federation.hp, state, key, jnp.int32(count), federation.server)
-    assert work.done(state) == work.total == 5
-    batches = server_batches(key, 5, len(SERVER[1]))
-    model = loop.descended(loop.vector, flat(SERVER[0]), SERVER[1], batches, 0.2)
-    loop.assert_model(federation.model(state), model=model, atol=3e-6)
+    assert work.count_completed(state) == work.num_iterations == 5
+    batches = server_batches(key, 5, len(SERVER_EXAMPLES[1]))
+    model = loop.run_sgd(
+        loop.global_vector, flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], batches, 0.2
+    )
+    loop.assert_model(federation.global_params(state), model=model, atol=3e-6)
 
 
 def test_what_is_derived_from_the_first_model_is_derived_from_the_pretrained_one():
-    entry = entry_of("ditto", {})  # clients' own models begin as the global one
+    entry = get_algorithm_spec("ditto", {})  # clients' own models begin as the global one
 
     def build(training, plan):
-        inner = entry.make(training, plan, {})
-        return pretrained(inner, training, plan, 2, len(SIZES))
+        inner = entry.build_algorithm(training, plan, {})
+        return with_pretraining(inner, training, plan, 2, len(CLIENT_SIZES))
 
     hp = {**numbers("ditto"), "pretrain_lr": 0.2}
-    federation = small(build, hp=hp, scored="personal")
-    state = federation.start()
-    untrained = federation.model(state)
-    state = federation.algorithm.host_work[0].advance(
+    federation = make_small_federation(build, hp=hp, scored="personal")
+    state = federation.initial_state()
+    untrained = federation.global_params(state)
+    state = federation.algorithm.server_stages[0].advance(
         federation.hp, state, jax.random.key(0), jnp.int32(2), federation.server
     )
-    for k in range(len(SIZES)):
-        assert_trees_all_equal(federation.personal(state, k), federation.model(state))
-    assert np.abs(federation.model(state)["w"] - untrained["w"]).max() > 1e-2
+    for k in range(len(CLIENT_SIZES)):
+        assert_trees_all_equal(federation.personal_model(state, k), federation.global_params(state))
+    assert np.abs(federation.global_params(state)["w"] - untrained["w"]).max() > 1e-2
 
 
 # --- whole runs ------------------------------------------------------------------------------
@@ -232,37 +271,37 @@ def spec(algorithm="fsl", **more):
         "protocol": "fsl",
         "hp": {"local_lr": 0.05},
     }
-    if METHODS[algorithm].server_data:
+    if METHODS[algorithm].requires_server_examples:
         common |= {"server_options": {"size": 6}, "pretrain_epochs": 0}
     return RunSpec(algorithm, **{**common, **more})
 
 
 def run(spec_, dataset=None, **settings):
-    return simulate(spec_, dataset=dataset or user_dataset(), **settings)
+    return simulate(spec_, dataset=dataset or make_user_dataset(), **settings)
 
 
 def with_server(images, labels, data=None):
-    data = data or user_dataset()
+    data = data or make_user_dataset()
     return dataclasses.replace(data, server_images=images, server_labels=labels)
 
 
 def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples():
     shared = run(spec("data_sharing"))
-    images, _ = blobs()
+    images, _ = make_blobs()
     drawn = shared.summary["server"]
     assert drawn["num_examples"] == 6
     own = shared.partition
     group = prepared(spec("data_sharing"))
-    added = group.federations[0].server.indices
+    added = group.prepared_runs[0].server_data.indices
     # A client may hold what the server has: in data of its own, where that is there twice.
-    data = user_dataset()
-    held = [np.sort(np.concatenate([own.client(k), added])) for k in range(own.num_clients)]
+    data = make_user_dataset()
+    held = [np.sort(np.concatenate([own.client_indices(k), added])) for k in range(own.num_clients)]
     twice = dataclasses.replace(
         data,
         train_images=data.train_images[np.concatenate(held)],
         train_labels=data.train_labels[np.concatenate(held)],
     )
-    both = consecutive([len(positions) for positions in held])
+    both = consecutive_partition([len(positions) for positions in held])
     plain = run(spec("fedavg", partition="iid", classes=None), partition=both, dataset=twice)
     for name in ("test_accuracy", "test_loss", "train_loss", "client_samples"):
         np.testing.assert_array_equal(shared.metrics[name], plain.metrics[name], err_msg=name)
@@ -273,14 +312,14 @@ def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples()
 
 
 def prepared(spec_, dataset=None):
-    from fedjax_het.running.prepare import prepare
+    from fedjax_het.running.prepare import prepare_group
 
-    return prepare([spec_], dataset=dataset or user_dataset())
+    return prepare_group([spec_], dataset=dataset or make_user_dataset())
 
 
 @pytest.mark.slow
 def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
-    data, (images, labels) = user_dataset(), SERVER
+    data, (images, labels) = make_user_dataset(), SERVER_EXAMPLES
     named = {"server_data": "user", "server_options": {}}
     shared = run(spec("data_sharing", **named), with_server(images, labels))
     larger = dataset_from_arrays(
@@ -288,7 +327,7 @@ def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
         np.concatenate([data.train_labels, labels]),
         data.test_images,
         data.test_labels,
-        num_classes=CLASSES,
+        num_classes=NUM_CLASSES,
         mean=data.mean,
         std=data.std,
     )
@@ -305,14 +344,14 @@ def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
 
 
 def test_the_epochs_of_the_server_follow_the_papers_rule():
-    from fedjax_het.running.runs import gathered
+    from fedjax_het.running.runs import init_group
 
     group = prepared(spec(local_epochs=2))
-    (federation,) = group.federations
+    (federation,) = group.prepared_runs
     held = len(federation.partition.indices)
-    kept = gathered(group, group.federations).kept
-    assert int(kept["inputs"]["server_epochs"]) == -(-2 * held // (6 * 6))
-    assert len(kept["server"].labels) == 6
+    kept = init_group(group, group.prepared_runs).cached_inputs
+    assert int(kept["method_inputs"]["server_epochs"]) == -(-2 * held // (6 * 6))
+    assert len(kept["server_examples"].labels) == 6
 
 
 @pytest.mark.slow
@@ -322,8 +361,8 @@ def test_pretraining_shows_resumes_and_starts_all_methods_alike(tmp_path):
     whole = run(longer, progress=seen.append)
     assert seen[0].phase == "pretraining" and seen[-1].phase == "rounds"
     with pytest.raises(KilledError):
-        run(longer, output_dir=tmp_path, progress=kill_after(2))
-    assert_same(run(longer, output_dir=tmp_path, resume=True), whole)
+        run(longer, output_dir=tmp_path, progress=make_killing_callback(2))
+    assert_results_equal(run(longer, output_dir=tmp_path, resume=True), whole)
     # A round later, methods that do the same are the same: gamma 0 is FedAvg.
     plain = run(
         spec("fedavg", pretrain_epochs=40, server_options={"size": 6}, hp={"local_lr": 0.05})
@@ -338,14 +377,14 @@ def test_every_seed_has_examples_of_its_own_for_the_server():
     specs = [spec(seed=s) for s in range(3)]
     together = sweep(
         specs,
-        dataset=user_dataset(),
+        dataset=make_user_dataset(),
         progress=lambda line: None,
         placement=Placement(spread="runs"),
     )
     for one, made in zip(specs, together.results, strict=True):
         alone = run(one)
         np.testing.assert_allclose(alone.metrics["test_loss"], made.metrics["test_loss"], rtol=2e-4)
-    drawn = {tuple(prepared(one).federations[0].server.indices) for one in specs}
+    drawn = {tuple(prepared(one).prepared_runs[0].server_data.indices) for one in specs}
     assert len(drawn) == 3
 
 
@@ -393,15 +432,20 @@ def softmax_gradients(params, groups):
 
 @pytest.mark.parametrize(("lanes", "spread"), [(1, None), (1, "lanes"), (2, "lanes")])
 def test_gaps_are_those_of_full_gradients(lanes, spread):
-    plan = make_plan(lanes, None if spread else 1, spread=spread)
-    federation = small(method("fsl"), hp=numbers("fsl"), plan=plan)
-    variables = federation.start().server.base.variables
-    cohort = Cohort(everyone(plan), federation.examples, federation.server)
-    found = jax.jit(lambda v: gradient_gaps(federation.task, plan, v, cohort))(variables)
-    x, y = flat(blobs()[0]), blobs()[1]
-    clients = [(x[c], y[c]) for c in map(consecutive().client, range(len(SIZES))) if len(c)]
+    plan = make_execution_plan(lanes, None if spread else 1, mesh_axis=spread)
+    federation = make_small_federation(method("fsl"), hp=numbers("fsl"), plan=plan)
+    variables = federation.initial_state().server.inner.variables
+    cohort = Cohort(full_pass_schedule(plan), federation.examples, federation.server)
+    found = jax.jit(lambda v: measure_gradient_gaps(federation.task, plan, v, cohort))(variables)
+    x, y = flatten_images(make_blobs()[0]), make_blobs()[1]
+    clients = [
+        (x[c], y[c])
+        for c in map(consecutive_partition().client_indices, range(len(CLIENT_SIZES)))
+        if len(c)
+    ]
     (whole, server, *own) = softmax_gradients(
-        variables["params"], [(x, y), (flat(SERVER[0]), SERVER[1]), *clients]
+        variables["params"],
+        [(x, y), (flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]), *clients],
     )
     np.testing.assert_allclose(found["server_gap"], ((server - whole) ** 2).sum(), rtol=1e-4)
     expected = np.mean([((g - whole) ** 2).sum() for g in own])
@@ -415,22 +459,22 @@ def test_gaps_are_those_of_full_gradients(lanes, spread):
         squares = [((g - around) ** 2).sum() for g in gradients]
         return np.average(squares, weights=[len(b) for b in batches])
 
-    scheduler, noises = survey_scheduler(plan), []
-    for c, mine in zip((c for c, size in enumerate(SIZES) if size), own, strict=True):
+    scheduler, noises = make_full_pass_scheduler(plan), []
+    for c, mine in zip((c for c, size in enumerate(CLIENT_SIZES) if size), own, strict=True):
         drawn = zip(*scheduler.client_batches(0, c), strict=True)
         noises.append(noise(x, y, [whole[:size] for whole, size in drawn], mine))
     np.testing.assert_allclose(found["client_noise"], np.mean(noises), rtol=1e-3)
-    sx, sy = flat(SERVER[0]), SERVER[1]
-    steps = -(-len(sy) // BATCH)
-    positions = [epoch_batch(jax.random.key(0), s, len(sy), BATCH) for s in range(steps)]
+    sx, sy = flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
+    steps = -(-len(sy) // BATCH_SIZE)
+    positions = [get_epoch_batch(jax.random.key(0), s, len(sy), BATCH_SIZE) for s in range(steps)]
     first = [np.asarray(index)[np.asarray(mask) > 0] for index, mask in positions]
     np.testing.assert_allclose(found["server_noise"], noise(sx, sy, first, server), rtol=1e-3)
 
 
 @pytest.mark.slow
 def test_a_server_with_all_data_and_alike_clients_have_no_gap():
-    images, labels = blobs((12,))
-    data = dataset_from_arrays(images, labels, images, labels, num_classes=CLASSES)
+    images, labels = make_blobs((12,))
+    data = dataset_from_arrays(images, labels, images, labels, num_classes=NUM_CLASSES)
     alike = partition_from_clients([np.arange(12)] * 6)
     settings = {"server_data": "user", "server_options": {}, "gradient_gaps": 2}
     made = run(
@@ -483,11 +527,11 @@ def test_bad_input_is_told_before_anything_compiles(settings, message):
 
 
 def test_classes_that_the_model_does_not_know_are_told():
-    images, labels = SERVER
+    images, labels = SERVER_EXAMPLES
     with pytest.raises(ConfigError, match="label"):
         run(
             spec(server_data="user", server_options={}),
-            with_server(images, np.full_like(labels, CLASSES)),
+            with_server(images, np.full_like(labels, NUM_CLASSES)),
         )
 
 

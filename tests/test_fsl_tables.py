@@ -10,14 +10,14 @@ import pytest
 from experiments.fedamp.table1 import TABLE1 as WITHOUT_CLASSES
 from fedjax_het import RunSpec, report
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.report import Cell, compare, comparison_table
+from fedjax_het.report import TableCell, compare_with_reported, format_comparison_table
 from fedjax_het.report.paper_table import (
-    Arguments,
-    Outcome,
-    departures,
+    TableArguments,
+    TableRun,
+    list_protocol_deviations,
     make_cells,
 )
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.reported import load_reported_values
 from fedjax_het.running.result import Result
 
 NAMES = ("table1", "fig1", "fig2", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig11")
@@ -28,7 +28,7 @@ CONTROLS = ("data_sharing", "fedavg(pretrain_epochs=50)")
 
 
 def cells(name, preset="paper", **filters):
-    return make_cells(ALL[name], Arguments(preset=preset, **filters))
+    return make_cells(ALL[name], TableArguments(preset=preset, **filters))
 
 
 def specs(name, preset="paper", **filters):
@@ -68,7 +68,7 @@ def test_scenario_1_is_the_papers(dataset, clients, share, size, classes):
             assert spec.server_data == ("iid" if learns else None)
             assert spec.server_options == ({"size": size} if learns else {})
     assert all(len(cell.runs) == 3 for cell in cells("fig1"))
-    assert departures(ALL["fig1"], cells("fig1")) == []
+    assert list_protocol_deviations(ALL["fig1"], cells("fig1")) == []
 
 
 def test_figure_6_is_figure_1_without_pretraining():
@@ -111,7 +111,7 @@ def test_table_1_tries_the_papers_settings_of_each_of_its_rows():
         {"clients": 10, "per_client": 50}
     ] * 2
     assert [spec.pretrain_epochs for (spec,) in (sharing, pretraining)] == [0, 50]
-    reported = reported_values("fsl", "table1")
+    reported = load_reported_values("fsl", "table1")
     assert tuple(dict.fromkeys(reported["method"])) == table.ROWS
     assert [*own] == [variant for row in table.ROWS for variant in table.VARIANTS[row]]
     assert len(own) == 5 * 4
@@ -183,7 +183,7 @@ def test_classes_can_be_chosen_where_a_table_has_them(tmp_path, capsys):
     (cell,) = cells("fig1", "quick", classes=(3,), methods=("fedavg",))
     assert cell.level == 3 and cell.runs[0].resolved().classes == 3
     with pytest.raises(ConfigError, match=r"classes = \(2,\): expected none"):
-        make_cells(WITHOUT_CLASSES, Arguments(preset="quick", classes=(2,)))
+        make_cells(WITHOUT_CLASSES, TableArguments(preset="quick", classes=(2,)))
 
 
 # A table with rounds beside accuracies
@@ -211,11 +211,11 @@ def made(cell, accuracies, rounds, **more):
 def a_cell(method, row=None, classes=2):
     first = RunSpec(method, "cifar10", protocol="fsl", classes=classes)
     many = [RunSpec(**{**first.to_dict(), "seed": seed}) for seed in (0, 1)]
-    return Cell("cifar10", "fsl_cnn", None, row or method, tuple(many), classes=classes)
+    return TableCell("cifar10", "fsl_cnn", None, row or method, tuple(many), classes=classes)
 
 
 def test_rounds_stand_beside_accuracies_with_their_reported_values():
-    reported = reported_values("fsl", "table1")
+    reported = load_reported_values("fsl", "table1")
     feddyn, fsl = a_cell("feddyn"), a_cell("fsl", "fsl(n0=500)")
     other = a_cell("scaffold")
     results = pd.concat(
@@ -225,7 +225,7 @@ def test_rounds_stand_beside_accuracies_with_their_reported_values():
             made(other, (0.40, None), (None, None)),
         ]
     )
-    table = compare([feddyn, fsl, other], results, reported).set_index("method")
+    table = compare_with_reported([feddyn, fsl, other], results, reported).set_index("method")
     row = table.loc["feddyn"]
     assert row["mean"] == pytest.approx(57.0) and row["reported_mean"] == 57.79
     assert row["difference"] == pytest.approx(-0.79)
@@ -233,7 +233,9 @@ def test_rounds_stand_beside_accuracies_with_their_reported_values():
     assert row["rounds_std"] == pytest.approx(np.std([500, 520], ddof=1))
     row = table.loc["fsl(n0=500)"]
     assert math.isnan(row["rounds"]) and row["reached"] == 1 and row["reported_rounds"] == 203
-    text = comparison_table(table.reset_index(), title="T", notes=[report.caption(table)])
+    text = format_comparison_table(
+        table.reset_index(), title="T", notes=[report.make_comparison_caption(table)]
+    )
     (section,) = text.sections
     assert section.labels["Classes"] == "2" and "alpha" not in section.labels
     first, second, third = section.rows
@@ -256,14 +258,14 @@ def test_a_row_of_table_1_is_the_best_of_its_variants():
             low = (0.9, None)  # higher, but one of its runs diverged
         frames.append(made(cell, low, (100, 100)))
     results = pd.concat(frames)
-    reported = reported_values("fsl", "table1")
-    outcome = Outcome(ALL["table1"], "paper", planned, results, None, reported, None, {})
-    best, note = table1.best_cells(outcome)
+    reported = load_reported_values("fsl", "table1")
+    outcome = TableRun(ALL["table1"], "paper", planned, results, None, reported, None, {})
+    best, note = table1.select_best_cells(outcome)
     assert [cell.method for cell in best] == ["feddyn", "fsl(n0=250)", "fsl(n0=500)", *CONTROLS]
     assert best[2].runs[0].hp["gamma"] == 0.8
     assert best[0].runs[0].hp["feddyn_alpha"] == 0.05  # of equal ones the first
     assert "fsl(n0=500, gamma=0.8)" in note and "1 diverged" in note
-    table = compare(best, results, reported)
+    table = compare_with_reported(best, results, reported)
     assert table["reported_mean"].dropna().tolist() == [57.79, 58.45, 61.44]
 
 
@@ -272,10 +274,17 @@ def test_a_row_of_an_unfinished_table_1_is_a_variant_that_has_runs():
     planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
     (cell,) = (cell for cell in planned if cell.method == "fsl(n0=500, gamma=1.0)")
     results = made(cell, (0.6, 0.6), (100, 100)).iloc[:1]
-    outcome = Outcome(
-        ALL["table1"], "paper", planned, results, None, reported_values("fsl", "table1"), None, {}
+    outcome = TableRun(
+        ALL["table1"],
+        "paper",
+        planned,
+        results,
+        None,
+        load_reported_values("fsl", "table1"),
+        None,
+        {},
     )
-    best, note = table1.best_cells(outcome)
+    best, note = table1.select_best_cells(outcome)
     (row,) = (row for row in best if row.method == "fsl(n0=500)")
     assert row.runs[0].hp["gamma"] == 1.0 and cell.method in note
 
@@ -309,13 +318,13 @@ def gamma_runs():
 
 def test_two_measures_against_gamma_with_data_sharing_at_zero():
     results = gamma_runs()
-    figure = report.plot_against(
+    figure = report.plot_metric_vs_setting(
         results,
         x="hp.gamma",
         by=["algorithm"],
         panels=["dataset"],
-        measures=("window_accuracy", "rise_time"),
-        missing_at=0.0,
+        metrics=("window_accuracy", "rise_time"),
+        missing_value=0.0,
     )
     top, bottom = figure.axes
     assert top.get_xscale() == "linear" and tuple(top.get_xticks()) == (0.0, 0.5, 2.0)
@@ -328,17 +337,17 @@ def test_two_measures_against_gamma_with_data_sharing_at_zero():
     rise = {line.get_label(): line.get_ydata() for line in bottom.lines}
     assert rise["fsl_p"] == pytest.approx([16.5, 18.5])
     assert max(rise["fsl_p"]) < bottom.get_ylim()[1]
-    without = report.plot_against(results, x="hp.gamma", by=["algorithm"])
+    without = report.plot_metric_vs_setting(results, x="hp.gamma", by=["algorithm"])
     assert "data_sharing" not in {line.get_label() for line in without.axes[0].lines}
     with pytest.raises(ConfigError, match=r"x = 'dataset'"):
-        report.plot_against(results, x="dataset")
+        report.plot_metric_vs_setting(results, x="dataset")
 
 
 def test_positive_values_that_span_a_factor_of_ten_are_on_a_logarithmic_axis():
     results = gamma_runs().dropna(subset="hp.gamma").drop(columns="classes")
     wide = results.assign(**{"hp.gamma": results["hp.gamma"].replace(2.0, 5.0)})
     for table, scale in ((results, "linear"), (wide, "log")):
-        (panel,) = report.plot_against(table, x="hp.gamma", by=["algorithm"]).axes
+        (panel,) = report.plot_metric_vs_setting(table, x="hp.gamma", by=["algorithm"]).axes
         assert panel.get_xscale() == scale
 
 
@@ -381,23 +390,27 @@ def test_what_follows_from_the_source_of_the_servers_data_is_no_setting_of_its_o
     results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
     results["server_data"] = ["iid", "iid", "glyphs", "glyphs"]
     results["server_options.size"] = [50.0, 50.0, None, None]
-    assert report.varying_settings(results) == ["algorithm", "server_data"]
+    assert report.find_varying_settings(results) == ["algorithm", "server_data"]
     results["server_options.size"] = [50.0, 20.0, None, None]
-    assert report.varying_settings(results) == ["algorithm", "server_data", "server_options.size"]
+    assert report.find_varying_settings(results) == [
+        "algorithm",
+        "server_data",
+        "server_options.size",
+    ]
 
 
 def test_the_rate_of_pretraining_follows_from_whether_there_is_any():
     results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
     results["pretrain_epochs"] = [0, 0, 50, 50]
     results["hp.pretrain_lr"] = [None, None, 0.01, 0.01]
-    assert report.varying_settings(results) == ["algorithm", "pretrain_epochs"]
+    assert report.find_varying_settings(results) == ["algorithm", "pretrain_epochs"]
     results["hp.pretrain_lr"] = [None, None, 0.01, 0.1]
-    assert report.varying_settings(results)[-1] == "hp.pretrain_lr"
+    assert report.find_varying_settings(results)[-1] == "hp.pretrain_lr"
 
 
 def test_rounds_to_a_value_say_whose_mean_they_are():
     results = gamma_runs().assign(rounds_to_half=[10, None, *[20] * 8])
-    table = report.overview_table(results, by=["algorithm"], measure="rounds_to_half")
+    table = report.make_overview_table(results, by=["algorithm"], metric="rounds_to_half")
     first = next(row for row in table.sections[0].rows if row["Method"] == "data_sharing")
     assert (first["Rounds to 50 %"], first["Seeds"]) == ("10", "1")
     assert "of the runs that reach it" in table.notes[0]

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.generators import generators
-from fedjax_het.engine.randomness import Stream, host_rngs
-from fedjax_het.engine.units import ClientUnits
+from fedjax_het.engine.generators import iter_generators
+from fedjax_het.engine.randomness import Stream, iter_host_rngs
+from fedjax_het.engine.units import ClientWork
 
 WORD = st.integers(0, 2**32 - 1)
 LARGE = st.one_of(st.integers(0, 3), WORD, st.integers(2**32 - 1, 2**130))
@@ -21,7 +21,7 @@ IDS = st.lists(WORD, min_size=1, max_size=6)
 )
 def test_numbers_are_those_of_default_rng(before, ids, after):
     """More words than the pool has, fewer, and numbers of several words."""
-    many = generators([*before, np.array(ids), *after])
+    many = iter_generators([*before, np.array(ids), *after])
     for i, mine in zip(ids, many, strict=True):
         theirs = np.random.default_rng([*before, i, *after])
         assert mine.bit_generator.state == theirs.bit_generator.state
@@ -30,7 +30,7 @@ def test_numbers_are_those_of_default_rng(before, ids, after):
 
 
 def test_nodes_of_the_tree_are_the_same_ones():
-    for k, mine in enumerate(host_rngs(7, Stream.BATCHES, 3, np.arange(5))):
+    for k, mine in enumerate(iter_host_rngs(7, Stream.BATCHES, 3, np.arange(5))):
         theirs = np.random.default_rng([7, 3, 3, k])
         assert np.array_equal(mine.integers(0, 10**9, 8), theirs.integers(0, 10**9, 8))
 
@@ -41,7 +41,7 @@ def test_nodes_of_the_tree_are_the_same_ones():
 def test_minibatches_are_those_of_a_loop_over_clients(passes, steps, stream):
     sizes, rng = (0, 1, 5, 8, 9, 23), np.random.default_rng(1)
     held = [rng.permutation(100)[:size] for size in sizes]
-    units = ClientUnits(partition_from_clients(held), passes, 4, steps=steps, stream=stream)
+    units = ClientWork(partition_from_clients(held), passes, 4, max_num_steps=steps, stream=stream)
     chosen = np.array([5, 0, 2, 3, 1, 4])
     expected, expected_sizes = [], []
     for k in chosen:
@@ -54,9 +54,9 @@ def test_minibatches_are_those_of_a_loop_over_clients(passes, steps, stream):
         expected_sizes += [len(batch) for batch in batches]
         # Filled up with the pass's own, from its first on.
         expected += [set(batch.tolist()) for batch in batches]
-    found, found_sizes = units.batches(9, 2, chosen)
+    found, found_sizes = units.draw_batches(9, 2, chosen)
     assert found_sizes.tolist() == expected_sizes and found.shape == (len(expected), 4)
     for row, size, wanted in zip(found, found_sizes, expected, strict=True):
         assert set(row[:size].tolist()) == wanted
-    alone = [units.batches(9, 2, np.array([k])) for k in chosen]
+    alone = [units.draw_batches(9, 2, np.array([k])) for k in chosen]
     assert np.array_equal(found, np.concatenate([batches for batches, _ in alone]))

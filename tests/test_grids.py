@@ -4,7 +4,7 @@ import pytest
 
 from fedjax_het import ConfigError, RunSpec, grid
 from fedjax_het.cli import main
-from fedjax_het.cli.sweep import SweepCommand, specs_of
+from fedjax_het.cli.sweep import SweepCommand, build_run_specs
 
 
 def test_every_combination_once():
@@ -79,7 +79,7 @@ def test_the_command_line_names_the_same_runs():
         seed=[0, 1, 2],
         hp={"prox_mu": [0.001, 0.01]},
     )
-    assert specs_of(command) == expected
+    assert build_run_specs(command) == expected
 
 
 @pytest.mark.slow

@@ -7,8 +7,14 @@ import pytest
 from scipy import stats
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.data import DATASETS, client_groups, client_mixtures, load_dataset, make_partition
-from fedjax_het.data.dealing import whole_counts
+from fedjax_het.data import (
+    DATASETS,
+    compute_client_mixtures,
+    get_client_groups,
+    load_dataset,
+    make_partition,
+)
+from fedjax_het.data.dealing import systematic_round
 from fedjax_het.data.superclasses import CIFAR100_SUPERCLASSES
 
 BYCLASS = DATASETS["emnist_byclass"].source.class_names
@@ -32,7 +38,9 @@ LABELS = shuffled_labels([500] * 10)
 
 def test_counts_are_expectations_rounded_without_bias():
     proportions = np.array([0.05, 0.4, 0.05, 0.0, 0.05, 0.4, 0.05])
-    draws = np.array([whole_counts(np.random.default_rng(s), proportions, 33) for s in range(4000)])
+    draws = np.array(
+        [systematic_round(np.random.default_rng(s), proportions, 33) for s in range(4000)]
+    )
     np.testing.assert_array_equal(draws.sum(1), 33)
     expected = proportions * 33
     assert (draws >= np.floor(expected)).all() and (draws <= np.ceil(expected)).all()
@@ -43,14 +51,14 @@ def test_counts_are_expectations_rounded_without_bias():
 
 
 def test_which_equal_classes_go_together_is_random():
-    draws = [whole_counts(np.random.default_rng(s), np.full(4, 0.25), 2) for s in range(600)]
+    draws = [systematic_round(np.random.default_rng(s), np.full(4, 0.25), 2) for s in range(600)]
     pairs, counts = np.unique(draws, axis=0, return_counts=True)
     assert len(pairs) == 6 and stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_counts_that_are_whole_are_not_rounded():
     for seed in range(200):
-        counts = whole_counts(np.random.default_rng(seed), np.array([0.3, 0.1, 0.2, 0.4]), 10)
+        counts = systematic_round(np.random.default_rng(seed), np.array([0.3, 0.1, 0.2, 0.4]), 10)
         assert counts.tolist() == [3, 1, 2, 4]
 
 
@@ -89,9 +97,9 @@ def test_two_groups_by_hand():
     # 80 % of 20 over two classes, 20 % over two; 80 % of 10 on one, 2 of 10 over three.
     assert counts[:2].tolist() == [[8, 8, 2, 2]] * 2
     assert counts[2, 3] == 8 and sorted(counts[2, :3]) == [0, 1, 1]
-    assert client_groups(partition).tolist() == [0, 0, 1]
+    assert get_client_groups(partition).tolist() == [0, 0, 1]
     np.testing.assert_allclose(
-        client_mixtures(partition, labels, 4),
+        compute_client_mixtures(partition, labels, 4),
         [[0.4, 0.4, 0.1, 0.1]] * 2 + [[0.2 / 3] * 3 + [0.8]],
     )
 
@@ -115,7 +123,7 @@ def test_share_groups_and_sizes_can_be_given():
 def test_all_of_the_data_may_dominate():
     partition = grouped(LABELS, dominating_share=1, groups=[[0], range(10)], group_sizes=[50, 50])
     counts = partition.label_counts(LABELS, 10)
-    groups = client_groups(partition)
+    groups = get_client_groups(partition)
     assert (counts[groups == 0, 0] == 50).all() and (counts[groups == 1] == 5).all()
 
 
@@ -143,7 +151,7 @@ def test_emnist_is_section_7_of_the_paper(seed):
                 part.max(1) - part.min(1), part.sum(1) % part.shape[1] > 0
             )
     assert (counts > 0).all()  # "every client has data from all classes"
-    assert np.bincount(client_groups(partition)).tolist() == [10, 26, 26]
+    assert np.bincount(get_client_groups(partition)).tolist() == [10, 26, 26]
 
 
 def test_which_classes_get_one_more_is_uniform():
@@ -213,9 +221,9 @@ def test_seed_decides_and_the_file_tells_all(tmp_path):
     assert partition.digest() != grouped(LABELS, seed=4).digest()
     loaded = type(partition).load(partition.save(tmp_path / "split.npz"))
     np.testing.assert_array_equal(
-        client_mixtures(loaded, LABELS, 10), client_mixtures(partition, LABELS, 10)
+        compute_client_mixtures(loaded, LABELS, 10), compute_client_mixtures(partition, LABELS, 10)
     )
-    assert client_groups(loaded).tolist() == np.repeat(range(5), 4).tolist()
+    assert get_client_groups(loaded).tolist() == np.repeat(range(5), 4).tolist()
 
 
 @pytest.mark.parametrize(
@@ -256,4 +264,4 @@ def test_settings_that_cannot_be_made(given, message):
 
 def test_groups_are_those_of_grouped_partitions_only():
     with pytest.raises(ConfigError, match="partition = 'iid': expected 'grouped'"):
-        client_groups(make_partition("iid", LABELS, 10, num_clients=2, seed=0))
+        get_client_groups(make_partition("iid", LABELS, 10, num_clients=2, seed=0))

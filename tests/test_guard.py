@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_het.engine import guard
-from fedjax_het.engine.guard import CheckedProgram, relative_error
+from fedjax_het.engine.guard import VerifiedJit, compute_relative_error
 
 
 @pytest.fixture(autouse=True)
@@ -32,22 +32,22 @@ def expected(x):
 
 
 def test_a_program_that_this_jaxlib_gets_wrong_is_cured(caplog):
-    x, program = vectors(), CheckedProgram(squared_norms, name="squared norms")
-    wrong_before = relative_error(program(x), expected(x)) > 0.01
+    x, program = vectors(), VerifiedJit(squared_norms, name="squared norms")
+    wrong_before = compute_relative_error(program(x), expected(x)) > 0.01
     program.verify((x,))
-    assert relative_error(program(x), expected(x)) < 1e-5
-    assert program.unfused == wrong_before == ("squared norms" in caplog.text)
-    if guard.suspect():
+    assert compute_relative_error(program(x), expected(x)) < 1e-5
+    assert program.is_unfused == wrong_before == ("squared norms" in caplog.text)
+    if guard.is_affected_platform():
         assert wrong_before, "the known bug does not show: is the guard still needed?"
 
 
 def test_a_product_and_a_reduction_in_one_call_is_what_may_be_wrong():
     def suspected(function):
         compiled = jax.jit(function).lower(vectors()).compile().as_text()
-        return guard.fuses_product_and_reduction(compiled)
+        return guard.has_matmul_reduce_fusion(compiled)
 
     matrix = jnp.eye(3)
-    if guard.suspect():  # others may fuse other things, or nothing
+    if guard.is_affected_platform():  # others may fuse other things, or nothing
         assert suspected(squared_norms)
     assert not suspected(lambda x: (x**2).sum(1))
     assert not suspected(lambda x: x @ matrix)
@@ -55,36 +55,38 @@ def test_a_product_and_a_reduction_in_one_call_is_what_may_be_wrong():
 
 
 def test_what_has_no_such_call_is_compiled_once(monkeypatch):
-    monkeypatch.setattr(guard, "suspect", lambda: True)
-    monkeypatch.setattr(guard, "relative_error", lambda *args: pytest.fail("compared"))
-    program = CheckedProgram(lambda x: (x**2).sum(1))
+    monkeypatch.setattr(guard, "is_affected_platform", lambda: True)
+    monkeypatch.setattr(guard, "compute_relative_error", lambda *args: pytest.fail("compared"))
+    program = VerifiedJit(lambda x: (x**2).sum(1))
     program.verify((vectors(),))
-    assert not program.unfused
+    assert not program.is_unfused
 
 
 @pytest.fixture
 def all_suspected(monkeypatch):
-    monkeypatch.setattr(guard, "suspect", lambda: True)
-    monkeypatch.setattr(guard, "fuses_product_and_reduction", lambda compiled: True)
-    monkeypatch.setattr(guard, "UNFUSED", {})  # an option that other backends may not know
+    monkeypatch.setattr(guard, "is_affected_platform", lambda: True)
+    monkeypatch.setattr(guard, "has_matmul_reduce_fusion", lambda compiled: True)
+    monkeypatch.setattr(
+        guard, "UNFUSED_COMPILER_OPTIONS", {}
+    )  # an option that other backends may not know
 
 
 @pytest.mark.slow
 def test_the_chunks_of_a_run_are_verified(monkeypatch):
-    from support.data import user_dataset
+    from support.data import make_user_dataset
 
     from fedjax_het import RunSpec, simulate
 
     seen = []
     monkeypatch.setattr(
-        CheckedProgram, "verify", lambda self, example, part="": seen.append((self._name, part))
+        VerifiedJit, "verify", lambda self, example, part="": seen.append((self._name, part))
     )
     options = {"preset": "code", "num_iterations": 1, "inner_steps": 1, "trajectory_rounds": 2}
     options["segment_length"] = 1
     spec = RunSpec(
         "dynafed", "user", model="mlp", partition="iid", num_clients=3, rounds=3, options=options
     )
-    simulate(spec, dataset=user_dataset())
+    simulate(spec, dataset=make_user_dataset())
     assert seen == [
         ("dynafed rounds", "rounds"),
         ("synthesis", ""),
@@ -93,35 +95,35 @@ def test_the_chunks_of_a_run_are_verified(monkeypatch):
 
 
 def test_wrong_numbers_are_noticed_and_replaced(all_suspected):
-    program, x = CheckedProgram(lambda x: x * 2), jnp.linspace(0.0, 1.0, 9)
+    program, x = VerifiedJit(lambda x: x * 2), jnp.linspace(0.0, 1.0, 9)
     program.program = jax.jit(lambda x: x * 2 + (x > 0.5))  # as a wrong fusion would
     program.verify((x,))
-    assert program.unfused
+    assert program.is_unfused
     np.testing.assert_array_equal(program(x), 2 * x)
 
 
 def test_right_programs_are_left_alone(all_suspected):
-    program = CheckedProgram(lambda x: x**2, donate_argnums=0)
+    program = VerifiedJit(lambda x: x**2, donate_argnums=0)
     x = jnp.arange(5.0)
     program.verify((x,))
-    assert not program.unfused
+    assert not program.is_unfused
     np.testing.assert_array_equal(program(x), np.arange(5.0) ** 2)
 
 
 def test_what_was_found_right_is_remembered_part_by_part(monkeypatch, all_suspected):
     compared = []
-    monkeypatch.setattr(guard, "relative_error", lambda *args: compared.append(1) or 0.0)
+    monkeypatch.setattr(guard, "compute_relative_error", lambda *args: compared.append(1) or 0.0)
     x = jnp.arange(5.0)
 
     def verify(function, part=""):
-        CheckedProgram(function).verify((x,), part)
+        VerifiedJit(function).verify((x,), part)
         return len(compared)
 
     assert verify(lambda x: x**2) == 1
     assert verify(lambda x: x**2) == 1  # the same program of another start
     assert verify(lambda x: x**2, "tuning") == 2
     assert verify(lambda x: x**3) == 3
-    monkeypatch.setattr(guard, "relative_error", lambda *args: compared.append(1) or 1.0)
+    monkeypatch.setattr(guard, "compute_relative_error", lambda *args: compared.append(1) or 1.0)
     assert verify(lambda x: x**4) == 4
     assert verify(lambda x: x**4) == 5  # what was wrong is looked at again
     monkeypatch.setenv("XLA_FLAGS", "--another")
@@ -136,10 +138,10 @@ def test_the_idle_rows_of_a_state_do_not_change_the_error():
     got[[3, 7]] += 0.1
     got[7, 0, 0] += 0.01
     expected = 0.01 / np.sqrt(2 * 12 * 0.1**2)
-    assert relative_error(got, want, base) == pytest.approx(expected, rel=1e-3)
+    assert compute_relative_error(got, want, base) == pytest.approx(expected, rel=1e-3)
     moved = got.copy()
     moved[20] += 1.0  # where nothing should have happened
-    assert relative_error(moved, want, base) > 1
+    assert compute_relative_error(moved, want, base) > 1
 
 
 def test_changes_are_compared_not_values():
@@ -148,11 +150,11 @@ def test_changes_are_compared_not_values():
     slightly_off = {"w": want["w"] + 1e-7}
     one_wrong = {"w": want["w"].copy()}
     one_wrong["w"][3] -= 1e-3
-    assert relative_error(slightly_off, want, base) < 1e-3
-    assert relative_error(one_wrong, want, base) > 0.02
-    assert relative_error(one_wrong, want) < 1e-5
+    assert compute_relative_error(slightly_off, want, base) < 1e-3
+    assert compute_relative_error(one_wrong, want, base) > 0.02
+    assert compute_relative_error(one_wrong, want) < 1e-5
 
 
 def test_nan_where_there_should_be_none_is_an_error():
-    assert relative_error(np.array([np.nan, 1.0]), np.array([0.0, 1.0])) == np.inf
-    assert relative_error(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])) == 0
+    assert compute_relative_error(np.array([np.nan, 1.0]), np.array([0.0, 1.0])) == np.inf
+    assert compute_relative_error(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])) == 0

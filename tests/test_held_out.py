@@ -5,15 +5,15 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import assert_same, spec
-from support.slow import slow
+from support.data import make_user_dataset
+from support.running import assert_results_equal, make_spec
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, Result, simulate, sweep
 from fedjax_het.data import partition_from_clients
-from fedjax_het.running.splits import split_clients
+from fedjax_het.running.splits import build_partition
 
-DATA = user_dataset()
+DATA = make_user_dataset()
 SETTINGS = {"rounds": 3, "num_clients": 4, "held_out_clients": 2, "test_per_client": None}
 
 
@@ -22,22 +22,24 @@ def run(spec_, **settings):
 
 
 def own_accuracy(model, made, h):
-    held = made.held_out.tests.client(h)
+    held = made.held_out.tests.client_indices(h)
     return model.evaluate(DATA.test_images[held], DATA.test_labels[held]).accuracy
 
 
-@pytest.mark.parametrize("name", ["fedavg", slow("dynafed"), slow("scaffold"), slow("per_fedavg")])
+@pytest.mark.parametrize(
+    "name", ["fedavg", slow_case("dynafed"), slow_case("scaffold"), slow_case("per_fedavg")]
+)
 def test_what_was_received_is_the_final_model_on_their_tests(name):
-    made = run(spec(name, **SETTINGS))
+    made = run(make_spec(name, **SETTINGS))
     expected = [own_accuracy(made.model(), made, h) for h in range(2)]
     np.testing.assert_allclose(made.artifacts["held_out_accuracy"], expected, rtol=1e-6)
     assert made.summary["held_out_accuracy"] == pytest.approx(np.mean(expected))
     assert made.artifacts["held_out_tuned_accuracy"].shape == (2,)
 
 
-@pytest.mark.parametrize("name", ["fedavg", slow("fedprox"), slow("fedavg_ft")])
+@pytest.mark.parametrize("name", ["fedavg", slow_case("fedprox"), slow_case("fedavg_ft")])
 def test_no_fine_tuning_is_the_global_model(name):
-    made = run(spec(name, **SETTINGS, held_out_epochs=0))
+    made = run(make_spec(name, **SETTINGS, held_out_epochs=0))
     received, tuned = (made.artifacts[f"held_out{what}_accuracy"] for what in ("", "_tuned"))
     np.testing.assert_array_equal(received, tuned)
 
@@ -45,11 +47,11 @@ def test_no_fine_tuning_is_the_global_model(name):
 def test_fine_tuning_is_local_training_of_the_final_model(tmp_path):
     """Whole batches, so that their order does not matter: a federation of that client alone."""
     settings = {**SETTINGS, "batch_size": 30, "hp": {"local_lr": 0.3}}
-    made = run(spec(**settings, held_out_epochs=4))
+    made = run(make_spec(**settings, held_out_epochs=4))
     path = str(made.save_model(tmp_path / "model.msgpack"))
     for h in range(2):
-        alone = partition_from_clients([made.held_out.partition.client(h)])
-        own = spec(
+        alone = partition_from_clients([made.held_out.partition.client_indices(h)])
+        own = make_spec(
             rounds=1,
             num_clients=1,
             participation=1.0,
@@ -67,14 +69,16 @@ def test_fine_tuning_is_local_training_of_the_final_model(tmp_path):
 
 def test_they_take_no_part():
     """The federation is that of the other clients' data, passed as a partition."""
-    held = spec(**SETTINGS, partition_seed=7).resolved()
+    held = make_spec(**SETTINGS, partition_seed=7).resolved()
     made = run(held)
-    everyone = split_clients(held, DATA)
+    everyone = build_partition(held, DATA)
     apart = made.artifacts["held_out_clients"]
-    rest = [everyone.client(k) for k in range(6) if k not in apart]
+    rest = [everyone.client_indices(k) for k in range(6) if k not in apart]
     assert len(rest) == 4 and apart[0] < 3  # not the last ones
     for h, k in enumerate(apart):
-        np.testing.assert_array_equal(made.held_out.partition.client(h), everyone.client(k))
+        np.testing.assert_array_equal(
+            made.held_out.partition.client_indices(h), everyone.client_indices(k)
+        )
     plain = dataclasses.replace(held, held_out_clients=None)
     other = run(plain, partition=partition_from_clients(rest))
     for name, values in other.metrics.items():
@@ -85,14 +89,14 @@ def test_they_take_no_part():
 
 
 def test_in_a_sweep_and_of_own_partitions_they_are_the_same(tmp_path):
-    specs = [spec(**SETTINGS, seed=seed) for seed in range(3)]
+    specs = [make_spec(**SETTINGS, seed=seed) for seed in range(3)]
     swept = sweep(specs, tmp_path, dataset=DATA, progress=lambda line: None).results
     for each, one in zip(swept, specs, strict=True):
         alone = run(one)
-        assert_same(each, alone)
+        assert_results_equal(each, alone)
         assert each.summary["held_out_accuracy"] == alone.summary["held_out_accuracy"]
-    everyone = split_clients(specs[0].resolved(), DATA)
-    assert_same(run(specs[0], partition=everyone), swept[0])
+    everyone = build_partition(specs[0].resolved(), DATA)
+    assert_results_equal(run(specs[0], partition=everyone), swept[0])
     kept = run(specs[0], output_dir=tmp_path / "one")
     loaded = Result.load(tmp_path / "one" / f"{kept.digest()}.json")
     assert loaded.summary["held_out_tuned_accuracy"] == kept.summary["held_out_tuned_accuracy"]
@@ -100,7 +104,7 @@ def test_in_a_sweep_and_of_own_partitions_they_are_the_same(tmp_path):
 
 
 def test_their_tests_are_of_no_other_client():
-    made = run(spec(**SETTINGS, local_tests=True))
+    made = run(make_spec(**SETTINGS, local_tests=True))
     assert made.tests.num_clients == 4 and made.held_out.tests.num_clients == 2
     assert made.metrics["client_accuracy"].shape == (3, 4)
 
@@ -120,7 +124,7 @@ def test_their_tests_are_of_no_other_client():
 )
 def test_what_cannot_be_is_one_line(settings, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
-        run(spec(**{"rounds": 2, **settings}))
+        run(make_spec(**{"rounds": 2, **settings}))
     assert "\n" not in str(caught.value)
 
 
@@ -128,7 +132,7 @@ def test_only_clients_with_data_are_held_out():
     sizes = [10, 0, 10, 0, 0, 0]
     starts = np.cumsum([0, *sizes])
     clients = [np.arange(starts[k], starts[k + 1]) for k in range(6)]
-    asked = spec(rounds=1, num_clients=4, held_out_clients=2)
+    asked = make_spec(rounds=1, num_clients=4, held_out_clients=2)
     with pytest.raises(ConfigError, match="held_out_clients = 2: expected at most 1 of 2"):
         run(asked, partition=partition_from_clients(clients))
     one = dataclasses.replace(asked, num_clients=5, held_out_clients=1)

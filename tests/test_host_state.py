@@ -6,48 +6,55 @@ import re
 import jax
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import KilledError, assert_same, kill_after, placed, run, spec
-from support.slow import slow
+from support.data import make_user_dataset
+from support.running import (
+    KilledError,
+    assert_results_equal,
+    make_killing_callback,
+    make_spec,
+    run_spec,
+    with_placement,
+)
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, Placement, cli, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.engine.checkpoint import read_meta
-from fedjax_het.engine.host_state import HostState
+from fedjax_het.engine.host_state import HostClientStates
 from fedjax_het.running import advance, checkpoints, ledger, placement, runs
-from fedjax_het.running.advance import finish, start
-from fedjax_het.running.checkpoints import Checkpoints
-from fedjax_het.running.placement import client_state_of
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.programs import client_state_bytes
-from fedjax_het.running.runs import gathered, memory_needed
+from fedjax_het.running.advance import finish_runs, start_runs
+from fedjax_het.running.checkpoints import CheckpointWriter
+from fedjax_het.running.placement import choose_client_state
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.programs import compute_client_state_bytes
+from fedjax_het.running.runs import init_group, measure_required_memory
 
 CLIENTS = 12
 
 
 def stateful(algorithm="scaffold", **settings):
     """Three of twelve clients a round; Adam's moments are kept."""
-    return spec(algorithm, **{"num_clients": CLIENTS, "participation": 0.25, **settings})
+    return make_spec(algorithm, **{"num_clients": CLIENTS, "participation": 0.25, **settings})
 
 
 @pytest.fixture
 def short(monkeypatch):
     """Chunks of two rounds: so few clients have rows."""
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
 
 
 def all_clients(made):
     """Every client's state, wherever it is: `[K, ...]`."""
     clients = made.state.clients
-    if not isinstance(clients, HostState):
+    if not isinstance(clients, HostClientStates):
         return jax.tree.map(np.asarray, clients)
-    return jax.tree.map(lambda *rows: np.stack(rows), *map(clients.client, range(CLIENTS)))
+    return jax.tree.map(lambda *rows: np.stack(rows), *map(clients.get_client, range(CLIENTS)))
 
 
 def assert_same_run(host, device):
-    assert_same(host, device)
-    assert isinstance(host.state.clients, HostState)
-    assert not isinstance(device.state.clients, HostState)
+    assert_results_equal(host, device)
+    assert isinstance(host.state.clients, HostClientStates)
+    assert not isinstance(device.state.clients, HostClientStates)
     jax.tree.map(np.testing.assert_array_equal, host.state.server, device.state.server)
     jax.tree.map(np.testing.assert_array_equal, all_clients(host), all_clients(device))
 
@@ -56,7 +63,7 @@ def assert_same_run(host, device):
 @pytest.mark.parametrize(("name", "lanes"), [("scaffold", 1), ("scaffold", 2), ("fedavg", 1)])
 def test_a_run_is_the_same_bits(name, lanes, short):
     one = stateful(name)
-    host, device = (run(one, client_state=where, lanes=lanes) for where in ("host", "device"))
+    host, device = (run_spec(one, client_state=where, lanes=lanes) for where in ("host", "device"))
     assert_same_run(host, device)
     moved = [len(np.unique(leaf, axis=0)) for leaf in jax.tree.leaves(all_clients(host))]
     assert max(moved) > 6, "clients of several chunks must have states of their own"
@@ -64,33 +71,41 @@ def test_a_run_is_the_same_bits(name, lanes, short):
 
 def test_the_devices_hold_no_more_than_the_clients_of_a_chunk(short):
     one = stateful("fedavg")
-    group = prepare([one], dataset=user_dataset(), placement=Placement(client_state="host"))
-    made = gathered(group, group.federations)
-    start(made, Checkpoints())
+    group = prepare_group(
+        [one], dataset=make_user_dataset(), placement=Placement(client_state="host")
+    )
+    made = init_group(group, group.prepared_runs)
+    start_runs(made, CheckpointWriter())
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(made.state.clients)}
-    assert rows == {made.room.rows} == {6}
-    device = prepare([one], dataset=user_dataset(), placement=Placement(client_state="device"))
-    row = client_state_bytes(group.program, group.federations[0].spec)
-    everyones = gathered(device, device.federations)
-    assert memory_needed(everyones) - memory_needed(made) >= 6 * row
+    assert rows == {made.limits.num_rows} == {6}
+    device = prepare_group(
+        [one], dataset=make_user_dataset(), placement=Placement(client_state="device")
+    )
+    row = compute_client_state_bytes(group.program, group.prepared_runs[0].spec)
+    everyones = init_group(device, device.prepared_runs)
+    assert measure_required_memory(everyones) - measure_required_memory(made) >= 6 * row
 
 
 def test_a_table_too_large_makes_chunks_shorter(monkeypatch):
-    group = prepare([stateful()], dataset=user_dataset(), placement=Placement(client_state="host"))
-    row = client_state_bytes(group.program, group.federations[0].spec)
+    group = prepare_group(
+        [stateful()], dataset=make_user_dataset(), placement=Placement(client_state="host")
+    )
+    row = compute_client_state_bytes(group.program, group.prepared_runs[0].spec)
     model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
     assert row == 3 * model + 4, "a control, Adam's two moments, and its count"
     for rounds, limit in ((1, 0), (1, 6 * row - 1), (2, 6 * row), (3, 9 * row)):
-        monkeypatch.setattr(runs, "MAX_TABLE_BYTES", limit)
-        assert gathered(group, group.federations).room[:2] == (rounds, 3 * rounds)
+        monkeypatch.setattr(runs, "MAX_CLIENT_TABLE_BYTES", limit)
+        assert init_group(group, group.prepared_runs).limits[:2] == (rounds, 3 * rounds)
 
 
-def test_the_programs_of_a_run_on_the_host_compile_once(short, uncrowded):
+def test_the_programs_of_a_run_on_the_host_compile_once(short, no_program_eviction):
     one = stateful(local_epochs=3, rounds=5)  # no other test's program
-    group = prepare([one], dataset=user_dataset(), placement=Placement(client_state="host"))
-    made = gathered(group, group.federations)
-    start(made, Checkpoints())
-    finish(made, Checkpoints())
+    group = prepare_group(
+        [one], dataset=make_user_dataset(), placement=Placement(client_state="host")
+    )
+    made = init_group(group, group.prepared_runs)
+    start_runs(made, CheckpointWriter())
+    finish_runs(made, CheckpointWriter())
     assert group.program.chunk.program._cache_size() == 1
 
 
@@ -98,24 +113,24 @@ def test_the_programs_of_a_run_on_the_host_compile_once(short, uncrowded):
 def test_vmapped_federations_are_the_same_bits(short):
     more = {"partition": "dirichlet", "alpha": 0.7, "rounds": 5}
     specs = [stateful("fedavg", seed=s, **more) for s in range(2 * len(jax.devices()) + 1)]
-    settings = {"dataset": user_dataset(), "progress": lambda line: None}
+    settings = {"dataset": make_user_dataset(), "progress": lambda line: None}
     settings |= {"spread": "runs", "width": 2}
     host, device = (
-        sweep(specs, **placed(settings | {"client_state": where})).results
+        sweep(specs, **with_placement(settings | {"client_state": where})).results
         for where in ("host", "device")
     )
     for one, other in zip(host, device, strict=True):
-        assert_same(one, other)
+        assert_results_equal(one, other)
 
 
 RESUMED = [
     ("scaffold", "host", "host"),
     ("scaffold", "host", "device"),
     ("scaffold", "device", "host"),
-    slow("scaffold", "device", "split"),
-    slow("scaffold", "split", "host"),
-    slow("dynafed", "split", "split"),
-    slow("dynafed", "host", "host"),  # killed in its synthesis
+    slow_case("scaffold", "device", "split"),
+    slow_case("scaffold", "split", "host"),
+    slow_case("dynafed", "split", "split"),
+    slow_case("dynafed", "host", "host"),  # killed in its synthesis
 ]
 
 
@@ -123,11 +138,16 @@ RESUMED = [
 def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, short, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
-    whole = run(stateful(name), client_state="device")
+    whole = run_spec(stateful(name), client_state="device")
     with pytest.raises(KilledError):
-        run(stateful(name), output_dir=tmp_path, client_state=before, progress=kill_after(5))
-    resumed = run(stateful(name), output_dir=tmp_path, resume=True, client_state=after)
-    assert_same(resumed, whole)
+        run_spec(
+            stateful(name),
+            output_dir=tmp_path,
+            client_state=before,
+            progress=make_killing_callback(5),
+        )
+    resumed = run_spec(stateful(name), output_dir=tmp_path, resume=True, client_state=after)
+    assert_results_equal(resumed, whole)
     jax.tree.map(np.testing.assert_array_equal, all_clients(resumed), all_clients(whole))
 
 
@@ -135,30 +155,32 @@ def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, sh
 def test_a_killed_sweep_goes_on_to_the_bits_of_states_on_the_devices(tmp_path, short, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     specs = [stateful(seed=s) for s in range(len(jax.devices()))]
-    settings = {"dataset": user_dataset(), "progress": lambda line: None}
+    settings = {"dataset": make_user_dataset(), "progress": lambda line: None}
     settings |= {"spread": "runs"}
-    whole = sweep(specs, **placed(settings | {"client_state": "device"})).results
-    show = kill_after(3)
+    whole = sweep(specs, **with_placement(settings | {"client_state": "device"})).results
+    show = make_killing_callback(3)
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(ledger, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
-        sweep(specs, tmp_path, **placed(settings | {"client_state": "host"}))
+        patch.setattr(ledger, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
+        sweep(specs, tmp_path, **with_placement(settings | {"client_state": "host"}))
     assert len(list((tmp_path / "unfinished").iterdir())) == len(specs)
-    made = sweep(specs, tmp_path, **placed(settings | {"client_state": "host"})).results
+    made = sweep(specs, tmp_path, **with_placement(settings | {"client_state": "host"})).results
     for one, other in zip(made, whole, strict=True):
         assert one.summary["client_state"] == "host"
-        assert_same(one, other)
+        assert_results_equal(one, other)
 
 
 def test_a_checkpoint_holds_the_clients_that_trained_and_no_other(tmp_path, short, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
     with pytest.raises(KilledError):
-        run(stateful(), output_dir=tmp_path, client_state="host", progress=kill_after(2))
+        run_spec(
+            stateful(), output_dir=tmp_path, client_state="host", progress=make_killing_callback(2)
+        )
     path = tmp_path / "checkpoint.npz"
     rounds = read_meta(path)["round"]
-    group = prepare([stateful()], dataset=user_dataset())
-    scheduler = group.federations[0].scheduler
-    trained = np.unique(np.concatenate([scheduler.participants(r) for r in range(rounds)]))
+    group = prepare_group([stateful()], dataset=make_user_dataset())
+    scheduler = group.prepared_runs[0].scheduler
+    trained = np.unique(np.concatenate([scheduler.draw_cohort(r) for r in range(rounds)]))
     assert 0 < len(trained) < CLIENTS
     with np.load(path) as data:
         assert any(
@@ -170,27 +192,27 @@ def test_a_checkpoint_holds_the_clients_that_trained_and_no_other(tmp_path, shor
 
 
 def test_rows_that_were_never_written_are_the_first_row():
-    state = HostState({"w": np.full(2, 5.0)}, 6)
-    state.scatter(np.array([4, 1]), {"w": np.array([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]])})
+    state = HostClientStates({"w": np.full(2, 5.0)}, 6)
+    state.scatter_states(np.array([4, 1]), {"w": np.array([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]])})
     out = {"w": np.empty((4, 2))}
-    state.gather(np.array([1, 2, 4]), out)
+    state.gather_states(np.array([1, 2, 4]), out)
     np.testing.assert_array_equal(out["w"], [[3, 4], [5, 5], [1, 2], [5, 5]])
-    state.gather(np.array([4, 1]), out)
+    state.gather_states(np.array([4, 1]), out)
     np.testing.assert_array_equal(out["w"], [[1, 2], [3, 4], [5, 5], [5, 5]])
-    np.testing.assert_array_equal(state.touched, [4, 1])
+    np.testing.assert_array_equal(state.written_client_ids, [4, 1])
     np.testing.assert_array_equal(state.rows["w"], [[1, 2], [3, 4]])
-    state.scatter(np.array([1, 3]), {"w": np.array([[0.0, 1.0], [6.0, 7.0]])})
+    state.scatter_states(np.array([1, 3]), {"w": np.array([[0.0, 1.0], [6.0, 7.0]])})
     np.testing.assert_array_equal(state.rows["w"], [[1, 2], [0, 1], [6, 7]])
-    np.testing.assert_array_equal(state.client(3)["w"], [6, 7])
-    np.testing.assert_array_equal(state.client(0)["w"], [5, 5])
-    np.testing.assert_array_equal(state.client(4)["w"], [1, 2])
+    np.testing.assert_array_equal(state.get_client(3)["w"], [6, 7])
+    np.testing.assert_array_equal(state.get_client(0)["w"], [5, 5])
+    np.testing.assert_array_equal(state.get_client(4)["w"], [1, 2])
 
 
 @pytest.mark.slow
 def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
-    group = prepare([stateful()], dataset=user_dataset())
-    made, files = gathered(group, group.federations), Checkpoints([tmp_path])
-    start(made, files)
+    group = prepare_group([stateful()], dataset=make_user_dataset())
+    made, files = init_group(group, group.prepared_runs), CheckpointWriter([tmp_path])
+    start_runs(made, files)
     now, saved = [files._saved_at], []
 
     def slow_save(path, tree, meta):
@@ -211,7 +233,9 @@ def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
 
 
 def where(one, **settings):
-    return prepare([one], dataset=user_dataset(), placement=Placement(**settings)).client_state
+    return prepare_group(
+        [one], dataset=make_user_dataset(), placement=Placement(**settings)
+    ).client_state
 
 
 def test_auto_asks_how_much_memory_there_is(monkeypatch):
@@ -220,10 +244,10 @@ def test_auto_asks_how_much_memory_there_is(monkeypatch):
     assert where(stateful(), memory=8 * needed) == "device"
     assert where(stateful(), memory=8 * needed - 1) == "host"
     assert where(stateful()) == "device"
-    monkeypatch.setattr(placement, "free_bytes", lambda devices: 8 * needed - 1)
+    monkeypatch.setattr(placement, "usable_free_bytes", lambda devices: 8 * needed - 1)
     assert where(stateful()) == "host"
     assert where(stateful(), client_state="device") == "device"
-    monkeypatch.setattr(placement, "free_bytes", lambda devices: None)
+    monkeypatch.setattr(placement, "usable_free_bytes", lambda devices: None)
     assert where(stateful()) == "device"
 
 
@@ -234,7 +258,7 @@ def test_auto_counts_the_federations_of_a_device():
 
     def where_of(width):
         placement = Placement(spread="runs", memory=memory, width=width)
-        return prepare(specs, dataset=user_dataset(), placement=placement).client_state
+        return prepare_group(specs, dataset=make_user_dataset(), placement=placement).client_state
 
     found = {width: where_of(width) for width in (1, 2)}
     assert found == {1: "device", 2: "host"}
@@ -260,43 +284,43 @@ ALL_AT_ONCE = ("separate", "fedamp", "heurfedamp", "apfl", "ditto", "pfedme", "f
 def test_methods_that_need_all_states_at_once_say_so(name):
     told = rf"client_state = 'host': expected 'device'.*: {name} needs"
     with pytest.raises(ConfigError, match=told):
-        run(stateful(name), client_state="host")
+        run_spec(stateful(name), client_state="host")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {*ALL_AT_ONCE, "scaffold", "fedavg"}))
 def test_every_other_method_is_the_same_bits(name, short):
     kept = stateful(name, local_optimizer="adam", optimizer_state="keep", rounds=5)
-    host, device = (run(kept, client_state=where) for where in ("host", "device"))
+    host, device = (run_spec(kept, client_state=where) for where in ("host", "device"))
     assert_same_run(host, device)
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - set(ALL_AT_ONCE)))
 def test_a_clients_first_state_does_not_depend_on_the_model(name):
     kept = stateful(name, local_optimizer="adam", optimizer_state="keep")
-    group = prepare([kept], dataset=user_dataset(), placement=Placement(lanes=1))
+    group = prepare_group([kept], dataset=make_user_dataset(), placement=Placement(lanes=1))
     task, algorithm = group.program.task, group.program.algorithm
-    hp = group.federations[0].spec.hp
+    hp = group.prepared_runs[0].spec.hp
     one, other = (
         algorithm.init(hp, jax.random.key(0), task.model.init(jax.random.key(seed)), 2).clients
         for seed in (0, 1)
     )
-    assert algorithm.pageable and jax.tree.leaves(one)
+    assert algorithm.can_page_state and jax.tree.leaves(one)
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def test_clients_whose_own_models_are_scored_stay_on_the_devices():
     own = stateful(local_tests=True, scored="client")
     with pytest.raises(ConfigError, match=r"client_state.*to score their own models"):
-        run(own, client_state="host")
+        run_spec(own, client_state="host")
 
 
 @pytest.mark.parametrize("bad", ["gpu", "", None])
 def test_a_place_that_does_not_exist(bad):
     with pytest.raises(ConfigError, match="client_state"):
-        run(stateful(), client_state=bad)
+        run_spec(stateful(), client_state=bad)
     with pytest.raises(ConfigError, match="client_state"):
-        sweep([stateful()], dataset=user_dataset(), placement=Placement(client_state=bad))
+        sweep([stateful()], dataset=make_user_dataset(), placement=Placement(client_state=bad))
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])
@@ -307,9 +331,9 @@ def test_the_command_line_says_where(command, tmp_path, capsys, monkeypatch):
         given.append(group)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjax_het.running.simulation.gathered", interrupt)
-    monkeypatch.setattr("fedjax_het.running.sweeps.gathered", interrupt)
-    monkeypatch.setattr("fedjax_het.running.sweeps._fitting", lambda group, memory: group)
+    monkeypatch.setattr("fedjax_het.running.simulation.init_group", interrupt)
+    monkeypatch.setattr("fedjax_het.running.sweeps.init_group", interrupt)
+    monkeypatch.setattr("fedjax_het.running.sweeps._fit_to_memory", lambda group, memory: group)
     words = f"{command} --algorithm scaffold --dataset digits --model mlp --rounds 2 --lanes 1"
     words = [*words.split(), "--num-clients", "20", "--participation", "0.1"]
     words += ["--output-dir", str(tmp_path)]
@@ -324,29 +348,34 @@ def test_the_command_line_says_where(command, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "lanes"), [("scaffold", 1), slow("scaffold", 2), slow("fedavg", 1), slow("feddyn", 1)]
+    ("name", "lanes"),
+    [("scaffold", 1), slow_case("scaffold", 2), slow_case("fedavg", 1), slow_case("feddyn", 1)],
 )
 def test_split_over_the_devices_it_is_the_same_bits(name, lanes):
     one = stateful(name)
-    split, device = (run(one, client_state=where, lanes=lanes) for where in ("split", "device"))
-    assert_same(split, device)
+    split, device = (
+        run_spec(one, client_state=where, lanes=lanes) for where in ("split", "device")
+    )
+    assert_results_equal(split, device)
     jax.tree.map(np.testing.assert_array_equal, split.state.server, device.state.server)
     jax.tree.map(np.testing.assert_array_equal, all_clients(split), all_clients(device))
 
 
 def test_each_device_holds_the_states_of_a_part_of_the_clients():
-    group = prepare([stateful()], dataset=user_dataset(), placement=Placement(client_state="split"))
-    made, devices = gathered(group, group.federations), len(jax.devices())
-    start(made, Checkpoints())
+    group = prepare_group(
+        [stateful()], dataset=make_user_dataset(), placement=Placement(client_state="split")
+    )
+    made, devices = init_group(group, group.prepared_runs), len(jax.devices())
+    start_runs(made, CheckpointWriter())
 
     def held():
         leaves = jax.tree.leaves(made.state.clients)
         return {shard.data.shape[0] for leaf in leaves for shard in leaf.addressable_shards}
 
     assert held() == {CLIENTS // devices}
-    finish(made, Checkpoints())
+    finish_runs(made, CheckpointWriter())
     assert held() == {CLIENTS // devices}
-    program, inputs = made.programs()["rounds"]
+    program, inputs = made.list_programs()["rounds"]
     text = program.lower(*inputs).compile().as_text()
     sent = re.findall(r"= \S+ (all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(", text)
     # Which rows are wanted, the rows, what they have become with the sums, and the evaluation's:
@@ -364,19 +393,19 @@ def test_each_device_holds_the_states_of_a_part_of_the_clients():
 )
 def test_states_that_cannot_be_split_are_refused(one, expected):
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        prepare([one], dataset=user_dataset(), placement=Placement(client_state="split"))
+        prepare_group([one], dataset=make_user_dataset(), placement=Placement(client_state="split"))
 
 
 def test_accelerators_split_what_is_too_much_for_each(monkeypatch):
     one = stateful()
-    group = prepare([one], dataset=user_dataset())
-    spec, program = group.federations[0].spec, group.program
-    everyones = client_state_bytes(program, spec) * CLIENTS
+    group = prepare_group([one], dataset=make_user_dataset())
+    spec, program = group.prepared_runs[0].spec, group.program
+    everyones = compute_client_state_bytes(program, spec) * CLIENTS
 
     def chosen(memory):
-        return client_state_of(Placement(memory=int(memory)), program, spec)
+        return choose_client_state(Placement(memory=int(memory)), program, spec)
 
-    share, devices = placement.STATE_SHARE, len(jax.devices())
+    share, devices = placement.MAX_STATE_FRACTION, len(jax.devices())
     assert chosen(2 * everyones / share) == "device"
     assert chosen(0.9 * everyones / share) == "host"  # CPU devices share their memory
     monkeypatch.setattr(type(program.plan), "platform", "gpu")

@@ -6,14 +6,14 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import assert_same, spec
-from support.slow import slow
+from support.data import make_user_dataset
+from support.running import assert_results_equal, make_spec
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, Result, evaluate, load_model, simulate, sweep
-from fedjax_het.running.programs import training_of
+from fedjax_het.running.programs import build_local_training
 
-DATA = user_dataset()
+DATA = make_user_dataset()
 
 
 def run(spec_, **settings):
@@ -23,41 +23,45 @@ def run(spec_, **settings):
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """The model that seed 3 draws: rates of 0 leave it as it is."""
-    still = run(spec("fedavg", rounds=1, seed=3, hp={"local_lr": 0.0}))
+    still = run(make_spec("fedavg", rounds=1, seed=3, hp={"local_lr": 0.0}))
     return str(still.save_model(tmp_path_factory.mktemp("models") / "drawn.msgpack"))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedamp", slow("dynafed"), slow("apfl")])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "fedamp", slow_case("dynafed"), slow_case("apfl")]
+)
 def test_the_model_that_would_be_drawn_changes_nothing(name, drawn):
     settings = {"rounds": 5, "seed": 3}
-    assert_same(run(spec(name, **settings, init_from=drawn)), run(spec(name, **settings)))
+    assert_results_equal(
+        run(make_spec(name, **settings, init_from=drawn)), run(make_spec(name, **settings))
+    )
 
 
 def test_what_is_begun_with_is_the_model_of_the_file(tmp_path):
-    trained = run(spec(rounds=9, hp={"local_lr": 0.1}))
+    trained = run(make_spec(rounds=9, hp={"local_lr": 0.1}))
     path = trained.save_model(tmp_path / "model.msgpack")
-    still = run(spec(rounds=1, seed=7, init_from=str(path), hp={"local_lr": 0.0}))
+    still = run(make_spec(rounds=1, seed=7, init_from=str(path), hp={"local_lr": 0.0}))
     assert still.metrics["test_accuracy"][0] == evaluate(load_model(path), DATA).accuracy
     jax.tree.map(np.testing.assert_array_equal, still.model().variables, trained.model().variables)
 
 
 def test_a_sweep_begins_all_its_runs_so(drawn):
-    specs = [spec(rounds=4, seed=seed, init_from=drawn) for seed in range(3)]
+    specs = [make_spec(rounds=4, seed=seed, init_from=drawn) for seed in range(3)]
     made = sweep(specs, dataset=DATA, progress=lambda line: None).results
     for each, one in zip(made, specs, strict=True):
-        assert_same(each, run(one))
+        assert_results_equal(each, run(one))
     assert not np.array_equal(made[0].metrics["test_loss"], made[1].metrics["test_loss"])
 
 
 def test_another_model_under_the_same_name_is_another_run(drawn, tmp_path):
     path = str(tmp_path / "model.msgpack")
     shutil.copy(drawn, path)
-    once = spec(rounds=4, init_from=path)
+    once = make_spec(rounds=4, init_from=path)
     first = run(once, output_dir=tmp_path / "out")
     (made,) = sweep([once], tmp_path / "out", dataset=DATA, progress=lambda line: None).results
-    assert_same(made, first)  # found, under the name that both give it
+    assert_results_equal(made, first)  # found, under the name that both give it
     assert len(list((tmp_path / "out").glob("[0-9a-f]*.json"))) == 1
-    run(spec(rounds=2, seed=9)).save_model(path)
+    run(make_spec(rounds=2, seed=9)).save_model(path)
     assert run(once).digest() != first.digest()
     longer = dataclasses.replace(once, rounds=5)
     with pytest.raises(ConfigError, match=r"this initial's.*model \(init_from\)"):
@@ -75,16 +79,16 @@ def test_what_is_no_model_of_this_network_is_one_line(drawn, tmp_path):
     for path, expected in cases.items():
         other = {"model": "convnet", "width": 4, "depth": 1} if path == drawn else {}
         with pytest.raises(ConfigError, match=expected) as caught:
-            run(spec(init_from=path, **other))
+            run(make_spec(init_from=path, **other))
         assert "\n" not in str(caught.value) and str(caught.value).startswith("init_from = ")
     (tmp_path / "bad.msgpack").write_bytes(b"no model")
     with pytest.raises(ConfigError, match="is damaged"):
-        run(spec(init_from=str(tmp_path / "bad.msgpack")))
+        run(make_spec(init_from=str(tmp_path / "bad.msgpack")))
 
 
 def test_programs_are_those_of_runs_that_draw(drawn):
-    plain = run(spec(rounds=3))
-    before = training_of.cache_info().misses
-    begun = run(spec(rounds=3, init_from=drawn))
-    assert training_of.cache_info().misses == before
+    plain = run(make_spec(rounds=3))
+    before = build_local_training.cache_info().misses
+    begun = run(make_spec(rounds=3, init_from=drawn))
+    assert build_local_training.cache_info().misses == before
     assert begun.summary["lanes"] == plain.summary["lanes"]

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import primitives
-from support.builders import builder_of, defaults
-from support.problems import round_key, small
-from support.running import OPTIONS
-from support.slow import all_methods
+from support.builders import default_hyper_parameters, make_builder
+from support.problems import make_small_federation, round_key
+from support.running import FAST_OPTIONS
+from support.slow import method_cases
 
-from fedjax_het.algorithms import entry_of
+from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.nn import make_model
 
@@ -49,15 +49,15 @@ def drawn(monkeypatch):
 
 
 def federation_of(name, base=None):
-    options = {**OPTIONS.get(name, {}), **({"base": base} if base else {})}
+    options = {**FAST_OPTIONS.get(name, {}), **({"base": base} if base else {})}
     if base:
-        options |= OPTIONS.get(base, {})
-    entry = entry_of(name, options)
-    scored = (entry.base or entry).scored[0]
-    hp = {"local_lr": 0.1, **defaults(entry, options)}
+        options |= FAST_OPTIONS.get(base, {})
+    entry = get_algorithm_spec(name, options)
+    scored = (entry.base or entry).evaluated_models[0]
+    hp = {"local_lr": 0.1, **default_hyper_parameters(entry, options)}
     model = make_model("mlp", (2, 2, 1), 3)
     settings = {"hp": hp, "model": model, "sizes": (5, 3, 4), "scored": scored}
-    return small(builder_of(entry, options), **settings)
+    return make_small_federation(make_builder(entry, options), **settings)
 
 
 def _places():
@@ -80,18 +80,18 @@ def repeated(drawn):
 
 def one_round(federation, drawn):
     """A round, and what is done between rounds."""
-    state = federation.start()
+    state = federation.initial_state()
     with jax.disable_jit():
         drawn.clear()
         state, _ = federation.algorithm.round(
             federation.hp, state, round_key(0), federation.cohort(0)
         )
-        for number, work in enumerate(federation.algorithm.host_work):
+        for number, work in enumerate(federation.algorithm.server_stages):
             key = jax.random.fold_in(jax.random.key(5), number)
             state = work.advance(federation.hp, state, key, jnp.int32(2), federation.server)
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("name", method_cases())
 def test_a_round_draws_from_no_key_twice(name, drawn):
     one_round(federation_of(name), drawn)
     assert not repeated(drawn)
@@ -108,7 +108,7 @@ def test_nor_does_one_over_another(name, base, drawn):
 def test_local_training_with_dropout_draws_from_no_key_twice(drawn):
     data = np.zeros((8, 4, 4, 1), np.float32), np.zeros(8, np.int32)
     settings = {"sizes": (5, 3), "data": data, "model": make_model("fsl_cnn", (4, 4, 1), 3)}
-    one_round(small(fedavg, hp={"local_lr": 0.1}, **settings), drawn)
+    one_round(make_small_federation(fedavg, hp={"local_lr": 0.1}, **settings), drawn)
     assert len(drawn) > 3 and not repeated(drawn)
 
 

@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from experiments.accelerator.launches import main
-from experiments.accelerator.reading import bodies_of, graphs_of, grouped_convolutions
+from experiments.accelerator.reading import (
+    count_grouped_convolutions,
+    parse_command_buffers,
+    parse_loop_bodies,
+)
 
 PROGRAM = """HloModule jit_f, is_scheduled=true
 
@@ -58,7 +62,7 @@ condition:
 
 
 def test_launches_are_counted_by_loop():
-    outside, a_round, step = bodies_of(PROGRAM)
+    outside, a_round, step = parse_loop_bodies(PROGRAM)
     assert (outside.depth, a_round.depth, step.depth) == (0, 1, 2)
     assert (outside.trips, a_round.trips, step.trips) == (None, None, 20)
     # Of a branch the longest; what is waited for is not started again.
@@ -67,13 +71,13 @@ def test_launches_are_counted_by_loop():
     assert a_round.collectives == {"all-reduce": 1}
     assert a_round.collective_bytes == 4 * 10 + 2 * 3
     assert step.kinds == {"fusion": 1, "custom-call:__cudnn$convForward": 1}
-    assert grouped_convolutions(PROGRAM) == 1
+    assert count_grouped_convolutions(PROGRAM) == 1
 
 
 def test_graphs_are_told_from_what_the_host_reads():
-    assert graphs_of(THUNKS) == {"graphs": 2, "whole": False, "host_reads": 2}
+    assert parse_command_buffers(THUNKS) == {"graphs": 2, "whole": False, "host_reads": 2}
     whole = "\n".join(["000: kCommandBuffer [source | sink]", "    001: kWhile [source | sink]"])
-    assert graphs_of(whole) == {"graphs": 1, "whole": True, "host_reads": 0}
+    assert parse_command_buffers(whole) == {"graphs": 1, "whole": True, "host_reads": 0}
 
 
 def test_a_program_of_ones_own():
@@ -84,7 +88,7 @@ def test_a_program_of_ones_own():
         return jax.lax.fori_loop(0, 3, lambda i, x: jax.lax.fori_loop(0, 5, inner, x) + 1, x)
 
     text = jax.jit(nested).lower(jnp.ones((64, 64))).compile().as_text()
-    bodies = bodies_of(text)
+    bodies = parse_loop_bodies(text)
     assert [body.depth for body in bodies] == [0, 1, 2]
     assert [body.trips for body in bodies[1:]] == [3, 5]
     assert 1 <= bodies[2].launches <= 6

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.measures.leakage import FALSE_ALARMS, attack, nearest, neighbours
+from fedjax_het.measures.leakage import (
+    FALSE_POSITIVE_RATE,
+    compare_neighbors,
+    evaluate_membership_attack,
+    nearest_distances,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -14,51 +19,53 @@ def test_auc_is_the_chance_that_a_member_scores_higher():
     members[:20] = np.round(members[:20], 1)  # ties count half
     pairs = members[:, None] - others
     expected = (pairs > 0).mean() + (pairs == 0).mean() / 2
-    assert attack(members, others).auc == pytest.approx(expected)
+    assert evaluate_membership_attack(members, others).auc == pytest.approx(expected)
 
 
 def test_scores_of_one_kind_tell_nothing_and_those_apart_everything():
-    same = attack(RNG.normal(size=4000), RNG.normal(size=4000))
+    same = evaluate_membership_attack(RNG.normal(size=4000), RNG.normal(size=4000))
     assert abs(same.auc - 0.5) < 0.03 and same.p_value > 1e-3
     assert same.found < 0.01
-    apart = attack(np.arange(100) + 1000, np.arange(5000) / 5000)
+    apart = evaluate_membership_attack(np.arange(100) + 1000, np.arange(5000) / 5000)
     assert apart.auc == 1.0 and apart.found == 1.0 and apart.p_value < 1e-20
 
 
 def test_found_are_members_above_all_but_one_in_a_thousand_others():
     others = np.arange(10_000.0)
     members = np.array([9_988.5, 9_990.5, 9_995.0, 5.0])
-    above = (members > np.sort(others)[::-1][int(FALSE_ALARMS * len(others)) - 1]).mean()
-    assert attack(members, others).found == pytest.approx(above)
+    above = (members > np.sort(others)[::-1][int(FALSE_POSITIVE_RATE * len(others)) - 1]).mean()
+    assert evaluate_membership_attack(members, others).found == pytest.approx(above)
 
 
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_nearest_is_the_smallest_distance(blocks, monkeypatch):
-    monkeypatch.setattr("fedjax_het.measures.leakage._BLOCK", 30 * 40 // blocks)
+    monkeypatch.setattr("fedjax_het.measures.leakage._BLOCK_SIZE", 30 * 40 // blocks)
     images, candidates = RNG.normal(size=(30, 4, 4, 2)), RNG.normal(size=(40, 4, 4, 2))
     candidates[3] = images[5]
     squares = np.square(images[:, None] - candidates[None]).mean((2, 3, 4))
-    found = nearest(images, candidates)
+    found = nearest_distances(images, candidates)
     np.testing.assert_allclose(found, np.sqrt(squares.min(1)), rtol=1e-5)
     assert found[5] == 0  # the same image, in spite of rounding
 
 
 def test_copies_of_members_are_found_and_strangers_are_not():
     members, others = RNG.normal(size=(2, 300, 6, 6, 1))
-    copied = neighbours(members[:50] + 0.01 * RNG.normal(size=(50, 6, 6, 1)), members, others)
+    copied = compare_neighbors(
+        members[:50] + 0.01 * RNG.normal(size=(50, 6, 6, 1)), members, others
+    )
     assert copied.share == 1.0 and copied.p_value < 1e-10
     assert np.median(copied.members) < 0.02 < np.median(copied.others)
-    strange = neighbours(RNG.normal(size=(400, 6, 6, 1)), members, others)
+    strange = compare_neighbors(RNG.normal(size=(400, 6, 6, 1)), members, others)
     assert 0.4 < strange.share < 0.6 and strange.p_value > 1e-3
     # A pair alike to both sides is half.
-    tied = neighbours(members[:10], members, members)
+    tied = compare_neighbors(members[:10], members, members)
     assert tied.share == 0.5 and tied.p_value == 1.0
 
 
 def test_bad_input_is_one_line():
     with pytest.raises(ConfigError, match="members"):
-        attack(np.array([np.nan]), np.zeros(3))
+        evaluate_membership_attack(np.array([np.nan]), np.zeros(3))
     with pytest.raises(ConfigError, match="as many others"):
-        neighbours(np.zeros((1, 2)), np.zeros((3, 2)), np.zeros((4, 2)))
+        compare_neighbors(np.zeros((1, 2)), np.zeros((3, 2)), np.zeros((4, 2)))
     with pytest.raises(ConfigError, match="candidates"):
-        nearest(np.zeros((1, 2)), np.zeros((0, 2)))
+        nearest_distances(np.zeros((1, 2)), np.zeros((0, 2)))

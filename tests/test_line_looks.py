@@ -12,10 +12,10 @@ from matplotlib.colors import to_rgb
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.report import method_colours, plot_learning_curves
-from fedjax_het.report.curves import Curve, draw_curves
-from fedjax_het.report.line_ends import in_lines, spread
-from fedjax_het.report.style import PALETTE, distinct_colours, readable
+from fedjax_het.report import assign_method_colors, plot_learning_curves
+from fedjax_het.report.curves import Curve, plot_curve_panels
+from fedjax_het.report.line_ends import spread_positions, wrap_label
+from fedjax_het.report.style import PALETTE, assign_distinct_colors, darken_for_text
 
 # Of full colour-blindness, on linear RGB (Machado, Oliveira and Fernandes 2009).
 SEEN = {
@@ -63,25 +63,25 @@ def test_colours_are_told_apart_by_colour_blind_readers(eyes):
 def test_every_colour_is_seen_on_white():
     for colour in PALETTE:
         assert np.linalg.norm(lab(linear(colour)) - lab(np.ones(3))) > 30
-        share = linear(readable(colour)) @ (0.2126, 0.7152, 0.0722)
+        share = linear(darken_for_text(colour)) @ (0.2126, 0.7152, 0.0722)
         assert 1.05 / (share + 0.05) >= 2.99  # the contrast that WCAG asks of large letters
 
 
 @given(st.lists(st.sampled_from([*METHODS, "mine", "yours"]), min_size=1, max_size=8, unique=True))
 def test_up_to_eight_methods_have_colours_of_the_palette_and_keep_their_own(methods):
-    colours = method_colours(methods)
+    colours = assign_method_colors(methods)
     assert len(set(colours.values())) == len(methods)
     assert set(colours.values()) <= set(PALETTE)
     for name in methods:
-        if name in METHODS and METHODS[name].colour.upper() in PALETTE:
-            assert colours[name] == METHODS[name].colour.upper()
+        if name in METHODS and METHODS[name].color.upper() in PALETTE:
+            assert colours[name] == METHODS[name].color.upper()
 
 
 def test_variants_of_a_method_are_no_reason_for_a_colour_twice():
     lines = [("dynafed", "dynafed"), ("dynafed", "dynafed, real"), ("fedavg", "fedavg")]
-    colours = distinct_colours(lines)
-    assert colours["dynafed"] == METHODS["dynafed"].colour
-    assert colours["fedavg"] == METHODS["fedavg"].colour
+    colours = assign_distinct_colors(lines)
+    assert colours["dynafed"] == METHODS["dynafed"].color
+    assert colours["fedavg"] == METHODS["fedavg"].color
     assert len(set(colours.values())) == 3
 
 
@@ -91,7 +91,7 @@ sizes = st.floats(0.01, 0.15)
 @given(st.lists(st.tuples(st.floats(0, 1), sizes), min_size=1, max_size=6))
 def test_names_do_not_overlap_and_keep_their_order(things):
     wanted, size = map(list, zip(*things, strict=True))
-    places = spread(wanted, size)
+    places = spread_positions(wanted, size)
     order = sorted(range(len(wanted)), key=lambda k: (wanted[k], k))
     for low, high in itertools.pairwise(order):
         assert places[high] - places[low] >= (size[low] + size[high]) / 2 - 1e-9
@@ -100,16 +100,16 @@ def test_names_do_not_overlap_and_keep_their_order(things):
 
 
 def test_names_with_room_stay_and_two_of_one_place_part_to_both_sides():
-    assert spread([0.2, 0.8], [0.1, 0.1]) == [0.2, 0.8]
-    np.testing.assert_allclose(spread([0.5, 0.5], [0.1, 0.1]), [0.45, 0.55])
-    np.testing.assert_allclose(spread([1.0, 0.99], [0.1, 0.1]), [0.95, 0.85])
-    np.testing.assert_allclose(spread([0.5] * 3, [0.5] * 3), [0, 0.5, 1])  # too many
+    assert spread_positions([0.2, 0.8], [0.1, 0.1]) == [0.2, 0.8]
+    np.testing.assert_allclose(spread_positions([0.5, 0.5], [0.1, 0.1]), [0.45, 0.55])
+    np.testing.assert_allclose(spread_positions([1.0, 0.99], [0.1, 0.1]), [0.95, 0.85])
+    np.testing.assert_allclose(spread_positions([0.5] * 3, [0.5] * 3), [0, 0.5, 1])  # too many
 
 
 def test_names_are_broken_at_commas_alone():
-    assert in_lines("local_lr 0.02, n_0 50") == "local_lr 0.02,\nn_0 50"
-    assert in_lines("fsl, gamma 0.35") == "fsl, gamma 0.35"
-    assert in_lines("one_very_long_name_of_a_method") == "one_very_long_name_of_a_method"
+    assert wrap_label("local_lr 0.02, n_0 50") == "local_lr 0.02,\nn_0 50"
+    assert wrap_label("fsl, gamma 0.35") == "fsl, gamma 0.35"
+    assert wrap_label("one_very_long_name_of_a_method") == "one_very_long_name_of_a_method"
 
 
 def curve(method, values, *, panel="data", label="", **others):
@@ -134,10 +134,10 @@ def test_the_papers_methods_are_in_colour_and_the_others_grey():
     baselines = [name for name in METHODS if name != "dynafed"][:8]
     curves = [curve(m, [[10, 20 + k], [10, 22 + k]]) for k, m in enumerate(baselines)]
     own = curve("dynafed", [[10, 25], [12, 27]], reported=60.0)
-    figure = draw_curves([*curves, own], ["data"], columns=1, focus=["dynafed"])
+    figure = plot_curve_panels([*curves, own], ["data"], columns=1, highlight=["dynafed"])
     (panel,) = figure.axes
     lines = own_lines(panel)
-    assert lines["dynafed"].get_color() == METHODS["dynafed"].colour
+    assert lines["dynafed"].get_color() == METHODS["dynafed"].color
     greys = {lines[m].get_color() for m in baselines}
     assert all(len({c[1:3], c[3:5], c[5:]}) == 1 for c in greys)
     assert all(lines[m].get_linewidth() < lines["dynafed"].get_linewidth() for m in baselines)
@@ -153,7 +153,7 @@ def test_the_papers_methods_are_in_colour_and_the_others_grey():
 
 def test_few_others_have_their_names():
     curves = [curve(m, [[10, 20 + k]]) for k, m in enumerate(["fedavg", "fedprox", "dynafed"])]
-    (panel,) = draw_curves(curves, ["data"], columns=1, focus=["dynafed"]).axes
+    (panel,) = plot_curve_panels(curves, ["data"], columns=1, highlight=["dynafed"]).axes
     assert list(named(panel)) == ["fedavg", "fedprox", "dynafed"]
     assert named(panel)["dynafed"].get_fontweight() == "bold"
     assert len({line.get_color() for line in own_lines(panel).values()}) == 3
@@ -161,7 +161,7 @@ def test_few_others_have_their_names():
 
 def test_names_stand_beside_their_lines():
     curves = [curve("fedavg", [[10, 20]]), curve("moon", [[10, 50]]), curve("fedbn", [[1, 50.5]])]
-    figure = draw_curves(curves, ["data"], columns=1)
+    figure = plot_curve_panels(curves, ["data"], columns=1)
     drawn(figure)
     (panel,) = figure.axes
     boxes = {name: text.get_window_extent() for name, text in named(panel).items()}
@@ -180,7 +180,7 @@ def test_many_methods_without_a_focus_have_a_small_panel_each():
         for k, m in enumerate(methods)
         if (panel, m) != ("b", methods[3])
     ]
-    figure = draw_curves(curves, ["a", "b"], columns=2)
+    figure = plot_curve_panels(curves, ["a", "b"], columns=2)
     panels = [panel for panel in figure.axes if panel.get_visible()]
     assert len(panels) == 24
     titled = {panel.get_title(loc="left"): panel for panel in panels}
@@ -203,6 +203,6 @@ def test_a_method_that_no_run_has_cannot_be_in_focus():
     )
     curves = pd.DataFrame({"digest": ["a"], "round": [1], "test_accuracy": [0.5]})
     with pytest.raises(ConfigError, match=r"focus = 'fedavgg' is unknown: did you mean 'fedavg'"):
-        plot_learning_curves(results, curves, focus=["fedavgg"])
-    (panel,) = plot_learning_curves(results, curves, focus=["fedavg"]).axes
-    assert own_lines(panel)["fedavg"].get_color() == METHODS["fedavg"].colour
+        plot_learning_curves(results, curves, highlight=["fedavgg"])
+    (panel,) = plot_learning_curves(results, curves, highlight=["fedavg"]).axes
+    assert own_lines(panel)["fedavg"].get_color() == METHODS["fedavg"].color

@@ -4,22 +4,22 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.builders import builder_of, defaults
-from support.data import BATCH, SIZES, user_dataset
-from support.oracle import Loop, beside
-from support.problems import consecutive, small
-from support.running import KilledError, assert_same, kill_after
+from support.builders import default_hyper_parameters, make_builder
+from support.data import BATCH_SIZE, CLIENT_SIZES, make_user_dataset
+from support.oracle import ReferenceFedAvg, run_and_compare
+from support.problems import consecutive_partition, make_small_federation
+from support.running import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, simulate
-from fedjax_het.algorithms import entry_of
+from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.algorithms.fednova import accumulated
+from fedjax_het.algorithms.fednova import compute_effective_steps
 from fedjax_het.engine.contract import ContractError
-from fedjax_het.engine.local import LocalTraining, descend, new_optimizer
-from fedjax_het.engine.optimizers import Details
-from fedjax_het.engine.plan import make_plan
-from fedjax_het.engine.schedule import Scheduler, useful_fraction
-from fedjax_het.engine.units import ClientUnits
+from fedjax_het.engine.local import LocalTraining, apply_gradient, init_local_optimizer
+from fedjax_het.engine.optimizers import LocalTrainingOptions
+from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.engine.schedule import Scheduler, compute_useful_fraction
+from fedjax_het.engine.units import ClientWork
 from fedjax_het.running import checkpoints, runs
 
 STEPS = 5
@@ -34,7 +34,7 @@ SMALL = {
     "dataset": "user",
     "batch_size": 8,
 }
-DATA = user_dataset()
+DATA = make_user_dataset()
 
 
 def run(spec, **given):
@@ -45,122 +45,140 @@ def run(spec, **given):
 
 
 def test_a_client_makes_its_steps_and_shuffles_anew_when_it_runs_out():
-    partition = consecutive(SIZES)
-    units = ClientUnits(partition, 0, BATCH, further=STEPS)
-    for client, size in enumerate(SIZES):
-        batches, sizes = units.batches(3, 1, np.array([client]))
+    partition = consecutive_partition(CLIENT_SIZES)
+    units = ClientWork(partition, 0, BATCH_SIZE, extra_batches=STEPS)
+    for client, size in enumerate(CLIENT_SIZES):
+        batches, sizes = units.draw_batches(3, 1, np.array([client]))
         steps = STEPS if size else 0
-        assert len(batches) == len(sizes) == units.steps[client] == steps
-        assert sizes.sum() == units.samples[client]
+        assert len(batches) == len(sizes) == units.num_steps[client] == steps
+        assert sizes.sum() == units.num_samples[client]
         seen = np.concatenate([b[:n] for b, n in zip(batches, sizes, strict=True)] or [[]])
-        counts = np.bincount(seen.astype(int), minlength=sum(SIZES))[partition.client(client)]
+        counts = np.bincount(seen.astype(int), minlength=sum(CLIENT_SIZES))[
+            partition.client_indices(client)
+        ]
         if size:  # each example once before any is there again
             assert counts.max() - counts.min() <= 1 and counts.sum() == sizes.sum()
-        whole = ClientUnits(partition, 20, BATCH, steps=STEPS).batches(3, 1, np.array([client]))
-        per_pass = -(-size // BATCH)
+        whole = ClientWork(partition, 20, BATCH_SIZE, max_num_steps=STEPS).draw_batches(
+            3, 1, np.array([client])
+        )
+        per_pass = -(-size // BATCH_SIZE)
         if per_pass:  # the passes are those of epochs
             same = min(STEPS, per_pass)
             np.testing.assert_array_equal(batches[:same], whole[0][:same])
 
 
 def test_of_a_pass_before_them_nothing_is_lost():
-    partition = consecutive(SIZES)
-    both = ClientUnits(partition, 1, BATCH, further=STEPS)
-    per_pass = -(-np.array(SIZES) // BATCH)
-    np.testing.assert_array_equal(both.steps, per_pass + STEPS * (per_pass > 0))
-    for client in np.flatnonzero(SIZES):
-        _, sizes = both.batches(0, 0, np.array([client]))
-        assert sizes[: per_pass[client]].sum() == SIZES[client]
+    partition = consecutive_partition(CLIENT_SIZES)
+    both = ClientWork(partition, 1, BATCH_SIZE, extra_batches=STEPS)
+    per_pass = -(-np.array(CLIENT_SIZES) // BATCH_SIZE)
+    np.testing.assert_array_equal(both.num_steps, per_pass + STEPS * (per_pass > 0))
+    for client in np.flatnonzero(CLIENT_SIZES):
+        _, sizes = both.draw_batches(0, 0, np.array([client]))
+        assert sizes[: per_pass[client]].sum() == CLIENT_SIZES[client]
 
 
 def test_useful_work_is_what_clients_see():
-    partition = consecutive(SIZES)
-    units = ClientUnits(partition, 0, BATCH, further=STEPS)
-    settings = {"seed": 0, "rounds": 3, "participation": 1.0, "eval_every": 1}
+    partition = consecutive_partition(CLIENT_SIZES)
+    units = ClientWork(partition, 0, BATCH_SIZE, extra_batches=STEPS)
+    settings = {"seed": 0, "num_rounds": 3, "participation": 1.0, "eval_every": 1}
     scheduler = Scheduler(partition, units, averaging="weighted", blocks=1, lanes=1, **settings)
     seen = [
-        sum(scheduler.client_batches(r, k)[1].sum() for k in range(len(SIZES))) for r in range(3)
+        sum(scheduler.client_batches(r, k)[1].sum() for k in range(len(CLIENT_SIZES)))
+        for r in range(3)
     ]
-    np.testing.assert_array_equal(scheduler.work.samples, seen)
-    steps = STEPS * sum(size > 0 for size in SIZES)
-    np.testing.assert_array_equal(scheduler.work.block_steps[:, 0], steps)
-    assert useful_fraction([scheduler], together=False) == sum(seen) / (3 * steps * BATCH)
+    np.testing.assert_array_equal(scheduler.work_counts.samples, seen)
+    steps = STEPS * sum(size > 0 for size in CLIENT_SIZES)
+    np.testing.assert_array_equal(scheduler.work_counts.block_steps[:, 0], steps)
+    assert compute_useful_fraction([scheduler], is_concurrent=False) == sum(seen) / (
+        3 * steps * BATCH_SIZE
+    )
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 def test_rounds_of_steps_are_those_of_the_loop(averaging):
-    details = Details(steps=STEPS)
+    details = LocalTrainingOptions(num_steps=STEPS)
     settings = {"participation": 0.6, "averaging": averaging, "details": details}
-    loop = Loop(small(fedavg, hp={"local_lr": 0.2}, **settings))
-    beside(loop, 3, atol=5e-6)
+    loop = ReferenceFedAvg(make_small_federation(fedavg, hp={"local_lr": 0.2}, **settings))
+    run_and_compare(loop, 3, atol=5e-6)
     for k in loop.history[0]:
         assert len(loop.minibatches(0, k)) == STEPS
 
 
 def test_equal_steps_make_fednova_fedavg():
-    settings = {"hp": {"local_lr": 0.2}, "details": Details(steps=STEPS), "participation": 0.6}
+    settings = {
+        "hp": {"local_lr": 0.2},
+        "details": LocalTrainingOptions(num_steps=STEPS),
+        "participation": 0.6,
+    }
     states = [
-        small(builder_of(entry_of(name, {}), {}), **settings).run(3)[0]
+        make_small_federation(make_builder(get_algorithm_spec(name, {}), {}), **settings).run(3)[0]
         for name in ("fedavg", "fednova")
     ]
     models = [state.server.variables for state in states]
     assert_trees_all_close(*models, atol=1e-6)
 
 
-class Scaffold(Loop):
+class Scaffold(ReferenceFedAvg):
     """Option I by steps: c_i' is the gradient at x over all of the client's data."""
 
     def __init__(self, federation):
         super().__init__(federation)
-        self.server = np.zeros_like(self.vector)
+        self.server = np.zeros_like(self.global_vector)
 
-    def first(self, client):
-        return np.zeros_like(self.vector) if hasattr(self, "vector") else 0.0
+    def init_client_state(self, client):
+        return np.zeros_like(self.global_vector) if hasattr(self, "vector") else 0.0
 
-    def train(self, r, client):
-        model, held = self.vector, [self.minibatches(r, client)]
+    def train_client(self, r, client):
+        model, held = self.global_vector, [self.minibatches(r, client)]
         batches = held[0]
         measuring, training = batches[:-STEPS], batches[-STEPS:]
         x, y = (np.concatenate([getattr(b, part) for b in measuring]) for part in "xy")
-        assert len(y) == self.sizes[client]
+        assert len(y) == self.client_sizes[client]
         for batch in training:
-            slope = self.gradient(model, batch.x, batch.y) - self.kept[client] + self.server
+            slope = (
+                self.gradient(model, batch.x, batch.y) - self.client_states[client] + self.server
+            )
             model = model - self.hp["local_lr"] * slope
-        self.new[client] = self.gradient(self.vector, x, y)
+        self.new[client] = self.gradient(self.global_vector, x, y)
         return model
 
     def before_round(self, r):
         self.new = {}
 
-    def serve(self, r, clients, models):
-        super().serve(r, clients, models)
-        weights = self.weights()
+    def update_server(self, r, clients, models):
+        super().update_server(r, clients, models)
+        weights = self.client_weights()
         for k in clients:
-            self.server = self.server + weights[k] * (self.new[k] - self.kept[k])
-            self.kept[k] = self.new[k]
+            self.server = self.server + weights[k] * (self.new[k] - self.client_states[k])
+            self.client_states[k] = self.new[k]
 
 
 def test_scaffold_measures_a_pass_before_its_steps():
-    build = builder_of(entry_of("scaffold", {}), {"option": "I"})
-    settings = {"details": Details(steps=STEPS), "participation": 0.6}
-    loop = Scaffold(small(build, hp={"local_lr": 0.1}, **settings))
-    beside(loop, 4, atol=5e-6)
-    assert loop.repeats()
+    build = make_builder(get_algorithm_spec("scaffold", {}), {"option": "I"})
+    settings = {"details": LocalTrainingOptions(num_steps=STEPS), "participation": 0.6}
+    loop = Scaffold(make_small_federation(build, hp={"local_lr": 0.1}, **settings))
+    run_and_compare(loop, 4, atol=5e-6)
+    assert loop.count_repeat_clients()
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_lanes_change_nothing_of_steps(option):
-    build = builder_of(entry_of("scaffold", {}), {"option": option})
-    settings = {"hp": {"local_lr": 0.1}, "details": Details(steps=3, accumulation=2)}
+    build = make_builder(get_algorithm_spec("scaffold", {}), {"option": option})
+    settings = {
+        "hp": {"local_lr": 0.1},
+        "details": LocalTrainingOptions(num_steps=3, accumulation_steps=2),
+    }
     one, two = (
-        small(build, plan=make_plan(lanes, 1, spread=None), **settings).run(3)[0]
+        make_small_federation(
+            build, plan=make_execution_plan(lanes, 1, mesh_axis=None), **settings
+        ).run(3)[0]
         for lanes in (1, 2)
     )
     assert_trees_all_close(one.server, two.server, atol=1e-6)
 
 
 def test_a_run_of_steps_is_stopped_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "MAX_CHUNK", 1)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     settings = {**SMALL, "local_optimizer": "lion", "optimizer_state": "keep"}
     numbers = {"local_lr": 0.01, "lr_step_decay": 0.9}
@@ -168,20 +186,22 @@ def test_a_run_of_steps_is_stopped_and_goes_on(tmp_path, monkeypatch):
     spec = RunSpec("fedavg", **settings, **more)
     whole = run(spec)
     with pytest.raises(KilledError):
-        run(spec, output_dir=tmp_path, progress=kill_after(2))
-    assert_same(run(spec, output_dir=tmp_path, resume=True), whole)
+        run(spec, output_dir=tmp_path, progress=make_killing_callback(2))
+    assert_results_equal(run(spec, output_dir=tmp_path, resume=True), whole)
 
 
 @pytest.mark.parametrize("options", [{}, {"base": "scaffold", "option": "I"}])
 def test_fsl_goes_by_the_steps_of_the_clients(options):
     """K_0 eta_0 = K eta: of as many steps as an epoch has, what the epoch gives."""
-    entry = entry_of("fsl", options)
-    numbers = defaults(entry, options) | {"local_lr": 0.1}
+    entry = get_algorithm_spec("fsl", options)
+    numbers = default_hyper_parameters(entry, options) | {"local_lr": 0.1}
     settings = {"hp": numbers, "sizes": (8,) * 4}
     models = []
-    for details in (Details(), Details(steps=8 // BATCH)):
-        federation = small(builder_of(entry, options), details=details, **settings)
-        models.append(federation.model(federation.run(2)[0]))
+    for details in (LocalTrainingOptions(), LocalTrainingOptions(num_steps=8 // BATCH_SIZE)):
+        federation = make_small_federation(
+            make_builder(entry, options), details=details, **settings
+        )
+        models.append(federation.global_params(federation.run(2)[0]))
     assert_trees_all_close(*models, atol=1e-6)
 
 
@@ -202,7 +222,7 @@ def test_a_run_of_as_many_steps_as_an_epoch_has_is_that_epoch_to_the_bit(name):
 # --- accumulation --------------------------------------------------------------------------------
 
 
-class Accumulating(Loop):
+class Accumulating(ReferenceFedAvg):
     """The mean gradient of so many minibatches, and of what is left at a round's end."""
 
     several = 3
@@ -211,71 +231,81 @@ class Accumulating(Loop):
         super().__init__(federation)
         self.left = set()
 
-    def train(self, r, client):
-        model, batches = self.begin(client), self.minibatches(r, client)
+    def train_client(self, r, client):
+        model, batches = self.initial_client_model(client), self.minibatches(r, client)
         for first in range(0, len(batches), self.several):
             part = batches[first : first + self.several]
-            slope = sum(self.slope(model, batch) for batch in part) / len(part)
+            slope = sum(self.descent_direction(model, batch) for batch in part) / len(part)
             model = model - self.hp["local_lr"] * slope
         self.left.add(len(batches) % self.several)
         return model
 
 
 def test_a_step_is_along_the_mean_of_its_minibatches():
-    details = Details(accumulation=3)
+    details = LocalTrainingOptions(accumulation_steps=3)
     settings = {"epochs": 2, "participation": 0.6, "details": details}
-    loop = Accumulating(small(fedavg, hp={"local_lr": 0.3}, **settings))
-    beside(loop, 3, atol=5e-6)
+    loop = Accumulating(make_small_federation(fedavg, hp={"local_lr": 0.3}, **settings))
+    run_and_compare(loop, 3, atol=5e-6)
     assert {0} < loop.left  # where it fits, and where something is left
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "feddc", "fednova", "ditto"])
 def test_accumulated_is_the_same_as_a_larger_batch_where_batches_tile(name):
     """Under momentum, whose state is one of steps; the examples of a step are the same."""
-    entry = entry_of(name, {})
-    numbers = defaults(entry, {}, "momentum", len(EVEN)) | {"local_lr": 0.1}
-    common = {"sizes": EVEN, "epochs": 2, "optimizer": "momentum", "scored": entry.scored[0]}
+    entry = get_algorithm_spec(name, {})
+    numbers = default_hyper_parameters(entry, {}, "momentum", len(EVEN)) | {"local_lr": 0.1}
+    common = {
+        "sizes": EVEN,
+        "epochs": 2,
+        "optimizer": "momentum",
+        "scored": entry.evaluated_models[0],
+    }
     halves, whole = (
-        small(builder_of(entry, {}), hp=numbers, **common, **more)
+        make_small_federation(make_builder(entry, {}), hp=numbers, **common, **more)
         for more in (
-            {"batch_size": 4, "details": Details(accumulation=2)},
+            {"batch_size": 4, "details": LocalTrainingOptions(accumulation_steps=2)},
             {"batch_size": 8},
         )
     )
     states = [federation.run(3)[0] for federation in (halves, whole)]
     models = [
-        federation.model(state) for federation, state in zip((halves, whole), states, strict=True)
+        federation.global_params(state)
+        for federation, state in zip((halves, whole), states, strict=True)
     ]
     assert_trees_all_close(*models, atol=2e-6)
-    start = whole.model(whole.start())
+    start = whole.global_params(whole.initial_state())
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), models[1], start)
     assert max(jax.tree.leaves(moved)) > 0.1
 
 
 def test_fednovas_work_is_of_steps():
-    training = LocalTraining(None, "nesterov", details=Details(accumulation=2))
+    training = LocalTraining(None, "nesterov", options=LocalTrainingOptions(accumulation_steps=2))
     r, unit = 0.6, 1.0
     for minibatches in (1, 4, 5):
         velocity = moved = 0.0
         for _ in range(-(-minibatches // 2)):
             velocity = r * velocity + unit
             moved += unit + r * velocity
-        found = accumulated(training, {"local_momentum": r}, np.int32(minibatches))
+        found = compute_effective_steps(training, {"local_momentum": r}, np.int32(minibatches))
         np.testing.assert_allclose(found, moved, rtol=1e-6)
 
 
 def test_a_step_that_is_never_full_is_made_at_the_end_of_a_round():
-    loop = Accumulating(small(fedavg, hp={"local_lr": 0.1}, details=Details(accumulation=100)))
+    loop = Accumulating(
+        make_small_federation(
+            fedavg, hp={"local_lr": 0.1}, details=LocalTrainingOptions(accumulation_steps=100)
+        )
+    )
     loop.several = 100
-    beside(loop, 2, atol=5e-6)
+    run_and_compare(loop, 2, atol=5e-6)
 
 
 def test_a_step_that_does_not_say_where_it_is_is_told():
-    training = LocalTraining(None, "sgd", details=Details(accumulation=2))
+    training = LocalTraining(None, "sgd", options=LocalTrainingOptions(accumulation_steps=2))
     variables = {"params": {"w": np.zeros(2, np.float32)}}
-    state = new_optimizer(training, {"local_lr": 0.1}, variables)
+    state = init_local_optimizer(training, {"local_lr": 0.1}, variables)
     with pytest.raises(ContractError, match="descend: expected at="):
-        descend(training, {"local_lr": 0.1}, variables, variables["params"], state)
+        apply_gradient(training, {"local_lr": 0.1}, variables, variables["params"], state)
 
 
 @pytest.mark.parametrize(

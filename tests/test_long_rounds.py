@@ -6,19 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import KilledError, assert_same, kill_after, placed, run, spec
-from support.slow import all_methods, slow
+from support.data import make_user_dataset
+from support.running import (
+    KilledError,
+    assert_results_equal,
+    make_killing_callback,
+    make_spec,
+    run_spec,
+    with_placement,
+)
+from support.slow import method_cases, slow_case
 
 from fedjax_het import Placement, sweep
 from fedjax_het.engine import stretches
 from fedjax_het.engine.checkpoint import read_meta
-from fedjax_het.engine.stretches import cut, in_stretch, loop
+from fedjax_het.engine.stretches import resumable_loop, resume_round, split_loop
 from fedjax_het.running import advance, checkpoints, long_rounds
-from fedjax_het.running.checkpoints import Checkpoints
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.programs import sample_flops
-from fedjax_het.running.runs import gathered
+from fedjax_het.running.checkpoints import CheckpointWriter
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.programs import flops_per_sample
+from fedjax_het.running.runs import init_group
 
 EVERYTHING = 1e9  # seconds: of a call that goes to the end of its loop
 ROUNDING = {"rtol": 2e-5, "atol": 1e-6}  # of two programs
@@ -41,17 +48,17 @@ def short(monkeypatch):
 
 
 def small(name, **settings):
-    return spec(name, **{"rounds": 3, **settings})
+    return make_spec(name, **{"rounds": 3, **settings})
 
 
-@pytest.mark.parametrize("name", all_methods(quick=["scaffold"]))
+@pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
 def test_where_a_round_is_cut_changes_no_bit(name, long, monkeypatch):
-    by_step = run(small(name))
+    by_step = run_spec(small(name))
     long(EVERYTHING)
-    by_loop = run(small(name))
-    assert_same(by_step, by_loop)
+    by_loop = run_spec(small(name))
+    assert_results_equal(by_step, by_loop)
     short(monkeypatch)
-    assert_same(by_step, run(small(name)), **ROUNDING)
+    assert_results_equal(by_step, run_spec(small(name)), **ROUNDING)
 
 
 PLACES = {
@@ -63,27 +70,27 @@ PLACES = {
 }
 PLACED = [
     ("scaffold", "vmapped lanes"),
-    slow("scaffold", "blocks in turn"),
-    slow("scaffold", "states on the host"),
-    slow("fedaf", "vmapped lanes"),
-    slow("fedaf", "blocks in turn"),
-    slow("fedaf", "shared server"),
-    slow("fsl", "shared server"),
-    slow("fedbe", "shared server"),
-    slow("fedgen", "shared server"),
-    slow("fedavg_ft", "vmapped lanes"),
-    slow("fedavg_ft", "blocks in turn"),
-    slow("dynafed", "one device"),
+    slow_case("scaffold", "blocks in turn"),
+    slow_case("scaffold", "states on the host"),
+    slow_case("fedaf", "vmapped lanes"),
+    slow_case("fedaf", "blocks in turn"),
+    slow_case("fedaf", "shared server"),
+    slow_case("fsl", "shared server"),
+    slow_case("fedbe", "shared server"),
+    slow_case("fedgen", "shared server"),
+    slow_case("fedavg_ft", "vmapped lanes"),
+    slow_case("fedavg_ft", "blocks in turn"),
+    slow_case("dynafed", "one device"),
 ]
 
 
 @pytest.mark.parametrize(("name", "place"), PLACED)
 def test_wherever_it_is_made(name, place, long, monkeypatch):
-    by_step = run(small(name), **PLACES[place])
+    by_step = run_spec(small(name), **PLACES[place])
     long(EVERYTHING)
-    assert_same(by_step, run(small(name), **PLACES[place]))
+    assert_results_equal(by_step, run_spec(small(name), **PLACES[place]))
     short(monkeypatch)
-    assert_same(by_step, run(small(name), **PLACES[place]), **ROUNDING)
+    assert_results_equal(by_step, run_spec(small(name), **PLACES[place]), **ROUNDING)
 
 
 @pytest.mark.slow
@@ -93,7 +100,7 @@ def test_federations_in_step(width, long, monkeypatch):
     number = width * len(jax.devices()) + 1
     more = {"partition": "dirichlet", "alpha": 0.7}
     specs = [small("scaffold", seed=seed, **more) for seed in range(number)]
-    settings = placed({"dataset": user_dataset(), "spread": "runs", "width": width})
+    settings = with_placement({"dataset": make_user_dataset(), "spread": "runs", "width": width})
 
     def made():
         return sweep(specs, progress=lambda line: None, **settings).results
@@ -103,20 +110,20 @@ def test_federations_in_step(width, long, monkeypatch):
     by_loop = made()
     short(monkeypatch)
     for one, other, whole in zip(by_step, by_loop, made(), strict=True):
-        assert_same(one, other)
-        assert_same(one, whole, **ROUNDING)
+        assert_results_equal(one, other)
+        assert_results_equal(one, whole, **ROUNDING)
 
 
 STOPPED = [
     ("scaffold", {}, {}),
-    slow("fedaf", {}, {}),  # in its soft labels, among its clients, at its server
-    slow("fsl", {}, {}),
-    slow("fedavg_ft", {}, {}),
-    slow("fedbe", {}, {}),
-    slow("dynafed", {}, {}),
-    slow("scaffold", {"client_state": "host"}, {}),
-    slow("scaffold", {}, {"client_state": "host"}),
-    slow("fedaf", {"blocks": 2}, {"devices": 1}),
+    slow_case("fedaf", {}, {}),  # in its soft labels, among its clients, at its server
+    slow_case("fsl", {}, {}),
+    slow_case("fedavg_ft", {}, {}),
+    slow_case("fedbe", {}, {}),
+    slow_case("dynafed", {}, {}),
+    slow_case("scaffold", {"client_state": "host"}, {}),
+    slow_case("scaffold", {}, {"client_state": "host"}),
+    slow_case("fedaf", {"blocks": 2}, {"devices": 1}),
 ]
 
 
@@ -126,36 +133,36 @@ def test_a_run_that_is_stopped_within_a_round_goes_on_to_the_same_bits(
 ):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     calls = []
-    whole = run(small(name), blocks=before.get("blocks"), progress=calls.append)
+    whole = run_spec(small(name), blocks=before.get("blocks"), progress=calls.append)
     places = set()
     for stop in np.linspace(1, len(calls) - 2, 3).astype(int):
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
-            run(small(name), output_dir=folder, progress=kill_after(stop), **before)
+            run_spec(small(name), output_dir=folder, progress=make_killing_callback(stop), **before)
         within = read_meta(folder / "checkpoint.npz")["within"]
         places.add(within and (len(within["totals"]), sum(within["done"])))
-        assert_same(run(small(name), output_dir=folder, resume=True, **after), whole)
+        assert_results_equal(run_spec(small(name), output_dir=folder, resume=True, **after), whole)
     assert len(places - {None}) >= 2, "most stops are to be within a round"
 
 
 @pytest.mark.slow
 def test_it_goes_on_in_stretches_where_rounds_are_no_longer_long(long, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    whole = run(small("scaffold"))
+    whole = run_spec(small("scaffold"))
     with pytest.raises(KilledError):
-        run(small("scaffold"), output_dir=tmp_path, progress=kill_after(3))
+        run_spec(small("scaffold"), output_dir=tmp_path, progress=make_killing_callback(3))
     assert read_meta(tmp_path / "checkpoint.npz")["within"]
     short(monkeypatch)
-    assert_same(run(small("scaffold"), output_dir=tmp_path, resume=True), whole)
+    assert_results_equal(run_spec(small("scaffold"), output_dir=tmp_path, resume=True), whole)
 
 
 @pytest.mark.slow
 def test_runs_of_a_sweep_that_stopped_at_other_places_go_on(long, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     specs = [small("scaffold", seed=seed) for seed in range(2)]
-    settings = placed({"dataset": user_dataset(), "progress": lambda line: None})
+    settings = with_placement({"dataset": make_user_dataset(), "progress": lambda line: None})
     whole = sweep(specs, **settings).results
-    real, calls = Checkpoints.save, []
+    real, calls = CheckpointWriter.save, []
 
     def save(self, runs):
         real(self, runs)
@@ -163,22 +170,22 @@ def test_runs_of_a_sweep_that_stopped_at_other_places_go_on(long, tmp_path, monk
         if len(calls) == 2:
             raise KilledError
 
-    monkeypatch.setattr(Checkpoints, "save", save)
+    monkeypatch.setattr(CheckpointWriter, "save", save)
     for one in specs:  # each is stopped by itself
         calls[:] = [None] * one.seed
         with pytest.raises(KilledError):
             sweep([one], tmp_path, **settings)
-    monkeypatch.setattr(Checkpoints, "save", real)
+    monkeypatch.setattr(CheckpointWriter, "save", real)
     stands = [read_meta(path) for path in tmp_path.glob("unfinished/*/checkpoint.npz")]
     assert len({str(record["within"]) for record in stands}) == 2
     for one, other in zip(sweep(specs, tmp_path, **settings).results, whole, strict=True):
-        assert_same(one, other)
+        assert_results_equal(one, other)
 
 
 def test_progress_says_what_a_round_is_at(long):
     seen = []
     # All take part: else the rounds differ in steps where clients share a device.
-    run(small("fedaf", rounds=2, participation=1.0), progress=seen.append)
+    run_spec(small("fedaf", rounds=2, participation=1.0), progress=seen.append)
     names = [progress.phase for progress in seen]
     first = names[: names.index("rounds")]
     assert list(dict.fromkeys(first)) == ["soft labels", "clients", "server"]
@@ -192,18 +199,20 @@ def test_progress_says_what_a_round_is_at(long):
     assert at.rate > 0 and at.seconds_to_go == pytest.approx((at.total - at.done) / at.rate)
 
 
-@pytest.mark.parametrize("name", ["scaffold", slow("fedaf"), slow("fsl"), slow("fedavg_ft")])
+@pytest.mark.parametrize(
+    "name", ["scaffold", slow_case("fedaf"), slow_case("fsl"), slow_case("fedavg_ft")]
+)
 def test_a_stretch_has_the_collectives_of_a_round(name, long, monkeypatch):
     """XLA spreads over the devices what all hold where nothing says otherwise, by collectives of
     its own, two of which may wait for each other for ever."""
-    data = user_dataset()
-    group = prepare([small(name)], dataset=data, placement=Placement(server_work="shared"))
-    runs = gathered(group, group.federations)
-    advance.begin_states(runs)
-    cut_, state, inputs = runs.stretched, runs.state, runs.call(0, 1)
-    chunk, stretch = group.program.chunk.program, group.program.stretch.program
+    data = make_user_dataset()
+    group = prepare_group([small(name)], dataset=data, placement=Placement(server_work="shared"))
+    runs = init_group(group, group.prepared_runs)
+    advance.init_states(runs)
+    cut_, state, inputs = runs.loop_layout, runs.state, runs.build_chunk_inputs(0, 1)
+    chunk, stretch = group.program.chunk.program, group.program.partial_round.program
     whole = collectives(chunk.lower(state, inputs))
-    part = collectives(stretch.lower(state, inputs, cut_.spans(1), cut_.nothing()))
+    part = collectives(stretch.lower(state, inputs, cut_.build_spans(1), cut_.init_carry()))
     assert part == whole and whole
 
 
@@ -219,12 +228,12 @@ def test_rounds_are_long_by_their_arithmetic(monkeypatch):
     def work(**settings):
         settings = {"gradient_gaps": None, "participation": 1.0, **settings}
         one = small("fsl", **settings)
-        group = prepare([one], dataset=user_dataset(), placement=Placement(lanes=1))
-        runs = gathered(group, group.federations)
-        long = runs.stretched is not None
-        (samples,) = group.program.work.values()
-        flops = samples * sample_flops(group.program.signature)
-        clients = int(group.federations[0].scheduler.work.samples[0])
+        group = prepare_group([one], dataset=make_user_dataset(), placement=Placement(lanes=1))
+        runs = init_group(group, group.prepared_runs)
+        long = runs.loop_layout is not None
+        (samples,) = group.program.samples_per_round.values()
+        flops = samples * flops_per_sample(group.program.signature)
+        clients = int(group.prepared_runs[0].scheduler.work_counts.samples[0])
         return samples, flops, clients, long
 
     samples, flops, clients, long = work()
@@ -247,12 +256,12 @@ def test_a_loop_is_cut_anywhere():
         return total + i + 1, (2 * product + i) % 1009
 
     def whole(n):
-        return loop("sum", n, step, (jnp.int32(0), jnp.int32(1)))
+        return resumable_loop("sum", n, step, (jnp.int32(0), jnp.int32(1)))
 
     def part(spans, given):
-        with in_stretch(jnp.asarray(spans, jnp.int32), given) as found:
+        with resume_round(jnp.asarray(spans, jnp.int32), given) as found:
             first, second = whole(5), whole(9)
-            done = stretches.done()
+            done = stretches.has_finished_loops()
         return (first, second), found, done
 
     plain = whole(5), whole(9)
@@ -261,7 +270,7 @@ def test_a_loop_is_cut_anywhere():
         _, found, done = part(spans, carried)
         assert not done
         assert [int(total) for total in found.totals] == [5, 9]
-        carried = found.carried
+        carried = found.carries
     ended, _, done = part([[5, 5], [8, 99]], carried)
     assert done and jax.tree.map(int, ended) == jax.tree.map(int, plain)
     assert int(ended[0][0]) == 15 and int(ended[1][0]) == 45
@@ -274,5 +283,5 @@ def test_outside_a_stretch_nothing_is_cut():
         seen.append((first, last))
         return carried + last
 
-    assert cut("all", 4, go, 1) == 5 and seen == [(0, 4)]
-    assert stretches.done() is True
+    assert split_loop("all", 4, go, 1) == 5 and seen == [(0, 4)]
+    assert stretches.has_finished_loops() is True

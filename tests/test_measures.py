@@ -6,27 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import domains_dataset, user_dataset
-from support.running import assert_same, logits_of_the_final_model, run, spec
-from support.slow import slow
+from support.data import make_domains_dataset, make_user_dataset
+from support.running import assert_results_equal, final_model_logits, make_spec, run_spec
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, RunSpec, register_measure, simulate, sweep
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.evaluation import evaluate, evaluation_set
-from fedjax_het.engine.fairness import fairness
-from fedjax_het.engine.measured import MEASURES, chosen
-from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.evaluation import evaluate, place_evaluation_set
+from fedjax_het.engine.fairness import compute_fairness
+from fedjax_het.engine.measured import METRICS, parse_metrics
+from fedjax_het.engine.plan import make_execution_plan
 from fedjax_het.engine.task import Task
-from fedjax_het.nn import as_model
+from fedjax_het.nn import to_model
 
-DATA = user_dataset()
+DATA = make_user_dataset()
 OF_EXAMPLES = "class_accuracy, macro_f1, calibration, confusion"
 
 
 @pytest.fixture(autouse=True)
 def _forget():
     yield
-    MEASURES.reset()
+    METRICS.reset()
 
 
 # --- oracles -------------------------------------------------------------------------------------
@@ -90,28 +90,31 @@ def test_sums_over_batches_are_those_of_all_examples(count, blocks):
     logits[:, 4] = -9
     labels = rng.integers(0, 5, count)
     labels[labels == 2] = 0
-    model = as_model(
+    model = to_model(
         (lambda key: {"unused": jnp.zeros(1)}, lambda params, x: x[:, 0, :, 0]), (1, 5, 1), 5
     )
-    task, plan = Task(model, (0.0,), (1.0,)), make_plan(1, 1, spread=None, blocks=blocks)
+    task, plan = (
+        Task(model, (0.0,), (1.0,)),
+        make_execution_plan(1, 1, mesh_axis=None, blocks=blocks),
+    )
     variables = model.init(jax.random.key(0))
-    data = evaluation_set(plan, logits[:, None, :, None], labels)
-    found = jax.jit(lambda v, d: evaluate(task, plan, v, d, measures=chosen(OF_EXAMPLES)))
-    measured = found(variables, data).measured
+    data = place_evaluation_set(plan, logits[:, None, :, None], labels)
+    found = jax.jit(lambda v, d: evaluate(task, plan, v, d, metrics=parse_metrics(OF_EXAMPLES)))
+    measured = found(variables, data).metrics
     expected = measured_of(logits.astype(np.float64), labels)
     assert measured.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(measured[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     bad = logits.copy()
     bad[count // 2, 1] = np.inf
-    data = evaluation_set(plan, bad[:, None, :, None], labels)
-    lost = found(variables, data).measured
+    data = place_evaluation_set(plan, bad[:, None, :, None], labels)
+    lost = found(variables, data).metrics
     assert np.isnan(lost["macro_f1"]) and np.isnan(lost["calibration_error"])
 
 
 def test_a_runs_curves_are_of_its_model():
-    made = run(spec(rounds=6, eval_every=2, measures=OF_EXAMPLES, hp={"local_lr": 0.2}))
-    expected = measured_of(logits_of_the_final_model(made, DATA), DATA.test_labels)
+    made = run_spec(make_spec(rounds=6, eval_every=2, measures=OF_EXAMPLES, hp={"local_lr": 0.2}))
+    expected = measured_of(final_model_logits(made, DATA), DATA.test_labels)
     for name, value in expected.items():
         curve = made.metrics[name]
         assert curve.shape == (6, *np.shape(value))
@@ -125,9 +128,11 @@ def test_a_runs_curves_are_of_its_model():
         np.testing.assert_allclose(getattr(found, name), value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fedavg", slow("dynafed"), slow("scaffold"), slow("fedaf")])
+@pytest.mark.parametrize(
+    "name", ["fedavg", slow_case("dynafed"), slow_case("scaffold"), slow_case("fedaf")]
+)
 def test_measuring_changes_nothing_else(name):
-    plain, measured = run(spec(name)), run(spec(name, measures=OF_EXAMPLES))
+    plain, measured = run_spec(make_spec(name)), run_spec(make_spec(name, measures=OF_EXAMPLES))
     assert (
         measured.metrics.keys() - plain.metrics.keys() == measured_of(np.zeros((1, 2)), [0]).keys()
     )
@@ -137,8 +142,8 @@ def test_measuring_changes_nothing_else(name):
 
 @pytest.mark.parametrize("settings", [{"lanes": 2}, {"lanes": 1, "devices": 1}, {"blocks": 3}])
 def test_where_it_is_computed_changes_nothing(settings):
-    asked = spec(measures=f"{OF_EXAMPLES}, drift", rounds=5)
-    here, there = run(asked, lanes=1), run(asked, **settings)
+    asked = make_spec(measures=f"{OF_EXAMPLES}, drift", rounds=5)
+    here, there = run_spec(asked, lanes=1), run_spec(asked, **settings)
     for name in ("confusion", "macro_f1", "calibration_error", "drift_cosine", "drift_distance"):
         np.testing.assert_allclose(
             here.metrics[name], there.metrics[name], rtol=2e-3, atol=1e-5, err_msg=name
@@ -146,13 +151,13 @@ def test_where_it_is_computed_changes_nothing(settings):
 
 
 def test_in_a_sweep_and_resumed_it_is_the_same(tmp_path):
-    asked = spec(measures=f"{OF_EXAMPLES}, drift", rounds=5, eval_every=2)
-    whole = run(asked)
+    asked = make_spec(measures=f"{OF_EXAMPLES}, drift", rounds=5, eval_every=2)
+    whole = run_spec(asked)
     others = [dataclasses.replace(asked, seed=seed) for seed in range(3)]
     swept = sweep(others, dataset=DATA, progress=lambda line: None).results
-    assert_same(swept[0], run(asked))
-    run(dataclasses.replace(asked, rounds=3), output_dir=tmp_path)
-    assert_same(run(asked, output_dir=tmp_path, resume=True), whole)
+    assert_results_equal(swept[0], run_spec(asked))
+    run_spec(dataclasses.replace(asked, rounds=3), output_dir=tmp_path)
+    assert_results_equal(run_spec(asked, output_dir=tmp_path, resume=True), whole)
 
 
 # --- of clients ----------------------------------------------------------------------------------
@@ -164,7 +169,7 @@ def test_fairness_is_as_its_definitions_say():
     table[0, :9] = np.nan
     table[1] = np.nan
     table[2] = 0.4
-    found = fairness(table)
+    found = compute_fairness(table)
     for r in (0, 2, 3):
         known = [a for a in table[r] if not np.isnan(a)]
         worst = sorted(known)[: int(np.ceil(len(known) / 10))]
@@ -177,13 +182,15 @@ def test_fairness_is_as_its_definitions_say():
         for name, value in expected.items():
             np.testing.assert_allclose(found[name][r], value, atol=1e-12, err_msg=name)
     assert all(np.isnan(values[1]) for values in found.values())
-    assert fairness(np.zeros((1, 3)))["accuracy_gini"][0] == 0
+    assert compute_fairness(np.zeros((1, 3)))["accuracy_gini"][0] == 0
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp"])
 def test_a_run_has_fairness_by_round(name):
-    made = run(spec(name, rounds=3, local_tests=True, test_per_client=6, measures="fairness"))
-    expected = fairness(made.metrics["client_accuracy"])
+    made = run_spec(
+        make_spec(name, rounds=3, local_tests=True, test_per_client=6, measures="fairness")
+    )
+    expected = compute_fairness(made.metrics["client_accuracy"])
     for curve, values in expected.items():
         np.testing.assert_allclose(made.metrics[curve], values, rtol=1e-6)
         assert made.summary[f"final_{curve}"] == pytest.approx(np.mean(values), rel=1e-5)
@@ -192,16 +199,16 @@ def test_a_run_has_fairness_by_round(name):
 # --- of what they send ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("averaging", [slow("uniform"), "weighted"])
+@pytest.mark.parametrize("averaging", [slow_case("uniform"), "weighted"])
 def test_drift_is_that_of_the_clients_changes(averaging, tmp_path):
     """Whole batches and all clients: what one of them sends is the change of a federation that it
     makes up by itself, begun with the same model."""
     owners = [np.arange(0, 5), np.arange(5, 21), np.arange(21, 30), np.zeros(0, np.int64)]
     settings = {"batch_size": 51, "hp": {"local_lr": 0.3}, "participation": 1.0, "rounds": 1}
-    first = run(spec(rounds=1, num_clients=4, hp={"local_lr": 0.0}, seed=2))
+    first = run_spec(make_spec(rounds=1, num_clients=4, hp={"local_lr": 0.0}, seed=2))
     path = str(first.save_model(tmp_path / "first.msgpack"))
-    made = run(
-        spec(
+    made = run_spec(
+        make_spec(
             **settings,
             num_clients=4,
             averaging=averaging,
@@ -214,8 +221,8 @@ def test_drift_is_that_of_the_clients_changes(averaging, tmp_path):
     begun = np.concatenate([np.ravel(a) for a in jax.tree.leaves(first.model().variables)])
     sent = []
     for own in owners[:3]:
-        alone = run(
-            spec(**settings, num_clients=1, local_epochs=3, init_from=path),
+        alone = run_spec(
+            make_spec(**settings, num_clients=1, local_epochs=3, init_from=path),
             partition=partition_from_clients([own]),
         )
         ended = np.concatenate([np.ravel(a) for a in jax.tree.leaves(alone.model().variables)])
@@ -231,7 +238,7 @@ def test_drift_is_that_of_the_clients_changes(averaging, tmp_path):
 
 
 def test_one_client_does_not_drift():
-    made = run(spec(rounds=3, num_clients=6, participation=1 / 6, measures="drift"))
+    made = run_spec(make_spec(rounds=3, num_clients=6, participation=1 / 6, measures="drift"))
     np.testing.assert_allclose(made.metrics["drift_cosine"], 1, rtol=1e-4)
     # The root of a difference of two numbers that are equal to rounding.
     np.testing.assert_allclose(made.metrics["drift_distance"], 0, atol=1e-2)
@@ -239,12 +246,22 @@ def test_one_client_does_not_drift():
 
 @pytest.mark.parametrize(
     "name",
-    ["scaffold", slow("fednova"), slow("feddc"), slow("moon"), slow("fedprox"), slow("dynafed")]
-    + [slow(name) for name in ("fsl", "fedmix", "ditto", "feddyn", "fedopt", "per_fedavg")],
+    [
+        "scaffold",
+        slow_case("fednova"),
+        slow_case("feddc"),
+        slow_case("moon"),
+        slow_case("fedprox"),
+        slow_case("dynafed"),
+    ]
+    + [slow_case(name) for name in ("fsl", "fedmix", "ditto", "feddyn", "fedopt", "per_fedavg")],
 )
 def test_drift_is_measured_of_methods_that_send_changes(name):
     name = "fedadam" if name == "fedopt" else name
-    plain, made = run(spec(name, rounds=5)), run(spec(name, rounds=5, measures="drift"))
+    plain, made = (
+        run_spec(make_spec(name, rounds=5)),
+        run_spec(make_spec(name, rounds=5, measures="drift")),
+    )
     cosine = made.metrics["drift_cosine"]
     assert np.isfinite(cosine).all() and (cosine <= 1 + 1e-5).all()
     assert (made.metrics["drift_distance"] >= 0).all()
@@ -262,12 +279,12 @@ def test_a_users_measure_is_summed_over_examples(tmp_path):
         return {"right": ((best == labels[:, None]).any(1) * known).sum(), "seen": known.sum()}
 
     register_measure("top_two", top_two, lambda sums: {"top2": sums["right"] / sums["seen"]})
-    made = run(spec(rounds=5, measures=["top_two", "macro_f1"]))
-    best = np.argsort(-logits_of_the_final_model(made, DATA), 1)[:, :2]
+    made = run_spec(make_spec(rounds=5, measures=["top_two", "macro_f1"]))
+    best = np.argsort(-final_model_logits(made, DATA), 1)[:, :2]
     expected = np.mean([label in two for two, label in zip(best, DATA.test_labels, strict=True)])
     assert made.metrics["top2"][-1] == pytest.approx(expected, abs=1e-6)
     assert made.spec.measures == "top_two, macro_f1"
-    assert made.digest() != run(spec(rounds=5)).digest()
+    assert made.digest() != run_spec(make_spec(rounds=5)).digest()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +301,7 @@ def test_a_users_measure_is_summed_over_examples(tmp_path):
 def test_what_a_users_measure_must_not_be_is_one_line(sums, finish, expected):
     register_measure("mine", sums, finish)
     with pytest.raises(ConfigError, match=expected) as caught:
-        run(spec(rounds=2, measures="macro_f1, mine"))
+        run_spec(make_spec(rounds=2, measures="macro_f1, mine"))
     assert "measure 'mine'" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -304,7 +321,7 @@ def test_what_a_users_measure_must_not_be_is_one_line(sums, finish, expected):
 )
 def test_what_cannot_be_measured_is_one_line(settings, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
-        run(spec(**{"rounds": 2, **settings}))
+        run_spec(make_spec(**{"rounds": 2, **settings}))
     assert "\n" not in str(caught.value)
 
 
@@ -317,8 +334,8 @@ def test_without_measures_names_are_as_they_were():
 
 
 def test_domains_are_measured_besides():
-    data = domains_dataset()
-    made = simulate(spec(rounds=5, measures="confusion"), dataset=data)
+    data = make_domains_dataset()
+    made = simulate(make_spec(rounds=5, measures="confusion"), dataset=data)
     table = made.metrics["confusion"][-1]
     assert table.sum() == len(data.test_labels)
     share = np.diagonal(table).sum() / table.sum()

@@ -7,45 +7,50 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from support.data import user_dataset
-from support.running import run, spec
-from support.slow import slow
+from support.data import make_user_dataset
+from support.running import make_spec, run_spec
+from support.slow import slow_case
 
 from fedjax_het import Placement, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine import memory
-from fedjax_het.engine.footprint import compiled_bytes, least_bytes
+from fedjax_het.engine.footprint import compute_compiled_bytes, lower_bound_bytes
 from fedjax_het.engine.probe import LaneChoice
 from fedjax_het.running import needs, prepare
-from fedjax_het.running.needs import NoRoom, Part, require_room, told_in_one_line
-from fedjax_het.running.runs import gathered
+from fedjax_het.running.needs import (
+    InsufficientMemoryError,
+    MemoryItem,
+    require_memory,
+    translate_out_of_memory,
+)
+from fedjax_het.running.runs import init_group
 
 # --- how much there is ---------------------------------------------------------------------------
 
 
 def test_free_memory_is_what_the_tightest_group_leaves(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "_address_space", lambda: None)
-    machine = memory.free_ram()
+    monkeypatch.setattr(memory, "_CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(memory, "_free_address_space", lambda: None)
+    machine = memory.free_host_bytes()
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_ram() <= 1.5 * machine
+    assert memory.free_host_bytes() <= 1.5 * machine
     (tmp_path / "memory.max").write_text("5000000\n")
     (tmp_path / "memory.current").write_text("4000000\n")
     # What files take, the system gives back.
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 300000\nactive_file 200000\n")
-    assert memory.free_ram() == 1_500_000
+    assert memory.free_host_bytes() == 1_500_000
     (tmp_path / "memory.max").write_text("1000\n")
-    assert memory.free_ram() == 0
+    assert memory.free_host_bytes() == 0
 
 
 def test_free_memory_is_what_the_limit_of_the_process_leaves(monkeypatch):
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (10**15, 10**15))
-    assert 10**15 - memory._address_space() > 10**6
+    assert 10**15 - memory._free_address_space() > 10**6
     monkeypatch.setattr(resource, "getrlimit", lambda which: (10**5, 10**5))
-    assert memory.free_ram() == 0
-    assert memory.free_bytes(jax.local_devices()) == 0
+    assert memory.free_host_bytes() == 0
+    assert memory.usable_free_bytes(jax.local_devices()) == 0
 
 
 # --- what a program takes ------------------------------------------------------------------------
@@ -57,21 +62,21 @@ def traced(function, *shapes):
 
 def test_the_least_that_a_program_takes_is_what_libraries_and_loops_make():
     product = traced(lambda a, b: jnp.tanh(a @ b).sum(), (50, 4), (4, 70))
-    assert least_bytes(product) == 50 * 70 * 4
+    assert lower_bound_bytes(product) == 50 * 70 * 4
     by_value = traced(lambda a: (jnp.exp(a) + 1).sum(), (1000,))
-    assert least_bytes(by_value) == 0
+    assert lower_bound_bytes(by_value) == 0
 
     def unused(a, b):
         a @ b
         return a + 1
 
-    assert least_bytes(traced(unused, (50, 4), (4, 70))) == 0
+    assert lower_bound_bytes(traced(unused, (50, 4), (4, 70))) == 0
 
     def collected(steps):
         def loop(a):
             return jax.lax.scan(lambda c, _: (c + 1, jnp.sin(c)), a, length=steps)
 
-        return least_bytes(traced(loop, (20,)))
+        return lower_bound_bytes(traced(loop, (20,)))
 
     assert collected(6) == (6 + 1) * 20 * 4
     assert collected(1) == 0  # is no loop
@@ -79,57 +84,62 @@ def test_the_least_that_a_program_takes_is_what_libraries_and_loops_make():
     def unrolled(a, w):  # what a gradient through a loop keeps
         return jax.grad(lambda w: jax.lax.fori_loop(0, 9, lambda i, x: jnp.tanh(x @ w), a).sum())(w)
 
-    assert least_bytes(traced(unrolled, (30, 8), (8, 8))) >= 9 * 30 * 8 * 4
+    assert lower_bound_bytes(traced(unrolled, (30, 8), (8, 8))) >= 9 * 30 * 8 * 4
 
 
-@pytest.mark.parametrize("name", ["scaffold", *(slow(n) for n in METHODS if n != "scaffold")])
+@pytest.mark.parametrize("name", ["scaffold", *(slow_case(n) for n in METHODS if n != "scaffold")])
 def test_the_estimate_is_no_false_alarm(name):
     """What is said before the programs are compiled is less than the compiler says then."""
-    group = prepare.prepare([spec(name)], dataset=user_dataset())
-    made = gathered(group, group.federations)
-    for program, inputs in made.programs().values():
-        least = least_bytes(program.trace(*inputs).jaxpr)
-        assert 0 < least <= compiled_bytes(program, inputs)
+    group = prepare.prepare_group([make_spec(name)], dataset=make_user_dataset())
+    made = init_group(group, group.prepared_runs)
+    for program, inputs in made.list_programs().values():
+        least = lower_bound_bytes(program.trace(*inputs).jaxpr)
+        assert 0 < least <= compute_compiled_bytes(program, inputs)
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        slow("fedavg", {"batch_size": 50}),
-        slow("scaffold", {"model": "mlp", "network_options": {"hidden": [300]}}),
-        slow("fedavg", {"model": "convnet", "network_options": {"width": 4, "depth": 1}}),
+        slow_case("fedavg", {"batch_size": 50}),
+        slow_case("scaffold", {"model": "mlp", "network_options": {"hidden": [300]}}),
+        slow_case("fedavg", {"model": "convnet", "network_options": {"width": 4, "depth": 1}}),
     ],
 )
 def test_what_is_said_of_the_settings_is_less_too(monkeypatch, name, settings):
-    monkeypatch.setattr(needs, "_TRACED_FROM", 2**60)  # every batch is looked at
-    group = prepare.prepare([spec(name, **settings)], dataset=user_dataset())
-    made, federation = gathered(group, group.federations), group.federations[0]
+    monkeypatch.setattr(needs, "_MIN_ACTIVATION_FACTOR", 2**60)  # every batch is looked at
+    group = prepare.prepare_group([make_spec(name, **settings)], dataset=make_user_dataset())
+    made, federation = init_group(group, group.prepared_runs), group.prepared_runs[0]
     given = federation.spec, group.dataset, group.program.signature, jax.local_devices(), 10**9
-    said = sum(part.num_bytes for part in needs.device_parts(*given))
-    assert 0 < said <= max(compiled_bytes(*each) for each in made.programs().values())
+    said = sum(part.num_bytes for part in needs.list_device_items(*given))
+    assert 0 < said <= max(compute_compiled_bytes(*each) for each in made.list_programs().values())
 
 
 # --- what is refused -----------------------------------------------------------------------------
 
 
 def test_a_refusal_says_what_is_needed_there_and_would_fit():
-    parts = [Part("batch_size", 1000, "a batch", 3 * 10**9), Part("model", "mlp", "it", 10**9)]
-    require_room(parts, 4 * 10**9, "are free")
-    require_room(parts, None, "are free")
-    with pytest.raises(NoRoom) as refused:
-        require_room(parts, 2 * 10**9, "are free")
+    parts = [
+        MemoryItem("batch_size", 1000, "a batch", 3 * 10**9),
+        MemoryItem("model", "mlp", "it", 10**9),
+    ]
+    require_memory(parts, 4 * 10**9, "are free")
+    require_memory(parts, None, "are free")
+    with pytest.raises(InsufficientMemoryError) as refused:
+        require_memory(parts, 2 * 10**9, "are free")
     assert str(refused.value) == (
         "batch_size = 1000: expected at most 333, as the run needs at least 4.00 GB, 3.00 GB of it "
         "for a batch, and 2.00 GB are free"
     )
-    with pytest.raises(NoRoom, match="expected more memory, or less of it, as"):
-        require_room([parts[0]._replace(instead="less of it")], 0, "are free")
+    with pytest.raises(InsufficientMemoryError, match="expected more memory, or less of it, as"):
+        require_memory([parts[0]._replace(alternative="less of it")], 0, "are free")
     # What the message names does fit.
-    require_room([parts[0]._replace(value=333, num_bytes=999 * 10**6), parts[1]], 2 * 10**9, "")
+    require_memory(
+        [parts[0]._replace(setting_value=333, num_bytes=999 * 10**6), parts[1]], 2 * 10**9, ""
+    )
     # All that grows with a setting counts to it.
     halves = [part._replace(num_bytes=part.num_bytes // 2) for part in (parts[0], *parts[:1])]
-    with pytest.raises(NoRoom, match="expected at most 500, as the run needs at"):
-        require_room(halves, 15 * 10**8, "are free")
+    with pytest.raises(InsufficientMemoryError, match="expected at most 500, as the run needs at"):
+        require_memory(halves, 15 * 10**8, "are free")
 
 
 @pytest.mark.parametrize(
@@ -145,45 +155,51 @@ def test_a_refusal_says_what_is_needed_there_and_would_fit():
     ],
 )
 def test_what_cannot_fit_is_refused_before_anything_is_split(monkeypatch, settings, room, said):
-    monkeypatch.setattr(prepare, "split_of", None)
-    with pytest.raises(NoRoom, match=f"^{said}") as refused:
-        run(spec(**settings), memory=room)
+    monkeypatch.setattr(prepare, "assign_data", None)
+    with pytest.raises(InsufficientMemoryError, match=f"^{said}") as refused:
+        run_spec(make_spec(**settings), memory=room)
     assert len(str(refused.value).splitlines()) == 1 and "needs at least" in str(refused.value)
 
 
 def test_the_data_set_counts_on_every_device(monkeypatch):
-    group = prepare.prepare([spec()], dataset=user_dataset())
-    given = group.federations[0].spec, group.dataset, group.program.signature
+    group = prepare.prepare_group([make_spec()], dataset=make_user_dataset())
+    given = group.prepared_runs[0].spec, group.dataset, group.program.signature
     images = group.dataset.train_images.nbytes
 
     def placed(devices):
-        return needs.device_parts(*given, devices, None)[0].num_bytes
+        return needs.list_device_items(*given, devices, None)[0].num_bytes
 
     one, two = jax.local_devices()[:1], jax.local_devices()[:2]
     assert placed(one) == 0  # the device reads the host's
     assert len(two) == 1 or placed(two) == images // 2
-    monkeypatch.setattr(needs, "_shares_ram", lambda devices: False)
+    monkeypatch.setattr(needs, "_uses_host_memory", lambda devices: False)
     assert placed(two) == images
 
 
 def test_what_clients_keep_goes_to_the_host_or_is_refused(monkeypatch):
-    monkeypatch.setattr(prepare, "_placed", None)
-    one = spec("scaffold", num_clients=50, participation=0.1)
-    with pytest.raises(NoRoom) as refused:  # of 50 clients: a control and Adam's moments, 11 MB
-        run(one, memory=5 * 10**6, client_state="device")
+    monkeypatch.setattr(prepare, "_place_group", None)
+    one = make_spec("scaffold", num_clients=50, participation=0.1)
+    with pytest.raises(
+        InsufficientMemoryError
+    ) as refused:  # of 50 clients: a control and Adam's moments, 11 MB
+        run_spec(one, memory=5 * 10**6, client_state="device")
     assert str(refused.value).startswith("num_clients = 50: expected at most ")
     assert "or client_state='host', as the run needs at least" in str(refused.value)
 
 
 def test_a_compiled_program_that_needs_more_is_refused_before_its_first_round():
-    group = prepare.prepare([spec()], dataset=user_dataset())
-    needed = compiled_bytes(*gathered(group, group.federations).programs()["rounds"])
-    with pytest.raises(NoRoom, match=r"^batch_size = 4: the rounds of fedavg need \d") as refused:
-        run(spec(), memory=needed - 1, progress=lambda progress: pytest.fail("it began"))
+    group = prepare.prepare_group([make_spec()], dataset=make_user_dataset())
+    needed = compute_compiled_bytes(
+        *init_group(group, group.prepared_runs).list_programs()["rounds"]
+    )
+    with pytest.raises(
+        InsufficientMemoryError, match=r"^batch_size = 4: the rounds of fedavg need \d"
+    ) as refused:
+        run_spec(make_spec(), memory=needed - 1, progress=lambda progress: pytest.fail("it began"))
     assert "are there: expected batch_size = 3, a smaller network or more memory" in str(
         refused.value
     )
-    assert not run(spec(rounds=1), memory=2 * needed).summary["diverged"]
+    assert not run_spec(make_spec(rounds=1), memory=2 * needed).summary["diverged"]
 
 
 def test_a_run_that_finds_no_room_takes_fewer_lanes(monkeypatch):
@@ -195,36 +211,45 @@ def test_a_run_that_finds_no_room_takes_fewer_lanes(monkeypatch):
     def refused(runs, memory):
         asked.append(runs.plan.lanes)
         if runs.plan.lanes > 1:
-            raise NoRoom("none")
+            raise InsufficientMemoryError("none")
 
-    monkeypatch.setattr("fedjax_het.running.simulation.require_room_for_programs", refused)
-    found = run(spec(rounds=1, local_optimizer="sgd"))  # what clients keep could be elsewhere
+    monkeypatch.setattr("fedjax_het.running.simulation.require_memory_for_programs", refused)
+    found = run_spec(
+        make_spec(rounds=1, local_optimizer="sgd")
+    )  # what clients keep could be elsewhere
     assert asked == [4, 2, 1] and "one flat lane" in found.summary["lanes"]
-    with pytest.raises(NoRoom, match="none"):  # what was said stands
-        run(spec(rounds=1, local_optimizer="sgd"), lanes=2)
+    with pytest.raises(InsufficientMemoryError, match="none"):  # what was said stands
+        run_spec(make_spec(rounds=1, local_optimizer="sgd"), lanes=2)
 
 
 def test_a_sweep_makes_the_runs_that_fit():
-    specs = [spec(rounds=1), spec(rounds=1, batch_size=10**8), spec("fedprox", rounds=1)]
+    specs = [
+        make_spec(rounds=1),
+        make_spec(rounds=1, batch_size=10**8),
+        make_spec("fedprox", rounds=1),
+    ]
     lines = []
     placement = Placement(memory=10**8)
-    made = sweep(specs, dataset=user_dataset(), placement=placement, progress=lines.append)
+    made = sweep(specs, dataset=make_user_dataset(), placement=placement, progress=lines.append)
     assert [result is None for result in made.results] == [False, True, False]
     (reason,) = made.not_run.values()
     assert reason.startswith("batch_size = 100000000: expected at most ")
 
 
 def test_running_out_of_memory_all_the_same_is_one_line():
-    settings = spec().resolved()
+    settings = make_spec().resolved()
     for error in (
         MemoryError("Unable to allocate 9 GiB\nfor an array"),
         jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\n  at x"),
     ):
-        with pytest.raises(ConfigError) as refused, told_in_one_line(settings):
+        with pytest.raises(ConfigError) as refused, translate_out_of_memory(settings):
             raise error
         assert str(refused.value).startswith("memory: fedavg with num_clients=6, batch_size=4 ran")
         assert "\n" not in str(refused.value)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="other"), told_in_one_line(settings):
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError, match="other"),
+        translate_out_of_memory(settings),
+    ):
         raise jax.errors.JaxRuntimeError("INTERNAL: other")
 
 

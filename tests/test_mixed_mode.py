@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
-from support.slow import slow
+from support.slow import slow_case
 
 from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation import (
@@ -18,8 +18,8 @@ from fedjax_het.condensation import (
     reverse_mode,
     unroll,
 )
-from fedjax_het.condensation.mixed_mode import descend
-from fedjax_het.engine.sharing import Sharing
+from fedjax_het.condensation.mixed_mode import run_sgd
+from fedjax_het.engine.sharing import ServerParallelism
 from fedjax_het.nn import make_model
 
 CLASSES, SHAPE, SAMPLES = 3, (4, 4, 1), 6
@@ -85,8 +85,8 @@ def assert_equal(ours, theirs, rtol=1e-9):
     [
         ("mlp", {"batch_size": 4, "augment_strategy": "color_rotate"}),
         ("mlp", {"momentum": 0.9, "loss_scaling": "cross_entropy"}),
-        slow("convnet", {"augment_strategy": "scale_cutout", "batch_size": 4}),
-        slow("batch norm", {}),
+        slow_case("convnet", {"augment_strategy": "scale_cutout", "batch_size": 4}),
+        slow_case("batch norm", {}),
     ],
 )
 def test_it_is_what_reverse_over_reverse_gives(name, options):
@@ -97,7 +97,7 @@ def test_it_is_what_reverse_over_reverse_gives(name, options):
         assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("micro_batch", [slow(1), slow(2), 3, slow(4)])
+@pytest.mark.parametrize("micro_batch", [slow_case(1), slow_case(2), 3, slow_case(4)])
 def test_micro_batches_add_up(micro_batch):
     with enable_x64(True):
         whole = value_and_gradient(mixed_mode, "convnet")
@@ -112,7 +112,7 @@ def test_devices_share_the_samples(batch_size):
     """Six samples, or five, on two devices: parts that are equal, and parts that are not."""
     devices = jax.devices()[:2]
     mesh = jax.make_mesh((2,), ("d",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
-    shared = partial(mixed_mode, micro_batch=2, sharing=Sharing("d", 2))
+    shared = partial(mixed_mode, micro_batch=2, server_parallelism=ServerParallelism("d", 2))
 
     def on_both(function):
         return jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
@@ -145,7 +145,7 @@ def test_momentum_is_pytorchs():
     start, rate, expected = np.array([1.0, -2.0]), 0.1, np.array([1.0, -2.0])
     velocity = np.zeros(2)
     with enable_x64(True):
-        end = descend(
+        end = run_sgd(
             jnp.asarray(start),
             lambda vector, number: vector + number,
             jnp.asarray(rate),

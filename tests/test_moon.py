@@ -7,18 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.data import CLASSES, user_dataset
-from support.oracle import Loop, beside, error, joined
-from support.problems import small
+from support.data import NUM_CLASSES, make_user_dataset
+from support.oracle import ReferenceFedAvg, flatten_params, logit_gradient, run_and_compare
+from support.problems import make_small_federation
 
 from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.algorithms.moon import _Earlier, _loss_and_gradient, contrastive_losses, moon
+from fedjax_het.algorithms.moon import (
+    _ContrastiveAux,
+    _loss_and_gradient,
+    compute_contrastive_losses,
+    moon,
+)
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.contract import Batch
-from fedjax_het.engine.local import Broadcast, Local
+from fedjax_het.engine.local import ClientTrainState, ServerMessage
 from fedjax_het.engine.task import Task
-from fedjax_het.nn import Model, count_parameters, make_model, with_projection_head
+from fedjax_het.nn import Model, add_projection_head, count_parameters, make_model
 from fedjax_het.settings.spec import RunSpec
 
 HIDDEN = 3
@@ -28,7 +33,12 @@ def hidden_model() -> Model:
     """tanh features, of which the classifier is linear."""
 
     def init(key):
-        shapes = {"w1": (4, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, CLASSES), "b2": (CLASSES,)}
+        shapes = {
+            "w1": (4, HIDDEN),
+            "b1": (HIDDEN,),
+            "w2": (HIDDEN, NUM_CLASSES),
+            "b2": (NUM_CLASSES,),
+        }
         keys = jax.random.split(key, len(shapes))
         draw = lambda key, shape: 0.5 * jax.random.normal(key, shape)  # noqa: E731
         params = {n: draw(k, shapes[n]) for n, k in zip(shapes, keys, strict=True)}
@@ -42,7 +52,7 @@ def hidden_model() -> Model:
     def apply(variables, x, **how):
         return embed(variables, x, **how)[1:]
 
-    return Model("hidden", (2, 2, 1), CLASSES, init, apply, None, embed=embed)
+    return Model("hidden", (2, 2, 1), NUM_CLASSES, init, apply, None, embed=embed)
 
 
 def cosine(a, b):
@@ -60,7 +70,7 @@ def gradients(p, x, y, received, previous, mu, tau):
     """Of the mean of cross-entropy + mu * contrastive loss, in float64."""
     z = features(p, x)
     logits = z @ p["w2"] + p["b2"]
-    slope = error(logits, y)
+    slope = logit_gradient(logits, y)
     to_z = slope @ p["w2"].T
     if previous is not None:
         (near, d_near), (far, d_far) = (
@@ -73,24 +83,24 @@ def gradients(p, x, y, received, previous, mu, tau):
     return {name: total / len(y) for name, total in found.items()}
 
 
-class Contrastive(Loop):
+class Contrastive(ReferenceFedAvg):
     """Clients keep the model of their last round."""
 
-    def slope(self, model, batch):
-        kept = self.kept[batch.client]
+    def descent_direction(self, model, batch):
+        kept = self.client_states[batch.client]
         previous = None if kept is None else self.params(kept)
-        models = (self.params(self.vector), previous)
+        models = (self.params(self.global_vector), previous)
         numbers = (self.hp["moon_mu"], self.hp["moon_tau"])
-        return joined(gradients(self.params(model), batch.x, batch.y, *models, *numbers))
+        return flatten_params(gradients(self.params(model), batch.x, batch.y, *models, *numbers))
 
-    def end(self, client, model, steps):
-        self.kept[client] = model
+    def finish_client(self, client, model, steps):
+        self.client_states[client] = model
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 def test_rounds_equal_a_float64_loop(averaging):
     lr, mu, tau = 0.3, 2.0, 0.4
-    federation = small(
+    federation = make_small_federation(
         moon,
         hp={"local_lr": lr, "moon_mu": mu, "moon_tau": tau},
         model=hidden_model(),
@@ -99,12 +109,12 @@ def test_rounds_equal_a_float64_loop(averaging):
         epochs=2,
     )
     loop = Contrastive(federation)
-    state = beside(loop, 4, atol=1e-5)
-    assert loop.repeats() >= 2
-    for k, kept in enumerate(loop.kept):
-        assert int(state.clients.trained[k]) == (kept is not None)
+    state = run_and_compare(loop, 4, atol=1e-5)
+    assert loop.count_repeat_clients() >= 2
+    for k, kept in enumerate(loop.client_states):
+        assert int(state.clients.has_trained[k]) == (kept is not None)
         if kept is not None:
-            previous = state.clients.previous["params"]["w1"][k]
+            previous = state.clients.previous_variables["params"]["w1"][k]
             np.testing.assert_allclose(previous, loop.params(kept)["w1"], atol=1e-5)
 
 
@@ -115,7 +125,9 @@ def both(rounds, mu):
     """MOON's and FedAvg's models after so many rounds."""
     settings = {"model": hidden_model(), "participation": 0.7, "epochs": 2}
     hp = {"local_lr": 0.2, "moon_mu": mu, "moon_tau": 0.5}
-    return [small(build, hp=hp, **settings).run(rounds)[0] for build in (moon, fedavg)]
+    return [
+        make_small_federation(build, hp=hp, **settings).run(rounds)[0] for build in (moon, fedavg)
+    ]
 
 
 def test_without_contrastive_loss_it_is_fedavg():
@@ -135,12 +147,14 @@ def test_the_loss_is_the_papers_and_finite_at_features_of_zero():
     z, z_global, z_previous = np.random.default_rng(0).normal(size=(3, 5, 7))
     tau = 0.3
     near, far = (np.exp(cosine(z, other)[0][:, 0] / tau) for other in (z_global, z_previous))
-    found = contrastive_losses(*map(jnp.float32, (z, z_global, z_previous)), tau)
+    found = compute_contrastive_losses(*map(jnp.float32, (z, z_global, z_previous)), tau)
     np.testing.assert_allclose(found, -np.log(near / (near + far)), rtol=1e-5)
     nothing = jnp.zeros((5, 7))
     one = jnp.float32(z)
     for three in ((nothing, one, one), (one, nothing, nothing), (nothing, nothing, nothing)):
-        slope = jax.grad(lambda z, *others: contrastive_losses(z, *others, tau).sum())(*three)
+        slope = jax.grad(lambda z, *others: compute_contrastive_losses(z, *others, tau).sum())(
+            *three
+        )
         assert np.isfinite(slope).all()
 
 
@@ -157,10 +171,10 @@ def slopes(model, key=0, mask=None, previous_state=None, received_state=None):
     images = jnp.float32(rng.normal(size=(8, *model.input_shape)))
     mask = jnp.ones(8) if mask is None else jnp.float32(mask)
     batch = Batch(images, jnp.arange(8) % 3, mask, jnp.int32(0))
-    local = Local(one, (), _Earlier(previous, jnp.float32(1)))
+    local = ClientTrainState(one, (), _ContrastiveAux(previous, jnp.float32(1)))
     hp = {"moon_tau": jnp.float32(0.5)}
     return jax.jit(partial(_loss_and_gradient, task))(
-        hp, Broadcast(received), local, batch, jax.random.key(0)
+        hp, ServerMessage(received), local, batch, jax.random.key(0)
     )
 
 
@@ -187,7 +201,7 @@ def test_the_other_models_are_in_evaluation_mode():
 
 def test_the_projection_head():
     body = make_model("convnet", (4, 4, 1), 3, width=3, depth=1, norm="batch")
-    model = with_projection_head(body, 5)
+    model = add_projection_head(body, 5)
     variables = model.init(jax.random.key(1))
     features, size = 2 * 2 * 3, 5
     left_out = features * 3 + 3
@@ -218,11 +232,11 @@ def test_a_run_trains_and_scores_the_network_with_its_head(options):
     settings |= {"model": "mlp", "batch_size": 8, "local_epochs": 8, "seed": 1}
     name, hp = ("fsl" if options else "moon"), {"local_lr": 0.05, "server_lr": 1.0}
     spec = RunSpec(name, "user", options={**options, "projection": 6}, hp=hp, **settings)
-    result = simulate(spec, dataset=user_dataset(), placement=Placement(lanes=1, devices=1))
+    result = simulate(spec, dataset=make_user_dataset(), placement=Placement(lanes=1, devices=1))
     server = result.state.server
     params = (server.base if options else server).variables["params"]
     assert params["projection2"]["kernel"].shape == (128, 6)
-    assert params["head"]["kernel"].shape == (6, CLASSES)
+    assert params["head"]["kernel"].shape == (6, NUM_CLASSES)
     assert result.metrics["test_accuracy"][-1] > 0.5
 
 
@@ -238,4 +252,4 @@ def test_settings_that_make_no_sense(name, what):
 
 def test_a_network_without_features_is_told():
     with pytest.raises(ConfigError, match=r"model = 'hidden': .*features"):
-        small(moon, hp={"local_lr": 0.1}, model=hidden_model()._replace(embed=None))
+        make_small_federation(moon, hp={"local_lr": 0.1}, model=hidden_model()._replace(embed=None))

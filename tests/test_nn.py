@@ -11,9 +11,9 @@ from fedjax_het.common.arrays import enable_x64
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.nn import (
     count_parameters,
+    count_training_flops,
     make_model,
     micro_batched_value_and_grad,
-    training_flops,
 )
 from fedjax_het.nn.layers import Dropout, max_pool, max_pool_overlapping
 
@@ -404,7 +404,7 @@ def test_features_are_what_the_last_layer_reads(name, shape, options, train):
     expected = np.asarray(features, np.float64) @ head["kernel"] + head["bias"]
     tolerance = 1e-5 * np.abs(expected).max()
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
-    alone = model.head.apply(model.head.parameters(variables), features)
+    alone = model.head.apply(model.head.get_parameters(variables), features)
     np.testing.assert_allclose(alone, expected, rtol=0, atol=tolerance)
     same, same_state = jax.jit(partial(model.apply, train=train))(variables, x)
     np.testing.assert_allclose(same, logits, rtol=0, atol=tolerance)
@@ -706,14 +706,16 @@ def test_training_flops_of_a_cnn(impl):
     conv1, conv2 = 24 * 24 * 32 * (5 * 5), 8 * 8 * 64 * (5 * 5 * 32)
     hidden, head = 4 * 4 * 64 * 512, 512 * 10
     expected = 2 * (2 * conv1 + 3 * (conv2 + hidden + head))
-    assert training_flops(make_model("cnn", (28, 28, 1), 10, conv_impl=impl)) == expected
+    assert count_training_flops(make_model("cnn", (28, 28, 1), 10, conv_impl=impl)) == expected
 
 
 def test_training_flops_of_other_networks():
-    assert training_flops(make_model("mlp", (4, 4, 1), 3, hidden=(5,))) == 2 * (2 * 80 + 3 * 15)
+    assert count_training_flops(make_model("mlp", (4, 4, 1), 3, hidden=(5,))) == 2 * (
+        2 * 80 + 3 * 15
+    )
     convnet = make_model("convnet", (8, 8, 3), 10, width=4, depth=2)
     conv1, conv2, head = 64 * 4 * 27, 16 * 4 * 36, 2 * 2 * 4 * 10
-    assert training_flops(convnet) == 2 * (2 * conv1 + 3 * (conv2 + head))
+    assert count_training_flops(convnet) == 2 * (2 * conv1 + 3 * (conv2 + head))
 
 
 @pytest.mark.parametrize("impl", ["native", "im2col"])
@@ -727,4 +729,4 @@ def test_training_flops_of_resnet18(impl):
     )
     head = 8 * width * 10
     model = make_model("resnet18", (8, 8, 1), 10, width=width, stem="cifar", conv_impl=impl)
-    assert training_flops(model) == 2 * (2 * stem + 3 * (stage1 + later + head))
+    assert count_training_flops(model) == 2 * (2 * stem + 3 * (stage1 + later + head))

@@ -7,18 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.data import user_dataset
-from support.networks import linear_model
-from support.oracle import Loop, beside
-from support.problems import small
+from support.data import make_user_dataset
+from support.networks import make_linear_model
+from support.oracle import ReferenceFedAvg, run_and_compare
+from support.problems import make_small_federation
 
 import fedjax_het
 from fedjax_het import ConfigError, RunSpec, grid, register_optimizer, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.engine.local import Local, LocalTraining, descend, new_optimizer
-from fedjax_het.engine.optimizers import OF_ANY, OPTIMIZERS, Details, optimizer_digest
+from fedjax_het.engine.local import (
+    ClientTrainState,
+    LocalTraining,
+    apply_gradient,
+    init_local_optimizer,
+)
+from fedjax_het.engine.optimizers import (
+    COMMON_HYPERPARAMETERS,
+    OPTIMIZERS,
+    LocalTrainingOptions,
+    compute_optimizer_digest,
+)
 from fedjax_het.engine.task import Task
-from fedjax_het.running.programs import static_key
+from fedjax_het.running.programs import compute_static_key
 
 SMALL = {
     "model": "mlp",
@@ -29,7 +39,7 @@ SMALL = {
     "dataset": "user",
     "batch_size": 8,
 }
-DATA = user_dataset()
+DATA = make_user_dataset()
 PARAMS = {"b": np.array([0.5, -1.0, 2.0]), "w": np.linspace(-1, 1, 12).reshape(4, 3)}
 GRADIENTS = [
     jax.tree.map(lambda p, k=k: np.float32(np.cos((k + 1) * p + k) * (1 + k)), PARAMS)
@@ -45,30 +55,33 @@ def run(spec, **given):
 
 def changed(name):
     """Other numbers than the defaults, so that each of them is seen."""
-    numbers = {**OPTIMIZERS[name].numbers, **OPTIMIZERS[name].optional}
+    numbers = {**OPTIMIZERS[name].hyperparameters, **OPTIMIZERS[name].optional_hyperparameters}
     return {n: (0.7 * of.default if of.default else 0.01) for n, of in numbers.items()}
 
 
 def descended(name, details, hp):
     """The parameters after the three gradients."""
-    training = LocalTraining(Task(linear_model(), (0.0,), (1.0,)), name, details=details)
+    training = LocalTraining(Task(make_linear_model(), (0.0,), (1.0,)), name, options=details)
     variables = {"params": jax.tree.map(jnp.float32, PARAMS)}
-    local = Local(variables, new_optimizer(training, hp, variables), ())
+    local = ClientTrainState(variables, init_local_optimizer(training, hp, variables), ())
     for gradient in GRADIENTS:
-        local = Local(*descend(training, hp, local.variables, gradient, local.optimizer), ())
+        local = ClientTrainState(
+            *apply_gradient(training, hp, local.variables, gradient, local.optimizer_state), ()
+        )
     return local.variables["params"]
 
 
 def test_every_optimiser_makes_the_steps_of_optax():
     names = list(OPTIMIZERS)
     assert len(names) >= 20
-    optional = {name: tuple(OPTIMIZERS[name].optional) for name in names}
+    optional = {name: tuple(OPTIMIZERS[name].optional_hyperparameters) for name in names}
     given = {name: {k: jnp.float32(v) for k, v in changed(name).items()} for name in names}
 
     @jax.jit
     def of_package(given):
         return {
-            name: descended(name, Details(numbers=optional[name]), hp) for name, hp in given.items()
+            name: descended(name, LocalTrainingOptions(optional_hyperparameters=optional[name]), hp)
+            for name, hp in given.items()
         }
 
     @jax.jit
@@ -99,18 +112,18 @@ def test_numbers_and_options_are_those_of_the_signature():
     lion, nadam, rmsprop = (OPTIMIZERS[name] for name in ("lion", "nadam", "rmsprop"))
     parameters = inspect.signature(optax.lion).parameters
     for argument in ("b1", "b2", "weight_decay"):
-        assert lion.numbers[f"local_{argument}"].default == parameters[argument].default
-    assert "nesterov" in nadam.options and "local_momentum" in rmsprop.optional
-    assert set(OPTIMIZERS["adam"].numbers) == {"local_lr"}
-    assert set(OPTIMIZERS["adamw"].numbers) == {"local_lr", "local_weight_decay"}
+        assert lion.hyperparameters[f"local_{argument}"].default == parameters[argument].default
+    assert "nesterov" in nadam.options and "local_momentum" in rmsprop.optional_hyperparameters
+    assert set(OPTIMIZERS["adam"].hyperparameters) == {"local_lr"}
+    assert set(OPTIMIZERS["adamw"].hyperparameters) == {"local_lr", "local_weight_decay"}
 
 
-class Decayed(Loop):
+class Decayed(ReferenceFedAvg):
     """L2 in the gradient."""
 
-    def slope(self, model, batch):
+    def descent_direction(self, model, batch):
         decay = self.hp["local_weight_decay"]
-        return super().slope(model, batch) + decay * model
+        return super().descent_direction(model, batch) + decay * model
 
 
 class Clipped(Decayed):
@@ -118,8 +131,8 @@ class Clipped(Decayed):
 
     clipped = 0
 
-    def slope(self, model, batch):
-        gradient = Loop.slope(self, model, batch)
+    def descent_direction(self, model, batch):
+        gradient = ReferenceFedAvg.descent_direction(self, model, batch)
         gradient = np.clip(gradient, -self.hp["local_clip_value"], self.hp["local_clip_value"])
         norm, most = np.linalg.norm(gradient), self.hp["local_clip_norm"]
         self.clipped += norm > most
@@ -127,40 +140,47 @@ class Clipped(Decayed):
         return shorter + self.hp["local_weight_decay"] * model
 
 
-class Nesterov(Loop):
+class Nesterov(ReferenceFedAvg):
     """v <- r v + g, w <- w - lr (g + r v), v zero at a round's start."""
 
     decay = 0.0
 
-    def step(self, model, batch):
-        if batch.number == 0:
+    def local_step(self, model, batch):
+        if batch.step == 0:
             self.velocity = np.zeros_like(model)
-        gradient, r = self.slope(model, batch) + self.decay * model, self.hp["local_momentum"]
+        gradient, r = (
+            self.descent_direction(model, batch) + self.decay * model,
+            self.hp["local_momentum"],
+        )
         self.velocity = r * self.velocity + gradient
         return model - self.hp["local_lr"] * (gradient + r * self.velocity)
 
 
 def test_weight_decay_is_in_the_gradient():
     hp = {"local_lr": 0.2, "local_weight_decay": 0.3}
-    details = Details(numbers=("local_weight_decay",))
-    beside(Decayed(small(fedavg, hp=hp, details=details, epochs=2)), 3, atol=5e-6)
+    details = LocalTrainingOptions(optional_hyperparameters=("local_weight_decay",))
+    run_and_compare(
+        Decayed(make_small_federation(fedavg, hp=hp, details=details, epochs=2)), 3, atol=5e-6
+    )
 
 
 def test_gradients_are_clipped_before_they_decay():
     hp = {"local_clip_value": 0.1, "local_clip_norm": 0.2, "local_weight_decay": 0.3}
-    details = Details(numbers=tuple(hp))
-    loop = Clipped(small(fedavg, hp={"local_lr": 0.5, **hp}, details=details, epochs=2))
-    beside(loop, 3, atol=5e-6)
+    details = LocalTrainingOptions(optional_hyperparameters=tuple(hp))
+    loop = Clipped(
+        make_small_federation(fedavg, hp={"local_lr": 0.5, **hp}, details=details, epochs=2)
+    )
+    run_and_compare(loop, 3, atol=5e-6)
     assert loop.clipped > 3
 
 
 def test_nesterov_with_decay():
     hp = {"local_lr": 0.1, "local_momentum": 0.8, "local_weight_decay": 0.2}
-    details = Details(numbers=("local_weight_decay",))
+    details = LocalTrainingOptions(optional_hyperparameters=("local_weight_decay",))
     settings = {"optimizer": "nesterov", "details": details, "epochs": 3}
-    loop = Nesterov(small(fedavg, hp=hp, **settings))
+    loop = Nesterov(make_small_federation(fedavg, hp=hp, **settings))
     loop.decay = 0.2
-    beside(loop, 3, atol=2e-5)
+    run_and_compare(loop, 3, atol=2e-5)
 
 
 def test_resolved_settings_have_what_is_given_and_no_more():
@@ -173,7 +193,10 @@ def test_resolved_settings_have_what_is_given_and_no_more():
     other = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": False})
     assert other.digest() != usual.digest()
     for name in OPTIMIZERS:
-        assert set(OPTIMIZERS[name].numbers) <= RunSpec(local_optimizer=name).resolved().hp.keys()
+        assert (
+            set(OPTIMIZERS[name].hyperparameters)
+            <= RunSpec(local_optimizer=name).resolved().hp.keys()
+        )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +294,7 @@ def test_an_object_is_as_the_named_optimiser_of_its_doings():
 
 
 def test_names_of_objects_say_what_they_do():
-    digest = lambda own, **hp: optimizer_digest(own, hp)  # noqa: E731
+    digest = lambda own, **hp: compute_optimizer_digest(own, hp)  # noqa: E731
     first = digest(optax.adam(0.1))
     assert digest(optax.chain(optax.adam(0.1))) == first == digest(optax.adam(0.1))
     others = {digest(optax.adam(0.2)), digest(optax.adam(0.1, b1=0.8)), digest(optax.sgd(0.1))}
@@ -308,7 +331,7 @@ def test_numbers_that_one_run_of_a_sweep_has_alone_reach_it():
     each = [{}, {"local_clip_norm": 1e-3}, {"local_clip_norm": 1e-9}]
     settings = {**SMALL, "rounds": 1, "local_optimizer": "sgd"}
     specs = [RunSpec("fedavg", hp={"local_lr": 0.5, **hp}, **settings) for hp in each]
-    plain, loose, tight = (static_key(spec.resolved()) for spec in specs)
+    plain, loose, tight = (compute_static_key(spec.resolved()) for spec in specs)
     assert loose == tight != plain
     made = sweep(specs, dataset=DATA, progress=lambda line: None).results
     far, near, still = (result.metrics["update_norm"][0] for result in made)
@@ -342,5 +365,5 @@ def test_objects_that_do_not_fit_are_one_line(settings, optimizer, message, monk
 
 def test_what_any_optimiser_has_is_of_every_one():
     for name in OPTIMIZERS:
-        numbers = {each: 0.5 for each in OF_ANY}
+        numbers = {each: 0.5 for each in COMMON_HYPERPARAMETERS}
         assert numbers.items() <= RunSpec(local_optimizer=name, hp=numbers).resolved().hp.items()

@@ -11,10 +11,10 @@ import pytest
 from fedjax_het import report
 from fedjax_het.cli import main
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.report.grouping import following_settings
-from fedjax_het.report.measures import usual_measure
+from fedjax_het.report.grouping import find_derived_settings
+from fedjax_het.report.measures import choose_default_metric
 from fedjax_het.report.write import write_report
-from fedjax_het.running.result import Result, summarise
+from fedjax_het.running.result import Result, summarize_metrics
 from fedjax_het.running.store import load_results
 from fedjax_het.settings.spec import RunSpec
 
@@ -68,19 +68,19 @@ def results():
 
 
 def test_what_varies_is_found(results):
-    assert report.varying_settings(results) == ["alpha", "algorithm", "hp.prox_mu"]
+    assert report.find_varying_settings(results) == ["alpha", "algorithm", "hp.prox_mu"]
 
 
 def test_a_setting_that_one_method_does_not_have_does_not_vary(results):
     one_mu = results[results["hp.prox_mu"] != 0.5]
-    assert report.varying_settings(one_mu) == ["alpha", "algorithm"]
-    assert report.varying_settings(one_mu[one_mu["alpha"] == 1.0]) == ["algorithm"]
+    assert report.find_varying_settings(one_mu) == ["alpha", "algorithm"]
+    assert report.find_varying_settings(one_mu[one_mu["alpha"] == 1.0]) == ["algorithm"]
 
 
 def test_every_shared_setting_that_differs_varies(results):
     results.loc[results["algorithm"] == "fedavg", "rounds"] = 40
     results.loc[results["seed"] == 1, "width"] = 32
-    varying = report.varying_settings(results)
+    varying = report.find_varying_settings(results)
     assert varying == ["alpha", "width", "rounds", "algorithm", "hp.prox_mu"]
 
 
@@ -88,23 +88,23 @@ def test_options_of_networks_and_optimisers_tell_runs_apart(results):
     first = results["seed"] == 0
     for name in ("network_options.hidden", "optimizer_options.nesterov"):
         results[name] = np.where(first, 1.0, np.nan)
-    varying = report.varying_settings(results)
+    varying = report.find_varying_settings(results)
     assert varying[1:3] == ["network_options.hidden", "optimizer_options.nesterov"]
     results["lr_schedule"] = np.where(first, "step", "cosine")
     results["hp.lr_every"] = np.where(first, 5.0, np.nan)
-    varying = report.varying_settings(results)
+    varying = report.find_varying_settings(results)
     assert "lr_schedule" in varying and "hp.lr_every" not in varying
 
 
 def test_a_rate_tuned_per_method_follows_from_it_and_is_noted(results):
     results.loc[results["algorithm"] == "fedavg", "hp.local_lr"] = 0.1
-    assert "hp.local_lr" not in report.varying_settings(results)
-    assert following_settings(results) == {"hp.local_lr": [("fedavg", 0.1), ("fedprox", 0.001)]}
-    notes = " ".join(report.overview_table(results).notes)
+    assert "hp.local_lr" not in report.find_varying_settings(results)
+    assert find_derived_settings(results) == {"hp.local_lr": [("fedavg", 0.1), ("fedprox", 0.001)]}
+    notes = " ".join(report.make_overview_table(results).notes)
     assert "local_lr follows from the method: 0.1 (fedavg), 0.001 (fedprox)." in notes
     results.loc[results["alpha"] == 1.0, "hp.local_lr"] = 0.2  # tuned per alpha: it varies
-    assert "hp.local_lr" in report.varying_settings(results)
-    assert following_settings(results) == {}
+    assert "hp.local_lr" in report.find_varying_settings(results)
+    assert find_derived_settings(results) == {}
 
 
 def test_what_a_preset_stands_for_follows_from_it():
@@ -127,9 +127,9 @@ def test_what_a_preset_stands_for_follows_from_it():
             [("paper", "none", [1], 1.0), ("code", "crop", [2, 3], 0.05)]
         )
     ]
-    assert report.varying_settings(pd.DataFrame(rows)) == ["algorithm", "options.preset"]
+    assert report.find_varying_settings(pd.DataFrame(rows)) == ["algorithm", "options.preset"]
     rows.append(dict(rows[-1], settings="other", **{"options.target_counts": [4]}))
-    assert report.varying_settings(pd.DataFrame(rows)) == [
+    assert report.find_varying_settings(pd.DataFrame(rows)) == [
         "algorithm",
         "options.preset",
         "options.target_counts",
@@ -144,7 +144,7 @@ def keyed(summary):
 
 
 def test_means_and_deviations_are_over_the_seeds_that_did_not_diverge(results):
-    rows = keyed(report.summarise_runs(results))
+    rows = keyed(report.summarize_runs(results))
     assert set(rows) == set(ACCURACY)
     for key, accuracies in ACCURACY.items():
         good = 100 * np.array([value for value in accuracies if value is not None])
@@ -165,7 +165,7 @@ def test_means_and_deviations_are_over_the_seeds_that_did_not_diverge(results):
 
 
 def test_rows_are_sorted_by_numbers_methods_and_what_is_missing_last(results):
-    summary = report.summarise_runs(results)
+    summary = report.summarize_runs(results)
     assert list(summary["alpha"]) == [0.1, 0.1, 0.1, 1.0, 1.0]
     assert list(summary["algorithm"]) == ["fedavg", "fedprox", "fedprox", "fedavg", "fedprox"]
     assert list(summary["hp.prox_mu"][1:3]) == [0.01, 0.5]
@@ -173,69 +173,69 @@ def test_rows_are_sorted_by_numbers_methods_and_what_is_missing_last(results):
 
 def test_the_newest_of_two_runs_with_the_same_settings_counts(results):
     again = results.iloc[[0]].assign(digest="other", finished="2027", final_accuracy=0.99)
-    summary = report.summarise_runs(pd.concat([again, results]))
-    assert summary["seeds"].sum() == report.summarise_runs(results)["seeds"].sum()
+    summary = report.summarize_runs(pd.concat([again, results]))
+    assert summary["seeds"].sum() == report.summarize_runs(results)["seeds"].sum()
     assert keyed(summary)["fedprox", 0.5, 0.1]["mean"] == pytest.approx(99)
 
 
 def test_another_measure_is_not_a_percentage(results):
-    rows = keyed(report.summarise_runs(results, measure="bytes_up"))
+    rows = keyed(report.summarize_runs(results, metric="bytes_up"))
     assert rows["fedavg", None, 0.1]["mean"] == pytest.approx(40_000)
     assert rows["fedprox", 0.01, 0.1]["mean"] == pytest.approx(40_000)  # seeds 0 and 2
-    table = report.overview_table(results, measure="bytes_up")
+    table = report.make_overview_table(results, metric="bytes_up")
     first = table.sections[0].rows[0]
     assert first["Bytes sent by clients"] == "40,000 ± 20,000"
-    assert not any(section.best for section in table.sections)
+    assert not any(section.best_cells for section in table.sections)
 
 
 def test_a_method_without_the_measure_shows_that_it_is_missing(results):
     results["matching_loss"] = np.where(results["algorithm"] == "fedprox", 0.25, np.nan)
-    rows = report.overview_table(results, measure="matching_loss").sections[0].rows
+    rows = report.make_overview_table(results, metric="matching_loss").sections[0].rows
     assert [row["matching_loss"] for row in rows] == ["—", "0.25 ± 0 †", "0.25"]
     assert [row["Seeds"] for row in rows] == ["0", "2", "1"]
 
 
 def test_groups_can_be_chosen_and_what_they_blend_is_said(results):
-    summary = report.summarise_runs(results, by=["algorithm"])
+    summary = report.summarize_runs(results, by=["algorithm"])
     good = [v for (m, *_), values in ACCURACY.items() if m == "fedprox" for v in values if v]
     assert summary.set_index("algorithm").loc["fedprox", "mean"] == pytest.approx(
         100 * np.mean(good)
     )
-    (section,) = report.overview_table(results, by=["algorithm"]).sections
+    (section,) = report.make_overview_table(results, by=["algorithm"]).sections
     assert [row["Method"] for row in section.rows] == ["fedavg", "fedprox"]
-    notes = report.overview_table(results, by=["algorithm"]).notes
+    notes = report.make_overview_table(results, by=["algorithm"]).notes
     assert "over runs that differ in alpha (0.1, 1), prox_mu (0.01, 0.5, —), and seeds" in notes[0]
-    assert "differ" not in report.overview_table(results).notes[0]
+    assert "differ" not in report.make_overview_table(results).notes[0]
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
         (
-            {"measure": "final_acuracy"},
-            "measure = 'final_acuracy' .* did you mean 'final_accuracy'",
+            {"metric": "final_acuracy"},
+            "metric = 'final_acuracy' .* did you mean 'final_accuracy'",
         ),
-        ({"measure": "lanes"}, "measure = 'lanes' is unknown"),
-        ({"measure": "diverged"}, "measure = 'diverged' is unknown"),
-        ({"measure": "rounds"}, "measure = 'rounds' is unknown"),
+        ({"metric": "lanes"}, "metric = 'lanes' is unknown"),
+        ({"metric": "diverged"}, "metric = 'diverged' is unknown"),
+        ({"metric": "rounds"}, "metric = 'rounds' is unknown"),
         ({"by": ["alpa"]}, "by = 'alpa' is unknown: did you mean 'alpha'"),
         ({"by": ["prox_mu"]}, "by = 'prox_mu' is unknown: did you mean 'hp.prox_mu'"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(results, choice, message):
-    for function in (report.summarise_runs, report.overview_table, report.pivot_table):
+    for function in (report.summarize_runs, report.make_overview_table, report.make_pivot_table):
         with pytest.raises(ConfigError, match=message):
             function(results, **choice)
 
 
 def test_no_results_are_refused():
     with pytest.raises(ConfigError, match="results"):
-        report.summarise_runs(pd.DataFrame())
+        report.summarize_runs(pd.DataFrame())
 
 
 def test_the_overview_is_divided_by_what_methods_share(results):
-    table = report.overview_table(results, title="T")
-    assert table.names == ("Method", "prox_mu")
+    table = report.make_overview_table(results, title="T")
+    assert table.label_columns == ("Method", "prox_mu")
     assert [section.title for section in table.sections] == ["alpha 0.1", "alpha 1"]
     assert [section.labels for section in table.sections] == [{"alpha": "0.1"}, {"alpha": "1"}]
     low, high = (
@@ -249,8 +249,8 @@ def test_the_overview_is_divided_by_what_methods_share(results):
     ]
     assert high == [("fedavg", "—", "84.00 ± 5.29"), ("fedprox", "0.01", "diverged †")]
     # The highest of those without a lost run; alone, nothing is the best.
-    assert table.sections[0].best == {(2, "Test accuracy (%)")}
-    assert table.sections[1].best == frozenset()
+    assert table.sections[0].best_cells == {(2, "Test accuracy (%)")}
+    assert table.sections[1].best_cells == frozenset()
     notes = " ".join(table.notes)
     assert (
         "† Diverged, and left out of the mean: alpha 0.1, fedprox, prox_mu 0.01 (seed 1); " in notes
@@ -261,57 +261,57 @@ def test_the_overview_is_divided_by_what_methods_share(results):
 
 def test_results_of_several_machines_are_said_to_be(results):
     results.loc[3, "device"], results.loc[4, "fedjax_het"] = "TPU v4", "0.2.0"
-    notes = " ".join(report.overview_table(results).notes)
+    notes = " ".join(report.make_overview_table(results).notes)
     assert "device cpu, TPU v4" in notes
     assert "fedjax_het 0.1.0, 0.2.0" in notes
 
 
 def test_the_other_columns_are_numbers_of_the_runs(results):
-    row = report.overview_table(results).sections[0].rows[1]  # seeds 0 and 2, seed 1 diverged
+    row = report.make_overview_table(results).sections[0].rows[1]  # seeds 0 and 2, seed 1 diverged
     others = ["Best (%)", "Seeds", "Diverged", "Time (s)", "Samples/s"]
     assert [row[name] for name in others] == ["67.00", "2", "1", "11", "2,000"]
 
 
 def test_a_single_method_is_not_divided(results):
     only = results[results["algorithm"] == "fedavg"]
-    table = report.overview_table(only)
+    table = report.make_overview_table(only)
     (section,) = table.sections
     assert section.title == ""
-    assert table.names == ("alpha", "Method")
+    assert table.label_columns == ("alpha", "Method")
     assert [row["alpha"] for row in section.rows] == ["0.1", "1"]
-    assert not section.best  # accuracies at different alphas do not compete
+    assert not section.best_cells  # accuracies at different alphas do not compete
 
 
 def test_methods_alone_compete(results):
-    table = report.overview_table(results[results["alpha"] == 0.1])
+    table = report.make_overview_table(results[results["alpha"] == 0.1])
     assert [section.title for section in table.sections] == [""]
-    assert table.sections[0].best == {(2, "Test accuracy (%)")}
+    assert table.sections[0].best_cells == {(2, "Test accuracy (%)")}
 
 
 def test_what_data_sets_lack_is_said(results):
     results["dataset_note"] = np.where(results["seed"] == 0, "", "made from JPEG")
-    assert "digits: made from JPEG" in report.overview_table(results).notes
+    assert "digits: made from JPEG" in report.make_overview_table(results).notes
     results["dataset_note"] = ""
-    assert not any(note.startswith("digits:") for note in report.overview_table(results).notes)
+    assert not any(note.startswith("digits:") for note in report.make_overview_table(results).notes)
 
 
 def test_the_pivot_has_methods_as_rows_and_alphas_as_columns(results):
-    table = report.pivot_table(results)
-    assert table.names == ("Method", "prox_mu")
-    assert table.values == ("alpha 0.1", "alpha 1")
+    table = report.make_pivot_table(results)
+    assert table.label_columns == ("Method", "prox_mu")
+    assert table.value_columns == ("alpha 0.1", "alpha 1")
     (section,) = table.sections
     assert [tuple(row.values()) for row in section.rows] == [
         ("fedavg", "—", "53.00 ± 3.00", "84.00 ± 5.29"),
         ("fedprox", "0.01", "62.00 ± 2.83 †", "diverged †"),
         ("fedprox", "0.5", "61.00", "—"),  # not run
     ]
-    assert section.best == {(2, "alpha 0.1")}
+    assert section.best_cells == {(2, "alpha 0.1")}
 
 
 def test_the_pivot_is_divided_by_data_set_and_takes_any_setting_as_columns(results):
     other = results.assign(dataset="mnist", settings=lambda r: r["settings"] + "m")
-    table = report.pivot_table(pd.concat([results, other]), columns="hp.prox_mu")
-    assert table.values == ("prox_mu 0.01", "prox_mu 0.5", "—")
+    table = report.make_pivot_table(pd.concat([results, other]), columns="hp.prox_mu")
+    assert table.value_columns == ("prox_mu 0.01", "prox_mu 0.5", "—")
     assert [section.title for section in table.sections] == [
         "digits, alpha 0.1",
         "digits, alpha 1",
@@ -319,12 +319,12 @@ def test_the_pivot_is_divided_by_data_set_and_takes_any_setting_as_columns(resul
         "mnist, alpha 1",
     ]
     with pytest.raises(ConfigError, match="columns = 'model'"):
-        report.pivot_table(results, columns="model")
+        report.make_pivot_table(results, columns="model")
 
 
 def test_the_csv_reads_back_to_the_same_numbers(results):
     results["alpha"] = results["alpha"].replace(1.0, 1.25e-5)
-    summary = report.summarise_runs(results)
+    summary = report.summarize_runs(results)
     again = pd.read_csv(io.StringIO(report.to_csv(summary)))
     assert list(again.columns) == list(summary.columns)
     assert list(again["algorithm"]) == list(summary["algorithm"])
@@ -341,7 +341,7 @@ def save_run(directory, method, alpha, seed, accuracy, *, device="cpu", **settin
     loss = np.full(6, math.nan if accuracy > 1 else 0.5)
     metrics = {"test_accuracy": curve, "train_loss": loss}
     summary = {
-        **summarise(metrics),
+        **summarize_metrics(metrics),
         "wall_seconds": 2.0,
         "client_samples_per_second": 1e4,
         "bytes_up": 1e6,
@@ -405,7 +405,7 @@ def test_figures_without_anything_to_show_are_not_written(tmp_path):
     names = [path.name for path in write_report(tmp_path, by=["algorithm", "alpha"]).paths]
     assert names[3:] == ["learning_curves.png"]
     save_run(tmp_path, "fedavg", 0.2, 0, 0.5)
-    names = [path.name for path in write_report(tmp_path, measure="bytes_up").paths]
+    names = [path.name for path in write_report(tmp_path, metric="bytes_up").paths]
     assert names[3:] == ["learning_curves.png", "bytes_up_against_alpha.png"]
     names = [path.name for path in write_report(tmp_path, by=["algorithm"]).paths]
     assert names[3:] == ["learning_curves.png"]
@@ -469,7 +469,7 @@ def save_personal(directory, method, seed, clients, *, test=math.nan, loss=0.5, 
         "mean_client_accuracy": accuracies.mean(1),
     }
     summary = {
-        **summarise(metrics),
+        **summarize_metrics(metrics),
         **{"wall_seconds": 2.0, "client_samples_per_second": 1e4, "dataset_note": ""},
         **{"finished": f"2026-01-01T00:00:{seed:02}+00:00", "fedjax_het": "0.1", "device": "cpu"},
     }
@@ -512,7 +512,7 @@ def test_without_a_global_model_the_clients_accuracy_counts(personal):
 
 
 def test_another_measure_can_be_asked_for(personal):
-    (table,) = write_report(personal, measure="final_accuracy").tables
+    (table,) = write_report(personal, metric="final_accuracy").tables
     texts = {row["Method"]: row["Test accuracy (%)"] for row in table.sections[0].rows}
     assert texts["fedavg"] == "65.00 ± 0.00"
     assert texts["separate"] == "—"  # it has none, and did not diverge
@@ -526,7 +526,7 @@ def test_the_usual_measure_is_what_most_runs_have(tmp_path, global_models, measu
         save_personal(tmp_path, "separate", seed, [0.5, 0.6])
     for seed in range(global_models):
         save_run(tmp_path, "fedavg", 0.1, seed, 0.5)
-    assert usual_measure(load_results(tmp_path)) == measure
+    assert choose_default_metric(load_results(tmp_path)) == measure
 
 
 def test_runs_that_differ_in_how_they_are_scored_or_split_are_told_apart(tmp_path):
@@ -536,14 +536,14 @@ def test_runs_that_differ_in_how_they_are_scored_or_split_are_told_apart(tmp_pat
         save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition_options={"group_sizes": sizes})
     save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition="iid")
     results = load_results(tmp_path)
-    assert report.varying_settings(results) == [
+    assert report.find_varying_settings(results) == [
         "partition",
         "partition_options.group_sizes",
         "algorithm",
         "scored",
     ]
-    assert (report.summarise_runs(results, measure="bmta")["seeds"] == 1).all()
+    assert (report.summarize_runs(results, metric="bmta")["seeds"] == 1).all()
     split = results[results["partition_options.group_sizes"].astype(str) != str([60] * 5)]
     again = split[split["partition_options.group_sizes"].notna() | (split["partition"] == "iid")]
     # The sizes follow from the partition: only groups have them.
-    assert report.varying_settings(again) == ["partition", "algorithm"]
+    assert report.find_varying_settings(again) == ["partition", "algorithm"]

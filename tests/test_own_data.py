@@ -5,8 +5,8 @@ import logging
 
 import numpy as np
 import pytest
-from support.data import blobs, user_dataset
-from support.running import KilledError, kill_after
+from support.data import make_blobs, make_user_dataset
+from support.running import KilledError, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, load_dataset, register_dataset, simulate, sweep
 from fedjax_het.data import (
@@ -17,8 +17,8 @@ from fedjax_het.data import (
     partition_from_clients,
 )
 from fedjax_het.running import checkpoints
-from fedjax_het.running.splits import own_parts
-from fedjax_het.running.store import load_results, newest
+from fedjax_het.running.splits import collect_user_digests
+from fedjax_het.running.store import load_results, select_newest
 from fedjax_het.running.sweeps import plan_sweep
 
 SMALL = {"partition": "iid", "model": "mlp", "num_clients": 6, "participation": 1.0, "rounds": 2}
@@ -27,7 +27,7 @@ SPEC = RunSpec("fedavg", "named", **SMALL)
 
 @pytest.fixture(autouse=True)
 def named():
-    register_dataset("named", user_dataset)  # a set with a name, that tests need not wait for
+    register_dataset("named", make_user_dataset)  # a set with a name, that tests need not wait for
     yield
     DATASETS.reset()
 
@@ -55,7 +55,7 @@ MADE_OF_IT = {
     "a part": part_of,
     "other constants": lambda data: dataclasses.replace(data, std=(2.0,)),
     "an equal copy": dataclasses.replace,
-    "images of its name": lambda data: user_dataset((9,) * 6, name="named"),
+    "images of its name": lambda data: make_user_dataset((9,) * 6, name="named"),
     "another set": lambda data: load_dataset("digits"),
 }
 
@@ -63,8 +63,8 @@ MADE_OF_IT = {
 @pytest.mark.parametrize("how", MADE_OF_IT)
 def test_what_is_made_of_a_data_set_does_not_go_by_its_name(how):
     spec, data = SPEC.resolved(), MADE_OF_IT[how](load_dataset("named"))
-    assert own_parts(spec, data) == {"own_dataset": data.digest()}
-    assert own_parts(spec, load_dataset("named")) == {}
+    assert collect_user_digests(spec, data) == {"own_dataset": data.digest()}
+    assert collect_user_digests(spec, load_dataset("named")) == {}
 
 
 def test_one_normalisation_under_two_names_is_one_and_another_is_not():
@@ -72,9 +72,9 @@ def test_one_normalisation_under_two_names_is_one_and_another_is_not():
     same, other = (
         RunSpec("fedavg", "digits", normalisation=name).resolved() for name in ("dataset", "unit")
     )
-    assert own_parts(same, data) == {}
-    assert own_parts(other, data) == {"own_dataset": data.digest()}
-    assert own_parts(other, load_dataset("digits", normalisation="unit")) == {}
+    assert collect_user_digests(same, data) == {}
+    assert collect_user_digests(other, data) == {"own_dataset": data.digest()}
+    assert collect_user_digests(other, load_dataset("digits", normalisation="unit")) == {}
 
 
 def test_a_sweep_does_not_take_a_run_on_own_data_for_the_named_one(tmp_path):
@@ -92,7 +92,7 @@ def test_a_sweep_does_not_take_a_run_on_own_data_for_the_named_one(tmp_path):
     results = load_results(tmp_path)
     short = own.digest()[:8]
     assert sorted(results["dataset"]) == ["named", f"named (own {short})"]
-    assert len(newest(results)) == 2 and sum(results["settings"] == SPEC.digest()) == 1
+    assert len(select_newest(results)) == 2 and sum(results["settings"] == SPEC.digest()) == 1
 
 
 def test_in_a_sweep_own_data_are_for_the_specs_that_ask_for_them():
@@ -116,16 +116,16 @@ def test_an_own_partition_is_in_the_name_unless_it_is_the_settings_one(tmp_path)
     plain.save(tmp_path)
     results = load_results(tmp_path)
     assert sorted(results["partition"]) == ["iid", f"iid (own {other.digest()[:8]})"]
-    assert len(newest(results)) == 2
-    by_hand = partition_from_clients([same.client(k) for k in range(6)])  # tests go by how
-    assert own_parts(SPEC.resolved(), data, by_hand) == {"own_partition": same.digest()}
+    assert len(select_newest(results)) == 2
+    by_hand = partition_from_clients([same.client_indices(k) for k in range(6)])  # tests go by how
+    assert collect_user_digests(SPEC.resolved(), data, by_hand) == {"own_partition": same.digest()}
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_partition(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0)
     spec = dataclasses.replace(SPEC, rounds=40)
     with pytest.raises(KilledError):
-        simulate(spec, output_dir=tmp_path, progress=kill_after(1))
+        simulate(spec, output_dir=tmp_path, progress=make_killing_callback(1))
     data = load_dataset("named")
     other = make_partition("iid", data.train_labels, 3, num_clients=6, seed=1)
     for given, what in (({"dataset": part_of(data)}, "dataset"), ({"partition": other}, "part")):
@@ -191,13 +191,13 @@ def test_a_data_set_put_together_by_hand_is_checked_before_it_is_used(case):
 def test_a_registered_function_that_cannot_be_called_is_named():
     with pytest.raises(ConfigError, match="load = 3: expected a function"):
         register_dataset("three", 3)
-    register_dataset("three", lambda path, size: user_dataset())
+    register_dataset("three", lambda path, size: make_user_dataset())
     with pytest.raises(ConfigError, match="dataset = 'three': its function needs path, size"):
         load_dataset("three")
 
 
 def test_a_data_set_by_hand_is_the_same_as_one_that_was_made(tmp_path):
-    data = user_dataset()
+    data = make_user_dataset()
     fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
     by_hand = Dataset(**fields | {"train_labels": data.train_labels.tolist()})
     spec = dataclasses.replace(SPEC, dataset="user")
@@ -210,13 +210,13 @@ def test_a_data_set_by_hand_is_the_same_as_one_that_was_made(tmp_path):
 
 @pytest.mark.parametrize(("network", "said"), [("mlp", True), ("convnet", False)])
 def test_fedbn_without_normalisation_layers_says_so(network, said, caplog):
-    from fedjax_het.running.prepare import prepare
+    from fedjax_het.running.prepare import prepare_group
 
-    images, labels = blobs()
+    images, labels = make_blobs()
     images = np.repeat(np.repeat(images, 4, 1), 4, 2)
     data = dataset_from_arrays(images, labels, images, labels)
     more = {"width": 2, "depth": 1} if network == "convnet" else {}
     settings = SMALL | {"model": network} | more
     with caplog.at_level(logging.WARNING, "fedjax_het"):
-        prepare([RunSpec("fedbn", "user", **settings)], dataset=data)
+        prepare_group([RunSpec("fedbn", "user", **settings)], dataset=data)
     assert ("network 'mlp' has none" in caplog.text) == said

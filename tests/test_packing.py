@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.engine.packing import from_words, to_words
+from fedjax_het.engine.packing import bitcast_from_words, bitcast_to_words
 
 TYPES = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "uint2", "uint4", "uint8", "uint16"),
@@ -16,9 +16,9 @@ TYPES = (
 
 def there_and_back(rows):
     """`rows` [D, ...] through words, as a collective carries them."""
-    words = jax.jit(jax.vmap(to_words))(rows)
+    words = jax.jit(jax.vmap(bitcast_to_words))(rows)
     assert words.dtype == jnp.uint32 and words.ndim == 2
-    found = jax.jit(lambda words: from_words(words, rows[0]))(words)
+    found = jax.jit(lambda words: bitcast_from_words(words, rows[0]))(words)
     assert found.dtype == rows.dtype and found.shape == rows.shape
     return found
 
@@ -51,4 +51,4 @@ def test_random_keys_come_back(impl):
 
 def test_narrow_arrays_share_words():
     for dtype, size in (("int8", 3), ("bfloat16", 5), ("bool", 3), ("float32", 10)):
-        assert to_words(jnp.zeros(10, dtype)).shape == (size,), dtype
+        assert bitcast_to_words(jnp.zeros(10, dtype)).shape == (size,), dtype

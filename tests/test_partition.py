@@ -20,7 +20,7 @@ from fedjax_het.data import (
     plot_partition,
 )
 from fedjax_het.data import schemes as schemes_module
-from fedjax_het.data.dealing import equal_counts
+from fedjax_het.data.dealing import allocate_equal_counts
 from fedjax_het.data.npz import write_npz
 
 
@@ -67,7 +67,7 @@ def test_every_scheme_is_described_and_tested():
 def test_every_example_has_at_most_one_owner(scheme, num_clients):
     partition = make(scheme, num_clients=num_clients)
     assert partition.num_clients == num_clients == len(partition.sizes)
-    clients = [partition.client(k) for k in range(num_clients)]
+    clients = [partition.client_indices(k) for k in range(num_clients)]
     together = np.concatenate(clients)
     assert len(np.unique(together)) == len(together) == partition.sizes.sum()
     assert together.min() >= 0 and together.max() < len(LABELS)
@@ -99,10 +99,10 @@ def test_counts_and_summary_agree_with_loops():
     partition = partition_from_clients([[0, 1, 2], [], [3, 6], [4]])
     counts = np.zeros((4, 3), int)
     for k in range(4):
-        for index in partition.client(k):
+        for index in partition.client_indices(k):
             counts[k, labels[index]] += 1
     np.testing.assert_array_equal(partition.label_counts(labels, 3), counts)
-    summary = partition.summary(labels, 3)
+    summary = partition.summarize(labels, 3)
     assert (summary.size_min, summary.size_median, summary.size_max) == (0, 1.5, 3)
     assert (summary.num_clients, summary.num_examples, summary.num_unused) == (4, 6, 1)
     assert summary.num_empty == 1
@@ -156,7 +156,7 @@ def test_plain_dirichlet_gives_each_class_its_variance():
 
 
 def test_plain_dirichlet_may_leave_clients_empty():
-    summary = make("dirichlet", num_clients=80, alpha=0.01).summary(LABELS, 10)
+    summary = make("dirichlet", num_clients=80, alpha=0.01).summarize(LABELS, 10)
     assert summary.num_empty > 10 and summary.size_max > 400
 
 
@@ -273,7 +273,7 @@ def test_balanced_partition_cuts_classes_in_dataset_order():
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-4, 1e-3])
 def test_balanced_partition_survives_draws_that_underflow(alpha):
-    summary = make("dirichlet_balanced", num_clients=80, alpha=alpha).summary(LABELS, 10)
+    summary = make("dirichlet_balanced", num_clients=80, alpha=alpha).summarize(LABELS, 10)
     assert summary.num_examples == len(LABELS) and summary.num_empty == 0
     assert summary.classes_per_client < 2
     if alpha == 1e-3:
@@ -414,7 +414,7 @@ def test_shard_size_is_the_largest_that_suffices():
             and (needed < len(present) or shard <= min(present))
         ]
         if present:
-            found = schemes_module._largest_shard(sizes, num_clients, needed)
+            found = schemes_module._find_largest_shard_size(sizes, num_clients, needed)
             assert found == max(fitting, default=0)
 
 
@@ -423,7 +423,7 @@ def test_counts_are_as_equal_as_their_limits_allow():
     for _ in range(300):
         limits = rng.integers(0, 9, 6)
         total = int(rng.integers(0, limits.sum() + 1))
-        values = equal_counts(rng, limits, total)
+        values = allocate_equal_counts(rng, limits, total)
         assert values.sum() == total and (values >= 0).all() and (values <= limits).all()
         room = values < limits
         if room.any():  # nobody stands more than one above someone who could still take more
@@ -450,7 +450,7 @@ def by_domain(num_clients=3, domains=DOMAINS, **given):
 
 def test_every_client_holds_a_domain():
     partition = by_domain()
-    assert [partition.client(k).tolist() for k in range(3)] == [[1, 2, 5], [3], [0, 4]]
+    assert [partition.client_indices(k).tolist() for k in range(3)] == [[1, 2, 5], [3], [0, 4]]
     assert partition.digest() == by_domain(seed=5).digest()
     assert partition.parameters == {}  # what the data say is no parameter
 
@@ -578,12 +578,12 @@ def test_names_of_clients_are_a_list():
 
 def test_client_outside_the_federation_is_refused():
     with pytest.raises(ConfigError, match="k = 20"):
-        make("iid").client(20)
+        make("iid").client_indices(20)
 
 
 def test_partition_of_another_data_set_is_noticed():
     with pytest.raises(ConfigError, match="another data set"):
-        make("iid").summary(LABELS[:4000], 10)
+        make("iid").summarize(LABELS[:4000], 10)
 
 
 # --- files
@@ -677,6 +677,6 @@ def test_plot_leaves_pyplot_alone(tmp_path):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_digits_can_be_split_by_every_scheme(scheme):
     labels = load_dataset("digits").train_labels
-    summary = make(scheme, labels, 10, 10).summary(labels, 10)
+    summary = make(scheme, labels, 10, 10).summarize(labels, 10)
     assert summary.num_clients == 10
     assert summary.num_examples > (0.7 if scheme == "grouped" else 0.9) * len(labels)

@@ -8,8 +8,8 @@ import pytest
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.measures.personal import (
     best_mean_accuracy,
-    group_contrast,
-    group_weights,
+    compute_group_contrast,
+    compute_group_weights,
     mean_accuracies,
     wilcoxon,
     worst_decile,
@@ -108,26 +108,28 @@ def test_clients_without_tests_are_no_pairs():
 
 def test_group_contrast_by_hand():
     weights = np.array([[0.5, 0.3, 0.2], [0.4, 0.6, 0.0], [0.1, 0.1, 0.8]])
-    found = group_contrast(weights, np.array([7, 7, 2]))  # any names, not only 0, 1, 2
+    found = compute_group_contrast(weights, np.array([7, 7, 2]))  # any names, not only 0, 1, 2
     assert found.inside == pytest.approx((0.3 + 0.4) / 2)
     assert found.between == pytest.approx((0.2 + 0.0 + 0.1 + 0.1) / 4)
     assert found.ratio == pytest.approx(0.35 / 0.1)
     assert found.own == pytest.approx((0.5 + 0.6 + 0.8) / 3)
-    assert group_contrast(weights[::-1, ::-1], np.array(["b", "a", "a"])) == pytest.approx(found)
+    assert compute_group_contrast(weights[::-1, ::-1], np.array(["b", "a", "a"])) == pytest.approx(
+        found
+    )
 
 
 def test_group_contrast_without_such_pairs():
-    apart = group_contrast(np.array([[0.9, 0.1], [0.2, 0.8]]), [0, 1])
+    apart = compute_group_contrast(np.array([[0.9, 0.1], [0.2, 0.8]]), [0, 1])
     assert np.isnan(apart.inside) and apart.between == pytest.approx(0.15)
-    together = group_contrast(np.array([[0.9, 0.1], [0.2, 0.8]]), [1, 1])
+    together = compute_group_contrast(np.array([[0.9, 0.1], [0.2, 0.8]]), [1, 1])
     assert together.inside == pytest.approx(0.15) and np.isnan(together.between)
     blocks = np.kron(np.eye(2), np.full((2, 2), 0.5))
-    assert group_contrast(blocks, [0, 0, 1, 1]).ratio == np.inf
+    assert compute_group_contrast(blocks, [0, 0, 1, 1]).ratio == np.inf
 
 
 def test_group_weights_by_hand():
     weights = np.array([[0.5, 0.3, 0.2], [0.4, 0.6, 0.0], [0.1, 0.3, 0.6]])
-    found = group_weights(weights, np.array([7, 7, 2]))
+    found = compute_group_weights(weights, np.array([7, 7, 2]))
     assert found.names.tolist() == [7, 2]
     np.testing.assert_allclose(found.weights, [[0.35, 0.1], [0.2, np.nan]])
     np.testing.assert_allclose(found.ratios, [3.5, np.nan])  # one client has no other
@@ -136,18 +138,21 @@ def test_group_weights_by_hand():
 def test_two_groups_that_are_one_show_in_their_ratios_alone():
     inside = np.kron(np.array([[1.0, 1, 0], [1, 1, 0], [0, 0, 4]]), np.ones((2, 2)))
     groups = np.repeat([0, 1, 2], 2)
-    np.testing.assert_allclose(group_weights(inside, groups).ratios, [1, 1, np.inf])
-    assert group_contrast(inside, groups).ratio == pytest.approx(2 / (1 / 3))
+    np.testing.assert_allclose(compute_group_weights(inside, groups).ratios, [1, 1, np.inf])
+    assert compute_group_contrast(inside, groups).ratio == pytest.approx(2 / (1 / 3))
     order = np.array([5, 0, 2, 4, 1, 3])  # of the clients changes nothing
-    shuffled = group_weights(inside[np.ix_(order, order)], groups[order])
+    shuffled = compute_group_weights(inside[np.ix_(order, order)], groups[order])
     assert dict(zip(shuffled.names, shuffled.ratios, strict=True)) == {2: np.inf, 0: 1, 1: 1}
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: group_contrast(np.ones((2, 3)), [0, 1]), r"shape of weights = \(2, 3\)"),
-        (lambda: group_contrast(np.eye(3), [0, 1]), r"shape of groups = \(2,\): expected \(3,\)"),
+        (lambda: compute_group_contrast(np.ones((2, 3)), [0, 1]), r"shape of weights = \(2, 3\)"),
+        (
+            lambda: compute_group_contrast(np.eye(3), [0, 1]),
+            r"shape of groups = \(2,\): expected \(3,\)",
+        ),
         (lambda: best_mean_accuracy(np.zeros(3)), r"accuracies = \(3,\): expected \[rounds, K\]"),
         (lambda: worst_decile(np.zeros((2, 3))), r"accuracies = \(2, 3\): expected \[K\]"),
         (lambda: worst_decile([]), r"accuracies = \(0,\)"),

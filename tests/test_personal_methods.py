@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.builders import builder_of, chosen, defaults
-from support.data import SIZES, blobs
-from support.networks import linear_model
+from support.builders import bind_options, default_hyper_parameters, make_builder
+from support.data import CLIENT_SIZES, make_blobs
+from support.networks import make_linear_model
 from support.oracle import (
-    Loop,
-    beside,
+    ReferenceFedAvg,
     cross_entropy,
-    difference_gradient,
-    joined,
+    finite_difference_gradient,
+    flatten_params,
+    run_and_compare,
     softmax_gradient,
 )
-from support.problems import small
+from support.problems import make_small_federation
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.apfl import apfl
@@ -29,19 +29,19 @@ from fedjax_het.algorithms.pfedme import pfedme
 from fedjax_het.algorithms.separate import separate
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.contract import Batch
-from fedjax_het.engine.lanes import for_each_client
-from fedjax_het.engine.local import Broadcast
-from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.lanes import tile_over_clients
+from fedjax_het.engine.local import ServerMessage
+from fedjax_het.engine.plan import make_execution_plan
 from fedjax_het.nn import Model
 from fedjax_het.settings.spec import RunSpec
 
 LR = 0.2
-FIXED = chosen(apfl, mixing="weights", adaptive=False)
+FIXED = bind_options(apfl, mixing="weights", adaptive=False)
 
 
 def personal(federation, state):
     """Every client's model that is scored, in order."""
-    variables = partial(federation.algorithm.personal, federation.hp, state)
+    variables = partial(federation.algorithm.personal_variables, federation.hp, state)
     return [jax.tree.map(np.asarray, variables(k)) for k in range(federation.num_clients)]
 
 
@@ -56,7 +56,7 @@ def curved_model(*, centred=False) -> Model:
     centred: the hidden layer's inputs have the minibatch's mean taken off, or the running one's
     that is kept for use, as in batch norm.
     """
-    linear = linear_model()
+    linear = make_linear_model()
 
     def init(key):
         shapes = {"first": (4, HIDDEN), "second": (HIDDEN, 3)}
@@ -84,38 +84,38 @@ def logits_of(vector, x):
     return np.tanh(x @ first) @ second.reshape(HIDDEN, 3)
 
 
-IMAGES, LABELS = blobs()
+IMAGES, LABELS = make_blobs()
 X = IMAGES.reshape(len(IMAGES), -1).astype(np.float64)
 
 
 def mean_gradient(vector, x, y):
     if len(vector) == 15:
         dw, db = softmax_gradient(vector[3:].reshape(4, 3), vector[:3], x, y)
-        return joined({"w": dw, "b": db})
-    return difference_gradient(lambda v: cross_entropy(logits_of(v, x), y), vector)
+        return flatten_params({"w": dw, "b": db})
+    return finite_difference_gradient(lambda v: cross_entropy(logits_of(v, x), y), vector)
 
 
 def gradient(vector, use):
     return mean_gradient(vector, X[use], LABELS[use])
 
 
-class Personal(Loop):
+class Personal(ReferenceFedAvg):
     """With the hidden layer too; clients begin with what the global model begins with."""
 
     def gradient(self, model, x, y):
         return mean_gradient(model, x, y)
 
-    def first(self, client):
-        return self.vector
+    def init_client_state(self, client):
+        return self.global_vector
 
     def scored(self, client):
         """Of a client, its model that is scored."""
-        return self.kept[client]
+        return self.client_states[client]
 
 
 def check(loop, *, scored=True, atol=3e-6):
     """The global model and every client's equal the loop's; -> state."""
-    state = beside(loop, 3, atol=atol)
+    state = run_and_compare(loop, 3, atol=atol)
     if scored:
         for k, variables in enumerate(personal(loop.federation, state)):
             loop.assert_model(variables["params"], model=loop.scored(k), atol=atol)
@@ -131,33 +131,33 @@ UPDATES = {"step": (True, "step"), "round": (True, "round"), "fixed": (False, "s
 
 
 @pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("model", [linear_model, curved_model])
+@pytest.mark.parametrize("model", [make_linear_model, curved_model])
 def test_apfl_with_mixed_weights(model, update):
     adaptive, when = UPDATES[update]
 
     class MixedWeights(Personal):
-        def first(self, client):
-            return self.vector, 0.4
+        def init_client_state(self, client):
+            return self.global_vector, 0.4
 
-        def step(self, w, batch):
-            v, alpha = self.kept[batch.client]
+        def local_step(self, w, batch):
+            v, alpha = self.client_states[batch.client]
             at_mixture = self.gradient(alpha * v + (1 - alpha) * w, batch.x, batch.y)
             moved = v - LR * alpha * at_mixture
-            if adaptive and (when == "step" or batch.number == 0):
+            if adaptive and (when == "step" or batch.step == 0):
                 alpha = np.clip(alpha - LR * (v - w) @ at_mixture, 0, 1)
-            self.kept[batch.client] = moved, alpha
-            return super().step(w, batch)
+            self.client_states[batch.client] = moved, alpha
+            return super().local_step(w, batch)
 
         def scored(self, client):
-            v, alpha = self.kept[client]
-            return alpha * v + (1 - alpha) * self.vector
+            v, alpha = self.client_states[client]
+            return alpha * v + (1 - alpha) * self.global_vector
 
-    build = chosen(apfl, mixing="weights", adaptive=adaptive, alpha_update=when)
+    build = bind_options(apfl, mixing="weights", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
-    loop = MixedWeights(small(build, hp=hp, model=model(), **SETTINGS))
+    loop = MixedWeights(make_small_federation(build, hp=hp, model=model(), **SETTINGS))
     state = check(loop)
     alphas = loop.federation.algorithm.artifacts(state)["apfl_alpha"]
-    np.testing.assert_allclose(alphas, [alpha for _, alpha in loop.kept], atol=3e-6)
+    np.testing.assert_allclose(alphas, [alpha for _, alpha in loop.client_states], atol=3e-6)
     assert (np.ptp(alphas) > 1e-3) == adaptive
 
 
@@ -166,31 +166,31 @@ def test_apfl_with_mixed_outputs(update):
     adaptive, when = UPDATES[update]
 
     class MixedOutputs(Personal):
-        def first(self, client):
-            return self.vector, 0.4
+        def init_client_state(self, client):
+            return self.global_vector, 0.4
 
-        def step(self, w, batch):
-            w = super().step(w, batch)
-            v, alpha = self.kept[batch.client]
+        def local_step(self, w, batch):
+            w = super().local_step(w, batch)
+            v, alpha = self.client_states[batch.client]
 
             def loss(both):
                 own, shared = logits_of(both[:-1], batch.x), logits_of(w, batch.x)
                 return cross_entropy(both[-1] * own + (1 - both[-1]) * shared, batch.y)
 
-            slopes = difference_gradient(loss, np.append(v, alpha))
-            if adaptive and (when == "step" or batch.number == 0):
+            slopes = finite_difference_gradient(loss, np.append(v, alpha))
+            if adaptive and (when == "step" or batch.step == 0):
                 alpha = np.clip(alpha - LR * slopes[-1], 0, 1)
-            self.kept[batch.client] = v - LR * slopes[:-1], alpha
+            self.client_states[batch.client] = v - LR * slopes[:-1], alpha
             return w
 
-    build = chosen(apfl, mixing="outputs", adaptive=adaptive, alpha_update=when)
+    build = bind_options(apfl, mixing="outputs", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
-    federation = small(build, hp=hp, model=curved_model(), **SETTINGS)
+    federation = make_small_federation(build, hp=hp, model=curved_model(), **SETTINGS)
     loop = MixedOutputs(federation)
     state = check(loop, scored=False)
-    server = joined(federation.algorithm.global_model(state)["params"])
+    server = flatten_params(federation.algorithm.global_model(state)["params"])
     network = federation.algorithm.personal_model
-    for variables, (v, alpha) in zip(personal(federation, state), loop.kept, strict=True):
+    for variables, (v, alpha) in zip(personal(federation, state), loop.client_states, strict=True):
         found, _ = network.apply(variables, jnp.asarray(IMAGES), train=False)
         expected = alpha * logits_of(v, X) + (1 - alpha) * logits_of(server, X)
         np.testing.assert_allclose(found, expected, atol=3e-5)
@@ -200,13 +200,17 @@ def test_apfl_with_mixed_outputs(update):
 
 def test_ditto():
     class OwnModels(Personal):
-        def step(self, w, batch):
-            v = self.kept[batch.client]
-            pull = 0.7 * (v - self.vector)
-            self.kept[batch.client] = v - LR * (self.gradient(v, batch.x, batch.y) + pull)
-            return super().step(w, batch)
+        def local_step(self, w, batch):
+            v = self.client_states[batch.client]
+            pull = 0.7 * (v - self.global_vector)
+            self.client_states[batch.client] = v - LR * (self.gradient(v, batch.x, batch.y) + pull)
+            return super().local_step(w, batch)
 
-    check(OwnModels(small(ditto, hp={"local_lr": LR, "ditto_lambda": 0.7}, **SETTINGS)))
+    check(
+        OwnModels(
+            make_small_federation(ditto, hp={"local_lr": LR, "ditto_lambda": 0.7}, **SETTINGS)
+        )
+    )
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.6])
@@ -214,20 +218,20 @@ def test_pfedme(beta):
     strength, rate = 3.0, 0.15
 
     class Envelopes(Personal):
-        def begin(self, client):
-            self.kept[client] = self.vector
-            return self.vector
+        def initial_client_model(self, client):
+            self.client_states[client] = self.global_vector
+            return self.global_vector
 
-        def step(self, w, batch):
-            personal = self.kept[batch.client]
+        def local_step(self, w, batch):
+            personal = self.client_states[batch.client]
             for _ in range(4):
                 towards = self.gradient(personal, batch.x, batch.y) + strength * (personal - w)
                 personal = personal - rate * towards
-            self.kept[batch.client] = personal
+            self.client_states[batch.client] = personal
             return w - LR * strength * (w - personal)
 
     hp = {"local_lr": LR, "pfedme_lambda": strength, "personal_lr": rate, "server_lr": beta}
-    check(Envelopes(small(chosen(pfedme, inner_steps=4), hp=hp, **SETTINGS)))
+    check(Envelopes(make_small_federation(bind_options(pfedme, inner_steps=4), hp=hp, **SETTINGS)))
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
@@ -237,10 +241,10 @@ def test_per_fedavg(order):
     class Meta(Personal):
         """Steps are on pairs of minibatches; a last one alone is a pair with itself."""
 
-        def step(self, w, batch):
-            if batch.number % 2 == 0:
+        def local_step(self, w, batch):
+            if batch.step % 2 == 0:
                 self.ahead = w - inner * self.gradient(w, batch.x, batch.y)
-                if batch.number + 1 < len(self.minibatches(batch.round, batch.client)):
+                if batch.step + 1 < len(self.minibatches(batch.round, batch.client)):
                     return w
             meta = self.gradient(self.ahead, batch.x, batch.y)
             if order != "first":
@@ -251,8 +255,12 @@ def test_per_fedavg(order):
             return w - LR * meta
 
     hp = {"local_lr": LR, "inner_lr": inner, "hf_delta": delta}
-    loop = Meta(small(chosen(per_fedavg, order=order), hp=hp, participation=0.7, epochs=3))
-    assert any(len(loop.minibatches(0, k)) % 2 for k, n in enumerate(SIZES) if n)
+    loop = Meta(
+        make_small_federation(
+            bind_options(per_fedavg, order=order), hp=hp, participation=0.7, epochs=3
+        )
+    )
+    assert any(len(loop.minibatches(0, k)) % 2 for k, n in enumerate(CLIENT_SIZES) if n)
     check(loop, scored=False)
 
 
@@ -271,15 +279,17 @@ PROBLEMS = {
 def test_apfl_at_its_ends_is_fedavg_and_separate(problem):
     settings = {"epochs": 2, **PROBLEMS[problem]}
     hp = {"local_lr": 0.1, "local_momentum": 0.9}
-    average = small(fedavg, hp=hp, **settings)
+    average = make_small_federation(fedavg, hp=hp, **settings)
     together, info = average.run(3)
-    alone = small(chosen(separate, initialisation="shared"), hp=hp, **settings)
+    alone = make_small_federation(
+        bind_options(separate, initialisation="shared"), hp=hp, **settings
+    )
     apart, info_apart = alone.run(3)
     for alpha, expected, loss in (
         (0.0, [together.server.variables] * average.num_clients, info.train_loss),
         (1.0, personal(alone, apart), info_apart.train_loss),
     ):
-        federation = small(FIXED, hp={**hp, "apfl_alpha": alpha}, **settings)
+        federation = make_small_federation(FIXED, hp={**hp, "apfl_alpha": alpha}, **settings)
         state, found_info = federation.run(3)
         found = personal(federation, state)
         assert_trees_all_close(found, list(expected), rtol=1e-6, atol=1e-7)
@@ -291,39 +301,43 @@ def test_apfl_at_its_ends_is_fedavg_and_separate(problem):
     assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, gap), strict=True)) > 0.01
 
 
-@pytest.mark.parametrize("model", [linear_model, curved_model])
+@pytest.mark.parametrize("model", [make_linear_model, curved_model])
 def test_outputs_and_weights_are_mixed_alike_only_by_a_linear_model(model):
     # Without steps, so that only the mixing can differ.
     settings = {"hp": {"local_lr": 0.0, "apfl_alpha": 0.3}, "model": model()}
     logits = {}
     for mixing in ("weights", "outputs"):
-        federation = small(chosen(apfl, mixing=mixing, adaptive=False), **settings)
-        start = federation.start()
-        other = federation.start(seed=1).clients.own.variables
-        own = start.clients.own._replace(variables=other)
-        state = start._replace(clients=start.clients._replace(own=own))
+        federation = make_small_federation(
+            bind_options(apfl, mixing=mixing, adaptive=False), **settings
+        )
+        start = federation.initial_state()
+        other = federation.initial_state(seed=1).clients.personal.variables
+        own = start.clients.personal._replace(variables=other)
+        state = start._replace(clients=start.clients._replace(personal=own))
         network = federation.algorithm.personal_model or federation.task.model
-        variables = federation.algorithm.personal(federation.hp, state, 2)
+        variables = federation.algorithm.personal_variables(federation.hp, state, 2)
         logits[mixing] = network.apply(variables, jnp.asarray(IMAGES), train=False)[0]
     gap = np.abs(logits["weights"] - logits["outputs"]).max()
-    assert gap < 1e-5 if model is linear_model else gap > 0.1
+    assert gap < 1e-5 if model is make_linear_model else gap > 0.1
 
 
 @pytest.mark.parametrize("own_is_better", [True, False])
 def test_apfls_alpha_moves_to_the_better_model(own_is_better):
     settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
-    trained, _ = small(fedavg, hp={"local_lr": 0.5}, **settings).run(20)
+    trained, _ = make_small_federation(fedavg, hp={"local_lr": 0.5}, **settings).run(20)
     good = trained.server.variables
     bad = jax.tree.map(lambda a: -a, good)
     for lr, away in ((0.01, 0.001), (100.0, 0.5)):  # a small step, and one that is clipped
-        build = chosen(apfl, mixing="weights", adaptive=True, alpha_update="step")
-        federation = small(build, hp={"local_lr": lr, "apfl_alpha": 0.5}, **settings)
-        start = federation.start()
+        build = bind_options(apfl, mixing="weights", adaptive=True, alpha_update="step")
+        federation = make_small_federation(
+            build, hp={"local_lr": lr, "apfl_alpha": 0.5}, **settings
+        )
+        start = federation.initial_state()
         v, w = (good, bad) if own_is_better else (bad, good)
-        own = start.clients.own._replace(variables=for_each_client(v, 1))
-        state = start._replace(clients=start.clients._replace(own=own))
+        own = start.clients.personal._replace(variables=tile_over_clients(v, 1))
+        state = start._replace(clients=start.clients._replace(personal=own))
         state, _ = federation.run(1, federation.algorithm.with_global_model(state, w))
-        moved = float(state.clients.own.memory[0]) - 0.5
+        moved = float(state.clients.personal.aux[0]) - 0.5
         assert (moved if own_is_better else -moved) >= away and abs(moved) <= 0.5
 
 
@@ -331,11 +345,13 @@ def test_apfls_alpha_moves_to_the_better_model(own_is_better):
 def test_ditto_without_a_pull_is_separate_and_its_global_model_fedavgs(problem):
     settings = {"epochs": 2, **PROBLEMS[problem]}
     hp = {"local_lr": 0.1, "local_momentum": 0.9}
-    federation = small(ditto, hp={**hp, "ditto_lambda": 0.0}, **settings)
+    federation = make_small_federation(ditto, hp={**hp, "ditto_lambda": 0.0}, **settings)
     state, info = federation.run(3)
-    alone = small(chosen(separate, initialisation="shared"), hp=hp, **settings)
+    alone = make_small_federation(
+        bind_options(separate, initialisation="shared"), hp=hp, **settings
+    )
     apart, info_apart = alone.run(3)
-    together, _ = small(fedavg, hp=hp, **settings).run(3)
+    together, _ = make_small_federation(fedavg, hp=hp, **settings).run(3)
     close = partial(assert_trees_all_close, rtol=1e-6, atol=1e-7)
     close(personal(federation, state), personal(alone, apart))
     close(state.server.variables, together.server.variables)
@@ -346,11 +362,15 @@ def test_ditto_with_a_strong_pull_stays_with_the_global_model():
     gaps = {}
     for strength in (0.0, 10.0, 100.0):
         hp = {"local_lr": 0.01, "ditto_lambda": strength}
-        federation = small(ditto, hp=hp, epochs=5)
+        federation = make_small_federation(ditto, hp=hp, epochs=5)
         before, _ = federation.run(2)
         state, _ = federation.run(1, before)
-        received = joined(federation.model(before))
-        models = [joined(federation.personal(state, k)) for k, size in enumerate(SIZES) if size]
+        received = flatten_params(federation.global_params(before))
+        models = [
+            flatten_params(federation.personal_model(state, k))
+            for k, size in enumerate(CLIENT_SIZES)
+            if size
+        ]
         gaps[strength] = max(np.linalg.norm(model - received) for model in models)
     assert gaps[0.0] > 2 * gaps[10.0] > 10 * gaps[100.0] > 0, gaps
 
@@ -359,14 +379,16 @@ def test_pfedmes_personal_model_is_the_proximal_point():
     strength, lr = 4.0, 0.1
     settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
     hp = {"local_lr": lr, "pfedme_lambda": strength, "personal_lr": 0.15}
-    federation = small(chosen(pfedme, inner_steps=200), hp=hp, **settings)
-    start = federation.start()
+    federation = make_small_federation(bind_options(pfedme, inner_steps=200), hp=hp, **settings)
+    start = federation.initial_state()
     state, info = federation.run(1, start)
-    w = joined(federation.model(start))
-    theta = joined(personal(federation, state)[0]["params"])
+    w = flatten_params(federation.global_params(start))
+    theta = flatten_params(personal(federation, state)[0]["params"])
     pull = strength * (w - theta)
     np.testing.assert_allclose(gradient(theta, np.arange(8)), pull, atol=2e-6)
-    np.testing.assert_allclose(joined(federation.model(state)), w - lr * pull, atol=1e-6)
+    np.testing.assert_allclose(
+        flatten_params(federation.global_params(state)), w - lr * pull, atol=1e-6
+    )
     # The envelope's gradient is that of its value, min f(theta) + lambda / 2 ||theta - w||^2.
     loss = cross_entropy(logits_of(w, X[:8]), LABELS[:8])
     np.testing.assert_allclose(info.train_loss, loss, rtol=1e-6)
@@ -376,12 +398,12 @@ def test_pfedmes_personal_model_is_the_proximal_point():
 def test_per_fedavg_without_an_inner_step_is_fedavg_on_every_second_minibatch(order):
     """And on the last one."""
     hp = {"local_lr": LR, "inner_lr": 0.0, "hf_delta": 1e-3}
-    federation = small(chosen(per_fedavg, order=order), hp=hp, epochs=3)
+    federation = make_small_federation(bind_options(per_fedavg, order=order), hp=hp, epochs=3)
 
     class EverySecond(Personal):
-        def step(self, w, batch):
+        def local_step(self, w, batch):
             last = len(self.minibatches(batch.round, batch.client)) - 1
-            return super().step(w, batch) if batch.number % 2 or batch.number == last else w
+            return super().local_step(w, batch) if batch.step % 2 or batch.step == last else w
 
     check(EverySecond(federation), scored=False)
 
@@ -399,15 +421,19 @@ def meta_gradient(order, hp, model=None, epochs=2):
     """-> (weights, the step that one client with one minibatch, seen twice, takes from them)."""
     settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
     settings["epochs"], hp = epochs, {"local_lr": 1.0, **hp}
-    federation = small(chosen(per_fedavg, order=order), hp=hp, model=model, **settings)
-    start = federation.start()
+    federation = make_small_federation(
+        bind_options(per_fedavg, order=order), hp=hp, model=model, **settings
+    )
+    start = federation.initial_state()
     state, _ = federation.run(1, start)
-    before, after = (joined(federation.algorithm.global_model(s)["params"]) for s in (start, state))
+    before, after = (
+        flatten_params(federation.algorithm.global_model(s)["params"]) for s in (start, state)
+    )
     return before, before - after
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [linear_model, curved_model])
+@pytest.mark.parametrize("model", [make_linear_model, curved_model])
 def test_exact_per_fedavg_descends_the_meta_objective(model):
     inner, use = 0.7, np.arange(8)
 
@@ -417,7 +443,7 @@ def test_exact_per_fedavg_descends_the_meta_objective(model):
 
     w, exact = meta_gradient("exact", {"inner_lr": inner}, model())
     # Long steps, as the curved model's gradient is a difference.
-    expected = difference_gradient(objective, w, 1e-3)
+    expected = finite_difference_gradient(objective, w, 1e-3)
     np.testing.assert_allclose(exact, expected, atol=2e-5)
     _, first = meta_gradient("first", {"inner_lr": inner}, model())
     scale = np.linalg.norm(expected)
@@ -435,18 +461,20 @@ def test_exact_per_fedavg_descends_the_meta_objective(model):
 def test_per_fedavg_is_scored_after_one_step_on_one_minibatch():
     inner = 0.5
     hp = {"local_lr": LR, "inner_lr": inner}
-    federation = small(chosen(per_fedavg, order="first"), hp=hp, epochs=2)
+    federation = make_small_federation(bind_options(per_fedavg, order="first"), hp=hp, epochs=2)
     state, _ = federation.run(2)
-    tuning = federation.algorithm.tuning
+    tuning = federation.algorithm.fine_tuning
     assert (tuning.epochs, tuning.steps) == (1, 1)
     variables, use = federation.algorithm.global_model(state), np.arange(3)
     batch = Batch(jnp.asarray(IMAGES[:4]), jnp.asarray(LABELS[:4]), jnp.arange(4) < 3, 0)
-    received, client = Broadcast(variables), tuning.client
+    received, client = ServerMessage(variables), tuning.client_algorithm
     local = client.begin(federation.hp, received, client.init(federation.hp, variables), None)
     local, _ = client.step(federation.hp, received, local, batch, None, jax.random.key(0))
     _, copy, _ = client.end(federation.hp, received, local, None, None)
-    w = joined(variables["params"])
-    np.testing.assert_allclose(joined(copy["params"]), w - inner * gradient(w, use), atol=1e-6)
+    w = flatten_params(variables["params"])
+    np.testing.assert_allclose(
+        flatten_params(copy["params"]), w - inner * gradient(w, use), atol=1e-6
+    )
 
 
 # --- every one of them ---------------------------------------------------------------------
@@ -464,7 +492,7 @@ CHOICES = {
 def test_lanes_and_devices_change_nothing_with_kept_optimisers_and_statistics(name):
     entry = METHODS[name]
     options = CHOICES[name]
-    hp = {**defaults(entry, options, "momentum"), "local_lr": 0.02}
+    hp = {**default_hyper_parameters(entry, options, "momentum"), "local_lr": 0.02}
     settings = {
         "hp": hp,
         "optimizer": "momentum",
@@ -472,11 +500,11 @@ def test_lanes_and_devices_change_nothing_with_kept_optimisers_and_statistics(na
         "model": curved_model(centred=True),
     }
     settings |= SETTINGS
-    build = builder_of(entry, options)
-    reference, info = small(build, **settings).run(3)
-    plan = make_plan(2, 2)
-    federation = small(build, plan=plan, **settings)
-    start = federation.start()
+    build = make_builder(entry, options)
+    reference, info = make_small_federation(build, **settings).run(3)
+    plan = make_execution_plan(2, 2)
+    federation = make_small_federation(build, plan=plan, **settings)
+    start = federation.initial_state()
     state, other = federation.run(3, plan.put(start))
     assert_trees_all_close((state, other), (reference, info), rtol=1e-4, atol=1e-5)
     moved = np.abs(
@@ -492,12 +520,16 @@ def test_pfedme_and_per_fedavg_take_the_statistics_of_the_minibatches_that_count
 
     def mean(build, epochs):
         model = curved_model(centred=True)
-        state, _ = small(build, hp=hp, epochs=epochs, model=model, **settings).run(1)
+        state, _ = make_small_federation(build, hp=hp, epochs=epochs, model=model, **settings).run(
+            1
+        )
         return state.server.variables["state"]["mean"]
 
-    first = chosen(per_fedavg, order="first")
+    first = bind_options(per_fedavg, order="first")
     np.testing.assert_allclose(mean(first, 3), mean(fedavg, 4), rtol=1e-5)  # the last one twice
-    np.testing.assert_allclose(mean(chosen(pfedme, inner_steps=3), 1), mean(fedavg, 3), rtol=1e-5)
+    np.testing.assert_allclose(
+        mean(bind_options(pfedme, inner_steps=3), 1), mean(fedavg, 3), rtol=1e-5
+    )
 
 
 # --- bad input and presets -----------------------------------------------------------------

@@ -8,18 +8,18 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedjax_het.common.dark import dark, darken
+from fedjax_het.common.dark import apply_dark_theme, to_dark_color
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.common.pictures import pictures_besides, taken_from, write_figure
+from fedjax_het.common.pictures import split_figure_formats, write_extra_formats, write_figure
 from fedjax_het.condensation.synthetic import SyntheticData
 from fedjax_het.report.animation import (
     animate_collaboration,
     animate_synthesis,
-    favoured_rows,
-    some_of,
+    select_evenly_spaced,
+    select_samples_by_class,
     write_animation,
 )
-from fedjax_het.report.style import GREYS, PALETTE
+from fedjax_het.report.style import GRAYS, PALETTE
 
 
 def figure(colour="black"):
@@ -51,7 +51,7 @@ def contrast(one, other):
 
 
 def test_besides_the_png_there_is_what_was_asked_for(tmp_path):
-    with pictures_besides(["svg", "dark", "pdf"]):
+    with write_extra_formats(["svg", "dark", "pdf"]):
         assert write_figure(tmp_path / "a.png", figure()) == tmp_path / "a.png"
     write_figure(tmp_path / "b.png", figure())
     names = {f"a{mark}.{kind}" for mark in ("", "-dark") for kind in ("png", "svg", "pdf")}
@@ -66,7 +66,7 @@ def test_besides_the_png_there_is_what_was_asked_for(tmp_path):
 def test_another_kind_is_refused_by_its_name(tmp_path):
     with (
         pytest.raises(ConfigError, match=r"pictures = 'pfd' is unknown: did you mean 'pdf'"),
-        pictures_besides(["pfd"]),
+        write_extra_formats(["pfd"]),
     ):
         pass
     write_figure(tmp_path / "c.png", figure())
@@ -83,20 +83,20 @@ def test_another_kind_is_refused_by_its_name(tmp_path):
     ],
 )
 def test_words_of_a_program(words, kinds, others):
-    assert taken_from(words) == (kinds, others)
+    assert split_figure_formats(words) == (kinds, others)
 
 
 def test_colours_are_seen_on_the_dark_page():
-    paper = dark("white")
-    assert contrast(dark("black"), paper) > 12
+    paper = to_dark_color("white")
+    assert contrast(to_dark_color("black"), paper) > 12
     for colour in PALETTE:
-        assert contrast(dark(colour), paper) > 4.4, colour
-        hue, own = (mc.rgb_to_hsv(mc.to_rgb(c))[0] for c in (dark(colour), colour))
+        assert contrast(to_dark_color(colour), paper) > 4.4, colour
+        hue, own = (mc.rgb_to_hsv(mc.to_rgb(c))[0] for c in (to_dark_color(colour), colour))
         assert colour == "#000000" or abs(hue - own) < 0.02
-    shades = [luminance(dark(grey)) for grey in ("black", *GREYS, "white")]
+    shades = [luminance(to_dark_color(grey)) for grey in ("black", *GRAYS, "white")]
     assert shades == sorted(shades, reverse=True)  # greys turn around
-    assert mc.to_rgba(dark((0, 0, 0, 0.3)))[3] == pytest.approx(0.3, abs=0.01)
-    assert dark("none") == "none"
+    assert mc.to_rgba(to_dark_color((0, 0, 0, 0.3)))[3] == pytest.approx(0.3, abs=0.01)
+    assert to_dark_color("none") == "none"
 
 
 def test_all_that_is_drawn_is_recoloured_but_images():
@@ -107,9 +107,9 @@ def test_all_that_is_drawn_is_recoloured_but_images():
     left.bar([0.2], [0.5], color="black")
     right.imshow(np.zeros((2, 2)), cmap="gray", vmin=-1, vmax=1)
     over = right.text(0, 0, "x", color="black")
-    darken(made)
+    apply_dark_theme(made)
     made.savefig(io.BytesIO(), format="png")
-    ink, paper = mc.to_rgba(dark("black")), mc.to_rgba(dark("white"))
+    ink, paper = mc.to_rgba(to_dark_color("black")), mc.to_rgba(to_dark_color("white"))
     (line,) = left.lines
     assert mc.to_rgba(line.get_color()) == pytest.approx(ink)
     assert mc.to_rgba(line.get_markerfacecolor()) == pytest.approx(paper)
@@ -143,16 +143,16 @@ def test_an_animation_has_a_picture_for_each_frame_and_rests_at_the_last(tmp_pat
 
 
 def test_many_frames_are_thinned_evenly_with_both_ends():
-    assert some_of(5, 40) == [0, 1, 2, 3, 4]
-    found = some_of(200, 40)
+    assert select_evenly_spaced(5, 40) == [0, 1, 2, 3, 4]
+    found = select_evenly_spaced(200, 40)
     assert (found[0], found[-1], len(found)) == (0, 199, 40)
     assert max(np.diff(found)) - min(np.diff(found)) <= 1
 
 
 def test_synthesis_shows_the_images_of_each_class_on_one_scale(tmp_path):
     logits = np.log([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9]])
-    assert favoured_rows(logits, 5) == {0: [0], 1: [2, 1]}
-    assert favoured_rows(logits, 1) == {0: [0], 1: [2]}
+    assert select_samples_by_class(logits, 5) == {0: [0], 1: [2, 1]}
+    assert select_samples_by_class(logits, 1) == {0: [0], 1: [2]}
     rising = {
         n: SyntheticData(np.full((3, 4, 4, 1), float(n)), logits, np.float32(0)) for n in (0, 5, 10)
     }

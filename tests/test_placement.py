@@ -5,14 +5,14 @@ import functools
 import jax
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import spec
+from support.data import make_user_dataset
+from support.running import make_spec
 
 from fedjax_het import ConfigError, Placement, simulate, sweep
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.probe import LaneChoice
 from fedjax_het.running import placement as placing
-from fedjax_het.running.prepare import prepare
+from fedjax_het.running.prepare import prepare_group
 
 BAD = [
     ("lanes", 0),
@@ -48,16 +48,16 @@ def test_more_devices_than_there_are():
     placement = Placement(devices=there + 1)  # which starts no backend yet
     expected = f"devices = {there + 1}: expected 1 to {there}"
     with pytest.raises(ConfigError, match=expected):
-        simulate(spec(), dataset=user_dataset(), placement=placement)
+        simulate(make_spec(), dataset=make_user_dataset(), placement=placement)
     with pytest.raises(ConfigError, match=expected):
-        sweep([spec()], dataset=user_dataset(), placement=placement)
+        sweep([make_spec()], dataset=make_user_dataset(), placement=placement)
 
 
 def test_devices_by_number_and_by_name_are_the_same():
     devices = jax.devices()
-    assert Placement(devices=1).present_devices() == devices[:1]
-    assert Placement(devices=devices[-1:]).present_devices() == devices[-1:]
-    assert Placement().present_devices() == devices
+    assert Placement(devices=1).list_devices() == devices[:1]
+    assert Placement(devices=devices[-1:]).list_devices() == devices[-1:]
+    assert Placement().list_devices() == devices
 
 
 def test_it_starts_no_backend(monkeypatch):
@@ -80,45 +80,45 @@ def asked(monkeypatch):
 
 def test_lanes_are_chosen_by_what_the_runs_own_clients_wait(asked):
     """One client of 9 batches beside three of one, in blocks of one lane and of two."""
-    data = user_dataset()
+    data = make_user_dataset()
     sizes = [36, 4, 4, 4]
     ends = np.cumsum(sizes)
     clients = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    one = spec(num_clients=4, local_epochs=1, batch_size=4, participation=1.0)
+    one = make_spec(num_clients=4, local_epochs=1, batch_size=4, participation=1.0)
     for blocks in (1, 2):
-        prepare(
+        prepare_group(
             [one],
             dataset=data,
-            own_partition=partition_from_clients(clients),
+            user_partition=partition_from_clients(clients),
             placement=Placement(devices=1, blocks=blocks, memory=10**9),
         )
         # 12 steps in all; the longest lane has 9 wherever there are two.
-        assert asked["waiting"](1) == pytest.approx(1 if blocks == 1 else 9 * 2 / 12)
-        assert asked["waiting"](2) == pytest.approx(9 * 2 * blocks / 12)
-    assert asked["memory"] == 10**9 and asked["cohort_size"] == 4
+        assert asked["idle_factor"](1) == pytest.approx(1 if blocks == 1 else 9 * 2 / 12)
+        assert asked["idle_factor"](2) == pytest.approx(9 * 2 * blocks / 12)
+    assert asked["memory_bytes"] == 10**9 and asked["cohort_size"] == 4
 
 
 def test_pairs_are_timed_where_they_may_go_side_by_side(asked, monkeypatch):
-    one = spec("feddm", options={"ipc": 2, "steps": 2, "server_epochs": 1})
-    prepare([one], dataset=user_dataset())
+    one = make_spec("feddm", options={"ipc": 2, "steps": 2, "server_epochs": 1})
+    prepare_group([one], dataset=make_user_dataset())
     assert not asked  # on a CPU they go in turn
     monkeypatch.setattr(placing.jax, "default_backend", lambda: "gpu")
-    group = prepare([one], dataset=user_dataset())
-    pairs = [f.scheduler.work.pairs.max() for f in group.federations]
-    assert asked["work"].images == 2 and asked["cohort_size"] == max(pairs) > 4
+    group = prepare_group([one], dataset=make_user_dataset())
+    pairs = [f.scheduler.work_counts.pairs.max() for f in group.prepared_runs]
+    assert asked["work"].images_per_pair == 2 and asked["cohort_size"] == max(pairs) > 4
 
 
 @pytest.mark.slow
 def test_the_convolutions_that_were_chosen_enter_the_programs_and_no_name(asked):
-    one = spec(model="convnet", width=4, depth=1, rounds=1)
-    group = prepare([one], dataset=user_dataset())
+    one = make_spec(model="convnet", width=4, depth=1, rounds=1)
+    group = prepare_group([one], dataset=make_user_dataset())
     assert group.program.signature.conv_impl == "im2col"
     model = group.program.task.model
     variables = jax.eval_shape(model.init, jax.random.key(0))
     image = np.zeros((1, *model.input_shape), np.float32)
     text = str(jax.make_jaxpr(functools.partial(model.apply, train=False))(variables, image))
     assert "impl='im2col'" in text and "impl='auto'" not in text
-    result = simulate(one, dataset=user_dataset())
+    result = simulate(one, dataset=make_user_dataset())
     assert result.summary["conv_impl"] == "im2col"
-    by_hand = simulate(one, dataset=user_dataset(), placement=Placement(lanes=1))
+    by_hand = simulate(one, dataset=make_user_dataset(), placement=Placement(lanes=1))
     assert by_hand.summary["conv_impl"] == "auto" and by_hand.digest() == result.digest()

@@ -4,14 +4,14 @@ import json
 
 import jax
 import pytest
-from support.networks import linear_model
+from support.networks import make_linear_model
 
 from fedjax_het.engine import probe
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.probe import LaneChoice, Work
+from fedjax_het.engine.probe import LaneChoice, Workload
 from fedjax_het.engine.task import Task
-from fedjax_het.engine.timed_work import NoRoomToTime, seconds_per_step
-from fedjax_het.engine.timings import recall_all
+from fedjax_het.engine.timed_work import WorkloadMemoryError, time_client_step
+from fedjax_het.engine.timings import load_all_timings
 from fedjax_het.nn import make_model
 
 GB = 10**9
@@ -19,7 +19,7 @@ OOM = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile tryin
 
 
 def training(model=None, optimizer="sgd"):
-    return LocalTraining(Task(model or linear_model(), (0.0,), (1.0,)), optimizer)
+    return LocalTraining(Task(model or make_linear_model(), (0.0,), (1.0,)), optimizer)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def choose(monkeypatch, tmp_path):
     """choose_lanes with made-up timings, by lanes or by (lanes, implementation), of which errors
     are raised; `choose.timed` lists what was timed."""
     monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path))
-    monkeypatch.setattr(probe, "all_free_bytes", lambda devices: choose.free)
+    monkeypatch.setattr(probe, "total_free_bytes", lambda devices: choose.free)
     timed = []
 
     def choose(seconds, *, label="linear", batch_size=4, images=None, model=None, **settings):
@@ -42,16 +42,16 @@ def choose(monkeypatch, tmp_path):
                 raise found
             return found
 
-        monkeypatch.setattr(probe, "seconds_per_step", time_one)
+        monkeypatch.setattr(probe, "time_client_step", time_one)
         monkeypatch.setattr(
             probe,
-            "candidates",
+            "list_lane_counts",
             lambda devices, cohort, federations=1: [
                 v for v in sorted(lanes) if v <= max(1, cohort // devices) * federations
             ],
         )
         defaults = {"devices": jax.devices(), "cohort_size": 16 * len(jax.devices())}
-        work = Work(training(model), batch_size, label, images)
+        work = Workload(training(model), batch_size, label, images)
         return probe.choose_lanes(work, **{**defaults, **settings})
 
     choose.timed, choose.file, choose.free = timed, tmp_path / "lanes.json", 10 * GB
@@ -63,7 +63,9 @@ def choose(monkeypatch, tmp_path):
 def elsewhere(monkeypatch, choose):
     """As if the devices were no CPUs, with a network of convolutions."""
     monkeypatch.setattr(probe.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(probe, "computed", lambda model, conv_impl: model._replace(name=conv_impl))
+    monkeypatch.setattr(
+        probe, "configure_compute", lambda model, conv_impl: model._replace(name=conv_impl)
+    )
     choose.impl_of = lambda model: model.name
     convnet = make_model("convnet", (8, 8, 1), 3, width=4, depth=1)
     return lambda seconds, **settings: choose(seconds, model=convnet, **settings)
@@ -82,7 +84,7 @@ def test_lanes_that_wait_are_weighed_with_what_they_wait(choose):
     seconds = {1: 3.0, 4: 1.4, 16: 1.0}
     assert choose(seconds).lanes == 16
     waiting = {1: 1.0, 4: 1.2, 16: 4.0}.__getitem__
-    assert choose(seconds, waiting=waiting).lanes == 4
+    assert choose(seconds, idle_factor=waiting).lanes == 4
     assert choose.timed == [1, 4, 16]  # timings are of no clients in particular
 
 
@@ -93,7 +95,7 @@ def test_a_choice_is_remembered_for_the_same_work_only(choose):
     assert choose({1: 1.0, 4: 9.0}, label="other").lanes == 1
     assert choose({1: 1.0, 4: 9.0}, images=10).lanes == 1
     (kind,) = json.loads(choose.file.read_text())["devices"]
-    assert kind == jax.devices()[0].device_kind and len(recall_all(kind)) == 4
+    assert kind == jax.devices()[0].device_kind and len(load_all_timings(kind)) == 4
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_a_broken_or_older_memory_is_timed_again(choose, text):
 def test_entries_that_are_no_timings_are_timed_again(choose):
     choose({1: 2.0, 4: 1.0})
     text = choose.file.read_text()
-    for broken in ('"fast"', "-1.0", "true", "null", "{}", '{"more_than": "all"}'):
+    for broken in ('"fast"', "-1.0", "true", "null", "{}", '{"insufficient_bytes": "all"}'):
         choose.file.write_text(text.replace(": 2.0", f": {broken}"))
         del choose.timed[:]
         assert choose({1: 2.0, 4: 1.0}).lanes == 4 and choose.timed == [1]
@@ -127,10 +129,10 @@ def test_a_single_candidate_needs_no_timing(choose):
 
 def test_lanes_beyond_the_cohort_are_those_of_further_federations(choose):
     cohort = 4 * len(jax.devices())
-    choice = choose({1: 9.0, 4: 3.0, 16: 1.0}, cohort_size=cohort, federations=8)
-    assert (choice.lanes, choice.width) == (4, 4)
+    choice = choose({1: 9.0, 4: 3.0, 16: 1.0}, cohort_size=cohort, num_runs=8)
+    assert (choice.lanes, choice.num_parallel) == (4, 4)
     alone = choose({1: 9.0, 4: 3.0, 16: 1.0}, cohort_size=cohort)
-    assert (alone.lanes, alone.width) == (4, 1)
+    assert (alone.lanes, alone.num_parallel) == (4, 1)
     assert choose.timed == [1, 4, 16]
 
 
@@ -146,10 +148,10 @@ def test_a_candidate_that_fails_is_left_out_and_so_are_more_lanes(choose, error)
 
 
 def test_what_did_not_fit_is_tried_again_where_there_is_more_memory(choose):
-    small = {1: 3.0, 4: NoRoomToTime(40 * GB)}
+    small = {1: 3.0, 4: WorkloadMemoryError(40 * GB)}
     assert choose(small).lanes == 1
     assert choose({1: 3.0, 4: 1.0}).lanes == 1 and choose.timed == [1, 4]  # it is remembered
-    assert choose({1: 3.0, 4: 1.0}, memory=39 * GB).lanes == 1
+    assert choose({1: 3.0, 4: 1.0}, memory_bytes=39 * GB).lanes == 1
     choose.free = 80 * GB
     assert choose({1: 3.0, 4: 1.0}).lanes == 4 and choose.timed == [1, 4, 4]
     choose.free = 10 * GB
@@ -178,8 +180,8 @@ def test_convolutions_are_chosen_with_the_lanes(elsewhere, choose):
     )
     slow = {way: taken if way[0] == 1 else 9.0 for way, taken in seconds.items()}
     assert elsewhere(slow, label="other")[::3] == (1, "native")
-    work = Work(training(), 4, "linear")
-    known = [probe.known_convolutions(work, jax.devices(), lanes) for lanes in (1, 4, 16, 64)]
+    work = Workload(training(), 4, "linear")
+    known = [probe.lookup_conv_impl(work, jax.devices(), lanes) for lanes in (1, 4, 16, 64)]
     assert known == ["native", "unrolled", "im2col", "auto"]
 
 
@@ -190,7 +192,7 @@ def test_a_convolution_that_fails_leaves_the_others(elsewhere):
 
 def test_candidates_never_exceed_the_cohort():
     for cohort in (1, 2, 7, 32):
-        tried = probe.candidates(2, cohort)
+        tried = probe.list_lane_counts(2, cohort)
         assert tried[0] == 1 and max(tried) <= max(1, -(-cohort // 2))
 
 
@@ -198,11 +200,11 @@ def test_candidates_never_exceed_the_cohort():
 def test_it_times_real_work(images):
     one = training(make_model("mlp", (4, 4, 1), 3, hidden=(5,)), "adam")
     for lanes in (1, 2):
-        assert seconds_per_step(one, images, 4, jax.devices(), lanes, 2, None) > 0
+        assert time_client_step(one, images, 4, jax.devices(), lanes, 2, None) > 0
 
 
 def test_what_has_no_room_is_not_run(monkeypatch):
-    monkeypatch.setattr("fedjax_het.engine.timed_work._best_of", None)
-    with pytest.raises(NoRoomToTime) as refused:
-        seconds_per_step(training(), None, 4, jax.devices(), 2, 2, 1000)
-    assert refused.value.needed > 1000
+    monkeypatch.setattr("fedjax_het.engine.timed_work._time_fastest_call", None)
+    with pytest.raises(WorkloadMemoryError) as refused:
+        time_client_step(training(), None, 4, jax.devices(), 2, 2, 1000)
+    assert refused.value.needed_bytes > 1000

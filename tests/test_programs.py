@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_het.report.programs import function_program
+from fedjax_het.report.programs import make_function_program
 
 ROOT = Path(__file__).parent.parent
 # By module, flags with values that they cannot have.
@@ -56,7 +56,10 @@ def test_every_program_is_tried():
     tables = ("main = program(", "tuple(half", "HALVES")
     for path in (ROOT / "experiments").rglob("*.py"):
         text = path.read_text()
-        ours = any(word in text for word in ("record_program(", '_program("')) and "main =" in text
+        ours = (
+            any(word in text for word in ("make_config_program(", '_program("'))
+            and "main =" in text
+        )
         if ours and "speed_peers" not in path.parts and not any(word in text for word in tables):
             name = ".".join(path.relative_to(ROOT / "experiments").with_suffix("").parts)
             like = {"fedaf.fig7": "fedaf.fig6", "fedaf.fig8": "fedaf.fig6", "fsl.fig4": "fsl.fig3"}
@@ -68,8 +71,8 @@ def test_what_a_function_prints_is_no_error(capsys):
         print("done" * times)
         return 3
 
-    assert function_program(work, "Prints.")(["--times", "2", "--loud"]) == 3
+    assert make_function_program(work, "Prints.")(["--times", "2", "--loud"]) == 3
     assert capsys.readouterr() == ("donedone\n", "")
     with pytest.raises(SystemExit) as ended:
-        function_program(work, "Prints.")(["--help"])
+        make_function_program(work, "Prints.")(["--help"])
     assert not ended.value.code and "--times" in capsys.readouterr().out

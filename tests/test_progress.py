@@ -13,17 +13,17 @@ import warnings
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from support.data import user_dataset
-from support.running import run, spec
+from support.data import make_user_dataset
+from support.running import make_spec, run_spec
 
 from fedjax_het import sweep
 from fedjax_het.cli import main
 from fedjax_het.common import manner
-from fedjax_het.common.errors import ConfigError, exit_status
-from fedjax_het.report.programs import function_program, load_program
+from fedjax_het.common.errors import ConfigError, run_with_exit_status
+from fedjax_het.report.programs import load_program, make_function_program
 from fedjax_het.running import progress as told
-from fedjax_het.running.progress import Progress, progress_line
-from fedjax_het.running.progress_area import shown, stand
+from fedjax_het.running.progress import Progress, show_progress
+from fedjax_het.running.progress_area import format_phase_line, show_panel
 
 LONG = "[15/15] dynafed, fashion_mnist, mlp, alpha 0.04, fine_tune_lr 0.001, seed 1000"
 AT = Progress("rounds", 33, 300, 3.214, 12345.0, 4000.0, 0.8123)
@@ -51,7 +51,7 @@ def bare(file):
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
 def test_accuracy_and_rounds_are_there_at_every_width(width):
-    line = stand(AT, width).plain
+    line = format_phase_line(AT, width).plain
     assert cell_len(line) <= width
     assert "33/300" in line and "81.2 %" in line
     assert ("client samples/s" in line) == (width == 200)
@@ -62,7 +62,7 @@ def test_accuracy_and_rounds_are_there_at_every_width(width):
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_the_area_keeps_within_the_terminal_and_names_the_run(width):
     console, file = terminal(width)
-    with shown(LONG, False, console) as show:
+    with show_panel(LONG, False, console) as show:
         show(AT)
         show(INNER)
     title, rounds, inner = bare(file)[-3:]
@@ -80,7 +80,7 @@ def test_what_is_logged_warned_and_printed_stays_in_lines_of_its_own(monkeypatch
     before, log.handlers = log.handlers, []
     try:
         manner.log_to_stderr(logging.WARNING)
-        with shown(LONG, True, console) as show:
+        with show_panel(LONG, True, console) as show:
             show(AT)
             log.warning("a note")
             print("a warning", file=sys.stderr)
@@ -96,7 +96,7 @@ def test_what_goes_to_a_pipe_does_not_end_on_the_terminal(monkeypatch):
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(sys, "stdout", pipe)
-    with shown("a run", True, console):
+    with show_panel("a run", True, console):
         print("a line")
     assert pipe.getvalue() == "a line\n" and "a line" not in file.getvalue()
 
@@ -105,31 +105,31 @@ def test_a_pipe_gets_a_line_less_and_less_often(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     at = []
-    with progress_line("a sweep's run", passing=True) as show:
+    with show_progress("a sweep's run", transient=True) as show:
         for now[0] in range(0, 40_000, 5):
             show(AT)
             if said := capsys.readouterr().err:
                 assert said.count("\n") == 1 and "accuracy 81.2 %" in said and "33/300" in said
                 at.append(now[0])
     gaps = [later - sooner for sooner, later in itertools.pairwise(at)]
-    assert at[0] == told.SELDOM and gaps[0] == told.SELDOM
-    assert gaps == sorted(gaps) and gaps[-1] == told.SELDOMEST
-    with progress_line("a run alone") as show:
+    assert at[0] == told.MIN_LINE_SECONDS and gaps[0] == told.MIN_LINE_SECONDS
+    assert gaps == sorted(gaps) and gaps[-1] == told.MAX_LINE_SECONDS
+    with show_progress("a run alone") as show:
         show(AT)
         show(AT._replace(done=300))
     assert capsys.readouterr().err.count("\n") == 2
 
 
 def test_json_progress_is_an_object_a_line(capsys):
-    with manner.scoped():
-        manner.choose(as_json=True)
-        with progress_line(LONG, passing=True) as show:
+    with manner.preserve_output_mode():
+        manner.set_output_mode(as_json=True)
+        with show_progress(LONG, transient=True) as show:
             show(AT._replace(accuracy=float("nan"), seconds_to_go=float("inf")))
             show(AT)  # within the second
             show(AT._replace(done=300))
         warnings.showwarning("odd", UserWarning, "file", 1)
-        manner.say("[1/2] done")
-        with pytest.raises(ZeroDivisionError), progress_line(LONG):
+        manner.print_status("[1/2] done")
+        with pytest.raises(ZeroDivisionError), show_progress(LONG):
             raise ZeroDivisionError
     first, last, warned, line = map(json.loads, capsys.readouterr().err.splitlines())
     assert first["event"] == last["event"] == "progress" and first["title"] == LONG
@@ -137,44 +137,46 @@ def test_json_progress_is_an_object_a_line(capsys):
     assert (first["done"], last["done"], last["total"]) == (33, 300, 300)
     assert warned == {"event": "log", "level": "warning", "message": "UserWarning: odd"}
     assert line == {"event": "status", "message": "[1/2] done"}
-    assert manner.manner() == manner.WORDS
+    assert manner.output_mode() == manner.TEXT
 
 
 def test_errors_are_heard_in_every_manner(capsys):
     def work(**how):
-        manner.choose(**how)
+        manner.set_output_mode(**how)
         raise ConfigError("alpha = 0: expected more")
 
     for how in ({}, {"quiet": True}):
-        assert exit_status(lambda how=how: work(**how), name="x", stopped="") == 2
+        assert (
+            run_with_exit_status(lambda how=how: work(**how), name="x", interrupt_message="") == 2
+        )
         assert capsys.readouterr().err == "x: alpha = 0: expected more\n"
-    assert exit_status(lambda: work(as_json=True), name="x", stopped="") == 2
+    assert run_with_exit_status(lambda: work(as_json=True), name="x", interrupt_message="") == 2
     said = json.loads(capsys.readouterr().err)
     assert said == {"event": "error", "message": "x: alpha = 0: expected more"}
 
 
-SETTINGS = {"dataset": user_dataset()}
+SETTINGS = {"dataset": make_user_dataset()}
 
 
 def test_a_sweep_says_nothing_but_what_its_progress_gets(capsys, monkeypatch):
-    monkeypatch.setattr(told, "SELDOM", 0.0)  # whatever were shown besides would be
+    monkeypatch.setattr(told, "MIN_LINE_SECONDS", 0.0)  # whatever were shown besides would be
     lines = []
-    sweep([spec(rounds=2)], progress=lines.append, **SETTINGS)
+    sweep([make_spec(rounds=2)], progress=lines.append, **SETTINGS)
     assert len(lines) == 1 and capsys.readouterr() == ("", "")
-    sweep([spec(rounds=2)], progress=None, **SETTINGS)
+    sweep([make_spec(rounds=2)], progress=None, **SETTINGS)
     assert capsys.readouterr() == ("", "")
-    sweep([spec(rounds=2)], **SETTINGS)
+    sweep([make_spec(rounds=2)], **SETTINGS)
     out, err = capsys.readouterr()
     assert out.startswith("[1/1] fedavg") and "rounds" in err
-    with manner.scoped():
-        manner.choose(quiet=True)
-        sweep([spec(rounds=2)], **SETTINGS)
+    with manner.preserve_output_mode():
+        manner.set_output_mode(quiet=True)
+        sweep([make_spec(rounds=2)], **SETTINGS)
     assert capsys.readouterr() == ("", "")
 
 
 def test_simulate_hands_its_progress_where_it_stands(capsys):
     seen = []
-    run(spec(rounds=3), progress=seen.append)
+    run_spec(make_spec(rounds=3), progress=seen.append)
     assert [each.done for each in seen][-1] == 3 and capsys.readouterr() == ("", "")
 
 
@@ -209,10 +211,10 @@ def test_commands_are_quiet_or_speak_json(command, tmp_path, capsys):
 
 def test_programs_of_other_kinds_take_the_flags(capsys):
     def work(count: int = 1) -> int:
-        manner.say(f"made {count}")
+        manner.print_status(f"made {count}")
         return 0
 
-    program = function_program(work, "A figure.")
+    program = make_function_program(work, "A figure.")
     assert program(["--count", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().err)["message"] == "made 3"
     assert program(["--quiet"]) == 0 and capsys.readouterr() == ("", "")

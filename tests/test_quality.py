@@ -4,28 +4,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import CLASSES, SHAPE, user_dataset
-from support.networks import linear_model
+from support.data import IMAGE_SHAPE, NUM_CLASSES, make_user_dataset
+from support.networks import make_linear_model
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.condensation.quality import gain_over_random, random_subset, train_from_init
+from fedjax_het.condensation.quality import (
+    compare_with_random_subset,
+    random_subset,
+    train_from_init,
+)
 from fedjax_het.engine.task import Task
 
-DATASET = user_dataset()
-MODEL = linear_model()
-LABELS = np.repeat(np.arange(CLASSES), 4)
+DATASET = make_user_dataset()
+MODEL = make_linear_model()
+LABELS = np.repeat(np.arange(NUM_CLASSES), 4)
 RECIPE = {"epochs": 40, "lr": 0.1}
 
 
 def normalised(positions):
-    return Task(None, DATASET.mean, DATASET.std).normalise(
+    return Task(None, DATASET.mean, DATASET.std).normalize(
         jnp.asarray(DATASET.train_images[positions])
     )
 
 
 def test_a_random_subset_has_the_same_labels_and_no_image_twice():
     first, again, other = (
-        random_subset(DATASET.train_labels, LABELS, seed=3, number=n) for n in (0, 0, 1)
+        random_subset(DATASET.train_labels, LABELS, seed=3, subset_index=n) for n in (0, 0, 1)
     )
     np.testing.assert_array_equal(DATASET.train_labels[first], LABELS)
     assert len(set(first)) == len(LABELS)
@@ -35,26 +39,28 @@ def test_a_random_subset_has_the_same_labels_and_no_image_twice():
 
 def test_real_images_themselves_gain_nothing():
     subset = random_subset(DATASET.train_labels, LABELS, seed=5)
-    found = gain_over_random(
+    found = compare_with_random_subset(
         MODEL, normalised(subset), LABELS, DATASET, seed=5, num_networks=1, **RECIPE
     )
     assert found.gain.mean == 0
-    assert found.condensed.mean == found.random.mean > 0.5
+    assert found.synthetic.mean == found.random.mean > 0.5
     # Another seed draws other real images.
-    other = gain_over_random(
+    other = compare_with_random_subset(
         MODEL, normalised(subset), LABELS, DATASET, seed=6, num_networks=1, **RECIPE
     )
-    assert other.condensed.mean != other.random.mean
+    assert other.synthetic.mean != other.random.mean
 
 
 @pytest.mark.slow
 def test_noise_is_worse_and_the_gain_is_taken_network_by_network():
-    noise = np.random.default_rng(0).normal(size=(len(LABELS), *SHAPE))
-    found = gain_over_random(MODEL, noise, LABELS, DATASET, num_networks=4, **RECIPE)
+    noise = np.random.default_rng(0).normal(size=(len(LABELS), *IMAGE_SHAPE))
+    found = compare_with_random_subset(MODEL, noise, LABELS, DATASET, num_networks=4, **RECIPE)
     assert found.gain.mean < -0.1
-    assert found.gain.mean == pytest.approx(found.condensed.mean - found.random.mean)
+    assert found.gain.mean == pytest.approx(found.synthetic.mean - found.random.mean)
     assert found.random.std > 0  # real images differ between networks
-    together = gain_over_random(MODEL, noise, LABELS, DATASET, num_networks=4, at_once=3, **RECIPE)
+    together = compare_with_random_subset(
+        MODEL, noise, LABELS, DATASET, num_networks=4, num_parallel=3, **RECIPE
+    )
     np.testing.assert_allclose(together, found, atol=0.02)
 
 
@@ -77,7 +83,7 @@ def test_training_is_sgd_with_momentum_and_decay_whose_rate_drops_after_the_midd
 
     params = MODEL.init(jax.random.split(key)[0])["params"]
     w, b = np.asarray(params["w"], np.float64), np.asarray(params["b"], np.float64)
-    x, y = np.asarray(images, np.float64).reshape(len(LABELS), -1), np.eye(CLASSES)[LABELS]
+    x, y = np.asarray(images, np.float64).reshape(len(LABELS), -1), np.eye(NUM_CLASSES)[LABELS]
     velocity = [0.0, 0.0]
     for epoch in range(epochs):
         if epoch == epochs // 2 + 2:  # after epoch epochs // 2 + 1, counted from 0
@@ -98,16 +104,16 @@ def test_training_is_sgd_with_momentum_and_decay_whose_rate_drops_after_the_midd
         ({"labels": LABELS[:5]}, "labels = "),
         ({"labels": LABELS + 1}, "labels = "),
         ({"epochs": 0}, "epochs = 0"),
-        ({"at_once": 0.5}, "at_once = 0.5"),
+        ({"num_parallel": 0.5}, "num_parallel = 0.5"),
     ],
 )
 def test_bad_input_is_named(change, message):
-    given = {"images": np.zeros((12, *SHAPE)), "labels": LABELS, **change}
+    given = {"images": np.zeros((12, *IMAGE_SHAPE)), "labels": LABELS, **change}
     with pytest.raises(ConfigError, match=message):
-        gain_over_random(MODEL, dataset=DATASET, **given)
+        compare_with_random_subset(MODEL, dataset=DATASET, **given)
 
 
 def test_more_images_than_a_class_has_are_refused():
     many = np.zeros(1000, int)
     with pytest.raises(ConfigError, match="labels: 1000 images of class 0: expected at most"):
-        gain_over_random(MODEL, np.zeros((1000, *SHAPE)), many, DATASET)
+        compare_with_random_subset(MODEL, np.zeros((1000, *IMAGE_SHAPE)), many, DATASET)

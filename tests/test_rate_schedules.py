@@ -7,22 +7,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.data import SIZES, user_dataset
-from support.oracle import Loop, beside
-from support.problems import small
-from support.running import KilledError, assert_same, kill_after
+from support.data import CLIENT_SIZES, make_user_dataset
+from support.oracle import ReferenceFedAvg, run_and_compare
+from support.problems import make_small_federation
+from support.running import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, Placement, RunSpec, grid, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.engine.evaluation import evaluation_set
-from fedjax_het.engine.optimizers import Details
-from fedjax_het.engine.plan import make_plan
-from fedjax_het.engine.rate_schedules import SCHEDULES, rate_factors, step_factor
-from fedjax_het.engine.rounds import ChunkInputs, Measuring, Rounds, make_chunk
+from fedjax_het.engine.evaluation import place_evaluation_set
+from fedjax_het.engine.optimizers import LocalTrainingOptions
+from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.engine.rate_schedules import (
+    LR_SCHEDULES,
+    compute_round_lr_factors,
+    make_step_lr_factor,
+)
+from fedjax_het.engine.rounds import (
+    ChunkInputs,
+    EvaluationOptions,
+    RoundComponents,
+    make_round_chunk,
+)
 from fedjax_het.engine.schedule import stack_rounds
 from fedjax_het.running import checkpoints, programs, runs
-from fedjax_het.running.ledger import describe
-from fedjax_het.settings.local_training import depends_on_end
+from fedjax_het.running.ledger import format_run_label
+from fedjax_het.settings.local_training import is_horizon_dependent
 
 LENGTH = 12.0
 NUMBERS = {
@@ -69,7 +78,7 @@ SMALL = {
     "dataset": "user",
     "batch_size": 8,
 }
-DATA = user_dataset()
+DATA = make_user_dataset()
 
 
 def run(spec, **given):
@@ -80,10 +89,10 @@ def named(prefix, numbers):
     return {prefix + name: value for name, value in numbers.items()}
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", LR_SCHEDULES)
 def test_factors_are_optax_own_and_the_closed_forms(name):
-    over_rounds = rate_factors(name, named("lr_", NUMBERS[name]), ROUNDS)
-    traced = jax.jit(lambda hp, t: step_factor(name, hp)(t))
+    over_rounds = compute_round_lr_factors(name, named("lr_", NUMBERS[name]), ROUNDS)
+    traced = jax.jit(lambda hp, t: make_step_lr_factor(name, hp)(t))
     numbers = jax.tree.map(jnp.float32, named("lr_step_", NUMBERS[name]))
     for t in range(ROUNDS):
         np.testing.assert_allclose(over_rounds[t], CLOSED[name](t), rtol=1e-6)
@@ -92,37 +101,41 @@ def test_factors_are_optax_own_and_the_closed_forms(name):
     assert traced._cache_size() == 1
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", LR_SCHEDULES)
 def test_a_warm_up_rises_to_the_schedule_which_ends_where_it_ended(name):
     warm = NUMBERS[name] | {"warmup": 3.0, "warmup_from": 0.25}
-    factors = rate_factors(name, named("lr_", warm), ROUNDS)
+    factors = compute_round_lr_factors(name, named("lr_", warm), ROUNDS)
     np.testing.assert_allclose(factors[:4], [0.25, 0.5, 0.75, 1.0], rtol=1e-6)
     if name == "cosine":
         whole = optax.warmup_cosine_decay_schedule(0.25, 1.0, 3, 12, end_value=0.1)
         np.testing.assert_allclose(factors, [whole(t) for t in range(ROUNDS)], rtol=1e-5)
-    shorter = NUMBERS[name] | ({"length": 9.0} if SCHEDULES[name].ends else {})
-    behind = rate_factors(name, named("lr_", shorter), ROUNDS - 3)
+    shorter = NUMBERS[name] | ({"length": 9.0} if LR_SCHEDULES[name].has_length else {})
+    behind = compute_round_lr_factors(name, named("lr_", shorter), ROUNDS - 3)
     np.testing.assert_allclose(factors[3:], behind, rtol=1e-6)
 
 
 def test_a_length_is_the_run_unless_it_is_given():
-    np.testing.assert_allclose(rate_factors("linear", {"lr_final": 0.0}, 4), [1, 0.75, 0.5, 0.25])
-    fixed = rate_factors("linear", {"lr_final": 0.0, "lr_length": 2}, 4)
+    np.testing.assert_allclose(
+        compute_round_lr_factors("linear", {"lr_final": 0.0}, 4), [1, 0.75, 0.5, 0.25]
+    )
+    fixed = compute_round_lr_factors("linear", {"lr_final": 0.0, "lr_length": 2}, 4)
     np.testing.assert_allclose(fixed, [1, 0.5, 0, 0])
-    for name in SCHEDULES:
+    for name in LR_SCHEDULES:
         hp = {"lr_every": 2} if "every" in NUMBERS[name] else {}
         spec = RunSpec(lr_schedule=name, hp=hp)
         ends = name in ("cosine", "linear", "polynomial")
-        assert depends_on_end(spec.resolved()) == depends_on_end(spec) == ends
-        longer = rate_factors(name, spec.hp | named("lr_", NUMBERS[name]), 30)
-        same = np.array_equal(longer[:15], rate_factors(name, named("lr_", NUMBERS[name]), 15))
+        assert is_horizon_dependent(spec.resolved()) == is_horizon_dependent(spec) == ends
+        longer = compute_round_lr_factors(name, spec.hp | named("lr_", NUMBERS[name]), 30)
+        same = np.array_equal(
+            longer[:15], compute_round_lr_factors(name, named("lr_", NUMBERS[name]), 15)
+        )
         assert same  # with a length of its own it does not matter
         if ends:
-            assert not depends_on_end(RunSpec(lr_schedule=name, hp={"lr_length": 5}))
-    assert not depends_on_end(RunSpec())
+            assert not is_horizon_dependent(RunSpec(lr_schedule=name, hp={"lr_length": 5}))
+    assert not is_horizon_dependent(RunSpec())
 
 
-class Scheduled(Loop):
+class Scheduled(ReferenceFedAvg):
     """FedAvg at a rate of its own in every round."""
 
     def before_round(self, r):
@@ -131,19 +144,22 @@ class Scheduled(Loop):
 
 @pytest.mark.parametrize("name", ["step", "cosine", "inverse"])
 def test_rounds_have_their_rates(name):
-    federation = small(fedavg, hp={"local_lr": 0.4}, epochs=2, participation=0.5)
+    federation = make_small_federation(fedavg, hp={"local_lr": 0.4}, epochs=2, participation=0.5)
     loop = Scheduled(federation)
     loop.name = name
-    state = chunk_of(federation, rate_factors(name, named("lr_", NUMBERS[name]), 8))
+    state = chunk_of(federation, compute_round_lr_factors(name, named("lr_", NUMBERS[name]), 8))
     for r in range(5):
-        loop.round(r)
-    loop.assert_model(federation.model(state), atol=5e-6)
+        loop.run_round(r)
+    loop.assert_model(federation.global_params(state), atol=5e-6)
 
 
 def chunk_of(federation, rates, rounds=5):
     """The state after the chunk's rounds, as runs make them."""
-    plan, measuring = make_plan(1, 1, spread=None), Measuring(len(SIZES))
-    schedules = [federation.scheduler.round(r) for r in range(rounds)]
+    plan, measuring = (
+        make_execution_plan(1, 1, mesh_axis=None),
+        EvaluationOptions(len(CLIENT_SIZES)),
+    )
+    schedules = [federation.scheduler.make_round(r) for r in range(rounds)]
     inputs = ChunkInputs(
         hp=federation.hp,
         train_key=jax.random.key(7),
@@ -151,38 +167,42 @@ def chunk_of(federation, rates, rounds=5):
         num_rounds=jnp.int32(rounds),
         num_eval_batches=jnp.int32(1),
         examples=federation.examples,
-        test=evaluation_set(plan, *federation.data),
-        rates=jnp.asarray(rates),
+        test_set=place_evaluation_set(plan, *federation.data),
+        lr_factors=jnp.asarray(rates),
     )
-    parts = Rounds(federation.algorithm, federation.task, plan, measuring)
-    return jax.jit(make_chunk(parts))(federation.start(), inputs)[0]
+    parts = RoundComponents(federation.algorithm, federation.task, plan, measuring)
+    return jax.jit(make_round_chunk(parts))(federation.initial_state(), inputs)[0]
 
 
-class ByStep(Loop):
+class ByStep(ReferenceFedAvg):
     """A rate that falls with a client's steps, in a round or over all of its rounds."""
 
     keeps = False
 
-    def first(self, client):
+    def init_client_state(self, client):
         return 0
 
-    def step(self, model, batch):
-        taken = self.kept[batch.client] if self.keeps else 0
-        rate = 0.4 * CLOSED[self.name](taken + batch.number)
-        return model - rate * self.slope(model, batch)
+    def local_step(self, model, batch):
+        taken = self.client_states[batch.client] if self.keeps else 0
+        rate = 0.4 * CLOSED[self.name](taken + batch.step)
+        return model - rate * self.descent_direction(model, batch)
 
-    def end(self, client, model, steps):
-        self.kept[client] += steps
+    def finish_client(self, client, model, steps):
+        self.client_states[client] += steps
 
 
 @pytest.mark.parametrize("name, keeps", [("exponential", False), ("linear", True)])
 def test_steps_have_their_rates(name, keeps):
     hp = {"local_lr": 0.4, **named("lr_step_", NUMBERS[name])}
-    details = Details(schedule=name)
-    loop = ByStep(small(fedavg, hp=hp, epochs=2, participation=0.5, details=details, keep=keeps))
+    details = LocalTrainingOptions(lr_schedule=name)
+    loop = ByStep(
+        make_small_federation(
+            fedavg, hp=hp, epochs=2, participation=0.5, details=details, keep=keeps
+        )
+    )
     loop.name, loop.keeps = name, keeps
-    beside(loop, 4, atol=5e-6)
-    assert loop.repeats()
+    run_and_compare(loop, 4, atol=5e-6)
+    assert loop.count_repeat_clients()
 
 
 def test_a_rate_that_stays_is_no_schedule_to_the_bit():
@@ -209,15 +229,15 @@ def test_a_constant_rate_goes_without_saying():
 def test_a_run_of_a_schedule_is_stopped_and_goes_on(tmp_path, monkeypatch):
     spec = RunSpec(**SMALL, lr_schedule="cosine", hp={"local_lr": 0.2, "lr_warmup": 2})
     whole = run(spec)
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     with pytest.raises(KilledError):
-        run(spec, output_dir=tmp_path, progress=kill_after(3))
-    assert_same(run(spec, output_dir=tmp_path, resume=True), whole)
+        run(spec, output_dir=tmp_path, progress=make_killing_callback(3))
+    assert_results_equal(run(spec, output_dir=tmp_path, resume=True), whole)
 
 
 def test_what_depends_on_its_end_is_the_beginning_of_no_longer_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "MAX_CHUNK", 1)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
 
     def cosine(rounds, **more):
@@ -234,15 +254,15 @@ def test_what_depends_on_its_end_is_the_beginning_of_no_longer_run(tmp_path, mon
             progress=lambda at, begun=begun: begun.append(at.done),
         )
         assert min(begun) == first
-        assert_same(longer, run(cosine(6, **more)))
+        assert_results_equal(longer, run(cosine(6, **more)))
     with pytest.raises(KilledError):
-        run(cosine(3), output_dir=tmp_path, progress=kill_after(2))
+        run(cosine(3), output_dir=tmp_path, progress=make_killing_callback(2))
     with pytest.raises(ConfigError, match=r"rounds 3 -> 6; \d are done, at rates of cosine to"):
         run(cosine(6), output_dir=tmp_path, resume=True)
 
 
-def test_a_sweep_over_schedules_and_their_numbers_is_one_program(uncrowded):
-    programs.program_of.cache_clear()
+def test_a_sweep_over_schedules_and_their_numbers_is_one_program(no_program_eviction):
+    programs.build_programs.cache_clear()
     specs = grid(
         **SMALL,
         lr_schedule=["constant", "cosine", "step", "exponential"],
@@ -255,7 +275,7 @@ def test_a_sweep_over_schedules_and_their_numbers_is_one_program(uncrowded):
         },
     )
     assert len(specs) == 2 + 4 + 4 + 4
-    assert len({programs.static_key(spec.resolved()) for spec in specs}) == 1
+    assert len({programs.compute_static_key(spec.resolved()) for spec in specs}) == 1
     side_by_side = Placement(width=2)
     made = sweep(specs, dataset=DATA, progress=lambda line: None, placement=side_by_side).results
     losses = {result.metrics["test_loss"][-1] for result in made}
@@ -274,17 +294,17 @@ LENGTHS = [("cosine", {"length": length}) for length in (2, 5, 9)]
     "setting, prefix, schedules",
     [("lr_schedule", "lr_", NAMED), ("lr_step_schedule", "lr_step_", LENGTHS)],
 )
-def test_one_program_serves(setting, prefix, schedules, uncrowded, monkeypatch):
+def test_one_program_serves(setting, prefix, schedules, no_program_eviction, monkeypatch):
     """All schedules over rounds, and all numbers of one over steps."""
     traces, counts = [], []
-    make = programs.make_chunk
+    make = programs.make_round_chunk
 
     def counted(*given):
         chunk = make(*given)
         return lambda *args: traces.append(None) or chunk(*args)
 
-    monkeypatch.setattr(programs, "make_chunk", counted)
-    programs.program_of.cache_clear()
+    monkeypatch.setattr(programs, "make_round_chunk", counted)
+    programs.build_programs.cache_clear()
     for number, (name, numbers) in enumerate(schedules):
         hp = {"local_lr": 0.2, "local_clip_norm": 1 + number, **named(prefix, numbers)}
         run(RunSpec(**SMALL, **{setting: name}, hp=hp))
@@ -320,4 +340,4 @@ def test_methods_that_go_by_one_rate_refuse_a_schedule_over_steps(name):
 
 def test_a_status_line_names_the_schedule():
     spec = RunSpec(**SMALL, lr_schedule="cosine", hp={"local_lr": 0.2, "lr_warmup": 2})
-    assert "cosine rate" in describe(spec) and "lr_warmup 2" in describe(spec)
+    assert "cosine rate" in format_run_label(spec) and "lr_warmup 2" in format_run_label(spec)

@@ -9,17 +9,25 @@ import time
 from pathlib import Path
 
 import pytest
-from support.data import user_dataset
-from support.running import assert_same, placed, spec
+from support.data import make_user_dataset
+from support.running import assert_results_equal, make_spec, with_placement
 
 from fedjax_het import ConfigError, Placement, RunSpec, sweep
 from fedjax_het.running import ray_launcher
-from fedjax_het.running.programs import static_key
-from fedjax_het.running.ray_launcher import LostError, RayCluster, parts_of, sweep_on_ray
+from fedjax_het.running.programs import compute_static_key
+from fedjax_het.running.ray_launcher import (
+    RayCluster,
+    TaskLostError,
+    split_into_parts,
+    sweep_on_ray,
+)
 from fedjax_het.running.store import load_results
 
-SPECS = [spec(seed=s) for s in range(4)]
-SAME = {"dataset": user_dataset(), **placed({"lanes": 1, "blocks": 1, "spread": "runs"})}
+SPECS = [make_spec(seed=s) for s in range(4)]
+SAME = {
+    "dataset": make_user_dataset(),
+    **with_placement({"lanes": 1, "blocks": 1, "spread": "runs"}),
+}
 
 
 class Tasks:
@@ -32,22 +40,22 @@ class Tasks:
         self._slots, self.lose, self.apart = slots, lose, apart
         self.submitted, self.closed = [], False
 
-    def slots(self):
+    def count_slots(self):
         return self._slots
 
     def submit(self, function, *arguments):
-        if function is ray_launcher.make_part:
+        if function is ray_launcher.execute_part:
             self.submitted.append(arguments[0])
             if self.apart:  # a machine that does not have the folder
                 arguments = (arguments[0]._replace(directory=Path("/nowhere")),)
         return functools.partial(function, *arguments)
 
-    def first_done(self, tickets):
+    def wait_for_first(self, tickets):
         return tickets[-1]
 
     def get(self, ticket):
-        if ticket.func is ray_launcher.make_part and self.lose(ticket.args[0]):
-            raise LostError("the node died")
+        if ticket.func is ray_launcher.execute_part and self.lose(ticket.args[0]):
+            raise TaskLostError("the node died")
         return ticket()
 
     def close(self):
@@ -55,7 +63,7 @@ class Tasks:
 
 
 def seeds(part):
-    return [one.seed for one in part.named.values()]
+    return [one.seed for one in part.specs_by_digest.values()]
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -67,7 +75,7 @@ def test_tasks_make_what_a_sweep_makes(tmp_path, apart):
     assert lines[-1].endswith("; done")
     alone = sweep(SPECS, progress=lines.append, **SAME)
     for one, other in zip(made.results, alone.results, strict=True):
-        assert_same(one, other)
+        assert_results_equal(one, other)
     assert sorted(load_results(tmp_path)["seed"]) == [0, 1, 2, 3]
     assert not list(tmp_path.glob(".shared*")) and not (tmp_path / "claims").exists()
     again = sweep_on_ray(SPECS, tmp_path, cluster=Tasks(), progress=lines.append, **SAME)
@@ -84,9 +92,9 @@ def test_a_lost_part_is_made_again(tmp_path):
 
 def test_what_is_lost_again_and_again_is_an_error(tmp_path):
     cluster = Tasks(lose=lambda part: True)
-    with pytest.raises(LostError):
+    with pytest.raises(TaskLostError):
         sweep_on_ray(SPECS[:1], tmp_path, cluster=cluster, progress=lambda line: None, **SAME)
-    assert len(cluster.submitted) == ray_launcher.TRIES and cluster.closed
+    assert len(cluster.submitted) == ray_launcher.MAX_ATTEMPTS and cluster.closed
 
 
 def test_what_a_task_raises_is_raised_when_the_others_are_done(tmp_path):
@@ -113,18 +121,18 @@ def test_runs_whose_data_are_missing_are_told_once(tmp_path, monkeypatch):
     [(1, 1, [8]), (4, 1, [2, 2, 2, 2]), (100, 1, [1] * 8), (100, 4, [4, 4]), (3, 16, [8])],
 )
 def test_parts(slots, at_once, sizes):
-    named = {str(s): spec(seed=s).resolved() for s in range(8)}
-    parts = list(parts_of(named, slots, at_once))
+    named = {str(s): make_spec(seed=s).resolved() for s in range(8)}
+    parts = list(split_into_parts(named, slots, at_once))
     assert [len(part) for part in parts] == sizes
     assert {name: one for part in parts for name, one in part.items()} == named
 
 
 def test_parts_are_of_one_signature():
-    specs = [spec(seed=s, batch_size=b) for b in (4, 5) for s in range(3)]
+    specs = [make_spec(seed=s, batch_size=b) for b in (4, 5) for s in range(3)]
     named = {str(i): one.resolved() for i, one in enumerate(specs)}
-    parts = list(parts_of(named, 1, 1))
+    parts = list(split_into_parts(named, 1, 1))
     assert [len(part) for part in parts] == [3, 3]
-    assert all(len({static_key(one) for one in part.values()}) == 1 for part in parts)
+    assert all(len({compute_static_key(one) for one in part.values()}) == 1 for part in parts)
 
 
 def test_bad_words_are_named(tmp_path):
@@ -149,7 +157,7 @@ def test_ray_itself_with_processes_killed(tmp_path):
     import ray
 
     support = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
-    specs = [spec(seed=s, rounds=40) for s in range(48)]
+    specs = [make_spec(seed=s, rounds=40) for s in range(48)]
     ray.init(num_cpus=4, runtime_env={"env_vars": {"PYTHONPATH": support}}, logging_level="error")
     lines, killed = [], []
 
@@ -159,7 +167,7 @@ def test_ray_itself_with_processes_killed(tmp_path):
             tasks = [
                 process
                 for process in psutil.Process().children(recursive=True)
-                if "ray::" in " ".join(process.cmdline()) and "make_part" in process.cmdline()[0]
+                if "ray::" in " ".join(process.cmdline()) and "execute_part" in process.cmdline()[0]
             ]
             if tasks and any(line.startswith("[") for line in lines):
                 tasks[len(killed) % len(tasks)].send_signal(signal.SIGKILL)
@@ -178,4 +186,4 @@ def test_ray_itself_with_processes_killed(tmp_path):
     assert not (tmp_path / "claims").exists()
     alone = sweep(specs, progress=lines.append, **SAME)
     for one, other in zip(made.results, alone.results, strict=True):
-        assert_same(one, other)
+        assert_results_equal(one, other)

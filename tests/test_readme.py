@@ -3,7 +3,7 @@
 import re
 
 import yaml
-from support.pages import ROOT, blocks, text
+from support.pages import ROOT, find_code_blocks, read_page
 
 import fedjax_het
 
@@ -12,16 +12,16 @@ TEST_COMMAND = 'pip install -e ".[test]" && pytest'
 
 
 def test_it_is_read_in_minutes():
-    assert len(text(README).splitlines()) <= 200
+    assert len(read_page(README).splitlines()) <= 200
 
 
 def test_its_two_pictures_are_small():
-    first, second = re.findall(r"!\[[^\]]{40,}\]\(([^)]+)\)", text(README))
+    first, second = re.findall(r"!\[[^\]]{40,}\]\(([^)]+)\)", read_page(README))
     assert all((ROOT / picture).stat().st_size < 150_000 for picture in (first, second))
 
 
 def test_the_citations_are_of_this_version():
-    ((_, entry),) = blocks("bibtex", [README])
+    ((_, entry),) = find_code_blocks("bibtex", [README])
     assert f"version = {{{fedjax_het.__version__}}}" in entry
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["version"] == fedjax_het.__version__
@@ -29,14 +29,14 @@ def test_the_citations_are_of_this_version():
 
 
 def test_the_changes_name_this_version_first():
-    versions = re.findall(r"^## (\S+)", text(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)
+    versions = re.findall(r"^## (\S+)", read_page(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)
     released = [version for version in versions if version != "Unreleased"]
     assert released[0] == fedjax_het.__version__
     assert released == sorted(released, reverse=True) and len(set(released)) == len(released)
 
 
 def test_ci_runs_the_readmes_test_command():
-    lines = [line for _, block in blocks("bash", [README]) for line in block.splitlines()]
+    lines = [line for _, block in find_code_blocks("bash", [README]) for line in block.splitlines()]
     assert TEST_COMMAND in lines
     steps = (ROOT / ".ci" / "run").read_text().strip().splitlines()
     assert steps[-1] == TEST_COMMAND
@@ -45,9 +45,11 @@ def test_ci_runs_the_readmes_test_command():
 
 
 def test_its_numbers_are_those_of_the_pages_that_they_are_from():
-    rows = re.findall(r"^\| ([^|`]+) \| (\d\S+ \(\S+\)) \| (\S+ \(\S+\)) \|$", text(README), re.M)
+    rows = re.findall(
+        r"^\| ([^|`]+) \| (\d\S+ \(\S+\)) \| (\S+ \(\S+\)) \|$", read_page(README), re.M
+    )
     assert len(rows) == 10
-    results = text(ROOT / "experiments" / "RESULTS.md")
+    results = read_page(ROOT / "experiments" / "RESULTS.md")
     for name, *cells in rows:
         for cell in cells:
             measured, reported = re.fullmatch(r"(\S+) \((\S+)\)", cell).groups()
@@ -57,6 +59,6 @@ def test_its_numbers_are_those_of_the_pages_that_they_are_from():
                 and reported in {f"{float(value):.1f}" for value in re.findall(r"[\d.]+\d", rest)}
                 for mean, rest in pairs
             ), (name, cell)
-    speed = text(ROOT / "experiments" / "SPEED.md")
-    rows = re.findall(r"\| ([\d,]+) (\| × [\d.]+ \| × [\d.]+ \|)", text(README))
+    speed = read_page(ROOT / "experiments" / "SPEED.md")
+    rows = re.findall(r"\| ([\d,]+) (\| × [\d.]+ \| × [\d.]+ \|)", read_page(README))
     assert len(rows) == 4 and all(f"| {rate} {times}" in speed for rate, times in rows)

@@ -14,12 +14,12 @@ from fedjax_het import (
     simulate,
     sweep,
 )
-from fedjax_het.algorithms import METHODS, bases
-from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms import METHODS, get_possible_bases
+from fedjax_het.algorithms.building import build_federated_algorithm
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedopt import fedadam
-from fedjax_het.algorithms.refined import refined
-from fedjax_het.engine.local import local_sgd
+from fedjax_het.algorithms.refined import with_server_step
+from fedjax_het.engine.local import make_local_sgd
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "partition": "iid", "participation": 1.0}
 
@@ -31,19 +31,21 @@ def scaled(factor):
         def scale(hp, gradient, local, broadcast, batch, client):
             return jax.tree.map(lambda g: factor * hp["gradient_scale"] * g, gradient), ()
 
-        return federated(training, plan, local_sgd(training, adjust=scale))
+        return build_federated_algorithm(training, plan, make_local_sgd(training, adjust=scale))
 
     return build
 
 
 def register_scaled(factor):
     numbers, description = {"gradient_scale": 1.0}, "FedAvg with scaled gradients"
-    register_method("scaled", scaled(factor), description, numbers=numbers, refinable="model")
+    register_method(
+        "scaled", scaled(factor), description, hyperparameters=numbers, wrappable_as="model"
+    )
 
 
 def kept_back(training, plan, *, base):
     """The model that the round started from, whatever `base` made of it."""
-    return refined(base(training, plan), lambda hp, own, of: (of.before, own))
+    return with_server_step(base(training, plan), lambda hp, own, of: (of.variables_before, own))
 
 
 def accuracies(algorithm, **settings):
@@ -71,7 +73,7 @@ def test_a_registered_method_is_in_sweeps_beside_the_others(tmp_path):
 @pytest.mark.slow
 def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_anew():
     register_scaled(1.0)
-    register_method("held", kept_back, "stands still", refines="model")
+    register_method("held", kept_back, "stands still", wraps="model")
     over = {"options": {"base": "scaled"}}
     first, first_over = accuracies("scaled"), accuracies("held", **over)
     register_scaled(2.0)
@@ -86,17 +88,25 @@ def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_
     [
         ("fedavg", {}, "name = 'fedavg': expected one that no method"),
         ("my method", {}, "name = 'my method': expected letters, digits"),
-        ("mine", {"colur": "#000000"}, "fact = 'colur' is unknown: did you mean 'colour'"),
-        ("mine", {"refines": "models"}, "refines = 'models' is unknown: did you mean 'model'"),
+        ("mine", {"colur": "#000000"}, "fact = 'colur' is unknown: did you mean 'color'"),
+        ("mine", {"wraps": "models"}, "wraps = 'models' is unknown: did you mean 'model'"),
         ("mine", {"server_step": "none"}, "server_step = 'none' is unknown"),
         (
             "mine",
-            {"needs": ("server",)},
+            {"required_data": ("server",)},
             "= 'server' is unknown: did you mean 'server_data'",
         ),
         ("mine", {"options": dict}, "options = <class 'dict'>: expected a frozen dataclass"),
-        ("mine", {"numbers": {"rate": "fast"}}, "rate = 'fast': expected a finite number >= 0"),
-        ("mine", {"refinable": "model", "global_model": False}, "refinable = 'model': expected"),
+        (
+            "mine",
+            {"hyperparameters": {"rate": "fast"}},
+            "rate = 'fast': expected a finite number >= 0",
+        ),
+        (
+            "mine",
+            {"wrappable_as": "model", "has_global_model": False},
+            "wrappable_as = 'model': expected",
+        ),
     ],
 )
 def test_what_cannot_be_registered_says_why(name, facts, message):
@@ -111,7 +121,7 @@ def test_an_unknown_protocol_of_ones_own_method_is_named():
 
 
 def test_a_copy_of_a_server_optimiser_has_its_step_under_every_protocol():
-    facts = {"numbers": METHODS["fedadam"].numbers, "server_step": "own"}
+    facts = {"hyperparameters": METHODS["fedadam"].hyperparameters, "server_step": "own"}
     register_method("copied", fedadam, **facts)
     for protocol in ("dynafed", "fsl"):
         theirs, own = (
@@ -130,7 +140,9 @@ def test_a_function_of_the_packages_has_its_facts_under_another_name(name):
 
 def test_a_step_of_ones_own_is_the_methods_where_only_its_numbers_say_so():
     register_method(
-        "wrapped", lambda training, plan: fedadam(training, plan), numbers={"server_lr": 0.03}
+        "wrapped",
+        lambda training, plan: fedadam(training, plan),
+        hyperparameters={"server_lr": 0.03},
     )
     register_method("mean", fedavg)
     found = {name: RunSpec(name, protocol="fsl").resolved().hp for name in ("wrapped", "mean")}
@@ -139,9 +151,11 @@ def test_a_step_of_ones_own_is_the_methods_where_only_its_numbers_say_so():
 
 def test_methods_that_refine_go_over_ones_own_where_it_says_so():
     register_method("plain", fedavg)
-    register_method("open", fedavg, refinable="average")
+    register_method("open", fedavg, wrappable_as="average")
     for name in ("dynafed", "feddf", "abavg"):
-        assert "open" in bases(METHODS[name]) and "plain" not in bases(METHODS[name])
+        assert "open" in get_possible_bases(METHODS[name]) and "plain" not in get_possible_bases(
+            METHODS[name]
+        )
 
 
 def test_they_are_public():

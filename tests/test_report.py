@@ -12,11 +12,11 @@ from matplotlib.colors import to_hex
 from fedjax_het import report
 from fedjax_het.algorithms import METHODS
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.report import Cell, TextTable
-from fedjax_het.report.cell import row_text
-from fedjax_het.report.render import Section, best_of, latex_text
-from fedjax_het.report.reported import reported_values
-from fedjax_het.report.style import GREYS
+from fedjax_het.report import TableCell, TextTable
+from fedjax_het.report.cell import format_row
+from fedjax_het.report.render import TableSection, escape_latex, find_best_indices
+from fedjax_het.report.reported import load_reported_values
+from fedjax_het.report.style import GRAYS
 from fedjax_het.settings.spec import RunSpec
 
 ALPHA = 0.01
@@ -30,7 +30,7 @@ def runs(method, seeds=(0, 1, 2), rounds=20):
 
 
 def cell(method, planned):
-    return Cell("fashion_mnist", "mlp", ALPHA, method, planned)
+    return TableCell("fashion_mnist", "mlp", ALPHA, method, planned)
 
 
 CELLS = [
@@ -71,12 +71,12 @@ def results():
 
 @pytest.fixture
 def reported():
-    return reported_values("dynafed", "table5")
+    return load_reported_values("dynafed", "table5")
 
 
 @pytest.fixture
 def table(results, reported):
-    return report.compare(CELLS, results, reported).set_index("method", drop=False)
+    return report.compare_with_reported(CELLS, results, reported).set_index("method", drop=False)
 
 
 def test_a_cell_is_the_mean_over_seeds_beside_the_reported_value(table):
@@ -103,7 +103,7 @@ def test_a_diverged_run_is_marked_and_not_averaged(table):
 
 def test_a_run_without_a_final_accuracy_counts_as_diverged(results, reported):
     results["diverged"] = False
-    row = report.compare(CELLS, results, reported).set_index("method").loc["fedprox"]
+    row = report.compare_with_reported(CELLS, results, reported).set_index("method").loc["fedprox"]
     assert (row["seeds"], row["diverged"]) == (2, 1)
 
 
@@ -130,7 +130,7 @@ def test_one_seed_has_no_deviation_over_seeds(table):
 
 
 def test_without_any_result_the_reported_values_still_stand(reported):
-    table = report.compare(CELLS, pd.DataFrame(), reported)
+    table = report.compare_with_reported(CELLS, pd.DataFrame(), reported)
     assert table["mean"].isna().all()
     assert table["reported_mean"].notna().all()
     assert not table[["seeds", "diverged"]].to_numpy().any()
@@ -138,7 +138,7 @@ def test_without_any_result_the_reported_values_still_stand(reported):
 
 def test_two_reported_values_for_one_cell_are_an_error(results, reported):
     with pytest.raises(ValueError, match="2 reported values for fedavg"):
-        report.compare(CELLS, results, pd.concat([reported, reported]))
+        report.compare_with_reported(CELLS, results, pd.concat([reported, reported]))
 
 
 def printed(table):
@@ -147,13 +147,15 @@ def printed(table):
 
     file = io.StringIO()
     console = Console(file=file, width=100)
-    text_table = report.comparison_table(table, title="T", notes=["a note"])
+    text_table = report.format_comparison_table(table, title="T", notes=["a note"])
     report.print_table(text_table, console=console)
     return {line.split()[0]: line for line in file.getvalue().splitlines() if line.strip()}
 
 
 def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
-    text_table = report.comparison_table(table, title="A title", notes=[report.caption(table)])
+    text_table = report.format_comparison_table(
+        table, title="A title", notes=[report.make_comparison_caption(table)]
+    )
     report.print_table(text_table)
     text = capsys.readouterr().out
     assert "\x1b" not in text
@@ -171,7 +173,7 @@ def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
 
 
 def test_markdown_has_the_same_cells(table):
-    text = report.to_markdown(report.comparison_table(table, title="T", notes=["one note"]))
+    text = report.to_markdown(report.format_comparison_table(table, title="T", notes=["one note"]))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(CELLS)
     assert len({row.count("|") for row in rows}) == 1
@@ -186,7 +188,7 @@ def test_csv_holds_the_numbers(table):
 
 
 def test_latex_has_the_same_cells_and_the_best_in_bold(table):
-    text = report.to_latex(report.comparison_table(table, title="T", notes=["5 % of a_b"]))
+    text = report.to_latex(report.format_comparison_table(table, title="T", notes=["5 % of a_b"]))
     lines = text.splitlines()
     assert r"\multicolumn{7}{@{}l}{fashion\_mnist, mlp, alpha 0.01} \\" in lines
     fedprox = next(line for line in lines if "fedprox" in line)
@@ -200,17 +202,17 @@ def test_latex_has_the_same_cells_and_the_best_in_bold(table):
 
 SMALL = TextTable(
     title="Two_rows & 5 %",
-    names=("Method", "mu"),
-    values=("Accuracy",),
+    label_columns=("Method", "mu"),
+    value_columns=("Accuracy",),
     sections=(
-        Section(
+        TableSection(
             title="a|b, alpha 0.1",
             labels={"data": "a|b", "alpha": "0.1"},
             rows=(
                 {"Method": "fed[bold]avg", "mu": "—", "Accuracy": "−1.50 ± 0.25"},
                 {"Method": "x", "mu": "0.1", "Accuracy": "2.00"},
             ),
-            best=frozenset({(1, "Accuracy")}),
+            best_cells=frozenset({(1, "Accuracy")}),
         ),
     ),
     notes=("one [red]note[/red]",),
@@ -235,7 +237,7 @@ def test_a_small_table_in_the_terminal(capsys):
 def test_a_wide_table_is_not_cut(capsys):
     names = tuple(f"column {number}" for number in range(20))
     row = {name: f"{name} is {'long' * 5}" for name in names}
-    report.print_table(TextTable("T", names, (), (Section(rows=(row,)),)))
+    report.print_table(TextTable("T", names, (), (TableSection(rows=(row,)),)))
     out = capsys.readouterr().out
     assert all(text in out for text in row.values())
 
@@ -277,7 +279,7 @@ def test_a_small_table_in_latex():
 
 
 def test_every_sign_that_latex_would_obey_is_escaped():
-    assert latex_text(r"[*]a_b%c&d#e$f{g}h~i^j\k<l>m±n−o†p—") == (
+    assert escape_latex(r"[*]a_b%c&d#e$f{g}h~i^j\k<l>m±n−o†p—") == (
         r"{[}{*}]a\_b\%c\&d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k$<$l$>$m"
         r"$\pm$n$-$o$^\dagger$p---"
     )
@@ -293,11 +295,11 @@ def test_every_sign_that_latex_would_obey_is_escaped():
     ],
 )
 def test_the_best_are_the_highest_as_printed(values, best):
-    assert best_of(values) == best
+    assert find_best_indices(values) == best
 
 
 def test_diverged_runs_are_named(results):
-    assert report.diverged_runs(CELLS, results) == [
+    assert report.list_diverged_runs(CELLS, results) == [
         "fedprox, fashion_mnist, mlp, alpha 0.01, seed 1",
         "scaffold, fashion_mnist, mlp, alpha 0.01, seed 0",
     ]
@@ -326,7 +328,7 @@ def curves():
 
 
 def test_a_curve_ends_at_the_value_of_the_table(results, curves, reported, table):
-    figure = report.plot_curves(CELLS, results, curves, reported)
+    figure = report.plot_table_curves(CELLS, results, curves, reported)
     (panel,) = figure.axes
     lines = {line.get_label(): line for line in panel.lines}
     for method in ("fedavg", "fedprox", "dynafed"):
@@ -355,13 +357,13 @@ def test_a_curve_ends_at_the_value_of_the_table(results, curves, reported, table
     ],
 )
 def test_rows_in_few_words(row, without, text):
-    assert row_text(row, without=without) == text
+    assert format_row(row, omit=without) == text
 
 
 def test_curves_do_not_say_what_all_rows_share_in_few_words(results, curves, reported):
     rows = ("fedavg(rounds=30)", "fedprox(rounds=30)", "dynafed(rounds=30, synthetic='real')")
     cells = [replace(cell, method=row) for cell, row in zip(CELLS, rows, strict=False)]
-    figure = report.plot_curves(cells, results, curves, reported)
+    figure = report.plot_table_curves(cells, results, curves, reported)
     labels = {line.get_label() for panel in figure.axes for line in panel.lines}
     assert {"fedavg", "fedprox"} <= labels
     assert not any("rounds 30" in label for label in labels)
@@ -369,16 +371,18 @@ def test_curves_do_not_say_what_all_rows_share_in_few_words(results, curves, rep
 
 def test_a_row_is_called_what_it_is_named(results, curves, reported):
     named = {"dynafed": "dynafed, as it is"}
-    for how in ({}, {"apart": True}):
-        figure = report.plot_curves(CELLS, results, curves, reported, names=named, **how)
+    for how in ({}, {"separate_panels": True}):
+        figure = report.plot_table_curves(
+            CELLS, results, curves, reported, display_names=named, **how
+        )
         told = {text.get_text() for panel in figure.axes for text in panel.texts}
         told |= {panel.get_title(loc="left") for panel in figure.axes}
         assert "dynafed, as it is" in told and "dynafed" not in told and "fedavg" in told
 
 
 def test_a_panel_without_runs_says_so(results, curves, reported):
-    other = Cell("cinic10", "mlp", ALPHA, "fedavg", runs("fedavg", seeds=(5,)))
-    figure = report.plot_curves([*CELLS, other], results, curves, reported)
+    other = TableCell("cinic10", "mlp", ALPHA, "fedavg", runs("fedavg", seeds=(5,)))
+    figure = report.plot_table_curves([*CELLS, other], results, curves, reported)
     assert [text.get_text() for text in figure.axes[1].texts] == ["not run"]
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")  # a layout that does not fit would warn
@@ -386,13 +390,13 @@ def test_a_panel_without_runs_says_so(results, curves, reported):
 
 
 def test_colours_are_told_apart():
-    methods = list(reported_values("fedaf", "table1")["method"].unique())
-    colours = report.method_colours([*METHODS, *methods])
+    methods = list(load_reported_values("fedaf", "table1")["method"].unique())
+    colours = report.assign_method_colors([*METHODS, *methods])
     assert len(set(colours.values())) == len(colours)
 
 
 def test_reported_values_are_those_of_the_paper():
-    table1 = reported_values("dynafed", "table1")
+    table1 = load_reported_values("dynafed", "table1")
     assert len(table1) == 3 * 3 * 9
     key = ["dataset", "level", "method"]
     value = table1.set_index(key).loc[("cifar10", 0.16, "scaffold")]
@@ -403,7 +407,7 @@ def test_reported_values_are_those_of_the_paper():
 @pytest.mark.parametrize(("paper", "item"), [("dynafeed", "table1"), ("dynafed", "table9")])
 def test_an_unknown_table_lists_the_known_ones(paper, item):
     with pytest.raises(ConfigError, match=r"did you mean.*(dynafed|table)"):
-        reported_values(paper, item)
+        load_reported_values(paper, item)
 
 
 # Tables of the best round, as FedAF reports, and of domains
@@ -438,23 +442,23 @@ def theirs(level, **values):
 
 def two_seeds(method, **place):
     alpha = None if place else ALPHA
-    return Cell("fashion_mnist", "mlp", alpha, method, runs(method, seeds=(0, 1)), **place)
+    return TableCell("fashion_mnist", "mlp", alpha, method, runs(method, seeds=(0, 1)), **place)
 
 
 def test_what_the_paper_reports_decides_the_measure():
     cells = [two_seeds("fedavg"), two_seeds("fedprox")]
-    table = report.compare(cells, best_results(), theirs(ALPHA, fedavg=61.0))
+    table = report.compare_with_reported(cells, best_results(), theirs(ALPHA, fedavg=61.0))
     assert table["mean"].tolist() == pytest.approx([63.0, 75.0])
     assert table["final_mean"].tolist() == pytest.approx([53.0, 65.0])
     assert "within_std" not in table
     assert table["difference"][0] == pytest.approx(2.0)
-    assert "round where it is highest" in report.caption(table)
+    assert "round where it is highest" in report.make_comparison_caption(table)
     lines = printed(table)
     assert lines["Method"].split()[1:4] == ["Measured", "Last", "five"]
     assert lines["fedavg"].split()[1:6] == ["63.00", "±", "4.24", "53.00", "61.00"]
     other = theirs(ALPHA, fedavg=61.0).assign(metric="bytes")
     with pytest.raises(ValueError, match=r"metric of reported = .'bytes'.: expected one of"):
-        report.compare(cells, best_results(), other)
+        report.compare_with_reported(cells, best_results(), other)
 
 
 def test_curves_of_a_table_of_the_best_round_are_not_smoothed():
@@ -462,7 +466,7 @@ def test_curves_of_a_table_of_the_best_round_are_not_smoothed():
         pd.DataFrame({"digest": digest, "round": [1, 2, 3], "test_accuracy": [0.1, 0.6, 0.3]})
         for digest in best_results()["digest"]
     )
-    figure = report.plot_curves(
+    figure = report.plot_table_curves(
         [two_seeds("fedavg")], best_results(), curves, theirs(ALPHA, fedavg=61.0)
     )
     assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([10, 60, 30])
@@ -482,9 +486,9 @@ def by_domain():
 
 
 def test_domains_are_columns_with_the_papers_values_below():
-    table = report.compare(*by_domain())
-    text_table = report.comparison_table(table, title="T")
-    assert text_table.values == ("sketch", "real", "average", "Seeds", "Time")
+    table = report.compare_with_reported(*by_domain())
+    text_table = report.format_comparison_table(table, title="T")
+    assert text_table.value_columns == ("sketch", "real", "average", "Seeds", "Time")
     rows = report.to_markdown(text_table).splitlines()[4:]
     place = "| fashion_mnist | mlp |"
     assert rows == [
@@ -497,16 +501,16 @@ def test_domains_are_columns_with_the_papers_values_below():
     bold = [line for line in report.to_latex(text_table).splitlines() if "textbf" in line]
     (line,) = bold
     assert line.count("textbf") == 3 and line.startswith(r"\quad fedprox & measured & \textbf{55")
-    assert "unweighted mean" in report.caption(table)
+    assert "unweighted mean" in report.make_comparison_caption(table)
     assert report.to_csv(table).splitlines()[0].startswith("dataset,model,alpha,domain,method,mean")
 
 
 def test_a_domain_without_results_is_missing():
     cells, _, reported = by_domain()
-    table = report.compare(cells, pd.DataFrame(), reported)
+    table = report.compare_with_reported(cells, pd.DataFrame(), reported)
     assert table["mean"].isna().all() and len(table) == 6
     assert "| fedprox | measured | — | — | — | 0 of 2 | — |" in report.to_markdown(
-        report.comparison_table(table, title="T")
+        report.format_comparison_table(table, title="T")
     )
 
 
@@ -517,7 +521,7 @@ def test_domains_have_panels():
         pd.DataFrame({"digest": d, "round": [1], **measured, "test_accuracy_domains": [0.3]})
         for d in results["digest"]
     )
-    figure = report.plot_curves(cells, results, curves, reported)
+    figure = report.plot_table_curves(cells, results, curves, reported)
     found = {panel.get_title(): panel.lines[0].get_ydata().tolist() for panel in figure.axes}
     names = [f"fashion_mnist, {name}" for name in ("sketch", "real", "average")]
     assert found == {name: pytest.approx([y]) for name, y in zip(names, (20, 40, 30), strict=True)}
@@ -551,7 +555,7 @@ def of_clients(method, dataset="mnist", model="mlp", seeds=(0, 1)):
         else RunSpec(method, dataset, model=model, partition="iid", seed=seed)
         for seed in seeds
     )
-    return Cell(dataset, model, None, method, planned)
+    return TableCell(dataset, model, None, method, planned)
 
 
 BMTA = {  # of two seeds; None diverged
@@ -599,32 +603,36 @@ def clients_reported(dataset="mnist", values=REPORTED):
 
 def clients_cells():
     cells = [of_clients(method) for method in BMTA if method != "ditto"]
-    return [*cells, Cell("mnist", "mlp", None, "ditto")]
+    return [*cells, TableCell("mnist", "mlp", None, "ditto")]
 
 
 def test_bmta_is_shown_with_its_worst_decile_and_round():
     cells = clients_cells()
-    table = report.compare(cells, clients_results(cells), clients_reported())
+    table = report.compare_with_reported(cells, clients_results(cells), clients_reported())
     row = table.set_index("method").loc["fedamp"]  # it has no global model, and did not diverge
     assert (row["mean"], row["worst_decile"]) == pytest.approx((94.0, 64.0))
     assert (row["best_round"], row["diverged"], row["reported_mean"]) == (12.5, 0, 97.0)
-    text_table = report.comparison_table(table, title="T", notes=[report.caption(table)])
+    text_table = report.format_comparison_table(
+        table, title="T", notes=[report.make_comparison_caption(table)]
+    )
     (section,) = text_table.sections
     assert section.title == "mnist, mlp"
     assert section.labels == {"Data": "mnist", "Network": "mlp"}
     names = "Measured, Worst decile, Round, Reported, Difference, Rank, Seeds, Time"
-    assert text_table.values == tuple(names.split(", "))
+    assert text_table.value_columns == tuple(names.split(", "))
     assert [*section.rows[5].values()] == [
         "fedamp", "94.00 ± 1.41", "64.00", "12.5", "97.00", "−3.00", "2 / 1", "2", "4.0 s"
     ]  # fmt: skip
     everything = report.to_markdown(text_table) + report.to_latex(text_table)
     assert "nan" not in everything.lower() and "alpha" not in everything
-    assert "BMTA" in report.caption(table)
+    assert "BMTA" in report.make_comparison_caption(table)
 
 
 def test_ranks_are_among_methods_that_have_both_values():
     cells = clients_cells()
-    table = report.compare(cells, clients_results(cells), clients_reported()).set_index("method")
+    table = report.compare_with_reported(
+        cells, clients_results(cells), clients_reported()
+    ).set_index("method")
     # 81 and 96, 91.00 twice, 94 of separate, fedavg_ft, fedavg and fedprox, fedamp.
     measured = {"separate": 5, "fedavg": 3, "fedprox": 3, "fedavg_ft": 1, "fedamp": 2}
     reported = {"separate": 3, "fedavg": 5, "fedprox": 4, "fedavg_ft": 2, "fedamp": 1}
@@ -635,24 +643,29 @@ def test_ranks_are_among_methods_that_have_both_values():
 
 def test_the_rank_correlation_is_spearmans():
     cells = clients_cells()
-    table = report.compare(cells, clients_results(cells), clients_reported())
-    (found,) = report.rank_correlations(table)
+    table = report.compare_with_reported(cells, clients_results(cells), clients_reported())
+    (found,) = report.compute_rank_correlations(table)
     # Spearman's is Pearson's of the ranks, ties at their mean: 5, 3.5, 3.5, 1, 2.
     expected = np.corrcoef([5, 3.5, 3.5, 1, 2], [3, 5, 4, 2, 1])[0, 1]
     assert found.rho == pytest.approx(expected) and 0 < expected < 1
     assert (found.section, found.num_methods) == ("mnist, mlp", 5)
     few = clients_reported(values={"fedavg": 80.0, "fedamp": 90.0})
-    assert report.rank_correlations(report.compare(cells, clients_results(cells), few)) == []
+    assert (
+        report.compute_rank_correlations(
+            report.compare_with_reported(cells, clients_results(cells), few)
+        )
+        == []
+    )
 
 
 def test_without_reported_values_all_measured_methods_are_ranked():
     cells = [*clients_cells(), of_clients("separate", "digits"), of_clients("fedamp", "digits")]
-    table = report.compare(cells, clients_results(cells), clients_reported("digits"))
+    table = report.compare_with_reported(cells, clients_results(cells), clients_reported("digits"))
     here = table[table["dataset"] == "mnist"].set_index("method")
     ranks = {"separate": 5, "fedavg": 3, "fedprox": 3, "fedavg_ft": 1, "fedamp": 2}
     assert here["rank"].dropna().to_dict() == ranks
     assert here["reported_rank"].isna().all()
-    text_table = report.comparison_table(table, title="T")
+    text_table = report.format_comparison_table(table, title="T")
     assert [section.rows[0]["Rank"] for section in text_table.sections] == ["5", "2 / 2"]
 
 
@@ -670,7 +683,7 @@ def test_curves_of_clients_have_a_panel_per_data_set():
         )
         for digest in results["digest"]
     )
-    figure = report.plot_curves(cells, results, curves, clients_reported())
+    figure = report.plot_table_curves(cells, results, curves, clients_reported())
     assert [panel.get_title() for panel in figure.axes] == ["mnist", "digits"]
     first, second = figure.axes
     assert first.get_subplotspec().rowspan == second.get_subplotspec().rowspan
@@ -694,10 +707,10 @@ def test_curves_of_clients_have_a_panel_per_data_set():
     ],
 )
 def test_shares_are_shown_in_percent(measure, scale):
-    from fedjax_het.report.measures import higher_is_better, scale_of
+    from fedjax_het.report.measures import get_display_scale, is_higher_better
 
-    assert scale_of(measure) == scale
-    assert higher_is_better(measure) == (scale == 100)
+    assert get_display_scale(measure) == scale
+    assert is_higher_better(measure) == (scale == 100)
 
 
 # Clients: their accuracies, and who learns from whom
@@ -708,7 +721,7 @@ def test_paired_tests_compare_the_same_clients():
     better = base + np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
     mixed = base + np.array([0.01, 0.02, 0.03, -0.04, 0.05, 0.06])
     accuracies = {"fedavg": base, "fedamp": better, "heurfedamp": mixed}
-    pairs = report.paired_tests(accuracies, ["fedamp", "heurfedamp"])
+    pairs = report.run_paired_tests(accuracies, ["fedamp", "heurfedamp"])
     found = pairs.set_index(["method", "against"])
     assert list(found.index) == [
         ("fedamp", "fedavg"),
@@ -722,7 +735,7 @@ def test_paired_tests_compare_the_same_clients():
     assert found.loc[("fedamp", "heurfedamp"), "ties"] == 5
     assert (pairs["clients"] == 6).all()
     with pytest.raises(ConfigError, match="methods = 'fedap' is unknown: did you mean 'fedamp'"):
-        report.paired_tests(accuracies, ["fedap"])
+        report.run_paired_tests(accuracies, ["fedap"])
 
 
 def test_every_client_is_a_point_in_the_methods_colour():
@@ -745,8 +758,8 @@ def test_methods_in_focus_are_in_colour_and_the_others_grey():
         (panel,) = report.plot_client_accuracies({"digits": accuracies}, **how).axes
         return [to_hex(points.get_facecolor()[0]).upper() for points in panel.collections]
 
-    assert colours(focus=["fedamp"]) == [GREYS[1], METHODS["fedamp"].colour.upper()]
-    assert not {*colours()} & {*GREYS}
+    assert colours(highlight=["fedamp"]) == [GRAYS[1], METHODS["fedamp"].color.upper()]
+    assert not {*colours()} & {*GRAYS}
 
 
 def saved(figure):

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from support.browser import browser, chromium
+from support.browser import find_chromium, open_browser
 
 from experiments import kept as kept_results
-from experiments.kept import Kept, found, kept_of, show_command
-from experiments.report_items import Entry, Item, Record, made_by
-from experiments.report_page import page
-from experiments.report_parts import as_html, description, picture
-from fedjax_het.common.picture_text import described
-from fedjax_het.common.pictures import pictures_besides, write_figure
-from fedjax_het.report.programs import Module, find_programs
+from experiments.kept import ArchivedResults, archives_of, find_archives, prepare_show_command
+from experiments.report_items import PaperItem, ProgramRecord, ReportEntry, describe_provenance
+from experiments.report_page import render_html
+from experiments.report_parts import markdown_to_html, picture_to_html, read_picture_description
+from fedjax_het.common.picture_text import describe_figure
+from fedjax_het.common.pictures import write_extra_formats, write_figure
+from fedjax_het.report.programs import ProgramModule, find_programs
 
 ODD = 'a "quoted" <b>name</b> & more'
 TABLE = """# FSL, a table: {odd}. Preset quick.
@@ -51,32 +51,34 @@ def drawing():
 def entries(tmp_path):
     """One with a table and a picture beside kept ones, one that failed, one that is not made."""
     (tmp_path / "table.md").write_text(TABLE.format(odd=ODD))
-    with pictures_besides(["dark"]):
+    with write_extra_formats(["dark"]):
         write_figure(tmp_path / "curves.png", drawing())
     Image.new("RGB", (40, 20)).save(tmp_path / "plain.png")
     names = ("table.md", "curves.png", "curves-dark.png", "plain.png")
     files = [str(tmp_path / name) for name in names]
 
     def item(stem):
-        module = Module(f"fsl.{stem}", tmp_path / f"{stem}.py")
+        module = ProgramModule(f"fsl.{stem}", tmp_path / f"{stem}.py")
         module.path.write_text(f'"""FSL\'s {stem}: {ODD}."""\n')
-        return Item("fsl", stem, module)
+        return PaperItem("fsl", stem, module)
 
-    good = Record("fsl-table1", "v", 0, 61.0, files, "", "fedjax-het table fsl.table1", "jax 0")
-    bad = Record("fsl-fig1", "v", 1, 2.0, [], f"Traceback {'long ' * 60}\n{ODD}\x1b[2J")
-    kept = Kept("fsl-table1", "fsl/results/fig1-cpu", "fsl/fig1.py", ("--preset", "cpu"))
-    shown = Record(kept.name, "v", 0, 3.0, files, "", kept.command)
+    good = ProgramRecord(
+        "fsl-table1", "v", 0, 61.0, files, "", "fedjax-het table fsl.table1", "jax 0"
+    )
+    bad = ProgramRecord("fsl-fig1", "v", 1, 2.0, [], f"Traceback {'long ' * 60}\n{ODD}\x1b[2J")
+    kept = ArchivedResults("fsl-table1", "fsl/results/fig1-cpu", "fsl/fig1.py", ("--preset", "cpu"))
+    shown = ProgramRecord(kept.name, "v", 0, 3.0, files, "", kept.show_command)
     return [
-        Entry(item("table1"), good, [(kept, shown)]),
-        Entry(item("fig1"), bad),
-        Entry(item("fig2")),
+        ReportEntry(item("table1"), good, [(kept, shown)]),
+        ReportEntry(item("fig1"), bad),
+        ReportEntry(item("fig2")),
     ]
 
 
 def made_page(entries):
-    kept, record = entries[0].kept[0]
-    study = Kept("fsl", kept.folder, "fsl/privacy.py")
-    return page("Tables & figures", entries, {"fsl": [(study, record)]}, "how it was made")
+    kept, record = entries[0].archives[0]
+    study = ArchivedResults("fsl", kept.folder, "fsl/privacy.py")
+    return render_html("Tables & figures", entries, {"fsl": [(study, record)]}, "how it was made")
 
 
 class Elements(HTMLParser):
@@ -137,7 +139,7 @@ def test_pictures_are_there_and_say_what_is_seen(entries):
 
 
 def on_the_page(path):
-    (source,) = Elements(picture(path, "seen")).all("img")
+    (source,) = Elements(picture_to_html(path, "seen")).all("img")
     return base64.b64decode(source["src"].partition(";base64,")[2])
 
 
@@ -163,7 +165,7 @@ def test_a_picture_that_few_colours_would_change_stays(tmp_path):
 
 
 def test_figures_are_described_by_what_is_in_them(tmp_path):
-    text = described(drawing())
+    text = describe_figure(drawing())
     for part in (
         "A figure",
         "2 panels",
@@ -172,14 +174,16 @@ def test_figures_are_described_by_what_is_in_them(tmp_path):
     ):
         assert part in text
     assert "weights: an image of 3 by 3 cells" in text
-    assert description(write_figure(tmp_path / "a.png", drawing())) == (text, True)
+    assert read_picture_description(write_figure(tmp_path / "a.png", drawing())) == (text, True)
     figure = Figure()
     first, second = figure.subplots(1, 2)
     (line,) = first.plot([1, 2], [3, 4], color="red", label="_hidden")
     second.bar([1, 2], [5, 6], label="sizes")
     figure.legend([line], ["named beside"])
-    assert "named beside ends at 4" in described(figure) and "of sizes: 5, 6" in described(figure)
-    assert described(Figure()) == "."
+    assert "named beside ends at 4" in describe_figure(
+        figure
+    ) and "of sizes: 5, 6" in describe_figure(figure)
+    assert describe_figure(Figure()) == "."
 
 
 def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
@@ -188,7 +192,7 @@ def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
     assert len(tables) == 3 and all(within[-1] == "div" for within in tables)
     assert all(head["aria-sort"] == "none" for head in elements.all("th"))
     assert len(elements.all("th")) == len(elements.all("button")) == 3 * 4
-    html = as_html(TABLE.format(odd="x"))
+    html = markdown_to_html(TABLE.format(odd="x"))
     assert html.count("<li>") == 2 and "<p>-" not in html and "--:" not in html
     assert '<td class="n"><b>83.40 ± 3.94</b></td>' in html and "<td>fedavg</td>" in html
     assert "<span>Data: digits</span>" in html and "<td>digits</td>" not in html
@@ -197,66 +201,72 @@ def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
 
 def test_what_no_row_has_is_not_said():
     rows = "".join(f"| x | — | {number} |\n" for number in range(3))
-    html = as_html(f"| a | b | c |\n| - | - | - |\n{rows}")
+    html = markdown_to_html(f"| a | b | c |\n| - | - | - |\n{rows}")
     assert "<span>a: x</span>" in html and "b:" not in html and ">b<" not in html
 
 
 def test_what_is_kept_is_there_and_belongs_somewhere(tmp_path):
-    kept = found()
+    kept = find_archives()
     names = [each.name for each in kept]
     assert len(names) == len(set(names)) > 5
     programs = find_programs()
     for each in kept:
-        paper, _, stem = each.of.partition("-")
+        paper, _, stem = each.owner.partition("-")
         assert not stem or stem in programs or f"{paper}.{stem}" in programs
-        assert each in kept_of(each.of)
-    (table5,) = kept_of("dynafed-table5")
-    assert table5.command == (
+        assert each in archives_of(each.owner)
+    (table5,) = archives_of("dynafed-table5")
+    assert table5.show_command == (
         "python experiments/dynafed/table5.py --models mlp --show "
         "--output-dir experiments/dynafed/results/table5-mlp"
     )
-    words = show_command(table5, tmp_path / "copy")
+    words = prepare_show_command(table5, tmp_path / "copy")
     assert str(tmp_path / "copy") in words and len(list((tmp_path / "copy").glob("*.npz"))) > 100
     assert not list((tmp_path / "copy").glob("*.md"))
-    (table7,) = kept_of("fedaf-table7")  # which has no runs: it is there as it was drawn
-    assert show_command(table7, tmp_path / "drawn") is None
+    (table7,) = archives_of("fedaf-table7")  # which has no runs: it is there as it was drawn
+    assert prepare_show_command(table7, tmp_path / "drawn") is None
     assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["table.md"]
-    there = {path.parent for path in kept_results.HERE.glob("**/results/*/*.md")}
+    there = {path.parent for path in kept_results.PROGRAMS_FOLDER.glob("**/results/*/*.md")}
     assert there == {each.source for each in kept}
 
 
 def test_versions_are_those_of_the_runs(tmp_path):
-    assert made_by([str(tmp_path / "a.png")], "this one") == "this one"
+    assert describe_provenance([str(tmp_path / "a.png")], "this one") == "this one"
     for place, version in enumerate(("0.5", "0.6")):
         text = f'{{"summary": {{"fedjax_het": "{version}", "jax": "0.10", "device": "cpu"}}}}'
         (tmp_path / f"{place:016}.json").write_text(text)
-    said = made_by([str(tmp_path / "a.png")], "9")
+    said = describe_provenance([str(tmp_path / "a.png")], "9")
     assert said == "fedjax_het 0.5 and 0.6, jax 0.10, on cpu"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium() is None, reason="no Chromium here: what needs none is tested above")
+@pytest.mark.skipif(
+    find_chromium() is None, reason="no Chromium here: what needs none is tested above"
+)
 def test_a_browser_shows_all_of_it_at_both_widths(entries, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(made_page(entries))
-    with browser(tmp_path / "profile") as shown:
+    with open_browser(tmp_path / "profile") as shown:
         backgrounds = {}
         for scheme in ("light", "dark"):
             for width in (1280, 390):
                 shown.open(path, width=width, scheme=scheme)
-                assert shown.of("innerWidth") == width
-                assert shown.of("document.documentElement.scrollWidth") <= width
-                assert shown.of("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
-                assert shown.of("document.images.length") == 6
-                backgrounds[scheme] = shown.of("getComputedStyle(document.body).backgroundColor")
+                assert shown.evaluate("innerWidth") == width
+                assert shown.evaluate("document.documentElement.scrollWidth") <= width
+                assert shown.evaluate(
+                    "[...document.images].every(i => i.complete && i.naturalWidth > 0)"
+                )
+                assert shown.evaluate("document.images.length") == 6
+                backgrounds[scheme] = shown.evaluate(
+                    "getComputedStyle(document.body).backgroundColor"
+                )
         assert backgrounds["light"] != backgrounds["dark"]
         # The last width: a table is wider than the phone, and scrolls within itself.
-        assert shown.of("document.querySelector('.view').scrollWidth") > 600
+        assert shown.evaluate("document.querySelector('.view').scrollWidth") > 600
         wide = "(b => b.scrollWidth > b.clientWidth)(document.querySelector('.scroll'))"
-        assert shown.of(wide)
+        assert shown.evaluate(wide)
         column = "[...document.querySelectorAll('tbody')[0].rows].map(r => r.cells[1].textContent)"
         heads = "document.querySelectorAll('th')"
         for state, first in (("ascending", "9.50"), ("descending", "83"), ("none", "65.15")):
-            shown.of(f"{heads}[1].firstChild.click()")
-            assert shown.of(f"{heads}[1].getAttribute('aria-sort')") == state
-            assert shown.of(column)[0].startswith(first)
+            shown.evaluate(f"{heads}[1].firstChild.click()")
+            assert shown.evaluate(f"{heads}[1].getAttribute('aria-sort')") == state
+            assert shown.evaluate(column)[0].startswith(first)

@@ -4,23 +4,23 @@ import itertools
 
 import numpy as np
 import pytest
-from support.data import SIZES, consecutive
+from support.data import CLIENT_SIZES, consecutive_partition
 
 from fedjax_het.data import partition_from_clients
 from fedjax_het.engine.schedule import (
     Scheduler,
-    common_shape,
-    merged_cuts,
+    compute_useful_fraction,
+    merge_segment_ends,
+    merge_shapes,
     stack_rounds,
-    useful_fraction,
 )
-from fedjax_het.engine.units import ClientUnits
+from fedjax_het.engine.units import ClientWork
 
 
-def scheduler(sizes=SIZES, **settings):
+def scheduler(sizes=CLIENT_SIZES, **settings):
     defaults = {
         "seed": 3,
-        "rounds": 6,
+        "num_rounds": 6,
         "participation": 1.0,
         "averaging": "uniform",
         "eval_every": 1,
@@ -28,8 +28,8 @@ def scheduler(sizes=SIZES, **settings):
         "lanes": 2,
     }
     passes, batch_size = settings.pop("passes", 2), settings.pop("batch_size", 4)
-    partition = consecutive(sizes)
-    units = ClientUnits(partition, passes, batch_size)
+    partition = consecutive_partition(sizes)
+    units = ClientWork(partition, passes, batch_size)
     return Scheduler(partition, units, **{**defaults, **settings})
 
 
@@ -40,9 +40,9 @@ def replay(schedule):
         begin = 0
         for g in range(schedule.num_segments[d]):
             end = schedule.segment_ends[d, g]
-            for v in range(schedule.slots.shape[-1]):
-                client = int(schedule.client_ids[d, v, schedule.slots[d, g, v]])
-                if schedule.starts[d, g, v]:
+            for v in range(schedule.active_slots.shape[-1]):
+                client = int(schedule.client_ids[d, v, schedule.active_slots[d, g, v]])
+                if schedule.starts_client[d, g, v]:
                     running[d, v] = (client, [])
                 if (d, v) in running:
                     assert running[d, v][0] == client
@@ -50,7 +50,7 @@ def replay(schedule):
                         (schedule.batches[d, t, v], int(schedule.batch_sizes[d, t, v]))
                         for t in range(begin, end)
                     )
-                if schedule.ends[d, g, v]:
+                if schedule.ends_client[d, g, v]:
                     client, steps = running.pop((d, v))
                     assert client not in done, "a client must run once"
                     done[client] = steps
@@ -63,11 +63,11 @@ def replay(schedule):
 def test_every_sample_of_every_client_is_used_once_a_pass(blocks, lanes):
     made = scheduler(blocks=blocks, lanes=lanes)
     for r in range(3):
-        ran = replay(made.round(r))
-        assert sorted(ran) == [k for k, n in enumerate(SIZES) if n > 0]
+        ran = replay(made.make_round(r))
+        assert sorted(ran) == [k for k, n in enumerate(CLIENT_SIZES) if n > 0]
         for client, steps in ran.items():
             used = np.concatenate([batch[:size] for batch, size in steps])
-            mine = made.partition.client(client)
+            mine = made.partition.client_indices(client)
             assert np.array_equal(np.sort(used), np.sort(np.tile(mine, 2)))
             per_pass = len(steps) // 2
             assert [size for _, size in steps[: per_pass - 1]] == [4] * (per_pass - 1)
@@ -77,7 +77,7 @@ def test_every_sample_of_every_client_is_used_once_a_pass(blocks, lanes):
 def test_a_clients_batches_do_not_depend_on_lanes(blocks, lanes):
     here, there = scheduler(blocks=blocks, lanes=lanes), scheduler(blocks=1, lanes=2)
     for r in range(4):
-        a, b = replay(here.round(r)), replay(there.round(r))
+        a, b = replay(here.make_round(r)), replay(there.make_round(r))
         assert a.keys() == b.keys()
         for client in a:
             for (x, n), (y, m) in zip(a[client], b[client], strict=True):
@@ -93,10 +93,10 @@ def test_rounds_differ_and_seeds_differ_and_both_repeat():
 
 
 def test_participation_samples_without_replacement_and_uniformly():
-    made = scheduler(sizes=(5,) * 20, participation=0.4, rounds=400, passes=1)
+    made = scheduler(sizes=(5,) * 20, participation=0.4, num_rounds=400, passes=1)
     counts = np.zeros(20)
     for r in range(400):
-        drawn = made.participants(r)
+        drawn = made.draw_cohort(r)
         assert len(set(drawn.tolist())) == 8
         counts[drawn] += 1
     # Binomial(400, 0.4): standard deviation 9.8.
@@ -112,13 +112,13 @@ def test_cohort_size_is_rounded_down_but_never_empty(clients, share, expected):
 
 def test_weights_sum_to_one_over_clients_with_data():
     for averaging in ("uniform", "weighted"):
-        made = scheduler(averaging=averaging).round(0)
+        made = scheduler(averaging=averaging).make_round(0)
         assert made.weights.sum() == pytest.approx(1, abs=1e-6)
-        used = made.client_ids < len(SIZES)
+        used = made.client_ids < len(CLIENT_SIZES)
         expected = (
-            made.num_samples / sum(SIZES)
+            made.num_samples / sum(CLIENT_SIZES)
             if averaging == "weighted"
-            else used / sum(n > 0 for n in SIZES)
+            else used / sum(n > 0 for n in CLIENT_SIZES)
         )
         assert np.allclose(made.weights, expected)
 
@@ -126,30 +126,34 @@ def test_weights_sum_to_one_over_clients_with_data():
 def test_lanes_are_balanced_and_useful_work_is_counted():
     rng = np.random.default_rng(0)
     sizes = tuple(int(n) for n in rng.integers(200, 1200, 80))
-    made = scheduler(sizes=sizes, participation=0.4, batch_size=32, passes=1, lanes=1, rounds=10)
+    made = scheduler(
+        sizes=sizes, participation=0.4, batch_size=32, passes=1, lanes=1, num_rounds=10
+    )
     for r in range(10):
-        steps = [made.round(r).num_steps[d].sum() for d in range(2)]
+        steps = [made.make_round(r).num_steps[d].sum() for d in range(2)]
         assert abs(steps[0] - steps[1]) <= 8  # of about 350
-    longest = made.work.block_steps
-    waiting = useful_fraction([made], together=True)
-    assert waiting == pytest.approx(made.work.samples.sum() / (longest.max(1).sum() * 2 * 32))
-    in_turn = useful_fraction([made], together=False)
-    assert in_turn == pytest.approx(made.work.samples.sum() / (longest.sum() * 32))
+    longest = made.work_counts.block_steps
+    waiting = compute_useful_fraction([made], is_concurrent=True)
+    assert waiting == pytest.approx(
+        made.work_counts.samples.sum() / (longest.max(1).sum() * 2 * 32)
+    )
+    in_turn = compute_useful_fraction([made], is_concurrent=False)
+    assert in_turn == pytest.approx(made.work_counts.samples.sum() / (longest.sum() * 32))
     assert in_turn > waiting > 0.95
 
 
 def test_an_empty_cohort_has_no_segments():
-    made = scheduler(sizes=(0, 0, 5), participation=0.34, rounds=30)
-    empty = [r for r in range(30) if made.work.participants[r] == 0]
+    made = scheduler(sizes=(0, 0, 5), participation=0.34, num_rounds=30)
+    empty = [r for r in range(30) if made.work_counts.participants[r] == 0]
     assert empty
-    one = made.round(empty[0])
+    one = made.make_round(empty[0])
     assert one.num_segments.sum() == 0 and one.weights.sum() == 0
 
 
 def test_first_step_runs_one_step_of_each_lanes_first_client():
     made = scheduler()
-    ran = replay(made.first_step(0))
-    full = replay(made.round(0))
+    ran = replay(made.make_first_step_round(0))
+    full = replay(made.make_round(0))
     assert len(ran) == 4
     for client, steps in ran.items():
         assert len(steps) == 1 and np.array_equal(steps[0][0], full[client][0][0])
@@ -157,14 +161,14 @@ def test_first_step_runs_one_step_of_each_lanes_first_client():
 
 def test_chunk_pads_with_copies():
     made = scheduler()
-    chunk = stack_rounds([made.round(r) for r in (2, 3, 4)], 5)
+    chunk = stack_rounds([made.make_round(r) for r in (2, 3, 4)], 5)
     assert chunk.round.tolist() == [2, 3, 4, 4, 4]
-    assert np.array_equal(chunk.batches[1], made.round(3).batches)
+    assert np.array_equal(chunk.batches[1], made.make_round(3).batches)
 
 
 def test_evaluation_is_due_every_so_often_and_in_the_last_five_rounds():
-    made = scheduler(rounds=20, eval_every=6)
-    due = [r for r in range(20) if made.round(r).evaluate]
+    made = scheduler(num_rounds=20, eval_every=6)
+    due = [r for r in range(20) if made.make_round(r).is_eval_round]
     assert due == [5, 11, 15, 16, 17, 18, 19]
 
 
@@ -172,29 +176,29 @@ def test_partition_of_one_client():
     partition = partition_from_clients([np.arange(9)])
     made = Scheduler(
         partition,
-        ClientUnits(partition, 1, 4),
+        ClientWork(partition, 1, 4),
         seed=0,
-        rounds=1,
+        num_rounds=1,
         participation=1.0,
         averaging="weighted",
         eval_every=1,
         blocks=2,
         lanes=1,
     )
-    one = made.round(0)
+    one = made.make_round(0)
     assert one.num_steps.sum() == 3 and one.num_segments.tolist() == [1, 0]
 
 
 def test_runs_in_step_share_their_segments_and_keep_their_work():
     runs = [scheduler(seed=seed, lanes=lanes) for seed, lanes in ((1, 1), (2, 1), (3, 1))]
-    shape = common_shape(runs, width=3)
+    shape = merge_shapes(runs, num_parallel=3)
     for r in range(4):
-        cuts = merged_cuts(runs, r)
-        padded = [one.round(r, shape, cuts) for one in runs]
+        cuts = merge_segment_ends(runs, r)
+        padded = [one.make_round(r, shape, cuts) for one in runs]
         for one, schedule in zip(runs, padded, strict=True):
             assert np.array_equal(schedule.num_segments, padded[0].num_segments)
             assert np.array_equal(schedule.segment_ends, padded[0].segment_ends)
-            alone, together = replay(one.round(r)), replay(schedule)
+            alone, together = replay(one.make_round(r)), replay(schedule)
             assert alone.keys() == together.keys()
             for client in alone:
                 for (x, n), (y, m) in zip(alone[client], together[client], strict=True):
@@ -203,9 +207,9 @@ def test_runs_in_step_share_their_segments_and_keep_their_work():
 
 def test_runs_in_step_wait_for_the_longest():
     runs = [scheduler(sizes=(16, 0)), scheduler(sizes=(16, 16))]
-    one, two = (run.work.block_steps.sum() for run in runs)
-    both = useful_fraction(runs, together=False)
-    samples = sum(run.work.samples.sum() for run in runs)
+    one, two = (run.work_counts.block_steps.sum() for run in runs)
+    both = compute_useful_fraction(runs, is_concurrent=False)
+    samples = sum(run.work_counts.samples.sum() for run in runs)
     assert two > one and both == pytest.approx(samples / (2 * two * 2 * 4))
 
 
@@ -214,10 +218,10 @@ def test_any_of_several_runs_can_go_in_step():
     neighbours' clients end at the same steps, and others' do not."""
     few, many = [7, 9, 11, 13, 15, 17], [4] * 6
     runs = [scheduler(sizes, lanes=1, blocks=1) for sizes in (few, few, many, many)]
-    shape = common_shape(runs, width=2)
+    shape = merge_shapes(runs, num_parallel=2)
     for pair in itertools.combinations(runs, 2):
-        for r in range(runs[0].rounds):
-            cuts = merged_cuts(pair, r)
+        for r in range(runs[0].num_rounds):
+            cuts = merge_segment_ends(pair, r)
             assert len(cuts[0]) <= shape.segments
             for one in pair:
-                assert one.round(r, shape, cuts).num_segments[0] == len(cuts[0])
+                assert one.make_round(r, shape, cuts).num_segments[0] == len(cuts[0])

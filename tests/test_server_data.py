@@ -8,25 +8,25 @@ import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
-from support.prepared_data import prepare
+from support.prepared_data import write_tfds_dataset
 
 from fedjax_het import RunSpec
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     SERVER_SOURCES,
-    check_server_options,
     dataset_from_arrays,
+    draw_withheld_examples,
     load_dataset,
     make_partition,
+    make_server_data,
+    make_server_pool,
     partition_from_clients,
     plot_server_examples,
-    server_examples,
-    server_pool,
-    withheld_examples,
+    resolve_server_options,
 )
-from fedjax_het.data.server_data import total_variation
+from fedjax_het.data.server_data import compute_total_variation
 from fedjax_het.data.stl10 import block_mean
-from fedjax_het.running.splits import split_clients
+from fedjax_het.running.splits import build_partition
 
 BALANCED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -69,7 +69,7 @@ def partition():
 def test_iid_has_equally_many_of_each_class_and_none_twice(dataset, partition):
     remainders = set()
     for seed in range(20):
-        found = server_examples("iid", dataset, partition, seed, {"size": 57})
+        found = make_server_data("iid", dataset, partition, seed, {"size": 57})
         assert found.indices.dtype == np.int32 and len(np.unique(found.indices)) == 57
         counts = np.bincount(LABELS[found.indices], minlength=10)
         assert sorted(counts) == [5] * 3 + [6] * 7
@@ -81,7 +81,7 @@ def test_iid_draws_every_example_equally_often(dataset, partition):
     """Of 10 classes of 200, 20 each: every example is in a tenth of the draws."""
     times = np.zeros(len(LABELS))
     for seed in range(300):
-        times[server_examples("iid", dataset, partition, seed, {"size": 200}).indices] += 1
+        times[make_server_data("iid", dataset, partition, seed, {"size": 200}).indices] += 1
     assert times.sum() == 300 * 200
     deviations = (times - 30) / np.sqrt(300 * 0.1 * 0.9)
     assert np.abs(deviations).max() < 5 and 0.9 < deviations.std() < 1.1
@@ -90,16 +90,16 @@ def test_iid_draws_every_example_equally_often(dataset, partition):
 def test_iid_takes_what_clients_hold_and_one_percent_by_default(dataset):
     held = np.flatnonzero((LABELS != 3) & (np.arange(2000) % 2 == 0))
     partition = partition_from_clients(np.array_split(held, 7))
-    found = server_examples("iid", dataset, partition, 0)
+    found = make_server_data("iid", dataset, partition, 0)
     assert set(found.indices) <= set(held) and len(found.indices) == max(len(held) // 100, 9)
     assert set(LABELS[found.indices]) == set(range(10)) - {3}
     all_held = partition_from_clients(np.array_split(np.arange(2000), 7))
-    assert len(server_examples("iid", dataset, all_held, 0).indices) == 20
-    whole = server_examples("iid", dataset, partition, 0, {"size": len(held)})
+    assert len(make_server_data("iid", dataset, all_held, 0).indices) == 20
+    whole = make_server_data("iid", dataset, partition, 0, {"size": len(held)})
     np.testing.assert_array_equal(whole.indices, held)
     for size in (len(held) + 1, 2000):
         with pytest.raises(ConfigError, match=rf"size = {size}: .* from 1 to {len(held)}"):
-            server_examples("iid", dataset, partition, 0, {"size": size})
+            make_server_data("iid", dataset, partition, 0, {"size": size})
 
 
 # --- of no client
@@ -125,10 +125,10 @@ def named(size=None, **settings):
 )
 def test_what_is_held_out_is_no_clients(split, dataset):
     spec = named(90, seed=3, **split)
-    partition = split_clients(spec, dataset)
-    out = withheld_examples("held_out", dataset, 3, {"size": 90})
+    partition = build_partition(spec, dataset)
+    out = draw_withheld_examples("held_out", dataset, 3, {"size": 90})
     assert len(np.unique(out)) == 90 and not set(out) & set(partition.indices)
-    found = server_examples("held_out", dataset, partition, 3, {"size": 90})
+    found = make_server_data("held_out", dataset, partition, 3, {"size": 90})
     assert len(np.unique(found.indices)) == 90
     assert not set(found.indices) & set(partition.indices)
     if partition.sizes.sum() == len(LABELS) - 90:  # the split leaves nothing to nobody
@@ -139,7 +139,7 @@ def test_what_is_held_out_is_no_clients(split, dataset):
         dataset, train_images=dataset.train_images[rest], train_labels=LABELS[rest]
     )
     whole = dataclasses.replace(spec, server_data="iid", server_options={})
-    alone = split_clients(whole, smaller)
+    alone = build_partition(whole, smaller)
     np.testing.assert_array_equal(rest[alone.indices], partition.indices)
     np.testing.assert_array_equal(alone.offsets, partition.offsets)
     assert alone.parameters == partition.parameters
@@ -154,7 +154,7 @@ def test_what_is_held_out_is_no_clients(split, dataset):
         **({} if spec.alpha is None else {"alpha": spec.alpha}),
         **({} if spec.classes is None else {"classes_per_client": spec.classes}),
     )
-    assert split_clients(whole, dataset).digest() == plain.digest()
+    assert build_partition(whole, dataset).digest() == plain.digest()
 
 
 def test_domains_go_with_what_is_held_back(dataset):
@@ -162,16 +162,16 @@ def test_domains_go_with_what_is_held_back(dataset):
     data = dataclasses.replace(
         dataset, train_domains=domains, test_domains=np.arange(10) % 4, domain_names=tuple("abcd")
     )
-    partition = split_clients(named(50, partition="by_domain", num_clients=4), data)
+    partition = build_partition(named(50, partition="by_domain", num_clients=4), data)
     assert partition.sizes.sum() == len(LABELS) - 50
     for k in range(4):
-        assert len(set(domains[partition.client(k)])) == 1
+        assert len(set(domains[partition.client_indices(k)])) == 1
 
 
 def test_held_out_examples_are_drawn_whatever_their_labels(dataset):
     times, shares = np.zeros(len(LABELS)), []
     for seed in range(300):
-        out = withheld_examples("held_out", dataset, seed, {"size": 200})
+        out = draw_withheld_examples("held_out", dataset, seed, {"size": 200})
         times[out] += 1
         shares.append(np.bincount(LABELS[out], minlength=10))
     deviations = (times - 30) / np.sqrt(300 * 0.1 * 0.9)
@@ -181,22 +181,22 @@ def test_held_out_examples_are_drawn_whatever_their_labels(dataset):
 
 
 def test_one_percent_is_held_out_by_default_and_one_for_every_class(dataset):
-    assert len(withheld_examples("held_out", dataset, 0)) == 20
+    assert len(draw_withheld_examples("held_out", dataset, 0)) == 20
     few = dataclasses.replace(
         dataset, train_images=dataset.train_images[:50], train_labels=LABELS[:50]
     )
-    assert len(withheld_examples("held_out", few, 0)) == 10
+    assert len(draw_withheld_examples("held_out", few, 0)) == 10
     for source in (None, "iid", "user"):
-        assert len(withheld_examples(source, dataset, 0)) == 0
+        assert len(draw_withheld_examples(source, dataset, 0)) == 0
 
 
 def test_holding_out_everything_is_refused(dataset):
     for size in (2000, 5000):
         with pytest.raises(ConfigError, match=rf"size = {size}: .* 1999"):
-            withheld_examples("held_out", dataset, 0, {"size": size})
+            draw_withheld_examples("held_out", dataset, 0, {"size": size})
     everything = partition_from_clients([np.arange(2000)])
     with pytest.raises(ConfigError, match=r"size = 20: .* at most 0"):
-        server_examples("held_out", dataset, everything, 0)
+        make_server_data("held_out", dataset, everything, 0)
 
 
 # --- of a few clients
@@ -207,7 +207,7 @@ def test_a_few_clients_give_so_many_of_their_examples(dataset, partition):
     owner[partition.indices] = np.repeat(np.arange(40), partition.sizes)
     chosen = set()
     for seed in range(30):
-        found = server_examples(
+        found = make_server_data(
             "clients", dataset, partition, seed, {"clients": 3, "per_client": 20}
         )
         assert len(np.unique(found.indices)) == 60
@@ -218,7 +218,7 @@ def test_a_few_clients_give_so_many_of_their_examples(dataset, partition):
 
 
 def test_a_client_of_just_enough_gives_all(dataset, partition):
-    found = server_examples("clients", dataset, partition, 1, {"clients": 40, "per_client": 50})
+    found = make_server_data("clients", dataset, partition, 1, {"clients": 40, "per_client": 50})
     np.testing.assert_array_equal(found.indices, np.sort(partition.indices))
 
 
@@ -226,12 +226,12 @@ def test_only_clients_that_have_enough_are_drawn(dataset):
     clients = [np.arange(5), np.arange(5, 15), np.arange(15, 18), np.arange(18, 40)]
     partition = partition_from_clients(clients)
     for seed in range(10):
-        found = server_examples(
+        found = make_server_data(
             "clients", dataset, partition, seed, {"clients": 2, "per_client": 6}
         )
         assert set(found.indices) <= {*clients[1], *clients[3]} and len(found.indices) == 12
     with pytest.raises(ConfigError, match=r"clients = 3: expected at most 2: .* per_client = 6"):
-        server_examples("clients", dataset, partition, 0, {"clients": 3, "per_client": 6})
+        make_server_data("clients", dataset, partition, 0, {"clients": 3, "per_client": 6})
 
 
 @pytest.mark.parametrize("source", ["iid", "held_out", "clients"])
@@ -241,12 +241,12 @@ def test_draws_follow_the_seed_alone(source, dataset, partition):
         partition = partition_from_clients(np.array_split(np.arange(1500), 7))
     np.random.default_rng(0).random(3)
     first, again, other = (
-        server_examples(source, dataset, partition, seed, options) for seed in (4, 4, 5)
+        make_server_data(source, dataset, partition, seed, options) for seed in (4, 4, 5)
     )
     np.testing.assert_array_equal(first.indices, again.indices)
     assert not np.array_equal(first.indices, other.indices)
-    assert server_pool(source, dataset, options) is None
-    images, labels = first.examples(dataset, None)
+    assert make_server_pool(source, dataset, options) is None
+    images, labels = first.get_examples(dataset, None)
     np.testing.assert_array_equal(labels, LABELS[first.indices])
     np.testing.assert_array_equal(images, dataset.train_images[first.indices])
 
@@ -256,12 +256,12 @@ def test_draws_follow_the_seed_alone(source, dataset, partition):
 
 def test_glyphs_are_every_class_size_and_rotation():
     dataset = made(np.arange(45), num_classes=45, class_names=BALANCED[:45])
-    images, labels = server_pool("glyphs", dataset)
+    images, labels = make_server_pool("glyphs", dataset)
     assert images.shape == (675, 28, 28, 1) and images.dtype == np.uint8
     assert labels.dtype == np.int32
     np.testing.assert_array_equal(np.bincount(labels), [15] * 45)
     assert len({image.tobytes() for image in images}) == 675
-    again, _ = server_pool("glyphs", dataset)
+    again, _ = make_server_pool("glyphs", dataset)
     assert again.tobytes() == images.tobytes()
     # White on black; digits with room around them.
     assert images.max() == 255 and (images.mean((1, 2, 3)) < 80).all()
@@ -270,7 +270,7 @@ def test_glyphs_are_every_class_size_and_rotation():
         assert edge.max() == 0
     ink = images[..., 0].reshape(45, 3, 5, 28 * 28).sum(-1, dtype=np.int64)
     assert (np.diff(ink, axis=1) > 0).all()  # a larger size has more of it
-    few, few_labels = server_pool("glyphs", dataset, {"sizes": [110], "rotations": [0]})
+    few, few_labels = make_server_pool("glyphs", dataset, {"sizes": [110], "rotations": [0]})
     np.testing.assert_array_equal(few, images.reshape(45, 3, 5, 28, 28, 1)[:, 1, 2])
     np.testing.assert_array_equal(few_labels, np.arange(45))
 
@@ -300,7 +300,7 @@ def test_a_glyph_is_what_matplotlib_draws_in_a_figure_of_two_inches(name, drawn)
         figure.text(0.5, 0.5, drawn, rotation=rotation, fontproperties=font, **centre)
         canvas.draw()
         theirs = cropped(np.asarray(canvas.buffer_rgba())[..., 0].astype(float))
-        images, _ = server_pool("glyphs", dataset, {"sizes": [110], "rotations": [rotation]})
+        images, _ = make_server_pool("glyphs", dataset, {"sizes": [110], "rotations": [rotation]})
         whole = images[0, ..., 0].astype(float)
         ours = cropped(whole)
         assert np.abs(np.subtract(ours.shape, theirs.shape)).max() <= 2
@@ -313,22 +313,24 @@ def test_a_glyph_is_what_matplotlib_draws_in_a_figure_of_two_inches(name, drawn)
 
 
 def test_glyphs_have_the_size_of_the_data_set(partition):
-    images, labels = server_pool("glyphs", load_dataset("digits"))
+    images, labels = make_server_pool("glyphs", load_dataset("digits"))
     assert images.shape == (150, 8, 8, 1) and len(labels) == 150
     wide = made(LABELS, class_names=list("0123456789"))
     wide = dataclasses.replace(wide, train_images=np.zeros((2000, 20, 30, 1), np.uint8))
-    assert server_pool("glyphs", wide)[0].shape == (150, 20, 30, 1)
+    assert make_server_pool("glyphs", wide)[0].shape == (150, 20, 30, 1)
 
 
 def test_any_font_file_can_be_given_and_is_recorded(dataset, partition):
     font = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSerif-Italic.ttf"
-    plain, script = (server_pool("glyphs", dataset, options) for options in ({"font": font}, {}))
+    plain, script = (
+        make_server_pool("glyphs", dataset, options) for options in ({"font": font}, {})
+    )
     assert not np.array_equal(plain[0], script[0])
-    found = server_examples("glyphs", dataset, partition, 0, {"font": font}, plain)
-    summary = found.summary(dataset, partition, plain)
+    found = make_server_data("glyphs", dataset, partition, 0, {"font": font}, plain)
+    summary = found.summarize(dataset, partition, plain)
     assert summary.font == "DejaVu Serif Italic" and summary.font_version == "2.35"
-    found = server_examples("glyphs", dataset, partition, 0, {}, script)
-    summary = found.summary(dataset, partition, script)
+    found = make_server_data("glyphs", dataset, partition, 0, {}, script)
+    summary = found.summarize(dataset, partition, script)
     assert "STIXGeneral Bold Italic" in summary.font
     assert summary.font_version == f"1.0.0, matplotlib {matplotlib.__version__}"
     assert "STIX" in str(summary) and "\n" not in str(summary)
@@ -337,29 +339,29 @@ def test_any_font_file_can_be_given_and_is_recorded(dataset, partition):
 
 def test_a_missing_font_is_said_before_there_is_data(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"font = '/no/such\.ttf': expected a \.ttf"):
-        check_server_options("glyphs", {"font": "/no/such.ttf"})
+        resolve_server_options("glyphs", {"font": "/no/such.ttf"})
     (tmp_path / "text.ttf").write_text("no font")
     with pytest.raises(ConfigError, match=r"font = .*text\.ttf"):
-        check_server_options("glyphs", {"font": tmp_path / "text.ttf"})
+        resolve_server_options("glyphs", {"font": tmp_path / "text.ttf"})
     monkeypatch.setattr(matplotlib, "get_data_path", lambda: str(tmp_path))
     with pytest.raises(ConfigError, match=r"STIXGeneralBolIta.*give the option font"):
-        check_server_options("glyphs")
+        resolve_server_options("glyphs")
 
 
 def test_glyphs_are_refused_where_classes_are_no_characters(dataset):
     for names in ((), tuple(CIFAR10), (*"012345678", "é")):
         with pytest.raises(ConfigError, match=r"class_names = .*single letters and digits"):
-            server_pool("glyphs", dataclasses.replace(dataset, class_names=names))
+            make_server_pool("glyphs", dataclasses.replace(dataset, class_names=names))
     with pytest.raises(ConfigError, match="one channel"):
-        server_pool("glyphs", made(LABELS, channels=3, class_names=list("0123456789")))
+        make_server_pool("glyphs", made(LABELS, channels=3, class_names=list("0123456789")))
     with pytest.raises(ConfigError, match="uint8"):
         floats = dataset.train_images.astype(np.float32)
-        server_pool("glyphs", dataclasses.replace(dataset, train_images=floats))
+        make_server_pool("glyphs", dataclasses.replace(dataset, train_images=floats))
     with pytest.raises(ConfigError, match="a font with '0'"):  # it has symbols only
         font = f"{matplotlib.get_data_path()}/fonts/ttf/STIXSizFiveSymReg.ttf"
-        server_pool("glyphs", dataset, {"font": font})
+        make_server_pool("glyphs", dataset, {"font": font})
     with pytest.raises(ConfigError, match="leaves no ink"):
-        server_pool("glyphs", load_dataset("digits"), {"sizes": [1]})
+        make_server_pool("glyphs", load_dataset("digits"), {"sizes": [1]})
 
 
 # --- STL-10
@@ -395,9 +397,9 @@ def test_stl10_classes_are_matched_by_name(tmp_path, monkeypatch):
 
     content = {"train": split(7), "test": split(1)}
     with tfds.core.registered.skip_registration():
-        prepare(tmp_path, "stl10", (96, 96, 3), 10, content=content, class_names=STL10)
+        write_tfds_dataset(tmp_path, "stl10", (96, 96, 3), 10, content=content, class_names=STL10)
     cifar10 = made(LABELS, side=32, channels=3, class_names=CIFAR10)
-    images, labels = server_pool("stl10", cifar10, {"per_class": 5}, data_dir=tmp_path)
+    images, labels = make_server_pool("stl10", cifar10, {"per_class": 5}, data_dir=tmp_path)
     assert images.shape == (45, 32, 32, 3) and images.dtype == np.uint8
     counts = np.bincount(labels, minlength=10)
     assert counts[CIFAR10.index("frog")] == 0 and sorted(counts) == [0] + [5] * 9
@@ -408,27 +410,27 @@ def test_stl10_classes_are_matched_by_name(tmp_path, monkeypatch):
     assert len({image.tobytes() for image in images}) == 45  # no image twice
     # Another numbering of the classes changes labels, not what they say.
     other = made(LABELS, side=32, channels=3, class_names=CIFAR10[::-1])
-    _, reversed_labels = server_pool("stl10", other, {"per_class": 5}, data_dir=tmp_path)
+    _, reversed_labels = make_server_pool("stl10", other, {"per_class": 5}, data_dir=tmp_path)
     assert {CIFAR10[9 - label] for label in reversed_labels} == {CIFAR10[label] for label in labels}
-    fewer, _ = server_pool("stl10", cifar10, {"per_class": 2}, data_dir=tmp_path)
+    fewer, _ = make_server_pool("stl10", cifar10, {"per_class": 2}, data_dir=tmp_path)
     assert {image.tobytes() for image in fewer} < {image.tobytes() for image in images}
 
     partition = partition_from_clients([np.arange(2000)])
     pool = (images, labels)
-    found = server_examples("stl10", cifar10, partition, 3, {"per_class": 5}, pool)
+    found = make_server_data("stl10", cifar10, partition, 3, {"per_class": 5}, pool)
     np.testing.assert_array_equal(found.indices, 2000 + np.arange(45))
-    summary = found.summary(cifar10, partition, pool)
+    summary = found.summarize(cifar10, partition, pool)
     assert (summary.num_present, summary.class_min, summary.class_max) == (9, 0, 5)
     assert summary.class_distance == pytest.approx(0.1)  # a tenth of the clients' are frogs
-    np.testing.assert_array_equal(found.examples(cifar10, pool)[0], images)
+    np.testing.assert_array_equal(found.get_examples(cifar10, pool)[0], images)
 
     with pytest.raises(ConfigError, match=r"per_class = 8: expected at most 7"):
-        server_pool("stl10", cifar10, {"per_class": 8}, data_dir=tmp_path)
+        make_server_pool("stl10", cifar10, {"per_class": 8}, data_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"class_names = .*STL-10"):
         unlike = made(LABELS, side=32, channels=3, class_names=list("abcdefghij"))
-        server_pool("stl10", unlike, data_dir=tmp_path)
+        make_server_pool("stl10", unlike, data_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"no prepared data.*prepare stl10"):
-        server_pool("stl10", cifar10, data_dir=tmp_path / "nowhere")
+        make_server_pool("stl10", cifar10, data_dir=tmp_path / "nowhere")
 
 
 # --- a user's own
@@ -439,10 +441,10 @@ def test_a_users_examples_are_all_taken_and_counted_into_the_digest(partition):
     plain, given = made(LABELS), made(LABELS, server_images=images, server_labels=[4, 4, 1])
     other = made(LABELS, server_images=images, server_labels=[4, 4, 2])
     assert len({plain.digest(), given.digest(), other.digest()}) == 3
-    pool = server_pool("user", given)
-    found = server_examples("user", given, partition, 0, pool=pool)
+    pool = make_server_pool("user", given)
+    found = make_server_data("user", given, partition, 0, pool=pool)
     assert found.indices.tolist() == [2000, 2001, 2002] and found.indices.dtype == np.int32
-    taken, labels = found.examples(given, pool)
+    taken, labels = found.get_examples(given, pool)
     np.testing.assert_array_equal(taken, images)
     assert labels.tolist() == [4, 4, 1] and labels.dtype == np.int32
     with pytest.raises(ValueError, match="read-only"):
@@ -469,12 +471,12 @@ def test_a_users_bad_examples_are_refused(kind, dataset):
         made(LABELS, **(given | change))
     replaced = dataclasses.replace(dataset, **(given | change))  # past the first check
     with pytest.raises(ConfigError, match=message):
-        server_pool("user", replaced)
+        make_server_pool("user", replaced)
 
 
 def test_a_user_source_without_examples_says_what_to_give(dataset):
     with pytest.raises(ConfigError, match=r"server_data = 'user'.*server_images"):
-        server_pool("user", dataset)
+        make_server_pool("user", dataset)
 
 
 # --- options, summary, picture
@@ -499,22 +501,22 @@ def test_a_user_source_without_examples_says_what_to_give(dataset):
 )
 def test_options_are_checked_without_data(source, options, message):
     with pytest.raises(ConfigError, match=message):
-        check_server_options(source, options)
+        resolve_server_options(source, options)
 
 
 @pytest.mark.parametrize("source", SERVER_SOURCES)
 def test_filled_in_options_can_be_written_and_given_again(source):
-    options = check_server_options(source)
+    options = resolve_server_options(source)
     assert options.keys() == SERVER_SOURCES[source].options.keys()
-    assert json.loads(json.dumps(options)) == options == check_server_options(source, options)
+    assert json.loads(json.dumps(options)) == options == resolve_server_options(source, options)
     assert SERVER_SOURCES[source].description
 
 
 def test_total_variation_by_hand():
-    assert total_variation(np.array([1, 1, 2]), np.array([5, 5, 10])) == 0
-    assert total_variation(np.array([3, 0]), np.array([0, 1])) == 1
+    assert compute_total_variation(np.array([1, 1, 2]), np.array([5, 5, 10])) == 0
+    assert compute_total_variation(np.array([3, 0]), np.array([0, 1])) == 1
     # Shares 1/2, 1/2, 0 and 1/4, 1/4, 1/2.
-    assert total_variation(np.array([4, 4, 0]), np.array([1, 1, 2])) == pytest.approx(0.5)
+    assert compute_total_variation(np.array([4, 4, 0]), np.array([1, 1, 2])) == pytest.approx(0.5)
 
 
 def test_summary_counts_what_the_clients_hold():
@@ -522,8 +524,8 @@ def test_summary_counts_what_the_clients_hold():
     labels = np.array([0] * 6 + [1] * 6 + [2] * 4)
     dataset = made(labels, num_classes=3)
     partition = partition_from_clients([np.arange(6), np.array([6, 7])])
-    found = server_examples("clients", dataset, partition, 0, {"clients": 1, "per_client": 6})
-    summary = found.summary(dataset, partition, None)
+    found = make_server_data("clients", dataset, partition, 0, {"clients": 1, "per_client": 6})
+    summary = found.summarize(dataset, partition, None)
     assert summary.num_examples == summary.class_max == 6
     assert (summary.num_present, summary.num_classes, summary.class_min) == (1, 3, 0)
     assert summary.class_distance == pytest.approx(0.25) and summary.font is None
@@ -534,7 +536,7 @@ def test_summary_counts_what_the_clients_hold():
 def test_a_partition_of_another_data_set_is_refused(partition):
     for source in ("iid", "clients"):
         with pytest.raises(ConfigError, match="another data set"):
-            server_examples(source, made(LABELS[:100]), partition, 0)
+            make_server_data(source, made(LABELS[:100]), partition, 0)
 
 
 def test_picture_has_the_same_classes_on_both_sides(dataset):

@@ -4,21 +4,21 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import chosen
-from support.data import SIZES
-from support.oracle import Loop, beside, joined
-from support.problems import small
+from support.builders import bind_options
+from support.data import CLIENT_SIZES
+from support.oracle import ReferenceFedAvg, flatten_params, run_and_compare
+from support.problems import make_small_federation
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import fednova
-from fedjax_het.algorithms.fedopt import AdaptiveNumbers, fedadam, fedavgm, fedyogi
+from fedjax_het.algorithms.fedopt import AdaptiveServerHyperParameters, fedadam, fedavgm, fedyogi
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.engine.lanes import Cohort
 from fedjax_het.settings.spec import RunSpec
 
 LR = 0.2
 # Changes of the blobs' weights are 0.01 to 0.3: a tau that matters beside them.
-ADAPTIVE = {**vars(AdaptiveNumbers()), "server_lr": 0.3, "server_tau": 0.05}
+ADAPTIVE = {**vars(AdaptiveServerHyperParameters()), "server_lr": 0.3, "server_tau": 0.05}
 HP = {
     "fedavgm": {"server_lr": 0.7, "server_momentum": 0.8},
     "nesterov": {"server_lr": 0.7, "server_momentum": 0.8},
@@ -29,31 +29,31 @@ HP = {
 }
 BUILDS = {
     "fedavgm": fedavgm,
-    "nesterov": chosen(fedavgm, nesterov=True),
-    "damped": chosen(fedavgm, damped=True),
+    "nesterov": bind_options(fedavgm, nesterov=True),
+    "damped": bind_options(fedavgm, damped=True),
     "fedadam": fedadam,
     "fedyogi": fedyogi,
     "fednova": fednova,
 }
 
 
-class Momentum(Loop):
+class Momentum(ReferenceFedAvg):
     """SGD with momentum of the clients' own, and of each a_i: what a gradient of 1 in every step
     adds up to."""
 
-    def begin(self, client):
+    def initial_client_model(self, client):
         self.buffer, self.unit, self.work = 0.0, 0.0, 0.0
-        return super().begin(client)
+        return super().initial_client_model(client)
 
-    def step(self, model, batch):
+    def local_step(self, model, batch):
         local = self.hp["local_momentum"]
-        self.buffer = local * self.buffer + self.slope(model, batch)
+        self.buffer = local * self.buffer + self.descent_direction(model, batch)
         self.unit = local * self.unit + 1
         self.work += self.unit
         return model - LR * self.buffer
 
-    def end(self, client, model, steps):
-        self.kept[client] = self.work
+    def finish_client(self, client, model, steps):
+        self.client_states[client] = self.work
 
 
 class AvgM(Momentum):
@@ -61,11 +61,14 @@ class AvgM(Momentum):
 
     m, damped, nesterov = 0.0, False, False
 
-    def serve(self, r, clients, models):
-        change, beta = self.mean(clients, models) - self.vector, self.hp["server_momentum"]
+    def update_server(self, r, clients, models):
+        change, beta = (
+            self.weighted_mean(clients, models) - self.global_vector,
+            self.hp["server_momentum"],
+        )
         self.m = beta * self.m - (1 - beta if self.damped else 1) * change
         ahead = beta * self.m - change if self.nesterov else self.m
-        self.vector = self.vector - self.hp["server_lr"] * ahead
+        self.global_vector = self.global_vector - self.hp["server_lr"] * ahead
 
 
 class Nesterov(AvgM):
@@ -81,12 +84,14 @@ class Adam(Momentum):
 
     m, v = 0.0, None
 
-    def serve(self, r, clients, models):
+    def update_server(self, r, clients, models):
         beta1, beta2, tau = (self.hp[f"server_{name}"] for name in ("beta1", "beta2", "tau"))
-        change = self.mean(clients, models) - self.vector
-        v = np.full_like(self.vector, tau**2) if self.v is None else self.v
+        change = self.weighted_mean(clients, models) - self.global_vector
+        v = np.full_like(self.global_vector, tau**2) if self.v is None else self.v
         self.m, self.v = beta1 * self.m + (1 - beta1) * change, self.square(v, beta2, change)
-        self.vector = self.vector + self.hp["server_lr"] * self.m / (np.sqrt(self.v) + tau)
+        self.global_vector = self.global_vector + self.hp["server_lr"] * self.m / (
+            np.sqrt(self.v) + tau
+        )
 
     def square(self, v, beta2, change):
         return beta2 * v + (1 - beta2) * change**2
@@ -98,11 +103,11 @@ class Yogi(Adam):
 
 
 class Nova(Momentum):
-    def serve(self, r, clients, models):
-        work = [self.kept[k] for k in clients]
-        steps = [(model - self.vector) / a for model, a in zip(models, work, strict=True)]
-        change = self.mean(clients, work) * self.mean(clients, steps)
-        self.vector = self.vector + self.hp["server_lr"] * change
+    def update_server(self, r, clients, models):
+        work = [self.client_states[k] for k in clients]
+        steps = [(model - self.global_vector) / a for model, a in zip(models, work, strict=True)]
+        change = self.weighted_mean(clients, work) * self.weighted_mean(clients, steps)
+        self.global_vector = self.global_vector + self.hp["server_lr"] * change
 
 
 LOOPS = {
@@ -120,7 +125,7 @@ LOOPS = {
     ("name", "momentum"), [*((name, 0.0) for name in BUILDS), ("fednova", 0.9), ("fedavgm", 0.9)]
 )
 def test_rounds_equal_a_float64_loop(name, momentum, averaging):
-    federation = small(
+    federation = make_small_federation(
         BUILDS[name],
         hp={"local_lr": LR, "local_momentum": momentum, **HP[name]},
         optimizer="momentum" if momentum else "sgd",
@@ -129,8 +134,8 @@ def test_rounds_equal_a_float64_loop(name, momentum, averaging):
         epochs=2,
     )
     loop = LOOPS[name](federation)
-    beside(loop, 3, atol=5e-6)
-    works = [{loop.kept[k] for k in clients} for clients in loop.history]
+    run_and_compare(loop, 3, atol=5e-6)
+    works = [{loop.client_states[k] for k in clients} for clients in loop.history]
     assert max(map(len, works)) > 1  # clients made different numbers of steps
 
 
@@ -141,9 +146,9 @@ def changes_of(build, hp, **settings):
     """-> (change of the global model in a first round, that of FedAvg)."""
     moved = []
     for one, own in ((build, hp), (fedavg, {})):
-        federation = small(one, hp={"local_lr": LR, **own}, **settings)
-        before, after = federation.start(), federation.run(1)[0]
-        moved.append(federation.model(after)["w"] - federation.model(before)["w"])
+        federation = make_small_federation(one, hp={"local_lr": LR, **own}, **settings)
+        before, after = federation.initial_state(), federation.run(1)[0]
+        moved.append(federation.global_params(after)["w"] - federation.global_params(before)["w"])
     return moved
 
 
@@ -170,11 +175,15 @@ def test_an_adaptive_step_of_a_large_tau_is_fedavgs():
 @pytest.mark.parametrize("form", [{}, {"nesterov": True}, {"damped": True}])
 def test_fedavgm_without_momentum_is_fedavg(form):
     hp = {"local_lr": LR, "server_lr": 0.6}
-    build = chosen(fedavgm, **form)
-    still, _ = small(build, hp={**hp, "server_momentum": 0.0}, participation=0.7).run(3)
-    plain, _ = small(fedavg, hp=hp, participation=0.7).run(3)
+    build = bind_options(fedavgm, **form)
+    still, _ = make_small_federation(
+        build, hp={**hp, "server_momentum": 0.0}, participation=0.7
+    ).run(3)
+    plain, _ = make_small_federation(fedavg, hp=hp, participation=0.7).run(3)
     assert_trees_all_close(still.server.variables, plain.server.variables, rtol=1e-6, atol=1e-7)
-    moving, _ = small(build, hp={**hp, "server_momentum": 0.9}, participation=0.7).run(3)
+    moving, _ = make_small_federation(
+        build, hp={**hp, "server_momentum": 0.9}, participation=0.7
+    ).run(3)
     gap = moving.server.variables["params"]["w"] - plain.server.variables["params"]["w"]
     assert np.abs(gap).max() > 1e-2
 
@@ -183,9 +192,10 @@ def test_fedavgm_without_momentum_is_fedavg(form):
 def test_fednova_with_equal_steps_is_fedavg(optimizer):
     settings = {"hp": {"local_lr": 0.1, "local_momentum": 0.9}, "optimizer": optimizer, "epochs": 2}
     settings |= {"participation": 0.7, "averaging": "weighted"}
-    for sizes, alike in (((8, 7, 5, 8, 6, 8), True), (SIZES, False)):
+    for sizes, alike in (((8, 7, 5, 8, 6, 8), True), (CLIENT_SIZES, False)):
         plain, nova = (
-            small(build, sizes=sizes, **settings).run(3)[0] for build in (fedavg, fednova)
+            make_small_federation(build, sizes=sizes, **settings).run(3)[0]
+            for build in (fedavg, fednova)
         )
         gap = plain.server.variables["params"]["w"] - nova.server.variables["params"]["w"]
         assert (np.abs(gap).max() < 1e-6) == alike
@@ -194,13 +204,13 @@ def test_fednova_with_equal_steps_is_fedavg(optimizer):
 def test_fednova_weighs_small_steps_by_clients_and_not_by_steps():
     """In the limit of small steps its change is tau_eff times the mean of the clients' mean
     gradients, where FedAvg's is the mean of their sums."""
-    federation = small(fednova, hp={"local_lr": 1e-4})
-    loop = Loop(federation)
-    moved = joined(federation.model(federation.run(1)[0])) - loop.vector
+    federation = make_small_federation(fednova, hp={"local_lr": 1e-4})
+    loop = ReferenceFedAvg(federation)
+    moved = flatten_params(federation.global_params(federation.run(1)[0])) - loop.global_vector
     sums, steps = [], []
-    for k in np.flatnonzero(SIZES):
+    for k in np.flatnonzero(CLIENT_SIZES):
         batches = loop.minibatches(0, k)
-        sums.append(sum(loop.gradient(loop.vector, batch.x, batch.y) for batch in batches))
+        sums.append(sum(loop.gradient(loop.global_vector, batch.x, batch.y) for batch in batches))
         steps.append(len(batches))
     means = [total / count for total, count in zip(sums, steps, strict=True)]
     expected = -1e-4 * np.mean(steps) * np.mean(means, 0)
@@ -211,7 +221,9 @@ def test_fednova_weighs_small_steps_by_clients_and_not_by_steps():
 
 def test_momentum_that_is_kept_has_no_weights_of_fednova():
     with pytest.raises(ConfigError, match="optimizer_state = 'keep'"):
-        small(fednova, hp={"local_lr": LR, "local_momentum": 0.9}, optimizer="momentum", keep=True)
+        make_small_federation(
+            fednova, hp={"local_lr": LR, "local_momentum": 0.9}, optimizer="momentum", keep=True
+        )
 
 
 # --- the server's state --------------------------------------------------------------------
@@ -219,21 +231,26 @@ def test_momentum_that_is_kept_has_no_weights_of_fednova():
 
 @pytest.mark.parametrize("name", ["fedavgm", "nesterov", "fedadam", "fedyogi"])
 def test_a_round_without_data_keeps_the_servers_momentum(name):
-    federation = small(
+    federation = make_small_federation(
         BUILDS[name],
         hp={"local_lr": LR, **HP[name]},
         sizes=(0, 0, 6),
         participation=0.34,
         rounds=30,
     )
-    present = federation.scheduler.work.participants > 0
+    present = federation.scheduler.work_counts.participants > 0
     r = int(np.flatnonzero(present[:-1] & ~present[1:])[0])
     round_ = jax.jit(federation.algorithm.round)
-    states = [federation.start()]
+    states = [federation.initial_state()]
     for number in (r, r + 1):
-        cohort = Cohort(federation.scheduler.round(number), federation.examples)
+        cohort = Cohort(federation.scheduler.make_round(number), federation.examples)
         states.append(round_(federation.hp, states[-1], jax.random.key(number), cohort)[0])
-    assert np.abs(federation.model(states[1])["w"] - federation.model(states[0])["w"]).max() > 1e-3
+    assert (
+        np.abs(
+            federation.global_params(states[1])["w"] - federation.global_params(states[0])["w"]
+        ).max()
+        > 1e-3
+    )
     assert_trees_all_equal(states[2].server, states[1].server)
 
 

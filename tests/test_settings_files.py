@@ -4,14 +4,14 @@ import json
 
 import pytest
 import yaml
-from support.running import OPTIONS
+from support.running import FAST_OPTIONS
 
 from fedjax_het import ConfigError, Result, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
-from fedjax_het.cli import COMMANDS, _with_file, main
+from fedjax_het.cli import COMMANDS, _add_config_file_words, main
 from fedjax_het.cli.run import RunCommand
 from fedjax_het.cli.sweep import SweepCommand
-from fedjax_het.settings.files import read_settings, settings_text
+from fedjax_het.settings.files import load_config_file, spec_to_yaml
 
 SMALL = {"dataset": "digits", "model": "mlp", "num_clients": 4, "rounds": 2}
 
@@ -24,10 +24,10 @@ def written(tmp_path, text, name="run.yaml"):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_file_of_a_run_makes_it_again(name, tmp_path):
-    more = {"partition": "dirichlet", "alpha": 0.07, "options": OPTIONS.get(name, {})}
+    more = {"partition": "dirichlet", "alpha": 0.07, "options": FAST_OPTIONS.get(name, {})}
     spec = RunSpec(name, dataset="digits", seed=5, **more)
-    path = written(tmp_path, settings_text(spec.resolved()))
-    assert RunSpec(**read_settings(path)).digest() == spec.digest()
+    path = written(tmp_path, spec_to_yaml(spec.resolved()))
+    assert RunSpec(**load_config_file(path)).digest() == spec.digest()
 
 
 def test_a_result_has_a_file_that_makes_it_again_on_the_command_line(tmp_path, capsys):
@@ -67,7 +67,7 @@ def test_local_training_is_as_flags_and_in_files(tmp_path, capsys):
     (made,) = (Result.load(one) for one in tmp_path.glob("*[0-9a-f].json"))
     assert made.spec.digest() == spec.digest()
     (said,) = tmp_path.glob("*.yaml")
-    assert RunSpec(**read_settings(said)).digest() == spec.digest()
+    assert RunSpec(**load_config_file(said)).digest() == spec.digest()
     listed = written(tmp_path, {"lr_schedule": ["cosine", "linear", "step"], **SMALL}, "s.yaml")
     found = ["sweep", "--config", listed, "--hp", "lr_every=1,2", "lr_final=0,0.1", "--list"]
     capsys.readouterr()
@@ -78,7 +78,7 @@ def test_local_training_is_as_flags_and_in_files(tmp_path, capsys):
 
 
 def words(record, path, *own):
-    return _with_file(record, ["--config", path, *own])
+    return _add_config_file_words(record, ["--config", path, *own])
 
 
 def test_the_command_line_goes_over_the_file(tmp_path):
@@ -132,13 +132,13 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path, capsys):
         said = capsys.readouterr().err
         assert given in said and said.count("\n") == 1
     with pytest.raises(ConfigError, match="expected a file of YAML"):
-        read_settings(tmp_path)
+        load_config_file(tmp_path)
 
 
 def test_every_setting_can_be_in_a_file(tmp_path):
     for name in ("run", "sweep"):
-        record = COMMANDS[name].words
+        record = COMMANDS[name].config_class
         spec = RunSpec("dynafed", alpha=0.5, options={"preset": "code"}, **SMALL).resolved()
         said = json.loads(json.dumps(spec.to_dict()))
-        found = _with_file(record, ["--config", written(tmp_path, said)])
+        found = _add_config_file_words(record, ["--config", written(tmp_path, said)])
         assert "--option" in found and "preset=code" in found

@@ -9,29 +9,35 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close
-from support.builders import registered
-from support.problems import small
-from support.running import KilledError, assert_same, kill_after, run, spec
-from support.slow import slow
+from support.builders import fast_registered_builder
+from support.problems import make_small_federation
+from support.running import (
+    KilledError,
+    assert_results_equal,
+    make_killing_callback,
+    make_spec,
+    run_spec,
+)
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, Placement
 from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation import SyntheticData, fine_tune
 from fedjax_het.condensation.augment import augment
-from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
+from fedjax_het.condensation.pool import SoftLabelTargets, SyntheticPool, train_on_synthetic_pool
 from fedjax_het.engine import probe, timed_work
-from fedjax_het.engine.ensemble import logits_of
+from fedjax_het.engine.ensemble import compute_logits
 from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.plan import make_plan
-from fedjax_het.engine.server import fit, shuffled, train_on_server
+from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.engine.server import make_shuffled_batches, train_on_examples, train_on_server
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
-from fedjax_het.nn.spread import own_rows
+from fedjax_het.nn.spread import take_local_rows
 from fedjax_het.running import advance, checkpoints
 
 DEVICES = min(2, len(jax.devices()))
-PLAN = make_plan(1, DEVICES, shares_server=True)
-ALONE = make_plan(1, 1)
+PLAN = make_execution_plan(1, DEVICES, has_sharded_server=True)
+ALONE = make_execution_plan(1, 1)
 SHAPE, CLASSES = (8, 8, 1), 3
 NETWORKS = {
     "mlp": ("mlp", {}),
@@ -56,7 +62,7 @@ def examples_for(model, count):
 
 
 def on(plan, work, *args):
-    return jax.jit(lambda *args: plan.shared(work, *args))(*plan.put(args))
+    return jax.jit(lambda *args: plan.shard_server_work(work, *args))(*plan.put(args))
 
 
 def on_both(work, *args):
@@ -66,8 +72,10 @@ def on_both(work, *args):
 # --- the same numbers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["mlp", slow("group norm"), "batch norm", slow("dropout")])
-@pytest.mark.parametrize("batch_size", [slow(6), 4])
+@pytest.mark.parametrize(
+    "kind", ["mlp", slow_case("group norm"), "batch norm", slow_case("dropout")]
+)
+@pytest.mark.parametrize("batch_size", [slow_case(6), 4])
 def test_a_training_is_the_same(kind, batch_size):
     """Batches that are full, and an epoch whose last one is not."""
     with enable_x64(True):
@@ -84,7 +92,7 @@ def test_a_training_is_the_same(kind, batch_size):
                 batch_size=batch_size,
                 lr=0.1,
                 epochs=2,
-                sharing=sharing,
+                server_parallelism=sharing,
             )
 
         shared, alone = on_both(learn, start, examples_for(model, 18), KEY)
@@ -93,23 +101,23 @@ def test_a_training_is_the_same(kind, batch_size):
         assert moved > 0.1
 
 
-@pytest.mark.parametrize("batch_size", [slow(5), 3])
+@pytest.mark.parametrize("batch_size", [slow_case(5), 3])
 def test_batches_that_do_not_split_evenly(batch_size):
     """The last part is filled up, which changes nothing but batch norm: that takes them whole."""
     for kind in ("mlp", "batch norm"):
         model = network(kind)
 
         def learn(sharing, variables, examples, key, model=model):
-            batches = shuffled(key, 11, batch_size)
+            batches = make_shuffled_batches(key, 11, batch_size)
             given = Task(model, (0.0,), (1.0,)).loss_and_gradient
-            return fit(
+            return train_on_examples(
                 variables,
                 examples,
                 batches,
                 given,
                 optimizer=optax.sgd(0.1),
                 epochs=1,
-                sharing=sharing,
+                server_parallelism=sharing,
             )[0]
 
         start = model.init(jax.random.key(0))
@@ -117,16 +125,18 @@ def test_batches_that_do_not_split_evenly(batch_size):
         assert_trees_all_close(shared, alone, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("matching", [slow(None), "batch", slow("exact")])
+@pytest.mark.parametrize("matching", [slow_case(None), "batch", slow_case("exact")])
 def test_training_on_a_pool_is_the_same(matching):
     model = network("batch norm")
     start, data = model.init(jax.random.key(0)), examples_for(model, 10)
-    pool = Pool(data.images.astype(jnp.float32), data.labels, jnp.arange(10) != 4)
+    pool = SyntheticPool(data.images.astype(jnp.float32), data.labels, jnp.arange(10) != 4)
     soft = jax.nn.softmax(jnp.asarray(np.random.default_rng(1).normal(size=(CLASSES, CLASSES))))
-    knowledge = Knowledge(soft.astype(jnp.float32), jnp.arange(CLASSES) > 0, *jnp.float32([2, 3]))
+    knowledge = SoftLabelTargets(
+        soft.astype(jnp.float32), jnp.arange(CLASSES) > 0, *jnp.float32([2, 3])
+    )
 
     def learn(sharing, variables, pool, knowledge, key):
-        return train_on_pool(
+        return train_on_synthetic_pool(
             model,
             variables,
             pool,
@@ -136,16 +146,16 @@ def test_training_on_a_pool_is_the_same(matching):
             lr=0.1,
             momentum=0.5,
             weight_decay=0.01,
-            knowledge=None if matching is None else knowledge,
-            exact=matching == "exact",
-            sharing=sharing,
+            soft_label_targets=None if matching is None else knowledge,
+            exact_matching=matching == "exact",
+            server_parallelism=sharing,
         )
 
     shared, alone = on_both(learn, start, pool, knowledge, KEY)
     assert_trees_all_close(shared, alone, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("batch_size", [slow(6), 4])
+@pytest.mark.parametrize("batch_size", [slow_case(6), 4])
 def test_fine_tuning_is_the_same(batch_size):
     model = network("mlp")
     variables, data = model.init(jax.random.key(0)), examples_for(model, 6)
@@ -161,14 +171,14 @@ def test_fine_tuning_is_the_same(batch_size):
             epochs=3,
             lr=1e-3,
             batch_size=batch_size,
-            sharing=sharing,
+            server_parallelism=sharing,
         )
 
     shared, alone = on_both(tuned, variables["params"], synthetic, KEY)
     assert_trees_all_close(shared, alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("siamese", [False, slow(True)])
+@pytest.mark.parametrize("siamese", [False, slow_case(True)])
 def test_an_augmentation_is_that_of_the_whole_batch(siamese):
     images = examples_for(network("mlp"), 6).images.astype(jnp.float32)
 
@@ -177,7 +187,7 @@ def test_an_augmentation_is_that_of_the_whole_batch(siamese):
             how = {"strategy": "color_crop_cutout_flip_scale_rotate", "single": False}
             return augment(key, images, siamese=siamese, **how)
 
-        return sharing.for_each_sample(of, images)
+        return sharing.map_samples(of, images)
 
     assert_trees_all_close(*on_both(changed, images, KEY), atol=1e-5)
 
@@ -185,7 +195,7 @@ def test_an_augmentation_is_that_of_the_whole_batch(siamese):
 @pytest.mark.parametrize("count", [6, 7])
 def test_entries_of_samples_come_in_their_order(count):
     def doubled(sharing, numbers):
-        return sharing.for_each_sample(lambda own: 2 * own, numbers)
+        return sharing.map_samples(lambda own: 2 * own, numbers)
 
     found = on(PLAN, doubled, np.arange(count))
     np.testing.assert_array_equal(found, 2 * np.arange(count))
@@ -193,8 +203,8 @@ def test_entries_of_samples_come_in_their_order(count):
 
 def test_an_own_part_has_rows_of_its_own_alone():
     def sums(sharing, a):
-        with sharing.spread():
-            own = own_rows(a)
+        with sharing.shard_batch():
+            own = take_local_rows(a)
         return jax.lax.all_gather(own.sum(), "lanes")
 
     found = on(PLAN, sums, np.arange(1, 8))
@@ -206,14 +216,14 @@ def test_an_own_part_has_rows_of_its_own_alone():
 REFINING = ["fedgen", "feddf", "fedbe", "abavg", "dynafed", "feddm", "fedaf"]
 
 
-@pytest.mark.parametrize("name", ["fsl_p", *map(slow, ["fsl", *REFINING])])
+@pytest.mark.parametrize("name", ["fsl_p", *map(slow_case, ["fsl", *REFINING])])
 def test_a_methods_rounds_are_the_same(name):
-    build, settings = registered(name)
+    build, settings = fast_registered_builder(name)
     settings |= {"epochs": 2, "participation": 0.8}
-    reference, info = small(build, **settings).run(4)
-    federation = small(build, plan=PLAN, **settings)
-    assert federation.algorithm.server_batch > 0
-    state, other_info = federation.run(4, PLAN.put(federation.start()))
+    reference, info = make_small_federation(build, **settings).run(4)
+    federation = make_small_federation(build, plan=PLAN, **settings)
+    assert federation.algorithm.server_batch_size > 0
+    state, other_info = federation.run(4, PLAN.put(federation.initial_state()))
     assert_trees_all_close(state, reference, rtol=2e-5, atol=2e-6)
     assert_trees_all_close(other_info, info, rtol=2e-5, atol=2e-6)
 
@@ -221,11 +231,11 @@ def test_a_methods_rounds_are_the_same(name):
 # --- whole runs ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [slow("dynafed"), "fsl"])
+@pytest.mark.parametrize("name", [slow_case("dynafed"), "fsl"])
 def test_a_run_is_the_same_and_resumes(name, tmp_path, monkeypatch):
     """Synthesis and pretraining, too, which are between rounds."""
     placed = {"server_work": "shared", "devices": DEVICES}
-    shared, alone = run(spec(name), **placed), run(spec(name))
+    shared, alone = run_spec(make_spec(name), **placed), run_spec(make_spec(name))
     for curve in ("test_loss", "train_loss"):
         np.testing.assert_allclose(shared.metrics[curve], alone.metrics[curve], rtol=2e-3)
     if DEVICES > 1:
@@ -233,9 +243,9 @@ def test_a_run_is_the_same_and_resumes(name, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
     with pytest.raises(KilledError):
-        run(spec(name), **placed, output_dir=tmp_path, progress=kill_after(6))
-    resumed = run(spec(name), **placed, output_dir=tmp_path, resume=True)
-    assert_same(resumed, shared)
+        run_spec(make_spec(name), **placed, output_dir=tmp_path, progress=make_killing_callback(6))
+    resumed = run_spec(make_spec(name), **placed, output_dir=tmp_path, resume=True)
+    assert_results_equal(resumed, shared)
 
 
 def test_a_word_that_is_no_choice():
@@ -248,7 +258,7 @@ def test_a_word_that_is_no_choice():
 
 def compiled(plan, work, *args):
     placed = plan.put(args)
-    return jax.jit(lambda *args: plan.shared(work, *args)).lower(*placed).compile()
+    return jax.jit(lambda *args: plan.shard_server_work(work, *args)).lower(*placed).compile()
 
 
 def share_of_operations(work, *args):
@@ -261,13 +271,15 @@ def training_work(model):
     def learn(sharing, variables, examples, key):
         how = {"batch_size": 16, "lr": 0.1, "epochs": 2}
         return train_on_server(
-            Task(model, (0.0,), (1.0,)), variables, examples, key, sharing=sharing, **how
+            Task(model, (0.0,), (1.0,)), variables, examples, key, server_parallelism=sharing, **how
         )
 
     return learn, model.init(jax.random.key(0)), examples_for(model, 64), KEY
 
 
-@pytest.mark.parametrize("kind", ["mlp", "group norm", slow("batch norm"), slow("dropout, whole")])
+@pytest.mark.parametrize(
+    "kind", ["mlp", "group norm", slow_case("batch norm"), slow_case("dropout, whole")]
+)
 def test_each_device_does_its_part_of_a_training(kind):
     assert share_of_operations(*training_work(network(kind))) == pytest.approx(1 / DEVICES, rel=0.2)
 
@@ -277,13 +289,13 @@ def test_each_device_does_its_part_of_a_pass():
 
     def passed(sharing, variables, images):
         task = Task(model, (0.0,), (1.0,))
-        return sharing.for_each_sample(lambda x: logits_of(task, variables, x), images)
+        return sharing.map_samples(lambda x: compute_logits(task, variables, x), images)
 
     work = passed, model.init(jax.random.key(0)), examples_for(model, 64).images
     assert share_of_operations(*work) == pytest.approx(1 / DEVICES, rel=0.2)
 
 
-@pytest.mark.parametrize("kind", ["mlp", slow("group norm"), slow("dropout")])
+@pytest.mark.parametrize("kind", ["mlp", slow_case("group norm"), slow_case("dropout")])
 def test_a_step_has_one_collective(kind):
     """Two that are ready at once could hang XLA's CPU devices."""
     text = compiled(PLAN, *training_work(network(kind))).as_text()
@@ -299,14 +311,14 @@ def choose(monkeypatch, tmp_path):
     timed = []
 
     def choose(alone, shared_, model=None, **settings):
-        def time_one(task, batch_size, devices, *, shared):
-            timed.append(shared)
-            return shared_ if shared else alone
+        def time_one(task, batch_size, devices, *, is_sharded):
+            timed.append(is_sharded)
+            return shared_ if is_sharded else alone
 
-        monkeypatch.setattr(probe, "seconds_per_server_step", time_one)
+        monkeypatch.setattr(probe, "time_server_step", time_one)
         task = Task(model or network("mlp"), (0.0,), (1.0,))
         devices = jax.devices()[:DEVICES]
-        return probe.choose_sharing(
+        return probe.choose_server_sharding(
             task, **{"batch_size": 8, "devices": devices, "label": "mlp", **settings}
         )
 
@@ -324,13 +336,11 @@ def test_devices_share_what_is_clearly_faster_shared(choose):
 
 def test_what_cannot_be_shared_is_not_timed(choose):
     assert not choose(1.0, 0.1, devices=jax.devices()[:1])
-    mixing = network("mlp")._replace(spreads=False)
+    mixing = network("mlp")._replace(can_shard_batch=False)
     assert not choose(1.0, 0.1, model=mixing) and not choose.timed
 
 
 def test_a_step_can_be_timed():
     task = Task(network("mlp"), (0.0,), (1.0,))
     for shared in (False, True):
-        assert (
-            timed_work.seconds_per_server_step(task, 4, jax.devices()[:DEVICES], shared=shared) > 0
-        )
+        assert timed_work.time_server_step(task, 4, jax.devices()[:DEVICES], is_sharded=shared) > 0

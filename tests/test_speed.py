@@ -48,15 +48,15 @@ RECORD = {
 
 
 def test_a_row_by_hand(speed):
-    row = speed.row_of(RECORD["regimes"]["R1"])
-    assert row.rate == 200  # the median of 200, 200 and 300 samples per second
+    row = speed.summarize_turns(RECORD["regimes"]["R1"])
+    assert row.samples_per_second == 200  # the median of 200, 200 and 300 samples per second
     assert row.ratios == {"torch": 4.0, "fedjax": 2.0}
     assert row.flops == 200_000 and row.matmul_share == 0.2
     assert row.compile_seconds == 2.0  # of the first turn: the second finds it in the cache
 
 
 def test_tables_are_markdown(speed):
-    text = speed.tables(RECORD)
+    text = speed.format_tables(RECORD)
     cells = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     first, second = cells[:4], cells[4:]
     assert {len(line) for line in first} == {8} and {len(line) for line in second} == {3}
@@ -77,7 +77,7 @@ def test_tables_are_markdown(speed):
 def test_bad_arguments_name_what_would_be_right(speed, settings, word, tmp_path):
     arguments = speed.Arguments(environments=tmp_path, **settings)
     with pytest.raises(ConfigError, match=word):
-        speed.measure(arguments)
+        speed.run_benchmark(arguments)
 
 
 @pytest.mark.parametrize("words", [["--turns", "0"], ["--rounds", "-1"]])
@@ -103,7 +103,7 @@ def test_a_tiny_regime_end_to_end(speed, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(speed.REGIMES, "R1", tiny)
     monkeypatch.setattr(speed.tempfile, "TemporaryDirectory", lambda: Folder(tmp_path))
     arguments = speed.Arguments(("R1",), turns=1, peers=(), output=tmp_path / "out")
-    assert speed.measure(arguments) == 0
+    assert speed.run_benchmark(arguments) == 0
     (made,) = json.loads((tmp_path / "out.json").read_text())["regimes"]["R1"]["here"]
     with np.load(tmp_path / "clients.npz") as file:
         clients = np.split(file["indices"], np.cumsum(file["sizes"])[:-1])
@@ -123,7 +123,7 @@ def test_a_servers_training_end_to_end(speed, teachers, monkeypatch, tmp_path):
     tiny = speed.Regime("tiny", speed.FEDAVG, 2, kind="server", num_images=80, server=server)
     monkeypatch.setitem(speed.REGIMES, "R7", tiny)
     arguments = speed.Arguments(("R7",), turns=1, peers=(), output=tmp_path / "out")
-    assert speed.measure(arguments) == 0
+    assert speed.run_benchmark(arguments) == 0
     (made,) = json.loads((tmp_path / "out.json").read_text())["regimes"]["R7"]["here"]
     assert made["samples"] == [240, 240] and min(made["seconds"]) > 0
     assert "one device" in made["lanes"] or "shared" in made["lanes"]
@@ -144,7 +144,7 @@ class Folder:
 
 def test_programs_of_the_peers_share_the_round(speed, monkeypatch, tmp_path):
     """What every peer reads: normalised images, the clients, equal work."""
-    monkeypatch.syspath_prepend(str(speed.PROGRAMS))
+    monkeypatch.syspath_prepend(str(speed.PEERS_FOLDER))
     import regime
 
     images = np.arange(5 * 28 * 28, dtype=np.uint8).reshape(5, 28, 28, 1)

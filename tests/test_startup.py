@@ -42,10 +42,10 @@ print((time.perf_counter() - middle) / (middle - start))
 
 
 def test_one_cpu_device_per_core():
-    from fedjax_het._startup import available_cores
+    from fedjax_het._startup import count_available_cores
 
     count = "import fedjax_het, jax; print(len(jax.devices('cpu')))"
-    assert python(count, JAX_PLATFORMS="cpu") == str(available_cores())
+    assert python(count, JAX_PLATFORMS="cpu") == str(count_available_cores())
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import KilledError, assert_same, kill_after, run, spec
-from support.slow import slow
+from support.data import make_user_dataset
+from support.running import (
+    KilledError,
+    assert_results_equal,
+    make_killing_callback,
+    make_spec,
+    run_spec,
+)
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, Placement, RunSpec, load_results, sweep
 from fedjax_het.running import advance, checkpoints, runs
-from fedjax_het.running.stopping import rounds_until, stand
+from fedjax_het.running.stopping import count_rounds_until_rule, evaluate_rules
 
 ROUNDS = 24
 
@@ -55,7 +61,7 @@ def test_rules_on_drawn_curves():
     rng, ends = np.random.default_rng(0), 0
     for _ in range(2000):
         accuracies, _, rules = drawn(rng)
-        found = stand(RunSpec(**rules), accuracies).end
+        found = evaluate_rules(RunSpec(**rules), accuracies).early_stop
         expected = ends_at(accuracies, **given(rules))
         assert (None if found is None else found.round) == expected
         ends += expected is not None
@@ -69,10 +75,12 @@ def test_chunks_never_pass_a_round_in_which_a_rule_could_end_the_run():
     for _ in range(300):
         accuracies, due, rules = drawn(rng)
         settings = RunSpec(**rules, rounds=ROUNDS)
-        run_ = SimpleNamespace(spec=settings, scheduler=SimpleNamespace(evaluates=due.__getitem__))
+        run_ = SimpleNamespace(
+            spec=settings, scheduler=SimpleNamespace(is_eval_round=due.__getitem__)
+        )
         last = ends_at(accuracies, **given(rules)) or ROUNDS
         for done in range(last):
-            count = rounds_until(run_, algorithm, {"test_accuracy": accuracies}, done)
+            count = count_rounds_until_rule(run_, algorithm, {"test_accuracy": accuracies}, done)
             assert 1 <= count <= last - done
             begun = np.isfinite(accuracies[:done]).any()  # the first measured is always a gain
             if begun and (rules["stop_at"] or rules["patience"]):
@@ -96,8 +104,8 @@ CASES = {
 def test_a_stopped_run_is_the_beginning_of_a_whole_one(case):
     name, rules = CASES[case]
     kept = {"eval_every": rules["eval_every"]} if "eval_every" in rules else {}
-    whole = run(spec(name, rounds=ROUNDS, **kept))
-    made = run(spec(name, rounds=ROUNDS, **rules))
+    whole = run_spec(make_spec(name, rounds=ROUNDS, **kept))
+    made = run_spec(make_spec(name, rounds=ROUNDS, **rules))
     curve = "mean_client_accuracy" if name == "fedamp" else "test_accuracy"
     end = ends_at(whole.metrics[curve], **{k: v for k, v in rules.items() if k != "eval_every"})
     assert end is not None and 1 < end < ROUNDS
@@ -116,47 +124,47 @@ def test_a_stopped_run_is_the_beginning_of_a_whole_one(case):
     assert final == pytest.approx(last.astype(np.float64).mean(), rel=1e-6)
     if name != "fedamp":
         assert made.summary["last_accuracy"] == last[-1]
-        data = user_dataset()
+        data = make_user_dataset()
         tested = made.model().evaluate(data.test_images, data.test_labels)
         assert tested.accuracy == pytest.approx(float(last[-1]), abs=1e-6)
 
 
 def test_resumed_runs_stop_in_the_same_round(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
-    ends = spec(rounds=ROUNDS, patience=4, min_gain=0.02)
-    whole = run(ends)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
+    ends = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
+    whole = run_spec(ends)
     assert whole.summary["rounds"] < ROUNDS
     monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
     for kills in (2, whole.summary["rounds"] - 1):
         folder = tmp_path / str(kills)
         with pytest.raises(KilledError):
-            run(ends, output_dir=folder, progress=kill_after(kills))
-        made = run(ends, output_dir=folder, resume=True)
-        assert_same(made, whole)
+            run_spec(ends, output_dir=folder, progress=make_killing_callback(kills))
+        made = run_spec(ends, output_dir=folder, resume=True)
+        assert_results_equal(made, whole)
         assert made.summary["stopped_early"] == whole.summary["stopped_early"]
 
 
 def test_a_run_that_was_killed_when_it_had_stopped_goes_no_further(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    ends = spec(rounds=ROUNDS, patience=4, min_gain=0.02)
+    ends = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
 
     def killed(*_):
         raise KilledError
 
     with monkeypatch.context() as patched, pytest.raises(KilledError):
-        patched.setattr("fedjax_het.running.live.result_of", killed)
-        run(ends, output_dir=tmp_path)
-    made, whole = run(ends, output_dir=tmp_path, resume=True), run(ends)
-    assert_same(made, whole)
+        patched.setattr("fedjax_het.running.live.build_result", killed)
+        run_spec(ends, output_dir=tmp_path)
+    made, whole = run_spec(ends, output_dir=tmp_path, resume=True), run_spec(ends)
+    assert_results_equal(made, whole)
     assert made.summary["stopped_early"] == whole.summary["stopped_early"]
 
 
 def test_a_target_that_is_met_in_the_last_round_ends_nothing_early():
-    whole = run(spec(rounds=5, eval_every=5))
+    whole = run_spec(make_spec(rounds=5, eval_every=5))
     met = float(whole.metrics["test_accuracy"].max())
-    only_last = spec(rounds=5, patience=5)
-    assert "stopped_early" not in run(only_last).summary
+    only_last = make_spec(rounds=5, patience=5)
+    assert "stopped_early" not in run_spec(only_last).summary
     assert met > 0
 
 
@@ -185,28 +193,32 @@ def test_settings_that_say_nothing_leave_names_alone():
 def company():
     """Runs that share their programs and end in many rounds; one of them in its last."""
     rules = [{"stop_at": 0.4}, {"patience": 2}, {"patience": 5}, {"stop_at": 0.5, "patience": 3}]
-    base = spec(rounds=ROUNDS)
+    base = make_spec(rounds=ROUNDS)
     runs_ = [dataclasses.replace(base, seed=s, **r) for s in range(2) for r in rules]
     return [*runs_[2:], base]
 
 
-@pytest.mark.parametrize("width", [slow(1), slow(2)])
+@pytest.mark.parametrize("width", [slow_case(1), slow_case(2)])
 def test_runs_stop_alike_whatever_the_company(width, tmp_path, monkeypatch):
     """Also where they stop for a while, so that others can take the places that are free."""
-    monkeypatch.setattr(runs, "MAX_CHUNK", 5)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 5)
     starts = []
-    begin = advance.begin_states
+    begin = advance.init_states
     monkeypatch.setattr(
-        advance, "begin_states", lambda r: (starts.append(len(r.federations)), begin(r))
+        advance, "init_states", lambda r: (starts.append(len(r.prepared_runs)), begin(r))
     )
     specs = company()
     placement = Placement(width=width, spread="runs", lanes=1)
     made = sweep(
-        specs, tmp_path, dataset=user_dataset(), placement=placement, progress=lambda line: None
+        specs,
+        tmp_path,
+        dataset=make_user_dataset(),
+        placement=placement,
+        progress=lambda line: None,
     )
     if width > 1:
         assert sum(starts) > len(specs)  # some went on from where they had waited
-    alone = [run(each, lanes=1, devices=1) for each in specs]
+    alone = [run_spec(each, lanes=1, devices=1) for each in specs]
     for one, other in zip(made.results, alone, strict=True):
         assert one.summary["rounds"] == other.summary["rounds"]
         assert one.summary.get("stopped_early") == other.summary.get("stopped_early")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedjax_het.common.environment import environment
+from fedjax_het.common.environment import describe_environment
 from fedjax_het.running.result import Result
-from fedjax_het.running.store import load_curves, load_results, newest
+from fedjax_het.running.store import load_curves, load_results, select_newest
 from fedjax_het.settings.spec import RunSpec
 
 FEDAVG = RunSpec("fedavg", "digits", model="mlp", alpha=0.1, rounds=6)
@@ -23,7 +23,7 @@ def save(spec, directory, **summary):
             "final_accuracy": float(accuracy[-5:].mean()),
             "finished": "2026-01-01T00:00:00+00:00",
             "nested": {"value": 3},
-            **environment(),
+            **describe_environment(),
             **summary,
         },
     )
@@ -59,7 +59,7 @@ def test_a_run_that_cannot_be_read_is_left_out_with_a_warning(tmp_path):
 
 def test_an_empty_folder_gives_empty_frames(tmp_path):
     assert len(load_results(tmp_path)) == 0 and len(load_curves(tmp_path)) == 0
-    assert len(newest(load_results(tmp_path))) == 0
+    assert len(select_newest(load_results(tmp_path))) == 0
 
 
 def test_of_several_devices_results_the_newest_counts(tmp_path):
@@ -69,7 +69,7 @@ def test_of_several_devices_results_the_newest_counts(tmp_path):
     save(FEDPROX, tmp_path)
     results = load_results(tmp_path)
     assert len(results) == 3
-    kept = newest(results).set_index("settings")
+    kept = select_newest(results).set_index("settings")
     assert len(kept) == 2 and kept.loc[FEDAVG.digest(), "digest"] == on_gpu
 
 
@@ -78,4 +78,4 @@ def test_two_data_sets_of_the_users_are_two(tmp_path):
     for data in ("one", "two"):
         save(spec, tmp_path, dataset_digest=data)
     save(FEDAVG, tmp_path, dataset_digest="three")
-    assert len(newest(load_results(tmp_path))) == 3
+    assert len(select_newest(load_results(tmp_path))) == 3

@@ -8,33 +8,41 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from support.data import domains_dataset, user_dataset
-from support.running import KilledError, assert_same, check_domains, kill_after, placed, run, spec
-from support.slow import all_methods, slow
+from support.data import make_domains_dataset, make_user_dataset
+from support.running import (
+    KilledError,
+    assert_domain_accuracies,
+    assert_results_equal,
+    make_killing_callback,
+    make_spec,
+    run_spec,
+    with_placement,
+)
+from support.slow import method_cases, slow_case
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
-from fedjax_het.engine.memory import free_bytes
-from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.memory import usable_free_bytes
+from fedjax_het.engine.plan import make_execution_plan
 from fedjax_het.running import checkpoints, ledger, runs, sweeps
-from fedjax_het.running.ledger import Job, Ledger
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.runs import gathered, memory_needed
+from fedjax_het.running.ledger import Job, SweepProgress
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.runs import init_group, measure_required_memory
 from fedjax_het.running.store import load_results
 from fedjax_het.running.sweeps import plan_sweep
 
 SPECS = [
-    spec(seed=0),
-    spec(seed=1, hp={"local_lr": 0.01}),
-    spec(seed=2, partition="dirichlet", alpha=0.5),
-    spec(seed=3, partition="dirichlet", alpha=5.0, averaging="weighted"),
-    spec(seed=4),
+    make_spec(seed=0),
+    make_spec(seed=1, hp={"local_lr": 0.01}),
+    make_spec(seed=2, partition="dirichlet", alpha=0.5),
+    make_spec(seed=3, partition="dirichlet", alpha=5.0, averaging="weighted"),
+    make_spec(seed=4),
 ]
 
 
 def make(specs, directory=None, **settings):
-    settings = {"dataset": user_dataset(), "progress": lambda line: None, **settings}
-    return sweep(specs, directory, **placed(settings))
+    settings = {"dataset": make_user_dataset(), "progress": lambda line: None, **settings}
+    return sweep(specs, directory, **with_placement(settings))
 
 
 def assert_close(a, b):
@@ -47,26 +55,26 @@ def assert_close(a, b):
 # --- a run's numbers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", all_methods(quick=["scaffold"]))
+@pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
 def test_a_run_is_the_same_alone_and_in_any_company(name):
-    number = "server_lr" if METHODS[name].global_model else "local_lr"
+    number = "server_lr" if METHODS[name].has_global_model else "local_lr"
     specs = [
-        spec(name, seed=0),
-        spec(name, seed=1, partition="dirichlet", alpha=0.5),
-        spec(name, seed=2, hp={number: 0.7}),
+        make_spec(name, seed=0),
+        make_spec(name, seed=1, partition="dirichlet", alpha=0.5),
+        make_spec(name, seed=2, hp={number: 0.7}),
     ]
     together = make(specs, spread="runs").results
     for one, made in zip(specs, together, strict=True):
-        assert_same(make([one], spread="runs").results[0], made)
-        assert_close(run(one), made)
-    assert_same(make(specs[::-1], spread="runs").results[0], together[-1])
+        assert_results_equal(make([one], spread="runs").results[0], made)
+        assert_close(run_spec(one), made)
+    assert_results_equal(make(specs[::-1], spread="runs").results[0], together[-1])
 
 
 @pytest.mark.parametrize(
-    ("name", "lanes"), [*all_methods(METHODS, 1, quick=["scaffold"]), slow("fedavg", 2)]
+    ("name", "lanes"), [*method_cases(METHODS, 1, quick=["scaffold"]), slow_case("fedavg", 2)]
 )
 def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
-    specs = [spec(name, seed=s, partition="dirichlet", alpha=0.7) for s in range(5)]
+    specs = [make_spec(name, seed=s, partition="dirichlet", alpha=0.7) for s in range(5)]
     in_turn = make(specs, spread="runs", width=1, lanes=lanes).results
     vmapped = make(specs, spread="runs", width=3, lanes=lanes).results
     assert vmapped[0].summary["lanes"] != in_turn[0].summary["lanes"]
@@ -77,53 +85,53 @@ def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2])
 def test_federations_on_devices_of_their_own_count_domains(width):
-    data = domains_dataset()
-    specs = [spec(seed=s) for s in range(3)]
+    data = make_domains_dataset()
+    specs = [make_spec(seed=s) for s in range(3)]
     for one, made in zip(
         specs, make(specs, dataset=data, spread="runs", width=width).results, strict=True
     ):
         alone = simulate(one, dataset=data)
-        check_domains(alone, data)
+        assert_domain_accuracies(alone, data)
         assert alone.metrics.keys() == made.metrics.keys()
         assert_close(alone, made)
 
 
-def test_runs_that_share_a_signature_share_one_compilation(uncrowded):
+def test_runs_that_share_a_signature_share_one_compilation(no_program_eviction):
     specs = [
         RunSpec(**{**vars(one), "local_epochs": 4}) for one in SPECS
     ]  # no other test's program
     made = make(specs, spread="runs", lanes=1).results  # auto may time another number
     assert all(result is not None for result in made)
-    plan = {"dataset": user_dataset(), "placement": Placement(spread="runs", lanes=1)}
-    program = prepare(specs, **plan).program
-    assert program is prepare(specs[:1], **plan).program
+    plan = {"dataset": make_user_dataset(), "placement": Placement(spread="runs", lanes=1)}
+    program = prepare_group(specs, **plan).program
+    assert program is prepare_group(specs[:1], **plan).program
     assert program.chunk.program._cache_size() == 1
 
 
 def test_other_static_settings_make_other_groups():
     keys = {
-        sweeps.static_key(one.resolved())
-        for one in (*SPECS, spec(batch_size=5), spec("fedprox"), spec(rounds=3))
+        sweeps.compute_static_key(one.resolved())
+        for one in (*SPECS, make_spec(batch_size=5), make_spec("fedprox"), make_spec(rounds=3))
     }
     assert len(keys) == 4
 
 
 def test_a_run_that_diverges_leaves_its_neighbours_alone():
-    bad = spec(seed=5, local_optimizer="sgd", hp={"local_lr": 1e30})
-    good = spec(seed=6, local_optimizer="sgd")
+    bad = make_spec(seed=5, local_optimizer="sgd", hp={"local_lr": 1e30})
+    good = make_spec(seed=6, local_optimizer="sgd")
     together = make([bad, good], spread="runs").results
     assert [result.summary["diverged"] for result in together] == [True, False]
     assert together[0].summary["rounds"] < 9
-    assert_same(together[1], make([good], spread="runs").results[0])
+    assert_results_equal(together[1], make([good], spread="runs").results[0])
 
 
 @pytest.mark.slow
 def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_path):
     server = {"protocol": "fsl", "partition": "iid", "pretrain_epochs": 0, "rounds": 2}
     specs = [
-        spec("fsl", server_data="stl10", **server),  # of another shape, and not prepared
-        spec("fsl", server_data="clients", server_options={"per_client": 40}, **server),
-        spec("fsl", server_options={"size": 6}, **server),
+        make_spec("fsl", server_data="stl10", **server),  # of another shape, and not prepared
+        make_spec("fsl", server_data="clients", server_options={"per_client": 40}, **server),
+        make_spec("fsl", server_options={"size": 6}, **server),
     ]
     lines = []
     made = make(specs, data_dir=tmp_path, progress=lines.append)
@@ -138,13 +146,16 @@ def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_pa
 
 def test_runs_have_devices_of_their_own_where_none_would_idle():
     count = len(jax.devices())
-    spreads = [prepare(SPECS[:1] * n, dataset=user_dataset()).plan.spreads for n in (1, 4 * count)]
+    spreads = [
+        prepare_group(SPECS[:1] * n, dataset=make_user_dataset()).plan.mesh_axis
+        for n in (1, 4 * count)
+    ]
     assert spreads[0] == "lanes"
     assert count == 1 or spreads[1] == "runs"
 
 
 def test_the_next_group_compiles_while_one_runs_and_is_prepared_when_none_does(monkeypatch):
-    groups = [SimpleNamespace(plan=make_plan(1), number=i) for i in range(3)]
+    groups = [SimpleNamespace(plan=make_execution_plan(1), number=i) for i in range(3)]
     began, compiling = [threading.Event() for _ in groups], []
 
     def fitting(group, allowed):
@@ -160,9 +171,9 @@ def test_the_next_group_compiles_while_one_runs_and_is_prepared_when_none_does(m
             yield [i], group
             yield [], None  # whose data are missing
 
-    monkeypatch.setattr(sweeps, "_fitting", fitting)
+    monkeypatch.setattr(sweeps, "_fit_to_memory", fitting)
     made = []
-    for (number,), _ in sweeps._compiled_ahead(prepared(), None):
+    for (number,), _ in sweeps._precompile_groups(prepared(), None):
         made.append(number)
         if number < 2:  # while this one "runs"
             assert began[number + 1].wait(60)
@@ -175,9 +186,9 @@ def test_what_fails_to_compile_is_raised_when_its_turn_comes(monkeypatch):
             raise RuntimeError("no program")
         return group
 
-    first, second = (SimpleNamespace(plan=make_plan(1), number=i) for i in range(2))
-    monkeypatch.setattr(sweeps, "_fitting", fitting)
-    ahead = sweeps._compiled_ahead([([0], first), ([1], second)], None)
+    first, second = (SimpleNamespace(plan=make_execution_plan(1), number=i) for i in range(2))
+    monkeypatch.setattr(sweeps, "_fit_to_memory", fitting)
+    ahead = sweeps._precompile_groups([([0], first), ([1], second)], None)
     assert next(ahead) == ([0], first)
     with pytest.raises(RuntimeError, match="no program"):
         next(ahead)
@@ -185,35 +196,37 @@ def test_what_fails_to_compile_is_raised_when_its_turn_comes(monkeypatch):
 
 @pytest.mark.slow
 def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog):
-    specs = [spec(seed=s) for s in range(4 * len(jax.devices()))]
-    group = prepare(specs, dataset=user_dataset(), placement=Placement(spread="runs", width=4))
-    estimated = gathered(group, group.federations)
-    needed = memory_needed(estimated)
+    specs = [make_spec(seed=s) for s in range(4 * len(jax.devices()))]
+    group = prepare_group(
+        specs, dataset=make_user_dataset(), placement=Placement(spread="runs", width=4)
+    )
+    estimated = init_group(group, group.prepared_runs)
+    needed = measure_required_memory(estimated)
     assert estimated.state is None, "an estimate allocates nothing"
-    fits = sweeps._fitting(group, int(needed * 1.01))
-    assert fits.plan.width == 4
-    halved = sweeps._fitting(group, int(needed * 0.6))
-    assert halved.plan.width in (1, 2) and halved.plan.spreads == "runs"
-    first = gathered(halved, group.federations[: halved.plan.capacity])
-    assert memory_needed(first) < 0.6 * needed
-    assert sweeps._fitting(group, 1).plan.spreads == "lanes"
+    fits = sweeps._fit_to_memory(group, int(needed * 1.01))
+    assert fits.plan.num_parallel == 4
+    halved = sweeps._fit_to_memory(group, int(needed * 0.6))
+    assert halved.plan.num_parallel in (1, 2) and halved.plan.mesh_axis == "runs"
+    first = init_group(halved, group.prepared_runs[: halved.plan.max_parallel_runs])
+    assert measure_required_memory(first) < 0.6 * needed
+    assert sweeps._fit_to_memory(group, 1).plan.mesh_axis == "lanes"
     made = make(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
-    assert_close(made[0], run(specs[0]))
+    assert_close(made[0], run_spec(specs[0]))
 
 
 @pytest.mark.slow
 def test_the_memory_estimate_counts_what_a_federation_holds():
     def needed(width):
-        specs = [spec("scaffold", seed=s) for s in range(width * len(jax.devices()))]
+        specs = [make_spec("scaffold", seed=s) for s in range(width * len(jax.devices()))]
         placement = Placement(spread="runs", width=width)
-        group = prepare(specs, dataset=user_dataset(), placement=placement)
-        return memory_needed(gathered(group, group.federations))
+        group = prepare_group(specs, dataset=make_user_dataset(), placement=placement)
+        return measure_required_memory(init_group(group, group.prepared_runs))
 
     one, three = needed(1), needed(3)
     model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
     state = 6 * 3 * model  # of each client: a control and Adam's two moments
     assert three - one >= 2 * state
-    assert free_bytes(jax.local_devices()) > three
+    assert usable_free_bytes(jax.local_devices()) > three
 
 
 # --- a folder of results ---------------------------------------------------------------------
@@ -228,7 +241,7 @@ def test_a_run_is_made_once(tmp_path):
     again = make(SPECS, tmp_path, progress=lines.append)
     assert lines[-1] == f"5 of 5 runs are in {tmp_path} already"
     for a, b in zip(first.results, again.results, strict=False):
-        assert_same(a, b)
+        assert_results_equal(a, b)
     assert list(load_results(tmp_path)["digest"]) == sorted(r.digest() for r in again.results)
     assert not list((tmp_path / "unfinished").iterdir())
 
@@ -247,25 +260,25 @@ def test_a_broken_file_makes_the_run_again_and_no_other(tmp_path, suffix, damage
     lines = []
     again = make(SPECS[:2], tmp_path, progress=lines.append).results
     assert len(lines) == 2 and "1 of 2 runs" in lines[0] and "seed 1" in lines[1]
-    assert_same(again[1], made[1])
+    assert_results_equal(again[1], made[1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", ["runs", "lanes"])
 def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     whole = make(SPECS, spread=spread).results
     at_once = len(jax.devices()) if spread == "runs" else 1
-    show = kill_after(5 + 3)  # five chunks for the first runs, three for the next
+    show = make_killing_callback(5 + 3)  # five chunks for the first runs, three for the next
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(ledger, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
+        patch.setattr(ledger, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
         make(SPECS, tmp_path, spread=spread)
     assert len(load_results(tmp_path)) == at_once
-    states = [state for *_, state in plan_sweep(SPECS, tmp_path, dataset=user_dataset())]
+    states = [state for *_, state in plan_sweep(SPECS, tmp_path, dataset=make_user_dataset())]
     assert states.count("done") == states.count("unfinished") == at_once
     for a, b in zip(make(SPECS, tmp_path, spread=spread).results, whole, strict=True):
-        assert_same(a, b)
+        assert_results_equal(a, b)
 
 
 @pytest.mark.slow
@@ -278,7 +291,7 @@ def test_names_tell_versions_devices_precision_and_data_apart(tmp_path, monkeypa
     assert len(names) == 6
     made.summary["jax"] = "another"
     assert made.digest() in names
-    other = user_dataset((9,) * 6)
+    other = make_user_dataset((9,) * 6)
     again = make(SPECS[:1], tmp_path, dataset=other).results[0]
     assert again.summary["partition_digest"] != made.summary["partition_digest"]
     assert len(list(tmp_path.glob("*.json"))) == 2
@@ -300,7 +313,7 @@ def test_missing_data_stops_only_the_runs_that_need_it(monkeypatch):
 
 
 def test_a_split_that_the_data_do_not_allow_stops_only_its_own_run():
-    impossible = spec(partition="classes_per_client", classes=4)  # the data have three
+    impossible = make_spec(partition="classes_per_client", classes=4)  # the data have three
     made = make([impossible, SPECS[0]])
     assert made.results[0] is None and made.results[1] is not None
     assert "classes" in made.not_run[impossible.digest()]
@@ -327,16 +340,16 @@ def test_the_time_to_go_is_that_of_runs_like_these(monkeypatch):
     now, lines = [0.0], []
     monkeypatch.setattr(ledger.time, "perf_counter", lambda: now[0])
     jobs = [Job(one.resolved(), "", None) for one in SPECS[:4]]
-    account = Ledger(6, lines.append)
+    account = SweepProgress(6, lines.append)
 
     class Made:
         summary = {"final_accuracy": 0.5, "diverged": False}  # noqa: RUF012
 
-    account.running(jobs[:2])
+    account.show_running(jobs[:2])
     now[0] = 8.0
-    account.made(jobs[:2], [Made, Made], jobs[2:])
+    account.report_finished(jobs[:2], [Made, Made], jobs[2:])
     assert lines[0] == "[1/6] fedavg, user, mlp, seed 0: 50.00 % in 4.0 s; about 16 s to go"
-    account.running(jobs[2:])
+    account.show_running(jobs[2:])
     now[0] = 12.0
-    account.made(jobs[2:], [Made, Made], [])
+    account.report_finished(jobs[2:], [Made, Made], [])
     assert lines[-1].endswith("in 2.0 s; about 6.0 s to go")  # two of another kind: the mean so far

@@ -2,20 +2,20 @@
 
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import run, spec
-from support.slow import slow
+from support.data import make_user_dataset
+from support.running import make_spec, run_spec
+from support.slow import slow_case
 
 from fedjax_het import ConfigError, Result, simulate
 from fedjax_het.cli import main
 
-DATA = user_dataset()
+DATA = make_user_dataset()
 
 
-@pytest.mark.parametrize("name", [slow("dynafed"), "feddm", slow("fedaf")])
+@pytest.mark.parametrize("name", [slow_case("dynafed"), "feddm", slow_case("fedaf")])
 def test_the_file_says_what_the_method_has_made(name, tmp_path):
-    made = run(spec(name, rounds=5))
-    with np.load(made.save_synthetic(tmp_path / "set.npz"), allow_pickle=False) as data:
+    made = run_spec(make_spec(name, rounds=5))
+    with np.load(made.save_synthetic_dataset(tmp_path / "set.npz"), allow_pickle=False) as data:
         read = dict(data)
     images, count = read["images"], len(read["images"])
     assert images.dtype == np.float32 and images.shape[1:] == DATA.input_shape and count > 0
@@ -36,7 +36,7 @@ def test_the_file_says_what_the_method_has_made(name, tmp_path):
         np.testing.assert_array_equal(read["labels"][::each], made.artifacts["condensed_classes"])
         np.testing.assert_array_equal(read["clients"][::each], made.artifacts["condensed_clients"])
         for client, label in zip(read["clients"], read["labels"], strict=True):
-            held = made.partition.client(client)
+            held = made.partition.client_indices(client)
             assert label in DATA.train_labels[held]  # who condenses a class has some of it
         assert np.isnan(read["step_size"])
     np.testing.assert_allclose(seen, kept, atol=1e-5)
@@ -46,20 +46,20 @@ def test_the_file_says_what_the_method_has_made(name, tmp_path):
 
 
 def test_the_command_exports_from_a_folder(tmp_path, capsys):
-    made = simulate(spec("feddm", rounds=3), dataset=DATA, output_dir=tmp_path / "out")
+    made = simulate(make_spec("feddm", rounds=3), dataset=DATA, output_dir=tmp_path / "out")
     result = str(tmp_path / "out" / f"{made.digest()}.json")
     model, synthetic = tmp_path / "model.msgpack", tmp_path / "deep" / "set.npz"
     assert main(["export", result, "--model", str(model), "--synthetic", str(synthetic)]) == 0
     assert str(model) in capsys.readouterr().out
     assert model.exists()
     with np.load(synthetic) as data:
-        np.testing.assert_array_equal(data["images"], made.synthetic_set().images)
+        np.testing.assert_array_equal(data["images"], made.synthetic_dataset().images)
 
 
 def test_what_cannot_be_exported_is_one_line(tmp_path, capsys):
-    made = simulate(spec(rounds=2), dataset=DATA, output_dir=tmp_path)
+    made = simulate(make_spec(rounds=2), dataset=DATA, output_dir=tmp_path)
     with pytest.raises(ConfigError, match="algorithm = 'fedavg': expected a method that makes"):
-        made.synthetic_set()
+        made.synthetic_dataset()
     result = str(tmp_path / f"{made.digest()}.json")
     assert Result.load(result).model() is not None
     cases = {

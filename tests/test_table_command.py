@@ -15,8 +15,8 @@ from experiments.dynafed.table5 import NETWORKS
 from fedjax_het.cli import main
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.report import programs
-from fedjax_het.report.programs import experiments_folder, find_programs, load_program
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.programs import find_experiments_folder, find_programs, load_program
+from fedjax_het.report.reported import load_reported_values
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +25,7 @@ def test_every_item_of_every_paper_is_listed_with_what_it_is(capsys):
     assert main(["table", "--list"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     for paper in ("dynafed", "fedaf", "fedamp", "fsl"):
-        for item in set(reported_values(paper)["item"]) - {"table1"}:
+        for item in set(load_reported_values(paper)["item"]) - {"table1"}:
             assert f"{paper}.{item}" in lines
     assert {"table1", "all"} <= set(lines)
     assert not [name for name, text in lines.items() if not re.match(r"[A-Z].*[.)]$", text)]
@@ -104,17 +104,17 @@ def test_another_package_of_that_name_is_refused(monkeypatch):
 
 
 def test_the_folder_inside_the_package_comes_first_and_a_strangers_never(tmp_path, monkeypatch):
-    assert experiments_folder() == ROOT / "experiments"
+    assert find_experiments_folder() == ROOT / "experiments"
     package = tmp_path / "fedjax_het"
     (tmp_path / "experiments").mkdir()
     package.mkdir()
     monkeypatch.setattr(programs.fedjax_het, "__file__", str(package / "__init__.py"))
     with pytest.raises(ConfigError, match="experiments is missing"):  # beside it is a stranger's
-        experiments_folder()
+        find_experiments_folder()
     (tmp_path / "pyproject.toml").touch()
-    assert experiments_folder() == tmp_path / "experiments"
+    assert find_experiments_folder() == tmp_path / "experiments"
     (package / "experiments").mkdir()
-    assert experiments_folder() == package / "experiments"
+    assert find_experiments_folder() == package / "experiments"
 
 
 @pytest.mark.slow

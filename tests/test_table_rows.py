@@ -10,18 +10,28 @@ from scipy import stats
 
 from experiments.dynafed.settings import CONTROLS, TUNING
 from experiments.table1 import TABLE1
-from fedjax_het.report.cell import parse_row, with_setting
-from fedjax_het.report.comparison import compare
-from fedjax_het.report.paper_table import Arguments, Outcome, make_cells
+from fedjax_het.report.cell import add_row_setting, parse_row
+from fedjax_het.report.comparison import compare_with_reported
+from fedjax_het.report.paper_table import TableArguments, TableRun, make_cells
 from fedjax_het.report.paper_table.gains import (
-    gains_note,
-    gains_over_real,
-    relative_gains_note,
+    compute_gains_over_real,
+    describe_gains_column,
+    describe_relative_gains,
 )
-from fedjax_het.report.paper_table.quality import matching_losses, quality_note
-from fedjax_het.report.paper_table.significance import BLOCKS, p_values, significance_note
-from fedjax_het.report.paper_table.tuning import FACTORS, SEED, trials, tuned, tuning_note
-from fedjax_het.report.paper_table.writing import write_table
+from fedjax_het.report.paper_table.quality import compute_matching_losses, describe_matching_losses
+from fedjax_het.report.paper_table.significance import (
+    NUM_BLOCKS,
+    compute_p_values,
+    describe_p_values,
+)
+from fedjax_het.report.paper_table.tuning import (
+    TUNING_FACTORS,
+    TUNING_SEED,
+    add_tuned_cells,
+    describe_tuning,
+    make_tuning_trials,
+)
+from fedjax_het.report.paper_table.writing import write_comparison_table
 
 RNG = np.random.default_rng(0)
 
@@ -29,7 +39,7 @@ RNG = np.random.default_rng(0)
 def cells(*methods, **filters):
     methods = methods or ("fedavg", "fedprox", "dynafed", *CONTROLS)
     given = {"alphas": (0.01,), "seeds": (0, 1), **filters}
-    return make_cells(TABLE1, Arguments(preset="quick", methods=methods, **given))
+    return make_cells(TABLE1, TableArguments(preset="quick", methods=methods, **given))
 
 
 def results_of(cells, accuracy, **more):
@@ -55,7 +65,7 @@ def results_of(cells, accuracy, **more):
 
 def outcome_of(cells, results, curves=None, directory=None):
     curves = pd.DataFrame() if curves is None else curves
-    return Outcome(TABLE1, "quick", cells, results, curves, TABLE1.values(), directory, {})
+    return TableRun(TABLE1, "quick", cells, results, curves, TABLE1.load_reported(), directory, {})
 
 
 # --- tuning --------------------------------------------------------------------------------
@@ -63,24 +73,24 @@ def outcome_of(cells, results, curves=None, directory=None):
 
 def test_every_method_is_tried_at_the_same_multiples_of_its_number_on_a_seed_of_its_own():
     every = cells("all")
-    found = trials(TABLE1, every)
-    assert {parse_row(every[trial.place].method)[0] for trial in found} == set(TUNING)
+    found = make_tuning_trials(TABLE1, every)
+    assert {parse_row(every[trial.cell_index].method)[0] for trial in found} == set(TUNING)
     for place, name, tried in found:
         cell = every[place]
         assert cell.method not in CONTROLS
         usual = cell.runs[0].resolved().hp[name]
         values = [each.runs[0].resolved().hp[name] for each in tried]
-        wanted = [factor * usual for factor in FACTORS]
+        wanted = [factor * usual for factor in TUNING_FACTORS]
         if name == "mixup_lambda":  # a share: ten times the usual one is none
             wanted = [value for value in wanted if value <= 1]
         np.testing.assert_allclose(values, wanted, rtol=5e-3)
-        assert [[run.seed for run in each.runs] for each in tried] == [[SEED]] * len(values)
-        assert SEED not in {run.seed for run in cell.runs}
+        assert [[run.seed for run in each.runs] for each in tried] == [[TUNING_SEED]] * len(values)
+        assert TUNING_SEED not in {run.seed for run in cell.runs}
 
 
 def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
     own = cells("fedavg", "fedprox")
-    tried = [each for trial in trials(TABLE1, own) for each in trial.cells]
+    tried = [each for trial in make_tuning_trials(TABLE1, own) for each in trial.cells]
     best = {"local_lr": 0.003, "prox_mu": 0.0002}
 
     def accuracy(cell, run):
@@ -90,7 +100,7 @@ def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
         return 0.8 if wanted else 0.5
 
     results = results_of(tried, accuracy)
-    found = tuned(TABLE1, own, results, TABLE1.values())
+    found = add_tuned_cells(TABLE1, own, results, TABLE1.load_reported())
     assert [cell.method for cell in found] == [
         "fedavg",
         "fedavg(local_lr=0.003)",
@@ -100,26 +110,32 @@ def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
     assert [run.seed for run in found[1].runs] == [0, 1]
     assert found[1].runs[0].resolved().hp["local_lr"] == 0.003
     assert found[0] == own[0]
-    note = tuning_note(TABLE1, own, results)
-    assert f"seed {SEED}" in note and "10 of 10" in note and "5.0 hours" in note
+    note = describe_tuning(TABLE1, own, results)
+    assert f"seed {TUNING_SEED}" in note and "10 of 10" in note and "5.0 hours" in note
     # A control is shown with what was best for its row.
     with_control = cells("dynafed", *CONTROLS)
-    tried_there = [each for trial in trials(TABLE1, with_control) for each in trial.cells]
+    tried_there = [
+        each for trial in make_tuning_trials(TABLE1, with_control) for each in trial.cells
+    ]
 
     def best_of_dynafed(cell, run):
         return 0.9 if math.isclose(run.hp.get("fine_tune_lr", 0), 1e-3) else 0.5
 
     made = results_of(tried_there, best_of_dynafed)
     assert len(tried_there) == 5  # the controls themselves are not tried
-    rows = [cell.method for cell in tuned(TABLE1, with_control, made, TABLE1.values())]
+    rows = [
+        cell.method for cell in add_tuned_cells(TABLE1, with_control, made, TABLE1.load_reported())
+    ]
     assert rows == [
         "dynafed",
         "dynafed(fine_tune_lr=0.001)",
-        *(r for c in CONTROLS for r in (c, with_setting(c, "fine_tune_lr", 1e-3))),
+        *(r for c in CONTROLS for r in (c, add_row_setting(c, "fine_tune_lr", 1e-3))),
     ]
     # Not all trials made: the row has no tuned one yet.
     fewer = results[results["settings"] != tried[0].runs[0].digest()]
-    assert [cell.method for cell in tuned(TABLE1, own, fewer, TABLE1.values())] == [
+    assert [
+        cell.method for cell in add_tuned_cells(TABLE1, own, fewer, TABLE1.load_reported())
+    ] == [
         "fedavg",
         "fedprox",
         "fedprox(prox_mu=0.0002)",
@@ -127,10 +143,10 @@ def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
 
 
 def test_a_setting_is_added_to_a_row_or_changed_in_it():
-    assert with_setting("fedavg", "local_lr", 0.1) == "fedavg(local_lr=0.1)"
-    row = with_setting("dynafed(preset='code')", "fine_tune_lr", 1e-3)
+    assert add_row_setting("fedavg", "local_lr", 0.1) == "fedavg(local_lr=0.1)"
+    row = add_row_setting("dynafed(preset='code')", "fine_tune_lr", 1e-3)
     assert parse_row(row) == ("dynafed", {"preset": "code", "fine_tune_lr": 1e-3})
-    assert with_setting(row, "fine_tune_lr", 1) == "dynafed(preset='code', fine_tune_lr=1)"
+    assert add_row_setting(row, "fine_tune_lr", 1) == "dynafed(preset='code', fine_tune_lr=1)"
 
 
 # --- p-values ------------------------------------------------------------------------------
@@ -161,14 +177,14 @@ def test_p_is_wilcoxons_over_seeds_and_tenths_of_the_second_half():
     levels = {"fedavg": 0.5, "fedprox": 0.79}
     curves = curves_of(own, lambda cell: levels.get(cell.method, 0.8))
     outcome = outcome_of(own, results_of(own, lambda cell, run: 0.5), curves)
-    found = dict(zip([cell.method for cell in own], p_values(outcome), strict=True))
+    found = dict(zip([cell.method for cell in own], compute_p_values(outcome), strict=True))
 
     def blocks(cell):
         means = []
         for run in cell.runs:
             curve = curves[curves["digest"] == f"made-{run.digest()}"]["test_accuracy"]
             half = curve.to_numpy()[ROUNDS // 2 :]
-            means += list(half.reshape(BLOCKS, -1).mean(1))
+            means += list(half.reshape(NUM_BLOCKS, -1).mean(1))
         return np.array(means)
 
     by_method = {cell.method: blocks(cell) for cell in own}
@@ -179,7 +195,7 @@ def test_p_is_wilcoxons_over_seeds_and_tenths_of_the_second_half():
             expected = stats.wilcoxon(values - by_method["dynafed"]).pvalue
             assert found[method] == pytest.approx(expected)
     assert found["fedavg"] < 1e-4
-    assert "from dynafed, paired by seed" in significance_note(outcome)
+    assert "from dynafed, paired by seed" in describe_p_values(outcome)
 
 
 def test_only_runs_that_both_rows_have_are_compared():
@@ -189,11 +205,11 @@ def test_only_runs_that_both_rows_have_are_compared():
     def accuracy(cell, run):
         return None if cell.method == "fedavg" and run.seed == 0 else 0.5
 
-    (fedavg, _) = p_values(outcome_of(own, results_of(own, accuracy), curves))
+    (fedavg, _) = compute_p_values(outcome_of(own, results_of(own, accuracy), curves))
     single = [dataclasses.replace(cell, runs=cell.runs[1:]) for cell in own]
-    (alone, _) = p_values(outcome_of(single, results_of(single, accuracy), curves))
+    (alone, _) = compute_p_values(outcome_of(single, results_of(single, accuracy), curves))
     assert fedavg == alone and not math.isnan(alone)
-    nothing = p_values(outcome_of(own, results_of(own, accuracy).head(0), curves))
+    nothing = compute_p_values(outcome_of(own, results_of(own, accuracy).head(0), curves))
     assert nothing.isna().all()
 
 
@@ -201,7 +217,7 @@ def test_a_table_of_clients_compares_clients(tmp_path):
     from experiments.fedamp.table1 import TABLE1 as FEDAMP
     from fedjax_het.running.result import Result
 
-    arguments = Arguments(preset="quick", methods=("separate", "fedamp"), seeds=(0,))
+    arguments = TableArguments(preset="quick", methods=("separate", "fedamp"), seeds=(0,))
     own = make_cells(FEDAMP, arguments)
     accuracies = {cell.method: RNG.random((3, 15)) for cell in own}
     rows = []
@@ -213,11 +229,13 @@ def test_a_table_of_clients_compares_clients(tmp_path):
         name = result.save(tmp_path).stem
         rows.append({"digest": name, "settings": run.digest(), **summary})
     results = pd.DataFrame(rows)
-    outcome = Outcome(FEDAMP, "quick", own, results, pd.DataFrame(), FEDAMP.values(), tmp_path, {})
-    separate, fedamp = p_values(outcome)
+    outcome = TableRun(
+        FEDAMP, "quick", own, results, pd.DataFrame(), FEDAMP.load_reported(), tmp_path, {}
+    )
+    separate, fedamp = compute_p_values(outcome)
     expected = stats.wilcoxon(accuracies["separate"][1] - accuracies["fedamp"][1]).pvalue
     assert separate == pytest.approx(expected) and math.isnan(fedamp)
-    assert "paired by client" in significance_note(outcome)
+    assert "paired by client" in describe_p_values(outcome)
 
 
 # --- the quality of synthetic data ---------------------------------------------------------
@@ -228,15 +246,15 @@ def test_the_matching_loss_stands_beside_accuracy(tmp_path, capsys):
     losses = {"matching_loss": lambda cell: 0.9 if cell.method == "dynafed" else None}
     losses["matching_loss_by_start.3"] = lambda cell: 0.87 if cell.method == "dynafed" else None
     results = results_of(own, lambda cell, run: 0.5, **losses).astype({"matching_loss": float})
-    found = dict(zip([c.method for c in own], matching_losses(own, results), strict=True))
+    found = dict(zip([c.method for c in own], compute_matching_losses(own, results), strict=True))
     assert found.pop("dynafed") == 0.9 and all(map(math.isnan, found.values()))
-    assert "3: 0.87" in quality_note(own, results)
+    assert "3: 0.87" in describe_matching_losses(own, results)
     outcome = outcome_of(own, results, curves_of(own, lambda cell: 0.5), tmp_path)
-    write_table(outcome)
+    write_comparison_table(outcome)
     said = capsys.readouterr().out
     assert " J " in said and "0.900" in said and " p " in said and "Wilcoxon" in said
     assert "| J |" in (tmp_path / "table.md").read_text()
-    table = compare(own, results, TABLE1.values())
+    table = compare_with_reported(own, results, TABLE1.load_reported())
     assert "p_value" not in table
 
 
@@ -247,17 +265,17 @@ def test_gains_are_over_real_images_of_the_same_place_and_relative_to_the_baseli
     own = cells("fedavg", "dynafed", *CONTROLS, alphas=(0.01, 0.04))
     levels = {"fedavg": 0.4, "dynafed": 0.6, CONTROLS[0]: 0.5, CONTROLS[1]: 0.75}
     results = results_of(own, lambda cell, run: levels[cell.method] + cell.alpha)
-    table = compare(own, results, TABLE1.values())
-    gains = gains_over_real(table, own, TABLE1)
+    table = compare_with_reported(own, results, TABLE1.load_reported())
+    gains = compute_gains_over_real(table, own, TABLE1)
     for cell, gain in zip(own, gains, strict=True):
         wanted = {"dynafed": -15.0, CONTROLS[0]: -25.0}.get(cell.method, math.nan)
         np.testing.assert_allclose(gain, wanted, atol=1e-9)
-    note = relative_gains_note(table, own, TABLE1)
+    note = describe_relative_gains(table, own, TABLE1)
     assert "alpha 0.01: +48.8 % measured" in note and "alpha 0.04: +45.5 % measured" in note
-    paper = relative_gains_note(
+    paper = describe_relative_gains(
         table.assign(reported_mean=table["method"].map({"fedavg": 50.0, "dynafed": 75.0})),
         own,
         TABLE1,
     )
     assert paper.count("+50.0 % reported") == 2
-    assert CONTROLS[1] in gains_note(TABLE1)
+    assert CONTROLS[1] in describe_gains_column(TABLE1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.measures.theory import gradient_error, progress_terms
+from fedjax_het.measures.theory import compute_progress_terms, fit_gradient_error
 
 RNG = np.random.default_rng(0)
 
@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 def test_the_bound_of_assumption_3_holds_everywhere_and_none_is_lower():
     norms = RNG.uniform(0.1, 3, 40)
     gaps = 0.3 * norms + 0.2 + RNG.uniform(-0.2, 0, 40)
-    found = gradient_error(np.append(gaps, np.nan), np.append(norms, 1.0))
+    found = fit_gradient_error(np.append(gaps, np.nan), np.append(norms, 1.0))
     assert (found.delta * norms + found.epsilon >= gaps - 1e-9).all()
     assert found.relative == pytest.approx((gaps / norms).max())
     # Over a grid of pairs that hold, none has a lower mean.
@@ -32,13 +32,13 @@ def test_the_bound_of_assumption_3_holds_everywhere_and_none_is_lower():
     ],
 )
 def test_the_bound_of_plain_cases(gaps, norms, delta, epsilon):
-    found = gradient_error(gaps, norms)
+    found = fit_gradient_error(gaps, norms)
     assert (found.delta, found.epsilon) == pytest.approx((delta, epsilon), abs=1e-9)
 
 
 def test_no_measured_round_has_no_bound():
     with pytest.raises(ConfigError, match="gaps = 'all NaN'"):
-        gradient_error([np.nan], [1.0])
+        fit_gradient_error([np.nan], [1.0])
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 1.5])
@@ -55,12 +55,12 @@ def test_terms_are_those_of_theorem_1(gamma):
         "client_noise": noise,
         "server_noise": own_noise,
     }
-    found = progress_terms(
+    found = compute_progress_terms(
         {name: np.array([value]) for name, value in curves.items()},
         gamma=gamma,
         server_lr=server_lr,
         num_clients=N,
-        sampled=S,
+        cohort_size=S,
         client_steps=K,
         server_steps=K0,
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import KilledError, assert_same, run, spec
+from support.data import make_user_dataset
+from support.running import KilledError, assert_results_equal, make_spec, run_spec
 
 from fedjax_het import ConfigError, Placement, Result, federation, register_tracker, simulate, sweep
 from fedjax_het.cli import main
@@ -27,7 +27,7 @@ ROUNDS = 9
 @pytest.fixture
 def eager(monkeypatch):
     """Short chunks, and a checkpoint after each."""
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
 
 
@@ -154,16 +154,16 @@ def test_a_record_has_every_round_once(tracker, tmp_path, monkeypatch, eager):
         if now.done >= 5 and not now.result:
             raise KilledError
 
-    settings = spec(rounds=ROUNDS, eval_every=2)
+    settings = make_spec(rounds=ROUNDS, eval_every=2)
     with pytest.raises(KilledError):
-        run(settings, output_dir=tmp_path, track=[tracker], callbacks=[breaks])
+        run_spec(settings, output_dir=tmp_path, track=[tracker], callbacks=[breaks])
     if tracker == "csv":  # as a full disk leaves it
         (path,) = (tmp_path / "csv").glob("*.csv")
         path.write_text(path.read_text()[:-9])
-    made = run(settings, output_dir=tmp_path, track=[tracker], resume=True)
-    assert_same(made, run(settings))
+    made = run_spec(settings, output_dir=tmp_path, track=[tracker], resume=True)
+    assert_results_equal(made, run_spec(settings))
     check(tracker, tmp_path, made)
-    again = run(settings, output_dir=tmp_path, track=[tracker])  # begun again: a new record
+    again = run_spec(settings, output_dir=tmp_path, track=[tracker])  # begun again: a new record
     if tracker in ("csv", "tensorboard"):
         check(tracker, tmp_path, again)
 
@@ -171,12 +171,12 @@ def test_a_record_has_every_round_once(tracker, tmp_path, monkeypatch, eager):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from support.data import user_dataset
-from support.running import spec
+from support.data import make_user_dataset
+from support.running import make_spec
 from fedjax_het import simulate
 from fedjax_het.running import runs
 
-runs.MAX_CHUNK = 2
+runs.MAX_ROUNDS_PER_CHUNK = 2
 
 
 def kill(now):
@@ -186,8 +186,8 @@ def kill(now):
 
 resume = (Path(sys.argv[1]) / "checkpoint.npz").exists()
 simulate(
-    spec(rounds=9, eval_every=2),
-    dataset=user_dataset(),
+    make_spec(rounds=9, eval_every=2),
+    dataset=make_user_dataset(),
     output_dir=sys.argv[1],
     resume=resume,
     track=["csv", "tensorboard", "wandb", "mlflow"],
@@ -221,12 +221,12 @@ def test_records_of_a_run_that_was_killed_again_and_again(tmp_path):
 
 
 def test_every_run_of_a_sweep_has_a_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "MAX_CHUNK", 2)
-    specs = [spec(seed=seed, rounds=16, patience=2 if seed else None) for seed in range(3)]
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
+    specs = [make_spec(seed=seed, rounds=16, patience=2 if seed else None) for seed in range(3)]
     made = sweep(
         specs,
         tmp_path,
-        dataset=user_dataset(),
+        dataset=make_user_dataset(),
         track=["csv", "tensorboard"],
         placement=Placement(width=2, spread="runs", lanes=1),
         progress=lambda line: None,
@@ -260,30 +260,30 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(tmp_path, caplog, ea
     told = []
     register_tracker("mine", lambda opening: Kept(opening, told))
     try:
-        made = run(spec(), output_dir=tmp_path, track=["mine", "csv"])
+        made = run_spec(make_spec(), output_dir=tmp_path, track=["mine", "csv"])
     finally:
         TRACKERS.reset()
-    assert_same(made, run(spec()))
+    assert_results_equal(made, run_spec(make_spec()))
     check("csv", tmp_path, made)
     (line,) = [each for each in caplog.messages if "track" in each]
     assert line.startswith("track = 'mine': cannot be written (No space left on device)")
     assert [each[0] for each in told[1:]] == [1, 2, 3, 4]
-    assert told[0].name == made.digest() and told[0].folder == tmp_path and told[0].done == 0
+    assert told[0].digest == made.digest() and told[0].folder == tmp_path and told[0].done == 0
 
 
 def test_what_cannot_track_is_one_line(tmp_path, monkeypatch):
     calls = (simulate, federation)
     for call in calls:
         with pytest.raises(ConfigError, match=r"^track = 'csb' is unknown: did you mean 'csv'"):
-            call(spec(), dataset=user_dataset(), track=["csb"], output_dir=tmp_path)
+            call(make_spec(), dataset=make_user_dataset(), track=["csb"], output_dir=tmp_path)
         with pytest.raises(ConfigError, match=r"^track = \['csv'\]: expected an output_dir"):
-            call(spec(), dataset=user_dataset(), track=["csv"])
+            call(make_spec(), dataset=make_user_dataset(), track=["csv"])
     with pytest.raises(ConfigError, match=r"^track = \['csv'\]: expected an? directory"):
-        sweep([spec()], dataset=user_dataset(), track=["csv"])
+        sweep([make_spec()], dataset=make_user_dataset(), track=["csv"])
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     for name in ("tensorboard", "wandb", "mlflow"):
         with pytest.raises(ConfigError) as raised:
-            simulate(spec(), dataset=user_dataset(), track=[name], output_dir=tmp_path)
+            simulate(make_spec(), dataset=make_user_dataset(), track=[name], output_dir=tmp_path)
         said = str(raised.value)
         assert said.startswith(f"track = '{name}'") and f"fedjax_het[{name}]" in said
         assert "\n" not in said

@@ -3,16 +3,16 @@
 import jax
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import run, spec
-from support.slow import slow
+from support.data import make_user_dataset
+from support.running import make_spec, run_spec
+from support.slow import slow_case
 from test_own_network import TwoLayers
 
 from fedjax_het import ConfigError, Result, dataset_from_arrays, evaluate, load_model, simulate
 from fedjax_het.common.files import DamagedFileError
 from fedjax_het.nn import count_parameters
 
-DATA = user_dataset()
+DATA = make_user_dataset()
 
 
 def with_tests(**settings):
@@ -24,13 +24,13 @@ def with_tests(**settings):
     [
         ("fedavg", {}),
         ("dynafed", {}),
-        slow("fedbn", {"model": "convnet", "width": 4, "depth": 1, "norm": "batch"}),
-        slow("moon", {}),
-        slow("fsl", {}),
+        slow_case("fedbn", {"model": "convnet", "width": 4, "depth": 1, "norm": "batch"}),
+        slow_case("moon", {}),
+        slow_case("fsl", {}),
     ],
 )
 def test_a_saved_model_is_as_good_as_the_runs_last_round(name, settings, tmp_path):
-    made = run(spec(name, rounds=5, **settings))
+    made = run_spec(make_spec(name, rounds=5, **settings))
     path = made.save_model(tmp_path / "model.msgpack")
     model = load_model(path)
     measured = evaluate(model, DATA)
@@ -39,25 +39,26 @@ def test_a_saved_model_is_as_good_as_the_runs_last_round(name, settings, tmp_pat
     assert measured.confusion.sum() == len(DATA.test_labels)
     jax.tree.map(np.testing.assert_array_equal, model.variables, made.model().variables)
     assert count_parameters(model.variables) > 0
-    assert (model.inputs.mean, model.inputs.class_names) == (DATA.mean, DATA.class_names)
+    assert (model.input_spec.mean, model.input_spec.class_names) == (DATA.mean, DATA.class_names)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("fedamp", {}), slow("apfl", {"preset": "fedtorch"}), slow("ditto", {})]
+    ("name", "options"),
+    [("fedamp", {}), slow_case("apfl", {"preset": "fedtorch"}), slow_case("ditto", {})],
 )
 def test_clients_models_are_those_that_were_scored(name, options, tmp_path):
-    made = run(spec(name, rounds=5, options=options, **with_tests()))
+    made = run_spec(make_spec(name, rounds=5, options=options, **with_tests()))
     tests = made.tests
     for k in range(3):
         model = load_model(made.save_model(tmp_path / f"{k}.msgpack", client=k))
-        held = tests.client(k)
+        held = tests.client_indices(k)
         found = model.evaluate(DATA.test_images[held], DATA.test_labels[held])
         np.testing.assert_allclose(found.accuracy, made.metrics["client_accuracy"][-1, k])
         assert model.client == k and f"client {k}" in repr(model)
 
 
 def test_of_an_own_network_the_network_is_asked_for(tmp_path):
-    made = simulate(spec(model=None, rounds=5), dataset=DATA, network=TwoLayers)
+    made = simulate(make_spec(model=None, rounds=5), dataset=DATA, network=TwoLayers)
     path = made.save_model(tmp_path / "model.msgpack")
     model = load_model(path, network=TwoLayers)
     assert evaluate(model, DATA).accuracy == made.metrics["test_accuracy"][-1]
@@ -65,13 +66,13 @@ def test_of_an_own_network_the_network_is_asked_for(tmp_path):
         load_model(path)
     with pytest.raises(ConfigError, match="network = "):
         load_model(path, network=lambda num_classes: TwoLayers(num_classes, hidden=7))
-    named = run(spec(rounds=5)).save_model(tmp_path / "named.msgpack")
+    named = run_spec(make_spec(rounds=5)).save_model(tmp_path / "named.msgpack")
     with pytest.raises(ConfigError, match="none, as the model names its own"):
         load_model(named, network=TwoLayers)
 
 
 def test_predictions_are_of_the_images_one_by_one(tmp_path):
-    model = run(spec(rounds=5)).model()
+    model = run_spec(make_spec(rounds=5)).model()
     images = np.concatenate([DATA.train_images] * 20)  # several batches, the last one short
     logits = model.logits(images)
     assert len(images) > 500 and logits.shape == (len(images), DATA.num_classes)
@@ -84,13 +85,13 @@ def test_integers_are_as_floats_in_the_unit_interval():
     images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), np.uint8)
     labels = np.arange(40) % 2
     data = dataset_from_arrays(images, labels, images, labels, mean=(0.3,), std=(0.4,))
-    model = simulate(spec(rounds=1), dataset=data).model()
+    model = simulate(make_spec(rounds=1), dataset=data).model()
     as_floats = model.logits(images.astype(np.float32) / 255)
     np.testing.assert_allclose(model.logits(images), as_floats, rtol=1e-4, atol=1e-5)
 
 
 def test_a_confusion_matrix_counts_classes_by_predictions():
-    model = run(spec(rounds=5)).model()
+    model = run_spec(make_spec(rounds=5)).model()
     found = evaluate(model, DATA)
     predicted = model.predict(DATA.test_images)
     for label in range(DATA.num_classes):
@@ -103,7 +104,7 @@ def test_a_confusion_matrix_counts_classes_by_predictions():
 
 @pytest.mark.parametrize("cut", [0, 10, -1, "flip"])
 def test_a_damaged_file_is_said_in_one_line(cut, tmp_path):
-    path = run(spec(rounds=1)).save_model(tmp_path / "model.msgpack")
+    path = run_spec(make_spec(rounds=1)).save_model(tmp_path / "model.msgpack")
     text = bytearray(path.read_bytes())
     if cut == "flip":
         text[-40] ^= 1
@@ -126,11 +127,11 @@ def test_a_damaged_file_is_said_in_one_line(cut, tmp_path):
 )
 def test_what_cannot_be_is_one_line(ask, expected):
     with pytest.raises(ConfigError, match=expected):
-        ask(run(spec(rounds=1)))
+        ask(run_spec(make_spec(rounds=1)))
 
 
 def test_a_method_without_a_global_model_says_which_clients_have_one():
-    made = run(spec("fedamp", rounds=1))
+    made = run_spec(make_spec("fedamp", rounds=1))
     with pytest.raises(ConfigError, match="client = None: expected 0 to 5"):
         made.model()
     with pytest.raises(ConfigError, match="client = 6: expected 0 to 5"):

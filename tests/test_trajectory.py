@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from support.slow import slow
+from support.slow import slow_case
 
 from fedjax_het.common.arrays import enable_x64
 from fedjax_het.common.errors import ConfigError
@@ -18,14 +18,14 @@ from fedjax_het.condensation import (
     SyntheticData,
     draw_segment,
     fine_tune,
-    j_by_start,
     make_synthesis,
     matching_loss,
+    mean_loss_by_start,
     soft_cross_entropy,
     train_from_scratch,
     unroll,
 )
-from fedjax_het.engine.server import epoch_batch
+from fedjax_het.engine.server import get_epoch_batch
 from fedjax_het.report.synthetic_images import plot_synthesis
 
 CLASSES = 3
@@ -134,9 +134,9 @@ def test_unroll_is_a_plain_loop_of_sgd(scaling):
     ("kind", "strategy", "batch_size"),
     [
         ("mlp", "none", None),
-        slow("conv", "none", 4),
-        slow("mlp", "color_rotate", 4),
-        slow("conv", "scale_cutout", None),
+        slow_case("conv", "none", 4),
+        slow_case("mlp", "color_rotate", 4),
+        slow_case("conv", "scale_cutout", None),
     ],
 )
 def test_gradients_of_the_matching_loss_equal_finite_differences(kind, strategy, batch_size):
@@ -169,7 +169,7 @@ def test_gradients_of_the_matching_loss_equal_finite_differences(kind, strategy,
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(12, 4), (10, 4), (5, 1)])
 def test_minibatches_cover_the_data_once_per_epoch_in_new_orders(num_samples, batch_size):
     per_epoch = -(-num_samples // batch_size)
-    draw = jax.jit(lambda step: epoch_batch(jax.random.key(0), step, num_samples, batch_size))
+    draw = jax.jit(lambda step: get_epoch_batch(jax.random.key(0), step, num_samples, batch_size))
     orders = []
     for epoch in range(3):
         batches = [draw(epoch * per_epoch + step) for step in range(per_epoch)]
@@ -297,7 +297,7 @@ def make_toy(**overrides):
         config, apply_params, unravel, image_shape=SHAPE, num_classes=CLASSES
     )
     run = jax.jit(synthesis.run, static_argnames="num_iterations")
-    hp = config.hyper_parameters()
+    hp = config.to_values()
     state = synthesis.init(hp, jax.random.key(0))
     return synthesis, run, hp, state
 
@@ -307,7 +307,10 @@ def test_synthesis_learns_to_reproduce_a_known_trajectory():
     synthesis, run, hp, state = make_toy()
     trajectory = real_trajectory()
     state, info = run(hp, state, trajectory, jax.random.key(1), 0, num_iterations=800)
-    first, last = j_by_start(jax.tree.map(lambda x: x[:50], info)), j_by_start(info, last=200)
+    first, last = (
+        mean_loss_by_start(jax.tree.map(lambda x: x[:50], info)),
+        mean_loss_by_start(info, num_last=200),
+    )
     assert set(last) == set(range(ROUNDS - 2 + 1))
     assert np.mean(list(first.values())) > 0.8
     assert max(last.values()) < 0.3  # 1 would be a network that does not move
@@ -385,13 +388,13 @@ def test_a_non_finite_iteration_changes_nothing_and_is_counted():
     assert state.num_skipped == skipped.sum() > 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.data))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.adam))
-    assert all(np.isfinite(value) for value in j_by_start(info).values())
+    assert all(np.isfinite(value) for value in mean_loss_by_start(info).values())
     # No start 3, no score; the result falls back to the last iterate.
     np.testing.assert_array_equal(synthesis.result(state).images, state.data.images)
 
     broken = jnp.full_like(trajectory, jnp.nan)
     state, info = run(hp, start, broken, jax.random.key(1), 0, num_iterations=60)
-    assert state.num_skipped == 60 and j_by_start(info) == {}
+    assert state.num_skipped == 60 and mean_loss_by_start(info) == {}
     for a, b in zip(jax.tree.leaves(state.data), jax.tree.leaves(start.data), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -457,11 +460,11 @@ def test_presets_have_the_values_of_paper_and_code():
     }
     for name, values in rows.items():
         assert (getattr(paper, name), getattr(code, name)) == values, name
-    assert (paper.total_samples(10), code.total_samples(10)) == (150, 150)
-    assert (paper.total_samples(100), code.total_samples(100)) == (150, 1500)
+    assert (paper.count_samples(10), code.count_samples(10)) == (150, 150)
+    assert (paper.count_samples(100), code.count_samples(100)) == (150, 1500)
     # The literal reading of the paper stays within reach.
     literal = SynthesisConfig.preset("paper", step_size_floor=1e-6, step_size=1e-5, step_size_lr=0)
-    assert literal.hyper_parameters().step_size == np.float32(1e-5)
+    assert literal.to_values().step_size == np.float32(1e-5)
     assert dataclasses.replace(code, include_initial=False).start_range == (1, 21)
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from fedjax_het import ConfigError, RunSpec, load_results, report
 from fedjax_het.cli import main
-from fedjax_het.common.environment import environment
-from fedjax_het.report import Cell
-from fedjax_het.report.reported import reported_values
+from fedjax_het.common.environment import describe_environment
+from fedjax_het.report import TableCell
+from fedjax_het.report.reported import load_reported_values
 from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_curves
 
@@ -22,7 +22,7 @@ def save(folder, spec, renamed, level):
     """A result as another process leaves it: its settings with other names."""
     accuracy = np.linspace(level / 2, level, ROUNDS)
     summary = {
-        **environment(),
+        **describe_environment(),
         "final_accuracy": float(accuracy[-5:].mean()),
         "final_accuracy_std": 0.01,
         "best_accuracy": level,
@@ -53,7 +53,7 @@ def folder(tmp_path):
 
 def test_the_settings_of_a_resolved_run_have_its_digest():
     spec = RunSpec("fedaf", alpha=0.02).resolved()
-    assert spec.stored_digest() == spec.digest() == RunSpec("fedaf", alpha=0.02).digest()
+    assert spec.resolved_digest() == spec.digest() == RunSpec("fedaf", alpha=0.02).digest()
 
 
 def test_they_are_read_by_their_stored_names(folder):
@@ -92,16 +92,16 @@ def test_a_table_compares_them(tmp_path):
     other = RunSpec("fedavg", "fashion_mnist", model="mlp", alpha=0.01, rounds=ROUNDS, seed=1)
     save(tmp_path, other, {}, 0.5)
     cells = [
-        Cell("fashion_mnist", "mlp", 0.01, "fedavg", (other,)),
-        Cell("fashion_mnist", "mlp", 0.01, "mymethod", (stored,)),
+        TableCell("fashion_mnist", "mlp", 0.01, "fedavg", (other,)),
+        TableCell("fashion_mnist", "mlp", 0.01, "mymethod", (stored,)),
     ]
-    results, reported = load_results(tmp_path), reported_values("dynafed", "table5")
-    table = report.compare(cells, results, reported).set_index("method")
+    results, reported = load_results(tmp_path), load_reported_values("dynafed", "table5")
+    table = report.compare_with_reported(cells, results, reported).set_index("method")
     measured = results.set_index("algorithm")["final_accuracy"]
     assert table.loc["mymethod", "mean"] == pytest.approx(100 * measured["mymethod"])
     assert table.loc["fedavg", "mean"] == pytest.approx(100 * measured["fedavg"])
-    text = report.comparison_table(table.reset_index(), title="T")
+    text = report.format_comparison_table(table.reset_index(), title="T")
     assert [row["Method"] for row in text.sections[0].rows] == ["fedavg", "mymethod"]
-    assert report.diverged_runs(cells, results) == []
-    figure = report.plot_curves(cells, results, load_curves(tmp_path), reported)
+    assert report.list_diverged_runs(cells, results) == []
+    figure = report.plot_table_curves(cells, results, load_curves(tmp_path), reported)
     assert {"fedavg", "mymethod"} <= {line.get_label() for line in figure.axes[0].lines}

@@ -14,12 +14,12 @@ from fedjax_het.common.signatures import REQUIRED
 from fedjax_het.nn import (
     NETWORKS,
     Model,
-    as_model,
+    add_projection_head,
+    compute_network_digest,
+    get_network_options,
     make_model,
-    network_digest,
-    network_options,
     norm_mask,
-    with_projection_head,
+    to_model,
 )
 
 KEY = jax.random.key(0)
@@ -68,7 +68,7 @@ def linear(num_classes):
 @pytest.mark.parametrize("train", [False, True])
 def test_a_wrapped_module_computes_what_the_module_does(train):
     """Values, gradients and running statistics, with the package's convolutions in its place."""
-    model, module = as_model(Lenet, SHAPE, CLASSES, rate=0.0), Lenet(CLASSES, rate=0.0)
+    model, module = to_model(Lenet, SHAPE, CLASSES, rate=0.0), Lenet(CLASSES, rate=0.0)
     plain = module.init(KEY, IMAGES, train=False)
     variables = model.init(KEY)
     expected = {"params": plain["params"], "state": plain["batch_stats"]}
@@ -95,7 +95,7 @@ def test_a_wrapped_module_computes_what_the_module_does(train):
 
 
 def test_plain_convolutions_are_the_packages_and_others_are_left_alone():
-    model = as_model(Lenet, SHAPE, CLASSES)
+    model = to_model(Lenet, SHAPE, CLASSES)
     variables = model.init(KEY)
     program = str(jax.make_jaxpr(partial(model.apply, train=False))(variables, IMAGES))
     assert program.count("conv_general_dilated[") == 1  # that of groups
@@ -104,13 +104,13 @@ def test_plain_convolutions_are_the_packages_and_others_are_left_alone():
 
 @pytest.mark.slow
 def test_the_key_is_dropouts_and_without_one_nothing_is_dropped():
-    model = as_model(Lenet, SHAPE, CLASSES)
+    model = to_model(Lenet, SHAPE, CLASSES)
     variables = model.init(KEY)
     apply = jax.jit(partial(model.apply, variables, IMAGES, train=True))
     first, again, other = (apply(key=jax.random.key(seed))[0] for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert abs(first - other).max() > 1e-3
-    whole = as_model(Lenet, SHAPE, CLASSES, rate=0.0).apply(variables, IMAGES, train=True)[0]
+    whole = to_model(Lenet, SHAPE, CLASSES, rate=0.0).apply(variables, IMAGES, train=True)[0]
     np.testing.assert_allclose(apply()[0], whole, rtol=1e-5, atol=1e-6)
 
 
@@ -118,12 +118,12 @@ def test_the_key_is_dropouts_and_without_one_nothing_is_dropped():
 
 
 def test_features_head_and_norm_layers_are_found():
-    model = as_model(Lenet, SHAPE, CLASSES)
+    model = to_model(Lenet, SHAPE, CLASSES)
     variables = model.init(KEY)
     features, logits, state = model.embed(variables, IMAGES, train=True, key=KEY)
     same, same_state = model.apply(variables, IMAGES, train=True, key=KEY)
     assert features.shape == (4, 7) and model.head.path == ("Dense_1",)
-    again = model.head.apply(model.head.parameters(variables), features)
+    again = model.head.apply(model.head.get_parameters(variables), features)
     np.testing.assert_allclose(again, logits, rtol=1e-6)
     assert_trees_all_close((logits, state), (same, same_state), rtol=1e-5, atol=1e-6)
     marked = norm_mask(model, variables)
@@ -131,12 +131,12 @@ def test_features_head_and_norm_layers_are_found():
 
 
 def test_a_projection_goes_before_any_head():
-    model = with_projection_head(as_model(Lenet, SHAPE, CLASSES), 3)
+    model = add_projection_head(to_model(Lenet, SHAPE, CLASSES), 3)
     variables = model.init(KEY)
     assert "Dense_1" not in variables["params"]
     z, logits, _ = model.embed(variables, IMAGES, train=False)
     assert z.shape == (4, 3)
-    again = model.head.apply(model.head.parameters(variables), z)
+    again = model.head.apply(model.head.get_parameters(variables), z)
     np.testing.assert_allclose(again, logits, rtol=1e-6)
 
 
@@ -161,7 +161,7 @@ class Deterministic(nn.Module):
 
 
 def test_several_collections_and_a_head_inside_another_module():
-    model = as_model(Deterministic, SHAPE, CLASSES)
+    model = to_model(Deterministic, SHAPE, CLASSES)
     variables = model.init(KEY)
     assert set(variables["state"]) == {"count", "batch_stats"}
     _, state = model.apply(variables, IMAGES, train=True)
@@ -171,8 +171,8 @@ def test_several_collections_and_a_head_inside_another_module():
     marked = norm_mask(model, variables)
     assert all(jax.tree.leaves(marked["state"]["batch_stats"])) and marked["params"]["norm"]["bias"]
     assert not marked["state"]["count"]["steps"]
-    with_projection_head(model, 3).embed(
-        with_projection_head(model, 3).init(KEY), IMAGES, train=False
+    add_projection_head(model, 3).embed(
+        add_projection_head(model, 3).init(KEY), IMAGES, train=False
     )
 
 
@@ -182,10 +182,10 @@ def test_a_module_without_a_last_layer_has_no_head_and_methods_say_so():
         def __call__(self, x):
             return nn.Conv(CLASSES, (3, 3))(x).mean((1, 2))
 
-    model = as_model(Pooled(), SHAPE, CLASSES)
+    model = to_model(Pooled(), SHAPE, CLASSES)
     assert model.embed is None and model.head is None
     with pytest.raises(ConfigError, match="model = 'user': expected a network with a last fully"):
-        with_projection_head(model)
+        add_projection_head(model)
 
 
 # --- pairs
@@ -193,7 +193,7 @@ def test_a_module_without_a_last_layer_has_no_head_and_methods_say_so():
 
 def test_pairs_of_every_signature():
     init, apply = linear(CLASSES)
-    model = as_model(lambda num_classes: linear(num_classes), SHAPE, CLASSES)
+    model = to_model(lambda num_classes: linear(num_classes), SHAPE, CLASSES)
     variables = model.init(KEY)
     assert variables["state"] == {} and set(variables["params"]) == {"w", "b"}
     expected = apply(init(KEY, IMAGES), IMAGES)
@@ -207,13 +207,13 @@ def test_pairs_of_every_signature():
         seen = variables["seen"]["batches"]
         return apply(variables["params"], images), {"seen": {"batches": seen + 1.0 * train}}
 
-    model = as_model((stateful_init, stateful_apply), SHAPE, CLASSES)
+    model = to_model((stateful_init, stateful_apply), SHAPE, CLASSES)
     variables = model.init(KEY)
     assert float(model.apply(variables, IMAGES, train=True)[1]["batches"]) == 1
     assert float(model.apply(variables, IMAGES, train=False)[1]["batches"]) == 0
 
     module = Lenet(CLASSES)
-    of_module = as_model((module.init, module.apply), SHAPE, CLASSES)
+    of_module = to_model((module.init, module.apply), SHAPE, CLASSES)
     assert of_module.head.path == ("Dense_1",)
 
 
@@ -243,21 +243,21 @@ def test_a_registered_network_is_in_runs_like_the_packages_own(algorithm):
 def test_options_belong_to_the_signature():
     register_network("lenet", Lenet)
     assert NETWORKS["lenet"].description == "Convolutions of every plain kind, batch norm, dropout"
-    assert network_options("lenet") == {"hidden": 7, "rate": 0.5}
+    assert get_network_options("lenet") == {"hidden": 7, "rate": 0.5}
     assert make_model("lenet", SHAPE, CLASSES, hidden=3).init(KEY)["params"]["Dense_0"][
         "bias"
     ].shape == (3,)
-    assert network_options("mlp") == {"hidden": (128, 128)}
-    assert {"width", "depth", "norm"} <= set(network_options("convnet"))
+    assert get_network_options("mlp") == {"hidden": (128, 128)}
+    assert {"width", "depth", "norm"} <= set(get_network_options("convnet"))
     register_network("asking", lambda input_shape, size: Lenet(CLASSES, size))
-    assert network_options("asking") == {"size": REQUIRED}
+    assert get_network_options("asking") == {"size": REQUIRED}
     with pytest.raises(ConfigError, match="network 'asking' needs size"):
         make_model("asking", SHAPE, CLASSES)
 
 
 def test_digests_tell_networks_apart_and_stay_the_same():
     digests = {
-        network_digest(as_model(network, SHAPE, CLASSES, **options))
+        compute_network_digest(to_model(network, SHAPE, CLASSES, **options))
         for network, options in (
             (Lenet, {}),
             (Lenet, {"hidden": 8}),
@@ -266,7 +266,7 @@ def test_digests_tell_networks_apart_and_stay_the_same():
         )
     }
     assert len(digests) == 4
-    assert network_digest(as_model(Lenet, SHAPE, CLASSES, "other")) in digests
+    assert compute_network_digest(to_model(Lenet, SHAPE, CLASSES, "other")) in digests
 
 
 # --- what cannot be used
@@ -326,7 +326,7 @@ def test_bad_networks_are_refused_in_one_line_before_anything_compiles(case, mon
     network, options, message = BAD[case]
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *a, **k: pytest.fail("compiled"))
     with pytest.raises(ConfigError, match=message) as error:
-        as_model(network, SHAPE, CLASSES, **options)
+        to_model(network, SHAPE, CLASSES, **options)
     named = str(error.value).removeprefix("hiden = 3: ")  # what was written comes first
     assert "\n" not in named and named.startswith("network 'user'")
 
@@ -343,8 +343,8 @@ def test_bad_names_and_unknown_ones():
 
 def test_a_model_of_the_users_own_is_taken_as_it_is():
     model = make_model("mlp", SHAPE, CLASSES)
-    assert isinstance(as_model(model, SHAPE, CLASSES), Model)
+    assert isinstance(to_model(model, SHAPE, CLASSES), Model)
     with pytest.raises(
         ConfigError, match=r"network 'user' = .*: expected one of \(4, 4, 1\) images"
     ):
-        as_model(model, (4, 4, 1), CLASSES)
+        to_model(model, (4, 4, 1), CLASSES)

@@ -25,17 +25,17 @@ from fedjax_het.data import (
     PARTITIONS,
     SERVER_SOURCES,
     Partition,
-    check_server_options,
-    client_mixtures,
+    compute_client_mixtures,
     dataset_from_arrays,
-    parameter_called,
-    partition_parameters,
-    server_examples,
-    server_pool,
-    withheld_examples,
+    draw_withheld_examples,
+    find_parameter_name,
+    get_partition_parameters,
+    make_server_data,
+    make_server_pool,
+    resolve_server_options,
 )
 from fedjax_het.data.prepare import prepare_dataset
-from fedjax_het.running.splits import split_clients
+from fedjax_het.running.splits import build_partition
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "participation": 1.0}
 LABELS = np.arange(60) % 5
@@ -114,12 +114,12 @@ def test_bad_data_sets_are_refused_in_one_line():
 def test_a_registered_partition_is_in_runs_with_its_own_parameters():
     register_partition("thirds", thirds)
     assert PARTITIONS["thirds"].description == "Runs of the training set. And more"
-    assert partition_parameters("thirds") == {"alpha": REQUIRED, "offset": 0}
+    assert get_partition_parameters("thirds") == {"alpha": REQUIRED, "offset": 0}
     spec = RunSpec(partition="thirds", alpha=0.3, partition_options={"offset": 2}, **SMALL)
     assert spec.resolved().alpha == 0.3
     result = simulate(spec)
     assert result.partition.parameters == {"alpha": 0.3, "offset": 2}
-    assert result.partition.client(0)[0] == 2
+    assert result.partition.client_indices(0)[0] == 2
     with pytest.raises(ConfigError, match=r"has no parameter 'ofset'.*did you mean 'offset'"):
         make_partition("thirds", LABELS, 5, num_clients=3, seed=0, alpha=1, ofset=2)
     with pytest.raises(ConfigError, match="partition 'thirds' needs alpha"):
@@ -127,9 +127,9 @@ def test_a_registered_partition_is_in_runs_with_its_own_parameters():
 
 
 def test_alpha_and_classes_belong_to_whoevers_signature_has_them():
-    with_alpha = {name for name in PARTITIONS if parameter_called(name, "alpha")}
+    with_alpha = {name for name in PARTITIONS if find_parameter_name(name, "alpha")}
     assert with_alpha == {"dirichlet", "dirichlet_balanced", "dirichlet_capped"}
-    with_classes = {name for name in PARTITIONS if parameter_called(name, "classes")}
+    with_classes = {name for name in PARTITIONS if find_parameter_name(name, "classes")}
     assert with_classes == {"classes_per_client"}
     seen = []
 
@@ -139,7 +139,7 @@ def test_alpha_and_classes_belong_to_whoevers_signature_has_them():
 
     register_partition("some", some)
     spec = RunSpec(partition="some", classes=3, **SMALL).resolved()
-    split_clients(spec, load_dataset("digits"))
+    build_partition(spec, load_dataset("digits"))
     make_partition("some", LABELS, 5, num_clients=3, seed=0, classes_per_client=4)
     assert spec.classes == 3 and seen == [3, 4]
     with pytest.raises(ConfigError, match=r"alpha = 0.1: expected no alpha"):
@@ -170,7 +170,7 @@ def test_mixtures_of_the_wrong_shape_are_refused():
     register_partition("odd", lambda num_clients: [[0]] * num_clients, mixtures=lambda *a: [[1.0]])
     partition = make_partition("odd", LABELS, 5, num_clients=3, seed=0)
     with pytest.raises(ConfigError, match=r"mixtures of partition 'odd' = \(1, 1\): .*\(3, 5\)"):
-        client_mixtures(partition, LABELS, 5)
+        compute_client_mixtures(partition, LABELS, 5)
 
 
 @pytest.mark.slow
@@ -188,8 +188,10 @@ def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
     assert result.partition.client_names == ("ink", "oil")
     clients = result.metrics["client_accuracy"]
     np.testing.assert_array_equal(result.metrics["client_accuracy_oil"], clients[:, 1])
-    tests = data_sets.tests_of(result.partition, dataset, seed=0)
-    np.testing.assert_array_equal(tests.client(1), np.flatnonzero(dataset.test_domains == 1))
+    tests = data_sets.make_client_tests(result.partition, dataset, seed=0)
+    np.testing.assert_array_equal(
+        tests.client_indices(1), np.flatnonzero(dataset.test_domains == 1)
+    )
     loaded = Partition.load(result.partition.save(tmp_path / "split.npz"))
     assert loaded.client_names == ("ink", "oil") and loaded.digest() == result.partition.digest()
     nameless = dataclasses.replace(loaded, client_names=())
@@ -197,7 +199,7 @@ def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
     with pytest.raises(ConfigError, match=r"client_names = .*: expected none, or 2 different ones"):
         dataclasses.replace(loaded, client_names=("ink", "ink"))
     with pytest.raises(ConfigError, match="dataset = 'blobs': expected one whose images have dom"):
-        data_sets.tests_of(loaded, blobs(), seed=0)
+        data_sets.make_client_tests(loaded, blobs(), seed=0)
 
 
 # --- the server's examples
@@ -210,7 +212,7 @@ def test_a_registered_source_is_in_runs_with_its_own_options():
 
     register_server_source("first", draw=first)
     assert SERVER_SOURCES["first"].options == {"size": 4}
-    assert check_server_options("first") == {"size": 4}
+    assert resolve_server_options("first") == {"size": 4}
     spec = RunSpec("data_sharing", partition="iid", server_data="first", **SMALL)
     assert spec.resolved().server_options == {"size": 4}
     result = simulate(dataclasses.replace(spec, server_options={"size": 6}))
@@ -225,10 +227,10 @@ def test_sources_that_withhold_and_sources_of_images():
         draw=lambda dataset, partition: np.setdiff1d(np.arange(60), partition.indices),
         withheld=lambda num_train: num_train // 10,
     )
-    withheld = withheld_examples("last", blobs(), seed=0)
+    withheld = draw_withheld_examples("last", blobs(), seed=0)
     assert len(withheld) == 6
     register_server_source("drawn", pool=lambda dataset: (dataset.test_images, LABELS[:30]))
-    images, labels = server_pool("drawn", blobs())
+    images, labels = make_server_pool("drawn", blobs())
     assert images.shape == (30, 4, 4, 1) and labels.dtype == np.int32
     with pytest.raises(ConfigError, match="server_data 'both': expected draw or pool, one of"):
         register_server_source("both")
@@ -240,16 +242,16 @@ def test_what_sources_give_is_checked():
     split = make_partition("iid", LABELS, 5, num_clients=3, seed=0)
     register_server_source("odd", draw=lambda: [60])
     with pytest.raises(ConfigError, match="what server_data 'odd' draws has 60: expected posit"):
-        server_examples("odd", blobs(), split, seed=0)
+        make_server_data("odd", blobs(), split, seed=0)
     register_server_source("odd", draw=lambda: [0.5])
     with pytest.raises(ConfigError, match=r"draws = 'float64 \(1,\)': expected integers"):
-        server_examples("odd", blobs(), split, seed=0)
+        make_server_data("odd", blobs(), split, seed=0)
     register_server_source("odd", pool=lambda dataset: dataset.test_images)
     with pytest.raises(ConfigError, match="pool of server_data 'odd' is a ndarray: expected"):
-        server_pool("odd", blobs())
+        make_server_pool("odd", blobs())
     register_server_source("odd", pool=lambda dataset: (dataset.test_images, LABELS[:30] + 9))
     with pytest.raises(ConfigError, match=r"server_labels\[4\] = 13: expected a label in"):
-        server_pool("odd", blobs())
+        make_server_pool("odd", blobs())
 
 
 # --- all of them

@@ -13,9 +13,9 @@ import fedjax_het
 from fedjax_het import ConfigError, RunSpec, load_dataset, simulate, sweep
 from fedjax_het.cli import main
 from fedjax_het.common import variables
-from fedjax_het.common.cache import cache_root
-from fedjax_het.common.variables import VARIABLES, value_of
-from fedjax_het.running.checkpoints import Checkpoints
+from fedjax_het.common.cache import get_cache_dir
+from fedjax_het.common.variables import VARIABLES, get_value
+from fedjax_het.running.checkpoints import CheckpointWriter
 
 PACKAGE = Path(fedjax_het.__file__).parent
 NUMBERS = ("", "x", "-1", "nan", "inf", "-inf", "1e400", "1" * 400, "FILE", "1 2", "None")
@@ -66,7 +66,7 @@ def test_a_bad_value_is_one_line_with_the_variables_name(name, bad, tmp_path, mo
     monkeypatch.setenv(name, text)
     (variable,) = (variable for variable in VARIABLES if variable.name == name)
     with pytest.raises(ConfigError) as raised:
-        value_of(variable)
+        get_value(variable)
     assert is_one_line_of(str(raised.value), name, text)
 
 
@@ -113,17 +113,17 @@ def test_folders_of_data_are_checked_where_the_data_are_asked_for(
 
 def test_what_is_right_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "2.5")
-    assert Checkpoints()._least == 2.5
+    assert CheckpointWriter()._min_interval == 2.5
     monkeypatch.delenv("FEDJAX_HET_CHECKPOINT_SECONDS")
-    assert Checkpoints()._least == 20
+    assert CheckpointWriter()._min_interval == 20
     monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "new" / "cache"))
-    assert cache_root() == tmp_path / "new" / "cache" and cache_root().is_dir()
+    assert get_cache_dir() == tmp_path / "new" / "cache" and get_cache_dir().is_dir()
     monkeypatch.delenv("FEDJAX_HET_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_root() == tmp_path / "xdg" / "fedjax_het"
+    assert get_cache_dir() == tmp_path / "xdg" / "fedjax_het"
     for none in ("", "relative"):  # as its specification has it
         monkeypatch.setenv("XDG_CACHE_HOME", none)
-        assert cache_root() == Path("~/.cache/fedjax_het").expanduser()
+        assert get_cache_dir() == Path("~/.cache/fedjax_het").expanduser()
 
 
 def test_platforms_that_are_not_there(monkeypatch):
@@ -140,7 +140,9 @@ def test_platforms_that_are_not_there(monkeypatch):
 
 
 def test_what_stopped_jax_is_told_where_devices_are_needed(monkeypatch):
-    monkeypatch.setitem(variables._put_aside, "JAX_ENABLE_X64", ("foo", "invalid truth value"))
+    monkeypatch.setitem(
+        variables._invalid_jax_env_vars, "JAX_ENABLE_X64", ("foo", "invalid truth value")
+    )
     with pytest.raises(ConfigError, match=r"^JAX_ENABLE_X64 = 'foo': expected .*truth value"):
         simulate(RunSpec(model="mlp"))
     assert load_dataset("digits").num_classes == 10

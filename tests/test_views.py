@@ -6,18 +6,18 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from support.data import user_dataset
-from support.running import run, spec
+from support.data import make_user_dataset
+from support.running import make_spec, run_spec
 
 from fedjax_het import ConfigError, Result, sweep
 from fedjax_het.running import views
 
-DATA = user_dataset()
+DATA = make_user_dataset()
 
 
 @pytest.fixture(scope="module")
 def made():
-    return run(spec(rounds=6, local_tests=True, test_per_client=6))
+    return run_spec(make_spec(rounds=6, local_tests=True, test_per_client=6))
 
 
 class Cells(HTMLParser):
@@ -109,7 +109,7 @@ def test_without_xarray_the_extra_is_named(made, monkeypatch):
 
 
 def test_a_sweep_is_one_set_of_runs():
-    specs = [spec(rounds=r, seed=seed) for r, seed in ((4, 0), (4, 1), (6, 0))]
+    specs = [make_spec(rounds=r, seed=seed) for r, seed in ((4, 0), (4, 1), (6, 0))]
     swept = sweep(specs, dataset=DATA, progress=lambda line: None)
     named = swept.to_xarray()
     assert dict(named.sizes)["run"] == 3 and named.sizes["round"] == 6
@@ -124,7 +124,7 @@ def test_a_sweep_is_one_set_of_runs():
     assert text.startswith("SweepResult(3 of 3 runs") and text.count("\n") == 3
     assert "fedavg" in Cells(swept._repr_html_()).text
     with pytest.raises(ConfigError, match="results = 'none'"):
-        views.runs_dataset([])
+        views.build_runs_dataset([])
 
 
 def test_a_diverged_run_says_so(made):
@@ -152,5 +152,5 @@ def test_costs_are_added_up_to_the_round_that_reaches_an_accuracy(made):
 
 
 def test_costs_without_a_global_model_are_of_clients():
-    own = run(spec("fedamp", rounds=3, local_tests=True, test_per_client=6))
+    own = run_spec(make_spec("fedamp", rounds=3, local_tests=True, test_per_client=6))
     assert own.costs_to(0.0).rounds == 1

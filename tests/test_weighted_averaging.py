@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.quadratics import DIMENSIONS, Quadratics, after
+from support.quadratics import DIMENSIONS, Quadratics, train_on_quadratics
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddc import feddc
@@ -23,7 +23,7 @@ CORRECTED = {"scaffold": scaffold, "feddyn": feddyn, "feddc": feddc}
 @pytest.mark.parametrize("build", [fedavg, *CORRECTED.values()], ids=["fedavg", *CORRECTED])
 def test_the_optimum_is_that_of_the_weights(build, averaging, optimum):
     settings = {"sizes": SIZES, "averaging": averaging, "hp": NUMBERS}
-    found = after(build, SAME, 200, **settings)
+    found = train_on_quadratics(build, SAME, 200, **settings)
     np.testing.assert_allclose(found, np.full(DIMENSIONS, optimum), atol=1e-3)
 
 
@@ -37,5 +37,5 @@ def test_so_it_is_where_few_take_part_and_hessians_differ(build, sizes):
     different = Quadratics(bends[:, :, None] * np.eye(DIMENSIONS), rng.normal(size=(5, DIMENSIONS)))
     for averaging, weights in (("uniform", np.sign(sizes)), ("weighted", np.array(sizes))):
         settings = {"sizes": sizes, "averaging": averaging, "hp": NUMBERS, "participation": 0.4}
-        found = after(build, different, 2000, **settings)
+        found = train_on_quadratics(build, different, 2000, **settings)
         np.testing.assert_allclose(found, different.joint_optimum(weights), atol=2e-3)

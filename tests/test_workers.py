@@ -13,25 +13,30 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.data import user_dataset
-from support.running import KilledError, assert_same, placed, spec
+from support.data import make_user_dataset
+from support.running import KilledError, assert_results_equal, make_spec, with_placement
 from sweep_worker import specs_of
 
 from fedjax_het import sweep
 from fedjax_het.running import checkpoints, claims, ledger, runs, sharing_out
-from fedjax_het.running.claims import Claims
-from fedjax_het.running.sharing_out import Sharing
+from fedjax_het.running.claims import Leases
+from fedjax_het.running.sharing_out import WorkQueue
 from fedjax_het.running.store import load_results
 from fedjax_het.running.sweeps import plan_sweep
 
 WORKER = Path(__file__).with_name("sweep_worker.py")
-SPECS = [spec(seed=s) for s in range(4)]
+SPECS = [make_spec(seed=s) for s in range(4)]
 AT_ONCE = {"spread": "runs", "devices": 1, "lanes": 1, "blocks": 1}
 
 
 def make(specs, directory=None, **settings):
-    settings = {"dataset": user_dataset(), "progress": lambda line: None, **AT_ONCE, **settings}
-    return sweep(specs, directory, **placed(settings))
+    settings = {
+        "dataset": make_user_dataset(),
+        "progress": lambda line: None,
+        **AT_ONCE,
+        **settings,
+    }
+    return sweep(specs, directory, **with_placement(settings))
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +55,13 @@ def while_running(monkeypatch):
         def show(progress):
             if next(calls) == at:
                 with monkeypatch.context() as quiet:
-                    quiet.setattr(ledger, "progress_line", lambda *a, **k: nothing)
+                    quiet.setattr(ledger, "show_progress", lambda *a, **k: nothing)
                     event()
 
         nothing = contextlib.nullcontext(lambda progress: None)
-        monkeypatch.setattr(ledger, "progress_line", lambda *a, **k: contextlib.nullcontext(show))
+        monkeypatch.setattr(ledger, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
 
-    monkeypatch.setattr(runs, "MAX_CHUNK", 1)
+    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(sharing_out, "POLL_SECONDS", 0.01)
     return during
@@ -82,7 +87,9 @@ def test_a_second_worker_makes_what_the_first_is_not_at(tmp_path, while_running,
     mine, theirs, states = [], [], []
 
     def second():
-        states.extend(state for *_, state in plan_sweep(SPECS, tmp_path, dataset=user_dataset()))
+        states.extend(
+            state for *_, state in plan_sweep(SPECS, tmp_path, dataset=make_user_dataset())
+        )
         with pytest.raises(Enough):
             make(SPECS, tmp_path, progress=until_it_waits(theirs))
 
@@ -95,13 +102,13 @@ def test_a_second_worker_makes_what_the_first_is_not_at(tmp_path, while_running,
         mine[0].startswith("[1/4]")
     )
     for found, expected in zip(made.results, whole, strict=True):
-        assert_same(found, expected)
+        assert_results_equal(found, expected)
     assert len(load_results(tmp_path)) == 4 and not (tmp_path / "claims").exists()
     assert not list((tmp_path / "unfinished").iterdir())
 
 
 def test_workers_begin_with_different_groups(tmp_path, while_running):
-    specs = [*SPECS[:2], *(spec(seed=s, batch_size=5) for s in range(2))]
+    specs = [*SPECS[:2], *(make_spec(seed=s, batch_size=5) for s in range(2))]
     theirs = []
 
     def second():
@@ -127,12 +134,12 @@ def made_by_second(directory, lines):
 
 def test_a_worker_whose_claim_is_gone_drops_its_run(tmp_path, while_running, whole):
     lines, saved = [], []
-    thief = Claims(tmp_path / "claims")
+    thief = Leases(tmp_path / "claims")
 
     def steal():
         (path,) = (tmp_path / "claims").iterdir()
         path.unlink()
-        assert thief.take(path.name)
+        assert thief.acquire(path.name)
         checkpoint = tmp_path / "unfinished" / path.name / "checkpoint.npz"
         saved.append((checkpoint, checkpoint.stat().st_mtime_ns))
         time.sleep(0.6)  # suspended, until a look is due
@@ -150,7 +157,7 @@ def test_a_worker_whose_claim_is_gone_drops_its_run(tmp_path, while_running, who
     assert "seed 1" in lines[1] and lines[2].startswith("waiting for 1 run")
     assert "seed 0" in lines[3]
     for found, expected in zip(made.results, whole, strict=False):
-        assert_same(found, expected)
+        assert_results_equal(found, expected)
 
 
 def test_a_dead_workers_run_goes_on_from_its_checkpoint(
@@ -161,46 +168,48 @@ def test_a_dead_workers_run_goes_on_from_its_checkpoint(
 
     while_running(die, at=4)
     with monkeypatch.context() as patch:
-        patch.setattr(Claims, "close", lambda self: self._closed.set())  # as kill -9 would
+        patch.setattr(Leases, "close", lambda self: self._closed.set())  # as kill -9 would
         with pytest.raises(KilledError):
             make(SPECS[:2], tmp_path)
     (path,) = (tmp_path / "claims").iterdir()
     path.write_bytes(path.read_bytes().replace(str(os.getpid()).encode(), b"%d" % (2**22 - 1)))
     rounds = []
     show = contextlib.nullcontext(lambda progress: rounds.append(progress.done))
-    monkeypatch.setattr(ledger, "progress_line", lambda *a, **k: show)
+    monkeypatch.setattr(ledger, "show_progress", lambda *a, **k: show)
     made = make(SPECS[:2], tmp_path)
     assert 1 not in rounds[-9:] or rounds.count(1) == 1, "only the other run began at its start"
     assert len(rounds) < 2 * 9
     for found, expected in zip(made.results, whole, strict=False):
-        assert_same(found, expected)
+        assert_results_equal(found, expected)
 
 
 def test_what_was_made_before_it_was_claimed_is_not_made_again(tmp_path, monkeypatch, whole):
     make(SPECS[1:2], tmp_path / "elsewhere")
 
-    def late(self, digest, take=Claims.take):
+    def late(self, digest, take=Leases.acquire):
         for path in (tmp_path / "elsewhere").glob(f"{digest}.*"):
             shutil.copy(path, tmp_path / "sweep")
         return take(self, digest)
 
-    monkeypatch.setattr(Claims, "take", late)
+    monkeypatch.setattr(Leases, "acquire", late)
     lines = []
     made = make(SPECS[:2], tmp_path / "sweep", progress=lines.append)
     assert len(lines) == 1 and "seed 0" in lines[0]
     for found, expected in zip(made.results, whole, strict=False):
-        assert_same(found, expected)
+        assert_results_equal(found, expected)
 
 
 def test_workers_that_begin_together_compile_different_groups(tmp_path):
-    specs = [*SPECS[:2], *(spec(seed=s, batch_size=5) for s in range(2))]
+    specs = [*SPECS[:2], *(make_spec(seed=s, batch_size=5) for s in range(2))]
     named = {f"{i:016}": one.resolved() for i, one in enumerate(specs)}
-    with Claims(tmp_path / "claims") as one, Claims(tmp_path / "claims") as two:
-        shares = [Sharing(named, tmp_path, claims, print) for claims in (one, two)]
-        first, second = (next(share.groups()) for share in shares)
+    with Leases(tmp_path / "claims") as one, Leases(tmp_path / "claims") as two:
+        shares = [WorkQueue(named, tmp_path, claims, print) for claims in (one, two)]
+        first, second = (next(share.iterate_groups()) for share in shares)
         assert [job.spec.batch_size for job in first] == [4, 4]
         assert [job.spec.batch_size for job in second] == [5, 5]
-        assert len(shares[1].claimed(second, 1)) == 1 and not shares[0].claimed(second[:1], 1)
+        assert len(shares[1].acquire_slots(second, 1)) == 1 and not shares[0].acquire_slots(
+            second[:1], 1
+        )
 
 
 def test_a_run_that_fails_gives_its_claim_back(tmp_path, while_running):
@@ -214,14 +223,14 @@ def test_a_run_that_fails_gives_its_claim_back(tmp_path, while_running):
 
 
 def test_how_devices_are_shared_out_does_not_depend_on_what_is_left(tmp_path):
-    specs = [spec(seed=s) for s in range(8)]
-    settings = {"dataset": user_dataset(), "progress": lambda line: None}
+    specs = [make_spec(seed=s) for s in range(8)]
+    settings = {"dataset": make_user_dataset(), "progress": lambda line: None}
     together = sweep(specs, tmp_path, **settings).results
     for path in tmp_path.glob(f"{together[5].digest()}.*"):
         path.unlink()
     again = sweep(specs, tmp_path, **settings).results[5]
     assert again.summary["lanes"] == together[5].summary["lanes"]
-    assert_same(again, together[5])
+    assert_results_equal(again, together[5])
 
 
 # --- in several --------------------------------------------------------------------------------
@@ -257,7 +266,7 @@ def check(folder, logs, count, rounds):
     expected = make(specs_of(count, rounds)).results
     found = make(specs_of(count, rounds), folder, progress=no_more).results
     for one, other in zip(found, expected, strict=True):
-        assert_same(one, other)
+        assert_results_equal(one, other)
     assert not (folder / "claims").exists()
     assert not list((folder / "unfinished").iterdir())
 
@@ -346,10 +355,10 @@ def test_clocks_an_hour_apart_and_machines_that_cannot_see_each_others_processes
     tmp_path, monkeypatch
 ):
     """A worker of another machine, whose files are an hour old: dead after a lease, not before."""
-    owner = Claims(tmp_path / "claims")
-    owner.owner = owner.owner._replace(machine="another")
-    digests = [digest for digest, *_ in plan_sweep(SPECS, tmp_path, dataset=user_dataset())]
-    assert owner.take(digests[0])
+    owner = Leases(tmp_path / "claims")
+    owner.owner = owner.owner._replace(machine_id="another")
+    digests = [digest for digest, *_ in plan_sweep(SPECS, tmp_path, dataset=make_user_dataset())]
+    assert owner.acquire(digests[0])
     monkeypatch.setattr(claims, "LEASE_SECONDS", 3.0)
     hour_ago = time.time() - 3600
     os.utime(tmp_path / "claims" / digests[0], (hour_ago, hour_ago))

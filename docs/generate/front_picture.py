@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedjax_het import load_curves, load_results
 from fedjax_het.report import plot_learning_curves
-from fedjax_het.report.paper_table import Arguments, Outcome, make_cells
+from fedjax_het.report.paper_table import TableArguments, TableRun, make_cells
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "experiments" / "fsl" / "results" / "fig1-cpu"
@@ -31,11 +31,11 @@ def front() -> None:
 
 def across() -> None:
     """Accuracy of every method on all test images, against rounds, bytes and operations."""
-    from experiments.across import ACROSS, GLOBAL, draw, rows_of
+    from experiments.across import ACROSS, GLOBAL_METRIC, collect_rows, plot_accuracy_vs_cost
 
     runs = ROOT / "experiments" / "results" / "across-cpu"
-    made = Outcome.of_folder(ACROSS, "cpu", make_cells(ACROSS, Arguments("cpu")), runs)
-    draw(rows_of(made), GLOBAL).savefig(IMAGES / "across.png", dpi=84)
+    made = TableRun.from_directory(ACROSS, "cpu", make_cells(ACROSS, TableArguments("cpu")), runs)
+    plot_accuracy_vs_cost(collect_rows(made), GLOBAL_METRIC).savefig(IMAGES / "across.png", dpi=84)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ FORMULAS: dict[str, str] = tomllib.loads((Path(__file__).parent / "formulas.toml
 
 def method_page(name: str) -> str:
     """Its Markdown; links are paths from docs/methods/."""
-    from fedjax_het.algorithms import METHODS, bases
+    from fedjax_het.algorithms import METHODS, get_possible_bases
 
     entry = METHODS[name]
     build = function_of(entry.build)
@@ -27,7 +27,9 @@ def method_page(name: str) -> str:
         f"**Protocol** where none is named: [`{entry.protocol}`](../concepts/protocols.md)",
     ]
     if entry.has_base:
-        facts.append("**Goes over** " + ", ".join(f"[`{b}`]({b}.md)" for b in bases(entry)))
+        facts.append(
+            "**Goes over** " + ", ".join(f"[`{b}`]({b}.md)" for b in get_possible_bases(entry))
+        )
     lines = [
         f"# {name}",
         f"{sentence(entry.description)}",
@@ -128,11 +130,11 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: int = 0) 
 
 def choices(entry: Any) -> Iterator[str]:
     """Sections of its options and of its numbers."""
-    from fedjax_het.algorithms import entry_of
-    from fedjax_het.common.records import documentation, numbers_of
+    from fedjax_het.algorithms import get_algorithm_spec
+    from fedjax_het.common.records import document_fields, hyperparameters_of
 
-    defaults = entry_of(entry.name, {}).fill({})
-    if fields := documentation(entry.options):
+    defaults = get_algorithm_spec(entry.name, {}).complete_options({})
+    if fields := document_fields(entry.options):
         yield "## Options"
         presets = ", ".join(f"`{name}`" for name in entry.options.PRESETS)
         yield "`options={...}` in Python, `--option NAME=VALUE` on the command line." + (
@@ -145,9 +147,9 @@ def choices(entry: Any) -> Iterator[str]:
                 for name, (words, text) in fields.items()
             ),
         )
-    record = entry.numbers_record({}, num_clients=10)
-    if numbers := numbers_of(record):
-        fields = documentation(type(record))
+    record = entry.make_hyperparameter_record({}, num_clients=10)
+    if numbers := hyperparameters_of(record):
+        fields = document_fields(type(record))
         yield "## Numbers"
         yield (
             "`hp={...}` in Python, `--hp NAME=VALUE` on the command line, besides those of"
@@ -168,14 +170,14 @@ def described(text: str, words: str) -> str:
 
 
 def by_protocol(entry: Any) -> str:
-    from fedjax_het.cli.listing import settings_by_protocol, short
+    from fedjax_het.cli.listing import collect_settings_by_protocol, format_setting
     from fedjax_het.settings.protocols import PROTOCOLS
 
     return table(
         ("setting", *(f"`{protocol}`" for protocol in PROTOCOLS)),
         (
-            (f"`{name}`", *(short(values[p]) if p in values else "–" for p in PROTOCOLS))
-            for name, values in settings_by_protocol(entry).items()
+            (f"`{name}`", *(format_setting(values[p]) if p in values else "–" for p in PROTOCOLS))
+            for name, values in collect_settings_by_protocol(entry).items()
         ),
     )
 
@@ -222,11 +224,11 @@ def measured_rows(name: str) -> Iterator[tuple[str, ...]]:
 
 
 def reported_rows(name: str) -> Iterator[tuple[str, ...]]:
-    from fedjax_het.report.reported import reported_values
+    from fedjax_het.report.reported import load_reported_values
 
     folder = ROOT / "fedjax_het" / "report" / "reported"
     for paper in sorted(path.stem for path in folder.glob("*.csv")):
-        values = reported_values(paper).astype(object)
+        values = load_reported_values(paper).astype(object)
         for row in values[values["method"].map(method_of) == name].to_dict("records"):
             said = {key: str(value) for key, value in row.items() if value == value}
             yield (

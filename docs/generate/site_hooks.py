@@ -38,11 +38,11 @@ def group_of(name: str) -> str:
     from fedjax_het.algorithms import METHODS
 
     entry = METHODS[name]
-    if entry.has_base or "server_data" in entry.needs:
+    if entry.has_base or "server_data" in entry.required_data:
         return GROUPS[1]
     if not entry.trains_locally:
         return GROUPS[2]
-    return GROUPS[0] if entry.scored[0] == "global" else GROUPS[3]
+    return GROUPS[0] if entry.evaluated_models[0] == "global" else GROUPS[3]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -17,18 +17,37 @@ from typing import Any, Literal
 
 import jax
 
-from experiments.accelerator.programs import CASES, Case, blank_data, lowered, small
-from experiments.accelerator.reading import Body, bodies_of, graphs_of, grouped_convolutions
-from experiments.accelerator.targets import TARGETS, as_on, described, prepare_process
+from experiments.accelerator.programs import (
+    CASES,
+    Case,
+    lower_case,
+    make_noise_dataset,
+    shrink_case,
+)
+from experiments.accelerator.reading import (
+    LoopBody,
+    count_grouped_convolutions,
+    parse_command_buffers,
+    parse_loop_bodies,
+)
+from experiments.accelerator.targets import (
+    TARGETS,
+    describe_devices,
+    mock_platform,
+    prepare_process,
+)
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.files import write_atomically
-from fedjax_het.report.programs import record_program
+from fedjax_het.report.programs import make_config_program
 
 # What XLA makes graphs of unless told otherwise, and with the loops and branches of programs.
-_USUAL = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION"
-FLAGS = {"graphs": _USUAL, "graphs_with_loops": f"{_USUAL},WHILE,CONDITIONAL"}
+_DEFAULT_GRAPH_KINDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION"
+GRAPH_KINDS = {
+    "graphs": _DEFAULT_GRAPH_KINDS,
+    "graphs_with_loops": f"{_DEFAULT_GRAPH_KINDS},WHILE,CONDITIONAL",
+}
 
-FEW = 8  # launches; no step of training has fewer
+MIN_STEP_LAUNCHES = 8  # launches; no step of training has fewer
 
 
 @dataclass
@@ -45,53 +64,59 @@ class Arguments:
     """A JSON file for all that was counted; what it holds of other programs and targets stays."""
 
 
-def measure(a: Arguments) -> int:
-    for name in a.programs:
+def analyze_programs(arguments: Arguments) -> int:
+    for name in arguments.programs:
         require_name("programs", name, CASES)
     require(
-        a.output is None or a.output.parent.is_dir(),
+        arguments.output is None or arguments.output.parent.is_dir(),
         "output",
-        a.output,
+        arguments.output,
         "a file in a folder that is there",
     )
-    chips = TARGETS[a.target].chips
-    wanted = a.programs or [
-        name for name, case in CASES.items() if (case.devices > 1) == (a.target == "h200x2")
+    chips = TARGETS[arguments.target].chips
+    program_names = arguments.programs or [
+        name for name, case in CASES.items() if (case.devices > 1) == (arguments.target == "h200x2")
     ]
-    for name in wanted:
+    for name in program_names:
         fits = CASES[name].devices <= chips
-        require(fits, "programs", name, f"one of at most {chips} devices, as {a.target} has")
-    prepare_process(a.target, max(CASES[name].devices for name in wanted))
-    devices = described(a.target)
-    found = {}
-    for name in wanted:
-        case = small(CASES[name]) if a.small else CASES[name]
-        found[name] = counted(case, a.target, devices, is_small=a.small)
-        print(f"{name}: compiled in {found[name]['compile_seconds']} s", flush=True)
-        if a.output is not None:
-            keep(a.output, a.target, name, found[name])
-    show(a.target, found)
+        require(
+            fits, "programs", name, f"one of at most {chips} devices, as {arguments.target} has"
+        )
+    prepare_process(arguments.target, max(CASES[name].devices for name in program_names))
+    devices = describe_devices(arguments.target)
+    analyses = {}
+    for name in program_names:
+        case = shrink_case(CASES[name]) if arguments.small else CASES[name]
+        analyses[name] = analyze_case(case, arguments.target, devices, is_small=arguments.small)
+        print(f"{name}: compiled in {analyses[name]['compile_seconds']} s", flush=True)
+        if arguments.output is not None:
+            merge_into_file(arguments.output, arguments.target, name, analyses[name])
+    print_table(arguments.target, analyses)
     return 0
 
 
-def counted(case: Case, target: str, devices: Any, *, is_small: bool = False) -> dict[str, Any]:
+def analyze_case(
+    case: Case, target: str, devices: Any, *, is_small: bool = False
+) -> dict[str, Any]:
     """What is known of a case's program once compiled."""
     platform = TARGETS[target].platform
-    dataset = blank_data(case.dataset, small=is_small)
-    with as_on(platform):
-        program = lowered(case, dataset, devices)
-    began = time.perf_counter()
+    dataset = make_noise_dataset(case.dataset, small=is_small)
+    with mock_platform(platform):
+        program = lower_case(case, dataset, devices)
+    start_time = time.perf_counter()
     if platform == "gpu":
-        compiled, graphs = _with_graphs(program, _USUAL)
+        compiled, graphs = _compile_with_graphs(program, _DEFAULT_GRAPH_KINDS)
     else:
         compiled, graphs = program.compile(), {}
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_time
     if platform == "gpu":
         graphs = {"graphs": graphs}
-        graphs["graphs_with_loops"] = _with_graphs(program, FLAGS["graphs_with_loops"])[1]
+        graphs["graphs_with_loops"] = _compile_with_graphs(
+            program, GRAPH_KINDS["graphs_with_loops"]
+        )[1]
     text = compiled.as_text()
     memory = compiled.memory_analysis()
-    bodies = bodies_of(text)
+    bodies = parse_loop_bodies(text)
     return {
         "lanes": case.lanes,
         "devices": case.devices,
@@ -99,40 +124,42 @@ def counted(case: Case, target: str, devices: Any, *, is_small: bool = False) ->
         "compile_seconds": round(seconds, 1),
         "argument_mb": round(memory.argument_size_in_bytes / 1e6, 2),
         "temp_mb": round(memory.temp_size_in_bytes / 1e6, 2),
-        "step_launches": [body.launches for body in steps_of(bodies)],
-        "grouped_convolutions": grouped_convolutions(text),
+        "step_launches": [body.launches for body in select_training_steps(bodies)],
+        "count_grouped_convolutions": count_grouped_convolutions(text),
         **graphs,
         "bodies": [body._asdict() for body in bodies],
     }
 
 
-def steps_of(bodies: list[Body]) -> list[Body]:
+def select_training_steps(bodies: list[LoopBody]) -> list[LoopBody]:
     """The innermost loops, steps of training: those in the most loops, but for what an operation
     of a few launches, a sort or a scan, is made of."""
-    steps = [body for body in bodies if body.launches >= FEW] or bodies
+    steps = [body for body in bodies if body.launches >= MIN_STEP_LAUNCHES] or bodies
     deepest = max(body.depth for body in steps)
     return [body for body in steps if body.depth == deepest]
 
 
-def _with_graphs(program: Any, kinds: str) -> tuple[Any, dict[str, Any]]:
+def _compile_with_graphs(program: Any, kinds: str) -> tuple[Any, dict[str, Any]]:
     """The program compiled with these kinds of work in graphs, and which graphs there are."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_gpu_enable_command_buffer": kinds}
         compiled = program.compile(compiler_options=options)
-        lists = sorted(Path(folder).glob("*thunk_sequence*.txt"))
-        last = [path for path in lists if "after_thunk_passes" in path.name] or lists
-        return compiled, graphs_of(last[-1].read_text())
+        thunk_files = sorted(Path(folder).glob("*thunk_sequence*.txt"))
+        final_thunk_files = [
+            path for path in thunk_files if "after_thunk_passes" in path.name
+        ] or thunk_files
+        return compiled, parse_command_buffers(final_thunk_files[-1].read_text())
 
 
-def keep(path: Path, target: str, name: str, found: dict[str, Any]) -> None:
+def merge_into_file(path: Path, target: str, name: str, analysis: dict[str, Any]) -> None:
     """Write what was found of a program beside what the file has of others."""
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    kept.setdefault(target, {})[name] = found
-    text = json.dumps(kept, indent=1)
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    stored.setdefault(target, {})[name] = analysis
+    text = json.dumps(stored, indent=1)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def show(target: str, found: dict[str, dict[str, Any]]) -> None:
+def print_table(target: str, analyses: dict[str, dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -140,27 +167,27 @@ def show(target: str, found: dict[str, dict[str, Any]]) -> None:
     columns = ("program", "a step", "loops", "conditionals", "grouped", "graph", "with loops")
     for column in (*columns, "temp MB", "collectives", "MB", "seconds"):
         table.add_column(column)
-    for name, row in found.items():
+    for name, row in analyses.items():
         bodies = row["bodies"]
         loops = [f"{'·' * body['depth']}{body['launches']}" for body in bodies]
-        exchanged = [body for body in bodies if body["collectives"]]
+        collective_bodies = [body for body in bodies if body["collectives"]]
         table.add_row(
             name,
             " + ".join(map(str, row["step_launches"])),
             " ".join(loops),
             str(sum(body["conditionals"] for body in bodies if body["depth"] > 1)),
-            str(row["grouped_convolutions"]),
-            _graph(row.get("graphs")),
-            _graph(row.get("graphs_with_loops")),
+            str(row["count_grouped_convolutions"]),
+            _format_graphs(row.get("graphs")),
+            _format_graphs(row.get("graphs_with_loops")),
             str(row["temp_mb"]),
-            ", ".join(f"{'·' * body['depth']}{body['collectives']}" for body in exchanged),
-            ", ".join(f"{body['collective_bytes'] / 1e6:.2f}" for body in exchanged),
+            ", ".join(f"{'·' * body['depth']}{body['collectives']}" for body in collective_bodies),
+            ", ".join(f"{body['collective_bytes'] / 1e6:.2f}" for body in collective_bodies),
             str(row["compile_seconds"]),
         )
     Console(width=200).print(table)
 
 
-def _graph(graphs: dict[str, Any] | None) -> str:
+def _format_graphs(graphs: dict[str, Any] | None) -> str:
     if graphs is None:
         return ""
     if graphs["whole"]:
@@ -168,7 +195,7 @@ def _graph(graphs: dict[str, Any] | None) -> str:
     return f"{graphs['graphs']}, {graphs['host_reads']} read"
 
 
-main = record_program(Arguments, measure, __doc__)
+main = make_config_program(Arguments, analyze_programs, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -21,128 +21,134 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.algorithms.collaboration import squared_distances
+from fedjax_het.algorithms.collaboration import compute_squared_distances
 from fedjax_het.common.arrays import enable_x64
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.records import Count, Whole
+from fedjax_het.common.records import NonNegativeInt, PositiveInt
 from fedjax_het.condensation.distribution import distribution_distance
 from fedjax_het.condensation.synthetic import SyntheticData
 from fedjax_het.condensation.unrolling import matching_loss, unroll
 from fedjax_het.nn import Model, make_model
-from fedjax_het.nn.computing import BFLOAT16, FLOAT32, TF32, computed
-from fedjax_het.report.programs import record_program
+from fedjax_het.nn.computing import BFLOAT16, FLOAT32, TF32, configure_compute
+from fedjax_het.report.programs import make_config_program
 
 Tree = Any
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "convnet": {"width": 32, "norm": "instance"},
 }
-SHAPE, CLASSES = (16, 16, 1), 10
-STEP = 0.05  # of the inner loop, and of clients
-FRACTION = 13  # bits of float32's 23 that tf32 has not
+IMAGE_SHAPE, NUM_CLASSES = (16, 16, 1), 10
+STEP_SIZE = 0.05  # of the inner loop, and of clients
+DROPPED_FRACTION_BITS = 13  # bits of float32's 23 that tf32 has not
 
 
 @dataclass
 class Arguments:
     """How much is unrolled, and where the table goes."""
 
-    steps: tuple[Count, ...] = (5, 20)
+    steps: tuple[PositiveInt, ...] = (5, 20)
     """Of DynaFed's inner loop."""
-    images: Count = 30
-    seed: Whole = 0
+    images: PositiveInt = 30
+    seed: NonNegativeInt = 0
     output: Path | None = None
     """Folder of the table, as JSON."""
 
 
-def measure(a: Arguments) -> int:
+def compare_precisions(arguments: Arguments) -> int:
     rows = {}
     for name, options in NETWORKS.items():
-        for title, gradient in _gradients(a).items():
-            model = make_model(name, SHAPE, CLASSES, **options)
-            rows[f"{title}, {name}"] = _errors(model, gradient, a)
+        for title, gradient in _gradient_functions(arguments).items():
+            model = make_model(name, IMAGE_SHAPE, NUM_CLASSES, **options)
+            rows[f"{title}, {name}"] = _relative_errors(model, gradient, arguments)
     print("| gradient | float32 | tf32 (operands) | bfloat16 |\n|---|---|---|---|")
     for title, errors in rows.items():
         print(f"| {title} | {' | '.join(f'{error:.1e}' for error in errors.values())} |")
-    if a.output is not None:
+    if arguments.output is not None:
         text = json.dumps(rows, indent=1) + "\n"
-        (make_output_directory(a.output) / "precision.json").write_text(text)
+        (make_output_directory(arguments.output) / "precision.json").write_text(text)
     return 0
 
 
-def _errors(model: Model, gradient: Callable, a: Arguments) -> dict[str, float]:
+def _relative_errors(model: Model, gradient: Callable, arguments: Arguments) -> dict[str, float]:
     """Relative errors by precision."""
     with enable_x64(True):
-        variables, data = _problem(model, a, np.float64)
+        variables, data = _make_problem(model, arguments, np.float64)
         exact = np.asarray(ravel_pytree(jax.jit(partial(gradient, model))(variables, data))[0])
-    variables, data = _problem(model, a, np.float32)
-    ways = {
-        FLOAT32: computed(model, precision=FLOAT32),
-        TF32: _in_tf32(model),
-        BFLOAT16: computed(model, precision=BFLOAT16),
+    variables, data = _make_problem(model, arguments, np.float32)
+    models_by_precision = {
+        FLOAT32: configure_compute(model, precision=FLOAT32),
+        TF32: _with_tf32_operands(model),
+        BFLOAT16: configure_compute(model, precision=BFLOAT16),
     }
     errors = {}
-    for precision, way in ways.items():
-        found = ravel_pytree(jax.jit(partial(gradient, way))(variables, data))[0]
-        gap = np.linalg.norm(np.asarray(found, np.float64) - exact)
-        errors[precision] = float(gap / np.linalg.norm(exact))
+    for precision, model_variant in models_by_precision.items():
+        gradient_vector = ravel_pytree(jax.jit(partial(gradient, model_variant))(variables, data))[
+            0
+        ]
+        absolute_error = np.linalg.norm(np.asarray(gradient_vector, np.float64) - exact)
+        errors[precision] = float(absolute_error / np.linalg.norm(exact))
     return errors
 
 
-def _problem(model: Model, a: Arguments, dtype: Any) -> tuple[Tree, Tree]:
+def _make_problem(model: Model, arguments: Arguments, dtype: Any) -> tuple[Tree, Tree]:
     """A network, and images around a mean for each class: the same numbers in each type."""
     with enable_x64(False):
-        drawn = jax.tree.map(np.asarray, model.init(jax.random.key(a.seed)))
-    rng = np.random.default_rng(a.seed)
-    labels = np.arange(a.images) % CLASSES
-    means = rng.normal(size=(CLASSES, *SHAPE))
-    images = means[labels] + rng.normal(size=(2, a.images, *SHAPE))
+        initial_variables = jax.tree.map(np.asarray, model.init(jax.random.key(arguments.seed)))
+    rng = np.random.default_rng(arguments.seed)
+    labels = np.arange(arguments.images) % NUM_CLASSES
+    means = rng.normal(size=(NUM_CLASSES, *IMAGE_SHAPE))
+    images = means[labels] + rng.normal(size=(2, arguments.images, *IMAGE_SHAPE))
     images = images.astype(np.float32)  # what every type can hold
     cast = partial(jax.tree.map, lambda leaf: jnp.asarray(leaf, dtype))
-    return cast(drawn), {"real": cast(images[0]), "made": cast(images[1]), "labels": labels}
+    return cast(initial_variables), {
+        "real": cast(images[0]),
+        "made": cast(images[1]),
+        "labels": labels,
+    }
 
 
-def _in_tf32(model: Model) -> Model:
+def _with_tf32_operands(model: Model) -> Model:
     """As if products rounded what enters them, of parameters and images."""
 
-    def around(function: Callable) -> Callable:
-        def call(variables, x, **how):
-            params = jax.tree.map(_rounded, variables["params"])
-            return function({**variables, "params": params}, _rounded(x), **how)
+    def with_rounding(function: Callable) -> Callable:
+        def call(variables, x, **apply_options):
+            params = jax.tree.map(_round_to_tf32, variables["params"])
+            return function({**variables, "params": params}, _round_to_tf32(x), **apply_options)
 
         return call
 
     assert model.embed is not None
-    return model._replace(apply=around(model.apply), embed=around(model.embed))
+    return model._replace(apply=with_rounding(model.apply), embed=with_rounding(model.embed))
 
 
 @jax.custom_jvp
-def _rounded(x: jax.Array) -> jax.Array:
+def _round_to_tf32(x: jax.Array) -> jax.Array:
     """To the nearest number of 10 bits of fraction; its derivative is 1."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    half = jnp.uint32(1 << (FRACTION - 1))
-    kept = (bits + half) >> FRACTION << FRACTION
-    return jax.lax.bitcast_convert_type(kept, jnp.float32)
+    half = jnp.uint32(1 << (DROPPED_FRACTION_BITS - 1))
+    rounded_bits = (bits + half) >> DROPPED_FRACTION_BITS << DROPPED_FRACTION_BITS
+    return jax.lax.bitcast_convert_type(rounded_bits, jnp.float32)
 
 
-@_rounded.defjvp
+@_round_to_tf32.defjvp
 def _(primals, tangents):
-    return _rounded(*primals), tangents[0]
+    return _round_to_tf32(*primals), tangents[0]
 
 
 # --- the gradients -------------------------------------------------------------------------------
 
 
-def _gradients(a: Arguments) -> dict[str, Callable]:
+def _gradient_functions(arguments: Arguments) -> dict[str, Callable]:
     """By name, `(model, variables, data) -> tree`."""
-    unrolled = {
-        f"DynaFed's synthesis, {steps} inner steps": partial(_of_synthesis, steps=steps)
-        for steps in a.steps
+    synthesis_gradients = {
+        f"DynaFed's synthesis, {steps} inner steps": partial(_synthesis_gradient, steps=steps)
+        for steps in arguments.steps
     }
     return {
-        "a client's step (FedAvg; FSL's clients and server)": _of_step,
-        **unrolled,
-        "FedDM's and FedAF's matching": _of_matching,
-        "FedAMP's distances of models, after 5 steps": _of_distances,
+        "a client's step (FedAvg; FSL's clients and server)": _step_gradient,
+        **synthesis_gradients,
+        "FedDM's and FedAF's matching": _matching_gradient,
+        "FedAMP's distances of models, after 5 steps": _model_distances,
     }
 
 
@@ -151,37 +157,37 @@ def _loss(model: Model, variables: Tree, images: jax.Array, labels: jax.Array) -
     return -jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels].mean()
 
 
-def _of_step(model: Model, variables: Tree, data: Tree) -> Tree:
+def _step_gradient(model: Model, variables: Tree, data: Tree) -> Tree:
     """Of the parameters, of a batch."""
     return jax.grad(
         lambda params: _loss(model, {**variables, "params": params}, data["real"], data["labels"])
     )(variables["params"])
 
 
-def _trained(model: Model, variables: Tree, images: jax.Array, labels: jax.Array, steps: int):
+def _train_sgd(model: Model, variables: Tree, images: jax.Array, labels: jax.Array, steps: int):
     """The parameters after some steps of SGD."""
 
     def step(params, _):
-        given = {**variables, "params": params}
-        gradient = _of_step(model, given, {"real": images, "labels": labels})
-        return jax.tree.map(lambda w, g: w - STEP * g, params, gradient), None
+        variables_with_params = {**variables, "params": params}
+        gradient = _step_gradient(model, variables_with_params, {"real": images, "labels": labels})
+        return jax.tree.map(lambda w, g: w - STEP_SIZE * g, params, gradient), None
 
     return jax.lax.scan(step, variables["params"], length=steps)[0]
 
 
-def _of_synthesis(model: Model, variables: Tree, data: Tree, *, steps: int) -> Tree:
+def _synthesis_gradient(model: Model, variables: Tree, data: Tree, *, steps: int) -> Tree:
     """Of the images, labels and step size, through the inner loop; the target is where as many
     steps on real images go, in this precision too."""
     start, unravel = ravel_pytree(variables["params"])
-    target = ravel_pytree(_trained(model, variables, data["real"], data["labels"], steps))[0]
-    labels = jax.nn.one_hot(data["labels"], CLASSES, dtype=start.dtype)
+    target = ravel_pytree(_train_sgd(model, variables, data["real"], data["labels"], steps))[0]
+    labels = jax.nn.one_hot(data["labels"], NUM_CLASSES, dtype=start.dtype)
 
-    def loss(made: SyntheticData) -> jax.Array:
+    def loss(synthetic: SyntheticData) -> jax.Array:
         end = unroll(
             lambda params, x: model.apply({**variables, "params": params}, x, train=True)[0],
             unravel,
             start,
-            made,
+            synthetic,
             jax.random.key(0),
             num_steps=steps,
             augment_strategy="none",
@@ -189,33 +195,37 @@ def _of_synthesis(model: Model, variables: Tree, data: Tree, *, steps: int) -> T
         return matching_loss(end, start, target)
 
     return jax.grad(loss)(
-        SyntheticData(data["made"], labels, jnp.asarray(STEP, start.dtype))
+        SyntheticData(data["made"], labels, jnp.asarray(STEP_SIZE, start.dtype))
     ).images
 
 
-def _of_matching(model: Model, variables: Tree, data: Tree) -> Tree:
+def _matching_gradient(model: Model, variables: Tree, data: Tree) -> Tree:
     """Of the images of a class, which follow the mean embedding of a batch."""
     embed = model.embed
     assert embed is not None
 
-    def mean(images):
+    def mean_embedding(images):
         return embed(variables, images, train=False)[0].mean(0)
 
-    goal = mean(data["real"])
-    return jax.grad(lambda made: distribution_distance(goal, mean(made)))(data["made"])
+    target_embedding = mean_embedding(data["real"])
+    return jax.grad(
+        lambda synthetic_images: distribution_distance(
+            target_embedding, mean_embedding(synthetic_images)
+        )
+    )(data["made"])
 
 
-def _of_distances(model: Model, variables: Tree, data: Tree) -> Tree:
+def _model_distances(model: Model, variables: Tree, data: Tree) -> Tree:
     """Between three clients' models, which decide who listens to whom."""
-    number = len(data["labels"]) // 3
-    parts = [slice(k * number, (k + 1) * number) for k in range(3)]
+    examples_per_client = len(data["labels"]) // 3
+    parts = [slice(k * examples_per_client, (k + 1) * examples_per_client) for k in range(3)]
     models = [
-        _trained(model, variables, data["real"][part], data["labels"][part], 5) for part in parts
+        _train_sgd(model, variables, data["real"][part], data["labels"][part], 5) for part in parts
     ]
-    return squared_distances(jax.tree.map(lambda *leaves: jnp.stack(leaves), *models))
+    return compute_squared_distances(jax.tree.map(lambda *leaves: jnp.stack(leaves), *models))
 
 
-main = record_program(Arguments, measure)
+main = make_config_program(Arguments, compare_precisions)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -13,12 +13,12 @@ from fedjax_het import RunSpec
 from fedjax_het.data import Dataset, dataset_from_arrays
 from fedjax_het.engine.randomness import Stream
 from fedjax_het.running.placement import Placement
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.programs import program_of
-from fedjax_het.running.runs import gathered, state_shapes
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.programs import build_programs
+from fedjax_het.running.runs import compute_state_shapes, init_group
 
 ROUNDS = "rounds"  # a chunk of them, as one program
-SHAPES = {"fashion_mnist": ((28, 28, 1), 60_000), "cifar10": ((32, 32, 3), 50_000)}
+DATASET_SHAPES = {"fashion_mnist": ((28, 28, 1), 60_000), "cifar10": ((32, 32, 3), 50_000)}
 
 
 class Case(NamedTuple):
@@ -33,7 +33,7 @@ class Case(NamedTuple):
     client_state: str = "device"
 
 
-_HET = {
+_HETEROGENEOUS_SETTINGS = {
     "partition": "dirichlet_balanced",
     "alpha": 0.01,
     "num_clients": 80,
@@ -44,68 +44,76 @@ _HET = {
 }
 
 
-def _fedavg(dataset: str, model: str, lanes: int, impl: str | None = None, **more: Any) -> Case:
+def _rounds_case(
+    dataset: str, model: str, lanes: int, impl: str | None = None, **extra_fields: Any
+) -> Case:
     network = {"network_options": {"conv_impl": impl}} if impl else {}
-    method, part = more.pop("method", "fedavg"), more.pop("part", ROUNDS)
-    settings = {**_HET, "model": model, **network}
-    return Case(method, dataset, lanes, settings, part, **more)
+    method, part = extra_fields.pop("method", "fedavg"), extra_fields.pop("part", ROUNDS)
+    settings = {**_HETEROGENEOUS_SETTINGS, "model": model, **network}
+    return Case(method, dataset, lanes, settings, part, **extra_fields)
 
 
-def _condensing(method: str, lanes: int, impl: str) -> Case:
+def _condensation_case(method: str, lanes: int, impl: str) -> Case:
     network = {"conv_impl": impl}
     settings = {"alpha": 0.02, "rounds": 20, "network_options": network}
     return Case(method, "cifar10", lanes, settings)
 
 
 CASES = {
-    "mlp-1": _fedavg("fashion_mnist", "mlp", 1),
-    "mlp-32": _fedavg("fashion_mnist", "mlp", 32),
-    "scaffold-mlp-32": _fedavg("fashion_mnist", "mlp", 32, method="scaffold"),
-    "convnet-native-1": _fedavg("cifar10", "convnet", 1, "native"),
-    "convnet-native-32": _fedavg("cifar10", "convnet", 32, "native"),
-    "convnet-im2col-1": _fedavg("cifar10", "convnet", 1, "im2col"),
-    "convnet-im2col-32": _fedavg("cifar10", "convnet", 32, "im2col"),
-    "synthesis-mlp": _fedavg("fashion_mnist", "mlp", 4, method="dynafed", part="synthesis"),
-    "synthesis-convnet": _fedavg(
+    "mlp-1": _rounds_case("fashion_mnist", "mlp", 1),
+    "mlp-32": _rounds_case("fashion_mnist", "mlp", 32),
+    "scaffold-mlp-32": _rounds_case("fashion_mnist", "mlp", 32, method="scaffold"),
+    "convnet-native-1": _rounds_case("cifar10", "convnet", 1, "native"),
+    "convnet-native-32": _rounds_case("cifar10", "convnet", 32, "native"),
+    "convnet-im2col-1": _rounds_case("cifar10", "convnet", 1, "im2col"),
+    "convnet-im2col-32": _rounds_case("cifar10", "convnet", 32, "im2col"),
+    "synthesis-mlp": _rounds_case("fashion_mnist", "mlp", 4, method="dynafed", part="synthesis"),
+    "synthesis-convnet": _rounds_case(
         "cifar10", "convnet", 4, "im2col", method="dynafed", part="synthesis"
     ),
-    "fedaf": _condensing("fedaf", 16, "im2col"),
-    "feddm": _condensing("feddm", 16, "im2col"),
-    "two-mlp": _fedavg("fashion_mnist", "mlp", 16, devices=2),
-    "two-scaffold-mlp": _fedavg("fashion_mnist", "mlp", 16, method="scaffold", devices=2),
-    "two-split-scaffold-mlp": _fedavg(
+    "fedaf": _condensation_case("fedaf", 16, "im2col"),
+    "feddm": _condensation_case("feddm", 16, "im2col"),
+    "two-mlp": _rounds_case("fashion_mnist", "mlp", 16, devices=2),
+    "two-scaffold-mlp": _rounds_case("fashion_mnist", "mlp", 16, method="scaffold", devices=2),
+    "two-split-scaffold-mlp": _rounds_case(
         "fashion_mnist", "mlp", 16, method="scaffold", devices=2, client_state="split"
     ),
-    "two-synthesis-mlp": _fedavg(
+    "two-synthesis-mlp": _rounds_case(
         "fashion_mnist", "mlp", 4, method="dynafed", part="synthesis", devices=2
     ),
 }
 
 
-def small(case: Case) -> Case:
+def shrink_case(case: Case) -> Case:
     """The same program of few clients, small images and a narrow network."""
-    few = {"num_clients": 4, "participation": 0.5, "rounds": 2, "batch_size": 8, "width": 4}
+    reduced_settings = {
+        "num_clients": 4,
+        "participation": 0.5,
+        "rounds": 2,
+        "batch_size": 8,
+        "width": 4,
+    }
     if case.settings.get("model") == "mlp":
-        del few["width"]
+        del reduced_settings["width"]
     if "participation" not in case.settings:  # clients that condense
-        few = {"num_clients": 4, "rounds": 2, "batch_size": 8, "width": 4}
-    return case._replace(lanes=min(case.lanes, 2), settings={**case.settings, **few})
+        reduced_settings = {"num_clients": 4, "rounds": 2, "batch_size": 8, "width": 4}
+    return case._replace(lanes=min(case.lanes, 2), settings={**case.settings, **reduced_settings})
 
 
-def blank_data(name: str, *, small: bool = False) -> Dataset:
+def make_noise_dataset(name: str, *, small: bool = False) -> Dataset:
     """Images of noise, as many and as large as those of the data set: programs read no more."""
-    shape, count = SHAPES[name]
+    shape, count = DATASET_SHAPES[name]
     if small:
         shape, count = (8, 8, shape[-1]), 2_400
-    rng, tested = np.random.default_rng(0), count // 6 if small else 10_000
-    images = rng.integers(0, 256, (count + tested, *shape), np.uint8)
-    labels = np.arange(count + tested, dtype=np.int32) % 10
+    rng, num_test = np.random.default_rng(0), count // 6 if small else 10_000
+    images = rng.integers(0, 256, (count + num_test, *shape), np.uint8)
+    labels = np.arange(count + num_test, dtype=np.int32) % 10
     return dataset_from_arrays(
         images[:count], labels[:count], images[count:], labels[count:], num_classes=10
     )
 
 
-def lowered(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> Any:
+def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> Any:
     """The case's program as jax lowers it for these devices, of which it takes the first."""
     spec = RunSpec(case.method, dataset=case.dataset, seed=0, **case.settings)
     placement = Placement(
@@ -113,37 +121,49 @@ def lowered(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> Any:
     )
     if case.devices > 1:
         placement = dataclasses.replace(placement, server_work="shared")
-    group = prepare([spec], dataset=dataset, placement=placement)
-    here = group.plan
-    assert here.mesh is not None
+    group = prepare_group([spec], dataset=dataset, placement=placement)
+    host_plan = group.plan
+    assert host_plan.mesh is not None
     mesh = Mesh(
         np.array(devices[: case.devices]),
-        here.mesh.axis_names,
+        host_plan.mesh.axis_names,
         axis_types=(jax.sharding.AxisType.Auto,),
     )
-    program = program_of(group.program.signature, here._replace(mesh=mesh))
-    source = dataclasses.replace(group.source, plan=here)
-    group = dataclasses.replace(group, source=source)
-    runs = gathered(group, group.federations)
-    state = state_shapes(runs)
+    program = build_programs(group.program.signature, host_plan._replace(mesh=mesh))
+    context = dataclasses.replace(group.context, plan=host_plan)
+    group = dataclasses.replace(group, context=context)
+    runs = init_group(group, group.prepared_runs)
+    state = compute_state_shapes(runs)
     inputs: tuple
     if case.part == ROUNDS:
-        work, inputs = program.chunk, (state, runs.first_step())
+        stage, inputs = program.chunk, (state, runs.build_first_step_inputs())
     else:
-        work = program.host_work[case.part]
-        server = runs.keys(Stream.SERVER)
-        inputs = (runs.kept["hp"], state, server, jnp.int32(1), runs.kept.get("server"))
-    return work.program.lower(*_on(mesh, inputs))
+        stage = program.server_stages[case.part]
+        server = runs.build_keys(Stream.SERVER)
+        inputs = (
+            runs.cached_inputs["hp"],
+            state,
+            server,
+            jnp.int32(1),
+            runs.cached_inputs.get("server_examples"),
+        )
+    return stage.program.lower(*_to_sharded_shapes(mesh, inputs))
 
 
-def _on(mesh: Mesh, tree: Any) -> Any:
+def _to_sharded_shapes(mesh: Mesh, tree: Any) -> Any:
     """Shapes of arrays, spread over this mesh as they are over their own."""
 
-    def one(leaf: Any) -> jax.ShapeDtypeStruct:
-        own = getattr(leaf, "sharding", None)
-        spec = own.spec if isinstance(own, NamedSharding) else PartitionSpec()
-        weak = getattr(leaf, "weak_type", False)
+    def to_shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding_of_leaf = getattr(leaf, "sharding", None)
+        spec = (
+            sharding_of_leaf.spec
+            if isinstance(sharding_of_leaf, NamedSharding)
+            else PartitionSpec()
+        )
+        is_weak_type = getattr(leaf, "weak_type", False)
         sharding = NamedSharding(mesh, spec)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding, weak_type=is_weak_type
+        )
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(to_shape, tree)

@@ -28,17 +28,25 @@ import numpy as np
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.records import Bounds
-from fedjax_het.engine.probe import MOST_UNROLLED
+from fedjax_het.engine.probe import MAX_UNROLLED_LANES
 from fedjax_het.nn.computing import BFLOAT16, FLOAT32, TF32
 from fedjax_het.nn.conv_products import IM2COL, NATIVE, UNROLLED
-from fedjax_het.report.programs import record_program
-from fedjax_het.report.render import Section, TextTable, number_text, print_table, to_markdown
+from fedjax_het.report.programs import make_config_program
+from fedjax_het.report.render import (
+    TableSection,
+    TextTable,
+    format_number,
+    print_table,
+    to_markdown,
+)
 from fedjax_het.report.write import write_text
 
-FILE = "prove.json"
-MEASURE = "--measure"  # what a process of its own is asked, which reads its cases as JSON
-LEAST = 1e-3  # relative: a smaller difference is rounding, whatever another order of sums makes
-ALLOWED = 30.0  # times what another order makes
+RESULTS_FILE = "prove.json"
+WORKER_FLAG = "--measure"  # what a process of its own is asked, which reads its cases as JSON
+MIN_TOLERANCE = (
+    1e-3  # relative: a smaller difference is rounding, whatever another order of sums makes
+)
+REORDERING_FACTOR = 30.0  # times what another order makes
 PRECISIONS = {
     "cpu": (FLOAT32,),
     "gpu": (FLOAT32, TF32, BFLOAT16),
@@ -62,7 +70,7 @@ SCALES = {
     "full": Scale(28, 60_000, 80, 128, (1, 4, 16, 32), 6),
 }
 
-CONDENSING = {"ipc": 2, "steps": 4, "server_epochs": 2, "threshold": 5}
+CONDENSATION_OPTIONS = {"ipc": 2, "steps": 4, "server_epochs": 2, "threshold": 5}
 # Methods whose programs differ, each small: (name, settings).
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"model": "mlp"},
@@ -87,8 +95,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "model": "mlp",
         "options": {"trajectory_rounds": 4, "segment_length": 3, "num_iterations": 3},
     },
-    "feddm": {"model": "mlp", "options": CONDENSING},
-    "fedaf": {"model": "mlp", "options": CONDENSING},
+    "feddm": {"model": "mlp", "options": CONDENSATION_OPTIONS},
+    "fedaf": {"model": "mlp", "options": CONDENSATION_OPTIONS},
     "fedamp": {"model": "mlp"},
     "ditto": {"model": "mlp"},
     "fsl": {"model": "mlp"},
@@ -105,7 +113,7 @@ class Case(NamedTuple):
     lanes: int
 
 
-class Place(NamedTuple):
+class Worker(NamedTuple):
     """A process of its own, and what it measures one after the other."""
 
     environment: dict[str, str]
@@ -129,16 +137,16 @@ class Arguments:
     """Where prove.json and prove.md are."""
 
 
-def made_up(scale: Scale) -> Any:
+def make_synthetic_dataset(scale: Scale) -> Any:
     """A data set of ten classes: blurred spots, and noise."""
     from fedjax_het import dataset_from_arrays
 
     rng, size = np.random.default_rng(0), scale.pixels
-    spots = rng.random((10, size, size, 1))
+    class_patterns = rng.random((10, size, size, 1))
 
-    def draw(count):
-        labels = rng.integers(0, 10, count)
-        images = 0.6 * spots[labels] + 0.4 * rng.random((count, size, size, 1))
+    def draw(num_images):
+        labels = rng.integers(0, 10, num_images)
+        images = 0.6 * class_patterns[labels] + 0.4 * rng.random((num_images, size, size, 1))
         return (255 * images).astype(np.uint8), labels
 
     images, labels = draw(scale.examples)
@@ -148,7 +156,7 @@ def made_up(scale: Scale) -> Any:
     )
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure_case(case: Case) -> dict[str, Any]:
     """In this process, on its first device: losses and norms of every round, or client samples a
     second."""
     import jax
@@ -159,105 +167,117 @@ def measure(case: Case) -> dict[str, Any]:
     settings = {"num_clients": scale.clients, "rounds": scale.rounds, "seed": 0, **case.settings}
     spec = RunSpec(dataset="user", **settings)
     placement = Placement(lanes=case.lanes, devices=1)
-    result = simulate(spec, dataset=made_up(scale), placement=placement)
-    found: dict[str, Any] = {"device": jax.devices()[0].device_kind}
+    result = simulate(spec, dataset=make_synthetic_dataset(scale), placement=placement)
+    record: dict[str, Any] = {"device": jax.devices()[0].device_kind}
     if case.kind == "speed":
-        kept = ("client_samples_per_second", "compile_seconds")
-        return found | {name: result.summary[name] for name in kept}
+        summary_names = ("client_samples_per_second", "compile_seconds")
+        return record | {name: result.summary[name] for name in summary_names}
     curves = ("train_loss", "update_norm", "test_loss", "client_accuracy")
-    named = {name: result.metrics[name] for name in curves if name in result.metrics}
-    return found | {name: np.asarray(curve).tolist() for name, curve in named.items()}
+    curves_by_name = {name: result.metrics[name] for name in curves if name in result.metrics}
+    return record | {name: np.asarray(curve).tolist() for name, curve in curves_by_name.items()}
 
 
-def measure_all() -> None:
+def serve_cases() -> None:
     """The cases on standard input, a line of standard output for each."""
-    for given in json.load(sys.stdin):
-        case = Case(*given)
+    for case_fields in json.load(sys.stdin):
+        case = Case(*case_fields)
         try:
-            found = measure(case)
+            record = measure_case(case)
         except Exception as error:  # whatever it is, the others are to be measured
-            found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
-        print(json.dumps({"name": case.name, **found}), flush=True)
+            record = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        print(json.dumps({"name": case.name, **record}), flush=True)
 
 
-def at_once(places: list[Place], seconds: float) -> list[dict[str, dict[str, Any]]]:
+def run_workers(workers: list[Worker], seconds: float) -> list[dict[str, dict[str, Any]]]:
     """What each place has found by name, after so many seconds at most; all of them side by side.
     A case that a place did not come to is not there."""
-    words = [sys.executable, str(Path(__file__).resolve()), MEASURE]
+    command = [sys.executable, str(Path(__file__).resolve()), WORKER_FLAG]
     with ExitStack() as files:
-        running = []
-        for place in places:
-            said = files.enter_context(tempfile.TemporaryFile("w+"))
+        processes = []
+        for worker in workers:
+            output_file = files.enter_context(tempfile.TemporaryFile("w+"))
             process = subprocess.Popen(
-                words,
-                env={**os.environ, **place.environment},
+                command,
+                env={**os.environ, **worker.environment},
                 stdin=subprocess.PIPE,
-                stdout=said,
+                stdout=output_file,
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
             assert process.stdin is not None
-            process.stdin.write(json.dumps(place.cases))
+            process.stdin.write(json.dumps(worker.cases))
             process.stdin.close()
-            running.append((process, said))
-        ends = time.monotonic() + seconds
-        for process, _ in running:
+            processes.append((process, output_file))
+        deadline = time.monotonic() + seconds
+        for process, _ in processes:
             try:
-                process.wait(max(1.0, ends - time.monotonic()))
+                process.wait(max(1.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        return [_read(said) for _, said in running]
+        return [_read_records(output_file) for _, output_file in processes]
 
 
-def _read(said: IO[str]) -> dict[str, dict[str, Any]]:
-    said.seek(0)
-    found = [json.loads(line) for line in said if line.startswith("{") and line.endswith("}\n")]
-    return {made.pop("name"): made for made in found}
+def _read_records(output_file: IO[str]) -> dict[str, dict[str, Any]]:
+    output_file.seek(0)
+    records = [
+        json.loads(line) for line in output_file if line.startswith("{") and line.endswith("}\n")
+    ]
+    return {record.pop("name"): record for record in records}
 
 
-def numbers_places(names: Sequence[str]) -> list[Place]:
+def make_parity_workers(names: Sequence[str]) -> list[Worker]:
     """The device, the CPU, and the CPU in another order."""
     cases = []
     for name in names:
         method = name.split(",")[0]
         settings = {"algorithm": method, "precision": FLOAT32, **METHODS[name], "rounds": 5}
         cases.append(Case(name, "numbers", "quick", settings, 4))
-    on_cpu = {"JAX_PLATFORMS": "cpu"}
-    alone = [case._replace(lanes=1) for case in cases]
-    return [Place({}, cases), Place(on_cpu, cases), Place(on_cpu, alone)]
+    cpu_environment = {"JAX_PLATFORMS": "cpu"}
+    single_lane_cases = [case._replace(lanes=1) for case in cases]
+    return [
+        Worker({}, cases),
+        Worker(cpu_environment, cases),
+        Worker(cpu_environment, single_lane_cases),
+    ]
 
 
-def speed_places(scale: str, platform: str) -> list[Place]:
+def make_speed_workers(scale: str, platform: str) -> list[Worker]:
     """FedAvg by precision, and in each by network, implementation and lanes."""
-    size, places = SCALES[scale], []
+    scale_config, workers = SCALES[scale], []
     networks: list[tuple[str, dict[str, Any]]] = [("mlp", {"model": "mlp"})]
     for impl in (IM2COL, NATIVE, UNROLLED):
-        options = {"width": size.width, "network_options": {"conv_impl": impl}}
+        options = {"width": scale_config.width, "network_options": {"conv_impl": impl}}
         networks.append((f"convnet, {impl}", {"model": "convnet", **options}))
     for precision in PRECISIONS.get(platform, (FLOAT32,)):
         cases = []
         for network, settings in networks:
-            for lanes in size.lanes:
-                if lanes > MOST_UNROLLED and network.endswith(UNROLLED):
+            for lanes in scale_config.lanes:
+                if lanes > MAX_UNROLLED_LANES and network.endswith(UNROLLED):
                     continue
                 name = f"{network}, {precision}, {lanes} lanes"
-                given = {"precision": precision, "eval_every": size.rounds, **settings}
-                cases.append(Case(name, "speed", scale, {"algorithm": "fedavg", **given}, lanes))
-        places.append(Place({}, cases))
-    return places
+                precision_settings = {
+                    "precision": precision,
+                    "eval_every": scale_config.rounds,
+                    **settings,
+                }
+                cases.append(
+                    Case(name, "speed", scale, {"algorithm": "fedavg", **precision_settings}, lanes)
+                )
+        workers.append(Worker({}, cases))
+    return workers
 
 
-def differences(device: dict, cpu: dict, in_another_order: dict) -> dict[str, Any]:
+def compare_curves(device: dict, cpu: dict, reordered_cpu: dict) -> dict[str, Any]:
     """How far the device's curves are from the CPU's, relative; and the CPU's from its own in
     another order."""
-    errors = [made["error"] for made in (device, cpu, in_another_order) if "error" in made]
+    errors = [record["error"] for record in (device, cpu, reordered_cpu) if "error" in record]
     if errors:
         return {"error": errors[0]}
 
-    def apart(one, other):
-        curves = [name for name in one if name != "device"]
-        pairs = [(np.asarray(one[name]), np.asarray(other[name])) for name in curves]
+    def max_relative_difference(record, other_record):
+        curves = [name for name in record if name != "device"]
+        pairs = [(np.asarray(record[name]), np.asarray(other_record[name])) for name in curves]
         if any((np.isnan(a) != np.isnan(b)).any() for a, b in pairs):
             return float("inf")
         return max(
@@ -265,128 +285,148 @@ def differences(device: dict, cpu: dict, in_another_order: dict) -> dict[str, An
             for a, b in pairs
         )
 
-    difference, order = apart(device, cpu), apart(in_another_order, cpu)
-    agrees = difference <= max(LEAST, ALLOWED * order)
-    return {"difference": difference, "another order": order, "agrees": agrees}
+    difference, reordering_difference = (
+        max_relative_difference(device, cpu),
+        max_relative_difference(reordered_cpu, cpu),
+    )
+    agrees = difference <= max(MIN_TOLERANCE, REORDERING_FACTOR * reordering_difference)
+    return {"difference": difference, "another order": reordering_difference, "agrees": agrees}
 
 
-def fastest(speeds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def select_fastest(speeds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """By network and precision the implementation and lanes of most samples a second."""
     best: dict[str, dict[str, Any]] = {}
-    for name, made in speeds.items():
-        rate = made.get("client_samples_per_second", 0.0)
+    for name, record in speeds.items():
+        rate = record.get("client_samples_per_second", 0.0)
         *network, precision, lanes = name.split(", ")
         key = f"{network[0]}, {precision}"
         if rate > best.get(key, {}).get("client_samples_per_second", 0.0):
-            chosen = {"conv_impl": network[1]} if len(network) > 1 else {}
-            count = int(lanes.removesuffix(" lanes"))
-            best[key] = {**chosen, "lanes": count, "client_samples_per_second": rate}
+            network_settings = {"conv_impl": network[1]} if len(network) > 1 else {}
+            num_lanes = int(lanes.removesuffix(" lanes"))
+            best[key] = {**network_settings, "lanes": num_lanes, "client_samples_per_second": rate}
     return best
 
 
-def tables(kept: dict[str, Any]) -> list[TextTable]:
+def make_tables(stored_results: dict[str, Any]) -> list[TextTable]:
     """Of the numbers, of the speeds, and of what was fastest, as far as they are known."""
-    device = kept["device"]
-    numbers = _table(
+    device = stored_results["device"]
+    numbers = _make_table(
         f"{device} against the CPU, both in float32",
         ("Method",),
-        (*_COLUMNS, "Error"),
-        kept["numbers"],
+        (*_PARITY_COLUMNS, "Error"),
+        stored_results["numbers"],
         "Largest relative difference of losses and norms over the rounds; another order: the "
         "CPU's own, with one lane instead of four.",
     )
-    speed = _table(
+    speed = _make_table(
         f"{device}: FedAvg's rounds",
         ("Case",),
-        (*_SPEEDS, "Error"),
-        kept["speed"],
+        (*_SPEED_COLUMNS, "Error"),
+        stored_results["speed"],
         "Client samples a second; compilation in seconds, apart.",
     )
-    best = _table(f"{device}: fastest", ("Network",), ("conv_impl", "lanes"), kept["fastest"])
+    best = _make_table(
+        f"{device}: fastest", ("Network",), ("conv_impl", "lanes"), stored_results["fastest"]
+    )
     return [table for table in (numbers, speed, best) if table.sections[0].rows]
 
 
-_COLUMNS = ("difference", "another order", "agrees")
-_SPEEDS = ("client_samples_per_second", "compile_seconds")
+_PARITY_COLUMNS = ("difference", "another order", "agrees")
+_SPEED_COLUMNS = ("client_samples_per_second", "compile_seconds")
 
 
-def _table(
+def _make_table(
     title: str,
     names: tuple[str],
     values: tuple[str, ...],
-    found: dict[str, dict[str, Any]],
+    records: dict[str, dict[str, Any]],
     *notes: str,
 ) -> TextTable:
     rows = tuple(
-        {names[0]: name, **{value: _short(made.get(value.lower())) for value in values}}
-        for name, made in found.items()
+        {names[0]: name, **{value: _format_value(record.get(value.lower())) for value in values}}
+        for name, record in records.items()
     )
-    return TextTable(title, names, values, (Section(rows),), notes)
+    return TextTable(title, names, values, (TableSection(rows),), notes)
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if isinstance(value, float):
-        return number_text(value, ",.0f" if value >= 100 else ".2g")
+        return format_number(value, ",.0f" if value >= 100 else ".2g")
     return "" if value is None else str(value)
 
 
-def run(arguments: Arguments) -> int:
+def run_checks(arguments: Arguments) -> int:
     """All cases that are not done. 1 where a method's numbers do not agree."""
     names = tuple(METHODS) if arguments.methods is None else arguments.methods
     for name in names:
         require_name("methods", name, METHODS)
-    folder, ends = make_output_directory(arguments.output_dir), time.monotonic()
-    ends += 60 * arguments.minutes
-    path = folder / FILE
-    kept: dict[str, Any] = {"numbers": {}, "speed": {}, "fastest": {}}
+    folder, deadline = make_output_directory(arguments.output_dir), time.monotonic()
+    deadline += 60 * arguments.minutes
+    path = folder / RESULTS_FILE
+    stored_results: dict[str, Any] = {"numbers": {}, "speed": {}, "fastest": {}}
     if path.is_file():
-        kept |= json.loads(path.read_text())
-    kept["device"], platform = _device()
+        stored_results |= json.loads(path.read_text())
+    stored_results["device"], platform = _query_device()
 
-    def due(kind: str, cases: Iterable[str]) -> list[str]:
-        return [name for name in cases if "error" in kept[kind].get(name, {"error": ""})]
+    def pending_cases(kind: str, cases: Iterable[str]) -> list[str]:
+        return [name for name in cases if "error" in stored_results[kind].get(name, {"error": ""})]
 
-    def keep(kind: str, made: dict[str, dict[str, Any]]) -> None:
-        kept[kind] |= made
-        kept["fastest"] = fastest(kept["speed"])
-        write_text(path, json.dumps(kept, indent=1))
+    def store_results(kind: str, records: dict[str, dict[str, Any]]) -> None:
+        stored_results[kind] |= records
+        stored_results["fastest"] = select_fastest(stored_results["speed"])
+        write_text(path, json.dumps(stored_results, indent=1))
 
-    if arguments.only != "speed" and (left := due("numbers", names)):
-        device, *on_cpu = at_once(numbers_places(left), ends - time.monotonic())
-        done = [name for name in left if all(name in found for found in (device, *on_cpu))]
-        apart = {name: differences(device[name], *(f[name] for f in on_cpu)) for name in done}
-        keep("numbers", apart)
-    for place in speed_places(arguments.scale, platform) if arguments.only != "numbers" else ():
-        left = due("speed", [case.name for case in place.cases])
-        if left and time.monotonic() < ends:
-            place = place._replace(cases=[case for case in place.cases if case.name in left])
-            (found,) = at_once([place], ends - time.monotonic())
-            keep("speed", found)
-    made = tables(kept)
-    for table in made:
+    if arguments.only != "speed" and (pending := pending_cases("numbers", names)):
+        device, *cpu_records = run_workers(
+            make_parity_workers(pending), deadline - time.monotonic()
+        )
+        completed = [
+            name for name in pending if all(name in records for records in (device, *cpu_records))
+        ]
+        comparisons = {
+            name: compare_curves(
+                device[name], *(worker_records[name] for worker_records in cpu_records)
+            )
+            for name in completed
+        }
+        store_results("numbers", comparisons)
+    for worker in (
+        make_speed_workers(arguments.scale, platform) if arguments.only != "numbers" else ()
+    ):
+        pending = pending_cases("speed", [case.name for case in worker.cases])
+        if pending and time.monotonic() < deadline:
+            worker = worker._replace(cases=[case for case in worker.cases if case.name in pending])
+            (records,) = run_workers([worker], deadline - time.monotonic())
+            store_results("speed", records)
+    text_tables = make_tables(stored_results)
+    for table in text_tables:
         print_table(table)
-    write_text(folder / "prove.md", "\n".join(map(to_markdown, made)))
-    wrong = [name for name, made in kept["numbers"].items() if not made.get("agrees")]
-    if wrong:
-        print(f"Not as on the CPU: {', '.join(wrong)}.", file=sys.stderr)
-    return 1 if wrong else 0
+    write_text(folder / "prove.md", "\n".join(map(to_markdown, text_tables)))
+    failed_methods = [
+        name
+        for name, text_tables in stored_results["numbers"].items()
+        if not text_tables.get("agrees")
+    ]
+    if failed_methods:
+        print(f"Not as on the CPU: {', '.join(failed_methods)}.", file=sys.stderr)
+    return 1 if failed_methods else 0
 
 
-def _device() -> tuple[str, str]:
+def _query_device() -> tuple[str, str]:
     """The kind of jax's first device, and its platform; found in a process of its own, since this
     one is not to hold it."""
-    asked = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind)"
-    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
-    platform, _, kind = said.stdout.strip().splitlines()[-1].partition(" ")
+    query_code = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind)"
+    process = subprocess.run([sys.executable, "-c", query_code], capture_output=True, text=True)
+    platform, _, kind = process.stdout.strip().splitlines()[-1].partition(" ")
     return kind, platform
 
 
-main = record_program(Arguments, run, __doc__)
+main = make_config_program(Arguments, run_checks, __doc__)
 
 if __name__ == "__main__":
-    if MEASURE in sys.argv:
-        measure_all()
+    if WORKER_FLAG in sys.argv:
+        serve_cases()
         raise SystemExit(0)
     raise SystemExit(main())

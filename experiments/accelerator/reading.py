@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 # Operations that start nothing on a device, or only wait for what was started.
-FREE = {
+NON_LAUNCHING_OPS = {
     "parameter",
     "tuple",
     "get-tuple-element",
@@ -18,7 +18,7 @@ FREE = {
     "add-dependency",
     "opt-barrier",
 }
-CONTROL = {"while", "conditional", "call"}  # what they start is counted in what they call
+CONTROL_FLOW_OPS = {"while", "conditional", "call"}  # what they start is counted in what they call
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+)[a-z\d]*\[([\d,]*)\]")
@@ -26,40 +26,44 @@ _CALLS = re.compile(r"(?:condition|body|to_apply|true_computation|false_computat
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 
-class Operation(NamedTuple):
+class HloOperation(NamedTuple):
     """A line of a computation."""
 
     kind: str  # "fusion", "while", ...; "custom-call:TARGET"
     text: str
 
     @property
-    def called(self) -> list[str]:
+    def called_computations(self) -> list[str]:
         """The computations that it runs through, if it is one of `CONTROL`."""
-        if self.kind not in CONTROL:
+        if self.kind not in CONTROL_FLOW_OPS:
             return []
-        named = _CALLS.findall(self.text)
+        computations = _CALLS.findall(self.text)
         for branches in _BRANCHES.findall(self.text):
-            named += [name.strip().lstrip("%") for name in branches.split(",")]
-        return named
+            computations += [name.strip().lstrip("%") for name in branches.split(",")]
+        return computations
 
     @property
-    def launches(self) -> int:
-        if self.kind in FREE or self.kind in CONTROL or self.kind.endswith("-done"):
+    def num_launches(self) -> int:
+        if (
+            self.kind in NON_LAUNCHING_OPS
+            or self.kind in CONTROL_FLOW_OPS
+            or self.kind.endswith("-done")
+        ):
             return 0
         return 1
 
     @property
-    def bytes(self) -> int:
+    def result_bytes(self) -> int:
         """Of its results, on one device."""
         kind = self.text.split(" = ", 1)[1].split("(" if not self.is_tuple else ") ", 1)[0]
-        return sum(map(_size, _SHAPE.findall(kind)))
+        return sum(map(_type_bytes, _SHAPE.findall(kind)))
 
     @property
     def is_tuple(self) -> bool:
         return self.text.split(" = ", 1)[1].startswith("(")
 
 
-class Body(NamedTuple):
+class LoopBody(NamedTuple):
     """What a loop's iteration launches; of a branch, or a loop inside, see theirs."""
 
     name: str
@@ -72,93 +76,106 @@ class Body(NamedTuple):
     kinds: dict[str, int]
 
 
-def program_of(text: str) -> tuple[str, dict[str, list[Operation]]]:
+def parse_computations(text: str) -> tuple[str, dict[str, list[HloOperation]]]:
     """-> (the entry's name, the operations of every computation by its name)."""
-    found: dict[str, list[Operation]] = {}
+    computations: dict[str, list[HloOperation]] = {}
     entry, current = "", None
     for line in text.splitlines():
-        if head := _HEAD.match(line):
-            current = found.setdefault(head[2], [])
-            entry = head[2] if head[1] else entry
+        if header_match := _HEAD.match(line):
+            current = computations.setdefault(header_match[2], [])
+            entry = header_match[2] if header_match[1] else entry
         elif line.startswith("}"):
             current = None
         elif current is not None and " = " in line:
-            current.append(Operation(_kind(line), line.strip()))
-    return entry, found
+            current.append(HloOperation(_operation_kind(line), line.strip()))
+    return entry, computations
 
 
-def bodies_of(text: str) -> list[Body]:
+def parse_loop_bodies(text: str) -> list[LoopBody]:
     """The entry, and every loop's body, outer ones first; a conditional counts as its longest
     branch."""
-    entry, found = program_of(text)
-    return list(_bodies(found, entry, 0, None, set()))
+    entry, computations = parse_computations(text)
+    return list(_iterate_bodies(computations, entry, 0, None, set()))
 
 
-def grouped_convolutions(text: str) -> int:
+def count_grouped_convolutions(text: str) -> int:
     """Convolutions of several groups: lanes as the backend's own convolution has them."""
-    groups = re.findall(r"feature_group_count=(\d+)", text) + re.findall(
+    group_counts = re.findall(r"feature_group_count=(\d+)", text) + re.findall(
         r"batch_group_count=(\d+)", text
     )
-    return sum(int(number) > 1 for number in groups)
+    return sum(int(number) > 1 for number in group_counts)
 
 
-def _bodies(
-    found: dict[str, list[Operation]], name: str, depth: int, trips: int | None, seen: set[str]
-) -> Iterator[Body]:
-    if name in seen:
+def _iterate_bodies(
+    computations: dict[str, list[HloOperation]],
+    name: str,
+    depth: int,
+    trips: int | None,
+    visited: set[str],
+) -> Iterator[LoopBody]:
+    if name in visited:
         return
-    seen.add(name)
-    here = list(_inside(found, name))
-    kinds = Counter(operation.kind for operation in here if operation.launches)
-    exchanged = [
-        (kind, operation) for operation in here if (kind := _collective(operation.kind)) is not None
+    visited.add(name)
+    operations = list(_iterate_operations(computations, name))
+    kinds = Counter(operation.kind for operation in operations if operation.num_launches)
+    collective_operations = [
+        (kind, operation)
+        for operation in operations
+        if (kind := _collective_kind(operation.kind)) is not None
     ]
-    yield Body(
+    yield LoopBody(
         name,
         depth,
         trips,
-        _launches(found, name),
-        sum(operation.kind == "conditional" for operation in here),
-        dict(Counter(kind for kind, _ in exchanged)),
-        sum(operation.bytes for _, operation in exchanged),
+        _count_launches(computations, name),
+        sum(operation.kind == "conditional" for operation in operations),
+        dict(Counter(kind for kind, _ in collective_operations)),
+        sum(operation.result_bytes for _, operation in collective_operations),
         dict(kinds.most_common()),
     )
-    for operation in here:
+    for operation in operations:
         if operation.kind == "while":
-            known = re.search(r"known_trip_count\W+n\W+(\d+)", operation.text)
+            trip_count_match = re.search(r"known_trip_count\W+n\W+(\d+)", operation.text)
             body = re.search(r"body=%?([\w.\-]+)", operation.text)
             assert body is not None
-            inner = int(known[1]) if known else None
-            yield from _bodies(found, body[1], depth + 1, inner, seen)
+            inner_trips = int(trip_count_match[1]) if trip_count_match else None
+            yield from _iterate_bodies(computations, body[1], depth + 1, inner_trips, visited)
 
 
-def _inside(found: dict[str, list[Operation]], name: str) -> Iterator[Operation]:
+def _iterate_operations(
+    computations: dict[str, list[HloOperation]], name: str
+) -> Iterator[HloOperation]:
     """A computation's operations with those of its branches and calls, but not of its loops."""
-    for operation in found.get(name, ()):
+    for operation in computations.get(name, ()):
         yield operation
         if operation.kind != "while":
-            for called in operation.called:
-                yield from _inside(found, called)
+            for callee in operation.called_computations:
+                yield from _iterate_operations(computations, callee)
 
 
-def _launches(found: dict[str, list[Operation]], name: str) -> int:
+def _count_launches(computations: dict[str, list[HloOperation]], name: str) -> int:
     total = 0
-    for operation in found.get(name, ()):
-        total += operation.launches
+    for operation in computations.get(name, ()):
+        total += operation.num_launches
         if operation.kind == "conditional":
-            total += max((_launches(found, branch) for branch in operation.called), default=0)
+            total += max(
+                (_count_launches(computations, branch) for branch in operation.called_computations),
+                default=0,
+            )
         elif operation.kind == "call":
-            total += sum(_launches(found, called) for called in operation.called)
+            total += sum(
+                _count_launches(computations, callee) for callee in operation.called_computations
+            )
     return total
 
 
-def _collective(kind: str) -> str | None:
+def _collective_kind(kind: str) -> str | None:
     if kind.endswith("-done"):
         return None
     return next((name for name in COLLECTIVES if kind.startswith(name)), None)
 
 
-def _kind(line: str) -> str:
+def _operation_kind(line: str) -> str:
     value = line.split(" = ", 1)[1]
     if value.startswith("("):  # of a tuple's type, which may hold brackets
         depth = 0
@@ -179,35 +196,35 @@ def _kind(line: str) -> str:
     return kind
 
 
-def _size(shape: tuple[str, str]) -> int:
+def _type_bytes(shape: tuple[str, str]) -> int:
     """Bytes of an array's type as the text has it."""
-    kind, sides = shape
+    kind, dimensions = shape
     size = 1
-    for side in filter(None, sides.split(",")):
-        size *= int(side)
+    for dimension in filter(None, dimensions.split(",")):
+        size *= int(dimension)
     bits = 8 if kind == "pred" else int(re.sub(r"\D", "", kind))
     return size * bits // 8
 
 
-def graphs_of(thunks: str) -> dict[str, Any]:
+def parse_command_buffers(thunks: str) -> dict[str, Any]:
     """Of XLA's list of what a program starts: graphs, and what the host still starts and reads.
 
     whole: whether all of it is one graph; host_reads: loops and branches outside of graphs, whose
     conditions the host waits for.
     """
-    graphs, reads, outside = 0, 0, 0
-    inside: int | None = None  # how far the graph's own line is indented
+    graphs, host_reads, num_outside = 0, 0, 0
+    graph_indent: int | None = None  # how far the graph's own line is indented
     for line in thunks.splitlines():
-        found = re.match(r"^(\s*)\d+: (k\w+)", line)
-        if found is None:
+        match = re.match(r"^(\s*)\d+: (k\w+)", line)
+        if match is None:
             continue
-        depth, kind = len(found[1]), found[2]
-        if inside is not None and depth > inside:
+        depth, kind = len(match[1]), match[2]
+        if graph_indent is not None and depth > graph_indent:
             continue
-        inside = None
+        graph_indent = None
         if kind == "kCommandBuffer":
-            graphs, inside = graphs + 1, depth
+            graphs, graph_indent = graphs + 1, depth
         else:
-            outside += 1
-            reads += kind in ("kWhile", "kConditional")
-    return {"graphs": graphs, "whole": graphs == 1 and outside == 0, "host_reads": reads}
+            num_outside += 1
+            host_reads += kind in ("kWhile", "kConditional")
+    return {"graphs": graphs, "whole": graphs == 1 and num_outside == 0, "host_reads": host_reads}

@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 
 H200 = Path(__file__).parent / "h200.txtpb"
 
@@ -44,7 +44,7 @@ def prepare_process(target: str, devices: int) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
 
 
-def described(target: str) -> Sequence[jax.Device]:
+def describe_devices(target: str) -> Sequence[jax.Device]:
     """The target's devices; on a CPU those that there are.
 
     The CUDA plugin (jax[cuda12]) or libtpu has to be installed; no GPU or TPU has to be there.
@@ -62,9 +62,9 @@ def described(target: str) -> Sequence[jax.Device]:
 
 
 @contextlib.contextmanager
-def as_on(platform: str) -> Iterator[None]:
+def mock_platform(platform: str) -> Iterator[None]:
     """What asks jax which backend it has, or a plan what its devices are, is told this one."""
-    named = mock.PropertyMock(return_value=platform)
+    platform_property = mock.PropertyMock(return_value=platform)
     backend = mock.patch.object(jax, "default_backend", lambda: platform)
-    with backend, mock.patch.object(Plan, "platform", named):
+    with backend, mock.patch.object(ExecutionPlan, "platform", platform_property):
         yield

@@ -62,7 +62,9 @@ CHUNK_SECONDS = (
 def make_blobs(sizes, seed):
     """Return float32 images `[N, 2, 2, 1]` of three Gaussian classes and int32 labels `[N]`."""
     rng = np.random.default_rng(seed)
-    labels = np.concatenate([(rng.integers(0, 2, n) + k) % NUM_CLASSES for k, n in enumerate(sizes)])
+    labels = np.concatenate(
+        [(rng.integers(0, 2, n) + k) % NUM_CLASSES for k, n in enumerate(sizes)]
+    )
     centers = np.random.default_rng(99).normal(size=(NUM_CLASSES, *SHAPE))
     images = centers[labels] + rng.normal(size=(len(labels), *SHAPE))
     return images.astype(np.float32), labels.astype(np.int32)
@@ -71,7 +73,7 @@ def make_blobs(sizes, seed):
 def make_spec(name: str, seed: int = 0) -> RunSpec:
     """Return the settings of one run of the small problem."""
     settings: dict = {}
-    if METHODS[name].server_data:
+    if METHODS[name].requires_server_examples:
         settings["pretrain_epochs"] = 2
     if name == "fsl":
         settings["gradient_gaps"] = 2
@@ -134,7 +136,9 @@ def run_way(name: str, way: str, dataset) -> dict[str, str]:
         placement = Placement(devices=1, lanes=1, spread="runs", width=2)
         results = sweep(specs, dataset=dataset, placement=placement, progress=None).results
         return {
-            f"{key}{i}": value for i, one in enumerate(results) for key, value in digest_of(one).items()
+            f"{key}{i}": value
+            for i, one in enumerate(results)
+            for key, value in digest_of(one).items()
         }
     placements = {
         "one_device": Placement(devices=1, lanes=2, server_work="alone"),

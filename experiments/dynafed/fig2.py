@@ -12,8 +12,8 @@ from dataclasses import replace
 import pandas as pd
 
 from experiments.dynafed.table2 import TABLE2
-from fedjax_het.report.paper_table import Outcome, program, write_curves
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.paper_table import TableRun, make_curves_writer, make_table_program
+from fedjax_het.report.reported import load_reported_values
 
 DATASETS = ("fashion_mnist", "cifar10", "cinic10", "cifar100")
 ALPHAS = (0.01, 0.04)
@@ -28,12 +28,12 @@ FIG2 = replace(
 )
 
 
-def write(outcome: Outcome) -> list[str]:
-    reported = pd.concat([reported_values("dynafed", item) for item in ("table1", "table2")])
-    return write_curves("fig2")(outcome._replace(reported=reported))
+def write_outputs(table_run: TableRun) -> list[str]:
+    reported = pd.concat([load_reported_values("dynafed", item) for item in ("table1", "table2")])
+    return make_curves_writer("fig2")(table_run._replace(reported=reported))
 
 
-main = program(FIG2, write)
+main = make_table_program(FIG2, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -27,42 +27,59 @@ import optax
 import pandas as pd
 
 from experiments.dynafed import settings
-from experiments.dynafed.fig6 import data_of, network, synthetic_data, trajectory_of
+from experiments.dynafed.fig6 import (
+    build_comparison_data,
+    build_network,
+    load_synthetic_data,
+    load_trajectory,
+)
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.pictures import plain_axes, write_figure
-from fedjax_het.common.records import Count, Whole
+from fedjax_het.common.pictures import style_axes, write_figure
+from fedjax_het.common.records import NonNegativeInt, PositiveInt
 from fedjax_het.condensation import fine_tune
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.report import to_csv
-from fedjax_het.report.programs import record_program
+from fedjax_het.report.programs import make_config_program
 from fedjax_het.report.style import add_legend
 from fedjax_het.report.write import write_text
-from fedjax_het.running.ledger import describe
-from fedjax_het.running.progress import progress_line
+from fedjax_het.running.ledger import format_run_label
+from fedjax_het.running.progress import show_progress
 from fedjax_het.running.result import Result
-from fedjax_het.running.splits import split_clients
-from fedjax_het.settings.spec import ResolvedSpec
+from fedjax_het.running.splits import build_partition
+from fedjax_het.settings.spec import ResolvedRunSpec
 
 CLIENTS = 3
-COLOURS = ("#0072B2", "#009E73", "#E69F00")
-DASHES = {"tuning": (3, 1), "control": (1, 1)}
+CLIENT_COLORS = ("#0072B2", "#009E73", "#E69F00")
+PHASE_DASHES = {"tuning": (3, 1), "control": (1, 1)}
 TUNING_STEPS = (0, 5, 20)  # after which the global model is measured: each is compiled
 
 
-def spec_of(preset: str) -> ResolvedSpec:
+def make_run_spec(preset: str) -> ResolvedRunSpec:
     """Of one run that ends with the round after the synthesis."""
-    declared = settings.PRESETS[preset]
-    (dataset,), (model,) = declared.datasets, declared.models
+    preset_declaration = settings.PRESETS[preset]
+    (dataset,), (model,) = preset_declaration.datasets, preset_declaration.models
     unused = ("server_options", "rounds")
-    shared = {name: value for name, value in declared.settings.items() if name not in unused}
-    own = declared.method_settings.get("dynafed", {}) | declared.model_settings.get(model, {})
-    run = RunSpec("dynafed", dataset, model=model, alpha=0.01, rounds=21, **shared, **own)
-    return run.resolved()
+    common_settings = {
+        name: value for name, value in preset_declaration.settings.items() if name not in unused
+    }
+    dynafed_settings = preset_declaration.method_settings.get(
+        "dynafed", {}
+    ) | preset_declaration.model_settings.get(model, {})
+    spec = RunSpec(
+        "dynafed",
+        dataset,
+        model=model,
+        alpha=0.01,
+        rounds=21,
+        **common_settings,
+        **dynafed_settings,
+    )
+    return spec.resolved()
 
 
-PRESETS = {name: spec_of(name) for name in settings.PRESETS}
+PRESETS = {name: make_run_spec(name) for name in settings.PRESETS}
 
 
 @dataclass
@@ -71,9 +88,9 @@ class Arguments:
 
     preset: str = "quick"
     """quick, cpu or paper."""
-    shown: Count = 3
+    shown: PositiveInt = 3
     """Rounds that are run step by step."""
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
     """Of the run, of its clients, and of what is drawn here."""
     result: str | None = None
     """JSON of a kept run of DynaFed, as those of Table 1, whose data and seed these are to be;
@@ -84,27 +101,29 @@ class Arguments:
     """Print the run; do nothing."""
 
 
-def padded(partition) -> tuple[np.ndarray, np.ndarray]:
+def pad_partition(partition) -> tuple[np.ndarray, np.ndarray]:
     """Positions [K, n] of the clients' examples, and whether they are there."""
     offsets = partition.offsets
-    own = [partition.indices[a:b] for a, b in pairwise(offsets)]
-    most = max(map(len, own))
-    positions = np.stack([np.pad(each, (0, most - len(each))) for each in own])
-    return positions, np.arange(most) < np.array([[len(each)] for each in own])
+    client_indices = [partition.indices[a:b] for a, b in pairwise(offsets)]
+    max_size = max(map(len, client_indices))
+    positions = np.stack(
+        [np.pad(indices, (0, max_size - len(indices))) for indices in client_indices]
+    )
+    return positions, np.arange(max_size) < np.array([[len(indices)] for indices in client_indices])
 
 
-def batches(there: np.ndarray, batch_size: int, epochs: int, rng) -> np.ndarray:
+def draw_batches(is_example: np.ndarray, batch_size: int, epochs: int, rng) -> np.ndarray:
     """[K, steps, B] places in a client's own examples; -1 is no example. Each epoch visits all."""
-    most = -(-there.shape[1] // batch_size) * batch_size
+    padded_size = -(-is_example.shape[1] // batch_size) * batch_size
     clients = []
-    for row in there:
+    for row in is_example:
         order = [rng.permutation(row.sum()) for _ in range(epochs)]
-        filled = [np.pad(o, (0, most - len(o)), constant_values=-1) for o in order]
-        clients.append(np.concatenate(filled).reshape(-1, batch_size))
+        padded_orders = [np.pad(o, (0, padded_size - len(o)), constant_values=-1) for o in order]
+        clients.append(np.concatenate(padded_orders).reshape(-1, batch_size))
     return np.stack(clients)
 
 
-class Steps(NamedTuple):
+class TrainingFunctions(NamedTuple):
     """Compiled steps of a run, from the parameters at hand."""
 
     train: Callable
@@ -117,35 +136,35 @@ class Steps(NamedTuple):
     """(params, positions [K, n], there [K, n]) -> [K]."""
 
 
-def steps_of(run: Result, dataset: Dataset) -> Steps:
+def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions:
     spec = run.spec
-    task, apply, _ = network(spec, dataset)
-    kinds = data_of(run, task, dataset)
+    task, apply, _ = build_network(spec, dataset)
+    data_by_kind = build_comparison_data(run, task, dataset)
     images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
     optimizer = optax.adam(spec.hp["local_lr"])
 
     def loss(params, positions, weights):
-        logits = apply(params, task.normalise(images[positions]))
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels[positions])
-        return (weights * each).sum() / jnp.maximum(weights.sum(), 1)
+        logits = apply(params, task.normalize(images[positions]))
+        example_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[positions])
+        return (weights * example_losses).sum() / jnp.maximum(weights.sum(), 1)
 
     @jax.jit
     @partial(jax.vmap, in_axes=(None, 0, 0, 0))
-    def train(params, positions, there, steps):
-        def step(carry, places):
-            params, memory = carry
-            real = places >= 0
-            gradient = jax.grad(loss)(params, positions[places], real)
-            change, after = optimizer.update(gradient, memory, params)
+    def train(params, positions, is_example, steps):
+        def step(carry, positions_in_client):
+            params, optimizer_state = carry
+            is_example = positions_in_client >= 0
+            gradient = jax.grad(loss)(params, positions[positions_in_client], is_example)
+            updates, new_optimizer_state = optimizer.update(gradient, optimizer_state, params)
             # A step without any example changes nothing.
-            kept = jax.tree.map(
-                lambda new, old: jnp.where(real.any(), new, old),
-                (optax.apply_updates(params, change), after),
-                (params, memory),
+            carry_out = jax.tree.map(
+                lambda new, old: jnp.where(is_example.any(), new, old),
+                (optax.apply_updates(params, updates), new_optimizer_state),
+                (params, optimizer_state),
             )
-            return kept, loss(kept[0], positions, there)
+            return carry_out, loss(carry_out[0], positions, is_example)
 
-        first = loss(params, positions, there)
+        first = loss(params, positions, is_example)
         (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), steps)
         return params, jnp.concatenate([first[None], losses])
 
@@ -154,7 +173,7 @@ def steps_of(run: Result, dataset: Dataset) -> Steps:
         return fine_tune(
             apply,
             params,
-            kinds["real" if real else "synthetic"],
+            data_by_kind["real" if real else "synthetic"],
             key,
             epochs=epochs,
             lr=spec.hp["fine_tune_lr"],
@@ -163,53 +182,57 @@ def steps_of(run: Result, dataset: Dataset) -> Steps:
             optimizer=spec.options["fine_tune_optimizer"],
         )
 
-    return Steps(train, tune, jax.jit(jax.vmap(loss, in_axes=(None, 0, 0))))
+    return TrainingFunctions(train, tune, jax.jit(jax.vmap(loss, in_axes=(None, 0, 0))))
 
 
-def kept_run(path: str) -> Result:
+def load_run(path: str) -> Result:
     """ConfigError where it has no synthetic data."""
     require(Path(path).is_file(), "result", path, "the JSON of a kept run")
     run = Result.load(path)
-    synthetic_data(run, path)
+    load_synthetic_data(run, path)
     return run
 
 
-def measure(run: Result, dataset: Dataset, shown: int) -> pd.DataFrame:
+def measure_losses(run: Result, dataset: Dataset, num_rounds: int) -> pd.DataFrame:
     """A row per measured step: `round` (from 1), `phase` (local, tuning, control or all), `client`,
     `step` in its phase, `loss` in nats."""
     spec = run.spec
     assert spec.local_epochs is not None
-    train, tune, own_losses = steps_of(run, dataset)
-    params = network(spec, dataset)[2](trajectory_of(run)[-1])
-    positions, there = padded(split_clients(spec, dataset))
-    sizes = there.sum(1)
+    train, tune, client_losses = build_training_functions(run, dataset)
+    params = build_network(spec, dataset)[2](load_trajectory(run)[-1])
+    positions, is_example = pad_partition(build_partition(spec, dataset))
+    sizes = is_example.sum(1)
     rng = np.random.default_rng(spec.seed)
     followed = rng.choice(np.flatnonzero(sizes), CLIENTS, replace=False)
     others = np.setdiff1d(np.arange(len(sizes)), followed)
     cohort = max(CLIENTS, int(spec.num_clients * spec.participation))
     rows = []
-    for number in range(1, shown + 1):
-        drawn = rng.choice(others, cohort - CLIENTS, replace=False)
-        chosen = np.concatenate([followed, drawn])
-        steps = batches(there[chosen], spec.batch_size, spec.local_epochs, rng)
-        trained, losses = train(params, positions[chosen], there[chosen], steps)
+    for round_number in range(1, num_rounds + 1):
+        other_clients = rng.choice(others, cohort - CLIENTS, replace=False)
+        participants = np.concatenate([followed, other_clients])
+        steps = draw_batches(is_example[participants], spec.batch_size, spec.local_epochs, rng)
+        trained, losses = train(params, positions[participants], is_example[participants], steps)
         average = jax.tree.map(lambda leaf: leaf.mean(0), trained)
-        for place in range(CLIENTS):
-            for step, value in enumerate(np.asarray(losses[place])):
-                rows.append((number, "local", place, step, float(value)))
-        key = jax.random.fold_in(jax.random.key(spec.seed), number)
+        for client in range(CLIENTS):
+            for step, value in enumerate(np.asarray(losses[client])):
+                rows.append((round_number, "local", client, step, float(value)))
+        key = jax.random.fold_in(jax.random.key(spec.seed), round_number)
         for step in TUNING_STEPS:  # draws are by step: each is a part of the longest
             for phase, real in (("control", True), ("tuning", False)):
                 params = tune(average, key, step, real) if step else average
-                found = np.asarray(own_losses(params, positions[followed], there[followed]))
-                rows += [(number, phase, c, step, float(v)) for c, v in enumerate(found)]
-        every = np.asarray(own_losses(params, positions, there), np.float64)
-        mean = float((every * sizes).sum() / sizes.sum())
-        rows.append((number, "all", -1, TUNING_STEPS[-1], mean))
+                losses_by_client = np.asarray(
+                    client_losses(params, positions[followed], is_example[followed])
+                )
+                rows += [
+                    (round_number, phase, c, step, float(v)) for c, v in enumerate(losses_by_client)
+                ]
+        all_losses = np.asarray(client_losses(params, positions, is_example), np.float64)
+        mean = float((all_losses * sizes).sum() / sizes.sum())
+        rows.append((round_number, "all", -1, TUNING_STEPS[-1], mean))
     return pd.DataFrame(rows, columns=["round", "phase", "client", "step", "loss"])
 
 
-def draw(table: pd.DataFrame, title: str):
+def plot_losses(table: pd.DataFrame, title: str):
     """Rounds one after the other; each has local steps, then fine-tuning (shaded), equally wide."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -223,14 +246,16 @@ def draw(table: pd.DataFrame, title: str):
     for number, rows in table.groupby("round"):
         start = 2 * (number - 1)
         panel.axvspan(start + 1, start + 2, color="#D55E00", alpha=0.08, linewidth=0)
-        for client, colour in enumerate(COLOURS):
-            own = rows[rows["client"] == client]
-            local = own.query("phase == 'local'")
-            panel.plot(start + local["step"] / longest, local["loss"], color=colour, lw=1.5)
-            for phase, dashes in DASHES.items():
-                tuned = own[own["phase"] == phase]
-                at = start + 1 + tuned["step"] / last
-                panel.plot(at, tuned["loss"], color=colour, lw=1.5, linestyle=(0, dashes))
+        for client, color in enumerate(CLIENT_COLORS):
+            client_rows = rows[rows["client"] == client]
+            local = client_rows.query("phase == 'local'")
+            panel.plot(start + local["step"] / longest, local["loss"], color=color, lw=1.5)
+            for phase, dashes in PHASE_DASHES.items():
+                phase_rows = client_rows[client_rows["phase"] == phase]
+                positions = start + 1 + phase_rows["step"] / last
+                panel.plot(
+                    positions, phase_rows["loss"], color=color, lw=1.5, linestyle=(0, dashes)
+                )
         star = rows.query("phase == 'all'")["loss"]
         panel.plot([start + 2], star, marker="*", markersize=11, color="#000000", linestyle="none")
     rounds = sorted(table["round"].unique())
@@ -239,47 +264,49 @@ def draw(table: pd.DataFrame, title: str):
     panel.set_ylim(bottom=0)
     panel.set_ylabel("Loss (nats)")
     panel.set_title(title, fontsize=10)
-    plain_axes(panel)
+    style_axes(panel)
     handles = [
         *(
-            Line2D([], [], color=colour, lw=2, label=f"client {letter}")
-            for colour, letter in zip(COLOURS, "abc", strict=True)
+            Line2D([], [], color=color, lw=2, label=f"client {letter}")
+            for color, letter in zip(CLIENT_COLORS, "abc", strict=True)
         ),
-        Line2D([], [], color="#444444", linestyle=(0, DASHES["tuning"]), label="fine-tuning"),
-        Line2D([], [], color="#444444", linestyle=(0, DASHES["control"]), label="on real images"),
+        Line2D([], [], color="#444444", linestyle=(0, PHASE_DASHES["tuning"]), label="fine-tuning"),
+        Line2D(
+            [], [], color="#444444", linestyle=(0, PHASE_DASHES["control"]), label="on real images"
+        ),
         Line2D([], [], color="#000000", marker="*", linestyle="none", label="all data, after it"),
     ]
     add_legend(figure, handles)
     return figure
 
 
-def run(arguments: Arguments) -> int:
+def make_figure(arguments: Arguments) -> int:
     require_name("preset", arguments.preset, PRESETS)
-    made = None if arguments.result is None else kept_run(arguments.result)
+    result = None if arguments.result is None else load_run(arguments.result)
     spec = replace(PRESETS[arguments.preset], seed=arguments.seed, partition_seed=None).resolved()
-    spec = spec if made is None else made.spec
+    spec = spec if result is None else result.spec
     if arguments.list:
-        print(f"{describe(spec)}; then {arguments.shown} rounds step by step")
+        print(f"{format_run_label(spec)}; then {arguments.shown} rounds step by step")
         return 0
     dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
-    if made is None:
-        with progress_line(describe(spec), passing=True) as show:
-            made = simulate(spec, dataset=dataset, progress=show)
-    table = measure(made, dataset, arguments.shown)
+    if result is None:
+        with show_progress(format_run_label(spec), transient=True) as show:
+            result = simulate(spec, dataset=dataset, progress=show)
+    table = measure_losses(result, dataset, arguments.shown)
     directory = make_output_directory(
         arguments.output_dir or f"results/dynafed-fig3-{arguments.preset}"
     )
     after = spec.options["trajectory_rounds"]
     title = f"{spec.dataset}, alpha {spec.alpha:g}, after {after} rounds"
-    write_figure(directory / "fig3.png", draw(table, title))
+    write_figure(directory / "fig3.png", plot_losses(table, title))
     write_text(directory / "fig3.csv", to_csv(table))
     print(f"Written to {directory}: fig3.png, fig3.csv.")
     return 0
 
 
-main = record_program(
+main = make_config_program(
     Arguments,
-    run,
+    make_figure,
     "DynaFed, Figure 3: losses of clients' data in local training and fine-tuning.",
 )
 

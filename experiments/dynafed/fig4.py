@@ -15,45 +15,45 @@ import jax.numpy as jnp
 from experiments.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.data import load_dataset
-from fedjax_het.report.paper_table import Outcome, program
+from fedjax_het.report.paper_table import TableRun, make_table_program
 from fedjax_het.report.synthetic_images import plot_synthesis
 
 NUM_CLASSES = 3
 
 
-def of_one_run(preset):
+def single_run_preset(preset):
     return replace(preset, alphas=(0.01,), seeds=(0,), rows=("dynafed",))
 
 
 FIG4 = EXPERIMENT(
     name="dynafed-fig4",
-    folder=FOLDER,
+    results_folder=FOLDER,
     item="fig4",
     title="DynaFed, Figure 4: synthetic images over the iterations of their synthesis.",
-    reported=False,
-    presets={name: of_one_run(preset) for name, preset in PRESETS.items()},
+    has_reported_values=False,
+    presets={name: single_run_preset(preset) for name, preset in PRESETS.items()},
 )
 
 
-def write(outcome: Outcome) -> list[str]:
-    made_all = (result for _, result in outcome.made())
-    result = next((each for each in made_all if "snapshots" in each.artifacts), None)
+def write_outputs(table_run: TableRun) -> list[str]:
+    results = (result for _, result in table_run.iterate_results())
+    result = next((candidate for candidate in results if "snapshots" in candidate.artifacts), None)
     if result is None:
         print("No run is there to be drawn.")
         return []
-    made = result.artifacts
-    logits = made["synthetic_label_logits"][made["snapshot_samples"]]
-    steps = zip(made["snapshot_iterations"], made["snapshots"], strict=True)
+    artifacts = result.artifacts
+    logits = artifacts["synthetic_label_logits"][artifacts["snapshot_samples"]]
+    steps = zip(artifacts["snapshot_iterations"], artifacts["snapshots"], strict=True)
     plot_synthesis(
         {int(n): SyntheticData(images, logits, jnp.float32(0)) for n, images in steps},
-        outcome.directory / "fig4.png",
+        table_run.directory / "fig4.png",
         num_samples=NUM_CLASSES,
         class_names=load_dataset(result.spec.dataset).class_names,
     )
     return ["fig4.png"]
 
 
-main = program(FIG4, write)
+main = make_table_program(FIG4, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -14,61 +14,61 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.dynafed.settings import EXPERIMENT, PRESETS
-from fedjax_het.report import plot_against, plot_learning_curves
-from fedjax_het.report.paper_table import program, write_drawing
+from fedjax_het.report import plot_learning_curves, plot_metric_vs_setting
+from fedjax_het.report.paper_table import make_figure_writer, make_table_program
 
 # The caption has 15 twice, the text 25.
 LENGTHS = {"quick": (10, 20), "cpu": (10, 15, 20, 25), "paper": (10, 15, 20, 25)}
 # The paper names 150 alone.
 SAMPLES = {"quick": (50, 150), "cpu": (50, 150, 300), "paper": (50, 100, 150, 200, 300)}
-RIVALS = ("fedavg", "fedgen")
+BASELINES = ("fedavg", "fedgen")
 
 
-def both(rows, **changes):
+def make_presets(rows, **changes):
     """`rows(name)` of the preset of each name."""
-    small: dict[str, dict[str, Any]] = {
+    preset_overrides: dict[str, dict[str, Any]] = {
         "quick": {"alphas": (0.01, 0.04), "seeds": (0,)},
-        "cpu": {"alphas": (0.01,), "models": ("mlp",), "model_settings": {}, "about": ""},
+        "cpu": {"alphas": (0.01,), "models": ("mlp",), "model_settings": {}, "description": ""},
         "paper": {},
     }
     return {
-        name: replace(preset, rows=tuple(rows(name)), **{**small[name], **changes})
+        name: replace(preset, rows=tuple(rows(name)), **{**preset_overrides[name], **changes})
         for name, preset in PRESETS.items()
     }
 
 
-def of_lengths(name: str):
-    return (*RIVALS, *(f"dynafed(trajectory_rounds={length})" for length in LENGTHS[name]))
+def trajectory_length_rows(name: str):
+    return (*BASELINES, *(f"dynafed(trajectory_rounds={length})" for length in LENGTHS[name]))
 
 
-def of_numbers(name: str):
+def sample_count_rows(name: str):
     return (f"dynafed(num_samples={number})" for number in SAMPLES[name])
 
 
-LENGTH = EXPERIMENT(
+LENGTH_EXPERIMENT = EXPERIMENT(
     name="dynafed-fig5",
-    folder="dynafed-fig5",
+    results_folder="dynafed-fig5",
     item="fig5",
     title="DynaFed, Figure 5, left: test accuracy by the length of the trajectory.",
-    reported=False,
-    presets=both(of_lengths, alphas=(0.01,)),
+    has_reported_values=False,
+    presets=make_presets(trajectory_length_rows, alphas=(0.01,)),
 )
-NUMBER = replace(
-    LENGTH,
+SAMPLES_EXPERIMENT = replace(
+    LENGTH_EXPERIMENT,
     title="DynaFed, Figure 5, right: test accuracy by the number of synthetic samples.",
-    presets=both(of_numbers),
+    presets=make_presets(sample_count_rows),
 )
-BY_LENGTH = ("dataset", "alpha", "algorithm", "options.trajectory_rounds")
-BY_NUMBER = ("dataset", "alpha", "options.num_samples")
+LENGTH_GROUPING = ("dataset", "alpha", "algorithm", "options.trajectory_rounds")
+SAMPLES_GROUPING = ("dataset", "alpha", "options.num_samples")
 
 
-def draw_lengths(results, curves):
-    by = [name for name in BY_LENGTH if name in results]
+def plot_trajectory_lengths(results, curves):
+    by = [name for name in LENGTH_GROUPING if name in results]
     return plot_learning_curves(results, curves, by=by, panels=["dataset", "alpha"])
 
 
-def draw_numbers(results, curves):
-    figure = plot_against(
+def plot_sample_counts(results, curves):
+    figure = plot_metric_vs_setting(
         results, x="options.num_samples", by=["dataset", "alpha"], panels=["dataset"]
     )
     for panel in figure.axes:
@@ -76,14 +76,20 @@ def draw_numbers(results, curves):
     return figure
 
 
-HALVES = (
-    program(LENGTH, write_drawing("fig5_length", draw_lengths, by=BY_LENGTH)),
-    program(NUMBER, write_drawing("fig5_samples", draw_numbers, by=BY_NUMBER)),
+HALF_PROGRAMS = (
+    make_table_program(
+        LENGTH_EXPERIMENT,
+        make_figure_writer("fig5_length", plot_trajectory_lengths, by=LENGTH_GROUPING),
+    ),
+    make_table_program(
+        SAMPLES_EXPERIMENT,
+        make_figure_writer("fig5_samples", plot_sample_counts, by=SAMPLES_GROUPING),
+    ),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    for half in HALVES:
+    for half in HALF_PROGRAMS:
         if status := half(argv):
             return status  # what stops the one stops the other
     return 0

@@ -29,45 +29,47 @@ from jax.flatten_util import ravel_pytree
 from experiments.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import require
-from fedjax_het.common.pictures import plain_axes, write_figure
+from fedjax_het.common.pictures import style_axes, write_figure
 from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
 from fedjax_het.condensation.quality import random_subset
 from fedjax_het.data import Dataset, load_dataset
-from fedjax_het.engine.evaluation import right_of
+from fedjax_het.engine.evaluation import correct
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.report import to_csv
-from fedjax_het.report.line_ends import End, name_ends
-from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.style import add_note, make_panels, whole_ticks
+from fedjax_het.report.line_ends import LineLabel, label_line_ends
+from fedjax_het.report.paper_table import TableRun, make_table_program
+from fedjax_het.report.style import add_note, make_panels, set_integer_ticks
 from fedjax_het.report.write import write_text
-from fedjax_het.running.ledger import describe
-from fedjax_het.running.progress import progress_line
+from fedjax_het.running.ledger import format_run_label
+from fedjax_het.running.progress import show_progress
 from fedjax_het.running.result import Result
 
-MORE_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # than Table 1's
-NETWORKS = 3
-EPOCHS = 501
-SURE = 30.0  # the label logit of a sample's own class, those of the others being 0
-LOOKS = {"synthetic": "#D55E00", "real": "#0072B2", "noise": "#777777"}
+EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # than Table 1's
+NUM_NETWORKS = 3
+SCRATCH_EPOCHS = 501
+HARD_LABEL_LOGIT = 30.0  # the label logit of a sample's own class, those of the others being 0
+LINE_COLORS = {"synthetic": "#D55E00", "real": "#0072B2", "noise": "#777777"}
 
 
-def with_more_epochs(name: str):
-    shorter = (f"dynafed(local_epochs={epochs}, rounds=21)" for epochs in MORE_EPOCHS[name])
-    return replace(PRESETS[name], rows=("dynafed", *shorter))
+def add_local_epoch_rows(name: str):
+    extra_rows = (
+        f"dynafed(local_epochs={epochs}, rounds=21)" for epochs in EXTRA_LOCAL_EPOCHS[name]
+    )
+    return replace(PRESETS[name], rows=("dynafed", *extra_rows))
 
 
 FIG6 = EXPERIMENT(
     name="dynafed-fig6",
-    folder=FOLDER,
+    results_folder=FOLDER,
     item="fig6",
     title="DynaFed, Figure 6: the quality of the synthetic data.",
-    reported=False,
-    presets={name: with_more_epochs(name) for name in MORE_EPOCHS},
+    has_reported_values=False,
+    presets={name: add_local_epoch_rows(name) for name in EXTRA_LOCAL_EPOCHS},
 )
 
 
-def network(spec: RunSpec, dataset: Dataset):
+def build_network(spec: RunSpec, dataset: Dataset):
     """The task; `apply(params, images)` in training mode; parameters from and to a vector."""
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     variables = model.init(jax.random.key(spec.seed))
@@ -79,51 +81,51 @@ def network(spec: RunSpec, dataset: Dataset):
     return Task(model, dataset.mean, dataset.std), apply, ravel_pytree(variables["params"])[1]
 
 
-def synthetic_data(result: Result, path: str | None = None) -> SyntheticData:
+def load_synthetic_data(result: Result, path: str | None = None) -> SyntheticData:
     """ConfigError, where the run has none or was kept without."""
     names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
-    has = all(name in result.artifacts for name in names)
-    right = "a run of dynafed that has made its synthetic data"
-    require(has, "result", path or describe(result.spec), right)
+    is_complete = all(name in result.artifacts for name in names)
+    expected = "a run of dynafed that has made its synthetic data"
+    require(is_complete, "result", path or format_run_label(result.spec), expected)
     return SyntheticData(*(jnp.asarray(result.artifacts[name]) for name in names))
 
 
-def data_of(result: Result, task: Task, dataset: Dataset) -> dict[str, SyntheticData]:
+def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[str, SyntheticData]:
     """What is compared, by name: the run's own data, as many of random real images, and noise."""
-    made, seed = synthetic_data(result), result.spec.seed
-    number, classes = made.label_logits.shape
-    labels = np.arange(number) * classes // number
-    chosen = random_subset(dataset.train_labels, labels, seed=seed)
-    hard = SURE * jax.nn.one_hot(labels, classes)
-    noise = jax.random.normal(jax.random.key(seed), made.images.shape)
-    real = task.normalise(jnp.asarray(dataset.train_images[chosen]))
+    synthetic, seed = load_synthetic_data(result), result.spec.seed
+    num_samples, classes = synthetic.label_logits.shape
+    labels = np.arange(num_samples) * classes // num_samples
+    indices = random_subset(dataset.train_labels, labels, seed=seed)
+    hard_logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
+    noise = jax.random.normal(jax.random.key(seed), synthetic.images.shape)
+    real = task.normalize(jnp.asarray(dataset.train_images[indices]))
     return {
-        "synthetic": made,
-        "real": SyntheticData(real, hard, made.step_size),
-        "noise": SyntheticData(noise, hard, made.step_size),
+        "synthetic": synthetic,
+        "real": SyntheticData(real, hard_logits, synthetic.step_size),
+        "noise": SyntheticData(noise, hard_logits, synthetic.step_size),
     }
 
 
-def trajectory_of(result: Result) -> np.ndarray:
+def load_trajectory(result: Result) -> np.ndarray:
     """[L + 1, P]. A result that was loaded has none: its rounds are made once more, all but without
     synthesis."""
     spec = result.spec
     if result.state is not None:
-        return np.asarray(result.state.server.own.trajectory)
+        return np.asarray(result.state.server.step_state.trajectory)
     rounds = spec.options["trajectory_rounds"]
     options = {**spec.options, "num_iterations": 1}
-    with progress_line(f"trajectory of {describe(spec)}", passing=True) as show:
-        short = simulate(replace(spec, rounds=rounds, options=options), progress=show)
-    return np.asarray(short.state.server.own.trajectory)
+    with show_progress(f"trajectory of {format_run_label(spec)}", transient=True) as show:
+        shortened_run = simulate(replace(spec, rounds=rounds, options=options), progress=show)
+    return np.asarray(shortened_run.state.server.step_state.trajectory)
 
 
-def distances(result: Result, dataset: Dataset) -> pd.DataFrame:
+def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
     """A row per checkpoint `start` that a segment fits behind: a column per kind of data."""
     spec = result.spec
-    task, apply, unravel = network(spec, dataset)
-    data = data_of(result, task, dataset)
+    task, apply, unravel = build_network(spec, dataset)
+    data = build_comparison_data(result, task, dataset)
     options = spec.options
-    trajectory = jnp.asarray(trajectory_of(result))
+    trajectory = jnp.asarray(load_trajectory(result))
     length = options["segment_length"]
 
     @jax.jit
@@ -144,9 +146,11 @@ def distances(result: Result, dataset: Dataset) -> pd.DataFrame:
     rows = []
     for start in range(len(trajectory) - length):
         key = jax.random.fold_in(jax.random.key(spec.seed), start)
-        ends = trajectory[start], trajectory[start + length], key
-        found = {name: float(distance(own, *ends)) for name, own in data.items()}
-        rows.append({"alpha": spec.alpha, "seed": spec.seed, "start": start, **found})
+        checkpoints = trajectory[start], trajectory[start + length], key
+        distance_by_data = {
+            name: float(distance(synthetic, *checkpoints)) for name, synthetic in data.items()
+        }
+        rows.append({"alpha": spec.alpha, "seed": spec.seed, "start": start, **distance_by_data})
     return pd.DataFrame(rows)
 
 
@@ -156,68 +160,74 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
 
     The runs differ in data and seed alone: one compilation serves all."""
     spec = results[0].spec
-    task, apply, _ = network(spec, dataset)
+    task, apply, _ = build_network(spec, dataset)
     images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
     train = partial(
         train_from_scratch,
         apply,
-        epochs=EPOCHS,
+        epochs=SCRATCH_EPOCHS,
         augment_strategy=spec.options["augment_strategy"],
         loss_scaling=spec.options["loss_scaling"],
     )
 
     @jax.jit
-    def accuracy(made, key):
+    def accuracy(synthetic, key):
         init_key, train_key = jax.random.split(key)
         variables = task.model.init(init_key)
-        variables = {**variables, "params": train(variables["params"], made, train_key)}
+        variables = {**variables, "params": train(variables["params"], synthetic, train_key)}
 
-        def right(piece):
-            image, label = piece
-            logits = task.model.apply(variables, task.normalise(image[None]), train=False)[0]
-            return right_of(logits[0], label)
+        def right(example):
+            image, label = example
+            logits = task.model.apply(variables, task.normalize(image[None]), train=False)[0]
+            return correct(logits[0], label)
 
         return jax.lax.map(right, (images, labels), batch_size=500).mean()
 
     rows = []
     for result in results:
-        own, data = result.spec, data_of(result, task, dataset)
-        place = {"alpha": own.alpha, "local_epochs": own.local_epochs, "seed": own.seed}
-        keys = jax.random.split(jax.random.key(own.seed), NETWORKS)
+        run_spec, data = result.spec, build_comparison_data(result, task, dataset)
+        identifiers = {
+            "alpha": run_spec.alpha,
+            "local_epochs": run_spec.local_epochs,
+            "seed": run_spec.seed,
+        }
+        keys = jax.random.split(jax.random.key(run_spec.seed), NUM_NETWORKS)
         for kind in ("synthetic", "real"):
             for number, key in enumerate(keys):
-                right = float(accuracy(data[kind], key))
-                rows.append({**place, "data": kind, "network": number, "accuracy": right})
+                test_accuracy = float(accuracy(data[kind], key))
+                rows.append(
+                    {**identifiers, "data": kind, "network": number, "accuracy": test_accuracy}
+                )
     return pd.DataFrame(rows)
 
 
-def draw_distances(table: pd.DataFrame):
+def plot_distances(table: pd.DataFrame):
     panels = [f"alpha {alpha:g}" for alpha in table["alpha"].unique()]
     figure, axes = make_panels(panels, columns=len(panels), size=(3.6, 2.8), sharey="all")
-    ends: dict[str, list[End]] = {title: [] for title in panels}
+    ends: dict[str, list[LineLabel]] = {title: [] for title in panels}
     for (_, rows), title in zip(table.groupby("alpha", sort=False), panels, strict=True):
         by_start = rows.groupby("start")
-        for name, colour in LOOKS.items():
+        for name, color in LINE_COLORS.items():
             mean, std = by_start[name].mean(), by_start[name].std().fillna(0)
-            axes[title].plot(mean.index, mean, color=colour, lw=1.6, label=name)
+            axes[title].plot(mean.index, mean, color=color, lw=1.6, label=name)
             axes[title].fill_between(
-                mean.index, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0
+                mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0
             )
-            ends[title].append(End(name, float(mean.iloc[-1]), colour))
+            ends[title].append(LineLabel(name, float(mean.iloc[-1]), color))
         axes[title].set_xlabel("Start t (round)")
         axes[title].set_xlim(rows["start"].min(), rows["start"].max())
-        whole_ticks(axes[title])
-        plain_axes(axes[title])
+        set_integer_ticks(axes[title])
+        style_axes(axes[title])
     axes[panels[0]].set_ylabel("Cosine distance")
-    name_ends(figure, {axes[title]: found for title, found in ends.items()})
+    label_line_ends(figure, {axes[title]: labels for title, labels in ends.items()})
     add_note(figure, "band: one standard deviation over seeds")
     return figure
 
 
-def draw_scratch(table: pd.DataFrame):
+def plot_scratch_accuracies(table: pd.DataFrame):
     titles = [f"alpha {alpha:g}" for alpha in sorted(table["alpha"].unique())]
     figure, panels = make_panels(titles, columns=len(titles), size=(3.2, 2.8), sharey="all")
-    ends: dict[str, list[End]] = {title: [] for title in titles}
+    ends: dict[str, list[LineLabel]] = {title: [] for title in titles}
     for (alpha, kind), rows in table.groupby(["alpha", "data"]):
         title = f"alpha {alpha:g}"
         by_epochs = 100 * rows.groupby("local_epochs")["accuracy"].agg(["mean", "std"])
@@ -225,46 +235,48 @@ def draw_scratch(table: pd.DataFrame):
             by_epochs.index,
             by_epochs["mean"],
             by_epochs["std"].fillna(0),
-            color=LOOKS[kind],
+            color=LINE_COLORS[kind],
             marker="o",
             capsize=3,
             label=kind,
         )
-        ends[title].append(End(kind, float(by_epochs["mean"].iloc[-1]), LOOKS[kind]))
+        ends[title].append(LineLabel(kind, float(by_epochs["mean"].iloc[-1]), LINE_COLORS[kind]))
     for panel in panels.values():
         panel.set_xticks(sorted(table["local_epochs"].unique()))
         panel.set_xlabel("Local epochs")
-        plain_axes(panel)
+        style_axes(panel)
     panels[titles[0]].set_ylabel("Test accuracy from scratch (%)")
-    name_ends(figure, {panels[title]: found for title, found in ends.items()})
+    label_line_ends(figure, {panels[title]: labels for title, labels in ends.items()})
     add_note(figure, "bars: one standard deviation over seeds and networks")
     return figure
 
 
-def write(outcome: Outcome) -> list[str]:
-    found = [result for _, result in outcome.made()]
-    if not found:
+def write_outputs(table_run: TableRun) -> list[str]:
+    results = [result for _, result in table_run.iterate_results()]
+    if not results:
         print("No run is there to be drawn.")
         return []
-    dataset = load_dataset(found[0].spec.dataset, normalisation=found[0].spec.normalisation)
-    shortest = min(result.spec.local_epochs or 0 for result in found)
-    near = [r for r in found if r.spec.local_epochs == shortest]
-    distance = pd.concat([distances(result, dataset) for result in near], ignore_index=True)
-    by = ["alpha", "local_epochs", "data", "seed", "network"]
-    scratch = scratch_accuracies(found, dataset).sort_values(by)
+    dataset = load_dataset(results[0].spec.dataset, normalisation=results[0].spec.normalisation)
+    shortest = min(result.spec.local_epochs or 0 for result in results)
+    shortest_results = [r for r in results if r.spec.local_epochs == shortest]
+    distance = pd.concat(
+        [measure_distances(result, dataset) for result in shortest_results], ignore_index=True
+    )
+    sort_columns = ["alpha", "local_epochs", "data", "seed", "network"]
+    scratch = scratch_accuracies(results, dataset).sort_values(sort_columns)
     print(FIG6.title)
     print("Cosine distance from the checkpoint s rounds on, mean over starts and seeds:")
-    print(distance.groupby("alpha")[list(LOOKS)].mean().to_string())
+    print(distance.groupby("alpha")[list(LINE_COLORS)].mean().to_string())
     print("Test accuracy (%) from scratch, mean over seeds and networks:")
-    print((100 * scratch.groupby(by[:3])["accuracy"].mean()).to_string())
-    write_figure(outcome.directory / "fig6_distance.png", draw_distances(distance))
-    write_figure(outcome.directory / "fig6_scratch.png", draw_scratch(scratch))
-    write_text(outcome.directory / "fig6_distance.csv", to_csv(distance))
-    write_text(outcome.directory / "fig6_scratch.csv", to_csv(scratch))
+    print((100 * scratch.groupby(sort_columns[:3])["accuracy"].mean()).to_string())
+    write_figure(table_run.directory / "fig6_distance.png", plot_distances(distance))
+    write_figure(table_run.directory / "fig6_scratch.png", plot_scratch_accuracies(scratch))
+    write_text(table_run.directory / "fig6_distance.csv", to_csv(distance))
+    write_text(table_run.directory / "fig6_scratch.csv", to_csv(scratch))
     return [f"fig6_{half}.{kind}" for half in ("distance", "scratch") for kind in ("png", "csv")]
 
 
-main = program(FIG6, write)
+main = make_table_program(FIG6, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -9,11 +9,11 @@ Makes the runs of Table 6 that are missing; `--show` draws those that are there.
 from dataclasses import replace
 
 from experiments.dynafed.table6 import TABLE6
-from fedjax_het.report.paper_table import program, write_curves
+from fedjax_het.report.paper_table import make_curves_writer, make_table_program
 
 FIG7 = replace(TABLE6, title="DynaFed, Figure 7: learning curves, a fifth of the clients a round.")
 
-main = program(FIG7, write_curves("fig7"))
+main = make_table_program(FIG7, make_curves_writer("fig7"))
 
 if __name__ == "__main__":
     raise SystemExit(main())

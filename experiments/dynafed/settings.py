@@ -6,15 +6,17 @@ twice.
 
 from functools import partial
 
-from fedjax_het.report.paper_table import Experiment, Preset
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.paper_table import Preset, TableDeclaration
+from fedjax_het.report.reported import load_reported_values
 
 # What of DynaFed's gain is the matching's: the same rounds on data that nothing has matched.
 CONTROLS = ("dynafed(synthetic='untrained')", "dynafed(synthetic='real')")
-CODE = "dynafed(preset='code')"  # the settings of the public code, with controls of their own
-OF_CODE = tuple(f"dynafed(preset='code', synthetic={data!r})" for data in ("untrained", "real"))
-CONTROL_OF = dict.fromkeys(CONTROLS, "dynafed") | dict.fromkeys(OF_CODE, CODE)
-ROWS = tuple(dict.fromkeys(reported_values("dynafed", "table1")["method"]))
+CODE_ROW = "dynafed(preset='code')"  # the settings of the public code, with controls of their own
+CODE_CONTROLS = tuple(
+    f"dynafed(preset='code', synthetic={data!r})" for data in ("untrained", "real")
+)
+CONTROL_OF = dict.fromkeys(CONTROLS, "dynafed") | dict.fromkeys(CODE_CONTROLS, CODE_ROW)
+ROWS = tuple(dict.fromkeys(load_reported_values("dynafed", "table1")["method"]))
 NOTE = "The paper does not say whether its ± is over seeds or over the last five rounds."
 FOLDER = "table1"
 # How large the server's data of FedDF, FedBE and ABAVG are, the paper does not say: about 100
@@ -23,7 +25,7 @@ SETTINGS = {"server_options": {"size": 100}}
 # Nor does it say which of their settings FedDF and FedBE have. With these both stay near FedAvg, as
 # in its tables; twenty epochs on 100 images at the rates of FedDF's code, or FedBE's mean KL, end
 # far below it at alpha 0.01 (experiments/RESULTS.md).
-OF_METHOD = {
+METHOD_SETTINGS = {
     "feddf": {"options": {"preset": "fedaux"}},
     "fedbe": {"options": {"preset": "code"}},
 }
@@ -40,14 +42,14 @@ TUNING = {
     "dynafed": "fine_tune_lr",
 }
 EXPERIMENT = partial(
-    Experiment,
+    TableDeclaration,
     paper="dynafed",
     settings=SETTINGS,
-    focus="dynafed",
-    tuning=TUNING,
-    controls=CONTROL_OF,
-    real={"dynafed": CONTROLS[1]},
-    baseline="fedavg",
+    main_method="dynafed",
+    tuned_hyperparameters=TUNING,
+    control_rows=CONTROL_OF,
+    real_data_rows={"dynafed": CONTROLS[1]},
+    baseline_row="fedavg",
 )
 QUICK = Preset(
     datasets=("digits",),
@@ -61,7 +63,7 @@ QUICK = Preset(
         "rounds": 40,
         "server_options": {"size": 50},
     },
-    method_settings={**OF_METHOD, "dynafed": {"options": {"num_iterations": 200}}},
+    method_settings={**METHOD_SETTINGS, "dynafed": {"options": {"num_iterations": 200}}},
 )
 PAPER = Preset(
     datasets=("cifar10",),
@@ -69,7 +71,7 @@ PAPER = Preset(
     alphas=(0.01, 0.04, 0.16),
     seeds=(0, 1, 2),
     rows=(*ROWS, *CONTROLS),
-    method_settings=OF_METHOD,
+    method_settings=METHOD_SETTINGS,
 )
 # The paper's protocol in everything but the network's width (32 of 128); its most telling rows.
 CPU = Preset(
@@ -77,8 +79,8 @@ CPU = Preset(
     models=("convnet",),
     alphas=(0.01, 0.16),
     seeds=(0, 1),
-    rows=("fedavg", "scaffold", "fedmix", "dynafed", CODE, *CONTROLS, *OF_CODE),
+    rows=("fedavg", "scaffold", "fedmix", "dynafed", CODE_ROW, *CONTROLS, *CODE_CONTROLS),
     model_settings={"convnet": {"width": 32}},
-    about="width 32",
+    description="width 32",
 )
 PRESETS = {"quick": QUICK, "cpu": CPU, "paper": PAPER}

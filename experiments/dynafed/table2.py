@@ -11,13 +11,13 @@ and does not except this data set.
 from dataclasses import replace
 
 from experiments.dynafed.settings import EXPERIMENT, FOLDER, NOTE, PAPER, QUICK
-from fedjax_het.report.paper_table import program
+from fedjax_het.report.paper_table import make_table_program
 
 ALPHAS = (0.01, 0.04, 0.08, 0.16)
 
 TABLE2 = EXPERIMENT(
     name="dynafed-table2",
-    folder=FOLDER,
+    results_folder=FOLDER,
     item="table2",
     title="DynaFed, Table 2: test accuracy of the global model, a hundred classes.",
     note=NOTE,
@@ -27,7 +27,7 @@ TABLE2 = EXPERIMENT(
     },
 )
 
-main = program(TABLE2)
+main = make_table_program(TABLE2)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -15,24 +15,24 @@ import pandas as pd
 from experiments.dynafed.settings import (
     CONTROLS,
     EXPERIMENT,
+    METHOD_SETTINGS,
     NOTE,
-    OF_METHOD,
     PAPER,
     QUICK,
     ROWS,
 )
 from fedjax_het.report import parse_row
-from fedjax_het.report.paper_table import Outcome, program, write_table
+from fedjax_het.report.paper_table import TableRun, make_table_program, write_comparison_table
 
 
-def as_row(row: str, local_epochs: int, rounds: int) -> str:
+def format_row(row: str, local_epochs: int, rounds: int) -> str:
     method, variant = parse_row(row)
     settings = {**variant, "local_epochs": local_epochs, "rounds": rounds}
     return f"{method}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
 
-def rows(*lengths: tuple[int, int]) -> tuple[str, ...]:
-    return tuple(as_row(row, *length) for length, row in product(lengths, (*ROWS, *CONTROLS)))
+def make_rows(*lengths: tuple[int, int]) -> tuple[str, ...]:
+    return tuple(format_row(row, *length) for length, row in product(lengths, (*ROWS, *CONTROLS)))
 
 
 TABLE3 = EXPERIMENT(
@@ -45,28 +45,30 @@ TABLE3 = EXPERIMENT(
             QUICK,
             alphas=(0.01,),
             seeds=(0,),
-            rows=rows((10, 30)),
+            rows=make_rows((10, 30)),
             method_settings={
-                **OF_METHOD,
+                **METHOD_SETTINGS,
                 "dynafed": {"options": {"num_iterations": 200, "trajectory_rounds": 10}},
             },
         ),
-        "paper": replace(PAPER, alphas=(0.01, 0.04), rows=rows((5, 100), (10, 50))),
+        "paper": replace(PAPER, alphas=(0.01, 0.04), rows=make_rows((5, 100), (10, 50))),
     },
 )
 
 
-def reported_rows(reported: pd.DataFrame) -> pd.DataFrame:
+def rename_reported_rows(reported: pd.DataFrame) -> pd.DataFrame:
     """The reported values by rows that say how long clients train."""
     lengths = reported[["method", "local_epochs", "rounds"]].itertuples(index=False)
-    return reported.assign(method=[as_row(*length) for length in lengths])
+    return reported.assign(method=[format_row(*length) for length in lengths])
 
 
-def write(outcome: Outcome) -> list[str]:
-    return write_table(outcome._replace(reported=reported_rows(outcome.reported)))
+def write_outputs(table_run: TableRun) -> list[str]:
+    return write_comparison_table(
+        table_run._replace(reported=rename_reported_rows(table_run.reported))
+    )
 
 
-main = program(TABLE3, write)
+main = make_table_program(TABLE3, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

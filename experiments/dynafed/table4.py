@@ -15,20 +15,20 @@ from dataclasses import replace
 import pandas as pd
 
 from experiments.dynafed.settings import CPU, EXPERIMENT, FOLDER, PAPER, QUICK
-from fedjax_het.measures.convergence import rounds_to
-from fedjax_het.report.paper_table import Outcome, program
+from fedjax_het.measures.convergence import rounds_to_reach
+from fedjax_het.report.paper_table import TableRun, make_table_program
 from fedjax_het.report.render import (
     MISSING,
-    Section,
+    TableSection,
     TextTable,
-    number_text,
-    plus_minus,
-    seeds_text,
+    format_mean_std,
+    format_number,
+    format_seed_count,
 )
-from fedjax_het.report.reported import reported_values
-from fedjax_het.report.write import publish
+from fedjax_het.report.reported import load_reported_values
+from fedjax_het.report.write import write_table_files
 
-METRIC = "rounds_to_accuracy_"
+METRIC_PREFIX = "rounds_to_accuracy_"
 CAPTION = (
     "The first round, from 1, whose test accuracy reaches the target. Measured: mean ± standard "
     "deviation over the seeds that were run, where all of them reach it. Difference: measured − "
@@ -38,9 +38,9 @@ CAPTION = (
 
 def paper_targets() -> dict[tuple[str, float], float]:
     """By data set and alpha, as shares."""
-    values = reported_values("dynafed", "table4")
+    values = load_reported_values("dynafed", "table4")
     return {
-        (row.dataset, row.level): float(row.metric.removeprefix(METRIC))
+        (row.dataset, row.level): float(row.metric.removeprefix(METRIC_PREFIX))
         for row in values.itertuples(index=False)
     }
 
@@ -48,7 +48,7 @@ def paper_targets() -> dict[tuple[str, float], float]:
 # Where the paper has no target: about what FedAvg has at the end, measured on the digits and, at
 # alpha 0.16 and width 32, on Fashion-MNIST (88.7 %); else in the paper's Table 1 (74.5 and 81.7 %
 # on Fashion-MNIST, 69.7 % on CIFAR-10).
-OWN_TARGETS = {
+UNREPORTED_TARGETS = {
     ("digits", 0.01): 0.7,
     ("digits", 0.04): 0.85,
     ("fashion_mnist", 0.01): 0.75,
@@ -56,11 +56,11 @@ OWN_TARGETS = {
     ("fashion_mnist", 0.16): 0.88,
     ("cifar10", 0.16): 0.7,
 }
-TARGETS = {**paper_targets(), **OWN_TARGETS}
+TARGETS = {**paper_targets(), **UNREPORTED_TARGETS}
 
 TABLE4 = EXPERIMENT(
     name="dynafed-table4",
-    folder=FOLDER,
+    results_folder=FOLDER,
     item="table4",
     title="DynaFed, Table 4: rounds to a target accuracy.",
     presets={
@@ -71,23 +71,27 @@ TABLE4 = EXPERIMENT(
 )
 
 
-def rounds_table(outcome: Outcome) -> pd.DataFrame:
+def make_rounds_table(table_run: TableRun) -> pd.DataFrame:
     """A row per cell: `target` (a share), `rounds` and `std` over the seeds that were run (NaN
     unless all of them reach it), `reached`, `made`, `planned`, `reported`, `reported_std`,
     `difference`."""
     rows = []
-    for cell in outcome.cells:
+    for cell in table_run.cells:
         target = math.nan
         if cell.alpha is not None:
             target = TARGETS.get((cell.dataset, cell.alpha), math.nan)
-        made = filter(None, map(outcome.result_of, cell.runs))
-        curves = [result.metrics["test_accuracy"] for result in made]
-        hits = pd.Series([rounds_to(curve, target, window=1) for curve in curves], dtype=float)
-        all_reach = len(hits) > 0 and hits.notna().all()
-        theirs = outcome.reported.query(
+        results = filter(None, map(table_run.load_run_result, cell.runs))
+        curves = [result.metrics["test_accuracy"] for result in results]
+        rounds_to_target = pd.Series(
+            [rounds_to_reach(curve, target, window=1) for curve in curves], dtype=float
+        )
+        all_reach = len(rounds_to_target) > 0 and rounds_to_target.notna().all()
+        reported_row = table_run.reported.query(
             "dataset == @cell.dataset and level == @cell.alpha and method == @cell.method"
         )
-        mean, std = theirs[["mean", "std"]].iloc[0] if len(theirs) else (math.nan, math.nan)
+        mean, std = (
+            reported_row[["mean", "std"]].iloc[0] if len(reported_row) else (math.nan, math.nan)
+        )
         rows.append(
             {
                 "dataset": cell.dataset,
@@ -95,10 +99,10 @@ def rounds_table(outcome: Outcome) -> pd.DataFrame:
                 "alpha": cell.alpha,
                 "target": target,
                 "method": cell.method,
-                "rounds": hits.mean() if all_reach else math.nan,
-                "std": hits.std() if all_reach else math.nan,
-                "reached": int(hits.notna().sum()),
-                "made": len(hits),
+                "rounds": rounds_to_target.mean() if all_reach else math.nan,
+                "std": rounds_to_target.std() if all_reach else math.nan,
+                "reached": int(rounds_to_target.notna().sum()),
+                "made": len(rounds_to_target),
                 "planned": len(cell.runs),
                 "reported": mean,
                 "reported_std": std,
@@ -108,37 +112,41 @@ def rounds_table(outcome: Outcome) -> pd.DataFrame:
     return table.assign(difference=table["rounds"] - table["reported"])
 
 
-def text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextTable:
+def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextTable:
     sections = []
-    places = ["dataset", "model", "alpha", "target"]
-    for (dataset, model, alpha, target), rows in table.groupby(places, sort=False, dropna=False):
+    group_columns = ["dataset", "model", "alpha", "target"]
+    for (dataset, model, alpha, target), rows in table.groupby(
+        group_columns, sort=False, dropna=False
+    ):
         texts = [
             {
                 "Method": row.method,
-                "Measured": plus_minus(row.rounds, row.std, form=".1f"),
+                "Measured": format_mean_std(row.rounds, row.std, format_spec=".1f"),
                 "Reached": f"{row.reached} of {row.made}" if row.made else MISSING,
-                "Reported": plus_minus(row.reported, row.reported_std, form=".1f"),
-                "Difference": number_text(row.difference, "+.1f"),
-                "Seeds": seeds_text(row.made, row.planned),
+                "Reported": format_mean_std(row.reported, row.reported_std, format_spec=".1f"),
+                "Difference": format_number(row.difference, "+.1f"),
+                "Seeds": format_seed_count(row.made, row.planned),
             }
             for row in rows.itertuples(index=False)
         ]
         accuracy = MISSING if math.isnan(target) else f"{100 * target:g} %"
         labels = {"Data": dataset, "Network": model, "alpha": f"{alpha:g}", "Target": accuracy}
         title_text = f"{dataset}, {model}, alpha {alpha:g}, target {accuracy}"
-        sections.append(Section(tuple(texts), title=title_text, labels=labels))
+        sections.append(TableSection(tuple(texts), title=title_text, labels=labels))
     values = ("Measured", "Reached", "Reported", "Difference", "Seeds")
     return TextTable(title, ("Method",), values, tuple(sections), notes)
 
 
-def write_rounds(outcome: Outcome) -> list[str]:
-    table = rounds_table(outcome)
-    lost = tuple(f"Not run: {reason}" for reason in dict.fromkeys(outcome.not_run.values()))
-    text = text_table(table, f"{outcome.title}.", (CAPTION, *lost))
-    return publish(outcome.directory, "table4", text, table, {})
+def write_rounds(table_run: TableRun) -> list[str]:
+    table = make_rounds_table(table_run)
+    missing_notes = tuple(
+        f"Not run: {reason}" for reason in dict.fromkeys(table_run.skip_reasons.values())
+    )
+    text = make_text_table(table, f"{table_run.title}.", (CAPTION, *missing_notes))
+    return write_table_files(table_run.directory, "table4", text, table, {})
 
 
-main = program(TABLE4, write_rounds)
+main = make_table_program(TABLE4, write_rounds)
 
 if __name__ == "__main__":
     raise SystemExit(main())

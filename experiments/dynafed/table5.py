@@ -11,22 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.dynafed.settings import (
-    CODE,
+    CODE_CONTROLS,
+    CODE_ROW,
     CONTROLS,
     EXPERIMENT,
     NOTE,
-    OF_CODE,
     PAPER,
     QUICK,
     ROWS,
 )
-from fedjax_het.report.paper_table import program
+from fedjax_het.report.paper_table import make_table_program
 
-OWN_ROWS = ("dynafed", CODE, *CONTROLS)
+DYNAFED_ROWS = ("dynafed", CODE_ROW, *CONTROLS)
 NETWORKS: dict[str, Any] = {
     "models": ("mlp", "convnet"),
     "alphas": (0.01, 0.04),
-    "rows": (*dict.fromkeys((*ROWS, *OWN_ROWS, *OF_CODE)),),
+    "rows": (*dict.fromkeys((*ROWS, *DYNAFED_ROWS, *CODE_CONTROLS)),),
 }
 
 TABLE5 = EXPERIMENT(
@@ -42,7 +42,7 @@ TABLE5 = EXPERIMENT(
             alphas=(0.01,),
             seeds=(0,),
             rows=("fedavg", "dynafed", *CONTROLS),
-            more_rows=(CODE, *OF_CODE),
+            optional_rows=(CODE_ROW, *CODE_CONTROLS),
             model_settings={"convnet": {"width": 8}},
             note="The ConvNet, of width 8 and with three poolings of 8x8 pixels, stays near chance "
             "in these 40 rounds whatever the method: its rows show that it runs.",
@@ -50,7 +50,7 @@ TABLE5 = EXPERIMENT(
     },
 )
 
-main = program(TABLE5)
+main = make_table_program(TABLE5)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -9,7 +9,7 @@ Its learning curves are the paper's Figure 7 (`fig7.py`).
 from dataclasses import replace
 
 from experiments.dynafed.settings import EXPERIMENT, NOTE, PAPER, QUICK, SETTINGS
-from fedjax_het.report.paper_table import program
+from fedjax_het.report.paper_table import make_table_program
 
 TABLE6 = EXPERIMENT(
     name="dynafed-table6",
@@ -20,7 +20,7 @@ TABLE6 = EXPERIMENT(
     presets={"quick": replace(QUICK, alphas=(0.01, 0.04), seeds=(0,)), "paper": PAPER},
 )
 
-main = program(TABLE6)
+main = make_table_program(TABLE6)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -17,18 +17,18 @@ import numpy as np
 import pandas as pd
 
 from experiments.dynafed.settings import CONTROLS, EXPERIMENT, QUICK
-from fedjax_het.common.pictures import plain_axes
-from fedjax_het.measures.theory import gradient_error
-from fedjax_het.report.cell import row_text
-from fedjax_het.report.line_ends import End, name_ends
-from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.render import Section, TextTable, number_text
+from fedjax_het.common.pictures import style_axes
+from fedjax_het.measures.theory import fit_gradient_error
+from fedjax_het.report.cell import format_row
+from fedjax_het.report.line_ends import LineLabel, label_line_ends
+from fedjax_het.report.paper_table import TableRun, make_table_program
+from fedjax_het.report.render import TableSection, TextTable, format_number
 from fedjax_het.report.style import add_note, make_panels
-from fedjax_het.report.write import publish
+from fedjax_het.report.write import write_table_files
 from fedjax_het.running.result import Result
 
 ROWS = ("dynafed", *CONTROLS)
-LOOKS = dict(zip(ROWS, ("#D55E00", "#777777", "#0072B2"), strict=True))
+ROW_COLORS = dict(zip(ROWS, ("#D55E00", "#777777", "#0072B2"), strict=True))
 CAPTION = (
     "Of the measured rounds after the synthesis. Error: length of the difference of the two "
     "gradients; gradient: length of that of all clients' data; both mean over rounds. Ratio: the "
@@ -41,7 +41,7 @@ THEORY = EXPERIMENT(
     name="dynafed-theory",
     item="fig6",
     title="DynaFed, Assumption 3: the error of the synthetic data's gradient.",
-    reported=False,
+    has_reported_values=False,
     presets={
         "quick": replace(QUICK, rows=ROWS, settings={**QUICK.settings, "gradient_gaps": 1}),
         "cpu": replace(
@@ -56,91 +56,117 @@ THEORY = EXPERIMENT(
 )
 
 
-def measured(result: Result) -> dict[str, np.ndarray]:
+def gradient_curves(result: Result) -> dict[str, np.ndarray]:
     """Rounds t, the lengths of the error and of both gradients, of the rounds that have all."""
     names = ("server_gap", "gradient_norm", "server_norm")
-    gap, whole, own = (np.asarray(result.metrics[name], np.float64) for name in names)
-    known = np.flatnonzero(np.isfinite(gap) & np.isfinite(whole))
-    gap, whole, own = gap[known], whole[known], own[known]
-    cosine = (whole**2 + own**2 - gap) / np.maximum(2 * whole * own, 1e-30)
-    return {"round": known, "error": np.sqrt(gap), "gradient": whole, "cosine": cosine}
+    gap, full_norm, synthetic_norm = (
+        np.asarray(result.metrics[name], np.float64) for name in names
+    )
+    measured_rounds = np.flatnonzero(np.isfinite(gap) & np.isfinite(full_norm))
+    gap, full_norm, synthetic_norm = (
+        gap[measured_rounds],
+        full_norm[measured_rounds],
+        synthetic_norm[measured_rounds],
+    )
+    cosine = (full_norm**2 + synthetic_norm**2 - gap) / np.maximum(
+        2 * full_norm * synthetic_norm, 1e-30
+    )
+    return {
+        "round": measured_rounds,
+        "error": np.sqrt(gap),
+        "gradient": full_norm,
+        "cosine": cosine,
+    }
 
 
-def summary(curves: dict[str, np.ndarray]) -> dict[str, float]:
-    bound = gradient_error(curves["error"], curves["gradient"])
+def summarize_curves(curves: dict[str, np.ndarray]) -> dict[str, float]:
+    bound = fit_gradient_error(curves["error"], curves["gradient"])
     means = {name: float(curves[name].mean()) for name in ("error", "gradient", "cosine")}
     return {**means, **bound._asdict()}
 
 
-def text_table(table: pd.DataFrame, title: str) -> TextTable:
+def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     sections = []
     for (dataset, alpha), rows in table.groupby(["dataset", "alpha"], sort=False):
         texts = []
-        for method, own in rows.groupby("method", sort=False):
-            mean = own.mean(numeric_only=True)
+        for method, method_rows in rows.groupby("method", sort=False):
+            mean = method_rows.mean(numeric_only=True)
             texts.append(
                 {
                     "Method": method,
-                    "Error": number_text(mean["error"], ".3f"),
-                    "Gradient": number_text(mean["gradient"], ".3f"),
-                    "Ratio": number_text(mean["relative"], ".2f"),
-                    "Cosine": number_text(mean["cosine"], "+.3f"),
-                    "delta": number_text(mean["delta"], ".3f"),
-                    "epsilon": number_text(mean["epsilon"], ".3f"),
-                    "Seeds": str(len(own)),
+                    "Error": format_number(mean["error"], ".3f"),
+                    "Gradient": format_number(mean["gradient"], ".3f"),
+                    "Ratio": format_number(mean["relative"], ".2f"),
+                    "Cosine": format_number(mean["cosine"], "+.3f"),
+                    "delta": format_number(mean["delta"], ".3f"),
+                    "epsilon": format_number(mean["epsilon"], ".3f"),
+                    "Seeds": str(len(method_rows)),
                 }
             )
         labels = {"Data": dataset, "alpha": f"{alpha:g}"}
         title_ = f"{dataset}, alpha {alpha:g}"
-        sections.append(Section(rows=tuple(texts), title=title_, labels=labels))
+        sections.append(TableSection(rows=tuple(texts), title=title_, labels=labels))
     return TextTable(title, ("Method",), tuple(texts[0])[1:], tuple(sections), (CAPTION,))
 
 
-def draw(found: list[tuple[str, str, dict[str, np.ndarray]]]):
+def plot_gradient_errors(curves_by_row: list[tuple[str, str, dict[str, np.ndarray]]]):
     """A panel for each column: the error in lengths of the gradient of all data, mean over seeds,
     each seed a thin line. Where it is 1, no data would do as well."""
-    panels = list(dict.fromkeys(panel for panel, _, _ in found))
+    panels = list(dict.fromkeys(panel for panel, _, _ in curves_by_row))
     figure, axes = make_panels(panels, columns=3, size=(4.2, 3.0), sharey="row")
-    ends: dict[str, list[End]] = {panel: [] for panel in panels}
+    ends: dict[str, list[LineLabel]] = {panel: [] for panel in panels}
     for panel in panels:
-        for method, colour in LOOKS.items():
-            own = [curves for place, row, curves in found if (place, row) == (panel, method)]
-            if not own:
+        for method, color in ROW_COLORS.items():
+            row_curves = [
+                curves
+                for panel_name, row, curves in curves_by_row
+                if (panel_name, row) == (panel, method)
+            ]
+            if not row_curves:
                 continue
-            runs = [pd.Series(each["error"] / each["gradient"], each["round"]) for each in own]
+            runs = [
+                pd.Series(run_curves["error"] / run_curves["gradient"], run_curves["round"])
+                for run_curves in row_curves
+            ]
             for run in runs:
-                axes[panel].plot(run.index, run, color=colour, lw=0.7, alpha=0.45)
+                axes[panel].plot(run.index, run, color=color, lw=0.7, alpha=0.45)
             mean = pd.concat(runs, axis=1).mean(axis=1)
-            name = row_text(method)
-            axes[panel].plot(mean.index, mean, color=colour, lw=1.8, label=name)
-            ends[panel].append(End(name, float(mean.iloc[-1]), colour))
+            name = format_row(method)
+            axes[panel].plot(mean.index, mean, color=color, lw=1.8, label=name)
+            ends[panel].append(LineLabel(name, float(mean.iloc[-1]), color))
     for axis in axes.values():
         axis.axhline(1.0, color="#666666", lw=0.8, ls="--")
         axis.set_xlabel("Round", fontsize=10)
         axis.margins(x=0)
-        plain_axes(axis)
+        style_axes(axis)
     axes[panels[0]].set_ylabel("Error of the gradient,\nin its lengths", fontsize=10)
-    name_ends(figure, {axes[panel]: own for panel, own in ends.items()})
+    label_line_ends(figure, {axes[panel]: row_curves for panel, row_curves in ends.items()})
     add_note(figure, "thin: single seeds; dashed: as wrong as no gradient at all")
     return figure
 
 
-def write(outcome: Outcome) -> list[str]:
-    rows, found = [], []
-    for cell, result in outcome.made():
-        curves = measured(result)
-        about = {"dataset": cell.dataset, "alpha": cell.alpha, "method": cell.method}
-        rows.append({**about, "seed": result.spec.seed, **summary(curves)})
-        found.append((cell.group, cell.method, curves))
+def write_outputs(table_run: TableRun) -> list[str]:
+    rows, curves_by_row = [], []
+    for cell, result in table_run.iterate_results():
+        curves = gradient_curves(result)
+        identifiers = {"dataset": cell.dataset, "alpha": cell.alpha, "method": cell.method}
+        rows.append({**identifiers, "seed": result.spec.seed, **summarize_curves(curves)})
+        curves_by_row.append((cell.column_label, cell.method, curves))
     if not rows:
         print("No run is there to be drawn.")
         return []
     table = pd.DataFrame(rows)
-    texts = text_table(table, f"{outcome.title}.")
-    return publish(outcome.directory, "theory", texts, table, {"theory.png": draw(found)})
+    texts = make_text_table(table, f"{table_run.title}.")
+    return write_table_files(
+        table_run.directory,
+        "theory",
+        texts,
+        table,
+        {"theory.png": plot_gradient_errors(curves_by_row)},
+    )
 
 
-main = program(THEORY, write)
+main = make_table_program(THEORY, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

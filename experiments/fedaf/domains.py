@@ -25,7 +25,7 @@ _NOTE = (
 )
 
 
-def digit_domains() -> Dataset:
+def make_digit_domains() -> Dataset:
     """A domain for each of the 1,438 training and 359 test images, as many in each but for one;
     about 240 and 60 images, 24 and 6 of every class."""
     digits = load_dataset("digits")
@@ -40,7 +40,7 @@ def digit_domains() -> Dataset:
         domains[order] = np.arange(len(labels)) % len(DOMAINS)
         arrays[f"{part}_images"] = np.stack(
             [
-                transform(image, DOMAINS[domain], rng)
+                apply_domain(image, DOMAINS[domain], rng)
                 for image, domain in zip(images, domains, strict=True)
             ]
         )
@@ -55,7 +55,7 @@ def digit_domains() -> Dataset:
     )
 
 
-def transform(image: np.ndarray, domain: str, rng: np.random.Generator) -> np.ndarray:
+def apply_domain(image: np.ndarray, domain: str, rng: np.random.Generator) -> np.ndarray:
     """An image `[H, W, 1]` uint8 as it looks in a domain. Only "noisy" draws from `rng`."""
     if domain == "inverted":
         return 255 - image

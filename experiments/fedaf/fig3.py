@@ -9,7 +9,7 @@ Makes the runs of Table 1 that are missing; `--show` draws those that are there.
 from dataclasses import replace
 
 from experiments.fedaf.table1 import TABLE1
-from fedjax_het.report.paper_table import program, write_curves
+from fedjax_het.report.paper_table import make_curves_writer, make_table_program
 
 PAPER = replace(TABLE1.presets["paper"], datasets=("cifar10", "cifar100", "fashion_mnist"))
 FIG3 = replace(
@@ -18,7 +18,7 @@ FIG3 = replace(
     presets={**TABLE1.presets, "paper": PAPER},
 )
 
-main = program(FIG3, write_curves("fig3"))
+main = make_table_program(FIG3, make_curves_writer("fig3"))
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -9,11 +9,11 @@ Makes the runs of Table 2 that are missing; `--show` draws those that are there.
 from dataclasses import replace
 
 from experiments.fedaf.table2 import TABLE2
-from fedjax_het.report.paper_table import program, write_curves
+from fedjax_het.report.paper_table import make_curves_writer, make_table_program
 
 FIG4 = replace(TABLE2, title="FedAF, Figure 4: learning curves by domain.")
 
-main = program(FIG4, write_curves("fig4"))
+main = make_table_program(FIG4, make_curves_writer("fig4"))
 
 if __name__ == "__main__":
     raise SystemExit(main())

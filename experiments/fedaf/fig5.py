@@ -14,36 +14,40 @@ import pandas as pd
 from experiments.fedaf.table3 import TABLE3
 from fedjax_het import report
 from fedjax_het.common.pictures import write_figure
-from fedjax_het.report.gain import plot_gain
-from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.gain import plot_accuracy_gain
+from fedjax_het.report.paper_table import TableRun, make_table_program
+from fedjax_het.report.reported import load_reported_values
 
 FIG5 = replace(
     TABLE3,
     title="FedAF, Figure 5: learning curves by condensed images per class, and gain over FedAvg.",
     presets={
-        name: replace(preset, rows=(*TABLE3.rows(name), "fedavg"))
+        name: replace(preset, rows=(*TABLE3.list_rows(name), "fedavg"))
         for name, preset in TABLE3.presets.items()
     },
 )
 
 
-def write_figures(outcome: Outcome) -> list[str]:
-    of_fedavg = reported_values("fedaf", "table1").query("method == 'fedavg'")
-    reported = pd.concat([outcome.reported, of_fedavg])
-    table = report.compare(outcome.cells, outcome.results, reported)
+def write_figures(table_run: TableRun) -> list[str]:
+    fedavg_values = load_reported_values("fedaf", "table1").query("method == 'fedavg'")
+    reported = pd.concat([table_run.reported, fedavg_values])
+    table = report.compare_with_reported(table_run.cells, table_run.results, reported)
     figures = {
-        "fig5.png": report.plot_curves(
-            outcome.cells, outcome.results, outcome.curves, reported, names=FIG5.names
+        "fig5.png": report.plot_table_curves(
+            table_run.cells,
+            table_run.results,
+            table_run.curves,
+            reported,
+            display_names=FIG5.row_display_names,
         ),
-        "fig5d.png": plot_gain(table, base="fedavg"),
+        "fig5d.png": plot_accuracy_gain(table, baseline="fedavg"),
     }
     for name, figure in figures.items():
-        write_figure(outcome.directory / name, figure)
+        write_figure(table_run.directory / name, figure)
     return list(figures)
 
 
-main = program(FIG5, write_figures)
+main = make_table_program(FIG5, write_figures)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -3,9 +3,9 @@
 python experiments/fedaf/fig6.py    seconds; label counts are enough, so no data set is needed
 """
 
-from experiments.fedaf.partitions import partition_program
+from experiments.fedaf.partitions import make_partition_program
 
-main = partition_program("fig6", "cifar10")
+main = make_partition_program("fig6", "cifar10")
 
 if __name__ == "__main__":
     raise SystemExit(main())

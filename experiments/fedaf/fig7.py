@@ -3,9 +3,9 @@
 python experiments/fedaf/fig7.py    seconds; label counts are enough, so no data set is needed
 """
 
-from experiments.fedaf.partitions import partition_program
+from experiments.fedaf.partitions import make_partition_program
 
-main = partition_program("fig7", "fashion_mnist")
+main = make_partition_program("fig7", "fashion_mnist")
 
 if __name__ == "__main__":
     raise SystemExit(main())

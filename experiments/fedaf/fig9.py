@@ -15,29 +15,29 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.fedaf.domains import digit_domains
+from experiments.fedaf.domains import make_digit_domains
 from fedjax_het import RunSpec, simulate
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.pictures import write_figure
-from fedjax_het.common.records import Count, Whole, at_least
+from fedjax_het.common.records import NonNegativeInt, PositiveInt, lower_bound
 from fedjax_het.data import Dataset, load_dataset
-from fedjax_het.report.programs import record_program
+from fedjax_het.report.programs import make_config_program
 from fedjax_het.report.style import PALETTE, add_legend, make_panels
-from fedjax_het.running.ledger import describe
-from fedjax_het.running.progress import progress_line
-from fedjax_het.settings.spec import ResolvedSpec
+from fedjax_het.running.ledger import format_run_label
+from fedjax_het.running.progress import show_progress
+from fedjax_het.settings.spec import ResolvedRunSpec
 
 
-class Preset(NamedTuple):
+class EmbeddingPreset(NamedTuple):
     """Images, and the network that is trained on them."""
 
     make_dataset: Callable[[], Dataset]
-    images: str
+    images_description: str
     spec: RunSpec
 
 
-def centralised(dataset: str, epochs: int, **settings: Any) -> RunSpec:
+def make_centralized_spec(dataset: str, epochs: int, **settings: Any) -> RunSpec:
     """All images at one client: FedAvg is plain training, a round an epoch."""
     return RunSpec(
         "fedavg",
@@ -55,17 +55,17 @@ def centralised(dataset: str, epochs: int, **settings: Any) -> RunSpec:
     )
 
 
-MARKS = "o^sDvP"  # of the domains, in turn
+DOMAIN_MARKERS = "o^sDvP"  # of the domains, in turn
 PRESETS = {
-    "quick": Preset(
-        digit_domains,
+    "quick": EmbeddingPreset(
+        make_digit_domains,
         "the digits in six made-up domains",
-        centralised("user", 20, width=32, depth=2),
+        make_centralized_spec("user", 20, width=32, depth=2),
     ),
-    "paper": Preset(
+    "paper": EmbeddingPreset(
         lambda: load_dataset("domainnet", normalisation="fedaf"),
         "DomainNet's ten classes",
-        centralised("domainnet", 10, normalisation="fedaf"),
+        make_centralized_spec("domainnet", 10, normalisation="fedaf"),
     ),
 }
 
@@ -76,11 +76,11 @@ class Arguments:
 
     preset: str = "quick"
     """quick or paper."""
-    epochs: Count | None = None
+    epochs: PositiveInt | None = None
     """Of training the network (default: the preset's)."""
-    images: Annotated[int, at_least(100)] = 3000
+    images: Annotated[int, lower_bound(100)] = 3000
     """Training images that are shown, at most: drawn from all."""
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
     """Of training, drawing and t-SNE."""
     output_dir: str | None = None
     """Folder of the figure (default: results/fedaf-fig9-PRESET)."""
@@ -88,8 +88,8 @@ class Arguments:
     """Print what would be trained; do nothing."""
 
 
-def embedded(
-    spec: ResolvedSpec, dataset: Dataset, positions: np.ndarray
+def embed_images(
+    spec: ResolvedRunSpec, dataset: Dataset, positions: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """Features [N, F] of training images, and the test accuracy of the network (a share)."""
     import jax
@@ -98,7 +98,7 @@ def embedded(
     from fedjax_het.engine.task import Task
     from fedjax_het.nn import make_model
 
-    with progress_line(describe(spec), passing=True) as show:
+    with show_progress(format_run_label(spec), transient=True) as show:
         result = simulate(spec, dataset=dataset, progress=show)
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task, features_of = Task(model, dataset.mean, dataset.std), model.embed
@@ -106,45 +106,51 @@ def embedded(
 
     @jax.jit
     def embed(images):
-        return features_of(result.state.server.variables, task.normalise(images), train=False)[0]
+        return features_of(result.state.server.variables, task.normalize(images), train=False)[0]
 
-    pieces = [
-        np.asarray(embed(jnp.asarray(dataset.train_images[piece])))
-        for piece in np.array_split(positions, -(-len(positions) // 256))
+    batches = [
+        np.asarray(embed(jnp.asarray(dataset.train_images[batch_positions])))
+        for batch_positions in np.array_split(positions, -(-len(positions) // 256))
     ]
-    return np.concatenate(pieces), result.summary["last_accuracy"]
+    return np.concatenate(batches), result.summary["last_accuracy"]
 
 
-def draw(points: np.ndarray, labels: np.ndarray, domains: np.ndarray, dataset: Dataset, title: str):
+def plot_embedding(
+    points: np.ndarray, labels: np.ndarray, domains: np.ndarray, dataset: Dataset, title: str
+):
     """A panel per class, a colour and a mark per domain; all panels in the coordinates of one
     t-SNE."""
     from matplotlib.lines import Line2D
 
     names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     figure, panels = make_panels(names, columns=4, size=(2.4, 2.3), sharey="all")
-    looks = dict(
-        zip(dataset.domain_names, itertools.cycle(zip(PALETTE, MARKS, strict=False)), strict=False)
+    domain_styles = dict(
+        zip(
+            dataset.domain_names,
+            itertools.cycle(zip(PALETTE, DOMAIN_MARKERS, strict=False)),
+            strict=False,
+        )
     )
     low, high = points.min(0), points.max(0)
     margin = 0.05 * (high - low)
     for label, panel in enumerate(panels.values()):
-        for domain, (colour, mark) in enumerate(looks.values()):
+        for domain, (color, marker) in enumerate(domain_styles.values()):
             x, y = points[(labels == label) & (domains == domain)].T
-            panel.scatter(x, y, s=7, color=colour, marker=mark, linewidth=0)
+            panel.scatter(x, y, s=7, color=color, marker=marker, linewidth=0)
         panel.set_xlim(low[0] - margin[0], high[0] + margin[0])
         panel.set_ylim(low[1] - margin[1], high[1] + margin[1])
         panel.set_xticks([])
         panel.set_yticks([])
     figure.suptitle(title, fontsize=10)
     handles = [
-        Line2D([], [], linestyle="none", marker=mark, color=colour, label=name)
-        for name, (colour, mark) in looks.items()
+        Line2D([], [], linestyle="none", marker=marker, color=color, label=name)
+        for name, (color, marker) in domain_styles.items()
     ]
     add_legend(figure, handles)
     return figure
 
 
-def run(arguments: Arguments) -> int:
+def make_figure(arguments: Arguments) -> int:
     require_name("preset", arguments.preset, PRESETS)
     preset = PRESETS[arguments.preset]
     spec = dataclasses.replace(preset.spec, seed=arguments.seed)
@@ -152,7 +158,7 @@ def run(arguments: Arguments) -> int:
         spec = dataclasses.replace(spec, rounds=arguments.epochs)
     spec = spec.resolved()
     if arguments.list:
-        print(f"{spec.model} on {preset.images}, {spec.rounds} epochs; then t-SNE")
+        print(f"{spec.model} on {preset.images_description}, {spec.rounds} epochs; then t-SNE")
         return 0
     from sklearn.manifold import TSNE
 
@@ -160,10 +166,10 @@ def run(arguments: Arguments) -> int:
     rng = np.random.default_rng(arguments.seed)
     count = min(arguments.images, len(dataset.train_labels))
     positions = np.sort(rng.permutation(len(dataset.train_labels))[:count])
-    features, accuracy = embedded(spec, dataset, positions)
+    features, accuracy = embed_images(spec, dataset, positions)
     points = TSNE(random_state=arguments.seed, init="pca").fit_transform(features)
     title = (
-        f"t-SNE of {count:,} training images' features: {preset.images}.\n"
+        f"t-SNE of {count:,} training images' features: {preset.images_description}.\n"
         f"Features of a ConvNet trained here on these domains for {spec.rounds} epochs "
         f"(test accuracy {100 * accuracy:.1f} %),\nnot of the paper's ResNet50 trained on "
         "ImageNet."
@@ -173,13 +179,15 @@ def run(arguments: Arguments) -> int:
     )
     assert dataset.train_domains is not None  # both presets' data have domains
     labels, domains = dataset.train_labels[positions], dataset.train_domains[positions]
-    write_figure(directory / "fig9.png", draw(points, labels, domains, dataset, title))
+    write_figure(directory / "fig9.png", plot_embedding(points, labels, domains, dataset, title))
     print(f"Written to {directory}: fig9.png.")
     return 0
 
 
-main = record_program(
-    Arguments, run, "FedAF, Figure 9: features of domains by t-SNE, from a network trained here."
+main = make_config_program(
+    Arguments,
+    make_figure,
+    "FedAF, Figure 9: features of domains by t-SNE, from a network trained here.",
 )
 
 

@@ -11,17 +11,17 @@ import numpy as np
 
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.records import Whole
+from fedjax_het.common.records import NonNegativeInt
 from fedjax_het.data import Partition, make_partition, plot_partition
-from fedjax_het.report.programs import Program, function_program
+from fedjax_het.report.programs import ProgramMain, make_function_program
 
-CLIENTS = 10
+NUM_CLIENTS = 10
 ALPHAS = (0.02, 0.05, 0.1)
 # Of the other tables and figures; nothing here is worth making quicker.
 PRESETS = ("quick", "paper")
 
 
-class Source(NamedTuple):
+class DatasetShape(NamedTuple):
     """What of a data set decides its partitions and bytes."""
 
     num_classes: int
@@ -29,41 +29,41 @@ class Source(NamedTuple):
     image_shape: tuple[int, int, int]
 
 
-SOURCES = {
-    "fashion_mnist": Source(10, 6000, (28, 28, 1)),
-    "cifar10": Source(10, 5000, (32, 32, 3)),
-    "cifar100": Source(100, 500, (32, 32, 3)),
+DATASET_SHAPES = {
+    "fashion_mnist": DatasetShape(10, 6000, (28, 28, 1)),
+    "cifar10": DatasetShape(10, 5000, (32, 32, 3)),
+    "cifar100": DatasetShape(100, 500, (32, 32, 3)),
 }
 
 
-def balanced_labels(dataset: str) -> np.ndarray:
-    source = source_of(dataset)
-    return np.repeat(np.arange(source.num_classes), source.images_per_class)
+def make_balanced_labels(dataset: str) -> np.ndarray:
+    shape = get_dataset_shape(dataset)
+    return np.repeat(np.arange(shape.num_classes), shape.images_per_class)
 
 
-def source_of(dataset: str) -> Source:
+def get_dataset_shape(dataset: str) -> DatasetShape:
     """Raises ConfigError for a data set that the paper does not split."""
-    require_name("dataset", dataset, SOURCES)
-    return SOURCES[dataset]
+    require_name("dataset", dataset, DATASET_SHAPES)
+    return DATASET_SHAPES[dataset]
 
 
-def paper_partition(dataset: str, alpha: float, seed: int) -> Partition:
+def make_paper_partition(dataset: str, alpha: float, seed: int) -> Partition:
     return make_partition(
         "dirichlet_capped",
-        balanced_labels(dataset),
-        source_of(dataset).num_classes,
-        num_clients=CLIENTS,
+        make_balanced_labels(dataset),
+        get_dataset_shape(dataset).num_classes,
+        num_clients=NUM_CLIENTS,
         alpha=alpha,
         seed=seed,
     )
 
 
-def partition_program(figure: str, dataset: str) -> Program:
+def make_partition_program(figure: str, dataset: str) -> ProgramMain:
     """`main` of a figure: draw the partitions of a data set at the three alphas, a file each."""
 
     def draw(
         preset: str = "paper",
-        seed: Whole = 0,
+        seed: NonNegativeInt = 0,
         output_dir: str = "results/fedaf-partitions",
         list: bool = False,
     ) -> int:
@@ -82,16 +82,16 @@ def partition_program(figure: str, dataset: str) -> Program:
         for alpha in ALPHAS:
             path = directory / f"{figure}_alpha{alpha:g}.png"
             if not list:
-                split = paper_partition(dataset, alpha, seed)
+                partition = make_paper_partition(dataset, alpha, seed)
                 plot_partition(
-                    split,
-                    balanced_labels(dataset),
-                    source_of(dataset).num_classes,
+                    partition,
+                    make_balanced_labels(dataset),
+                    get_dataset_shape(dataset).num_classes,
                     path,
                     title=f"{dataset}, alpha = {alpha:g}, seed {seed}",
                 )
             print(path)
         return 0
 
-    about = f"FedAF, {figure}: who holds what of {dataset} at alpha 0.02, 0.05 and 0.1."
-    return function_program(draw, about)
+    description = f"FedAF, {figure}: who holds what of {dataset} at alpha 0.02, 0.05 and 0.1."
+    return make_function_program(draw, description)

@@ -10,56 +10,63 @@ the steps. The control (`image_lr=0`) sends the noise that images begin as, whic
 `privacy.png` draws what `privacy.md` lists.
 """
 
-from experiments.fedaf.table1 import ALPHAS, of_condensing
-from fedjax_het.report.paper_table import Experiment, Preset, program, write_drawing
+from experiments.fedaf.table1 import ALPHAS, condensing_method_settings
+from fedjax_het.report.paper_table import (
+    Preset,
+    TableDeclaration,
+    make_figure_writer,
+    make_table_program,
+)
 from fedjax_het.report.privacy import plot_privacy
 
-NOISES = (2, 4, 8, 12, 24, 48)
+NOISE_MULTIPLIERS = (2, 4, 8, 12, 24, 48)
 METHODS = ("feddm", "fedaf")
-BY = ("dataset", "algorithm", "options.private", "hp.dp_noise", "hp.image_lr")
+GROUPING = ("dataset", "algorithm", "options.private", "hp.dp_noise", "hp.image_lr")
 
 
-def rows() -> tuple[str, ...]:
+def make_rows() -> tuple[str, ...]:
     return tuple(
         row
         for method in METHODS
         for row in (
             f"{method}(init='noise')",
             f"{method}(init='noise', image_lr=0, steps=1)",
-            *(f"{method}(init='noise', private=True, dp_noise={n})" for n in NOISES),
+            *(f"{method}(init='noise', private=True, dp_noise={n})" for n in NOISE_MULTIPLIERS),
         )
     )
 
 
-def preset(dataset: str, seeds: tuple[int, ...], **condensing: int) -> Preset:
+def make_preset(dataset: str, seeds: tuple[int, ...], **condensation_options: int) -> Preset:
     return Preset(
         datasets=(dataset,),
         models=("mlp",),
         alphas=ALPHAS[-1:] if dataset == "fashion_mnist" else (1.0,),
         seeds=seeds,
-        rows=rows(),
+        rows=make_rows(),
         settings={"num_clients": 10 if dataset == "fashion_mnist" else 5, "rounds": 5},
-        method_settings=of_condensing(
+        method_settings=condensing_method_settings(
             batch_size=2048,
-            options={"ipc": 10, "server_epochs": 100, **condensing},
+            options={"ipc": 10, "server_epochs": 100, **condensation_options},
             hp={"image_lr": 5.0, "server_lr": 0.01},
         ),
     )
 
 
-PRIVACY = Experiment(
+PRIVACY = TableDeclaration(
     name="fedaf-privacy",
     paper="fedaf",
     item="table1",
     title="FedDM and FedAF with differential privacy.",
-    reported=False,
+    has_reported_values=False,
     presets={
-        "quick": preset("digits", (0,), steps=20, threshold=20),
-        "cpu": preset("fashion_mnist", (0, 1), steps=20, threshold=100),
+        "quick": make_preset("digits", (0,), steps=20, threshold=20),
+        "cpu": make_preset("fashion_mnist", (0, 1), steps=20, threshold=100),
     },
 )
 
-main = program(PRIVACY, write_drawing("privacy", plot_privacy, by=BY, measure="best_accuracy"))
+main = make_table_program(
+    PRIVACY, make_figure_writer("privacy", plot_privacy, by=GROUPING, metric="best_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

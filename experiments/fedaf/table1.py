@@ -29,8 +29,8 @@ from functools import partial
 from typing import Any
 
 from fedjax_het.report import parse_row
-from fedjax_het.report.paper_table import Experiment, Preset, program
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.paper_table import Preset, TableDeclaration, make_table_program
+from fedjax_het.report.reported import load_reported_values
 
 ALPHAS = (0.02, 0.05, 0.1)
 BASELINES = ("fedavg", "fedprox", "fedbn", "fedbn(scored='personal')", "moon", "feddyn", "fedgen")
@@ -43,7 +43,7 @@ CONTROLS = {
 ROWS = (*BASELINES, "feddm", "fedaf", *CONTROLS["feddm"], *CONTROLS["fedaf"])
 
 
-def of_condensing(**settings: Any) -> dict[str, dict[str, Any]]:
+def condensing_method_settings(**settings: Any) -> dict[str, dict[str, Any]]:
     """Settings by method, of both whose clients condense."""
     return {method: settings for method in ("feddm", "fedaf")}
 
@@ -53,14 +53,14 @@ def of_condensing(**settings: Any) -> dict[str, dict[str, Any]]:
 QUICK: dict[str, Any] = {
     "settings": {"num_clients": 5, "local_epochs": 5, "rounds": 5},
     "model_settings": {"convnet": {"width": 16, "depth": 2}},
-    "method_settings": of_condensing(
+    "method_settings": condensing_method_settings(
         batch_size=64, options={"ipc": 10, "steps": 60, "server_epochs": 60}
     ),
 }
 
 # Two fifths of the images, a fifth of the steps on them, and about half of the server's. FedDM's
 # ball is as wide as for the paper's network of 40 times the parameters: it shakes this one harder.
-SHORT: dict[str, Any] = {
+SHORT_CONDENSATION: dict[str, Any] = {
     "batch_size": 128,
     "options": {"ipc": 20, "steps": 200, "server_epochs": 200, "server_batch_size": 64},
 }
@@ -80,7 +80,7 @@ PRESETS = {
         alphas=(0.02,),
         seeds=(0,),
         settings={"width": 16},
-        about="width 16",
+        description="width 16",
     ),
     "short": Preset(
         datasets=("fashion_mnist",),
@@ -88,7 +88,7 @@ PRESETS = {
         alphas=(0.02, 0.1),
         seeds=(0,),
         settings={"rounds": 8, "width": 16},
-        method_settings=of_condensing(**SHORT),
+        method_settings=condensing_method_settings(**SHORT_CONDENSATION),
     ),
     "paper": Preset(
         datasets=("fashion_mnist", "cifar10", "cifar100"),
@@ -107,9 +107,9 @@ def read_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     return method, variant
 
 
-def with_controls(preset: Preset, item: str) -> Preset:
+def add_control_rows(preset: Preset, item: str) -> Preset:
     """The rows of the preset, or else of the paper's table, and FedAF's controls."""
-    rows = preset.rows or tuple(dict.fromkeys(reported_values("fedaf", item)["method"]))
+    rows = preset.rows or tuple(dict.fromkeys(load_reported_values("fedaf", item)["method"]))
     return replace(preset, rows=(*rows, *CONTROLS["fedaf"]))
 
 
@@ -125,17 +125,17 @@ TUNING = {
     "fedaf": "server_lr",
 }
 EXPERIMENT = partial(
-    Experiment,
+    TableDeclaration,
     paper="fedaf",
-    focus="fedaf",
-    tuning=TUNING,
-    controls={row: method for method, rows in CONTROLS.items() for row in rows},
-    names={
+    main_method="fedaf",
+    tuned_hyperparameters=TUNING,
+    control_rows={row: method for method, rows in CONTROLS.items() for row in rows},
+    row_display_names={
         row: f"{method}, {images}"
         for method, rows in CONTROLS.items()
         for row, images in zip(rows, ("uncondensed", "real images"), strict=True)
     },
-    real={method: rows[1] for method, rows in CONTROLS.items()},
+    real_data_rows={method: rows[1] for method, rows in CONTROLS.items()},
 )
 
 NOTES = {
@@ -147,20 +147,20 @@ NOTES = {
 
 TABLE1 = EXPERIMENT(
     name="fedaf-table1",
-    folder="fedaf",
+    results_folder="fedaf",
     item="table1",
     title="FedAF, Table 1: best test accuracy of the global model.",
     presets={
         name: replace(preset, rows=ROWS, note=NOTES.get(name, ""))
         for name, preset in PRESETS.items()
     },
-    read_row=read_row,
+    row_parser=read_row,
     note="fedbn: the mean of the clients' networks with the mean of their normalisation layers; "
     "fedbn(scored='personal'): with every client's own layers, mean over clients of the accuracy "
     "on all test images. The paper does not say which it has.",
 )
 
-main = program(TABLE1)
+main = make_table_program(TABLE1)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -13,10 +13,10 @@ the paper leaves open of the baselines is chosen as in `table1.py`.
 
 from typing import Any
 
-from experiments.fedaf.domains import DOMAINS, digit_domains
-from experiments.fedaf.table1 import EXPERIMENT, QUICK, of_condensing, with_controls
+from experiments.fedaf.domains import DOMAINS, make_digit_domains
+from experiments.fedaf.table1 import EXPERIMENT, QUICK, add_control_rows, condensing_method_settings
 from fedjax_het.report import parse_row
-from fedjax_het.report.paper_table import Preset, program
+from fedjax_het.report.paper_table import Preset, make_table_program
 
 
 def read_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
@@ -31,26 +31,26 @@ TABLE2 = EXPERIMENT(
     title="FedAF, Table 2: test accuracy of the global model by domain.",
     note="fedbn: each domain's accuracy is that of its client's own model, the averaged network "
     "with the client's normalisation layers, as that method has no global one.",
-    read_row=read_row,
+    row_parser=read_row,
     settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     presets={
-        "quick": with_controls(
+        "quick": add_control_rows(
             Preset(
                 datasets=("user",),
                 models=("convnet",),
                 domains=DOMAINS,
                 seeds=(0,),
-                about="the embedded digits in six made-up domains, no images of DomainNet",
-                make_dataset=digit_domains,
+                description="the embedded digits in six made-up domains, no images of DomainNet",
+                make_dataset=make_digit_domains,
                 settings={"local_epochs": 5, "rounds": 5},
                 model_settings=QUICK["model_settings"],
-                method_settings=of_condensing(
+                method_settings=condensing_method_settings(
                     batch_size=64, options={"ipc": 10, "steps": 50, "server_epochs": 100}
                 ),
             ),
             "table2",
         ),
-        "paper": with_controls(
+        "paper": add_control_rows(
             Preset(
                 datasets=("domainnet",),
                 models=("convnet",),
@@ -62,7 +62,7 @@ TABLE2 = EXPERIMENT(
     },
 )
 
-main = program(TABLE2)
+main = make_table_program(TABLE2)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,25 +8,25 @@ Classes that a client has fewer images of than the IPC are not condensed: a larg
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_controls
-from fedjax_het.report.paper_table import program
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, add_control_rows
+from fedjax_het.report.paper_table import make_table_program
 
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
 IPCS = ("fedaf(ipc=2)", "fedaf(ipc=5)", "fedaf(ipc=10)", "fedaf(ipc=20)")
 
 TABLE3 = EXPERIMENT(
     name="fedaf-table3",
-    folder="fedaf",
+    results_folder="fedaf",
     item="table3",
     title="FedAF, Table 3: best test accuracy by condensed images per class.",
-    real={},  # of the default number of images alone
+    real_data_rows={},  # of the default number of images alone
     presets={
-        "quick": with_controls(replace(QUICK, rows=IPCS), "table3"),
-        "paper": with_controls(replace(PAPER, datasets=("cifar10",)), "table3"),
+        "quick": add_control_rows(replace(QUICK, rows=IPCS), "table3"),
+        "paper": add_control_rows(replace(PAPER, datasets=("cifar10",)), "table3"),
     },
 )
 
-main = program(TABLE3)
+main = make_table_program(TABLE3)
 
 if __name__ == "__main__":
     raise SystemExit(main())

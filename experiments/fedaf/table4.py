@@ -9,26 +9,26 @@ python experiments/fedaf/table4.py --preset paper   CIFAR-10: a GPU's work
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import EXPERIMENT, PRESETS, with_controls
-from fedjax_het.report.paper_table import program
+from experiments.fedaf.table1 import EXPERIMENT, PRESETS, add_control_rows
+from fedjax_het.report.paper_table import make_table_program
 
 QUICK, CPU, PAPER = (PRESETS[name] for name in ("quick", "cpu", "paper"))
 
 TABLE4 = EXPERIMENT(
     name="fedaf-table4",
-    folder="fedaf",
+    results_folder="fedaf",
     item="table4",
     title="FedAF, Table 4: best test accuracy without parts of the method.",
     note="fedaf(lambda_loc=0) is without the condensation loss across clients (CDC), "
     "fedaf(lambda_glob=0) without the matching of soft labels (LGKM).",
     presets={
-        "quick": with_controls(QUICK, "table4"),
-        "cpu": with_controls(CPU, "table4"),
-        "paper": with_controls(replace(PAPER, datasets=("cifar10",)), "table4"),
+        "quick": add_control_rows(QUICK, "table4"),
+        "cpu": add_control_rows(CPU, "table4"),
+        "paper": add_control_rows(replace(PAPER, datasets=("cifar10",)), "table4"),
     },
 )
 
-main = program(TABLE4)
+main = make_table_program(TABLE4)
 
 if __name__ == "__main__":
     raise SystemExit(main())

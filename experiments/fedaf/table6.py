@@ -11,26 +11,31 @@ each row compiles a program of 18 layers.
 
 from dataclasses import replace
 
-from experiments.fedaf.table1 import EXPERIMENT, PRESETS, of_condensing, with_controls
-from fedjax_het.report.paper_table import Preset, program
+from experiments.fedaf.table1 import (
+    EXPERIMENT,
+    PRESETS,
+    add_control_rows,
+    condensing_method_settings,
+)
+from fedjax_het.report.paper_table import Preset, make_table_program
 
 TABLE6 = EXPERIMENT(
     name="fedaf-table6",
-    folder="fedaf",
+    results_folder="fedaf",
     item="table6",
     title="FedAF, Table 6: best test accuracy of ResNet-18.",
     presets={
-        "quick": with_controls(
+        "quick": add_control_rows(
             Preset(
                 datasets=("digits",),
                 models=("resnet18",),
                 alphas=(0.1,),
                 seeds=(0,),
                 rows=("fedavg", "fedaf"),
-                more_rows=("fedprox", "fedbn", "moon", "feddyn", "fedgen", "feddm"),
+                optional_rows=("fedprox", "fedbn", "moon", "feddyn", "fedgen", "feddm"),
                 settings={"num_clients": 5, "local_epochs": 5, "rounds": 4},
                 model_settings={"resnet18": {"stem": "cifar", "width": 8}},
-                method_settings=of_condensing(
+                method_settings=condensing_method_settings(
                     batch_size=64, options={"ipc": 10, "steps": 25, "server_epochs": 50}
                 ),
                 note="A client condenses a class of the digits in 25 steps of the paper's 1,000; "
@@ -39,13 +44,13 @@ TABLE6 = EXPERIMENT(
             ),
             "table6",
         ),
-        "paper": with_controls(
+        "paper": add_control_rows(
             replace(PRESETS["paper"], datasets=("cifar10",), models=("resnet18",)), "table6"
         ),
     },
 )
 
-main = program(TABLE6)
+main = make_table_program(TABLE6)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -12,24 +12,24 @@ from typing import Annotated
 import numpy as np
 
 from experiments.fedaf.partitions import (
-    CLIENTS,
+    DATASET_SHAPES,
+    NUM_CLIENTS,
     PRESETS,
-    SOURCES,
-    balanced_labels,
-    paper_partition,
-    source_of,
+    get_dataset_shape,
+    make_balanced_labels,
+    make_paper_partition,
 )
 from fedjax_het import report
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.records import Count, Whole, at_least
-from fedjax_het.report.programs import record_program
-from fedjax_het.report.render import Section, number_text
-from fedjax_het.report.reported import reported_values
-from fedjax_het.report.write import publish
+from fedjax_het.common.records import NonNegativeInt, PositiveInt, lower_bound
+from fedjax_het.report.programs import make_config_program
+from fedjax_het.report.render import TableSection, format_number
+from fedjax_het.report.reported import load_reported_values
+from fedjax_het.report.write import write_table_files
 
-MEGABYTE = 2**20
-PAPER_PARAMETERS = {"convnet": 381_450, "resnet18": 11_181_642}  # for every data set
+BYTES_PER_MEGABYTE = 2**20
+PAPER_PARAMETER_COUNTS = {"convnet": 381_450, "resnet18": 11_181_642}  # for every data set
 TITLE = "FedAF, Table 7: megabytes that a client sends in a round."
 
 
@@ -39,11 +39,11 @@ class Arguments:
 
     preset: str = "paper"
     """quick or paper, which are the same here: seconds, and no data."""
-    ipc: Count = 50
+    ipc: PositiveInt = 50
     """Condensed images per class; a client condenses the classes that it has as many images of."""
-    seeds: tuple[Whole, ...] = (0, 1, 2)
+    seeds: tuple[NonNegativeInt, ...] = (0, 1, 2)
     """Partitions that a cell is the mean of."""
-    partitions: Annotated[int, at_least(2)] = 100
+    partitions: Annotated[int, lower_bound(2)] = 100
     """Partitions that show how far such a mean may fall from the one over many."""
     output_dir: str = "results/fedaf-table7"
     """Folder of the table."""
@@ -51,21 +51,21 @@ class Arguments:
     """Print the cells; compute nothing."""
 
 
-def label_counts(dataset: str, alpha: float, seed: int) -> np.ndarray:
+def count_labels(dataset: str, alpha: float, seed: int) -> np.ndarray:
     """[clients, classes] of the paper's partition."""
-    split = paper_partition(dataset, alpha, seed)
-    labels = balanced_labels(dataset)
-    return split.label_counts(labels, source_of(dataset).num_classes)
+    partition = make_paper_partition(dataset, alpha, seed)
+    labels = make_balanced_labels(dataset)
+    return partition.label_counts(labels, get_dataset_shape(dataset).num_classes)
 
 
-def upload_bytes(
+def mean_upload_bytes(
     counts: np.ndarray, image_shape: tuple[int, ...], ipc: int, *, bytes_per_value: int
 ) -> float:
     """Mean over clients of what FedAF sends up: `ipc` images of every class that the client has
     as many images of, and two matrices of classes by classes in float32 (V_k and R_k)."""
-    condensed = (counts >= ipc).sum(axis=1)
-    images = condensed * ipc * math.prod(image_shape) * bytes_per_value
-    return float(images.mean()) + 2 * counts.shape[1] ** 2 * 4
+    num_condensed_classes = (counts >= ipc).sum(axis=1)
+    image_bytes = num_condensed_classes * ipc * math.prod(image_shape) * bytes_per_value
+    return float(image_bytes.mean()) + 2 * counts.shape[1] ** 2 * 4
 
 
 def model_bytes(model: str, dataset: str) -> int:
@@ -74,10 +74,10 @@ def model_bytes(model: str, dataset: str) -> int:
 
     from fedjax_het.nn import make_model
 
-    source = source_of(dataset)
-    require_name("model", model, PAPER_PARAMETERS)
+    dataset_shape = get_dataset_shape(dataset)
+    require_name("model", model, PAPER_PARAMETER_COUNTS)
     options = {"convnet": {"norm": "batch"}, "resnet18": {"stem": "imagenet"}}[model]
-    network = make_model(model, source.image_shape, source.num_classes, **options)
+    network = make_model(model, dataset_shape.image_shape, dataset_shape.num_classes, **options)
     variables = jax.eval_shape(network.init, jax.random.key(0))
     return 4 * sum(leaf.size for leaf in jax.tree.leaves(variables))
 
@@ -89,7 +89,7 @@ def make_rows(arguments: Arguments) -> list[dict]:
     and the standard deviation of a mean over as many as there are seeds. `true`: images in float32,
     as they are trained and sent here; of FedAvg, this package's networks.
     """
-    reported = reported_values("fedaf", "table7")
+    reported = load_reported_values("fedaf", "table7")
     rows = []
     for cell in reported.itertuples(index=False):
         row = {
@@ -100,29 +100,32 @@ def make_rows(arguments: Arguments) -> list[dict]:
             "reported": cell.mean,
         }
         if cell.method == "fedaf":
-            shape = source_of(cell.dataset).image_shape
-            chosen = [label_counts(cell.dataset, cell.level, seed) for seed in arguments.seeds]
-            many = [
-                label_counts(cell.dataset, cell.level, seed) for seed in range(arguments.partitions)
+            shape = get_dataset_shape(cell.dataset).image_shape
+            seed_counts = [count_labels(cell.dataset, cell.level, seed) for seed in arguments.seeds]
+            partition_counts = [
+                count_labels(cell.dataset, cell.level, seed) for seed in range(arguments.partitions)
             ]
 
-            def megabytes(splits, bytes_per_value, shape=shape):
-                size = {"ipc": arguments.ipc, "bytes_per_value": bytes_per_value}
-                return [upload_bytes(counts, shape, **size) / MEGABYTE for counts in splits]
+            def megabytes(label_counts, bytes_per_value, shape=shape):
+                upload_options = {"ipc": arguments.ipc, "bytes_per_value": bytes_per_value}
+                return [
+                    mean_upload_bytes(counts, shape, **upload_options) / BYTES_PER_MEGABYTE
+                    for counts in label_counts
+                ]
 
-            spread = np.std(megabytes(many, 1), ddof=1) / math.sqrt(len(chosen))
+            deviation = np.std(megabytes(partition_counts, 1), ddof=1) / math.sqrt(len(seed_counts))
             row |= {
-                "counted": np.mean(megabytes(chosen, 1)),
-                "many": np.mean(megabytes(many, 1)),
-                "deviation": spread,
-                "true": np.mean(megabytes(chosen, 4)),
+                "counted": np.mean(megabytes(seed_counts, 1)),
+                "many": np.mean(megabytes(partition_counts, 1)),
+                "deviation": deviation,
+                "true": np.mean(megabytes(seed_counts, 4)),
             }
         else:
             row |= {
-                "counted": 4 * PAPER_PARAMETERS[cell.model] / MEGABYTE,
+                "counted": 4 * PAPER_PARAMETER_COUNTS[cell.model] / BYTES_PER_MEGABYTE,
                 "many": math.nan,
                 "deviation": math.nan,
-                "true": model_bytes(cell.model, cell.dataset) / MEGABYTE,
+                "true": model_bytes(cell.model, cell.dataset) / BYTES_PER_MEGABYTE,
             }
         row["difference_percent"] = 100 * (row["counted"] / row["reported"] - 1)
         row["deviations"] = (row["reported"] - row["many"]) / row["deviation"]
@@ -130,31 +133,35 @@ def make_rows(arguments: Arguments) -> list[dict]:
     return rows
 
 
-def as_table(rows: list[dict], arguments: Arguments) -> report.TextTable:
+def make_text_table(rows: list[dict], arguments: Arguments) -> report.TextTable:
     sections = []
-    for dataset in SOURCES:
-        own = [row for row in rows if row["dataset"] == dataset]
+    for dataset in DATASET_SHAPES:
+        dataset_rows = [row for row in rows if row["dataset"] == dataset]
         texts = []
-        for row in sorted(own, key=lambda row: (row["method"], row["model"], row["alpha"])):
-            fedaf = row["method"] == "fedaf"
-            if not fedaf and row["alpha"] > min(other["alpha"] for other in own):
+        for row in sorted(
+            dataset_rows, key=lambda row: (row["method"], row["model"], row["alpha"])
+        ):
+            is_fedaf = row["method"] == "fedaf"
+            if not is_fedaf and row["alpha"] > min(
+                dataset_row["alpha"] for dataset_row in dataset_rows
+            ):
                 continue  # a model's size knows no alpha
             texts.append(
                 {
-                    "Method": "fedaf" if fedaf else f"fedavg, {row['model']}",
-                    "alpha": f"{row['alpha']:g}" if fedaf else "all",
+                    "Method": "fedaf" if is_fedaf else f"fedavg, {row['model']}",
+                    "alpha": f"{row['alpha']:g}" if is_fedaf else "all",
                     "Reported": f"{row['reported']:.2f}",
                     "Counted": f"{row['counted']:.3f}",
-                    "Difference": number_text(row["difference_percent"], "+.1f") + " %",
-                    "Many": f"{row['many']:.3f} ± {row['deviation']:.3f}" if fedaf else "",
-                    "Deviations": number_text(row["deviations"], "+.1f") if fedaf else "",
+                    "Difference": format_number(row["difference_percent"], "+.1f") + " %",
+                    "Many": f"{row['many']:.3f} ± {row['deviation']:.3f}" if is_fedaf else "",
+                    "Deviations": format_number(row["deviations"], "+.1f") if is_fedaf else "",
                     "True": f"{row['true']:.3f}",
                 }
             )
-        sections.append(Section(tuple(texts), title=dataset, labels={"Data": dataset}))
+        sections.append(TableSection(tuple(texts), title=dataset, labels={"Data": dataset}))
     ipc, seeds, count = arguments.ipc, len(arguments.seeds), arguments.partitions
     notes = (
-        f"Megabytes of 2^20 bytes. Partition dirichlet_capped, {CLIENTS} clients, balanced labels "
+        f"Megabytes of 2^20 bytes. Partition dirichlet_capped, {NUM_CLIENTS} clients, balanced labels "
         "in place of the data sets': nothing is read or trained. Seeds "
         f"{', '.join(map(str, arguments.seeds))}.",
         f"Counted: as the paper counts. fedaf: {ipc} images of 8 bits a value for every class that "
@@ -174,24 +181,24 @@ def as_table(rows: list[dict], arguments: Arguments) -> report.TextTable:
     )
 
 
-def run(arguments: Arguments) -> int:
+def make_table(arguments: Arguments) -> int:
     require_name("preset", arguments.preset, PRESETS)
     require(len(arguments.seeds) > 0, "seeds", arguments.seeds, "at least one seed")
     if arguments.list:
-        for cell in reported_values("fedaf", "table7").itertuples(index=False):
+        for cell in load_reported_values("fedaf", "table7").itertuples(index=False):
             print(f"{cell.dataset}, alpha {cell.level:g}: {cell.method}, {cell.model}")
         return 0
     import pandas as pd
 
     rows = make_rows(arguments)
-    table = as_table(rows, arguments)
+    table = make_text_table(rows, arguments)
     directory = make_output_directory(arguments.output_dir)
-    names = publish(directory, "table", table, pd.DataFrame(rows))
+    names = write_table_files(directory, "table", table, pd.DataFrame(rows))
     print(f"Written to {directory}: {', '.join(names)}.")
     return 0
 
 
-main = record_program(Arguments, run, TITLE)
+main = make_config_program(Arguments, make_table, TITLE)
 
 
 if __name__ == "__main__":

@@ -17,16 +17,16 @@ import pandas as pd
 
 from experiments.fedamp.table3 import TABLE3
 from fedjax_het import report
-from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.render import MISSING, Section, TextTable, number_text
-from fedjax_het.report.reported import reported_values
-from fedjax_het.report.write import publish
+from fedjax_het.report.paper_table import TableRun, make_table_program
+from fedjax_het.report.render import MISSING, TableSection, TextTable, format_number
+from fedjax_het.report.reported import load_reported_values
+from fedjax_het.report.write import write_table_files
 
 FIG2 = replace(TABLE3, title="FedAMP, Figure 2: test accuracies of clients, in groups.")
-SUBJECTS = ("fedamp", "heurfedamp")
+PAPER_METHODS = ("fedamp", "heurfedamp")
 # Where the paper says that every p-value is below 1e-4, of these against its other methods.
-REPORTED_ON = ("fashion_mnist", "emnist_byclass", "cifar100")
-THEIRS = {*reported_values("fedamp", "table3")["method"]} - {*SUBJECTS}
+REPORTED_DATASETS = ("fashion_mnist", "emnist_byclass", "cifar100")
+REPORTED_BASELINES = {*load_reported_values("fedamp", "table3")["method"]} - {*PAPER_METHODS}
 CAPTION = (
     "From the runs of Table 3: Wilcoxon's signed-rank test on the accuracies of the same clients "
     "under two methods, two-sided; ties are dropped. Differences: of the first method minus the "
@@ -36,67 +36,71 @@ CAPTION = (
 )
 
 
-def client_accuracies(outcome: Outcome) -> dict[str, dict[str, np.ndarray]]:
+def collect_client_accuracies(table_run: TableRun) -> dict[str, dict[str, np.ndarray]]:
     """By data set and network, then by row: [clients of all seeds] in the round of the BMTA.
 
     A method of which a seed is missing or diverged is left out: its clients would not be those of
     the others.
     """
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for cell in outcome.cells:
-        rows = found.setdefault(cell.group, {})
-        made = [outcome.client_accuracies(run) for run in cell.runs]
-        clients = [accuracies for accuracies in made if accuracies is not None]
+    accuracies_by_group: dict[str, dict[str, np.ndarray]] = {}
+    for cell in table_run.cells:
+        rows = accuracies_by_group.setdefault(cell.column_label, {})
+        run_accuracies = [table_run.load_client_accuracies(run) for run in cell.runs]
+        clients = [accuracies for accuracies in run_accuracies if accuracies is not None]
         if clients and len(clients) == len(cell.runs):
             rows[cell.method] = np.concatenate(clients)
-    return found
+    return accuracies_by_group
 
 
-def tests(accuracies: dict[str, dict[str, np.ndarray]]) -> pd.DataFrame:
+def run_paired_tests(accuracies: dict[str, dict[str, np.ndarray]]) -> pd.DataFrame:
     """A row per data set, network and pair of methods."""
     frames = []
-    for place, methods in accuracies.items():
-        pairs = report.paired_tests(methods, [name for name in SUBJECTS if name in methods])
-        frames.append(pairs.assign(place=place))
+    for group, methods in accuracies.items():
+        pairs = report.run_paired_tests(
+            methods, [name for name in PAPER_METHODS if name in methods]
+        )
+        frames.append(pairs.assign(place=group))
     return pd.concat(frames, ignore_index=True)
 
 
-def text_table(pairs: pd.DataFrame, title: str, notes: list[str]) -> TextTable:
+def make_text_table(pairs: pd.DataFrame, title: str, notes: list[str]) -> TextTable:
     sections = []
-    for place, rows in pairs.groupby("place", sort=False) if len(pairs) else ():
-        dataset = place.split(",")[0]
+    for group, rows in pairs.groupby("place", sort=False) if len(pairs) else ():
+        dataset = group.split(",")[0]
         texts = [
             {
                 "Method": row.method,
                 "Against": row.against,
                 "Clients": str(row.clients),
                 "Ties": str(row.ties),
-                "Mean difference": number_text(row.mean_difference, "+.2f"),
-                "Median difference": number_text(row.median_difference, "+.2f"),
+                "Mean difference": format_number(row.mean_difference, "+.2f"),
+                "Median difference": format_number(row.median_difference, "+.2f"),
                 "p": f"{row.p_value:.2g}",
                 "Reported": "< 1e-4"
-                if dataset in REPORTED_ON and row.against in THEIRS
+                if dataset in REPORTED_DATASETS and row.against in REPORTED_BASELINES
                 else MISSING,
             }
             for row in rows.itertuples(index=False)
         ]
-        sections.append(Section(rows=tuple(texts), title=place, labels={"Data": place}))
+        sections.append(TableSection(rows=tuple(texts), title=group, labels={"Data": group}))
     values = ("Clients", "Ties", "Mean difference", "Median difference", "p", "Reported")
     return TextTable(title, ("Method", "Against"), values, tuple(sections), tuple(notes))
 
 
-def write_figure_and_tests(outcome: Outcome) -> list[str]:
-    accuracies = client_accuracies(outcome)
-    pairs = tests(accuracies)
-    missing = [c.method for c in outcome.cells if c.method not in accuracies[c.group]]
-    left_out = f"Left out, as not all their runs are there: {', '.join(dict.fromkeys(missing))}."
-    notes = [CAPTION, FIG2.note, *([left_out] if missing else [])]
-    table = text_table(pairs, f"{outcome.title}.", notes)
-    figures = {"fig2.png": report.plot_client_accuracies(accuracies, focus=SUBJECTS)}
-    return publish(outcome.directory, "fig2", table, pairs, figures)
+def write_outputs(table_run: TableRun) -> list[str]:
+    accuracies = collect_client_accuracies(table_run)
+    pairs = run_paired_tests(accuracies)
+    missing = [c.method for c in table_run.cells if c.method not in accuracies[c.column_label]]
+    missing_note = (
+        f"Left out, as not all their runs are there: {', '.join(dict.fromkeys(missing))}."
+    )
+    notes = [CAPTION, FIG2.note, *([missing_note] if missing else [])]
+    table = make_text_table(pairs, f"{table_run.title}.", notes)
+    figures = {"fig2.png": report.plot_client_accuracies(accuracies, highlight=PAPER_METHODS)}
+    return write_table_files(table_run.directory, "fig2", table, pairs, figures)
 
 
-main = program(FIG2, write_figure_and_tests)
+main = make_table_program(FIG2, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -19,12 +19,12 @@ import pandas as pd
 
 from experiments.fedamp.table3 import TABLE3
 from fedjax_het import report
-from fedjax_het.data import client_groups, load_dataset
-from fedjax_het.measures.personal import group_contrast, group_weights
-from fedjax_het.report.paper_table import Outcome, program
-from fedjax_het.report.render import Section, TextTable, number_text
-from fedjax_het.report.write import publish
-from fedjax_het.running.splits import split_clients
+from fedjax_het.data import get_client_groups, load_dataset
+from fedjax_het.measures.personal import compute_group_contrast, compute_group_weights
+from fedjax_het.report.paper_table import TableRun, make_table_program
+from fedjax_het.report.render import TableSection, TextTable, format_number
+from fedjax_het.report.write import write_table_files
+from fedjax_het.running.splits import build_partition
 from fedjax_het.settings.spec import RunSpec
 
 METHODS = ("fedamp", "heurfedamp")
@@ -33,29 +33,29 @@ FIG3 = replace(
     title="FedAMP, Figure 3: collaboration weights in the last round, clients in groups.",
     presets={name: replace(preset, rows=METHODS) for name, preset in TABLE3.presets.items()},
 )
-SHOWS = 2.0  # times what the other group gets that a group takes most from
+VISIBLE_RATIO = 2.0  # times what the other group gets that a group takes most from
 CAPTION = (
     "From the runs of Table 3. Mean weights: inside, of other clients of a client's group; "
     "between, of clients of other groups; own, of a client's own model. Weights of a client sum "
     "to 1. By group: the weight inside over that of the other group that it takes most from, 1 "
-    f"where the two are as one; a group shows where that is at least {SHOWS:g}."
+    f"where the two are as one; a group shows where that is at least {VISIBLE_RATIO:g}."
 )
 
 
-def groups_of(spec: RunSpec) -> np.ndarray:
+def load_client_groups(spec: RunSpec) -> np.ndarray:
     """[K] the group of each client, from the partition that the settings make."""
     spec = spec.resolved()
     dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
-    return client_groups(split_clients(spec, dataset))
+    return get_client_groups(build_partition(spec, dataset))
 
 
-def collaborations(outcome: Outcome) -> list[dict[str, Any]]:
+def collect_collaborations(table_run: TableRun) -> list[dict[str, Any]]:
     """A row per run that is there: dataset, model, method, seed, weights [K, K], groups [K]."""
     rows, groups = [], {}
-    for cell, result in outcome.made():
+    for cell, result in table_run.iterate_results():
         partition = result.summary["partition_digest"]
         if partition not in groups:
-            groups[partition] = groups_of(result.spec)
+            groups[partition] = load_client_groups(result.spec)
         rows.append(
             {
                 "dataset": cell.dataset,
@@ -69,28 +69,28 @@ def collaborations(outcome: Outcome) -> list[dict[str, Any]]:
     return rows
 
 
-def contrasts(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """A row per run: what identifies it, `group_contrast` of its weights, `ratios` of each of its
+def compute_contrasts(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """A row per run: what identifies it, `compute_group_contrast` of its weights, `ratios` of each of its
     groups (see `GroupWeights`) as text, and how many of them show."""
-    names = ("dataset", "model", "method", "seed")
-    found = []
+    key_columns = ("dataset", "model", "method", "seed")
+    records = []
     for row in rows:
-        ratios = group_weights(row["weights"], row["groups"]).ratios
+        ratios = compute_group_weights(row["weights"], row["groups"]).ratios
         texts = [f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}" for ratio in ratios]
-        found.append(
+        records.append(
             {
-                **{name: row[name] for name in names},
+                **{name: row[name] for name in key_columns},
                 "clients": len(row["groups"]),
                 "groups": len(ratios),
-                **group_contrast(row["weights"], row["groups"])._asdict(),
+                **compute_group_contrast(row["weights"], row["groups"])._asdict(),
                 "ratios": " ".join(texts),
-                "shown": int((ratios >= SHOWS).sum()),
+                "shown": int((ratios >= VISIBLE_RATIO).sum()),
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(records)
 
 
-def text_table(table: pd.DataFrame, title: str) -> TextTable:
+def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     sections = []
     for (dataset, model), rows in table.groupby(["dataset", "model"], sort=False):
         texts = [
@@ -99,17 +99,17 @@ def text_table(table: pd.DataFrame, title: str) -> TextTable:
                 "Seed": str(row.seed),
                 "Clients": str(row.clients),
                 "Groups": str(row.groups),
-                "Inside": number_text(row.inside, ".4f"),
-                "Between": number_text(row.between, ".4f"),
-                "Inside / between": number_text(row.ratio, ".1f"),
-                "Own": number_text(row.own, ".4f"),
+                "Inside": format_number(row.inside, ".4f"),
+                "Between": format_number(row.between, ".4f"),
+                "Inside / between": format_number(row.ratio, ".1f"),
+                "Own": format_number(row.own, ".4f"),
                 "By group": row.ratios,
                 "That show": f"{row.shown} of {row.groups}",
             }
             for row in rows.itertuples(index=False)
         ]
         labels = {"Data": dataset, "Network": model}
-        sections.append(Section(rows=tuple(texts), title=f"{dataset}, {model}", labels=labels))
+        sections.append(TableSection(rows=tuple(texts), title=f"{dataset}, {model}", labels=labels))
     names = ("Method", "Seed")
     values = (
         "Clients",
@@ -124,31 +124,31 @@ def text_table(table: pd.DataFrame, title: str) -> TextTable:
     return TextTable(title, names, values, tuple(sections), (CAPTION, FIG3.note))
 
 
-def write_figures_and_contrasts(outcome: Outcome) -> list[str]:
-    rows = collaborations(outcome)
+def write_outputs(table_run: TableRun) -> list[str]:
+    rows = collect_collaborations(table_run)
     if not rows:
         print("No run is there to be drawn.")
         return []
-    table = contrasts(rows)
-    texts = text_table(table, f"{outcome.title}.")
+    table = compute_contrasts(rows)
+    texts = make_text_table(table, f"{table_run.title}.")
     figures = {}
-    several = table["model"].nunique() > 1
+    has_several_models = table["model"].nunique() > 1
     for dataset, model in table[["dataset", "model"]].drop_duplicates().itertuples(index=False):
-        first: dict[str, dict] = {}
+        first_rows: dict[str, dict] = {}
         for row in rows:
             if (row["dataset"], row["model"]) == (dataset, model):
-                first.setdefault(row["method"], row)
-        drawn = list(first.values())
+                first_rows.setdefault(row["method"], row)
+        plotted_rows = list(first_rows.values())
         figure = report.plot_collaboration(
-            [row["weights"] for row in drawn],
-            drawn[0]["groups"],
-            titles=[f"{row['method']}, {dataset}, seed {row['seed']}" for row in drawn],
+            [row["weights"] for row in plotted_rows],
+            plotted_rows[0]["groups"],
+            titles=[f"{row['method']}, {dataset}, seed {row['seed']}" for row in plotted_rows],
         )
-        figures[f"fig3_{dataset}{'_' + model if several else ''}.png"] = figure
-    return publish(outcome.directory, "fig3", texts, table, figures)
+        figures[f"fig3_{dataset}{'_' + model if has_several_models else ''}.png"] = figure
+    return write_table_files(table_run.directory, "fig3", texts, table, figures)
 
 
-main = program(FIG3, write_figures_and_contrasts)
+main = make_table_program(FIG3, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -10,11 +10,11 @@ are the paper's nine methods, then three that it does not have. Tables 1 to 3 an
 share a folder of results: both figures are drawn from the runs of Table 3.
 """
 
-from fedjax_het.report.paper_table import Experiment, Preset, program
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.paper_table import Preset, TableDeclaration, make_table_program
+from fedjax_het.report.reported import load_reported_values
 
 ROWS = (
-    *dict.fromkeys(reported_values("fedamp", "table1")["method"]),
+    *dict.fromkeys(load_reported_values("fedamp", "table1")["method"]),
     "ditto",
     "pfedme",
     "per_fedavg",
@@ -23,7 +23,9 @@ NOTE = (
     "The paper's numbers of clients and rounds, networks, learning rates and all else of training "
     "are in an appendix that was not available, and chosen here: compare ranks, not values."
 )
-FINE_TUNED = {method: {"options": {"tuning_epochs": 2}} for method in ("fedavg_ft", "fedprox_ft")}
+FINE_TUNING_SETTINGS = {
+    method: {"options": {"tuning_epochs": 2}} for method in ("fedavg_ft", "fedprox_ft")
+}
 # What `--tuned` tunes of each method.
 TUNING = {
     "separate": "local_lr",
@@ -65,7 +67,7 @@ PRESETS = {
             "rounds": 20,
             "hp": {"local_lr": 0.1},
         },
-        method_settings=FINE_TUNED,
+        method_settings=FINE_TUNING_SETTINGS,
     ),
     "cpu": Preset(
         datasets=("fashion_mnist", "mnist"),
@@ -78,7 +80,7 @@ PRESETS = {
             "rounds": 40,
             "hp": {"local_lr": 0.1},
         },
-        method_settings=FINE_TUNED,
+        method_settings=FINE_TUNING_SETTINGS,
     ),
     "paper": Preset(
         datasets=("mnist", "fashion_mnist", "emnist_byclass", "cifar100"),
@@ -88,20 +90,20 @@ PRESETS = {
     ),
 }
 
-TABLE1 = Experiment(
+TABLE1 = TableDeclaration(
     name="fedamp-table1",
-    folder="fedamp",
+    results_folder="fedamp",
     paper="fedamp",
     item="table1",
     title="FedAMP, Table 1: best mean test accuracy of clients, IID data.",
     presets=PRESETS,
     settings={"partition": "iid"},
-    focus="fedamp",
-    tuning=TUNING,
+    main_method="fedamp",
+    tuned_hyperparameters=TUNING,
     note=NOTE,
 )
 
-main = program(TABLE1)
+main = make_table_program(TABLE1)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -11,7 +11,7 @@ The settings, rows and score are those of `table1.py`.
 from dataclasses import replace
 
 from experiments.fedamp.table1 import TABLE1
-from fedjax_het.report.paper_table import program
+from fedjax_het.report.paper_table import make_table_program
 
 TABLE2 = replace(
     TABLE1,
@@ -21,7 +21,7 @@ TABLE2 = replace(
     settings={"partition": "pathological"},
 )
 
-main = program(TABLE2)
+main = make_table_program(TABLE2)
 
 if __name__ == "__main__":
     raise SystemExit(main())

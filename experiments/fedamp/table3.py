@@ -13,7 +13,7 @@ are those of `table1.py`; `fig2.py` and `fig3.py` are drawn from the same runs.
 from dataclasses import replace
 
 from experiments.fedamp.table1 import TABLE1
-from fedjax_het.report.paper_table import program
+from fedjax_het.report.paper_table import make_table_program
 
 QUICK, SHORT = TABLE1.presets["quick"], TABLE1.presets["short"]
 # The sizes of groups 1000, 700, 400, 1000, 700 at 9 %: the digits allow no more.
@@ -31,7 +31,7 @@ TABLE3 = replace(
     },
 )
 
-main = program(TABLE3)
+main = make_table_program(TABLE3)
 
 if __name__ == "__main__":
     raise SystemExit(main())

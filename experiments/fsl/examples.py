@@ -6,22 +6,22 @@ from pathlib import Path
 from fedjax_het.common.errors import require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.pictures import write_figure
-from fedjax_het.common.records import Whole
+from fedjax_het.common.records import NonNegativeInt
 from fedjax_het.data import (
     load_dataset,
     make_partition,
+    make_server_data,
+    make_server_pool,
     plot_server_examples,
-    server_examples,
-    server_pool,
 )
-from fedjax_het.report.programs import Program, function_program
+from fedjax_het.report.programs import ProgramMain, make_function_program
 
 # Sizes, in points, at which glyphs fill the images as its own do; of other data sets the paper's.
 GLYPH_SIZES = {"digits": (200, 220, 240)}
 
 
 @dataclass(frozen=True)
-class Source:
+class ServerExamplesPreset:
     """A data set, and where the server's examples are from."""
 
     dataset: str
@@ -29,11 +29,14 @@ class Source:
     options: dict
 
 
-def examples_program(figure: str, presets: dict[str, Source]) -> Program:
+def make_examples_program(figure: str, presets: dict[str, ServerExamplesPreset]) -> ProgramMain:
     """`main` of a figure: draw `<figure>.png`, and print what the server has."""
 
     def draw(
-        preset: str = "quick", seed: Whole = 0, output_dir: str | None = None, list: bool = False
+        preset: str = "quick",
+        seed: NonNegativeInt = 0,
+        output_dir: str | None = None,
+        list: bool = False,
     ) -> int:
         """Draw the figure.
 
@@ -44,22 +47,24 @@ def examples_program(figure: str, presets: dict[str, Source]) -> Program:
             list: Print the file; draw nothing.
         """
         require_name("preset", preset, presets)
-        made = presets[preset]
+        server_preset = presets[preset]
         directory = Path(output_dir or f"results/fsl-{preset}")
         path = directory / f"{figure}.png"
         if not list:
             make_output_directory(directory)
-            dataset = load_dataset(made.dataset, normalisation="fsl")
-            split = make_partition(
+            dataset = load_dataset(server_preset.dataset, normalisation="fsl")
+            partition = make_partition(
                 "iid", dataset.train_labels, dataset.num_classes, num_clients=10, seed=0
             )
-            pool = server_pool(made.source, dataset, made.options)
-            server = server_examples(made.source, dataset, split, seed, made.options, pool)
-            print(server.summary(dataset, split, pool))
-            picture = plot_server_examples(dataset, *server.examples(dataset, pool))
+            pool = make_server_pool(server_preset.source, dataset, server_preset.options)
+            server_data = make_server_data(
+                server_preset.source, dataset, partition, seed, server_preset.options, pool
+            )
+            print(server_data.summarize(dataset, partition, pool))
+            picture = plot_server_examples(dataset, *server_data.get_examples(dataset, pool))
             write_figure(path, picture)
         print(path)
         return 0
 
-    about = f"FSL, {figure}: examples of clients' data and of the server's."
-    return function_program(draw, about)
+    description = f"FSL, {figure}: examples of clients' data and of the server's."
+    return make_function_program(draw, description)

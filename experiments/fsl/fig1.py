@@ -14,12 +14,12 @@ from dataclasses import replace
 from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, with_rows
 from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report import plot_learning_curves
-from fedjax_het.report.paper_table import program, write_drawing
+from fedjax_het.report.paper_table import make_figure_writer, make_table_program
 
-BY = ("dataset", "classes", "algorithm", "hp.gamma")
+GROUPING = ("dataset", "classes", "algorithm", "hp.gamma")
 
 
-def rows(smallest: float) -> tuple[str, ...]:
+def make_rows(smallest: float) -> tuple[str, ...]:
     gammas = (smallest, 0.5, 1.0, 1.5, 2.0)
     return ("fedavg", "data_sharing", *(f"fsl(gamma={gamma})" for gamma in gammas))
 
@@ -28,20 +28,22 @@ FIG1 = replace(
     SCENARIO1,
     title="FSL, Figure 1: test accuracy by labels per client.",
     presets={
-        "quick": with_rows(QUICK, rows(0.35)),
+        "quick": with_rows(QUICK, make_rows(0.35)),
         "cpu": CPU,
-        "paper": with_rows(PAPER, {"emnist_45": rows(0.09375), "cifar10": rows(0.1)}),
+        "paper": with_rows(PAPER, {"emnist_45": make_rows(0.09375), "cifar10": make_rows(0.1)}),
     },
 )
 
 
-def draw(results, curves):
+def plot_curves(results, curves):
     panels = ["dataset", "classes"]
-    by = [name for name in BY if name in results]
+    by = [name for name in GROUPING if name in results]
     return plot_learning_curves(results, curves, by=by, panels=panels, window=WINDOW)
 
 
-main = program(FIG1, write_drawing("fig1", draw, by=BY, measure="window_accuracy"))
+main = make_table_program(
+    FIG1, make_figure_writer("fig1", plot_curves, by=GROUPING, metric="window_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -7,15 +7,15 @@ python experiments/fsl/fig10.py --preset paper   CIFAR-10: a GPU's work
 
 from dataclasses import replace
 
-from experiments.fsl.fig5 import BY, FIG5
+from experiments.fsl.fig5 import FIG5, GROUPING
 from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report import plot_learning_curves
-from fedjax_het.report.paper_table import Experiment, program, write_drawing
+from fedjax_het.report.paper_table import TableDeclaration, make_figure_writer, make_table_program
 
 PANELS = ("hp.local_lr", "classes")
 
 
-def curves_of(dataset: str, item: str) -> Experiment:
+def make_curves_experiment(dataset: str, item: str) -> TableDeclaration:
     """Of Figure 5's runs those of one data set; the presets on other data stay as they are."""
     paper = replace(FIG5.presets["paper"], datasets=(dataset,))
     return replace(
@@ -27,14 +27,16 @@ def curves_of(dataset: str, item: str) -> Experiment:
     )
 
 
-def draw(results, curves):
+def plot_curves(results, curves):
     by = [name for name in (*PANELS, "algorithm", "server_data") if name in results]
     return plot_learning_curves(results, curves, by=by, panels=PANELS, window=WINDOW)
 
 
-FIG10 = curves_of("cifar10", "fig10")
+FIG10 = make_curves_experiment("cifar10", "fig10")
 
-main = program(FIG10, write_drawing("fig10", draw, by=BY, measure="window_accuracy"))
+main = make_table_program(
+    FIG10, make_figure_writer("fig10", plot_curves, by=GROUPING, metric="window_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -4,13 +4,15 @@ python experiments/fsl/fig11.py                  the embedded digits, a minute o
 python experiments/fsl/fig11.py --preset paper   EMNIST: a GPU's work
 """
 
-from experiments.fsl.fig5 import BY
-from experiments.fsl.fig10 import curves_of, draw
-from fedjax_het.report.paper_table import program, write_drawing
+from experiments.fsl.fig5 import GROUPING
+from experiments.fsl.fig10 import make_curves_experiment, plot_curves
+from fedjax_het.report.paper_table import make_figure_writer, make_table_program
 
-FIG11 = curves_of("emnist_45", "fig11")
+FIG11 = make_curves_experiment("emnist_45", "fig11")
 
-main = program(FIG11, write_drawing("fig11", draw, by=BY, measure="window_accuracy"))
+main = make_table_program(
+    FIG11, make_figure_writer("fig11", plot_curves, by=GROUPING, metric="window_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -11,14 +11,14 @@ cpu is drawn from runs of Figure 1.
 from dataclasses import replace
 from itertools import product
 
-from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, draw_against_gamma, with_rows
-from fedjax_het.report.paper_table import Own, program, write_drawing
+from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, plot_metrics_vs_gamma, with_rows
+from fedjax_het.report.paper_table import DatasetOverride, make_figure_writer, make_table_program
 
-LINES = ("hp.local_lr", "server_options.size")
-BY = ("dataset", "classes", *LINES, "algorithm", "hp.gamma")
+LINE_SETTINGS = ("hp.local_lr", "server_options.size")
+GROUPING = ("dataset", "classes", *LINE_SETTINGS, "algorithm", "hp.gamma")
 
 
-def rows(gammas, rates, sizes) -> tuple[str, ...]:
+def make_rows(gammas, rates, sizes) -> tuple[str, ...]:
     return tuple(
         f"{method}{gamma}local_lr={rate}, n0={size})"
         for rate, size in product(rates, sizes)
@@ -29,9 +29,13 @@ def rows(gammas, rates, sizes) -> tuple[str, ...]:
 GAMMAS = (0.5, 1.0, 1.5, 2.0)
 # The paper's text names 90 and 225 images for EMNIST, and learning rates of .01 and .05; which
 # others the figure has is not known.
-OF_DATASET = {
-    "emnist_45": Own(classes=(1, 5), rows=rows((0.09375, *GAMMAS), (0.01, 0.05), (90, 225))),
-    "cifar10": Own(classes=(2, 5), rows=rows((0.1, *GAMMAS), (0.01, 0.05), (200, 500))),
+DATASET_OVERRIDES = {
+    "emnist_45": DatasetOverride(
+        classes=(1, 5), rows=make_rows((0.09375, *GAMMAS), (0.01, 0.05), (90, 225))
+    ),
+    "cifar10": DatasetOverride(
+        classes=(2, 5), rows=make_rows((0.1, *GAMMAS), (0.01, 0.05), (200, 500))
+    ),
 }
 FIG2 = replace(
     SCENARIO1,
@@ -39,18 +43,22 @@ FIG2 = replace(
     item="fig2",
     title="FSL, Figure 2: test accuracy and rise time against gamma.",
     presets={
-        "quick": replace(QUICK, classes=(1, 2), rows=rows((0.35, *GAMMAS), (0.02, 0.05), (20, 50))),
+        "quick": replace(
+            QUICK, classes=(1, 2), rows=make_rows((0.35, *GAMMAS), (0.02, 0.05), (20, 50))
+        ),
         "cpu": with_rows(CPU, CPU.rows[1:]),
-        "paper": replace(PAPER, of_dataset=OF_DATASET),
+        "paper": replace(PAPER, dataset_overrides=DATASET_OVERRIDES),
     },
 )
 
 
-def draw(results, curves):
-    return draw_against_gamma(results, *LINES)
+def plot_gamma_curves(results, curves):
+    return plot_metrics_vs_gamma(results, *LINE_SETTINGS)
 
 
-main = program(FIG2, write_drawing("fig2", draw, by=BY, measure="window_accuracy"))
+main = make_table_program(
+    FIG2, make_figure_writer("fig2", plot_gamma_curves, by=GROUPING, metric="window_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

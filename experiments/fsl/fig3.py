@@ -4,13 +4,13 @@ python experiments/fsl/fig3.py                  the embedded digits, seconds
 python experiments/fsl/fig3.py --preset paper   EMNIST
 """
 
-from experiments.fsl.examples import GLYPH_SIZES, Source, examples_program
+from experiments.fsl.examples import GLYPH_SIZES, ServerExamplesPreset, make_examples_program
 
 PRESETS = {
-    "quick": Source("digits", "glyphs", {"sizes": GLYPH_SIZES["digits"]}),
-    "paper": Source("emnist_45", "glyphs", {}),
+    "quick": ServerExamplesPreset("digits", "glyphs", {"sizes": GLYPH_SIZES["digits"]}),
+    "paper": ServerExamplesPreset("emnist_45", "glyphs", {}),
 }
-main = examples_program("fig3", PRESETS)
+main = make_examples_program("fig3", PRESETS)
 
 if __name__ == "__main__":
     raise SystemExit(main())

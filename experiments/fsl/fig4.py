@@ -5,14 +5,14 @@ python experiments/fsl/fig4.py --preset cpu     CIFAR-10 and a few clients' data
 python experiments/fsl/fig4.py --preset paper   CIFAR-10 and STL-10
 """
 
-from experiments.fsl.examples import Source, examples_program
+from experiments.fsl.examples import ServerExamplesPreset, make_examples_program
 
 PRESETS = {
-    "quick": Source("digits", "clients", {"clients": 5, "per_client": 10}),
-    "cpu": Source("cifar10", "clients", {"clients": 10, "per_client": 50}),
-    "paper": Source("cifar10", "stl10", {"per_class": 56}),
+    "quick": ServerExamplesPreset("digits", "clients", {"clients": 5, "per_client": 10}),
+    "cpu": ServerExamplesPreset("cifar10", "clients", {"clients": 10, "per_client": 50}),
+    "paper": ServerExamplesPreset("cifar10", "stl10", {"per_class": 56}),
 }
-main = examples_program("fig4", PRESETS)
+main = make_examples_program("fig4", PRESETS)
 
 if __name__ == "__main__":
     raise SystemExit(main())

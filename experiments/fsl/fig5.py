@@ -12,14 +12,21 @@ learning curves of the same runs.
 from dataclasses import replace
 from itertools import product
 
-from experiments.fsl.scenarios import CPU2, PAPER, QUICK2, RATES, RIVALS, SCENARIO2
+from experiments.fsl.scenarios import (
+    COMPARED_METHODS,
+    CPU_SCENARIO2,
+    LEARNING_RATES,
+    PAPER,
+    QUICK_SCENARIO2,
+    SCENARIO2,
+)
 from fedjax_het.report import plot_heat_map
-from fedjax_het.report.paper_table import Own, program, write_drawing
+from fedjax_het.report.paper_table import DatasetOverride, make_figure_writer, make_table_program
 
-BY = ("dataset", "classes", "hp.local_lr", "algorithm", "server_data")
+GROUPING = ("dataset", "classes", "hp.local_lr", "algorithm", "server_data")
 
 
-def rows(methods: tuple[str, ...], rates: tuple[float, ...]) -> tuple[str, ...]:
+def make_rows(methods: tuple[str, ...], rates: tuple[float, ...]) -> tuple[str, ...]:
     return tuple(f"{method}(local_lr={rate})" for method, rate in product(methods, rates))
 
 
@@ -31,31 +38,33 @@ FIG5 = replace(
     item="fig5",
     title="FSL, Figure 5: test accuracy over local learning rate and labels per client.",
     presets={
-        "quick": replace(QUICK2, rows=rows(RIVALS, (0.02, 0.05, 0.1))),
+        "quick": replace(QUICK_SCENARIO2, rows=make_rows(COMPARED_METHODS, (0.02, 0.05, 0.1))),
         "cpu": replace(
-            CPU2,
-            rows=rows(("fsl", "feddyn", "scaffold", "fedavg"), (0.02, 0.05, 0.1)),
+            CPU_SCENARIO2,
+            rows=make_rows(("fsl", "feddyn", "scaffold", "fedavg"), (0.02, 0.05, 0.1)),
             seeds=(0,),
         ),
         "paper": replace(
             PAPER,
-            rows=rows(RIVALS, RATES),
-            of_dataset={
-                "emnist_45": Own(classes=(1, 2, 5, 10)),
-                "cifar10": Own(classes=(1, 2, 5, 10)),
+            rows=make_rows(COMPARED_METHODS, LEARNING_RATES),
+            dataset_overrides={
+                "emnist_45": DatasetOverride(classes=(1, 2, 5, 10)),
+                "cifar10": DatasetOverride(classes=(1, 2, 5, 10)),
             },
         ),
     },
 )
 
 
-def draw(results, curves):
+def plot_accuracy_grid(results, curves):
     panels = ["dataset", "algorithm", "server_data"]
     by = [name for name in panels if name in results]
-    return plot_heat_map(results, x="classes", y="hp.local_lr", by=by, measure="window_accuracy")
+    return plot_heat_map(results, x="classes", y="hp.local_lr", by=by, metric="window_accuracy")
 
 
-main = program(FIG5, write_drawing("fig5", draw, by=BY, measure="window_accuracy"))
+main = make_table_program(
+    FIG5, make_figure_writer("fig5", plot_accuracy_grid, by=GROUPING, metric="window_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

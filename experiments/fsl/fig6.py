@@ -9,9 +9,9 @@ FL's runs are those of Figure 1, as is all of preset cpu.
 
 from dataclasses import replace
 
-from experiments.fsl.fig1 import BY, FIG1, draw
-from experiments.fsl.scenarios import pretrained
-from fedjax_het.report.paper_table import program, write_drawing
+from experiments.fsl.fig1 import FIG1, GROUPING, plot_curves
+from experiments.fsl.scenarios import pretraining_settings
+from fedjax_het.report.paper_table import make_figure_writer, make_table_program
 
 FIG6 = replace(
     FIG1,
@@ -20,12 +20,14 @@ FIG6 = replace(
     title="FSL, Figure 6: test accuracy by labels per client, without pretraining.",
     settings={"pretrain_epochs": 0},
     presets={
-        name: replace(preset, method_settings=pretrained(0))
+        name: replace(preset, method_settings=pretraining_settings(0))
         for name, preset in FIG1.presets.items()
     },
 )
 
-main = program(FIG6, write_drawing("fig6", draw, by=BY, measure="window_accuracy"))
+main = make_table_program(
+    FIG6, make_figure_writer("fig6", plot_curves, by=GROUPING, metric="window_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -12,15 +12,15 @@ from dataclasses import replace
 from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1
 from fedjax_het.measures.convergence import WINDOW
 from fedjax_het.report import plot_learning_curves
-from fedjax_het.report.paper_table import Own, program, write_drawing
+from fedjax_het.report.paper_table import DatasetOverride, make_figure_writer, make_table_program
 
 PANELS = ("dataset", "participation", "classes")
-BY = (*PANELS, "algorithm")
+GROUPING = (*PANELS, "algorithm")
 
 
-def rows(*sampled: int, more: str = "") -> tuple[str, ...]:
+def make_rows(*cohort_sizes: int, extra_settings: str = "") -> tuple[str, ...]:
     methods = ("data_sharing", "fsl", "fsl_p")
-    return tuple(f"{method}(S={S}{more})" for S in sampled for method in methods)
+    return tuple(f"{method}(S={S}{extra_settings})" for S in cohort_sizes for method in methods)
 
 
 # The numbers of clients a round are chosen here: the figure's are not known.
@@ -30,24 +30,28 @@ FIG7 = replace(
     item="fig7",
     title="FSL, Figure 7: FSL, FSL-p and data sharing.",
     presets={
-        "quick": replace(QUICK, rows=rows(2, 4)),
-        "cpu": replace(CPU, rows=rows(4)),
+        "quick": replace(QUICK, rows=make_rows(2, 4)),
+        "cpu": replace(CPU, rows=make_rows(4)),
         "paper": replace(
             PAPER,
-            of_dataset={
-                "emnist_45": Own(classes=(1, 5, 45), rows=rows(5, 10)),
-                "cifar10": Own(classes=(2, 5, 10), rows=rows(2, 4, more=", n0=200")),
+            dataset_overrides={
+                "emnist_45": DatasetOverride(classes=(1, 5, 45), rows=make_rows(5, 10)),
+                "cifar10": DatasetOverride(
+                    classes=(2, 5, 10), rows=make_rows(2, 4, extra_settings=", n0=200")
+                ),
             },
         ),
     },
 )
 
 
-def draw(results, curves):
-    return plot_learning_curves(results, curves, by=BY, panels=PANELS, window=WINDOW)
+def plot_curves(results, curves):
+    return plot_learning_curves(results, curves, by=GROUPING, panels=PANELS, window=WINDOW)
 
 
-main = program(FIG7, write_drawing("fig7", draw, by=BY, measure="window_accuracy"))
+main = make_table_program(
+    FIG7, make_figure_writer("fig7", plot_curves, by=GROUPING, metric="window_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

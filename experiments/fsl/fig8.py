@@ -10,16 +10,18 @@ As in the paper, data sharing is shown at gamma = 0.
 from dataclasses import replace
 from itertools import product
 
-from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, draw_against_gamma
-from fedjax_het.report.paper_table import Own, program, write_drawing
+from experiments.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, plot_metrics_vs_gamma
+from fedjax_het.report.paper_table import DatasetOverride, make_figure_writer, make_table_program
 
-BY = ("dataset", "classes", "algorithm", "hp.gamma")
-LARGE = (0.5, 1.0, 1.5, 2.0)
+GROUPING = ("dataset", "classes", "algorithm", "hp.gamma")
+LARGE_GAMMAS = (0.5, 1.0, 1.5, 2.0)
 
 
-def rows(*gammas: float) -> tuple[str, ...]:
-    both = [f"{method}(gamma={gamma})" for method, gamma in product(("fsl", "fsl_p"), gammas)]
-    return ("data_sharing", *both)
+def make_rows(*gammas: float) -> tuple[str, ...]:
+    method_rows = [
+        f"{method}(gamma={gamma})" for method, gamma in product(("fsl", "fsl_p"), gammas)
+    ]
+    return ("data_sharing", *method_rows)
 
 
 FIG8 = replace(
@@ -28,24 +30,26 @@ FIG8 = replace(
     item="fig8",
     title="FSL, Figure 8: FSL, FSL-p and data sharing against gamma.",
     presets={
-        "quick": replace(QUICK, classes=(2,), rows=rows(0.35, *LARGE)),
-        "cpu": replace(CPU, rows=rows(0.5, 1.0, 1.5)),
+        "quick": replace(QUICK, classes=(2,), rows=make_rows(0.35, *LARGE_GAMMAS)),
+        "cpu": replace(CPU, rows=make_rows(0.5, 1.0, 1.5)),
         "paper": replace(
             PAPER,
-            of_dataset={
-                "emnist_45": Own(classes=(5,), rows=rows(0.09375, *LARGE)),
-                "cifar10": Own(classes=(2,), rows=rows(0.1, *LARGE)),
+            dataset_overrides={
+                "emnist_45": DatasetOverride(classes=(5,), rows=make_rows(0.09375, *LARGE_GAMMAS)),
+                "cifar10": DatasetOverride(classes=(2,), rows=make_rows(0.1, *LARGE_GAMMAS)),
             },
         ),
     },
 )
 
 
-def draw(results, curves):
-    return draw_against_gamma(results, "algorithm")
+def plot_gamma_curves(results, curves):
+    return plot_metrics_vs_gamma(results, "algorithm")
 
 
-main = program(FIG8, write_drawing("fig8", draw, by=BY, measure="window_accuracy"))
+main = make_table_program(
+    FIG8, make_figure_writer("fig8", plot_gamma_curves, by=GROUPING, metric="window_accuracy")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

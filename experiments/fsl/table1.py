@@ -14,24 +14,29 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.fsl.scenarios import CPU2, PAPER, QUICK2, SCENARIO2
-from fedjax_het.report import Cell, compare
-from fedjax_het.report.cell import with_setting
-from fedjax_het.report.paper_table import Experiment, Outcome, program, write_table
-from fedjax_het.report.reported import reported_values
+from experiments.fsl.scenarios import CPU_SCENARIO2, PAPER, QUICK_SCENARIO2, SCENARIO2
+from fedjax_het.report import TableCell, compare_with_reported
+from fedjax_het.report.cell import add_row_setting
+from fedjax_het.report.paper_table import (
+    TableDeclaration,
+    TableRun,
+    make_table_program,
+    write_comparison_table,
+)
+from fedjax_het.report.reported import load_reported_values
 
-ROWS = tuple(dict.fromkeys(reported_values("fsl", "table1")["method"]))
-TUNED = {"feddyn": ("feddyn_alpha", (0.01, 0.05, 0.1, 0.5))}
-GAMMAS = ("gamma", (0.6, 0.8, 1.0, 1.2))
+ROWS = tuple(dict.fromkeys(load_reported_values("fsl", "table1")["method"]))
+TUNED_PARAMETERS = {"feddyn": ("feddyn_alpha", (0.01, 0.05, 0.1, 0.5))}
+GAMMA_VALUES = ("gamma", (0.6, 0.8, 1.0, 1.2))
 
 
-def variants(rows: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def make_variants(rows: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Of each row those that it is the best of."""
-    found = {}
+    variants_by_row = {}
     for row in rows:
-        name, values = TUNED.get(row, GAMMAS)
-        found[row] = tuple(with_setting(row, name, value) for value in values)
-    return found
+        name, values = TUNED_PARAMETERS.get(row, GAMMA_VALUES)
+        variants_by_row[row] = tuple(add_row_setting(row, name, value) for value in values)
+    return variants_by_row
 
 
 # What of FSL's gain comes from when its server learns: the same examples at the clients, and in
@@ -40,77 +45,84 @@ CONTROLS = ("data_sharing", "fedavg(pretrain_epochs=50)")
 QUICK_ROWS = ("feddyn", "scaffold", "fslsyn", "fsl(n0=25)", "fsl(n0=50)", *CONTROLS)
 CPU_ROWS = ("fedavg", "scaffold", "feddyn", "fsl(n0=250)", "fsl(n0=500)", *CONTROLS)
 VARIANTS = {
-    **variants((*ROWS, *QUICK_ROWS)),
+    **make_variants((*ROWS, *QUICK_ROWS)),
     **{row: (row,) for row in ("fedavg", "scaffold", *CONTROLS)},
 }
 # Preset cpu's of Figure 5 chooses .02 for FSL, SCAFFOLD and FedAvg, which do not learn at .05 or do
 # no better, and .05 for FedDyn, as in the paper.
-OF_FIGURE_5 = {
+FIGURE5_METHOD_SETTINGS = {
     method: {"hp": {"local_lr": 0.02}} for method in ("fsl", "scaffold", "fedavg", "data_sharing")
 }
 
 
-def tried(rows: Sequence[str]) -> tuple[str, ...]:
+def expand_variants(rows: Sequence[str]) -> tuple[str, ...]:
     return tuple(variant for row in rows for variant in VARIANTS[row])
 
 
 # Of the learning rates, the best of Figure 5, the paper names FedDyn's alone: .05, here for all
 # where nothing else is said.
-TABLE1 = Experiment(
+TABLE1 = TableDeclaration(
     name="fsl-table1",
-    folder="fsl",
+    results_folder="fsl",
     paper="fsl",
     item="table1",
     title="FSL, Table I: test accuracy with many clients of few labels.",
     presets={
-        "quick": replace(QUICK2, classes=(2,), rows=tried(QUICK_ROWS)),
-        "cpu": replace(CPU2, classes=(2,), rows=tried(CPU_ROWS), method_settings=OF_FIGURE_5),
+        "quick": replace(QUICK_SCENARIO2, classes=(2,), rows=expand_variants(QUICK_ROWS)),
+        "cpu": replace(
+            CPU_SCENARIO2,
+            classes=(2,),
+            rows=expand_variants(CPU_ROWS),
+            method_settings=FIGURE5_METHOD_SETTINGS,
+        ),
         "paper": replace(
             PAPER,
             datasets=("cifar10",),
-            rows=tried((*ROWS, *CONTROLS)),
-            of_dataset={},
+            rows=expand_variants((*ROWS, *CONTROLS)),
+            dataset_overrides={},
             classes=(2,),
         ),
     },
     settings={**SCENARIO2.settings, "hp": {"local_lr": 0.05}},
-    focus="fsl",
+    main_method="fsl",
     dataset_settings=SCENARIO2.dataset_settings,
-    read_row=SCENARIO2.read_row,
+    row_parser=SCENARIO2.row_parser,
 )
 
 
-def best_cells(outcome: Outcome) -> tuple[list[Cell], str]:
+def select_best_cells(table_run: TableRun) -> tuple[list[TableCell], str]:
     """Each row as the best of its variants, and which that was; of equal ones the first. A variant
     that has fewer runs than another, or lost one, is none."""
-    table = compare(outcome.cells, outcome.results, outcome.reported)
+    table = compare_with_reported(table_run.cells, table_run.results, table_run.reported)
     runs, means = table["seeds"].tolist(), table["mean"].tolist()
-    score = [
-        (made, -math.inf if math.isnan(mean) else mean)
-        for made, mean in zip(runs, means, strict=True)
+    scores = [
+        (num_runs, -math.inf if math.isnan(mean) else mean)
+        for num_runs, mean in zip(runs, means, strict=True)
     ]
-    chosen: dict[tuple, int] = {}
-    for place, cell in enumerate(outcome.cells):
-        row = next(row for row, own in VARIANTS.items() if cell.method in own)
-        best = chosen.setdefault((cell.dataset, cell.model, cell.level, row), place)
-        if score[place] > score[best]:
-            chosen[cell.dataset, cell.model, cell.level, row] = place
-    cells = [replace(outcome.cells[place], method=row) for (*_, row), place in chosen.items()]
-    names = "; ".join(outcome.cells[place].method for place in chosen.values())
-    lost = int(table["diverged"].sum())
+    best_by_row: dict[tuple, int] = {}
+    for index, cell in enumerate(table_run.cells):
+        row = next(row for row, row_variants in VARIANTS.items() if cell.method in row_variants)
+        best = best_by_row.setdefault((cell.dataset, cell.model, cell.level, row), index)
+        if scores[index] > scores[best]:
+            best_by_row[cell.dataset, cell.model, cell.level, row] = index
+    cells = [
+        replace(table_run.cells[index], method=row) for (*_, row), index in best_by_row.items()
+    ]
+    names = "; ".join(table_run.cells[index].method for index in best_by_row.values())
+    num_diverged = int(table["diverged"].sum())
     return cells, (
-        f"Best settings (on the test images, as in the paper): {names}. Of all runs tried, {lost} "
+        f"Best settings (on the test images, as in the paper): {names}. Of all runs tried, {num_diverged} "
         "diverged."
     )
 
 
-def write_best(outcome: Outcome) -> list[str]:
-    cells, note = best_cells(outcome)
-    experiment = replace(outcome.experiment, note=note)
-    return write_table(outcome._replace(experiment=experiment, cells=cells))
+def write_outputs(table_run: TableRun) -> list[str]:
+    cells, note = select_best_cells(table_run)
+    experiment = replace(table_run.experiment, note=note)
+    return write_comparison_table(table_run._replace(experiment=experiment, cells=cells))
 
 
-main = program(TABLE1, write_best)
+main = make_table_program(TABLE1, write_outputs)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""FedJAX 0.0.17: its `fed_avg` algorithm, clients by `for_each_client` in its jit mode.
+"""FedJAX 0.0.17: its `fed_avg` algorithm, clients by `tile_over_clients` in its jit mode.
 
 Parity: the same clients in the same rounds, one epoch of SGD each, weighted average, float32.
 Deviations: FedJAX fills a client's last batch up with samples of the next pass, so it trains whole
@@ -14,7 +14,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
-from regime import Regime, read_regime, report, time_rounds
+from regime import Regime, print_record, read_regime, time_rounds
 
 # Before fedjax is imported; types do not name what jax removed.
 jax.tree_map = jax.tree.map  # type: ignore[attr-defined]
@@ -26,10 +26,10 @@ def main() -> None:
     regime = read_regime()
     device = jax.devices()[0].platform
     version = f"FedJAX {importlib.metadata.version('fedjax')}, jax {jax.__version__}, {device}"
-    report(*time_rounds(regime, rounds_of(regime)), version)
+    print_record(*time_rounds(regime, make_round_function(regime)), version)
 
 
-def rounds_of(regime: Regime):
+def make_round_function(regime: Regime):
     network = hk.without_apply_rng(hk.transform(lambda x: make_network(regime)(x)))
     params = network.init(jax.random.PRNGKey(0), regime.images[:1])
 
@@ -51,17 +51,17 @@ def rounds_of(regime: Regime):
     ]
     state = algorithm.init(params)
 
-    def one_round(cohort: np.ndarray) -> int:
+    def run_round(cohort: np.ndarray) -> int:
         nonlocal state
-        holders = [client for client in cohort.tolist() if len(data[client])]
-        keys = jax.random.split(jax.random.PRNGKey(1), len(holders))
-        clients = [(b"%d" % c, data[c], key) for c, key in zip(holders, keys, strict=True)]
+        nonempty_clients = [client for client in cohort.tolist() if len(data[client])]
+        keys = jax.random.split(jax.random.PRNGKey(1), len(nonempty_clients))
+        clients = [(b"%d" % c, data[c], key) for c, key in zip(nonempty_clients, keys, strict=True)]
         state, _ = algorithm.apply(state, clients)
         jax.block_until_ready(state.params)
         size = regime.batch_size
-        return sum(math.ceil(len(data[client]) / size) * size for client in holders)
+        return sum(math.ceil(len(data[client]) / size) * size for client in nonempty_clients)
 
-    return one_round
+    return run_round
 
 
 def make_network(regime: Regime) -> hk.Sequential:

@@ -6,18 +6,18 @@ import sys
 import torch
 from flwr.client import NumPyClient
 from regime import Regime, read_regime
-from torch_networks import make_network, tensors, train_one_epoch
+from torch_networks import load_tensors, make_network, train_one_epoch
 
 
 class Client(NumPyClient):
     """One client's local training, on one thread."""
 
     def __init__(self, settings: str, number: int):
-        self.settings, self.number = settings, number
+        self.settings, self.client_id = settings, number
 
     def fit(self, parameters, config):
-        regime, (images, labels), model = actor(self.settings)
-        positions = torch.tensor(regime.clients[self.number]).long()
+        regime, (images, labels), model = load_actor_state(self.settings)
+        positions = torch.tensor(regime.clients[self.client_id]).long()
         weights = zip(model.state_dict(), map(torch.as_tensor, parameters), strict=True)
         model.load_state_dict(dict(weights))
         shuffled = positions[torch.randperm(len(positions))]
@@ -26,9 +26,11 @@ class Client(NumPyClient):
 
 
 @functools.cache
-def actor(settings: str) -> tuple[Regime, tuple[torch.Tensor, torch.Tensor], torch.nn.Module]:
+def load_actor_state(
+    settings: str,
+) -> tuple[Regime, tuple[torch.Tensor, torch.Tensor], torch.nn.Module]:
     """What an actor keeps: the regime, its tensors and one model."""
     torch.set_num_threads(1)
     sys.argv[1:] = [settings]
     regime = read_regime()
-    return regime, tensors(regime, "cpu"), make_network(regime)
+    return regime, load_tensors(regime, "cpu"), make_network(regime)

@@ -18,7 +18,7 @@ from flwr.common import ndarrays_to_parameters
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
-from regime import Regime, read_regime, report
+from regime import Regime, print_record, read_regime
 from torch_networks import make_network
 
 
@@ -29,12 +29,12 @@ def main() -> None:
     ends = run(regime, rounds=1 + len(regime.cohorts))
     seconds = np.diff(ends).tolist()
     samples = [regime.samples(cohort) for cohort in regime.cohorts]
-    report(seconds, samples, f"Flower {flwr.__version__}, PyTorch {torch.__version__}, cpu")
+    print_record(seconds, samples, f"Flower {flwr.__version__}, PyTorch {torch.__version__}, cpu")
 
 
 def run(regime: Regime, rounds: int) -> list[float]:
     """When each round ended."""
-    share = len(regime.cohorts[0]) / len(regime.clients)
+    participation = len(regime.cohorts[0]) / len(regime.clients)
     initial = [value.numpy() for value in make_network(regime).state_dict().values()]
     ends: list[float] = []
 
@@ -47,7 +47,7 @@ def run(regime: Regime, rounds: int) -> list[float]:
 
     def server(context) -> ServerAppComponents:
         strategy = TimedFedAvg(
-            fraction_fit=share,
+            fraction_fit=participation,
             fraction_evaluate=0.0,
             initial_parameters=ndarrays_to_parameters(initial),
         )

@@ -20,8 +20,8 @@ from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
-from regime import Regime, read_regime, report
-from torch_networks import make_network, tensors
+from regime import Regime, print_record, read_regime
+from torch_networks import load_tensors, make_network
 
 
 class Timer(TrainingProcessCallback):
@@ -43,11 +43,11 @@ def main() -> None:
     timer, untimed = Timer(), regime.cohorts[:1]
     run(regime, [*untimed, *regime.cohorts], device, timer)
     seconds = [end - start for start, end in zip(timer.ends, timer.ends[1:], strict=False)]
-    report(seconds, [regime.samples(cohort) for cohort in regime.cohorts], version)
+    print_record(seconds, [regime.samples(cohort) for cohort in regime.cohorts], version)
 
 
 def run(regime: Regime, cohorts: list, device: str, timer: Timer) -> None:
-    images, labels = tensors(regime, device)
+    images, labels = load_tensors(regime, device)
     network = make_network(regime)
 
     def loss(x, y, eval=False):
@@ -59,8 +59,8 @@ def run(regime: Regime, cohorts: list, device: str, timer: Timer) -> None:
         PyTorchTensorDataset((images[positions], labels[positions]), user_id=str(client))
         for client, positions in enumerate(map(torch.tensor, regime.clients))
     ]
-    order = iter([client for cohort in cohorts for client in cohort])
-    dataset = FederatedDataset(data.__getitem__, lambda: next(order))
+    client_order = iter([client for cohort in cohorts for client in cohort])
+    dataset = FederatedDataset(data.__getitem__, lambda: next(client_order))
     backend = SimulatedBackend(dataset, dataset, postprocessors=[WeightByDatapoints()])
     algorithm = FederatedAveraging()
     algorithm._current_central_iteration = 1

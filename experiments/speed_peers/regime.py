@@ -52,33 +52,37 @@ def read_images(path: str) -> tuple[np.ndarray, np.ndarray]:
         return images.astype(np.float32), file["labels"].astype(np.int64)
 
 
-def seconds_of(one_round: Callable[[], None], rounds: int, wait: Callable[[], None]) -> list[float]:
+def time_repetitions(
+    run_round: Callable[[], None], rounds: int, wait: Callable[[], None]
+) -> list[float]:
     """Seconds of each of so many rounds that are all alike, after one in which libraries start."""
     seconds = []
     for _ in range(1 + rounds):
         wait()
         start = time.perf_counter()
-        one_round()
+        run_round()
         wait()
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
 
 
 def time_rounds(
-    regime: Regime, one_round: Callable[[np.ndarray], int], wait: Callable[[], None] = lambda: None
+    regime: Regime, run_round: Callable[[np.ndarray], int], wait: Callable[[], None] = lambda: None
 ) -> tuple[list[float], list[int]]:
     """Seconds and samples of every round; `one_round(cohort)` returns the samples it processed.
 
     Before, the two smallest clients that hold anything run, untimed: libraries start, programs
     compile.
     """
-    holding = [client for client, positions in enumerate(regime.clients) if len(positions)]
-    one_round(np.array(sorted(holding, key=lambda client: len(regime.clients[client]))[:2]))
+    nonempty_clients = [client for client, positions in enumerate(regime.clients) if len(positions)]
+    run_round(
+        np.array(sorted(nonempty_clients, key=lambda client: len(regime.clients[client]))[:2])
+    )
     seconds, samples = [], []
     for cohort in regime.cohorts:
         wait()
         start = time.perf_counter()
-        samples.append(one_round(cohort))
+        samples.append(run_round(cohort))
         wait()
         seconds.append(time.perf_counter() - start)
     return seconds, samples
@@ -90,7 +94,9 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def report(seconds: list[float], samples: list[int], version: str, **more: Any) -> None:
+def print_record(
+    seconds: list[float], samples: list[int], version: str, **extra_fields: Any
+) -> None:
     """Print the result, as the last line."""
-    record = {"peak_memory": peak_memory(), **more}
+    record = {"peak_memory": peak_memory(), **extra_fields}
     print(json.dumps({"seconds": seconds, "samples": samples, "version": version, **record}))

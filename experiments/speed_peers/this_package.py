@@ -18,16 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
-from regime import peak_memory, report
+from regime import peak_memory, print_record
 
 import fedjax_het
 from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
-from fedjax_het.engine.ensemble import distilled, logits_of, sum_over_models
+from fedjax_het.engine.ensemble import compute_logits, distill_student, sum_over_models
 from fedjax_het.engine.lanes import ClientModels, Examples
-from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.plan import make_execution_plan
 from fedjax_het.engine.server import train_on_server
 from fedjax_het.engine.task import Task
-from fedjax_het.nn import Model, training_flops
+from fedjax_het.nn import Model, count_training_flops
 from fedjax_het.running.benchmark import benchmark_rounds
 
 MATMUL_SIZES = (512, 1024, 2048)
@@ -37,15 +37,15 @@ MATMUL_SECONDS = 0.3
 def main() -> None:
     settings = json.loads(sys.argv[1])
     dataset, spec = read_dataset(settings), RunSpec(dataset="user", **settings["spec"])
-    kinds = {
+    workloads = {
         "rounds": time_rounds,
         "sweep": time_sweep,
         "synthesis": time_synthesis,
         "server": time_server,
     }
-    record = kinds[settings["kind"]](spec, dataset, settings)
+    record = workloads[settings["kind"]](spec, dataset, settings)
     devices = jax.devices()
-    report(
+    print_record(
         **record,
         peak_memory=accelerator_memory() or peak_memory(),
         version=f"fedjax_het {fedjax_het.__version__}, jax {jax.__version__}",
@@ -59,17 +59,17 @@ def read_dataset(settings: dict[str, Any]):
         images = file["images"][: settings["num_images"]]
         labels = file["labels"][: settings["num_images"]]
         mean, std = file["mean"].tolist(), file["std"].tolist()
-    tests = images[:100], labels[:100]  # nothing is measured on them
-    return dataset_from_arrays(images, labels, *tests, num_classes=10, mean=mean, std=std)
+    test_split = images[:100], labels[:100]  # nothing is measured on them
+    return dataset_from_arrays(images, labels, *test_split, num_classes=10, mean=mean, std=std)
 
 
-def network_of(spec: RunSpec, dataset) -> Model:
+def build_network(spec: RunSpec, dataset) -> Model:
     options = {} if spec.width is None else {"width": spec.width}
     return make_model(spec.model, dataset.input_shape, 10, **options)
 
 
 def flops_per_sample(spec: RunSpec, dataset) -> int:
-    return training_flops(network_of(spec, dataset))
+    return count_training_flops(build_network(spec, dataset))
 
 
 def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
@@ -100,10 +100,10 @@ def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
 
 def time_sweep(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
     """A round of all the sweep's runs together, and of one run made alone."""
-    together, alone = (
+    sweep_record, single_run_record = (
         sweep_seeds(spec, dataset, settings["rounds"], seeds) for seeds in (settings["seeds"], 1)
     )
-    return {**together, "seconds_of_one": alone["seconds"]}
+    return {**sweep_record, "seconds_of_one": single_run_record["seconds"]}
 
 
 def sweep_seeds(spec: RunSpec, dataset, rounds: int, seeds: int) -> dict[str, Any]:
@@ -151,25 +151,25 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     """Training at the server, alone on one device or shared by all: whichever is the faster, as
     runs choose it. A "sample" is one that a step takes."""
     server = settings["server"]
-    model = network_of(spec, dataset)
+    model = build_network(spec, dataset)
     task = Task(model, dataset.mean, dataset.std)
     examples = Examples(jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels))
     teachers = jax.vmap(model.init)(jax.random.split(jax.random.key(1), max(server["teachers"], 1)))
-    present = jnp.full(max(server["teachers"], 1), 1.0)
+    teacher_weights = jnp.full(max(server["teachers"], 1), 1.0)
 
-    def taught(sharing, variables, examples, teachers, key):
-        targets = sharing.for_each_sample(
+    def distill_ensemble(sharing, variables, examples, teachers, key):
+        targets = sharing.map_samples(
             lambda images: jax.nn.softmax(
                 sum_over_models(
-                    lambda teacher: logits_of(task, teacher, images),
-                    ClientModels(teachers, present, present > 0),
+                    lambda teacher: compute_logits(task, teacher, images),
+                    ClientModels(teachers, teacher_weights, teacher_weights > 0),
                     len(images),
                 )
                 / server["teachers"]
             ),
             examples.images,
         )
-        return distilled(
+        return distill_student(
             task,
             variables,
             examples.images,
@@ -178,10 +178,10 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
             optimizer=optax.adam(1e-3),
             batch_size=server["batch_size"],
             epochs=server["epochs"],
-            sharing=sharing,
+            server_parallelism=sharing,
         )
 
-    def trained(sharing, variables, examples, teachers, key):
+    def train_on_labels(sharing, variables, examples, teachers, key):
         return train_on_server(
             task,
             variables,
@@ -190,35 +190,39 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
             batch_size=server["batch_size"],
             lr=0.01,
             epochs=server["epochs"],
-            sharing=sharing,
+            server_parallelism=sharing,
         )
 
-    work = taught if server["teachers"] else trained
+    train = distill_ensemble if server["teachers"] else train_on_labels
     arguments = model.init(jax.random.key(0)), examples, teachers, jax.random.key(2)
 
-    def timed(shares_server: bool):
-        plan = make_plan(devices=None if shares_server else 1, shares_server=shares_server)
+    def time_program(shares_server: bool):
+        plan = make_execution_plan(
+            devices=None if shares_server else 1, has_sharded_server=shares_server
+        )
         start = time.perf_counter()
-        program = jax.jit(partial(plan.shared, work)).lower(*arguments).compile()
+        program = jax.jit(partial(plan.shard_server_work, train)).lower(*arguments).compile()
         compile_seconds = time.perf_counter() - start
 
-        def one_round() -> float:
+        def run_round() -> float:
             start = time.perf_counter()
             jax.block_until_ready(program(*arguments))
             return time.perf_counter() - start
 
-        one_round()
-        return one_round(), compile_seconds, one_round, shares_server
+        run_round()
+        return run_round(), compile_seconds, run_round, shares_server
 
-    choices = (False, True) if jax.device_count() > 1 else (False,)
-    _, compile_seconds, one_round, shared = min(map(timed, choices), key=lambda choice: choice[0])
+    sharding_choices = (False, True) if jax.device_count() > 1 else (False,)
+    _, compile_seconds, run_round, is_sharded = min(
+        map(time_program, sharding_choices), key=lambda choice: choice[0]
+    )
     rounds = settings["rounds"]
     return {
-        "seconds": [one_round() for _ in range(rounds)],
+        "seconds": [run_round() for _ in range(rounds)],
         "samples": [len(dataset.train_images) * server["epochs"]] * rounds,
         "compile_seconds": compile_seconds,
         "useful_work_fraction": 1.0,
-        "lanes": f"shared by {jax.device_count()} devices" if shared else "one device",
+        "lanes": f"shared by {jax.device_count()} devices" if is_sharded else "one device",
         "flops_per_sample": flops_per_sample(spec, dataset),
     }
 
@@ -231,17 +235,23 @@ def accelerator_memory() -> int:
 
 def matmul_flops() -> float:
     """What products of square float32 matrices reach on all devices at once: the best size."""
-    return max(map(matmul_flops_of, MATMUL_SIZES))
+    return max(map(measure_matmul_flops, MATMUL_SIZES))
 
 
-def matmul_flops_of(size: int) -> float:
+def measure_matmul_flops(size: int) -> float:
     mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 
-    def chain(matrix, count):
+    def multiply_repeatedly(matrix, count):
         return jax.lax.fori_loop(0, count, lambda _, product: matrix @ product, matrix)
 
     run = jax.jit(
-        jax.shard_map(chain, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=False)
+        jax.shard_map(
+            multiply_repeatedly,
+            mesh=mesh,
+            in_specs=(P("x"), P()),
+            out_specs=P("x"),
+            check_vma=False,
+        )
     )
     blocks = jax.random.normal(jax.random.key(0), (size * jax.device_count(), size))
     blocks = jax.device_put(blocks / size**0.5, jax.NamedSharding(mesh, P("x")))
@@ -253,9 +263,9 @@ def matmul_flops_of(size: int) -> float:
 
     seconds(1)  # compiles
     count = 1
-    while (once := seconds(count)) < MATMUL_SECONDS:
+    while (elapsed := seconds(count)) < MATMUL_SECONDS:
         count *= 2
-    best = min(once, seconds(count), seconds(count))
+    best = min(elapsed, seconds(count), seconds(count))
     return 2 * size**3 * count * jax.device_count() / best
 
 

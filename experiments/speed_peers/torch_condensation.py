@@ -37,39 +37,41 @@ def main() -> None:
     pairs = [torch.tensor(problem[name]) for name in problem.files if name.startswith("pair")]
     body, head = network(width)
     parameters = [*body.parameters(), *head.parameters()]
-    received = [p.detach().clone() for p in parameters]
+    global_parameters = [p.detach().clone() for p in parameters]
     for p in parameters:
         p.requires_grad_(False)
 
-    def one_round() -> None:
+    def run_round() -> None:
         for positions in pairs:
             synthetic = images[positions[torch.randperm(len(positions))[: 5 * ipc]]]
             synthetic = synthetic[: len(synthetic) // ipc * ipc].reshape(ipc, -1, *images.shape[1:])
             synthetic = synthetic.mean(1).requires_grad_(True)
             optimizer = torch.optim.SGD([synthetic], lr=1.0, momentum=0.9)
             for _ in range(steps):
-                noise = [torch.randn_like(p) for p in received]
+                noise = [torch.randn_like(p) for p in global_parameters]
                 norm = torch.sqrt(sum((n.square().sum() for n in noise), torch.zeros(())))
-                for p, w, n in zip(parameters, received, noise, strict=True):
+                for p, w, n in zip(parameters, global_parameters, noise, strict=True):
                     p.copy_(w + n * torch.clamp(5 / norm, max=1.0))
                 with torch.no_grad():
                     real = body(images[positions[torch.randperm(len(positions))[:batch]]])
                     targets = real.mean(0), head(real).mean(0)
                 features = body(synthetic)
-                found = features.mean(0), head(features).mean(0)
-                loss = sum((a - b).square().sum() for a, b in zip(targets, found, strict=True))
+                synthetic_means = features.mean(0), head(features).mean(0)
+                loss = sum(
+                    (a - b).square().sum() for a, b in zip(targets, synthetic_means, strict=True)
+                )
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 nn.utils.clip_grad_norm_([synthetic], 2.0)
                 optimizer.step()
 
-    one_round()
-    taken = []
+    run_round()
+    round_seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        one_round()
-        taken.append(time.perf_counter() - start)
-    print(json.dumps({"seconds": sorted(taken)[1]}))
+        run_round()
+        round_seconds.append(time.perf_counter() - start)
+    print(json.dumps({"seconds": sorted(round_seconds)[1]}))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from regime import Regime, read_regime, report, time_rounds
+from regime import Regime, print_record, read_regime, time_rounds
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch_networks import make_network, tensors
+from torch_networks import load_tensors, make_network
 
 
 def main() -> None:
@@ -30,51 +30,53 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     if "start" in method:
-        return train_from(method, regime, device)
+        return train_from_snapshot(method, regime, device)
     clients = [torch.tensor(positions).long() for positions in regime.clients]
     vector = parameters_to_vector(make_network(regime).parameters()).detach()
-    one_round, of_messages = rounds_of(regime, method, device, vector.repeat(len(clients), 1))
+    run_round, message_seconds = make_round_function(
+        regime, method, device, vector.repeat(len(clients), 1)
+    )
 
-    def shuffled(client: int) -> torch.Tensor:
+    def shuffle_client(client: int) -> torch.Tensor:
         return clients[client][torch.randperm(len(clients[client]))]
 
-    timed = time_rounds(regime, lambda cohort: one_round(cohort, shuffled), wait)
-    share = statistics.median(of_messages[1:]) / statistics.median(timed[0])
-    report(*timed, f"PyTorch {torch.__version__}, {device}", message_share=share)
+    timings = time_rounds(regime, lambda cohort: run_round(cohort, shuffle_client), wait)
+    message_fraction = statistics.median(message_seconds[1:]) / statistics.median(timings[0])
+    print_record(*timings, f"PyTorch {torch.__version__}, {device}", message_share=message_fraction)
 
 
-def train_from(method: dict, regime: Regime, device: str) -> None:
+def train_from_snapshot(method: dict, regime: Regime, device: str) -> None:
     """From given models and through given batches, to be compared with another program's."""
     with np.load(method["start"]) as file:
         models, orders = torch.tensor(file["models"]).to(device), torch.tensor(file["orders"])
     sizes = [len(positions) for positions in regime.clients]
-    one_round, _ = rounds_of(regime, method, device, models)
+    run_round, _ = make_round_function(regime, method, device, models)
     for order in orders:
-        one_round(np.arange(len(sizes)), order.split(sizes).__getitem__)
+        run_round(np.arange(len(sizes)), order.split(sizes).__getitem__)
     np.save(method["models"], models.cpu().numpy())
 
 
-def rounds_of(regime: Regime, method: dict, device: str, models: torch.Tensor):
+def make_round_function(regime: Regime, method: dict, device: str, models: torch.Tensor):
     """-> (one_round, seconds of the messages of every round so far). `models` [K, P] change."""
-    images, labels = tensors(regime, device)
+    images, labels = load_tensors(regime, device)
     model = make_network(regime).to(device)
-    models, of_messages = models.to(device), []
+    models, message_seconds = models.to(device), []
 
-    def one_round(cohort: np.ndarray, shuffled: Callable[[int], torch.Tensor]) -> int:
+    def run_round(cohort: np.ndarray, shuffle_client: Callable[[int], torch.Tensor]) -> int:
         start = time.perf_counter()
-        received = collaboration(models, **method["numbers"]) @ models
-        of_messages.append(time.perf_counter() - start)
+        messages = collaboration_weights(models, **method["numbers"]) @ models
+        message_seconds.append(time.perf_counter() - start)
         for client in cohort:
-            order = shuffled(client).to(device)
-            vector_to_parameters(received[client].clone(), model.parameters())
+            order = shuffle_client(client).to(device)
+            vector_to_parameters(messages[client].clone(), model.parameters())
             train_one_epoch(model, images[order], labels[order], regime, method["prox_lambda"])
             models[client] = parameters_to_vector(model.parameters()).detach()
         return regime.samples(cohort)
 
-    return one_round, of_messages
+    return run_round, message_seconds
 
 
-def collaboration(models: torch.Tensor, sigma: float, alpha: float) -> torch.Tensor:
+def collaboration_weights(models: torch.Tensor, sigma: float, alpha: float) -> torch.Tensor:
     """Eq. 5 for models [K, P]: sigma in median distances, alpha in sigma / (K - 1), rows scaled
     where a client's own weight would be negative."""
     vectors, num_clients = models - models.mean(0), len(models)
@@ -96,14 +98,14 @@ def train_one_epoch(
 ) -> None:
     """One pass of SGD over a client's images, pulled to the model that it starts from."""
     optimizer = torch.optim.SGD(model.parameters(), lr=regime.local_lr)
-    received = [p.detach().clone() for p in model.parameters()]
+    proximal_center = [p.detach().clone() for p in model.parameters()]
     for batch, target in zip(
         images.split(regime.batch_size), labels.split(regime.batch_size), strict=True
     ):
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(model(batch), target).backward()
         with torch.no_grad():
-            for p, u in zip(model.parameters(), received, strict=True):
+            for p, u in zip(model.parameters(), proximal_center, strict=True):
                 assert p.grad is not None
                 p.grad.add_(p - u, alpha=prox_lambda)
         optimizer.step()

@@ -8,8 +8,8 @@ once per round, in shuffled order; one model takes the global weights by `load_s
 
 import numpy as np
 import torch
-from regime import Regime, read_regime, report, time_rounds
-from torch_networks import make_network, tensors, train_one_epoch
+from regime import Regime, print_record, read_regime, time_rounds
+from torch_networks import load_tensors, make_network, train_one_epoch
 
 
 def main() -> None:
@@ -17,31 +17,31 @@ def main() -> None:
     torch.set_num_threads(regime.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    one_round = rounds_of(regime, device)
+    run_round = make_round_function(regime, device)
     version = f"PyTorch {torch.__version__}, {device}"
-    report(*time_rounds(regime, one_round, wait), version)
+    print_record(*time_rounds(regime, run_round, wait), version)
 
 
-def rounds_of(regime: Regime, device: str):
-    images, labels = tensors(regime, device)
+def make_round_function(regime: Regime, device: str):
+    images, labels = load_tensors(regime, device)
     model = make_network(regime).to(device)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     clients = [torch.tensor(client).long() for client in regime.clients]
 
-    def one_round(cohort: np.ndarray) -> int:
+    def run_round(cohort: np.ndarray) -> int:
         nonlocal weights
         total = regime.samples(cohort)
         average = {name: torch.zeros_like(value) for name, value in weights.items()}
         for positions in (clients[client] for client in cohort if len(clients[client])):
             model.load_state_dict(weights)
-            shuffled = positions[torch.randperm(len(positions))].to(device)
-            train_one_epoch(model, images[shuffled], labels[shuffled], regime)
+            permuted_positions = positions[torch.randperm(len(positions))].to(device)
+            train_one_epoch(model, images[permuted_positions], labels[permuted_positions], regime)
             for name, value in model.state_dict().items():
                 average[name].add_(value, alpha=len(positions) / total)
         weights = average
         return total
 
-    return one_round
+    return run_round
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from torch import nn
 
 def make_network(regime: Regime) -> nn.Module:
     """The regime's network for images [B, 1, 28, 28]; seeded."""
-    return network_of(regime.network, regime.width)
+    return build_network(regime.network, regime.width)
 
 
-def network_of(name: str, width: int | None) -> nn.Module:
+def build_network(name: str, width: int | None) -> nn.Module:
     """mlp, convnet (of this width) or cnn for images [B, 1, 28, 28]; seeded."""
     torch.manual_seed(0)
     if name == "convnet":
@@ -47,7 +47,7 @@ def cnn() -> nn.Module:
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
-def tensors(regime: Regime, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def load_tensors(regime: Regime, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """All images [N, 1, 28, 28] and labels [N], in memory."""
     images = torch.tensor(regime.images).permute(0, 3, 1, 2).contiguous()
     return images.to(device), torch.tensor(regime.labels).to(device)

@@ -9,9 +9,9 @@ import json
 import sys
 
 import torch
-from regime import read_images, report, seconds_of
+from regime import print_record, read_images, time_repetitions
 from torch import nn
-from torch_networks import network_of
+from torch_networks import build_network
 
 
 def main() -> None:
@@ -19,30 +19,34 @@ def main() -> None:
     torch.set_num_threads(settings["threads"])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    images, labels = read(settings, device)
-    model = network_of(settings["network"], settings["width"]).to(device)
+    images, labels = load_tensors(settings, device)
+    model = build_network(settings["network"], settings["width"]).to(device)
     teachers = [
-        network_of(settings["network"], settings["width"]).to(device)
+        build_network(settings["network"], settings["width"]).to(device)
         for _ in range(settings["teachers"])
     ]
 
-    def one_round() -> None:
-        targets = mean_of(teachers, images, settings["batch_size"]) if teachers else labels
+    def run_round() -> None:
+        targets = (
+            ensemble_probabilities(teachers, images, settings["batch_size"]) if teachers else labels
+        )
         train(model, images, targets, settings)
 
-    seconds = seconds_of(one_round, settings["rounds"], wait)
+    seconds = time_repetitions(run_round, settings["rounds"], wait)
     samples = [len(images) * settings["epochs"]] * len(seconds)
-    report(seconds, samples, f"PyTorch {torch.__version__}, {device}")
+    print_record(seconds, samples, f"PyTorch {torch.__version__}, {device}")
 
 
-def read(settings: dict, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def load_tensors(settings: dict, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     images, labels = (array[: settings["num_images"]] for array in read_images(settings["images"]))
-    in_front = torch.tensor(images).permute(0, 3, 1, 2).contiguous()
-    return in_front.to(device), torch.tensor(labels).to(device)
+    channels_first = torch.tensor(images).permute(0, 3, 1, 2).contiguous()
+    return channels_first.to(device), torch.tensor(labels).to(device)
 
 
 @torch.no_grad()
-def mean_of(teachers: list[nn.Module], images: torch.Tensor, batch_size: int) -> torch.Tensor:
+def ensemble_probabilities(
+    teachers: list[nn.Module], images: torch.Tensor, batch_size: int
+) -> torch.Tensor:
     """Probabilities by the teachers' mean logits."""
     batches = images.split(batch_size)
     logits = [torch.cat([teacher(batch) for batch in batches]) for teacher in teachers]
@@ -50,9 +54,9 @@ def mean_of(teachers: list[nn.Module], images: torch.Tensor, batch_size: int) ->
 
 
 def train(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, settings: dict) -> None:
-    taught = targets.ndim == 2
-    make = torch.optim.Adam if taught else torch.optim.SGD
-    optimizer = make(model.parameters(), lr=1e-3 if taught else 0.01)
+    is_distillation = targets.ndim == 2
+    optimizer_class = torch.optim.Adam if is_distillation else torch.optim.SGD
+    optimizer = optimizer_class(model.parameters(), lr=1e-3 if is_distillation else 0.01)
     for _ in range(settings["epochs"]):
         for batch in torch.randperm(len(images), device=images.device).split(
             settings["batch_size"]

@@ -9,9 +9,9 @@ import json
 import sys
 
 import torch
-from regime import report, seconds_of
+from regime import print_record, time_repetitions
 from torch.func import functional_call
-from torch_networks import network_of
+from torch_networks import build_network
 
 
 def main() -> None:
@@ -20,27 +20,29 @@ def main() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    one_iteration = iterations_of(settings, device)
-    seconds = seconds_of(one_iteration, settings["iterations"], wait)
+    run_iteration = make_iteration_function(settings, device)
+    seconds = time_repetitions(run_iteration, settings["iterations"], wait)
     samples = [settings["num_samples"] * settings["inner_steps"]] * len(seconds)
-    report(seconds, samples, f"PyTorch {torch.__version__}, {device}")
+    print_record(seconds, samples, f"PyTorch {torch.__version__}, {device}")
 
 
-def iterations_of(settings: dict, device: str):
-    model = network_of(settings["network"], settings["width"]).to(device)
-    names, parts = zip(*model.named_parameters(), strict=True)
-    sizes = [part.numel() for part in parts]
-    start = torch.cat([part.detach().flatten() for part in parts])
+def make_iteration_function(settings: dict, device: str):
+    model = build_network(settings["network"], settings["width"]).to(device)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    sizes = [parameter.numel() for parameter in parameters]
+    start = torch.cat([parameter.detach().flatten() for parameter in parameters])
     target = start + 0.01 * torch.randn_like(start)
 
     def logits_of(vector: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        pieces = torch.split(vector, sizes)
-        named = {n: v.view_as(p) for n, v, p in zip(names, pieces, parts, strict=True)}
-        return functional_call(model, named, (images,))
+        vectors = torch.split(vector, sizes)
+        named_parameters = {
+            n: v.view_as(p) for n, v, p in zip(names, vectors, parameters, strict=True)
+        }
+        return functional_call(model, named_parameters, (images,))
 
-    count = settings["num_samples"]
-    images = torch.randn(count, 1, 28, 28, device=device, requires_grad=True)
-    labels = torch.zeros(count, 10, device=device, requires_grad=True)
+    num_samples = settings["num_samples"]
+    images = torch.randn(num_samples, 1, 28, 28, device=device, requires_grad=True)
+    labels = torch.zeros(num_samples, 10, device=device, requires_grad=True)
     step_size = torch.tensor(0.04, device=device, requires_grad=True)
     optimizer = torch.optim.Adam(
         [
@@ -50,7 +52,7 @@ def iterations_of(settings: dict, device: str):
         ]
     )
 
-    def one_iteration() -> None:
+    def run_iteration() -> None:
         vector = start.clone().requires_grad_(True)
         for _ in range(settings["inner_steps"]):
             logits = logits_of(vector, images)
@@ -62,7 +64,7 @@ def iterations_of(settings: dict, device: str):
         loss.backward()
         optimizer.step()
 
-    return one_iteration
+    return run_iteration
 
 
 if __name__ == "__main__":

@@ -32,44 +32,44 @@ from fedjax_het.algorithms import (
     separate,
 )
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry, Rule, checked_entry
-from fedjax_het.common.doors import door
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule, validate_algorithm_spec
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require_name
-from fedjax_het.common.records import record_of
+from fedjax_het.common.records import make_config_class
 from fedjax_het.common.registry import Registry
 
-METHODS: Registry[Entry] = Registry(
+METHODS: Registry[AlgorithmSpec] = Registry(
     "method",
     (
-        fedavg.ENTRY,
-        fedprox.ENTRY,
-        scaffold.ENTRY,
-        dynafed.ENTRY,
-        feddf.ENTRY,
-        fedbe.ENTRY,
-        abavg.ENTRY,
-        fedgen.ENTRY,
+        fedavg.SPEC,
+        fedprox.SPEC,
+        scaffold.SPEC,
+        dynafed.SPEC,
+        feddf.SPEC,
+        fedbe.SPEC,
+        abavg.SPEC,
+        fedgen.SPEC,
         fedmix.FEDMIX,
         fedmix.NAIVEMIX,
-        fedbn.ENTRY,
-        moon.ENTRY,
-        feddyn.ENTRY,
-        feddc.ENTRY,
-        fednova.ENTRY,
+        fedbn.SPEC,
+        moon.SPEC,
+        feddyn.SPEC,
+        feddc.SPEC,
+        fednova.SPEC,
         fedopt.FEDAVGM,
         fedopt.FEDADAM,
         fedopt.FEDYOGI,
-        feddm.ENTRY,
-        fedaf.ENTRY,
-        separate.ENTRY,
+        feddm.SPEC,
+        fedaf.SPEC,
+        separate.SPEC,
         fine_tuning.FEDAVG_FT,
         fine_tuning.FEDPROX_FT,
-        apfl.ENTRY,
+        apfl.SPEC,
         fedamp.FEDAMP,
         fedamp.HEURFEDAMP,
-        ditto.ENTRY,
-        pfedme.ENTRY,
-        per_fedavg.ENTRY,
+        ditto.SPEC,
+        pfedme.SPEC,
+        per_fedavg.SPEC,
         fsl.DATA_SHARING,
         fsl.FSL,
         fsl.FSL_P,
@@ -78,42 +78,57 @@ METHODS: Registry[Entry] = Registry(
 )
 
 
-def bases(entry: Entry) -> tuple[str, ...]:
+def get_possible_bases(algorithm_spec: AlgorithmSpec) -> tuple[str, ...]:
     """The methods that this one can be put over, the usual one first."""
-    return tuple(name for name, other in METHODS.items() if entry.can_refine(other))
+    return tuple(
+        name for name, other_spec in METHODS.items() if algorithm_spec.can_wrap(other_spec)
+    )
 
 
-def entry_of(algorithm: str, options: Mapping[str, Any]) -> Entry:
+def get_algorithm_spec(algorithm: str, options: Mapping[str, Any]) -> AlgorithmSpec:
     """A method as its option "base" has it. Raises ConfigError for one that does not exist, or a
     base that it cannot have."""
-    entry = METHODS.require(algorithm)
-    if not entry.has_base:
-        return entry
-    possible = bases(entry)
-    named = options.get("base")
-    base = possible[0] if named is None else named
-    require_name("options base", base, possible)
-    return entry.over(METHODS[base])
+    algorithm_spec = METHODS.require(algorithm)
+    if not algorithm_spec.has_base:
+        return algorithm_spec
+    possible_bases = get_possible_bases(algorithm_spec)
+    requested_base = options.get("base")
+    base = possible_bases[0] if requested_base is None else requested_base
+    require_name("options base", base, possible_bases)
+    return algorithm_spec.with_base(METHODS[base])
 
 
 # What is so of a method because of its function, under whatever name.
-_OF_THE_FUNCTION = (
-    *("options", "numbers", "server_step", "needs", "trains_locally", "scored"),
-    *("global_model", "surveys", "min_clients", "network"),
+_FUNCTION_FIELDS = (
+    *(
+        "options",
+        "hyperparameters",
+        "server_step",
+        "required_data",
+        "trains_locally",
+        "evaluated_models",
+    ),
+    *("has_global_model", "has_diagnostics", "min_clients", "adapt_network"),
 )
 
 
-def _facts_of(build: Callable[..., Algorithm]) -> dict[str, Any]:
+def _function_fields(build: Callable[..., Algorithm]) -> dict[str, Any]:
     """The facts of a function that is one of the package's, which a copy of it has too."""
-    known = (METHODS[name] for name in METHODS.built_in)
-    entry = next((entry for entry in known if entry.build is build and not entry.has_base), None)
-    return {} if entry is None else {fact: getattr(entry, fact) for fact in _OF_THE_FUNCTION}
+    built_in_specs = (METHODS[name] for name in METHODS.built_in)
+    algorithm_spec = next(
+        (entry for entry in built_in_specs if entry.build is build and not entry.has_base), None
+    )
+    return (
+        {}
+        if algorithm_spec is None
+        else {fact: getattr(algorithm_spec, fact) for fact in _FUNCTION_FIELDS}
+    )
 
 
-@door
+@validate_arguments
 def register_method(
-    name: str, build: Callable[..., Algorithm], description: str = "", **facts: Any
-) -> Entry:
+    name: str, build: Callable[..., Algorithm], description: str = "", **spec_fields: Any
+) -> AlgorithmSpec:
     """Make a method of one's own known to runs, sweeps, tables and reports, as long as this process
     lasts.
 
@@ -131,14 +146,28 @@ def register_method(
     then on is the new method. Results on disk are named by the settings, the method's name among
     them, not by its code: give a changed method a new name or a new folder.
     """
-    for fact in facts:
-        require_name("fact", fact, [field.name for field in fields(Entry) if field.name != "base"])
-    facts = {**_facts_of(build), **facts}
-    if isinstance(facts.get("numbers"), dict):
-        facts["numbers"] = record_of(f"{name}_numbers", facts["numbers"])
-    entry = checked_entry(Entry(name, build, description, **facts))
-    METHODS.add(entry)
-    return entry
+    for field_name in spec_fields:
+        require_name(
+            "fact",
+            field_name,
+            [field.name for field in fields(AlgorithmSpec) if field.name != "base"],
+        )
+    spec_fields = {**_function_fields(build), **spec_fields}
+    if isinstance(spec_fields.get("hyperparameters"), dict):
+        spec_fields["hyperparameters"] = make_config_class(
+            f"{name}_numbers", spec_fields["hyperparameters"]
+        )
+    algorithm_spec = validate_algorithm_spec(AlgorithmSpec(name, build, description, **spec_fields))
+    METHODS.add(algorithm_spec)
+    return algorithm_spec
 
 
-__all__ = ["METHODS", "Algorithm", "Entry", "Rule", "bases", "entry_of", "register_method"]
+__all__ = [
+    "METHODS",
+    "Algorithm",
+    "AlgorithmSpec",
+    "DefaultsRule",
+    "get_algorithm_spec",
+    "get_possible_bases",
+    "register_method",
+]

@@ -6,20 +6,22 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.distilling import over_models
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.algorithms.refined import Round, server_examples
-from fedjax_het.common.arrays import with_row
-from fedjax_het.engine.ensemble import logits_of, weighted_sum
-from fedjax_het.engine.evaluation import right_of
-from fedjax_het.engine.lanes import ClientModels, Examples, client_row
+from fedjax_het.algorithms.distilling import with_ensemble_step
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.algorithms.refined import ServerStepContext, get_server_examples
+from fedjax_het.common.arrays import set_row
+from fedjax_het.engine.ensemble import compute_logits, compute_weighted_sum
+from fedjax_het.engine.evaluation import correct
+from fedjax_het.engine.lanes import ClientModels, Examples, get_client_row
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.sharing import Sharing
-from fedjax_het.engine.stretches import TEACHERS, loop
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.engine.sharing import ServerParallelism
+from fedjax_het.engine.stretches import TEACHERS, resumable_loop
 
 
-def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]) -> Algorithm:
+def abavg(
+    training: LocalTraining, plan: ExecutionPlan, *, base: Callable[..., Algorithm]
+) -> Algorithm:
     """The average of the clients' models w_k with weights by their accuracy on the server's
     labelled examples, in place of the p_k of the run's `averaging`:
 
@@ -42,45 +44,53 @@ def abavg(training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
     """
     task = training.task
 
-    def found_right(sharing: Sharing, models, examples: Examples):
-        def of_examples(part: Examples):
-            labels, count = jnp.asarray(part.labels), len(jax.tree.leaves(models)[0])
+    def predict_correct(server_parallelism: ServerParallelism, models, examples: Examples):
+        def predict_shard(examples: Examples):
+            labels, count = jnp.asarray(examples.labels), len(jax.tree.leaves(models)[0])
 
-            def add(i, right):
-                logits = logits_of(task, client_row(models, i), part.images)
-                return with_row(right, right_of(logits, labels), i)
+            def add_model(i, is_correct):
+                logits = compute_logits(task, get_client_row(models, i), examples.images)
+                return set_row(is_correct, correct(logits, labels), i)
 
-            none = jnp.zeros((count, len(labels)))
-            return loop(TEACHERS, count, add, none, samples=len(labels) / 3).T
+            no_predictions = jnp.zeros((count, len(labels)))
+            return resumable_loop(
+                TEACHERS, count, add_model, no_predictions, samples_per_iteration=len(labels) / 3
+            ).T
 
-        return sharing.for_each_sample(of_examples, examples)  # [n, S]
+        return server_parallelism.map_samples(predict_shard, examples)  # [n, S]
 
-    def refine(hp, this_round: Round, models: ClientModels):
-        examples = server_examples(this_round)
+    def average_by_accuracy(hp, context: ServerStepContext, client_models: ClientModels):
+        examples = get_server_examples(context)
 
-        accuracies = plan.shared(found_right, models.variables, examples).mean(0)
-        right = jnp.where(models.present, accuracies, 0)
-        right = jnp.where(right.any(), right, models.present)
-        shares = right / jnp.maximum(right.sum(), jnp.finfo(jnp.float32).tiny)
-        change = weighted_sum(shares - models.weights, models.variables)
+        accuracies = plan.shard_server_work(
+            predict_correct, client_models.variables, examples
+        ).mean(0)
+        accuracy_weights = jnp.where(client_models.is_present, accuracies, 0)
+        accuracy_weights = jnp.where(
+            accuracy_weights.any(), accuracy_weights, client_models.is_present
+        )
+        new_weights = accuracy_weights / jnp.maximum(
+            accuracy_weights.sum(), jnp.finfo(jnp.float32).tiny
+        )
+        change = compute_weighted_sum(new_weights - client_models.weights, client_models.variables)
         return {
             name: jax.tree.map(
                 lambda a, d, rate=hp["server_lr"] if name == "params" else 1.0: a + rate * d,
                 part,
                 change[name],
             )
-            for name, part in this_round.after.items()
+            for name, part in context.variables_after.items()
         }
 
-    return over_models(training, plan, base, refine, training.batch_size)
+    return with_ensemble_step(training, plan, base, average_by_accuracy, training.batch_size)
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "abavg",
     abavg,
     "clients' models averaged by their accuracy on the server's examples (Xiao et al., 2021)",
     paper="Xiao et al., ISPDC 2021",
-    colour="#332288",
-    refines="average",
-    needs=("proxy_data",),
+    color="#332288",
+    wraps="average",
+    required_data=("proxy_data",),
 )

@@ -6,20 +6,25 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.beside import federated_beside
+from fedjax_het.algorithms.beside import build_dual_model_algorithm
 from fedjax_het.algorithms.contract import Algorithm, State
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import Record, Share
-from fedjax_het.engine.lanes import client_row
-from fedjax_het.engine.local import Local, LocalTraining, descend, require_one_rate
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, UnitInterval
+from fedjax_het.engine.lanes import get_client_row
+from fedjax_het.engine.local import (
+    ClientTrainState,
+    LocalTraining,
+    apply_gradient,
+    require_constant_lr,
+)
+from fedjax_het.engine.plan import ExecutionPlan
 from fedjax_het.nn import Model
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class ApflOptions(Record):
+class APFLOptions(Config):
     """See `apfl` for what each is."""
 
     PRESETS = {  # noqa: RUF012
@@ -37,16 +42,16 @@ class ApflOptions(Record):
 
 
 @dataclass(frozen=True)
-class ApflNumbers(Record):
-    apfl_alpha: Share = 0.5
+class APFLHyperParameters(Config):
+    apfl_alpha: UnitInterval = 0.5
     "Share of its own model in a client's mixture; where it starts, if it learns."
 
 
 def apfl(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     *,
-    options: ApflOptions = ApflOptions(),
+    options: APFLOptions = APFLOptions(),
 ) -> Algorithm:
     """Algorithm 1: client k trains its copy w_k of FedAvg's model and a model v_k of its own, which
     learns as part of their mixture; every step, on one minibatch,
@@ -75,91 +80,102 @@ def apfl(
     """
     task, mixing = training.task, options.mixing
     if options.adaptive:
-        require_one_rate(training, "apfl's weights alpha learn at it")
+        require_constant_lr(training, "apfl's weights alpha learn at it")
 
-    def step_own(hp, broadcast, local, moved, batch, client, key):
-        own, shared = local.memory, (local if mixing == "weights" else moved).variables
+    def step_personal_model(hp, message, local, new_local, batch, client, key):
+        personal, shared_variables = (
+            local.aux,
+            (local if mixing == "weights" else new_local).variables,
+        )
 
-        def apply(variables, x, **how):
+        def apply_mixture(variables, x, **apply_args):
             params = variables["params"]
             v = {**variables, "params": params["own"]}
-            return _mixture(task.model, mixing, params["alpha"], v, shared, x, **how)
+            return _apply_mixture(
+                task.model, mixing, params["alpha"], v, shared_variables, x, **apply_args
+            )
 
-        mixture = task._replace(model=task.model._replace(apply=apply))
-        params = {"own": own.variables["params"], "alpha": own.memory}
-        loss, slopes, seen = mixture.loss_and_gradient(
-            {**own.variables, "params": params}, batch, key
+        mixture_task = task._replace(model=task.model._replace(apply=apply_mixture))
+        params = {"own": personal.variables["params"], "alpha": personal.aux}
+        loss, gradients, new_variables = mixture_task.loss_and_gradient(
+            {**personal.variables, "params": params}, batch, key
         )
-        variables = {**seen, "params": params["own"]}
-        variables, optimizer = descend(
-            training, hp, variables, slopes["own"], own.optimizer, (batch, client)
+        variables = {**new_variables, "params": params["own"]}
+        variables, optimizer = apply_gradient(
+            training, hp, variables, gradients["own"], personal.optimizer_state, (batch, client)
         )
         alpha = params["alpha"]
         if options.adaptive:
-            due = options.alpha_update == "step" or batch.number == 0
-            learned = jnp.clip(alpha - hp["local_lr"] * slopes["alpha"], 0, 1)
-            alpha = jnp.where(due, learned, alpha)
-        return Local(variables, optimizer, alpha), loss
+            is_update_step = options.alpha_update == "step" or batch.step_index == 0
+            new_alpha = jnp.clip(alpha - hp["local_lr"] * gradients["alpha"], 0, 1)
+            alpha = jnp.where(is_update_step, new_alpha, alpha)
+        return ClientTrainState(variables, optimizer, alpha), loss
 
-    def personal(hp, state: State, k):
-        own, w = client_row(state.clients.own, k), state.server.variables
-        combine = _mix if mixing == "weights" else _side_by_side
-        return combine(own.memory, own.variables, w)
+    def personal_variables(hp, state: State, k):
+        personal, w = get_client_row(state.clients.personal, k), state.server.variables
+        combine_models = _interpolate if mixing == "weights" else _stack_models
+        return combine_models(personal.aux, personal.variables, w)
 
-    return federated_beside(
-        training, plan, step_own, memory=lambda hp: jnp.asarray(hp["apfl_alpha"], jnp.float32)
+    return build_dual_model_algorithm(
+        training,
+        plan,
+        step_personal_model,
+        init_aux=lambda hp: jnp.asarray(hp["apfl_alpha"], jnp.float32),
     )._replace(
-        personal=personal,
-        personal_model=None if mixing == "weights" else _ensemble(task.model),
-        artifacts=lambda state: {"apfl_alpha": state.clients.own.memory},
+        personal_variables=personal_variables,
+        personal_model=None if mixing == "weights" else _make_logit_mixture_model(task.model),
+        artifacts=lambda state: {"apfl_alpha": state.clients.personal.aux},
     )
 
 
-def _mix(alpha: jax.Array, own: Tree, shared: Tree) -> Tree:
-    return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
+def _interpolate(alpha: jax.Array, personal: Tree, shared: Tree) -> Tree:
+    return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)
 
 
-def _mixture(model: Model, mixing: str, alpha, own, shared, x, **how):
+def _apply_mixture(model: Model, mixing: str, alpha, personal, shared, x, **apply_args):
     """-> (logits [B, C], the batch-norm statistics of `own`)."""
     if mixing == "weights":
-        mixed = {**own, "params": _mix(alpha, own["params"], shared["params"])}
-        return model.apply(mixed, x, **how)
-    logits, state = model.apply(own, x, **how)
-    return _mix(alpha, logits, model.apply(shared, x, **how)[0]), state
+        mixed_variables = {
+            **personal,
+            "params": _interpolate(alpha, personal["params"], shared["params"]),
+        }
+        return model.apply(mixed_variables, x, **apply_args)
+    logits, state = model.apply(personal, x, **apply_args)
+    return _interpolate(alpha, logits, model.apply(shared, x, **apply_args)[0]), state
 
 
-def _side_by_side(alpha, own: Tree, shared: Tree) -> Tree:
+def _stack_models(alpha, personal: Tree, shared: Tree) -> Tree:
     """Variables of `_ensemble`."""
-    both = {part: {"own": own[part], "shared": shared[part]} for part in own}
-    return {**both, "params": {**both["params"], "alpha": alpha}}
+    stacked = {part: {"own": personal[part], "shared": shared[part]} for part in personal}
+    return {**stacked, "params": {**stacked["params"], "alpha": alpha}}
 
 
-def _ensemble(model: Model) -> Model:
+def _make_logit_mixture_model(model: Model) -> Model:
     """Two networks whose logits are mixed, to be scored."""
 
     def init(key):
         variables = model.init(key)
-        return _side_by_side(jnp.float32(0.5), variables, variables)
+        return _stack_models(jnp.float32(0.5), variables, variables)
 
-    def apply(variables, x, **how):
-        own, shared = (
+    def apply(variables, x, **apply_args):
+        personal, shared = (
             {part: variables[part][name] for part in variables} for name in ("own", "shared")
         )
         alpha = variables["params"]["alpha"]
-        logits, state = _mixture(model, "outputs", alpha, own, shared, x, **how)
+        logits, state = _apply_mixture(model, "outputs", alpha, personal, shared, x, **apply_args)
         return logits, {**variables["state"], "own": state}
 
     return model._replace(init=init, apply=apply, embed=None)
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "apfl",
     apfl,
     "each client mixes a model of its own with the global one (Deng et al., 2020)",
     paper="Deng, Kamani and Mahdavi, 2020, arXiv:2003.13461",
-    options=ApflOptions,
-    numbers=ApflNumbers,
+    options=APFLOptions,
+    hyperparameters=APFLHyperParameters,
     protocol="fedamp",
-    colour="#7B3294",
-    scored=("personal",),
+    color="#7B3294",
+    evaluated_models=("personal",),
 )

@@ -14,126 +14,155 @@ import jax
 import numpy as np
 
 from fedjax_het.algorithms.contract import (
-    AdvanceWork,
+    AdvanceStageFn,
     Algorithm,
-    CountDone,
-    CountOnce,
-    CountTraffic,
-    GetModel,
-    HostWork,
-    InitState,
-    ListRecords,
-    MakeInputs,
-    OnceTraffic,
-    PersonalModel,
-    PutModel,
+    CountCompletedFn,
+    CountInitialTrafficFn,
+    CountTrafficFn,
+    GetModelFn,
+    GetPersonalModelFn,
+    GetRecordShapesFn,
+    InitialTraffic,
+    InitStateFn,
+    MakeInputsFn,
     RoundInfo,
     RoundInput,
-    RunRound,
+    RunRoundFn,
+    ServerStage,
+    SetModelFn,
     State,
     Traffic,
 )
-from fedjax_het.algorithms.telling import as_array, as_json, told
-from fedjax_het.common.doors import of_own_kinds
-from fedjax_het.common.errors import ConfigError, is_whole, shown
-from fedjax_het.common.records import plain
+from fedjax_het.algorithms.telling import safe_outputs, validate_array, validate_json
+from fedjax_het.common.doors import validate_named_tuple
+from fedjax_het.common.errors import ConfigError, format_value, is_integer_at_least
+from fedjax_het.common.records import to_python_scalar
 from fedjax_het.engine.contract import (
     ContractError,
-    call,
-    kind_of,
-    parts,
+    call_user_function,
+    describe_value,
     require_like,
     require_scalar,
+    unpack_tuple,
 )
 
 
-def checked_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
+def validate_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
     """The same, whose functions say which of them breaks the contract, and of which method.
 
     All checks are of shapes and types, made while the program is traced: none is in the program.
     """
     if not isinstance(algorithm, Algorithm):
-        raise ContractError(f"method {name!r} built {kind_of(algorithm)}: expected an Algorithm")
-    algorithm = _with_parts(name, algorithm)
+        raise ContractError(
+            f"method {name!r} built {describe_value(algorithm)}: expected an Algorithm"
+        )
+    algorithm = _validate_field_types(name, algorithm)
 
-    guarded = partial(_guarded, name)
+    add_method_name = partial(_add_method_name, name)
 
     def init(hp, key, variables, num_clients):
-        given = (hp, key, variables, num_clients)
-        state = call("Algorithm.init", algorithm.init, InitState, *given)
+        args = (hp, key, variables, num_clients)
+        state = call_user_function("Algorithm.init", algorithm.init, InitStateFn, *args)
         _require_state("Algorithm.init", state)
         return state
 
     def round_(hp, state, key, cohort):
-        found = call("Algorithm.round", algorithm.round, RunRound, hp, state, key, cohort)
-        new, info = parts("Algorithm.round", found, ("state", "info"))
-        _require_state("Algorithm.round", new)
-        require_like("Algorithm.round: state", new, state, "what `init` made")
+        round_output = call_user_function(
+            "Algorithm.round", algorithm.round, RunRoundFn, hp, state, key, cohort
+        )
+        new_state, info = unpack_tuple("Algorithm.round", round_output, ("state", "info"))
+        _require_state("Algorithm.round", new_state)
+        require_like("Algorithm.round: state", new_state, state, "what `init` made")
         if not isinstance(info, RoundInfo):
-            raise ContractError(f"Algorithm.round: info is {kind_of(info)}: expected a RoundInfo")
+            raise ContractError(
+                f"Algorithm.round: info is {describe_value(info)}: expected a RoundInfo"
+            )
         require_scalar("Algorithm.round: info.train_loss", info.train_loss)
         require_scalar("Algorithm.round: info.update_norm", info.update_norm)
-        _require_records(info.records, algorithm.records)
-        return new, info
+        _validate_records(info.records, algorithm.record_shapes)
+        return new_state, info
 
     def global_model(state):
         assert algorithm.global_model is not None
         name = "Algorithm.global_model"
-        return _require_variables(name, call(name, algorithm.global_model, GetModel, state))
+        return _require_variables(
+            name, call_user_function(name, algorithm.global_model, GetModelFn, state)
+        )
 
     def with_global_model(state, variables):
         assert algorithm.with_global_model is not None
-        given = (algorithm.with_global_model, PutModel, state, variables)
-        new = call("Algorithm.with_global_model", *given)
-        require_like("Algorithm.with_global_model: state", new, state, "the state given")
-        return new
+        args = (algorithm.with_global_model, SetModelFn, state, variables)
+        new_state = call_user_function("Algorithm.with_global_model", *args)
+        require_like("Algorithm.with_global_model: state", new_state, state, "the state given")
+        return new_state
 
     def traffic(hp, state):
-        found = call("Algorithm.traffic", algorithm.traffic, CountTraffic, hp, state)
-        return _require_bytes("Algorithm.traffic", found, Traffic)
+        traffic_count = call_user_function(
+            "Algorithm.traffic", algorithm.traffic, CountTrafficFn, hp, state
+        )
+        return _require_bytes("Algorithm.traffic", traffic_count, Traffic)
 
-    def first_traffic(holdings):
-        name = "Algorithm.first_traffic"
-        found = call(name, algorithm.first_traffic, CountOnce, holdings)
-        return _require_bytes(name, found, OnceTraffic)
+    def initial_traffic(federation_data):
+        name = "Algorithm.initial_traffic"
+        traffic_count = call_user_function(
+            name, algorithm.initial_traffic, CountInitialTrafficFn, federation_data
+        )
+        return _require_bytes(name, traffic_count, InitialTraffic)
 
-    def personal(hp, state, k):
-        name = "Algorithm.personal"
-        assert algorithm.personal is not None
-        return _require_variables(name, call(name, algorithm.personal, PersonalModel, hp, state, k))
+    def personal_variables(hp, state, k):
+        name = "Algorithm.personal_variables"
+        assert algorithm.personal_variables is not None
+        return _require_variables(
+            name,
+            call_user_function(
+                name, algorithm.personal_variables, GetPersonalModelFn, hp, state, k
+            ),
+        )
 
-    def records(num_clients):
-        found = call("Algorithm.records", algorithm.records, ListRecords, num_clients)
-        if not isinstance(found, dict):
-            raise ContractError(f"Algorithm.records returned {kind_of(found)}: expected a dict")
-        return found
-
-    has_model = algorithm.global_model is not None
-    return algorithm._replace(
-        init=guarded(init),
-        round=guarded(round_),
-        global_model=guarded(global_model) if has_model else None,
-        with_global_model=guarded(with_global_model) if algorithm.with_global_model else None,
-        traffic=guarded(traffic),
-        first_traffic=guarded(first_traffic),
-        records=guarded(records),
-        artifacts=told(name, "artifacts", algorithm.artifacts, as_array),
-        summary=told(name, "summary", algorithm.summary, as_json),
-        personal=guarded(personal) if algorithm.personal else None,
-        inputs=tuple(each._replace(make=guarded(_checked_make(each))) for each in algorithm.inputs),
-        host_work=tuple(
-            work._replace(
-                advance=guarded(_checked_advance(work)), done=guarded(_checked_done(work))
+    def record_shapes(num_clients):
+        shapes = call_user_function(
+            "Algorithm.record_shapes", algorithm.record_shapes, GetRecordShapesFn, num_clients
+        )
+        if not isinstance(shapes, dict):
+            raise ContractError(
+                f"Algorithm.record_shapes returned {describe_value(shapes)}: expected a dict"
             )
-            for work in algorithm.host_work
+        return shapes
+
+    has_global_model = algorithm.global_model is not None
+    return algorithm._replace(
+        init=add_method_name(init),
+        round=add_method_name(round_),
+        global_model=add_method_name(global_model) if has_global_model else None,
+        with_global_model=add_method_name(with_global_model)
+        if algorithm.with_global_model
+        else None,
+        traffic=add_method_name(traffic),
+        initial_traffic=add_method_name(initial_traffic),
+        record_shapes=add_method_name(record_shapes),
+        artifacts=safe_outputs(name, "artifacts", algorithm.artifacts, validate_array),
+        summary=safe_outputs(name, "summary", algorithm.summary, validate_json),
+        personal_variables=add_method_name(personal_variables)
+        if algorithm.personal_variables
+        else None,
+        round_inputs=tuple(
+            round_input._replace(make_inputs=add_method_name(_validate_make_inputs(round_input)))
+            for round_input in algorithm.round_inputs
+        ),
+        server_stages=tuple(
+            stage._replace(
+                advance=add_method_name(_validate_advance(stage)),
+                count_completed=add_method_name(_validate_count_completed(stage)),
+            )
+            for stage in algorithm.server_stages
         ),
     )
 
 
-def _guarded(name: str, function: Callable) -> Callable:
+def _add_method_name(name: str, function: Callable) -> Callable:
     """`function`, whose errors name the method."""
 
-    def in_method(*args):
+    def call_with_method_name(*args):
         try:
             return function(*args)
         except ContractError as error:
@@ -145,104 +174,126 @@ def _guarded(name: str, function: Callable) -> Callable:
                 error.add_note(f"in method {name!r}")
             raise
 
-    return in_method
+    return call_with_method_name
 
 
-def _checked_advance(work: HostWork) -> Callable:
-    def advance(hp, state, key, count, server=None):
-        name = f"HostWork({work.name!r}).advance"
-        new = call(name, work.advance, AdvanceWork, hp, state, key, count, server)
-        require_like(f"{name}: state", new, state, "the state given")
-        return new
+def _validate_advance(stage: ServerStage) -> Callable:
+    def advance(hp, state, key, num_iterations, server_examples=None):
+        name = f"ServerStage({stage.name!r}).advance"
+        new_state = call_user_function(
+            name, stage.advance, AdvanceStageFn, hp, state, key, num_iterations, server_examples
+        )
+        require_like(f"{name}: state", new_state, state, "the state given")
+        return new_state
 
     return advance
 
 
-def _checked_done(work: HostWork) -> Callable:
-    def done(state):
-        name = f"HostWork({work.name!r}).done"
-        found = plain(call(name, work.done, CountDone, state))
-        if not is_whole(found, 0):
-            raise ContractError(f"{name} returned {kind_of(found)}: expected a whole number")
-        return int(found)
+def _validate_count_completed(stage: ServerStage) -> Callable:
+    def count_completed(state):
+        name = f"ServerStage({stage.name!r}).count_completed"
+        completed = to_python_scalar(
+            call_user_function(name, stage.count_completed, CountCompletedFn, state)
+        )
+        if not is_integer_at_least(completed, 0):
+            raise ContractError(
+                f"{name} returned {describe_value(completed)}: expected a whole number"
+            )
+        return int(completed)
 
-    return done
+    return count_completed
 
 
-def _checked_make(wanted: RoundInput) -> Callable:
-    def make(holdings):
-        name = f"RoundInput({wanted.name!r}).make"
-        found, count = call(name, wanted.make, MakeInputs, holdings), len(holdings)
-        if not isinstance(found, list | tuple) or len(found) != count:
-            kind = f"{len(found)} of them" if isinstance(found, list) else kind_of(found)
-            expected = f"a list of {count}, one for each federation"
+def _validate_make_inputs(round_input: RoundInput) -> Callable:
+    def make_inputs(federations):
+        name = f"RoundInput({round_input.name!r}).make_inputs"
+        inputs, num_federations = (
+            call_user_function(name, round_input.make_inputs, MakeInputsFn, federations),
+            len(federations),
+        )
+        if not isinstance(inputs, list | tuple) or len(inputs) != num_federations:
+            kind = f"{len(inputs)} of them" if isinstance(inputs, list) else describe_value(inputs)
+            expected = f"a list of {num_federations}, one for each federation"
             raise ContractError(f"{name} returned {kind}: expected {expected}")
-        for path, leaf in jax.tree_util.tree_leaves_with_path(list(found)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(list(inputs)):
             if not (hasattr(leaf, "dtype") or isinstance(leaf, int | float)):
-                place = jax.tree_util.keystr(path)
-                raise ContractError(f"{name}: {place} is {kind_of(leaf)}: expected an array")
-        return list(found)
+                tree_path = jax.tree_util.keystr(path)
+                raise ContractError(
+                    f"{name}: {tree_path} is {describe_value(leaf)}: expected an array"
+                )
+        return list(inputs)
 
-    return make
+    return make_inputs
 
 
-def _with_parts(name: str, algorithm: Algorithm) -> Algorithm:
+def _validate_field_types(name: str, algorithm: Algorithm) -> Algorithm:
     """The algorithm, whose fields, and those of its parts, are of their annotations' kinds."""
     try:
-        algorithm = of_own_kinds("Algorithm", algorithm)
-        for part in (*algorithm.host_work, *algorithm.inputs, algorithm.tuning, algorithm.pairs):
-            if part is not None:
-                of_own_kinds(type(part).__name__, part)
+        algorithm = validate_named_tuple("Algorithm", algorithm)
+        for component in (
+            *algorithm.server_stages,
+            *algorithm.round_inputs,
+            algorithm.fine_tuning,
+            algorithm.condensation_work,
+        ):
+            if component is not None:
+                validate_named_tuple(type(component).__name__, component)
     except ConfigError as error:
         raise ContractError(f"method {name!r}: {error}") from None
     return algorithm
 
 
-def _require_bytes(name: str, found: Any, kind: type[Traffic] | type[OnceTraffic]) -> Any:
+def _require_bytes(
+    name: str, traffic_count: Any, kind: type[Traffic] | type[InitialTraffic]
+) -> Any:
     """`found`, with whole numbers for NumPy's."""
-    if not isinstance(found, Traffic | OnceTraffic) or type(found) is not kind:
-        raise ContractError(f"{name} returned {kind_of(found)}: expected a {kind.__name__}")
-    values = [plain(value) for value in found]
-    for field, value in zip(found._fields, values, strict=True):
-        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not (real and 0 <= value < math.inf):
-            raise ContractError(f"{name}: {field} = {shown(value)}: expected a number of bytes")
+    if not isinstance(traffic_count, Traffic | InitialTraffic) or type(traffic_count) is not kind:
+        raise ContractError(
+            f"{name} returned {describe_value(traffic_count)}: expected a {kind.__name__}"
+        )
+    values = [to_python_scalar(value) for value in traffic_count]
+    for field, value in zip(traffic_count._fields, values, strict=True):
+        is_real_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not (is_real_number and 0 <= value < math.inf):
+            raise ContractError(
+                f"{name}: {field} = {format_value(value)}: expected a number of bytes"
+            )
     return kind(*values)
 
 
-def _require_variables(name: str, found: Any) -> Any:
-    if not isinstance(found, Mapping) or {"params", "state"} - set(found):
-        kind = kind_of(found)
+def _require_variables(name: str, variables: Any) -> Any:
+    if not isinstance(variables, Mapping) or {"params", "state"} - set(variables):
+        kind = describe_value(variables)
         raise ContractError(
             f"{name} returned {kind}: expected variables, a dict of params and state"
         )
-    return found
+    return variables
 
 
-def _require_state(name: str, found: Any) -> None:
-    if not isinstance(found, State):
-        raise ContractError(f"{name}: state is {kind_of(found)}: expected a State")
-    count = getattr(found.round, "dtype", None)
-    if count is None or np.shape(found.round) != () or count != np.int32:
+def _require_state(name: str, state: Any) -> None:
+    if not isinstance(state, State):
+        raise ContractError(f"{name}: state is {describe_value(state)}: expected a State")
+    dtype = getattr(state.round, "dtype", None)
+    if dtype is None or np.shape(state.round) != () or dtype != np.int32:
         raise ContractError(
-            f"{name}: state.round is {kind_of(found.round)}: expected an int32 scalar"
+            f"{name}: state.round is {describe_value(state.round)}: expected an int32 scalar"
         )
 
 
-def _require_records(
-    found: dict[str, Any], shapes_of: Callable[[int], dict[str, tuple[int, ...]]]
+def _validate_records(
+    records: dict[str, Any], get_record_shapes: Callable[[int], dict[str, tuple[int, ...]]]
 ) -> None:
     """How many clients there are is not known here: a shape must be right for some number."""
-    shapes = shapes_of(1)
-    if found.keys() != shapes.keys():
+    single_client_shapes = get_record_shapes(1)
+    if records.keys() != single_client_shapes.keys():
         raise ContractError(
-            f"Algorithm.round: info.records has {sorted(found)}: expected {sorted(shapes)}, as "
-            "`Algorithm.records` says"
+            f"Algorithm.round: info.records has {sorted(records)}: expected {sorted(single_client_shapes)}, as "
+            "`Algorithm.record_shapes` says"
         )
-    for name, leaf in found.items():
-        here = np.shape(leaf)
-        if not any(tuple(shapes_of(count)[name]) == here for count in {1, *here}):
+    for name, leaf in records.items():
+        shape = np.shape(leaf)
+        if not any(tuple(get_record_shapes(count)[name]) == shape for count in {1, *shape}):
             raise ContractError(
-                f"Algorithm.round: info.records[{name!r}] is {kind_of(leaf)}: expected the shape "
-                f"{shapes[name]}, as `Algorithm.records` says of one client"
+                f"Algorithm.round: info.records[{name!r}] is {describe_value(leaf)}: expected the shape "
+                f"{single_client_shapes[name]}, as `Algorithm.record_shapes` says of one client"
             )

@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
-Guard = Literal["step", "rows"]
+AttentionGuard = Literal["step", "rows"]
 
-CACHED_WEIGHTS = 512  # of every client: a Gram product takes so many at once
+GRAM_BLOCK_SIZE = 512  # of every client: a Gram product takes so many at once
 
 
 class Attention(NamedTuple):
@@ -33,25 +33,25 @@ class AttentionFunction(NamedTuple):
     derivative, both `(t, sigma)`; A'(0) = 1 / sigma, in whose units t is measured."""
 
     value: Callable
-    slope: Callable
+    derivative: Callable
 
 
-SCAD_REACH = 3.7  # Fan and Li (2001)
-MCP_REACH = 3.0
+SCAD_A = 3.7  # Fan and Li (2001)
+MCP_GAMMA = 3.0
 
 
 def _scad(t, sigma):
     """A of the smoothly clipped absolute deviation, and its derivative by t / sigma."""
-    x, a = t / sigma, SCAD_REACH
-    bent = jnp.minimum(x, a)
-    middle = 1 + ((a - 1) ** 2 - (a - bent) ** 2) / (2 * (a - 1))
-    return jnp.where(x <= 1, x, middle), jnp.where(x <= 1, 1.0, (a - bent) / (a - 1))
+    x, a = t / sigma, SCAD_A
+    clipped_x = jnp.minimum(x, a)
+    middle = 1 + ((a - 1) ** 2 - (a - clipped_x) ** 2) / (2 * (a - 1))
+    return jnp.where(x <= 1, x, middle), jnp.where(x <= 1, 1.0, (a - clipped_x) / (a - 1))
 
 
 def _mcp(t, sigma):
     """The same of the minimax concave penalty."""
-    bent = jnp.minimum(t / sigma, MCP_REACH)
-    return bent - bent**2 / (2 * MCP_REACH), 1 - bent / MCP_REACH
+    clipped_x = jnp.minimum(t / sigma, MCP_GAMMA)
+    return clipped_x - clipped_x**2 / (2 * MCP_GAMMA), 1 - clipped_x / MCP_GAMMA
 
 
 ATTENTION_FUNCTIONS = {
@@ -67,31 +67,31 @@ ATTENTION_FUNCTIONS = {
 }
 
 
-def squared_distances(models: Tree, plan: Plan | None = None) -> jax.Array:
+def compute_squared_distances(models: Tree, plan: ExecutionPlan | None = None) -> jax.Array:
     """[K, K] ||w_i - w_j||^2 of all arrays, by Gram products. Cost: K^2 P multiplications, of which
     each of a plan's devices takes its part; then one collective.
 
     The mean is taken off first, which changes no distance and keeps the digits of small ones.
     """
-    gram = _gram(models, plan)
+    gram = _compute_gram(models, plan)
     norms = jnp.diagonal(gram)
     distances = jnp.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0)
     return distances * (1 - jnp.eye(len(gram)))
 
 
-def cosine_distances(models: Tree, plan: Plan | None = None) -> jax.Array:
+def compute_cosine_distances(models: Tree, plan: ExecutionPlan | None = None) -> jax.Array:
     """[K, K] 1 - cos(w_i, w_j) of all arrays: half the squared distances of the unit vectors, which
     keeps the digits of cosines near 1. Between models of zeros and others: 1/2."""
-    rows = [_rows(leaf) for leaf in jax.tree.leaves(models)]
+    rows = [_flatten_clients(leaf) for leaf in jax.tree.leaves(models)]
     norms = jnp.sqrt(sum(jnp.square(row).sum(1, keepdims=True) for row in rows))
-    return squared_distances([row / jnp.maximum(norms, 1e-30) for row in rows], plan) / 2
+    return compute_squared_distances([row / jnp.maximum(norms, 1e-30) for row in rows], plan) / 2
 
 
-def attention(
+def compute_attention(
     distances: jax.Array,
     alpha,
     sigma,
-    heard: jax.Array,
+    is_included: jax.Array,
     *,
     guard: str,
     function: str = "exponential",
@@ -107,84 +107,92 @@ def attention(
       function: A, of `ATTENTION_FUNCTIONS`.
     Returns: weights that are non-negative and whose rows sum to 1.
     """
-    others = heard[None, :] & ~jnp.eye(len(distances), dtype=bool)
-    slopes = ATTENTION_FUNCTIONS[function].slope(distances, sigma)
-    weights = jnp.where(others, alpha * slopes, 0)
+    is_other = is_included[None, :] & ~jnp.eye(len(distances), dtype=bool)
+    derivatives = ATTENTION_FUNCTIONS[function].derivative(distances, sigma)
+    weights = jnp.where(is_other, alpha * derivatives, 0)
     total = weights.sum(1)
     bound = jnp.maximum(total if guard == "rows" else total.max(), 1)
     scale = jnp.broadcast_to(1 / bound, total.shape)
-    return Attention(_with_own(weights * scale[:, None]), alpha * scale)
+    return Attention(_fill_diagonal(weights * scale[:, None]), alpha * scale)
 
 
-def softmax_attention(distances: jax.Array, sigma, self_weight, heard: jax.Array) -> jax.Array:
+def compute_softmax_attention(
+    distances: jax.Array, sigma, self_weight, is_included: jax.Array
+) -> jax.Array:
     """HeurFedAMP's weights (Eq. 8): xi_ii = self_weight; the rest is shared out among the others
     heard by a softmax of sigma * cos, which is that of -sigma * (1 - cos), with `distances` [K, K]
     1 - cos. Who hears nobody else has xi_ii = 1."""
-    others = heard[None, :] & ~jnp.eye(len(distances), dtype=bool)
-    scores = jnp.where(others, -sigma * distances, -jnp.inf)
+    is_other = is_included[None, :] & ~jnp.eye(len(distances), dtype=bool)
+    scores = jnp.where(is_other, -sigma * distances, -jnp.inf)
     highest = scores.max(1, keepdims=True)
     powers = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0))
-    shares = powers / jnp.maximum(powers.sum(1, keepdims=True), 1e-30)
-    return _with_own((1 - self_weight) * shares)
+    softmax_weights = powers / jnp.maximum(powers.sum(1, keepdims=True), 1e-30)
+    return _fill_diagonal((1 - self_weight) * softmax_weights)
 
 
-def pass_messages(weights: jax.Array, models: Tree) -> Tree:
+def mix_models(weights: jax.Array, models: Tree) -> Tree:
     """u_i = sum_j xi_ij w_j of all clients, by a product for each array."""
 
-    def mixed(leaf):
-        return jnp.matmul(weights, _rows(leaf), precision="highest").reshape(leaf.shape)
+    def mix_leaf(leaf):
+        return jnp.matmul(weights, _flatten_clients(leaf), precision="highest").reshape(leaf.shape)
 
-    return jax.tree.map(mixed, models)
+    return jax.tree.map(mix_leaf, models)
 
 
-def median_pair(values: jax.Array, heard: jax.Array) -> jax.Array:
+def median_over_pairs(values: jax.Array, is_included: jax.Array) -> jax.Array:
     """The median of `values` [K, K] over pairs of different clients heard; 0 without a pair."""
-    pairs = heard[:, None] & heard[None, :] & ~jnp.eye(len(values), dtype=bool)
-    median = jnp.nanmedian(jnp.where(pairs, values, jnp.nan))
-    return jnp.where(pairs.any(), median, 0.0)
+    is_pair = is_included[:, None] & is_included[None, :] & ~jnp.eye(len(values), dtype=bool)
+    median = jnp.nanmedian(jnp.where(is_pair, values, jnp.nan))
+    return jnp.where(is_pair.any(), median, 0.0)
 
 
-def _rows(leaf: jax.Array) -> jax.Array:
+def _flatten_clients(leaf: jax.Array) -> jax.Array:
     """[K, n] of an array [K, ...]."""
     return leaf.reshape(leaf.shape[0], -1)
 
 
-def _gram(models: Tree, plan: Plan | None) -> jax.Array:
+def _compute_gram(models: Tree, plan: ExecutionPlan | None) -> jax.Array:
     """[K, K] of all clients' weights, those of a place having their mean taken off."""
     if plan is None:
-        return _part_of_gram(models, 0, 1)
-    parts = jnp.arange(plan.blocks)
-    return plan.sum_over_blocks(partial(_part_of_gram, parts=plan.blocks), (models,), parts)
+        return _partial_gram(models, 0, 1)
+    part_indices = jnp.arange(plan.blocks)
+    return plan.sum_over_blocks(
+        partial(_partial_gram, num_parts=plan.blocks), (models,), part_indices
+    )
 
 
-def _part_of_gram(models: Tree, part: jax.Array | int, parts: int) -> jax.Array:
+def _partial_gram(models: Tree, part_index: jax.Array | int, num_parts: int) -> jax.Array:
     """The sum over every `parts`-th block of columns, from `part` on.
 
     In blocks that stay in a core's cache, which are read once: a product of whole rows takes twice
     as long, and a copy of all models as long again.
     """
 
-    def of_columns(columns: jax.Array) -> jax.Array:
+    def gram_of_columns(columns: jax.Array) -> jax.Array:
         columns = jax.lax.optimization_barrier(columns - columns.mean(0))
         return jnp.matmul(columns, columns.T, precision="highest")
 
-    def of_array(rows: jax.Array) -> jax.Array:
-        blocks, rest = divmod(rows.shape[1], CACHED_WEIGHTS)
-        last = jnp.where(part == 0, of_columns(rows[:, rows.shape[1] - rest :]), 0)
-        if not blocks:
-            return last
+    def gram_of_array(rows: jax.Array) -> jax.Array:
+        num_blocks, num_remaining = divmod(rows.shape[1], GRAM_BLOCK_SIZE)
+        remainder_gram = jnp.where(
+            part_index == 0, gram_of_columns(rows[:, rows.shape[1] - num_remaining :]), 0
+        )
+        if not num_blocks:
+            return remainder_gram
 
-        def add(turn, total):
-            first = (part + turn * parts) * CACHED_WEIGHTS
-            columns = jax.lax.dynamic_slice_in_dim(rows, first, CACHED_WEIGHTS, 1)
-            return total + of_columns(columns)
+        def add_block(iteration, total):
+            first = (part_index + iteration * num_parts) * GRAM_BLOCK_SIZE
+            columns = jax.lax.dynamic_slice_in_dim(rows, first, GRAM_BLOCK_SIZE, 1)
+            return total + gram_of_columns(columns)
 
-        turns = (blocks - part + parts - 1) // parts
-        return jax.lax.fori_loop(0, turns, add, last)
+        num_iterations = (num_blocks - part_index + num_parts - 1) // num_parts
+        return jax.lax.fori_loop(0, num_iterations, add_block, remainder_gram)
 
-    return jax.tree.reduce(jnp.add, jax.tree.map(lambda leaf: of_array(_rows(leaf)), models))
+    return jax.tree.reduce(
+        jnp.add, jax.tree.map(lambda leaf: gram_of_array(_flatten_clients(leaf)), models)
+    )
 
 
-def _with_own(weights: jax.Array) -> jax.Array:
+def _fill_diagonal(weights: jax.Array) -> jax.Array:
     """The matrix with what is left of 1 in each row on its diagonal."""
     return weights + jnp.diag(jnp.maximum(1 - weights.sum(1), 0))

@@ -2,31 +2,31 @@
 
 An algorithm never prints, touches a disk, calls `jit`, or loops over clients. Static choices are
 closed over; numeric hyper-parameters come in the traced dict `hp`. Most methods are built by
-`building.federated` from a `ClientMethod`, and read like this one, FedAvg whose clients pull their
+`building.federated` from a `ClientAlgorithm`, and read like this one, FedAvg whose clients pull their
 steps to the model that they received:
 
 >>> from typing import Annotated
 >>> import jax
 >>> from dataclasses import dataclass
 >>> from fedjax_het import RunSpec, register_method, simulate
->>> from fedjax_het.algorithms.building import federated
->>> from fedjax_het.common.records import NonNegative, Record
->>> from fedjax_het.engine.local import local_sgd
+>>> from fedjax_het.algorithms.building import build_federated_algorithm
+>>> from fedjax_het.common.records import Config, NonNegativeFloat
+>>> from fedjax_het.engine.local import make_local_sgd
 >>>
 >>> @dataclass(frozen=True)
-... class TetherNumbers(Record):
-...     tether: NonNegative = 0.1
+... class TetherHyperParameters(Config):
+...     tether: NonNegativeFloat = 0.1
 ...     "How strongly a client is pulled to the model that it received."
 >>>
 >>> def tethered(training, plan):
-...     def pull(hp, gradient, local, broadcast, batch, client):
-...         here, start = local.variables["params"], broadcast.variables["params"]
+...     def adjust_gradient(hp, gradient, local, message, batch, client):
+...         here, start = local.variables["params"], message.variables["params"]
 ...         pulled = jax.tree.map(lambda g, w, a: g + hp["tether"] * (w - a), gradient, here, start)
-...         return pulled, local.memory
+...         return pulled, local.aux
 ...
-...     return federated(training, plan, local_sgd(training, adjust=pull))
+...     return build_federated_algorithm(training, plan, make_local_sgd(training, adjust=adjust_gradient))
 >>>
->>> entry = register_method("tethered", tethered, "FedAvg on a tether", numbers=TetherNumbers)
+>>> algorithm_spec = register_method("tethered", tethered, "FedAvg on a tether", hyperparameters=TetherHyperParameters)
 >>> spec = RunSpec("tethered", num_clients=4, rounds=2, model="mlp", hp={"tether": 0.5})
 >>> simulate(spec).metrics["test_accuracy"].shape
 (2,)
@@ -40,15 +40,15 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from fedjax_het.common.records import Whole
+from fedjax_het.common.records import NonNegativeInt
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.engine.contract import (
-    ClientMethod,
+    ClientAlgorithm,
     HyperParameters,
 )
-from fedjax_het.engine.gradient_gaps import Survey
+from fedjax_het.engine.gradient_gaps import ClientDiagnostics
 from fedjax_het.engine.lanes import ClientModels, Cohort, Examples
-from fedjax_het.engine.units import PairWork
+from fedjax_het.engine.units import CondensationWork
 from fedjax_het.nn import Model
 
 Tree = Any
@@ -58,7 +58,7 @@ class State(NamedTuple):
     """Everything that a federation carries from round to round."""
 
     server: Tree
-    clients: Tree  # leading axis K, or of a table, see `Algorithm.pageable`; () if stateless
+    clients: Tree  # leading axis K, or of a table, see `Algorithm.can_page_state`; () if stateless
     round: jax.Array  # [] int32, rounds done
 
 
@@ -67,8 +67,8 @@ class RoundInfo(NamedTuple):
 
     train_loss: jax.Array  # mean over samples, met in local training (nats) or in condensing
     update_norm: jax.Array  # L2 norm of the global model's change; of clients' own, see the method
-    records: dict[str, jax.Array] = {}  # noqa: RUF012  what else: see `Algorithm.records`
-    models: ClientModels | None = None  # where `LocalTraining.hands_out_models` asks for them
+    records: dict[str, jax.Array] = {}  # noqa: RUF012  what else: see `Algorithm.record_shapes`
+    models: ClientModels | None = None  # where `LocalTraining.returns_client_models` asks for them
 
 
 class Traffic(NamedTuple):
@@ -76,25 +76,27 @@ class Traffic(NamedTuple):
 
     down: int
     up: int
-    up_per_pair: int = 0  # besides, for every class that it condenses
+    up_per_class: int = 0  # besides, for every class that it condenses
 
 
-class OnceTraffic(NamedTuple):
+class InitialTraffic(NamedTuple):
     """Bytes that go once, with the first model: of all clients together."""
 
     down: int = 0
     up: int = 0
 
 
-class Holdings(NamedTuple):
+class FederationData(NamedTuple):
     """What is known of a federation's data before its first round; arrays on the host."""
 
     dataset: Dataset
     partition: Partition  # of what clients hold of their own
-    server: Examples | None  # the server's examples, [n_0, ...]
+    server_examples: Examples | None  # the server's examples, [n_0, ...]
     local_epochs: int | None  # None where clients condense, or go by steps
     seed: int  # of the partition
-    samples: int | None = None  # that all clients train on in a round, where they go by steps
+    samples_per_round: int | None = (
+        None  # that all clients train on in a round, where they go by steps
+    )
 
 
 class RoundInput(NamedTuple):
@@ -105,10 +107,10 @@ class RoundInput(NamedTuple):
     """
 
     name: str
-    make: Callable[[Sequence[Holdings]], list[Tree]]
+    make_inputs: Callable[[Sequence[FederationData]], list[Tree]]
 
 
-class InitState(Protocol):
+class InitStateFn(Protocol):
     """-> the state before the first round, from the first model's variables."""
 
     def __call__(
@@ -116,7 +118,7 @@ class InitState(Protocol):
     ) -> State: ...
 
 
-class RunRound(Protocol):
+class RunRoundFn(Protocol):
     """-> (state, of the same structure, shapes and types; what is reported)."""
 
     def __call__(
@@ -124,49 +126,49 @@ class RunRound(Protocol):
     ) -> tuple[State, RoundInfo]: ...
 
 
-class GetModel(Protocol):
+class GetModelFn(Protocol):
     """-> the global model's variables."""
 
     def __call__(self, state: State) -> Tree: ...
 
 
-class PutModel(Protocol):
+class SetModelFn(Protocol):
     """-> the state with these variables for the global model's."""
 
     def __call__(self, state: State, variables: Tree) -> State: ...
 
 
-class CountTraffic(Protocol):
+class CountTrafficFn(Protocol):
     """-> bytes; of arrays or of their shapes."""
 
     def __call__(self, hp: HyperParameters, state: State) -> Traffic: ...
 
 
-class CountOnce(Protocol):
+class CountInitialTrafficFn(Protocol):
     """-> bytes."""
 
-    def __call__(self, holdings: Holdings) -> OnceTraffic: ...
+    def __call__(self, federation_data: FederationData) -> InitialTraffic: ...
 
 
-class MakeInputs(Protocol):
+class MakeInputsFn(Protocol):
     """-> one pytree of host arrays for each federation."""
 
-    def __call__(self, holdings: Sequence[Holdings]) -> list[Tree]: ...
+    def __call__(self, federations: Sequence[FederationData]) -> list[Tree]: ...
 
 
-class CountDone(Protocol):
+class CountCompletedFn(Protocol):
     """-> iterations finished."""
 
     def __call__(self, state: State) -> int: ...
 
 
-class PersonalModel(Protocol):
+class GetPersonalModelFn(Protocol):
     """-> variables of the model that client k's own test is for."""
 
     def __call__(self, hp: HyperParameters, state: State, k: jax.Array) -> Tree: ...
 
 
-class ListRecords(Protocol):
+class GetRecordShapesFn(Protocol):
     """-> the shapes of what is recorded of a round, by name."""
 
     def __call__(self, num_clients: int) -> dict[str, tuple[int, ...]]: ...
@@ -180,14 +182,14 @@ class Algorithm(NamedTuple):
     global_model(state) -> variables             what is broadcast and evaluated; None without one
     with_global_model(state, variables) -> State
     traffic(hp, state) -> Traffic
-    first_traffic(holdings) -> OnceTraffic       what goes once, with the first model
+    first_traffic(holdings) -> InitialTraffic       what goes once, with the first model
     personal(hp, state, k) -> variables          of the model that client k's own test is for;
                                                  default: the global one
     personal_model: the network of these variables (default: the run's own)
     tuning: how every client tunes a copy of the global model that is scored in its place
     records(num_clients) -> {name: shape}        of what `RoundInfo.records` holds
     extra_passes: passes over a client's data before its local epochs
-    shares_server_data: whether clients train on the server's examples besides their own
+    trains_on_server_data: whether clients train on the server's examples besides their own
     pageable: whether a round reads the states of its own clients alone, by row, so that the others'
       can be elsewhere; `init` then makes as many equal ones as it is asked for, which do not depend
       on the first model's weights, since those may be pretrained
@@ -199,57 +201,59 @@ class Algorithm(NamedTuple):
     survey: what is measured on all clients' data where a run asks for it (`gradient_gaps`), in
       place of the distances of the global model's gradients
     host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
-    server_batch: samples of a step of the server's work that goes through `Plan.shared`, by which a
+    server_batch_size: samples of a step of the server's work that goes through `ExecutionPlan.shard_server_work`, by which a
       timing finds out whether sharing pays; 0: there is no such work
     artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
       as a JSON-able record
     """
 
-    init: InitState
-    round: RunRound
-    global_model: GetModel | None
-    with_global_model: PutModel | None
-    traffic: CountTraffic
-    first_traffic: Callable[[Holdings], OnceTraffic] = lambda holdings: OnceTraffic()
-    personal: PersonalModel | None = None
+    init: InitStateFn
+    round: RunRoundFn
+    global_model: GetModelFn | None
+    with_global_model: SetModelFn | None
+    traffic: CountTrafficFn
+    initial_traffic: Callable[[FederationData], InitialTraffic] = lambda federation_data: (
+        InitialTraffic()
+    )
+    personal_variables: GetPersonalModelFn | None = None
     personal_model: Model | None = None
-    tuning: "Tuning | None" = None
-    records: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
-    extra_passes: Whole = 0
-    shares_server_data: bool = False
-    pageable: bool = False
-    pairs: PairWork | None = None
-    inputs: tuple[RoundInput, ...] = ()
+    fine_tuning: "FineTuning | None" = None
+    record_shapes: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
+    extra_passes: NonNegativeInt = 0
+    trains_on_server_data: bool = False
+    can_page_state: bool = False
+    condensation_work: CondensationWork | None = None
+    round_inputs: tuple[RoundInput, ...] = ()
     server_gradient: Callable[[State, dict[str, Tree], Tree], Tree] | None = None
-    survey: Survey | None = None
-    host_work: "tuple[HostWork, ...]" = ()
-    server_batch: Whole = 0
+    diagnostics: ClientDiagnostics | None = None
+    server_stages: "tuple[ServerStage, ...]" = ()
+    server_batch_size: NonNegativeInt = 0
     artifacts: Callable[[State], dict[str, Any]] = lambda state: {}
     summary: Callable[[Any, State], dict[str, Any]] = lambda hp, state: {}
 
 
-def global_model_of(algorithm: Algorithm) -> tuple[GetModel, PutModel]:
+def require_global_model(algorithm: Algorithm) -> tuple[GetModelFn, SetModelFn]:
     """(global_model, with_global_model) of a method that has them: without one there is nothing to
     refine, pretrain or condense into."""
     assert algorithm.global_model is not None and algorithm.with_global_model is not None
     return algorithm.global_model, algorithm.with_global_model
 
 
-class Tuning(NamedTuple):
+class FineTuning(NamedTuple):
     """Training of a copy of the global model by every client, before it is scored.
 
     The copies are scored and discarded: the federation goes on as if they had not been.
-    client: a `ClientMethod` whose state is the model, as `whole_model` makes it.
+    client: a `ClientAlgorithm` whose state is the model, as `make_local_model_training` makes it.
     epochs: over the client's data; steps: at most so many minibatches of them (None: all).
     Cost: every evaluation trains all clients, and holds a model of each.
     """
 
-    client: ClientMethod
+    client_algorithm: ClientAlgorithm
     epochs: int
     steps: int | None = None
 
 
-class AdvanceWork(Protocol):
+class AdvanceStageFn(Protocol):
     """-> the state after `count` (traced) more iterations; `server` are the server's examples."""
 
     def __call__(
@@ -257,12 +261,12 @@ class AdvanceWork(Protocol):
         hp: HyperParameters,
         state: State,
         key: jax.Array,
-        count: jax.Array,
-        server: Examples | None,
+        num_iterations: jax.Array,
+        server_examples: Examples | None,
     ) -> State: ...
 
 
-class HostWork(NamedTuple):
+class ServerStage(NamedTuple):
     """Long server work between two rounds, done piece by piece so that it shows and resumes.
 
     done(state) -> int: iterations finished, of `total`.
@@ -271,13 +275,13 @@ class HostWork(NamedTuple):
     """
 
     name: str
-    before_round: Whole
-    total: Whole
-    done: Callable[[State], int]
-    advance: AdvanceWork
+    before_round: NonNegativeInt
+    num_iterations: NonNegativeInt
+    count_completed: Callable[[State], int]
+    advance: AdvanceStageFn
 
 
-class Build(Protocol):
+class BuildAlgorithmFn(Protocol):
     """What a method's entry calls: `build(training, plan)`, with `options=` its record of options
     if it has any, and `base=` the method that it is put over if it needs one."""
 

@@ -9,64 +9,64 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.refined import Round, refined, server_examples
+from fedjax_het.algorithms.refined import ServerStepContext, get_server_examples, with_server_step
 from fedjax_het.common.arrays import AnyArray
-from fedjax_het.common.records import Count, Record, Whole
-from fedjax_het.engine.ensemble import distilled
+from fedjax_het.common.records import Config, NonNegativeInt, PositiveInt
+from fedjax_het.engine.ensemble import distill_student
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import Purpose, key_for
-from fedjax_het.engine.server import steps_per_epoch
-from fedjax_het.engine.sharing import Sharing
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.engine.randomness import Purpose, fold_in_purpose
+from fedjax_het.engine.server import count_steps_per_epoch
+from fedjax_het.engine.sharing import ServerParallelism
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class DistillingOptions(Record):
-    distill_epochs: Whole = 20
+class DistillationOptions(Config):
+    distill_epochs: NonNegativeInt = 20
     "Over the server's examples, each round."
-    distill_batch_size: Count = 128
+    distill_batch_size: PositiveInt = 128
     "Of the server's examples."
 
 
-class Teachers(NamedTuple):
+class TeacherModels(NamedTuple):
     """Of whom an ensemble is made."""
 
-    clients: ClientModels
-    before: Tree  # the variables that the round started from
-    after: Tree  # those that the base made of its clients' work
+    client_models: ClientModels
+    variables_before: Tree  # the variables that the round started from
+    variables_after: Tree  # those that the base made of its clients' work
 
 
-def over_models(
+def with_ensemble_step(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     base: Callable[..., Algorithm],
-    refine: Callable[[Any, Round, ClientModels], Tree],
-    server_batch: int,
+    combine_models: Callable[[Any, ServerStepContext, ClientModels], Tree],
+    server_batch_size: int,
 ) -> Algorithm:
     """`base`, whose global model becomes `refine(hp, round, models)` of all its clients' models."""
-    algorithm = base(training._replace(hands_out_models=True), plan)
+    algorithm = base(training._replace(returns_client_models=True), plan)
 
-    def refined_model(hp, own, this_round: Round):
-        assert this_round.models is not None, (
+    def run_server_step(hp, step_state, context: ServerStepContext):
+        assert context.client_models is not None, (
             "the base is not one that hands out its clients' models"
         )
-        return refine(hp, this_round, this_round.models), own
+        return combine_models(hp, context, context.client_models), step_state
 
-    return refined(algorithm, refined_model, server_batch=server_batch)
+    return with_server_step(algorithm, run_server_step, server_batch_size=server_batch_size)
 
 
-def distilling(
+def build_distillation_algorithm(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     base: Callable[..., Algorithm],
-    ensemble: Callable[[Any, Teachers, AnyArray, jax.Array], jax.Array],
-    optimizer: Callable[[Any, int], optax.GradientTransformation],
-    options: DistillingOptions,
+    predict_ensemble: Callable[[Any, TeacherModels, AnyArray, jax.Array], jax.Array],
+    make_optimizer: Callable[[Any, int], optax.GradientTransformation],
+    options: DistillationOptions,
     *,
-    collects: Callable[[int], Callable | None] = lambda num_steps: None,
+    make_swa_predicate: Callable[[int], Callable | None] = lambda num_steps: None,
 ) -> Algorithm:
     """`base`, whose global model learns each round what an ensemble says of the server's examples.
 
@@ -75,36 +75,46 @@ def distilling(
     Args:
       ensemble(hp, teachers, images, key) -> targets, `[n, C]` probabilities, each of its image
         by itself; it may see a part of the server's.
-      optimizer(hp, num_steps); collects(num_steps): see `distilled`.
+      optimizer(hp, num_steps); collects(num_steps): see `distill_student`.
     """
     task = training.task
 
-    def refine(hp, this_round: Round, models: ClientModels):
-        images = server_examples(this_round).images
-        key = key_for(this_round.key, Purpose.SERVER)
-        before, after = this_round.before, this_round.after
-        return plan.shared(learn, hp, before, after, models, images, key)
+    def distill_round(hp, context: ServerStepContext, client_models: ClientModels):
+        images = get_server_examples(context).images
+        key = fold_in_purpose(context.key, Purpose.SERVER)
+        variables_before, variables_after = context.variables_before, context.variables_after
+        return plan.shard_server_work(
+            distill_on_shard, hp, variables_before, variables_after, client_models, images, key
+        )
 
-    def learn(sharing: Sharing, hp, before, after, models: ClientModels, images, key):
+    def distill_on_shard(
+        server_parallelism: ServerParallelism,
+        hp,
+        variables_before,
+        variables_after,
+        client_models: ClientModels,
+        images,
+        key,
+    ):
         draw_key, key = jax.random.split(key)
         batch_size = options.distill_batch_size
-        num_steps = options.distill_epochs * steps_per_epoch(len(images), batch_size)
-        teachers = Teachers(models, before, after)
-        targets = sharing.for_each_sample(
-            lambda images: ensemble(hp, teachers, images, draw_key), images
+        num_steps = options.distill_epochs * count_steps_per_epoch(len(images), batch_size)
+        teachers = TeacherModels(client_models, variables_before, variables_after)
+        targets = server_parallelism.map_samples(
+            lambda images: predict_ensemble(hp, teachers, images, draw_key), images
         )
-        return distilled(
+        return distill_student(
             task,
-            after,
+            variables_after,
             images,
             targets,
             key,
-            optimizer=optimizer(hp, num_steps),
+            optimizer=make_optimizer(hp, num_steps),
             batch_size=batch_size,
-            epochs=jnp.where(models.present.any(), options.distill_epochs, 0),
-            most_epochs=options.distill_epochs,
-            collects=collects(num_steps),
-            sharing=sharing,
+            epochs=jnp.where(client_models.is_present.any(), options.distill_epochs, 0),
+            max_epochs=options.distill_epochs,
+            is_averaged_step=make_swa_predicate(num_steps),
+            server_parallelism=server_parallelism,
         )
 
-    return over_models(training, plan, base, refine, options.distill_batch_size)
+    return with_ensemble_step(training, plan, base, distill_round, options.distill_batch_size)

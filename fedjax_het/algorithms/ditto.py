@@ -2,21 +2,21 @@
 
 from dataclasses import dataclass
 
-from fedjax_het.algorithms.beside import federated_beside
+from fedjax_het.algorithms.beside import build_dual_model_algorithm
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import NonNegative, Record
-from fedjax_het.engine.local import LocalTraining, pulled, training_step
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, NonNegativeFloat
+from fedjax_het.engine.local import LocalTraining, add_proximal_gradient, make_training_step
+from fedjax_het.engine.plan import ExecutionPlan
 
 
 @dataclass(frozen=True)
-class DittoNumbers(Record):
-    ditto_lambda: NonNegative = 1.0
+class DittoHyperParameters(Config):
+    ditto_lambda: NonNegativeFloat = 1.0
     "Of the pull to the global model."
 
 
-def ditto(training: LocalTraining, plan: Plan) -> Algorithm:
+def ditto(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """Algorithm 1: besides FedAvg's model, client k minimises F_k(v) + (ditto_lambda / 2)
     ||v - w||^2 over a model v_k of its own, w the global model that it received:
 
@@ -31,25 +31,25 @@ def ditto(training: LocalTraining, plan: Plan) -> Algorithm:
     Scored: v_k. Traffic: FedAvg's. State: one model per client. Cost: two gradients a step.
     """
 
-    def pull(hp, gradient, own, broadcast, batch, client):
-        here, anchor = (part.variables["params"] for part in (own, broadcast))
-        return pulled(gradient, here, anchor, hp["ditto_lambda"]), ()
+    def adjust_gradient(hp, gradient, local, message, batch, client):
+        params, anchor = (state.variables["params"] for state in (local, message))
+        return add_proximal_gradient(gradient, params, anchor, hp["ditto_lambda"]), ()
 
-    step = training_step(training, pull)
+    step = make_training_step(training, adjust_gradient)
 
-    def step_own(hp, broadcast, local, moved, batch, client, key):
-        return step(hp, broadcast, local.memory, batch, client, key)
+    def step_personal_model(hp, message, local, new_local, batch, client, key):
+        return step(hp, message, local.aux, batch, client, key)
 
-    return federated_beside(training, plan, step_own)
+    return build_dual_model_algorithm(training, plan, step_personal_model)
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "ditto",
     ditto,
     "FedAvg, and a model of each client's own that is pulled to it (Li et al., 2021)",
     paper="Li et al., ICML 2021, arXiv:2012.04221",
-    numbers=DittoNumbers,
+    hyperparameters=DittoHyperParameters,
     protocol="fedamp",
-    colour="#5B8C1A",
-    scored=("personal",),
+    color="#5B8C1A",
+    evaluated_models=("personal",),
 )

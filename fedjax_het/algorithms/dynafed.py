@@ -10,52 +10,52 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.algorithms.contract import Algorithm, Holdings, HostWork, RoundInput, State
-from fedjax_het.algorithms.entry import Entry, Rule
-from fedjax_het.algorithms.refined import Round, refined
-from fedjax_het.common.errors import is_whole
-from fedjax_het.common.records import NonNegative, Whole, read
+from fedjax_het.algorithms.contract import Algorithm, FederationData, RoundInput, ServerStage, State
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
+from fedjax_het.algorithms.refined import ServerStepContext, with_server_step
+from fedjax_het.common.errors import is_integer_at_least
+from fedjax_het.common.records import NonNegativeFloat, NonNegativeInt, parse_config
 from fedjax_het.condensation import (
-    Synthesis,
+    SynthesisFunctions,
     SynthesisHyperParameters,
-    SynthesisInfo,
-    SynthesisNumbers,
+    SynthesisHyperParameterValues,
+    SynthesisLog,
     SynthesisOptions,
-    SynthesisState,
     SyntheticData,
+    TrajectorySynthesisState,
     fine_tune,
-    j_by_start,
     make_synthesis,
+    mean_loss_by_start,
     mixed_mode,
     soft_cross_entropy,
 )
 from fedjax_het.condensation.quality import random_subset
-from fedjax_het.condensation.synthesis_config import check_step_size
+from fedjax_het.condensation.synthesis_config import validate_step_size
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import Purpose, Stream, host_rng, key_for
-from fedjax_het.engine.sharing import ALONE, Sharing
-from fedjax_het.engine.stretches import either
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.engine.randomness import Purpose, Stream, fold_in_purpose, make_host_rng
+from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.engine.stretches import cond_with_loops
 from fedjax_het.nn import Model
 
 Tree = Any
 
 NUM_SNAPSHOTS = 9  # of the synthetic images over the course of synthesis, the last one included
-SNAPSHOT_IMAGES = 40
-FINE_TUNE_BATCH = 256
-CONTROL_DATA = "control_data"
-CERTAIN = 20.0  # a class's logit, beside zeros
+NUM_SNAPSHOT_IMAGES = 40
+FINE_TUNE_BATCH_SIZE = 256
+CONTROL_DATA_INPUT = "control_data"
+ONE_HOT_LOGIT = 20.0  # a class's logit, beside zeros
 
 # Numeric settings of the synthesis: traced hyper-parameters, not options.
-_NUMERIC = SynthesisHyperParameters._fields
+_SYNTHESIS_HYPERPARAMETER_NAMES = SynthesisHyperParameterValues._fields
 
 
 @dataclass(frozen=True)
 class DynaFedOptions(SynthesisOptions):
-    PRESETS = SynthesisOptions.NAMED
+    PRESETS = SynthesisOptions.NAMED_PRESETS
 
     preset: str = "paper"
-    fine_tune_epochs: Whole = 20
+    fine_tune_epochs: NonNegativeInt = 20
     "Over the synthetic data, each round."
     fine_tune_optimizer: Literal["adam", "sgd"] = "adam"
     "Of fine-tuning; new each round."
@@ -64,56 +64,58 @@ class DynaFedOptions(SynthesisOptions):
     as many that nothing has matched, noise with uniform labels or real images. See `dynafed`."""
 
     @classmethod
-    def adjusted(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def normalize_values(cls, values: dict[str, Any]) -> dict[str, Any]:
         """A count of samples of one kind replaces the preset's of the other; one target count is a
         list of one."""
-        counts = given.get("target_counts")
-        if is_whole(counts, 1):
-            given = {**given, "target_counts": (counts,)}
-        if given.get("num_samples") is not None:
-            return {"samples_per_class": None, **given}
-        if given.get("samples_per_class") is not None:
-            return {"num_samples": None, **given}
-        return given
+        counts = values.get("target_counts")
+        if is_integer_at_least(counts, 1):
+            values = {**values, "target_counts": (counts,)}
+        if values.get("num_samples") is not None:
+            return {"samples_per_class": None, **values}
+        if values.get("samples_per_class") is not None:
+            return {"num_samples": None, **values}
+        return values
 
     def check(self) -> None:
         super().check()
-        check_step_size(SynthesisNumbers.preset(self.preset).step_size, self)
+        validate_step_size(SynthesisHyperParameters.preset(self.preset).step_size, self)
 
 
 @dataclass(frozen=True)
-class DynaFedNumbers(SynthesisNumbers):
-    fine_tune_lr: NonNegative = 1e-4
+class DynaFedHyperParameters(SynthesisHyperParameters):
+    fine_tune_lr: NonNegativeFloat = 1e-4
     "Of fine-tuning."
 
 
-def dynafed_numbers(options: DynaFedOptions, num_clients: int) -> DynaFedNumbers:
+def make_dynafed_hyperparameters(
+    options: DynaFedOptions, num_clients: int
+) -> DynaFedHyperParameters:
     """Learning rates of synthesis and fine-tuning; those of synthesis depend on the preset."""
-    return DynaFedNumbers.preset(options.preset)
+    return DynaFedHyperParameters.preset(options.preset)
 
 
-class DynaFedServer(NamedTuple):
+class DynaFedStepState(NamedTuple):
     """What the server keeps besides the refined method's state. The shapes never change.
 
     trajectory [L + 1, P]: the initial model and the averages of the first L rounds.
     synthesis: the synthetic data in the making; used once `iterations` has reached N.
     log: one entry per iteration, [N] each; NaN or 0 where not reached.
-    snapshots [NUM_SNAPSHOTS, <= SNAPSHOT_IMAGES, H, W, C]: images over the iterations.
+    snapshots [NUM_SNAPSHOTS, <= NUM_SNAPSHOT_IMAGES, H, W, C]: images over the iterations.
     """
 
     trajectory: jax.Array
-    synthesis: SynthesisState
-    iterations: jax.Array
-    log: SynthesisInfo
+    synthesis: TrajectorySynthesisState
+    num_iterations: jax.Array
+    log: SynthesisLog
     snapshots: jax.Array
 
 
 def dynafed(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     *,
     base: Callable[..., Algorithm],
-    options: DynaFedOptions = read(DynaFedOptions, {}),
+    options: DynaFedOptions = parse_config(DynaFedOptions, {}),
 ) -> Algorithm:
     """Any method `base` for L rounds; then, once, data are synthesised whose training dynamics
     are those of the global model; from round L + 1 on the average is fine-tuned on them.
@@ -137,101 +139,122 @@ def dynafed(
     steps a round; shared by the devices that share a federation.
     """
     if options.synthetic != "matched":
-        return _control(training, plan, base(training, plan), options)
-    fixed = _fixed(training.task.model, options, plan.sharing)
-    refine = partial(_refine, fixed, plan)
-    init = partial(_init, fixed)
-    whole = refined(base(training, plan), refine, init=init, server_batch=fixed.at_once)
-    synthesising = HostWork(
+        return _build_control(training, plan, base(training, plan), options)
+    setup = _make_setup(training.task.model, options, plan.server_parallelism)
+    run_server_step = partial(_run_server_step, setup, plan)
+    init_step_state = partial(_init_step_state, setup)
+    wrapped_algorithm = with_server_step(
+        base(training, plan),
+        run_server_step,
+        init_step_state=init_step_state,
+        server_batch_size=setup.inner_batch_size,
+    )
+    synthesis_stage = ServerStage(
         "synthesis",
         before_round=options.trajectory_rounds,
-        total=options.num_iterations,
-        done=lambda state: int(state.server.own.iterations),
-        advance=partial(_advance, fixed, plan),
+        num_iterations=options.num_iterations,
+        count_completed=lambda state: int(state.server.step_state.num_iterations),
+        advance=partial(_advance_synthesis, setup, plan),
     )
 
     def server_gradient(state: State, inputs: dict[str, Tree], variables: Tree) -> Tree:
-        return _gradient(training.task.model, *_made(fixed, state.server.own), variables)
+        return _compute_gradient(
+            training.task.model, *_get_synthetic_data(setup, state.server.step_state), variables
+        )
 
-    return whole._replace(
-        host_work=(*whole.host_work, synthesising),
+    return wrapped_algorithm._replace(
+        server_stages=(*wrapped_algorithm.server_stages, synthesis_stage),
         artifacts=lambda state: {
-            **whole.artifacts(state),
-            **_artifacts(fixed, state.server.own),
+            **wrapped_algorithm.artifacts(state),
+            **_make_artifacts(setup, state.server.step_state),
         },
-        summary=lambda hp, state: {**whole.summary(hp, state), **_summary(state.server.own)},
+        summary=lambda hp, state: {
+            **wrapped_algorithm.summary(hp, state),
+            **_make_summary(state.server.step_state),
+        },
         server_gradient=server_gradient,
     )
 
 
-def _control(
-    training: LocalTraining, plan: Plan, algorithm: Algorithm, options: DynaFedOptions
+def _build_control(
+    training: LocalTraining, plan: ExecutionPlan, algorithm: Algorithm, options: DynaFedOptions
 ) -> Algorithm:
     """DynaFed over `algorithm`, on data that nothing has matched."""
-    model, real = training.task.model, options.synthetic == "real"
+    model, uses_real_images = training.task.model, options.synthetic == "real"
 
-    def data_of(inputs: dict[str, Tree]) -> SyntheticData:
-        images, labels = inputs[CONTROL_DATA]
-        images = training.task.normalise(images) if real else images
+    def make_control_data(inputs: dict[str, Tree]) -> SyntheticData:
+        images, labels = inputs[CONTROL_DATA_INPUT]
+        images = training.task.normalize(images) if uses_real_images else images
         return SyntheticData(images, labels, jnp.zeros(()))
 
-    def refine(hp, own, this_round: Round):
-        data = data_of(this_round.cohort.inputs)
-        ready = this_round.number >= options.trajectory_rounds
-        return _tuned(model, options, plan, hp, this_round, data, ready), own
+    def run_server_step(hp, step_state, context: ServerStepContext):
+        data = make_control_data(context.cohort.inputs)
+        is_ready = context.round_index >= options.trajectory_rounds
+        return _fine_tune_if_ready(model, options, plan, hp, context, data, is_ready), step_state
 
     def server_gradient(state: State, inputs: dict[str, Tree], variables: Tree) -> Tree:
-        ready = state.round >= options.trajectory_rounds
-        return _gradient(model, data_of(inputs), ready, variables)
+        is_ready = state.round >= options.trajectory_rounds
+        return _compute_gradient(model, make_control_data(inputs), is_ready, variables)
 
-    num_samples = options.total_samples(model.num_classes)
-    whole = refined(algorithm, refine, server_batch=min(FINE_TUNE_BATCH, num_samples))
-    data = RoundInput(CONTROL_DATA, partial(_control_data, real, num_samples))
-    return whole._replace(inputs=(*whole.inputs, data), server_gradient=server_gradient)
+    num_samples = options.count_samples(model.num_classes)
+    wrapped_algorithm = with_server_step(
+        algorithm, run_server_step, server_batch_size=min(FINE_TUNE_BATCH_SIZE, num_samples)
+    )
+    control_input = RoundInput(
+        CONTROL_DATA_INPUT, partial(_make_control_inputs, uses_real_images, num_samples)
+    )
+    return wrapped_algorithm._replace(
+        round_inputs=(*wrapped_algorithm.round_inputs, control_input),
+        server_gradient=server_gradient,
+    )
 
 
-def _control_data(
-    real: bool, num_samples: int, holdings: Sequence[Holdings]
+def _make_control_inputs(
+    uses_real_images: bool, num_samples: int, federations: Sequence[FederationData]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images and label logits, each federation's its own: real ones as stored with their classes,
     or noise as the network reads it with none."""
 
-    def of(held: Holdings) -> tuple[np.ndarray, np.ndarray]:
-        dataset = held.dataset
+    def make_control_input(federation: FederationData) -> tuple[np.ndarray, np.ndarray]:
+        dataset = federation.dataset
         classes = np.arange(num_samples) * dataset.num_classes // num_samples
         labels = np.zeros((num_samples, dataset.num_classes), np.float32)
-        if real:
-            positions = random_subset(dataset.train_labels, classes, seed=held.seed)
-            labels[np.arange(num_samples), classes] = CERTAIN
+        if uses_real_images:
+            positions = random_subset(dataset.train_labels, classes, seed=federation.seed)
+            labels[np.arange(num_samples), classes] = ONE_HOT_LOGIT
             return dataset.train_images[positions], labels
-        noise = host_rng(held.seed, Stream.CONTROL).normal(size=(num_samples, *dataset.input_shape))
+        noise = make_host_rng(federation.seed, Stream.CONTROL).normal(
+            size=(num_samples, *dataset.input_shape)
+        )
         return noise.astype(np.float32), labels
 
-    return [of(held) for held in holdings]
+    return [make_control_input(federation) for federation in federations]
 
 
-class _Fixed(NamedTuple):
+class _DynaFedSetup(NamedTuple):
     """What does not change in a run."""
 
     options: DynaFedOptions
     model: Model
-    synthesis: Synthesis
-    at_once: int  # samples of an inner step
-    pictured: np.ndarray  # which samples' images are kept over the iterations
+    synthesis: SynthesisFunctions
+    inner_batch_size: int  # samples of an inner step
+    snapshot_samples: np.ndarray  # which samples' images are kept over the iterations
 
 
-def _fixed(model: Model, options: DynaFedOptions, sharing: Sharing) -> _Fixed:
+def _make_setup(
+    model: Model, options: DynaFedOptions, server_parallelism: ServerParallelism
+) -> _DynaFedSetup:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
-    _, unravel = ravel_pytree(blank["params"])
+    zero_variables = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
+    _, unravel = ravel_pytree(zero_variables["params"])
 
     def apply_params(params, images):
-        return model.apply({**blank, "params": params}, images, train=True)[0]
+        return model.apply({**zero_variables, "params": params}, images, train=True)[0]
 
-    num_samples = options.total_samples(model.num_classes)
-    at_once = min(options.inner_batch_size or num_samples, num_samples)
-    if blank["state"] and at_once % sharing.parts:
-        sharing = ALONE  # batch norm would see what fills up the last part
+    num_samples = options.count_samples(model.num_classes)
+    inner_batch_size = min(options.inner_batch_size or num_samples, num_samples)
+    if zero_variables["state"] and inner_batch_size % server_parallelism.num_devices:
+        server_parallelism = SINGLE_DEVICE  # batch norm would see what fills up the last part
 
     synthesis = make_synthesis(
         options,
@@ -239,63 +262,75 @@ def _fixed(model: Model, options: DynaFedOptions, sharing: Sharing) -> _Fixed:
         unravel,
         image_shape=model.input_shape,
         num_classes=model.num_classes,
-        differentiation=partial(mixed_mode, micro_batch=model.micro_batch, sharing=sharing),
+        differentiation=partial(
+            mixed_mode, micro_batch=model.micro_batch, server_parallelism=server_parallelism
+        ),
     )
-    num_pictured = min(SNAPSHOT_IMAGES, num_samples)
-    pictured = np.linspace(0, num_samples - 1, num_pictured).astype(int)
-    return _Fixed(options, model, synthesis, at_once, pictured)
+    num_snapshot_samples = min(NUM_SNAPSHOT_IMAGES, num_samples)
+    snapshot_samples = np.linspace(0, num_samples - 1, num_snapshot_samples).astype(int)
+    return _DynaFedSetup(options, model, synthesis, inner_batch_size, snapshot_samples)
 
 
-def _numbers(hp) -> SynthesisHyperParameters:
-    return SynthesisHyperParameters(*(hp[name] for name in _NUMERIC))
+def _get_synthesis_values(hp) -> SynthesisHyperParameterValues:
+    return SynthesisHyperParameterValues(*(hp[name] for name in _SYNTHESIS_HYPERPARAMETER_NAMES))
 
 
-def _init(fixed: _Fixed, hp, key, variables) -> DynaFedServer:
+def _init_step_state(setup: _DynaFedSetup, hp, key, variables) -> DynaFedStepState:
     """The server's state before the first round."""
-    vector = ravel_pytree(variables["params"])[0]
-    length = fixed.options.num_iterations
-    return DynaFedServer(
-        jnp.zeros((fixed.options.trajectory_rounds + 1, vector.size)).at[0].set(vector),
-        fixed.synthesis.init(_numbers(hp), key_for(key, Purpose.SERVER)),
+    flat_params = ravel_pytree(variables["params"])[0]
+    length = setup.options.num_iterations
+    return DynaFedStepState(
+        jnp.zeros((setup.options.trajectory_rounds + 1, flat_params.size)).at[0].set(flat_params),
+        setup.synthesis.init(_get_synthesis_values(hp), fold_in_purpose(key, Purpose.SERVER)),
         jnp.int32(0),
-        SynthesisInfo(
+        SynthesisLog(
             jnp.full(length, jnp.nan),
             jnp.zeros(length, jnp.int32),
             jnp.zeros(length, bool),
             jnp.full(length, jnp.nan),
         ),
-        jnp.zeros((NUM_SNAPSHOTS, len(fixed.pictured), *fixed.model.input_shape)),
+        jnp.zeros((NUM_SNAPSHOTS, len(setup.snapshot_samples), *setup.model.input_shape)),
     )
 
 
-def _refine(fixed: _Fixed, plan: Plan, hp, own: DynaFedServer, this_round: Round):
+def _run_server_step(
+    setup: _DynaFedSetup,
+    plan: ExecutionPlan,
+    hp,
+    step_state: DynaFedStepState,
+    context: ServerStepContext,
+):
     """The round's average is kept, if it is of the trajectory, and fine-tuned once the data are
     there."""
-    average = ravel_pytree(this_round.after["params"])[0]
+    flat_average = ravel_pytree(context.variables_after["params"])[0]
     # Rounds beyond L fall outside the array and are dropped.
-    trajectory = own.trajectory.at[this_round.number + 1].set(average, mode="drop")
-    own = own._replace(trajectory=trajectory)
-    return _tuned(fixed.model, fixed.options, plan, hp, this_round, *_made(fixed, own)), own
+    trajectory = step_state.trajectory.at[context.round_index + 1].set(flat_average, mode="drop")
+    step_state = step_state._replace(trajectory=trajectory)
+    return _fine_tune_if_ready(
+        setup.model, setup.options, plan, hp, context, *_get_synthetic_data(setup, step_state)
+    ), step_state
 
 
-def _made(fixed: _Fixed, own: DynaFedServer) -> tuple[SyntheticData, jax.Array]:
+def _get_synthetic_data(
+    setup: _DynaFedSetup, step_state: DynaFedStepState
+) -> tuple[SyntheticData, jax.Array]:
     """The data, and whether they are ready."""
-    ready = own.iterations >= fixed.options.num_iterations
-    return fixed.synthesis.result(own.synthesis), ready
+    is_ready = step_state.num_iterations >= setup.options.num_iterations
+    return setup.synthesis.result(step_state.synthesis), is_ready
 
 
-def _tuned(
+def _fine_tune_if_ready(
     model: Model,
     options: DynaFedOptions,
-    plan: Plan,
+    plan: ExecutionPlan,
     hp,
-    this_round: Round,
+    context: ServerStepContext,
     data: SyntheticData,
-    ready: jax.Array,
+    is_ready: jax.Array,
 ) -> Tree:
     """The round's average fine-tuned on the data, if these are `ready`."""
 
-    def tuned(sharing: Sharing, variables, synthetic, key, lr):
+    def fine_tune_on_shard(server_parallelism: ServerParallelism, variables, synthetic, key, lr):
         def apply_params(params, images):
             return model.apply({**variables, "params": params}, images, train=True)[0]
 
@@ -306,49 +341,73 @@ def _tuned(
             key,
             epochs=options.fine_tune_epochs,
             lr=lr,
-            batch_size=FINE_TUNE_BATCH,
+            batch_size=FINE_TUNE_BATCH_SIZE,
             augment_strategy=options.augment_strategy,
             loss_scaling=options.loss_scaling,
             optimizer=options.fine_tune_optimizer,
-            sharing=sharing,
+            server_parallelism=server_parallelism,
         )
         return {**variables, "params": params}
 
-    key = key_for(this_round.key, Purpose.SERVER)
-    args = this_round.after, data, key, hp["fine_tune_lr"]
-    return either(ready, partial(plan.shared, tuned), lambda *args: this_round.after, *args)
+    key = fold_in_purpose(context.key, Purpose.SERVER)
+    args = context.variables_after, data, key, hp["fine_tune_lr"]
+    return cond_with_loops(
+        is_ready,
+        partial(plan.shard_server_work, fine_tune_on_shard),
+        lambda *args: context.variables_after,
+        *args,
+    )
 
 
-def _advance(fixed: _Fixed, plan: Plan, hp, state, key, count, server=None):
+def _advance_synthesis(
+    setup: _DynaFedSetup, plan: ExecutionPlan, hp, state, key, num_iterations, server_examples=None
+):
     """The state after `count` more iterations of the synthesis."""
-    synthesis, pictured = fixed.synthesis, fixed.pictured
-    every = _snapshot_interval(fixed.options.num_iterations)
+    synthesis, snapshot_samples = setup.synthesis, setup.snapshot_samples
+    snapshot_interval = _get_snapshot_interval(setup.options.num_iterations)
 
-    def iterations(sharing: Sharing, hp, own: DynaFedServer, key, count):
-        return jax.lax.fori_loop(0, count, lambda _, own: iteration(hp, own, key), own)
-
-    def iteration(hp, own: DynaFedServer, key):
-        n = own.iterations
-        images = own.synthesis.data.images[pictured]
-        due = (n % every == 0) & (n // every < NUM_SNAPSHOTS - 1)
-        slot = jnp.where(due, n // every, NUM_SNAPSHOTS)  # beyond the end: dropped
-        snapshots = own.snapshots.at[slot].set(images, mode="drop")
-        made, info = synthesis.run(
-            _numbers(hp), own.synthesis, own.trajectory, key, n, num_iterations=1
+    def run_iterations(
+        server_parallelism: ServerParallelism, hp, step_state: DynaFedStepState, key, num_iterations
+    ):
+        return jax.lax.fori_loop(
+            0, num_iterations, lambda _, step_state: run_iteration(hp, step_state, key), step_state
         )
-        log = jax.tree.map(lambda entries, new: entries.at[n].set(new[0]), own.log, info)
-        return own._replace(
-            synthesis=made,
-            iterations=n + 1,
+
+    def run_iteration(hp, step_state: DynaFedStepState, key):
+        n = step_state.num_iterations
+        images = step_state.synthesis.data.images[snapshot_samples]
+        is_snapshot_due = (n % snapshot_interval == 0) & (
+            n // snapshot_interval < NUM_SNAPSHOTS - 1
+        )
+        slot = jnp.where(
+            is_snapshot_due, n // snapshot_interval, NUM_SNAPSHOTS
+        )  # beyond the end: dropped
+        snapshots = step_state.snapshots.at[slot].set(images, mode="drop")
+        synthesis_state, info = synthesis.run(
+            _get_synthesis_values(hp),
+            step_state.synthesis,
+            step_state.trajectory,
+            key,
+            n,
+            num_iterations=1,
+        )
+        log = jax.tree.map(lambda entries, new: entries.at[n].set(new[0]), step_state.log, info)
+        return step_state._replace(
+            synthesis=synthesis_state,
+            num_iterations=n + 1,
             log=log,
-            snapshots=snapshots.at[-1].set(made.data.images[pictured]),
+            snapshots=snapshots.at[-1].set(synthesis_state.data.images[snapshot_samples]),
         )
 
-    own = plan.shared(iterations, hp, state.server.own, key, count)
-    return state._replace(server=state.server._replace(own=own))
+    step_state = plan.shard_server_work(
+        run_iterations, hp, state.server.step_state, key, num_iterations
+    )
+    return state._replace(server=state.server._replace(step_state=step_state))
 
 
-def _gradient(model: Model, data: SyntheticData, ready: jax.Array, variables: Tree) -> Tree:
+def _compute_gradient(
+    model: Model, data: SyntheticData, is_ready: jax.Array, variables: Tree
+) -> Tree:
     """Of the mean cross-entropy on the data, as they are; NaN before they are `ready`."""
 
     def loss(params):
@@ -356,87 +415,99 @@ def _gradient(model: Model, data: SyntheticData, ready: jax.Array, variables: Tr
         return soft_cross_entropy(logits, data.label_logits, scaling="cross_entropy")
 
     gradient = jax.grad(loss)(variables["params"])
-    return jax.tree.map(lambda g: jnp.where(ready, g, jnp.nan), gradient)
+    return jax.tree.map(lambda g: jnp.where(is_ready, g, jnp.nan), gradient)
 
 
-def _artifacts(fixed: _Fixed, own: DynaFedServer) -> dict[str, Any]:
-    data = fixed.synthesis.result(own.synthesis)
+def _make_artifacts(setup: _DynaFedSetup, step_state: DynaFedStepState) -> dict[str, Any]:
+    data = setup.synthesis.result(step_state.synthesis)
     return {
         "synthetic_images": data.images,
         "synthetic_label_logits": data.label_logits,
         "synthetic_step_size": data.step_size,
-        "snapshots": own.snapshots,
-        "snapshot_samples": fixed.pictured,
-        "snapshot_iterations": _snapshot_iterations(fixed.options.num_iterations),
-        **own.log._asdict(),
+        "snapshots": step_state.snapshots,
+        "snapshot_samples": setup.snapshot_samples,
+        "snapshot_iterations": _get_snapshot_iterations(setup.options.num_iterations),
+        **step_state.log._asdict(),
     }
 
 
-def _summary(own: DynaFedServer) -> dict[str, Any]:
-    done = int(own.iterations)
-    if not done:
+def _make_summary(step_state: DynaFedStepState) -> dict[str, Any]:
+    num_completed = int(step_state.num_iterations)
+    if not num_completed:
         return {"synthesis_iterations": 0}
-    log = jax.tree.map(lambda entries: np.asarray(entries)[:done], own.log)
-    last = max(1, done // 5)
-    losses = log.matching_loss[-last:]
-    known = np.isfinite(losses)
+    log = jax.tree.map(lambda entries: np.asarray(entries)[:num_completed], step_state.log)
+    num_last = max(1, num_completed // 5)
+    losses = log.matching_loss[-num_last:]
+    is_finite = np.isfinite(losses)
     return {
-        "synthesis_iterations": done,
+        "synthesis_iterations": num_completed,
         "synthesis_skipped": int(log.skipped.sum()),
         "synthesis_step_size": float(log.step_size[-1]),
-        "matching_loss": float(np.nanmean(np.where(known, losses, np.nan)))
-        if known.any()
+        "matching_loss": float(np.nanmean(np.where(is_finite, losses, np.nan)))
+        if is_finite.any()
         else None,
-        "matching_loss_by_start": {str(t): j for t, j in j_by_start(log, last=last).items()},
+        "matching_loss_by_start": {
+            str(t): j for t, j in mean_loss_by_start(log, num_last=num_last).items()
+        },
     }
 
 
-def _snapshot_interval(total: int) -> int:
-    return max(1, (total - 1) // (NUM_SNAPSHOTS - 1))
+def _get_snapshot_interval(num_iterations: int) -> int:
+    return max(1, (num_iterations - 1) // (NUM_SNAPSHOTS - 1))
 
 
-def _snapshot_iterations(total: int) -> np.ndarray:
-    return np.append(np.arange(NUM_SNAPSHOTS - 1) * _snapshot_interval(total), total)
+def _get_snapshot_iterations(num_iterations: int) -> np.ndarray:
+    return np.append(
+        np.arange(NUM_SNAPSHOTS - 1) * _get_snapshot_interval(num_iterations), num_iterations
+    )
 
 
-def _fifteen(settings: Mapping[str, Any], entry: Entry) -> int | None:
+def _default_samples_per_class(
+    settings: Mapping[str, Any], algorithm_spec: AlgorithmSpec
+) -> int | None:
     """Samples of each class, unless a run says how many in total."""
     return None if settings["options"].get("num_samples") else 15
 
 
-def _epochs_of_cifar10(settings: Mapping[str, Any], entry: Entry) -> int | None:
+def _default_cifar10_fine_tune_epochs(
+    settings: Mapping[str, Any], algorithm_spec: AlgorithmSpec
+) -> int | None:
     """Those of the public code's script for alpha 0.16."""
     return 15 if settings["alpha"] == 0.16 else None
 
 
-def _remarks(run: Any, entry: Entry) -> list[str]:
-    options = entry.own_options(run.options)
+def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> list[str]:
+    options = algorithm_spec.parse_method_options(run.options)
     assert isinstance(options, DynaFedOptions)
-    check_step_size(run.hp["step_size"], options, name="hp step_size")
-    last = options.trajectory_rounds
-    if run.rounds > last:
+    validate_step_size(run.hp["step_size"], options, name="hp step_size")
+    last_trajectory_round = options.trajectory_rounds
+    if run.rounds > last_trajectory_round:
         return []
-    assert entry.base is not None
-    name = entry.base.name
-    return [f"rounds = {run.rounds}: this is {name}, as data are synthesised after round {last}"]
+    assert algorithm_spec.base is not None
+    base_name = algorithm_spec.base.name
+    return [
+        f"rounds = {run.rounds}: this is {base_name}, as data are synthesised after round {last_trajectory_round}"
+    ]
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "dynafed",
     dynafed,
     "FedAvg, fine-tuned on data synthesised from the global trajectory (Pi et al., 2023)",
     paper="Pi et al., CVPR 2023, arXiv:2211.10878",
     options=DynaFedOptions,
-    numbers=dynafed_numbers,
-    colour="#D55E00",
-    refines="model",
-    remarks=_remarks,
+    hyperparameters=make_dynafed_hyperparameters,
+    color="#D55E00",
+    wraps="model",
+    settings_warnings=_settings_warnings,
     rules=(
-        Rule(
+        DefaultsRule(
             datasets=("cifar100",),
-            options={"samples_per_class": _fifteen, "fine_tune_epochs": 8},
+            options={"samples_per_class": _default_samples_per_class, "fine_tune_epochs": 8},
         ),
-        Rule(datasets=("cifar10",), options={"fine_tune_epochs": _epochs_of_cifar10}),
-        Rule(datasets=("cinic10",), hp={"fine_tune_lr": 2.5e-4}),
+        DefaultsRule(
+            datasets=("cifar10",), options={"fine_tune_epochs": _default_cifar10_fine_tune_epochs}
+        ),
+        DefaultsRule(datasets=("cinic10",), hp={"fine_tune_lr": 2.5e-4}),
     ),
 )

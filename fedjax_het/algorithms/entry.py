@@ -7,21 +7,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_type_hints
 
-from fedjax_het.algorithms.checking import checked_algorithm
+from fedjax_het.algorithms.checking import validate_algorithm
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.common.doors import of_kind
-from fedjax_het.common.errors import named_within, require, require_name
-from fedjax_het.common.records import Bounds, Count, Number, Record, as_dict, numbers_of, read
+from fedjax_het.common.doors import validate_type
+from fedjax_het.common.errors import display_names_within, require, require_name
+from fedjax_het.common.records import (
+    Bounds,
+    Config,
+    HyperParameter,
+    PositiveInt,
+    config_to_dict,
+    hyperparameters_of,
+    parse_config,
+)
 from fedjax_het.engine.contract import ContractError
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.optimizers import optimizer_numbers
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.optimizers import optimizer_hyperparameters
+from fedjax_het.engine.plan import ExecutionPlan
 from fedjax_het.nn import Model
 
-SERVER_LR = {"server_lr": Number(1.0, Bounds(0))}
+SERVER_LR = {"server_lr": HyperParameter(1.0, Bounds(0))}
 
 
-class Rule(NamedTuple):
+class DefaultsRule(NamedTuple):
     """Settings of the runs that match; () matches all.
 
     settings: fields of `RunSpec`; options, hp: those of the method (others' are ignored). An option
@@ -37,29 +45,33 @@ class Rule(NamedTuple):
     hp: dict[str, Any] = {}  # noqa: RUF012
 
     def matches(self, protocol: str, dataset: str, model: str | None) -> bool:
-        pairs = ((protocol, self.protocols), (dataset, self.datasets), (model, self.models))
-        return all(not names or name in names for name, names in pairs)
+        value_and_allowed = (
+            (protocol, self.protocols),
+            (dataset, self.datasets),
+            (model, self.models),
+        )
+        return all(not names or name in names for name, names in value_and_allowed)
 
 
 @dataclass(frozen=True)
-class NoOptions(Record):
+class NoOptions(Config):
     """Of a method without choices."""
 
 
 @dataclass(frozen=True)
-class NoNumbers(Record):
+class NoHyperParameters(Config):
     """Of a method without numeric hyper-parameters of its own."""
 
 
-def no_remarks(run: Any, entry: "Entry") -> Sequence[str]:
+def no_settings_warnings(run: Any, algorithm_spec: "AlgorithmSpec") -> Sequence[str]:
     return ()
 
 
-Dashes = tuple[float, tuple[float, ...]]  # as matplotlib has them: offset, lengths on and off
+DashPattern = tuple[float, tuple[float, ...]]  # as matplotlib has them: offset, lengths on and off
 
 
 @dataclass(frozen=True)
-class Entry:
+class AlgorithmSpec:
     """A method that can be named.
 
     build(training, plan) -> Algorithm; with `options=`, the record, where the method has any, and
@@ -70,189 +82,237 @@ class Entry:
     build: Callable[..., Algorithm]
     description: str
     paper: str = ""
-    options: type[Record] = NoOptions
+    options: type[Config] = NoOptions
     """Its static choices."""
-    numbers: type[Record] | Callable[[Any, int], Record] = NoNumbers
+    hyperparameters: type[Config] | Callable[[Any, int], Config] = NoHyperParameters
     """Its numeric hyper-parameters besides the local optimiser's and `server_lr`; or a function of
     its options and the number of clients that gives the record."""
     protocol: str = "dynafed"
     """Whose settings hold where nothing else is said."""
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[DefaultsRule, ...] = ()
     """What holds for this method under a protocol, on a data set, of a network; after the
     protocol's own rules."""
-    colour: str = ""
+    color: str = ""
     """In every figure, as hexadecimal digits; "": one of a few that such methods share."""
-    dashes: Dashes | None = None
+    dashes: DashPattern | None = None
     """For a method whose curve often lies on another's: that shows through the gaps."""
     server_step: Literal["mean", "own"] = "mean"
     """Whether its server takes a step of `server_lr` along the clients' mean change, or what
     `server_lr` scales is a step of its own kind."""
-    refines: Literal["nothing", "model", "average"] = "nothing"
+    wraps: Literal["nothing", "model", "average"] = "nothing"
     """What it needs of the method that it is put over (option "base"): "model": that there is one
     global model, on which it works after each round; "average": besides, that this model is
     w + server_lr sum p_k (w_k - w), in which it takes other weights."""
-    refinable: Literal["nothing", "model", "average"] = "nothing"
+    wrappable_as: Literal["nothing", "model", "average"] = "nothing"
     """What it is for methods that are put over others: "average" is also a "model"."""
-    needs: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()
+    required_data: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()
     """Data besides the clients' own: examples of the server's; such that stand for data of its own,
     which no client holds; averages of clients' examples. And normalisation layers of the network,
     without which it is another method: a run says so."""
     trains_locally: bool = True
     """False where clients condense their data instead."""
-    scored: tuple[str, ...] = ("global",)
+    evaluated_models: tuple[str, ...] = ("global",)
     """The models that a client's own test may be for, the method's usual one first."""
-    global_model: bool = True
+    has_global_model: bool = True
     """Whether the server has one model for all."""
-    surveys: bool = False
-    """Whether it has a survey of its own where it has no global model, see `Algorithm.survey`."""
-    min_clients: Count = 1
-    remarks: "Callable[[Any, Entry], Sequence[str]]" = no_remarks
+    has_diagnostics: bool = False
+    """Whether it has a survey of its own where it has no global model, see `Algorithm.diagnostics`."""
+    min_clients: PositiveInt = 1
+    settings_warnings: "Callable[[Any, AlgorithmSpec], Sequence[str]]" = no_settings_warnings
     """(run, entry) -> what of its settings does nothing, or not what one would think, a line each,
     which is told where the run begins. Raises ConfigError for numbers that do not fit its options.
     The run is a resolved `RunSpec`; the entry has its base."""
-    network: Callable[..., Model] | None = None
+    adapt_network: Callable[..., Model] | None = None
     """(model[, options=]) -> the network that it trains in place of the run's."""
-    base: "Entry | None" = field(default=None, repr=False)
+    base: "AlgorithmSpec | None" = field(default=None, repr=False)
     """What it is put over, in a run; see `over`."""
 
     @property
-    def server_data(self) -> bool:
-        return "server_data" in self.needs or "proxy_data" in self.needs
+    def requires_server_examples(self) -> bool:
+        return "server_data" in self.required_data or "proxy_data" in self.required_data
 
     @property
     def has_base(self) -> bool:
-        return self.refines != "nothing"
+        return self.wraps != "nothing"
 
-    def can_refine(self, other: "Entry") -> bool:
+    def can_wrap(self, other: "AlgorithmSpec") -> bool:
         """Whether it can be put over another method."""
-        wanted = {"nothing": (), "model": ("model", "average"), "average": ("average",)}
-        return other.refinable in wanted[self.refines]
+        accepted_kinds = {"nothing": (), "model": ("model", "average"), "average": ("average",)}
+        return other.wrappable_as in accepted_kinds[self.wraps]
 
-    def over(self, base: "Entry") -> "Entry":
+    def with_base(self, base: "AlgorithmSpec") -> "AlgorithmSpec":
         """This method on another: with the options and hyper-parameters of both."""
-        return replace(self, base=base, scored=base.scored)
+        return replace(self, base=base, evaluated_models=base.evaluated_models)
 
     # --- its choices and numbers, as a run's settings hold them -------------------------------
 
     @property
     def option_names(self) -> tuple[str, ...]:
-        own = tuple(as_dict(self.options()))
-        return (*self._base_names, *own, *(("base",) if self.has_base else ()))
+        method_options = tuple(config_to_dict(self.options()))
+        return (*self._base_option_names, *method_options, *(("base",) if self.has_base else ()))
 
-    def fill(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def complete_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """All options with what presets and defaults say, "base" left out. Raises ConfigError."""
         for name in options:
             require_name("option", name, self.option_names)
-        theirs, own = self._parts(options)
-        of_base = self.base.fill(theirs) if self.base else {}
-        return {**of_base, **as_dict(read(self.options, own))}
+        base_options, method_options = self._split_options(options)
+        completed_base_options = self.base.complete_options(base_options) if self.base else {}
+        return {
+            **completed_base_options,
+            **config_to_dict(parse_config(self.options, method_options)),
+        }
 
-    def own_options(self, options: Mapping[str, Any]) -> Record:
+    def parse_method_options(self, options: Mapping[str, Any]) -> Config:
         """The record of its own of these options, without its base's. Raises ConfigError."""
-        return read(self.options, self._parts(options)[1])
+        return parse_config(self.options, self._split_options(options)[1])
 
-    def hyper_parameters(
+    def collect_hyperparameters(
         self, local_optimizer: str | None, options: Mapping[str, Any], num_clients: int
-    ) -> dict[str, Number]:
+    ) -> dict[str, HyperParameter]:
         """Every numeric hyper-parameter, with its default and its range."""
-        local = {}
+        local_hyperparameters = {}
         if self.trains_locally and local_optimizer is not None:
-            local = optimizer_numbers(local_optimizer)
-        server = SERVER_LR if self.global_model else {}
-        return {**server, **local, **self.own_numbers(options, num_clients)}
+            local_hyperparameters = optimizer_hyperparameters(local_optimizer)
+        server_hyperparameters = SERVER_LR if self.has_global_model else {}
+        return {
+            **server_hyperparameters,
+            **local_hyperparameters,
+            **self.collect_method_hyperparameters(options, num_clients),
+        }
 
-    def own_numbers(self, options: Mapping[str, Any], num_clients: int) -> dict[str, Number]:
+    def collect_method_hyperparameters(
+        self, options: Mapping[str, Any], num_clients: int
+    ) -> dict[str, HyperParameter]:
         """Those of its record, and of its base's."""
-        theirs, own = self._parts(options)
-        of_base = self.base.own_numbers(theirs, num_clients) if self.base else {}
-        return {**of_base, **numbers_of(self.numbers_record(own, num_clients))}
+        base_options, method_options = self._split_options(options)
+        base_hyperparameters = (
+            self.base.collect_method_hyperparameters(base_options, num_clients) if self.base else {}
+        )
+        return {
+            **base_hyperparameters,
+            **hyperparameters_of(self.make_hyperparameter_record(method_options, num_clients)),
+        }
 
-    def numbers_record(self, options: Mapping[str, Any], num_clients: int) -> Record:
+    def make_hyperparameter_record(self, options: Mapping[str, Any], num_clients: int) -> Config:
         """Its own hyper-parameters' defaults under these of its own options."""
-        if isinstance(self.numbers, type):
-            return self.numbers()
-        return self.numbers(read(self.options, options), num_clients)
+        if isinstance(self.hyperparameters, type):
+            return self.hyperparameters()
+        return self.hyperparameters(parse_config(self.options, options), num_clients)
 
     # --- the method itself --------------------------------------------------------------------
 
-    def make(self, training: LocalTraining, plan: Plan, options: Mapping[str, Any]) -> Algorithm:
+    def build_algorithm(
+        self, training: LocalTraining, plan: ExecutionPlan, options: Mapping[str, Any]
+    ) -> Algorithm:
         """The algorithm of these options. Raises ConfigError."""
-        theirs, _ = self._parts(options)
-        static: dict[str, Any] = {}
+        base_options, _ = self._split_options(options)
+        static_args: dict[str, Any] = {}
         if self.options is not NoOptions:
-            static["options"] = self.own_options(options)
+            static_args["options"] = self.parse_method_options(options)
         if self.has_base:
-            assert self.base is not None, "see `entry_of`"
-            static["base"] = partial(self.base.make, options=theirs)
-        self._require_arguments(static)
+            assert self.base is not None, "see `get_algorithm_spec`"
+            static_args["base"] = partial(self.base.build_algorithm, options=base_options)
+        self._validate_build_signature(static_args)
         try:
-            with named_within("options", as_dict(self.options())):
-                built = self.build(training, plan, **static)
+            with display_names_within("options", config_to_dict(self.options())):
+                algorithm = self.build(training, plan, **static_args)
         except ContractError as error:
-            named = str(error).startswith("method ")
-            raise ContractError(f"{'' if named else f'method {self.name!r}: '}{error}") from error
-        return checked_algorithm(self.name, built)
+            is_method_named = str(error).startswith("method ")
+            raise ContractError(
+                f"{'' if is_method_named else f'method {self.name!r}: '}{error}"
+            ) from error
+        return validate_algorithm(self.name, algorithm)
 
-    def network_of(self, model: Model, options: Mapping[str, Any]) -> Model:
+    def get_trained_network(self, model: Model, options: Mapping[str, Any]) -> Model:
         """The network that the method trains where a run asks for `model`."""
-        theirs, _ = self._parts(options)
+        base_options, _ = self._split_options(options)
         if self.base is not None:
-            model = self.base.network_of(model, theirs)
-        if self.network is None:
+            model = self.base.get_trained_network(model, base_options)
+        if self.adapt_network is None:
             return model
         if self.options is NoOptions:
-            return self.network(model)
-        return self.network(model, options=self.own_options(options))
+            return self.adapt_network(model)
+        return self.adapt_network(model, options=self.parse_method_options(options))
 
     @property
-    def functions(self) -> tuple[Any, ...]:
+    def identity_key(self) -> tuple[Any, ...]:
         """What tells it from another method of the same name, see `register_method`."""
-        of_base = self.base.functions if self.base else ()
-        return (self.build, self.network, *of_base)
+        base_key = self.base.identity_key if self.base else ()
+        return (self.build, self.adapt_network, *base_key)
 
     @property
-    def _base_names(self) -> tuple[str, ...]:
+    def _base_option_names(self) -> tuple[str, ...]:
         return self.base.option_names if self.base else ()
 
-    def _parts(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _split_options(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the base's options, its own); of a name that both have, each gets the value."""
-        own_names = as_dict(self.options())
-        theirs = {name: value for name, value in options.items() if name in self._base_names}
-        own = {name: value for name, value in options.items() if name in own_names}
-        return theirs, own
+        method_option_names = config_to_dict(self.options())
+        base_options = {
+            name: value for name, value in options.items() if name in self._base_option_names
+        }
+        method_options = {
+            name: value for name, value in options.items() if name in method_option_names
+        }
+        return base_options, method_options
 
-    def _require_arguments(self, static: Mapping[str, Any]) -> None:
+    def _validate_build_signature(self, static_args: Mapping[str, Any]) -> None:
         try:
-            inspect.signature(self.build).bind(None, None, **static)
+            inspect.signature(self.build).bind(None, None, **static_args)
         except TypeError:
-            wanted = ", ".join(("training", "plan", *static))
+            expected_signature = ", ".join(("training", "plan", *static_args))
             raise ContractError(
                 f"method {self.name!r}: build takes {inspect.signature(self.build)}: expected "
-                f"({wanted})"
+                f"({expected_signature})"
             ) from None
 
 
-def checked_entry(entry: Entry) -> Entry:
+def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:
     """The entry. Raises ConfigError for facts that cannot be."""
-    for argument, kind in get_type_hints(Entry, include_extras=True).items():
-        if argument not in ("options", "numbers", "base"):  # which say more below
-            of_kind(argument, getattr(entry, argument), kind)
+    for argument, annotation in get_type_hints(AlgorithmSpec, include_extras=True).items():
+        if argument not in ("options", "hyperparameters", "base"):  # which say more below
+            validate_type(argument, getattr(algorithm_spec, argument), annotation)
     for argument, valid in (
         ("server_step", ("mean", "own")),
-        ("refines", ("nothing", "model", "average")),
-        ("refinable", ("nothing", "model", "average")),
+        ("wraps", ("nothing", "model", "average")),
+        ("wrappable_as", ("nothing", "model", "average")),
     ):
-        require_name(argument, getattr(entry, argument), valid)
-    for name in entry.needs:
-        require_name("needs", name, ("server_data", "proxy_data", "averages", "norms"))
-    require(callable(entry.build), "build", entry.build, "a function of (training, plan)")
-    ok = isinstance(entry.options, type) and issubclass(entry.options, Record)
-    require(ok, "options", entry.options, "a frozen dataclass that is a `Record`")
-    ok = not isinstance(entry.numbers, type) or issubclass(entry.numbers, Record)
-    require(ok and callable(entry.numbers), "numbers", entry.numbers, "a `Record`, or its maker")
-    ok = entry.refinable == "nothing" or (entry.global_model and not entry.has_base)
-    require(ok, "refinable", entry.refinable, "'nothing', or one global model and no base")
-    hexadecimal = re.fullmatch("(#[0-9a-fA-F]{6})?", entry.colour)
-    require(hexadecimal is not None, "colour", entry.colour, "hexadecimal digits: '#D55E00'")
-    require(len(entry.scored) > 0, "scored", entry.scored, "at least one model")
-    return entry
+        require_name(argument, getattr(algorithm_spec, argument), valid)
+    for name in algorithm_spec.required_data:
+        require_name("required_data", name, ("server_data", "proxy_data", "averages", "norms"))
+    require(
+        callable(algorithm_spec.build),
+        "build",
+        algorithm_spec.build,
+        "a function of (training, plan)",
+    )
+    is_valid = isinstance(algorithm_spec.options, type) and issubclass(
+        algorithm_spec.options, Config
+    )
+    require(is_valid, "options", algorithm_spec.options, "a frozen dataclass that is a `Record`")
+    is_valid = not isinstance(algorithm_spec.hyperparameters, type) or issubclass(
+        algorithm_spec.hyperparameters, Config
+    )
+    require(
+        is_valid and callable(algorithm_spec.hyperparameters),
+        "hyperparameters",
+        algorithm_spec.hyperparameters,
+        "a `Record`, or its maker",
+    )
+    is_valid = algorithm_spec.wrappable_as == "nothing" or (
+        algorithm_spec.has_global_model and not algorithm_spec.has_base
+    )
+    require(
+        is_valid,
+        "wrappable_as",
+        algorithm_spec.wrappable_as,
+        "'nothing', or one global model and no base",
+    )
+    color_match = re.fullmatch("(#[0-9a-fA-F]{6})?", algorithm_spec.color)
+    require(color_match is not None, "color", algorithm_spec.color, "hexadecimal digits: '#D55E00'")
+    require(
+        len(algorithm_spec.evaluated_models) > 0,
+        "evaluated_models",
+        algorithm_spec.evaluated_models,
+        "at least one model",
+    )
+    return algorithm_spec

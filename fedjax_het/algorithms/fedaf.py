@@ -6,27 +6,27 @@ from typing import Literal, NamedTuple
 import jax
 
 from fedjax_het.algorithms.condensing import (
-    CondensingNumbers,
-    CondensingOptions,
-    condensing,
-    private_numbers,
+    CondensationHyperParameters,
+    CondensationOptions,
+    build_condensation_algorithm,
+    with_privacy_defaults,
 )
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry, Rule
-from fedjax_het.common.records import Count, NonNegative, Positive, Share
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
+from fedjax_het.common.records import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from fedjax_het.condensation.distribution import (
-    interpolated,
+    interpolate_params,
+    sampled_sliced_wasserstein,
     sliced_wasserstein,
-    sliced_wasserstein_sampled,
 )
-from fedjax_het.condensation.knowledge import over_owners, soft_labels
-from fedjax_het.condensation.pool import Knowledge
+from fedjax_het.condensation.knowledge import average_over_owners, compute_soft_labels
+from fedjax_het.condensation.pool import SoftLabelTargets
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 
 
 @dataclass(frozen=True)
-class FedAFOptions(CondensingOptions):
+class FedAFOptions(CondensationOptions):
     """See `fedaf` for what each is."""
 
     lgkm: Literal["minibatch", "exact"] = "minibatch"
@@ -36,32 +36,32 @@ class FedAFOptions(CondensingOptions):
     "Of a class, whose logits are averaged: clients that condense it, or all that have any of it."
     swd: Literal["exact", "sampled"] = "exact"
     "The sliced Wasserstein distance in closed form, or by random projections."
-    swd_projections: Count = 50
+    swd_projections: PositiveInt = 50
     "Their number, where they are drawn."
 
 
 @dataclass(frozen=True)
-class FedAFNumbers(CondensingNumbers):
-    gamma: Share = 0.9
+class FedAFHyperParameters(CondensationHyperParameters):
+    gamma: UnitInterval = 0.9
     "What a step's model keeps of the received one; the rest is drawn anew."
-    lambda_loc: NonNegative = 1e-4
+    lambda_loc: NonNegativeFloat = 1e-4
     "Of the distance of an image set's mean logit from its peers'; 0: without collaboration."
-    lambda_glob: NonNegative = 0.01
+    lambda_glob: NonNegativeFloat = 0.01
     "Of the distance from the clients' soft labels at the server; 0: without matching."
-    tau: Positive = 2.0
+    tau: PositiveFloat = 2.0
     "Temperature of soft labels."
 
 
-class Told(NamedTuple):
+class ClassStatistics(NamedTuple):
     """What the server knows of the classes after hearing the clients; kept with its state."""
 
     logits: jax.Array  # [C, C] V: mean logit of each class over its owners
     soft_labels: jax.Array  # [C, C] R
-    owned: jax.Array  # [C] bool
+    is_owned: jax.Array  # [C] bool
 
 
 def fedaf(
-    training: LocalTraining, plan: Plan, *, options: FedAFOptions = FedAFOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: FedAFOptions = FedAFOptions()
 ) -> Algorithm:
     """Aggregation-free learning: clients condense with the help of their peers' logits, the server
     goes on training the model it sent on their images and soft labels.
@@ -92,77 +92,79 @@ def fedaf(
     Cost: FedDM's, a pass over all data in evaluation mode, a fresh initialisation in every step.
     """
 
-    def perturb(hp, key, params):
-        fresh = training.task.model.init(key)["params"]
-        return interpolated(params, fresh, hp["gamma"])
+    def perturb_params(hp, key, params):
+        fresh_params = training.task.model.init(key)["params"]
+        return interpolate_params(params, fresh_params, hp["gamma"])
 
-    def collaboration(hp, logits, class_, known: Told, key):
-        target = known.logits[class_]
+    def collaboration_loss(hp, logits, class_, class_statistics: ClassStatistics, key):
+        target = class_statistics.logits[class_]
         if options.swd == "exact":
             distance = sliced_wasserstein(logits, target)
         else:
-            distance = sliced_wasserstein_sampled(logits, target, key, options.swd_projections)
-        return hp["lambda_loc"] * known.owned[class_] * distance
+            distance = sampled_sliced_wasserstein(logits, target, key, options.swd_projections)
+        return hp["lambda_loc"] * class_statistics.is_owned[class_] * distance
 
-    def knowledge(hp, mean_logits, owns):
-        logits, owned = over_owners(mean_logits, owns)
-        labels, _ = over_owners(soft_labels(mean_logits, hp["tau"]), owns)
-        matched = Knowledge(labels, owned, hp["lambda_glob"], hp["tau"])
-        return Told(logits, labels, owned), matched
+    def aggregate_logits(hp, mean_logits, is_owner):
+        logits, is_owned = average_over_owners(mean_logits, is_owner)
+        labels, _ = average_over_owners(compute_soft_labels(mean_logits, hp["tau"]), is_owner)
+        soft_label_targets = SoftLabelTargets(labels, is_owned, hp["lambda_glob"], hp["tau"])
+        return ClassStatistics(logits, labels, is_owned), soft_label_targets
 
-    algorithm = condensing(
+    algorithm = build_condensation_algorithm(
         training,
         plan,
         options,
-        perturb=perturb,
-        collaboration=collaboration,
-        knowledge=knowledge,
-        condensing_owners=options.owners == "condensing",
-        exact=options.lgkm == "exact",
+        perturb_params=perturb_params,
+        collaboration_loss=collaboration_loss,
+        aggregate_logits=aggregate_logits,
+        only_condensing_owners=options.owners == "condensing",
+        exact_matching=options.lgkm == "exact",
     )
 
     def artifacts(state):
-        known = state.server.extra
+        class_statistics = state.server.extra
         return {
             **algorithm.artifacts(state),
-            "class_logits": known.logits,
-            "soft_labels": known.soft_labels,
+            "class_logits": class_statistics.logits,
+            "soft_labels": class_statistics.soft_labels,
         }
 
     return algorithm._replace(artifacts=artifacts)
 
 
-def fedaf_numbers(options: FedAFOptions, num_clients: int) -> FedAFNumbers:
+def make_fedaf_hyperparameters(options: FedAFOptions, num_clients: int) -> FedAFHyperParameters:
     """With those of the private option, where it is taken."""
-    return private_numbers(options, FedAFNumbers())
+    return with_privacy_defaults(options, FedAFHyperParameters())
 
 
 _PROTOCOLS = ("fedaf", "feddm")
 
 
-def _on(dataset: str, lambda_loc: float, lambda_glob: float, image_lr: float) -> Rule:
-    numbers = {"lambda_loc": lambda_loc, "lambda_glob": lambda_glob, "image_lr": image_lr}
-    return Rule(_PROTOCOLS, (dataset,) if dataset else (), hp=numbers)
+def _make_dataset_rule(
+    dataset: str, lambda_loc: float, lambda_glob: float, image_lr: float
+) -> DefaultsRule:
+    hyperparameters = {"lambda_loc": lambda_loc, "lambda_glob": lambda_glob, "image_lr": image_lr}
+    return DefaultsRule(_PROTOCOLS, (dataset,) if dataset else (), hp=hyperparameters)
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "fedaf",
     fedaf,
     "FedDM with the help of peers' logits, and soft labels for the server (Wang et al., 2024)",
     paper="Wang et al., CVPR 2024",
     options=FedAFOptions,
-    numbers=fedaf_numbers,
+    hyperparameters=make_fedaf_hyperparameters,
     protocol="fedaf",
     rules=(
-        Rule(_PROTOCOLS, settings={"batch_size": 256}),
-        Rule(_PROTOCOLS, ("domainnet",), options={"ipc": 20}),
+        DefaultsRule(_PROTOCOLS, settings={"batch_size": 256}),
+        DefaultsRule(_PROTOCOLS, ("domainnet",), options={"ipc": 20}),
         # Appendix A; on data sets that it does not use as on Fashion-MNIST, whose images are
         # nearest.
-        _on("", 1e-3, 2.0, 0.2),
-        _on("cifar10", 1e-4, 0.01, 1.0),
-        _on("cifar100", 1e-4, 0.01, 0.1),
-        _on("domainnet", 0.01, 0.1, 1.0),
+        _make_dataset_rule("", 1e-3, 2.0, 0.2),
+        _make_dataset_rule("cifar10", 1e-4, 0.01, 1.0),
+        _make_dataset_rule("cifar100", 1e-4, 0.01, 0.1),
+        _make_dataset_rule("domainnet", 0.01, 0.1, 1.0),
     ),
-    colour="#CC79A7",
+    color="#CC79A7",
     trains_locally=False,
 )

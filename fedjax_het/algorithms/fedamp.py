@@ -12,32 +12,37 @@ from fedjax_het.algorithms.building import num_bytes
 from fedjax_het.algorithms.collaboration import (
     ATTENTION_FUNCTIONS,
     Attention,
-    Guard,
-    attention,
-    cosine_distances,
-    median_pair,
-    pass_messages,
-    softmax_attention,
-    squared_distances,
+    AttentionGuard,
+    compute_attention,
+    compute_cosine_distances,
+    compute_softmax_attention,
+    compute_squared_distances,
+    median_over_pairs,
+    mix_models,
 )
 from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.algorithms.entry import Entry
+from fedjax_het.algorithms.entry import AlgorithmSpec
 from fedjax_het.algorithms.separate import (
-    Initialisation,
-    OwnModel,
-    clients_own,
-    keep_own,
-    own_model,
-    own_models,
-    rms_change,
+    Initialization,
+    PersonalModelState,
+    compute_rms_change,
+    get_client_model,
+    init_personal_models,
+    make_personal_model_end,
+    make_personal_model_init,
 )
-from fedjax_het.common.arrays import row_of
-from fedjax_het.common.records import NonNegative, Positive, Record, Share
-from fedjax_het.engine.contract import ClientMethod, checked_client
-from fedjax_het.engine.gradient_gaps import Survey, own_losses
-from fedjax_het.engine.lanes import Cohort, client_row, train_cohort
-from fedjax_het.engine.local import LocalTraining, begin_training, pulled, training_step
-from fedjax_het.engine.plan import Plan
+from fedjax_het.common.arrays import take_row
+from fedjax_het.common.records import Config, NonNegativeFloat, PositiveFloat, UnitInterval
+from fedjax_het.engine.contract import ClientAlgorithm, with_contract_checks
+from fedjax_het.engine.gradient_gaps import ClientDiagnostics, measure_client_losses
+from fedjax_het.engine.lanes import Cohort, get_client_row, train_cohort
+from fedjax_het.engine.local import (
+    LocalTraining,
+    add_proximal_gradient,
+    begin_local_training,
+    make_training_step,
+)
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
@@ -46,7 +51,7 @@ _FLGO = {**_PAPER, "scale": "absolute"}
 
 
 @dataclass(frozen=True)
-class HeurFedAMPOptions(Record):
+class HeurFedAMPOptions(Config):
     """See `fedamp` for what each is."""
 
     PRESETS = {"relative": {}, "paper": _PAPER, "flgo": _FLGO}  # noqa: RUF012
@@ -54,7 +59,7 @@ class HeurFedAMPOptions(Record):
     preset: str = "relative"
     scale: Literal["relative", "absolute"] = "relative"
     "Units of sigma, alpha and lambda: the distances between the round's models, or none."
-    initialisation: Initialisation = "shared"
+    initialisation: Initialization = "shared"
     "Whether clients start from one model or each from its own."
     start: Literal["received", "own"] = "received"
     "What local training starts from: the mixture received, or the client's own model."
@@ -76,29 +81,29 @@ class FedAMPOptions(HeurFedAMPOptions):
     preset: str = "eq5"
     prox: Literal["coupled", "decoupled"] = "coupled"
     "Whether the pull towards the mixture is lambda / alpha_k or lambda."
-    guard: Guard = "step"
+    guard: AttentionGuard = "step"
     "What becomes of an alpha that makes weights negative."
     attention: Literal["exponential", "scad", "mcp"] = "exponential"
     "The function A of squared distances."
 
 
 @dataclass(frozen=True)
-class FedAMPNumbers(Record):
-    alpha: Positive = 1.0
+class FedAMPHyperParameters(Config):
+    alpha: PositiveFloat = 1.0
     "Step along the pair terms, in round 0."
-    sigma: Positive = 1.0
+    sigma: PositiveFloat = 1.0
     "Width of the attention; of HeurFedAMP how sharply it tells cosines apart."
-    prox_lambda: NonNegative = 0.1
+    prox_lambda: NonNegativeFloat = 0.1
     "Of the pull towards the mixture."
-    alpha_decay: Positive = 1.0
+    alpha_decay: PositiveFloat = 1.0
     "What alpha is multiplied by, every `alpha_every` rounds."
-    alpha_every: Positive = 30.0
+    alpha_every: PositiveFloat = 30.0
     "Rounds between."
-    self_weight: Share | None = None
+    self_weight: UnitInterval | None = None
     "HeurFedAMP's alone."
 
 
-class Messages(NamedTuple):
+class FedAMPServerState(NamedTuple):
     """What the server made of the clients' models for their round.
 
     received [K, ...]: u_i. weights [K, K]: xi. pull: [K] the coefficients of the proximal gradient.
@@ -106,11 +111,11 @@ class Messages(NamedTuple):
 
     received: Tree
     weights: jax.Array
-    pull: jax.Array
+    proximal_weights: jax.Array
 
 
 def fedamp(
-    training: LocalTraining, plan: Plan, *, options: FedAMPOptions = FedAMPOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: FedAMPOptions = FedAMPOptions()
 ) -> Algorithm:
     """Algorithm 1: the server sends client i its own mixture of all models,
 
@@ -159,40 +164,55 @@ def fedamp(
     of K x P with K, the one for distances shared by devices.
     """
 
-    def scales(hp, distances, heard):
+    def compute_scales(hp, distances, is_included):
         """sigma, and the unit of alpha and lambda."""
         if options.scale == "absolute":
             return hp["sigma"], jnp.ones(())
-        sigma = jnp.maximum(hp["sigma"] * median_pair(distances, heard), 1e-12)
+        sigma = jnp.maximum(hp["sigma"] * median_over_pairs(distances, is_included), 1e-12)
         return sigma, sigma / (len(distances) - 1)
 
-    def attend(hp, state: State, models) -> Attention:
-        distances, heard = squared_distances(models, plan), _heard(state.clients)
-        sigma, unit = scales(hp, distances, heard)
-        how = {"guard": options.guard, "function": options.attention}
-        found = attention(distances, _decayed(hp, state.round) * unit, sigma, heard, **how)
-        return found._replace(alpha=found.alpha / unit)
+    def compute_attention_weights(hp, state: State, models) -> Attention:
+        distances, is_included = (
+            compute_squared_distances(models, plan),
+            _is_included(state.clients),
+        )
+        sigma, unit = compute_scales(hp, distances, is_included)
+        attention_args = {"guard": options.guard, "function": options.attention}
+        attention_result = compute_attention(
+            distances, _decay_alpha(hp, state.round) * unit, sigma, is_included, **attention_args
+        )
+        return attention_result._replace(alpha=attention_result.alpha / unit)
 
-    def objective(hp, state: State, cohort: Cohort):
+    def compute_objective(hp, state: State, cohort: Cohort):
         models = state.clients.variables["params"]
-        losses, gradients = own_losses(training.task, plan, state.clients.variables, cohort)
-        distances = squared_distances(models, plan)
-        sigma, unit = scales(hp, distances, _heard(state.clients))
-        function, strength = ATTENTION_FUNCTIONS[options.attention], hp["prox_lambda"] * unit
-        apart = 1 - jnp.eye(len(distances))
-        value = losses.sum() + strength * (apart * function.value(distances, sigma)).sum() / 2
-        pulls = 2 * strength * apart * function.slope(distances, sigma)
+        losses, gradients = measure_client_losses(
+            training.task, plan, state.clients.variables, cohort
+        )
+        distances = compute_squared_distances(models, plan)
+        sigma, unit = compute_scales(hp, distances, _is_included(state.clients))
+        function, proximal_weight = ATTENTION_FUNCTIONS[options.attention], hp["prox_lambda"] * unit
+        off_diagonal = 1 - jnp.eye(len(distances))
+        value = (
+            losses.sum()
+            + proximal_weight * (off_diagonal * function.value(distances, sigma)).sum() / 2
+        )
+        pair_weights = 2 * proximal_weight * off_diagonal * function.derivative(distances, sigma)
         # sum_j a_ij (w_i - w_j)
-        towards = pass_messages(jnp.diag(pulls.sum(1)) - pulls, models)
-        whole = jax.tree.map(jnp.add, gradients, towards)
-        return {"objective": value, "objective_gradient": optax.tree.norm(whole)}
+        pair_gradients = mix_models(jnp.diag(pair_weights.sum(1)) - pair_weights, models)
+        objective_gradient = jax.tree.map(jnp.add, gradients, pair_gradients)
+        return {"objective": value, "objective_gradient": optax.tree.norm(objective_gradient)}
 
-    survey = Survey(("objective", "objective_gradient"), objective)
-    return _attentive(training, plan, attend, options)._replace(survey=survey)
+    diagnostics = ClientDiagnostics(("objective", "objective_gradient"), compute_objective)
+    return _build_attentive_algorithm(training, plan, compute_attention_weights, options)._replace(
+        diagnostics=diagnostics
+    )
 
 
 def heurfedamp(
-    training: LocalTraining, plan: Plan, *, options: HeurFedAMPOptions = HeurFedAMPOptions()
+    training: LocalTraining,
+    plan: ExecutionPlan,
+    *,
+    options: HeurFedAMPOptions = HeurFedAMPOptions(),
 ) -> Algorithm:
     """FedAMP with weights by Eq. 8: xi_ii = self_weight (default: 1 / K), the rest shared out among
     the others by a softmax of sigma * cos(w_i, w_j), over all weights of the networks.
@@ -205,63 +225,72 @@ def heurfedamp(
       "flgo": as `fedamp`'s.
     """
 
-    def attend(hp, state: State, models) -> Attention:
-        distances = cosine_distances(models, plan)
-        heard, sigma = _heard(state.clients), hp["sigma"]
+    def compute_attention_weights(hp, state: State, models) -> Attention:
+        distances = compute_cosine_distances(models, plan)
+        is_included, sigma = _is_included(state.clients), hp["sigma"]
         if options.scale == "relative":
-            sigma = sigma / jnp.maximum(median_pair(distances, heard), 1e-12)
-        weights = softmax_attention(distances, sigma, hp["self_weight"], heard)
-        return Attention(weights, jnp.full(len(weights), _decayed(hp, state.round)))
+            sigma = sigma / jnp.maximum(median_over_pairs(distances, is_included), 1e-12)
+        weights = compute_softmax_attention(distances, sigma, hp["self_weight"], is_included)
+        return Attention(weights, jnp.full(len(weights), _decay_alpha(hp, state.round)))
 
-    return _attentive(training, plan, attend, options)
+    return _build_attentive_algorithm(training, plan, compute_attention_weights, options)
 
 
-def _attentive(
+def _build_attentive_algorithm(
     training: LocalTraining,
-    plan: Plan,
-    attend: Callable[..., Attention],
+    plan: ExecutionPlan,
+    compute_attention_weights: Callable[..., Attention],
     options: HeurFedAMPOptions,
 ) -> Algorithm:
-    """Algorithm 1 with weights and alpha_k by `attend(hp, state, models)`, of the parameters of all
+    """Algorithm 1 with weights and alpha_k by `compute_attention_weights(hp, state, models)`, of the parameters of all
     networks."""
 
-    def begin(hp, messages, state, client):
-        received = client_row(messages.received, client.id)
-        first = received if options.start == "received" else state.variables
-        return begin_training(training, hp, first, state.optimizer, received["params"])
+    def begin(hp, message, state, client):
+        received = get_client_row(message.received, client.id)
+        start_variables = received if options.start == "received" else state.variables
+        return begin_local_training(
+            training, hp, start_variables, state.optimizer, received["params"]
+        )
 
-    def pull(hp, gradient, local, messages, batch, client):
-        here, received = local.variables["params"], local.memory
-        return pulled(gradient, here, received, row_of(messages.pull, client.id)), received
+    def adjust_gradient(hp, gradient, local, message, batch, client):
+        params, received = local.variables["params"], local.aux
+        return add_proximal_gradient(
+            gradient, params, received, take_row(message.proximal_weights, client.id)
+        ), received
 
-    client = checked_client(
-        ClientMethod(own_model(training), begin, training_step(training, pull), keep_own(training))
+    client_algorithm = with_contract_checks(
+        ClientAlgorithm(
+            make_personal_model_init(training),
+            begin,
+            make_training_step(training, adjust_gradient),
+            make_personal_model_end(training),
+        )
     )
 
     def init(hp, key, variables, num_clients):
-        given = (hp, key, variables, num_clients, options.initialisation)
-        clients = own_models(training, client, *given)
-        server = Messages(clients.variables, jnp.eye(num_clients), jnp.zeros(num_clients))
+        init_args = (hp, key, variables, num_clients, options.initialisation)
+        clients = init_personal_models(training, client_algorithm, *init_args)
+        server = FedAMPServerState(clients.variables, jnp.eye(num_clients), jnp.zeros(num_clients))
         return State(server, clients, jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
         models = state.clients.variables
-        weights, alpha = attend(hp, state, models["params"])
-        received = pass_messages(weights, models)
-        strength = hp["prox_lambda"] / (
+        weights, alpha = compute_attention_weights(hp, state, models["params"])
+        received = mix_models(weights, models)
+        proximal_weights = hp["prox_lambda"] / (
             alpha if options.prox == "coupled" else jnp.ones_like(alpha)
         )
-        messages = Messages(received, weights, strength)
-        result = train_cohort(client, plan, hp, messages, state.clients, key, cohort)
+        message = FedAMPServerState(received, weights, proximal_weights)
+        result = train_cohort(client_algorithm, plan, hp, message, state.clients, key, cohort)
         records = {"collaboration": weights} if options.history else {}
-        info = RoundInfo(result.train_loss, rms_change(result), records)
-        return State(messages, result.states, state.round + 1), info
+        info = RoundInfo(result.train_loss, compute_rms_change(result), records)
+        return State(message, result.states, state.round + 1), info
 
-    def received(hp, state, k):
-        return client_row(state.server.received, k)
+    def get_received_model(hp, state, k):
+        return get_client_row(state.server.received, k)
 
     def traffic(hp, state):
-        size = num_bytes(client_row(state.clients.variables, 0))
+        size = num_bytes(get_client_row(state.clients.variables, 0))
         return Traffic(size, size)
 
     return Algorithm(
@@ -270,63 +299,69 @@ def _attentive(
         global_model=None,
         with_global_model=None,
         traffic=traffic,
-        personal={"client": clients_own, "received": received}[training.scored],
-        records=lambda num_clients: (
+        personal_variables={"client": get_client_model, "received": get_received_model}[
+            training.evaluated_model
+        ],
+        record_shapes=lambda num_clients: (
             {"collaboration": (num_clients, num_clients)} if options.history else {}
         ),
         artifacts=lambda state: {"collaboration": state.server.weights},
     )
 
 
-def _decayed(hp, rounds_done: jax.Array) -> jax.Array:
+def _decay_alpha(hp, rounds_done: jax.Array) -> jax.Array:
     """alpha_k of the round that follows."""
     return hp["alpha"] * hp["alpha_decay"] ** jnp.floor(rounds_done / hp["alpha_every"])
 
 
-def _heard(clients: OwnModel) -> jax.Array:
+def _is_included(clients: PersonalModelState) -> jax.Array:
     """Whose models count: of those that were trained, or of all as long as nobody's was."""
-    trained = clients.rounds > 0
-    return trained | ~trained.any()
+    is_trained = clients.num_rounds > 0
+    return is_trained | ~is_trained.any()
 
 
-def fedamp_numbers(options: HeurFedAMPOptions, num_clients: int) -> FedAMPNumbers:
+def make_fedamp_hyperparameters(
+    options: HeurFedAMPOptions, num_clients: int
+) -> FedAMPHyperParameters:
     """The preset's numbers."""
     if options.preset == "flgo":
-        return FedAMPNumbers(alpha=1e4, sigma=25.0, prox_lambda=1.0, alpha_decay=0.1)
+        return FedAMPHyperParameters(alpha=1e4, sigma=25.0, prox_lambda=1.0, alpha_decay=0.1)
     if options.preset == "rows":
-        return FedAMPNumbers(alpha=25.0, sigma=0.2)
-    return FedAMPNumbers()
+        return FedAMPHyperParameters(alpha=25.0, sigma=0.2)
+    return FedAMPHyperParameters()
 
 
-def heurfedamp_numbers(options: HeurFedAMPOptions, num_clients: int) -> FedAMPNumbers:
+def make_heurfedamp_hyperparameters(
+    options: HeurFedAMPOptions, num_clients: int
+) -> FedAMPHyperParameters:
     """The preset's numbers with a sigma for cosines, and a self-weight of 1 / num_clients."""
     sigma = 25.0 if options.preset == "flgo" else 5.0
-    numbers = fedamp_numbers(options, num_clients)
-    return replace(numbers, sigma=sigma, self_weight=1 / num_clients)
+    hyperparameters = make_fedamp_hyperparameters(options, num_clients)
+    return replace(hyperparameters, sigma=sigma, self_weight=1 / num_clients)
 
 
-FEDAMP = Entry(
+FEDAMP = AlgorithmSpec(
     "fedamp",
     fedamp,
     "each client receives its own mixture of similar models (Huang et al., 2021)",
     paper="Huang et al., AAAI 2021, arXiv:2007.03797",
     options=FedAMPOptions,
-    numbers=fedamp_numbers,
+    hyperparameters=make_fedamp_hyperparameters,
     protocol="fedamp",
-    colour="#56B4E9",
-    scored=("client", "received"),
-    global_model=False,
-    surveys=True,
+    color="#56B4E9",
+    evaluated_models=("client", "received"),
+    has_global_model=False,
+    has_diagnostics=True,
     min_clients=2,
 )
 HEURFEDAMP = replace(
     FEDAMP,
-    surveys=False,
+    has_diagnostics=False,
     name="heurfedamp",
     build=heurfedamp,
     description="FedAMP with weights by the models' cosines (Huang et al., 2021)",
     options=HeurFedAMPOptions,
-    numbers=heurfedamp_numbers,
-    colour="#E69F00",
+    hyperparameters=make_heurfedamp_hyperparameters,
+    color="#E69F00",
     dashes=(0, (4, 1.5)),
 )

@@ -9,19 +9,31 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.distilling import DistillingOptions, Teachers, distilling
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import Count, Momentum, NonNegative, Positive, Record, Share, Whole
-from fedjax_het.engine.ensemble import logits_of, sum_over_models, weighted_sum
+from fedjax_het.algorithms.distilling import (
+    DistillationOptions,
+    TeacherModels,
+    build_distillation_algorithm,
+)
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import (
+    Config,
+    MomentumCoefficient,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+)
+from fedjax_het.engine.ensemble import compute_logits, compute_weighted_sum, sum_over_models
 from fedjax_het.engine.lanes import ClientModels
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class FedBEOptions(DistillingOptions):
+class FedBEOptions(DistillationOptions):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "code": {"posterior": "normalised", "cyclic": False, "over_classes": True},
@@ -30,11 +42,11 @@ class FedBEOptions(DistillingOptions):
     preset: str = "paper"
     posterior: Literal["gaussian", "dirichlet", "normalised"] = "gaussian"
     "What models are drawn from; see `fedbe`."
-    num_samples: Whole = 10
+    num_samples: NonNegativeInt = 10
     "Models drawn from it."
-    swa_start: Share = 0.5
+    swa_start: UnitInterval = 0.5
     "Of the steps: from there on models are averaged."
-    swa_every: Count = 1
+    swa_every: PositiveInt = 1
     "Steps between those that are."
     cyclic: bool = True
     "Whether the rate falls to `swa_lr` in every `swa_every` steps, once models are averaged."
@@ -43,26 +55,26 @@ class FedBEOptions(DistillingOptions):
 
 
 @dataclass(frozen=True)
-class FedBENumbers(Record):
-    distill_lr: NonNegative = 1e-3
+class FedBEHyperParameters(Config):
+    distill_lr: NonNegativeFloat = 1e-3
     "SGD's, of the student."
-    distill_momentum: Momentum = 0.9
+    distill_momentum: MomentumCoefficient = 0.9
     "SGD's, of the student."
-    distill_weight_decay: NonNegative = 1e-5
+    distill_weight_decay: NonNegativeFloat = 1e-5
     "SGD's, of the student."
-    sharpening: Positive = 0.5
+    sharpening: PositiveFloat = 0.5
     "The temperature of the ensemble's prediction; 1 leaves it as it is."
-    swa_lr: NonNegative | None = None
+    swa_lr: NonNegativeFloat | None = None
     "Where the rate falls to, in cycles."
-    posterior_alpha: Positive | None = None
+    posterior_alpha: PositiveFloat | None = None
     "Of Dirichlet's."
-    posterior_scale: NonNegative | None = None
+    posterior_scale: NonNegativeFloat | None = None
     "Of the normalised one."
 
 
 def fedbe(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     *,
     base: Callable[..., Algorithm],
     options: FedBEOptions = FedBEOptions(),
@@ -99,47 +111,61 @@ def fedbe(
     and the student's epochs, both shared by the devices that share a federation; memory of the S
     models.
     """
-    draw, num_samples = _POSTERIORS[options.posterior], options.num_samples
+    make_sampler, num_samples = _POSTERIOR_SAMPLERS[options.posterior], options.num_samples
     swa_every = options.swa_every
 
-    def ensemble(hp, teachers: Teachers, images, key):
-        def predictions(variables):
-            return jax.nn.softmax(logits_of(training.task, variables, images))
+    def predict_ensemble(hp, teachers: TeacherModels, images, key):
+        def predict(variables):
+            return jax.nn.softmax(compute_logits(training.task, variables, images))
 
-        total = sum_over_models(predictions, teachers.clients, len(images)) + predictions(
-            teachers.after
+        total = sum_over_models(predict, teachers.client_models, len(images)) + predict(
+            teachers.variables_after
         )
         if num_samples:
-            sample = draw(hp, teachers)
+            sample = make_sampler(hp, teachers)
             keys = jax.random.split(key, num_samples)
-            total += jax.lax.map(lambda key: predictions(sample(key)), keys).sum(0)
+            total += jax.lax.map(lambda key: predict(sample(key)), keys).sum(0)
         return jax.nn.softmax(jnp.log(total) / hp["sharpening"])
 
-    def first(num_steps: int) -> int:
+    def first_averaged_step(num_steps: int) -> int:
         """Steps before those whose models are averaged."""
         return int(options.swa_start * num_steps)
 
-    def optimizer(hp, num_steps: int):
-        def lr(done):
-            into = jnp.maximum(done - first(num_steps), 0) % swa_every / max(swa_every - 1, 1)
-            return hp["distill_lr"] + into * (hp["swa_lr"] - hp["distill_lr"])
+    def make_optimizer(hp, num_steps: int):
+        def lr_schedule(step):
+            cycle_fraction = (
+                jnp.maximum(step - first_averaged_step(num_steps), 0)
+                % swa_every
+                / max(swa_every - 1, 1)
+            )
+            return hp["distill_lr"] + cycle_fraction * (hp["swa_lr"] - hp["distill_lr"])
 
         return optax.chain(
             optax.scale(1 / training.task.model.num_classes if options.over_classes else 1.0),
             optax.add_decayed_weights(hp["distill_weight_decay"]),
-            optax.sgd(lr if options.cyclic else hp["distill_lr"], momentum=hp["distill_momentum"]),
+            optax.sgd(
+                lr_schedule if options.cyclic else hp["distill_lr"], momentum=hp["distill_momentum"]
+            ),
         )
 
-    def collects(num_steps: int):
-        start = first(num_steps)
-        return lambda done: (done > start) & ((done - start) % swa_every == 0)
+    def make_swa_predicate(num_steps: int):
+        start = first_averaged_step(num_steps)
+        return lambda step: (step > start) & ((step - start) % swa_every == 0)
 
-    return distilling(training, plan, base, ensemble, optimizer, options, collects=collects)
+    return build_distillation_algorithm(
+        training,
+        plan,
+        base,
+        predict_ensemble,
+        make_optimizer,
+        options,
+        make_swa_predicate=make_swa_predicate,
+    )
 
 
-def fedbe_numbers(options: FedBEOptions, num_clients: int) -> FedBENumbers:
+def make_fedbe_hyperparameters(options: FedBEOptions, num_clients: int) -> FedBEHyperParameters:
     """Those of distillation, and what the posterior and the rate's cycles need."""
-    return FedBENumbers(
+    return FedBEHyperParameters(
         swa_lr=4e-4 if options.cyclic else None,
         posterior_alpha=1.0 if options.posterior == "dirichlet" else None,
         posterior_scale=0.1 if options.posterior == "normalised" else None,
@@ -149,77 +175,96 @@ def fedbe_numbers(options: FedBEOptions, num_clients: int) -> FedBENumbers:
 # Each is (hp, teachers) -> sample, and sample(key) a draw.
 
 
-def _gaussian(hp, teachers: Teachers) -> Callable[[jax.Array], Tree]:
-    params = teachers.clients.variables["params"]
-    shares = _shares(teachers.clients)
-    mean = weighted_sum(shares, params)
+def _make_gaussian_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
+    params = teachers.client_models.variables["params"]
+    client_weights = _normalized_weights(teachers.client_models)
+    mean = compute_weighted_sum(client_weights, params)
     squares = jax.tree.map(lambda w, mu: (w - mu) ** 2, params, mean)
-    deviation = jax.tree.map(jnp.sqrt, weighted_sum(shares, squares))
+    deviation = jax.tree.map(jnp.sqrt, compute_weighted_sum(client_weights, squares))
 
     def sample(key):
         noise = optax.tree.random_like(key, mean)
-        drawn = jax.tree.map(lambda mu, sd, e: mu + sd * e, mean, deviation, noise)
-        return {**teachers.after, "params": drawn}
+        params = jax.tree.map(lambda mu, sd, e: mu + sd * e, mean, deviation, noise)
+        return {**teachers.variables_after, "params": params}
 
     return sample
 
 
-def _dirichlet(hp, teachers: Teachers) -> Callable[[jax.Array], Tree]:
-    logs = jnp.log(_shares(teachers.clients))  # -inf of those that are absent
+def _make_dirichlet_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
+    log_weights = jnp.log(
+        _normalized_weights(teachers.client_models)
+    )  # -inf of those that are absent
 
     def sample(key):
         # Of gamma variates, of which Dirichlet's are the shares: their sum cancels.
-        drawn = jax.random.loggamma(key, hp["posterior_alpha"], logs.shape)
-        return weighted_sum(jax.nn.softmax(drawn + logs), teachers.clients.variables)
+        log_gammas = jax.random.loggamma(key, hp["posterior_alpha"], log_weights.shape)
+        return compute_weighted_sum(
+            jax.nn.softmax(log_gammas + log_weights), teachers.client_models.variables
+        )
 
     return sample
 
 
-def _normalised(hp, teachers: Teachers) -> Callable[[jax.Array], Tree]:
-    shares, start = _shares(teachers.clients), teachers.before["params"]
+def _make_normalized_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
+    client_weights, start = (
+        _normalized_weights(teachers.client_models),
+        teachers.variables_before["params"],
+    )
 
-    def fitted(w, start):
+    def fit_tensor(w, start):
         changes = w - start
         axes = tuple(range(1, w.ndim))
         norms = jnp.sqrt((changes**2).sum(axes, keepdims=True))
-        units = changes / jnp.maximum(norms, jnp.finfo(w.dtype).tiny)
-        mean = weighted_sum(shares, units)
-        variance = weighted_sum(shares, units**2) - mean**2
-        return mean, jnp.sqrt(jnp.maximum(variance, 1e-5)), weighted_sum(shares, norms)
+        unit_changes = changes / jnp.maximum(norms, jnp.finfo(w.dtype).tiny)
+        mean = compute_weighted_sum(client_weights, unit_changes)
+        variance = compute_weighted_sum(client_weights, unit_changes**2) - mean**2
+        return (
+            mean,
+            jnp.sqrt(jnp.maximum(variance, 1e-5)),
+            compute_weighted_sum(client_weights, norms),
+        )
 
-    tensors, shape = jax.tree.flatten(start)
-    fits = [
-        fitted(*both)
-        for both in zip(jax.tree.leaves(teachers.clients.variables["params"]), tensors, strict=True)
+    start_leaves, treedef = jax.tree.flatten(start)
+    tensor_fits = [
+        fit_tensor(*leaf_pair)
+        for leaf_pair in zip(
+            jax.tree.leaves(teachers.client_models.variables["params"]), start_leaves, strict=True
+        )
     ]
 
     def sample(key):
         noise = jax.tree.leaves(optax.tree.random_like(key, start))
-        drawn = [
+        leaves = [
             w + norm * (mean + hp["posterior_scale"] * deviation * e)
-            for w, e, (mean, deviation, norm) in zip(tensors, noise, fits, strict=True)
+            for w, e, (mean, deviation, norm) in zip(start_leaves, noise, tensor_fits, strict=True)
         ]
-        return {**teachers.after, "params": jax.tree.unflatten(shape, drawn)}
+        return {**teachers.variables_after, "params": jax.tree.unflatten(treedef, leaves)}
 
     return sample
 
 
-_POSTERIORS = {"gaussian": _gaussian, "dirichlet": _dirichlet, "normalised": _normalised}
+_POSTERIOR_SAMPLERS = {
+    "gaussian": _make_gaussian_sampler,
+    "dirichlet": _make_dirichlet_sampler,
+    "normalised": _make_normalized_sampler,
+}
 
 
-def _shares(models: ClientModels) -> jax.Array:
-    return models.weights / jnp.maximum(models.weights.sum(), jnp.finfo(jnp.float32).tiny)
+def _normalized_weights(client_models: ClientModels) -> jax.Array:
+    return client_models.weights / jnp.maximum(
+        client_models.weights.sum(), jnp.finfo(jnp.float32).tiny
+    )
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "fedbe",
     fedbe,
     "FedDF from a Bayesian ensemble of clients and models drawn between (Chen & Chao, 2021)",
     paper="Chen and Chao, ICLR 2021, arXiv:2009.01974",
     options=FedBEOptions,
-    numbers=fedbe_numbers,
-    colour="#88CCEE",
+    hyperparameters=make_fedbe_hyperparameters,
+    color="#88CCEE",
     dashes=(0, (2, 1.5)),
-    refines="model",
-    needs=("proxy_data",),
+    wraps="model",
+    required_data=("proxy_data",),
 )

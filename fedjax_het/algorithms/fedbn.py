@@ -5,28 +5,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import federated, num_bytes
+from fedjax_het.algorithms.building import build_federated_algorithm, num_bytes
 from fedjax_het.algorithms.contract import Algorithm, Traffic
-from fedjax_het.algorithms.entry import Entry, Rule
-from fedjax_het.engine.contract import ClientMethod
-from fedjax_het.engine.lanes import client_row
-from fedjax_het.engine.local import LocalTraining, local_sgd
-from fedjax_het.engine.plan import Plan
-from fedjax_het.nn import norms_of, with_norms
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
+from fedjax_het.engine.contract import ClientAlgorithm
+from fedjax_het.engine.lanes import get_client_row
+from fedjax_het.engine.local import LocalTraining, make_local_sgd
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.nn import get_norm_variables, replace_norm_variables
 
 Tree = Any
 
 
-class FedBNClient(NamedTuple):
+class FedBNClientState(NamedTuple):
     """What a client keeps: its normalisation layers' leaves, whether it has taken part yet, and its
     optimiser's state, if kept."""
 
     norms: tuple[jax.Array, ...]
-    trained: jax.Array  # [] int32: 0 or 1
+    has_trained: jax.Array  # [] int32: 0 or 1
     optimizer: Tree
 
 
-def fedbn(training: LocalTraining, plan: Plan) -> Algorithm:
+def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """FedAvg of all variables but those of normalisation layers: scales, shifts and running
     statistics stay with the client, which takes its own back at the start of each of its rounds.
 
@@ -44,57 +44,63 @@ def fedbn(training: LocalTraining, plan: Plan) -> Algorithm:
 
     Traffic: FedAvg's without the normalisation layers. State: these layers of every client.
     """
-    base, model = local_sgd(training), training.task.model
+    base, model = make_local_sgd(training), training.task.model
 
-    def own(state: FedBNClient, variables: Tree) -> Tree:
+    def personalize(state: FedBNClientState, variables: Tree) -> Tree:
         """These variables with the client's layers, if it has any yet."""
         norms = tuple(
-            jnp.where(state.trained > 0, own_norms, received)
-            for own_norms, received in zip(state.norms, norms_of(model, variables), strict=True)
+            jnp.where(state.has_trained > 0, client_norm, received)
+            for client_norm, received in zip(
+                state.norms, get_norm_variables(model, variables), strict=True
+            )
         )
-        return with_norms(model, variables, norms)
+        return replace_norm_variables(model, variables, norms)
 
     def init(hp, variables):
-        nothing = jax.tree.map(jnp.zeros_like, norms_of(model, variables))
-        return FedBNClient(nothing, jnp.int32(0), base.init(hp, variables))
+        zeros = jax.tree.map(jnp.zeros_like, get_norm_variables(model, variables))
+        return FedBNClientState(zeros, jnp.int32(0), base.init(hp, variables))
 
-    def begin(hp, broadcast, state, client):
-        received = broadcast._replace(variables=own(state, broadcast.variables))
-        return base.begin(hp, received, state.optimizer, client)
+    def begin(hp, message, state, client):
+        personal_message = message._replace(variables=personalize(state, message.variables))
+        return base.begin(hp, personal_message, state.optimizer, client)
 
-    def end(hp, broadcast, local, state, client):
-        upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
-        kept = FedBNClient(norms_of(model, local.variables), jnp.int32(1), optimizer)
-        return upload, kept, output
+    def end(hp, message, local, state, client):
+        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
+        client_state = FedBNClientState(
+            get_norm_variables(model, local.variables), jnp.int32(1), optimizer
+        )
+        return client_update, client_state, output
 
-    def personal(hp, state, k):
-        return own(client_row(state.clients, k), state.server.variables)
+    def get_personal_variables(hp, state, k):
+        return personalize(get_client_row(state.clients, k), state.server.variables)
 
     def traffic(hp, state):
         variables = state.server.variables
-        body = num_bytes(variables) - num_bytes(norms_of(model, variables))
-        return Traffic(body, body)
+        body_bytes = num_bytes(variables) - num_bytes(get_norm_variables(model, variables))
+        return Traffic(body_bytes, body_bytes)
 
-    algorithm = federated(training, plan, ClientMethod(init, begin, base.step, end))
+    algorithm = build_federated_algorithm(
+        training, plan, ClientAlgorithm(init, begin, base.step, end)
+    )
     algorithm = algorithm._replace(traffic=traffic)
-    if training.scored == "personal":
-        return algorithm._replace(personal=personal, pageable=False)
+    if training.evaluated_model == "personal":
+        return algorithm._replace(personal_variables=get_personal_variables, can_page_state=False)
     return algorithm
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "fedbn",
     fedbn,
     "FedAvg of all but normalisation layers, which clients keep (Li et al., 2021)",
     paper="Li et al., ICLR 2021, arXiv:2102.07623",
     rules=(
         # Its own tests are for the client's own layers, wherever clients are tested.
-        Rule(settings={"scored": "personal"}),
+        DefaultsRule(settings={"scored": "personal"}),
         # There each client is a domain: "personal" is each client's own model on its own domain.
-        Rule(("fedaf", "feddm"), ("domainnet",), settings={"local_tests": True}),
+        DefaultsRule(("fedaf", "feddm"), ("domainnet",), settings={"local_tests": True}),
     ),
-    colour="#2C7FB8",
+    color="#2C7FB8",
     dashes=(0, (1.5, 1)),
-    needs=("norms",),
-    scored=("global", "personal"),
+    required_data=("norms",),
+    evaluated_models=("global", "personal"),
 )

@@ -6,24 +6,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import Counts, add_mean_change, federated, num_bytes
+from fedjax_het.algorithms.building import (
+    CohortCounts,
+    add_mean_change,
+    build_federated_algorithm,
+    num_bytes,
+)
 from fedjax_het.algorithms.contract import Algorithm, Traffic
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import NonNegative, Record
-from fedjax_het.engine.contract import ClientMethod, Upload
-from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, NonNegativeFloat
+from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate
+from fedjax_het.engine.local import LocalTraining, ServerMessage, make_local_sgd
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class FedDCNumbers(Record):
-    feddc_alpha: NonNegative = 0.01
+class FedDCHyperParameters(Config):
+    feddc_alpha: NonNegativeFloat = 0.01
     "Of the quadratic."
 
 
-class FedDCClient(NamedTuple):
+class FedDCClientState(NamedTuple):
     """What a client keeps: its drift h_i, its gradient g_i, and its optimiser's state, if kept."""
 
     drift: Tree
@@ -31,29 +36,29 @@ class FedDCClient(NamedTuple):
     optimizer: Tree
 
 
-class FedDCServer(NamedTuple):
+class FedDCServerState(NamedTuple):
     """The means of all K clients' h_i and g_i."""
 
     drift: Tree
     gradient: Tree
 
 
-class FedDCChange(NamedTuple):
+class FedDCUpdate(NamedTuple):
     """What a client sends: how its model and its g_i changed."""
 
     model: Tree
     gradient: Tree
 
 
-class _Training(NamedTuple):
+class _FedDCAux(NamedTuple):
     """A client's state during a round, and the g_i that it is measuring for the next."""
 
     drift: Tree
     gradient: Tree
-    next: Tree
+    next_gradient: Tree
 
 
-def feddc(training: LocalTraining, plan: Plan) -> Algorithm:
+def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """Client i minimises f_i(theta) + alpha/2 ||theta - (w - h_i)||^2 + <theta, g - g_i> from the
     model w that it received, h_i being how far its models have drifted so far; then
 
@@ -75,77 +80,92 @@ def feddc(training: LocalTraining, plan: Plan) -> Algorithm:
     Traffic: twice FedAvg's, w and g down, theta_i and g_i up. State: two models per client, and
     two more on the server.
     """
-    base = local_sgd(training, adjust=_correct)
+    base = make_local_sgd(training, adjust=_adjust_gradient)
 
-    def init_client(hp, variables):
+    def init_client_state(hp, variables):
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
-        return FedDCClient(zeros, zeros, base.init(hp, variables))
+        return FedDCClientState(zeros, zeros, base.init(hp, variables))
 
-    def begin(hp, broadcast, state, client):
-        local = base.begin(hp, broadcast, state.optimizer, client)
+    def begin(hp, message, state, client):
+        local = base.begin(hp, message, state.optimizer, client)
         zeros = jax.tree.map(jnp.zeros_like, state.gradient)
-        return local._replace(memory=_Training(state.drift, state.gradient, zeros))
+        return local._replace(aux=_FedDCAux(state.drift, state.gradient, zeros))
 
-    def end(hp, broadcast, local, state, client):
-        upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
-        drift = jax.tree.map(jnp.subtract, local.variables["params"], broadcast.variables["params"])
-        gradient = local.memory.next
-        moved = jax.tree.map(jnp.subtract, gradient, state.gradient)
-        kept = FedDCClient(jax.tree.map(jnp.add, state.drift, drift), gradient, optimizer)
-        return Upload(mean=FedDCChange(upload.mean, moved)), kept, output
-
-    def init(hp, variables):
-        zeros = jax.tree.map(jnp.zeros_like, variables["params"])
-        return Broadcast(variables, extra=FedDCServer(zeros, zeros))
-
-    def update(hp, server, upload: Upload, counts: Counts):
-        model, moved = upload.mean
-        drift, gradient = (
-            jax.tree.map(lambda mean, new: mean + counts.share * new, old, of_round)
-            for old, of_round in zip(server.extra, (model["params"], moved), strict=True)
+    def end(hp, message, local, state, client):
+        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
+        drift = jax.tree.map(jnp.subtract, local.variables["params"], message.variables["params"])
+        gradient = local.aux.next_gradient
+        gradient_change = jax.tree.map(jnp.subtract, gradient, state.gradient)
+        client_state = FedDCClientState(
+            jax.tree.map(jnp.add, state.drift, drift), gradient, optimizer
         )
-        anyone = counts.trained > 0
+        return (
+            ClientUpdate(mean=FedDCUpdate(client_update.mean, gradient_change)),
+            client_state,
+            output,
+        )
+
+    def init_server(hp, variables):
+        zeros = jax.tree.map(jnp.zeros_like, variables["params"])
+        return ServerMessage(variables, extra=FedDCServerState(zeros, zeros))
+
+    def update_server(hp, server, client_update: ClientUpdate, counts: CohortCounts):
+        model, gradient_change = client_update.mean
+        drift, gradient = (
+            jax.tree.map(lambda mean, new: mean + counts.cohort_weight_share * new, old, round_mean)
+            for old, round_mean in zip(
+                server.extra, (model["params"], gradient_change), strict=True
+            )
+        )
+        has_trained = counts.num_trained > 0
         params = jax.tree.map(
-            lambda mean, h: mean + jnp.where(anyone, h, 0), model["params"], drift
+            lambda mean, h: mean + jnp.where(has_trained, h, 0), model["params"], drift
         )
         server = add_mean_change(hp, server, {**model, "params": params})
-        return server._replace(extra=FedDCServer(drift, gradient))
+        return server._replace(extra=FedDCServerState(drift, gradient))
 
     def traffic(hp, state):
         variables = state.server.variables
-        both = num_bytes(variables) + num_bytes(variables["params"])
-        return Traffic(both, both)
+        model_and_gradient_bytes = num_bytes(variables) + num_bytes(variables["params"])
+        return Traffic(model_and_gradient_bytes, model_and_gradient_bytes)
 
-    client = ClientMethod(init_client, begin, base.step, end)
-    return federated(training, plan, client, init=init, update=update)._replace(traffic=traffic)
+    client_algorithm = ClientAlgorithm(init_client_state, begin, base.step, end)
+    return build_federated_algorithm(
+        training, plan, client_algorithm, init_server=init_server, update=update_server
+    )._replace(traffic=traffic)
 
 
-def _correct(hp, gradient, local, broadcast, batch, client):
+def _adjust_gradient(hp, gradient, local, message, batch, client):
     """The slope of f_i and the quadratic, to be measured; and that plus g - g_i, to be taken."""
-    memory: _Training = local.memory
-    slope = jax.tree.map(
+    aux: _FedDCAux = local.aux
+    unadjusted_gradient = jax.tree.map(
         lambda g, theta, w, h: g + hp["feddc_alpha"] * (theta - w + h),
         gradient,
         local.variables["params"],
-        broadcast.variables["params"],
-        memory.drift,
+        message.variables["params"],
+        aux.drift,
     )
-    share = 1 / client.num_steps
-    measured = jax.tree.map(lambda total, s: total + share * s, memory.next, slope)
-    corrected = jax.tree.map(
-        lambda s, own, g: s - own + g, slope, memory.gradient, broadcast.extra.gradient
+    step_weight = 1 / client.num_steps
+    next_gradient = jax.tree.map(
+        lambda total, s: total + step_weight * s, aux.next_gradient, unadjusted_gradient
     )
-    return corrected, memory._replace(next=measured)
+    adjusted_gradient = jax.tree.map(
+        lambda s, client_gradient, g: s - client_gradient + g,
+        unadjusted_gradient,
+        aux.gradient,
+        message.extra.gradient,
+    )
+    return adjusted_gradient, aux._replace(next_gradient=next_gradient)
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "feddc",
     feddc,
     "clients' drift is learned and taken off, besides control variates (Gao et al., 2022)",
     paper="Gao et al., CVPR 2022, arXiv:2203.11751",
-    numbers=FedDCNumbers,
-    colour="#66C2A5",
+    hyperparameters=FedDCHyperParameters,
+    color="#66C2A5",
     server_step="own",
-    refinable="average",
-    scored=("global", "client"),
+    wrappable_as="average",
+    evaluated_models=("global", "client"),
 )

@@ -8,39 +8,43 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.distilling import DistillingOptions, Teachers, distilling
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import Count, NonNegative, Positive, Record
-from fedjax_het.engine.ensemble import logits_of, sum_over_models
+from fedjax_het.algorithms.distilling import (
+    DistillationOptions,
+    TeacherModels,
+    build_distillation_algorithm,
+)
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedjax_het.engine.ensemble import compute_logits, sum_over_models
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 
 
 @dataclass(frozen=True)
-class FedDFOptions(DistillingOptions):
+class FedDFOptions(DistillationOptions):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "fedaux": {"distill_epochs": 1, "distill_batch_size": 128, "annealed": False},
     }
 
     preset: str = "paper"
-    distill_batch_size: Count = 64
+    distill_batch_size: PositiveInt = 64
     "Of the server's examples."
     annealed: bool = True
     "Whether a cosine takes the rate to 0 over a round's steps."
 
 
 @dataclass(frozen=True)
-class FedDFNumbers(Record):
-    distill_lr: NonNegative = 1e-3
+class FedDFHyperParameters(Config):
+    distill_lr: NonNegativeFloat = 1e-3
     "Adam's, of the student; where it starts, if annealed."
-    distill_clip: Positive | None = 5.0
+    distill_clip: PositiveFloat | None = 5.0
     "Norm at which gradients are clipped."
 
 
 def feddf(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     *,
     base: Callable[..., Algorithm],
     options: FedDFOptions = FedDFOptions(),
@@ -73,39 +77,43 @@ def feddf(
     memory of the S models.
     """
 
-    def ensemble(hp, teachers: Teachers, images, key):
-        models = teachers.clients
+    def predict_ensemble(hp, teachers: TeacherModels, images, key):
+        client_models = teachers.client_models
         total = sum_over_models(
-            lambda variables: logits_of(training.task, variables, images), models, len(images)
+            lambda variables: compute_logits(training.task, variables, images),
+            client_models,
+            len(images),
         )
-        return jax.nn.softmax(total / jnp.maximum(models.present.sum(), 1))
+        return jax.nn.softmax(total / jnp.maximum(client_models.is_present.sum(), 1))
 
-    def optimizer(hp, num_steps: int):
+    def make_optimizer(hp, num_steps: int):
         lr = hp["distill_lr"]
         if options.annealed:
             lr = optax.cosine_decay_schedule(lr, max(num_steps, 1))
         clip = [optax.clip_by_global_norm(hp["distill_clip"])] if "distill_clip" in hp else []
         return optax.chain(*clip, optax.adam(lr))
 
-    return distilling(training, plan, base, ensemble, optimizer, options)
+    return build_distillation_algorithm(
+        training, plan, base, predict_ensemble, make_optimizer, options
+    )
 
 
-def feddf_numbers(options: FedDFOptions, num_clients: int) -> FedDFNumbers:
+def make_feddf_hyperparameters(options: FedDFOptions, num_clients: int) -> FedDFHyperParameters:
     """The preset's rate, and its bound on gradients if it has one."""
     if options.preset == "fedaux":
-        return FedDFNumbers(distill_lr=5e-5, distill_clip=None)
-    return FedDFNumbers()
+        return FedDFHyperParameters(distill_lr=5e-5, distill_clip=None)
+    return FedDFHyperParameters()
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "feddf",
     feddf,
     "the average learns the mean logits of the clients' models (Lin et al., 2020)",
     paper="Lin et al., NeurIPS 2020, arXiv:2006.07242",
     options=FedDFOptions,
-    numbers=feddf_numbers,
-    colour="#CC3311",
+    hyperparameters=make_feddf_hyperparameters,
+    color="#CC3311",
     dashes=(0, (6, 2)),
-    refines="model",
-    needs=("proxy_data",),
+    wraps="model",
+    required_data=("proxy_data",),
 )

@@ -4,38 +4,38 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedjax_het.algorithms.condensing import (
-    CondensingNumbers,
-    CondensingOptions,
-    condensing,
-    private_numbers,
+    CondensationHyperParameters,
+    CondensationOptions,
+    build_condensation_algorithm,
+    with_privacy_defaults,
 )
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry, Rule
-from fedjax_het.common.records import NonNegative
-from fedjax_het.condensation.distribution import in_ball
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
+from fedjax_het.common.records import NonNegativeFloat
+from fedjax_het.condensation.distribution import sample_on_ball
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 
 
 @dataclass(frozen=True)
-class FedDMOptions(CondensingOptions):
+class FedDMOptions(CondensationOptions):
     clipping: Literal["none", "per_class", "global"] = "per_class"
     logit_term: bool = True
 
 
 @dataclass(frozen=True)
-class FedDMNumbers(CondensingNumbers):
-    rho: NonNegative = 5.0
+class FedDMHyperParameters(CondensationHyperParameters):
+    rho: NonNegativeFloat = 5.0
     "Radius of the ball around the received model."
 
 
 def feddm(
-    training: LocalTraining, plan: Plan, *, options: FedDMOptions = FedDMOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: FedDMOptions = FedDMOptions()
 ) -> Algorithm:
     """Clients condense their classes in a ball around the received model; the server trains on
     the union of their images.
 
-    Each step of a client draws a model at distance `rho` (5) from the received one, see `in_ball`,
+    Each step of a client draws a model at distance `rho` (5) from the received one, see `sample_on_ball`,
     and matches mean embeddings and mean logits of each class (both public re-implementations have
     the logits; FedAF's description of FedDM leaves them out). The defaults are FedAF's setting of
     FedDM (CVPR 2024, section 5.1): 50 images a class, image_lr 1, gradients clipped at 2; protocol
@@ -52,29 +52,29 @@ def feddm(
     server_epochs over all images.
     """
 
-    def perturb(hp, key, params):
-        return in_ball(key, params, hp["rho"])
+    def perturb_params(hp, key, params):
+        return sample_on_ball(key, params, hp["rho"])
 
-    return condensing(training, plan, options, perturb=perturb)
+    return build_condensation_algorithm(training, plan, options, perturb_params=perturb_params)
 
 
-def feddm_numbers(options: FedDMOptions, num_clients: int) -> FedDMNumbers:
+def make_feddm_hyperparameters(options: FedDMOptions, num_clients: int) -> FedDMHyperParameters:
     """With those of the private option, where it is taken."""
-    return private_numbers(options, FedDMNumbers())
+    return with_privacy_defaults(options, FedDMHyperParameters())
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "feddm",
     feddm,
     "clients condense by distribution matching, the server trains on that (Xiong et al., 2023)",
     paper="Xiong et al., CVPR 2023, arXiv:2207.09653",
     options=FedDMOptions,
-    numbers=feddm_numbers,
+    hyperparameters=make_feddm_hyperparameters,
     protocol="fedaf",
     rules=(
-        Rule(("fedaf", "feddm"), settings={"batch_size": 256}),
-        Rule(("fedaf", "feddm"), ("domainnet",), options={"ipc": 20}),
-        Rule(
+        DefaultsRule(("fedaf", "feddm"), settings={"batch_size": 256}),
+        DefaultsRule(("fedaf", "feddm"), ("domainnet",), options={"ipc": 20}),
+        DefaultsRule(
             ("feddm",),
             options={
                 "ipc": 10,
@@ -86,6 +86,6 @@ ENTRY = Entry(
             hp={"image_momentum": 0.5, "server_lr": 0.01, "server_weight_decay": 5e-4},
         ),
     ),
-    colour="#000000",
+    color="#000000",
     trains_locally=False,
 )

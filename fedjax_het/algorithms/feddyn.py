@@ -6,31 +6,36 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import Counts, add_mean_change, federated, model_both_ways
+from fedjax_het.algorithms.building import (
+    CohortCounts,
+    add_mean_change,
+    build_federated_algorithm,
+    model_traffic,
+)
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import Positive, Record
-from fedjax_het.engine.contract import ClientMethod, Upload
-from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, PositiveFloat
+from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate
+from fedjax_het.engine.local import LocalTraining, ServerMessage, make_local_sgd
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class FedDynNumbers(Record):
-    feddyn_alpha: Positive = 0.01
+class FedDynHyperParameters(Config):
+    feddyn_alpha: PositiveFloat = 0.01
     "Of the quadratic."
 
 
-class FedDynClient(NamedTuple):
+class FedDynClientState(NamedTuple):
     """What a client keeps: h_i / alpha, and its optimiser's state, if kept."""
 
     shift: Tree
     optimizer: Tree
 
 
-def feddyn(training: LocalTraining, plan: Plan) -> Algorithm:
+def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """Client i minimises f_i(theta) - <h_i, theta> + alpha/2 ||theta - w||^2 from the model w that
     it received, by local steps along the minibatch gradient - h_i + alpha (theta - w); then
 
@@ -55,59 +60,61 @@ def feddyn(training: LocalTraining, plan: Plan) -> Algorithm:
     Traffic: FedAvg's, as h stays with the server. State: one model per client, and one more on the
     server. Low participation needs a small local_lr: h is of models up to many rounds old.
     """
-    base = local_sgd(training, adjust=_pull)
+    base = make_local_sgd(training, adjust=_adjust_gradient)
 
-    def init_client(hp, variables):
+    def init_client_state(hp, variables):
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
-        return FedDynClient(zeros, base.init(hp, variables))
+        return FedDynClientState(zeros, base.init(hp, variables))
 
-    def begin(hp, broadcast, state, client):
-        local = base.begin(hp, broadcast, state.optimizer, client)
-        return local._replace(memory=state.shift)
+    def begin(hp, message, state, client):
+        local = base.begin(hp, message, state.optimizer, client)
+        return local._replace(aux=state.shift)
 
-    def end(hp, broadcast, local, state, client):
-        upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
-        received = broadcast.variables["params"]
+    def end(hp, message, local, state, client):
+        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
+        received = message.variables["params"]
         drift = jax.tree.map(jnp.subtract, local.variables["params"], received)
         shift = jax.tree.map(jnp.subtract, state.shift, drift)
-        return upload, FedDynClient(shift, optimizer), output
+        return client_update, FedDynClientState(shift, optimizer), output
 
-    def init(hp, variables):
-        return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
+    def init_server(hp, variables):
+        return ServerMessage(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
 
-    def update(hp, server, upload: Upload, counts: Counts):
-        drift = upload.mean["params"]  # theta_i - w
-        shift = jax.tree.map(lambda h, d: h - counts.share * d, server.extra, drift)
-        anyone = counts.trained > 0
-        params = jax.tree.map(lambda mean, h: mean - jnp.where(anyone, h, 0), drift, shift)
-        server = add_mean_change(hp, server, {**upload.mean, "params": params})
+    def update_server(hp, server, client_update: ClientUpdate, counts: CohortCounts):
+        drift = client_update.mean["params"]  # theta_i - w
+        shift = jax.tree.map(lambda h, d: h - counts.cohort_weight_share * d, server.extra, drift)
+        has_trained = counts.num_trained > 0
+        params = jax.tree.map(lambda mean, h: mean - jnp.where(has_trained, h, 0), drift, shift)
+        server = add_mean_change(hp, server, {**client_update.mean, "params": params})
         return server._replace(extra=shift)
 
-    client = ClientMethod(init_client, begin, base.step, end)
-    algorithm = federated(training, plan, client, init=init, update=update)
-    return algorithm._replace(traffic=model_both_ways)
+    client_algorithm = ClientAlgorithm(init_client_state, begin, base.step, end)
+    algorithm = build_federated_algorithm(
+        training, plan, client_algorithm, init_server=init_server, update=update_server
+    )
+    return algorithm._replace(traffic=model_traffic)
 
 
-def _pull(hp, gradient, local, broadcast, batch, client):
+def _adjust_gradient(hp, gradient, local, message, batch, client):
     """The minibatch gradient - h_i + alpha (theta - w)."""
-    pulled = jax.tree.map(
+    adjusted_gradient = jax.tree.map(
         lambda g, theta, w, shift: g + hp["feddyn_alpha"] * (theta - w - shift),
         gradient,
         local.variables["params"],
-        broadcast.variables["params"],
-        local.memory,
+        message.variables["params"],
+        local.aux,
     )
-    return pulled, local.memory
+    return adjusted_gradient, local.aux
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "feddyn",
     feddyn,
     "each client's loss shifted so that all have one optimum in common (Acar et al., 2021)",
     paper="Acar et al., ICLR 2021, arXiv:2111.04263",
-    numbers=FedDynNumbers,
-    colour="#117733",
+    hyperparameters=FedDynHyperParameters,
+    color="#117733",
     server_step="own",
-    refinable="average",
-    scored=("global", "client"),
+    wrappable_as="average",
+    evaluated_models=("global", "client"),
 )

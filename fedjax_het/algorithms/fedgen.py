@@ -9,32 +9,38 @@ import optax
 
 from fedjax_het.algorithms.building import (
     add_mean_change,
+    get_server_variables,
     num_bytes,
-    sent_model,
-    with_sent_model,
+    with_server_variables,
 )
 from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.algorithms.entry import Entry
+from fedjax_het.algorithms.entry import AlgorithmSpec
 from fedjax_het.common.errors import require
 from fedjax_het.common.records import (
-    Count,
-    Decay,
-    NonNegative,
-    Record,
-    Whole,
-    at_least,
+    Config,
+    DecayFactor,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    lower_bound,
 )
-from fedjax_het.engine.contract import Batch, ClientMethod, checked_client
-from fedjax_het.engine.lanes import ClientModels, Cohort, for_each_client, train_cohort
-from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
-from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import Purpose, key_for
-from fedjax_het.engine.server import Learner, stepping
-from fedjax_het.engine.sharing import ALONE, Sharing
-from fedjax_het.engine.stretches import SERVER, loop
+from fedjax_het.engine.contract import Batch, ClientAlgorithm, with_contract_checks
+from fedjax_het.engine.lanes import ClientModels, Cohort, tile_over_clients, train_cohort
+from fedjax_het.engine.local import (
+    ClientTrainState,
+    LocalTraining,
+    ServerMessage,
+    apply_gradient,
+    make_local_sgd,
+)
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.engine.randomness import Purpose, fold_in_purpose
+from fedjax_het.engine.server import ServerTrainState, make_server_step
+from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.engine.stretches import SERVER, resumable_loop
 from fedjax_het.nn import Generator, Model, make_generator
 from fedjax_het.nn.models import Head
-from fedjax_het.nn.spread import over_whole_batch, whole_rows
+from fedjax_het.nn.spread import gather_rows, sum_over_shards
 
 Tree = Any
 
@@ -42,47 +48,49 @@ _MNIST = {"generator_hidden": 256, "generator_noise": 32}
 
 
 @dataclass(frozen=True)
-class FedGenOptions(Record):
+class FedGenOptions(Config):
     PRESET_FIELD = "fedgen_preset"
     PRESETS = {"cifar": {}, "mnist": _MNIST, "emnist": _MNIST}  # noqa: RUF012
 
     fedgen_preset: str = "cifar"
-    generator_hidden: Count = 512
+    generator_hidden: PositiveInt = 512
     "Of the generator's hidden layer."
-    generator_noise: Count = 64
+    generator_noise: PositiveInt = 64
     "Numbers that it draws."
-    generator_steps: Whole = 50
+    generator_steps: NonNegativeInt = 50
     "A round, at the server."
-    generator_batch_size: Annotated[int, at_least(2)] = 32  # batch norm, and features to keep apart
+    generator_batch_size: Annotated[int, lower_bound(2)] = (
+        32  # batch norm, and features to keep apart
+    )
     "Labels and draws in each of its steps."
-    guided_steps: Whole = 20
+    guided_steps: NonNegativeInt = 20
     "The first steps of a client's round, in which it learns from generated features."
 
 
 @dataclass(frozen=True)
-class FedGenNumbers(Record):
-    generated_weight: NonNegative = 10.0
+class FedGenHyperParameters(Config):
+    generated_weight: NonNegativeFloat = 10.0
     "a: of the clients' loss on generated features, in round 0."
-    distilled_weight: NonNegative = 10.0
+    distilled_weight: NonNegativeFloat = 10.0
     "b: of the clients' distance from what generated features of their labels give, in round 0."
-    guidance_decay: Decay = 0.98
+    guidance_decay: DecayFactor = 0.98
     "What a and b are multiplied by each round."
-    teacher_weight: NonNegative = 1.0
+    teacher_weight: NonNegativeFloat = 1.0
     "Of the generator's cross-entropy under the clients' last layers."
-    diversity_weight: NonNegative = 1.0
+    diversity_weight: NonNegativeFloat = 1.0
     "Of the generator's term that keeps features apart."
-    generator_lr: NonNegative = 3e-4
+    generator_lr: NonNegativeFloat = 3e-4
     "Adam's, of the generator, in round 0."
-    generator_lr_decay: Decay = 0.98
+    generator_lr_decay: DecayFactor = 0.98
     "What that is multiplied by each round."
-    generator_weight_decay: NonNegative = 0.01
+    generator_weight_decay: NonNegativeFloat = 0.01
     "Of the generator, added to its gradient."
 
 
-LEAST_WEIGHT = 1e-4  # of guidance, however late
+MIN_GUIDANCE_WEIGHT = 1e-4  # of guidance, however late
 
 
-class FedGenServer(NamedTuple):
+class FedGenServerState(NamedTuple):
     """What the server keeps."""
 
     variables: Tree
@@ -90,17 +98,17 @@ class FedGenServer(NamedTuple):
     optimizer: Tree
 
 
-class Teacher(NamedTuple):
+class TeacherHeads(NamedTuple):
     """What the generator learns from, of each of a round's clients (leading axis: slots)."""
 
     head: Tree
     counts: jax.Array  # [C] examples of each class that the client trained on in the round
-    present: jax.Array  # [] 1; 0 where the slot is unused
+    is_present: jax.Array  # [] 1; 0 where the slot is unused
 
 
 def fedgen(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     *,
     options: FedGenOptions = FedGenOptions(),
 ) -> Algorithm:
@@ -115,7 +123,7 @@ def fedgen(
     z_b = G(eps_b, y_b), over the round's clients k, with mean squares and mean absolute values.
     rho_k(y) is client k's share of the examples of class y that were trained on in the round, with
     one more in every count; y is uniform over the classes of which there were any, eps over [0, 1).
-    See `generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round t.
+    See `compute_generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round t.
 
     Clients, from round 1 on and in their first `guided_steps` steps: for a minibatch (x, y)
 
@@ -140,57 +148,88 @@ def fedgen(
     by the devices that share a federation.
     """
     model = training.task.model
-    needs = "a network with `embed` and `head`, whose features are generated"
-    require(model.embed is not None and model.head is not None, "model", model.name, needs)
+    expected_network = "a network with `embed` and `head`, whose features are generated"
+    require(
+        model.embed is not None and model.head is not None, "model", model.name, expected_network
+    )
     generator = make_generator(
         model.num_classes,
-        _num_features(model),
+        _count_features(model),
         options.generator_hidden,
         options.generator_noise,
     )
-    client = checked_client(_guided_client(training, generator, options.guided_steps))
-    hands_out = training.hands_out_models
+    client_algorithm = with_contract_checks(
+        _make_guided_client(training, generator, options.guided_steps)
+    )
+    returns_client_models = training.returns_client_models
 
     def init(hp, key, variables, num_clients):
-        made = generator.init(key_for(key, Purpose.GENERATOR))
-        server = FedGenServer(variables, made, _adam(hp).init(made["params"]))
-        states = for_each_client(client.init(hp, variables), num_clients)
+        generator_variables = generator.init(fold_in_purpose(key, Purpose.GENERATOR))
+        server = FedGenServerState(
+            variables, generator_variables, _make_adam(hp).init(generator_variables["params"])
+        )
+        states = tile_over_clients(client_algorithm.init(hp, variables), num_clients)
         return State(server, states, jnp.int32(0))
 
-    most = options.generator_steps
+    max_steps = options.generator_steps
 
-    def learn(sharing: Sharing, hp, start, teachers: Teacher, key, steps, lr):
+    def train_on_shard(
+        server_parallelism: ServerParallelism,
+        hp,
+        initial_state,
+        teachers: TeacherHeads,
+        key,
+        num_steps,
+        lr,
+    ):
         return train_generator(
             model,
             generator,
             hp,
-            start,
+            initial_state,
             teachers,
             key,
-            steps=steps,
-            most_steps=most,
+            num_steps=num_steps,
+            max_steps=max_steps,
             batch_size=options.generator_batch_size,
             lr=lr,
-            sharing=sharing,
+            server_parallelism=server_parallelism,
         )
 
     def round_(hp, state: State, key, cohort: Cohort):
-        before = state.server
-        sent = Broadcast(before.variables, (before.generator, state.round))
-        result = train_cohort(client, plan, hp, sent, state.clients, key, cohort, gather=hands_out)
-        models, teachers = _told(model, result.outputs, whole=hands_out)
-        steps = jnp.where(cohort.schedule.trial, min(1, most), most)
-        steps = jnp.where(teachers.present.any(), steps, 0)
+        old_server = state.server
+        message = ServerMessage(old_server.variables, (old_server.generator, state.round))
+        result = train_cohort(
+            client_algorithm,
+            plan,
+            hp,
+            message,
+            state.clients,
+            key,
+            cohort,
+            gather_models=returns_client_models,
+        )
+        models, teachers = _split_client_outputs(
+            model, result.outputs, has_full_models=returns_client_models
+        )
+        num_steps = jnp.where(cohort.schedule.is_verification, min(1, max_steps), max_steps)
+        num_steps = jnp.where(teachers.is_present.any(), num_steps, 0)
         lr = hp["generator_lr"] * hp["generator_lr_decay"] ** state.round
-        start = before.generator, before.optimizer
-        generator_key = key_for(key, Purpose.GENERATOR)
-        made, optimizer = plan.shared(learn, hp, start, teachers, generator_key, steps, lr)
+        initial_state = old_server.generator, old_server.optimizer
+        generator_key = fold_in_purpose(key, Purpose.GENERATOR)
+        generator_variables, optimizer = plan.shard_server_work(
+            train_on_shard, hp, initial_state, teachers, generator_key, num_steps, lr
+        )
         # Collectives in order: the new model, which is evaluated next, is known after them.
-        rate = plan.once_known(optax.tree.norm(made["params"]), hp["server_lr"])
-        server = add_mean_change(hp | {"server_lr": rate}, before, result.upload.mean)
-        change = jax.tree.map(jnp.subtract, server.variables["params"], before.variables["params"])
+        server_lr = plan.order_after(
+            optax.tree.norm(generator_variables["params"]), hp["server_lr"]
+        )
+        server = add_mean_change(hp | {"server_lr": server_lr}, old_server, result.update.mean)
+        change = jax.tree.map(
+            jnp.subtract, server.variables["params"], old_server.variables["params"]
+        )
         info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
-        server = server._replace(generator=made, optimizer=optimizer)
+        server = server._replace(generator=generator_variables, optimizer=optimizer)
         return State(server, result.states, state.round + 1), info
 
     def traffic(hp, state):
@@ -200,162 +239,206 @@ def fedgen(
     return Algorithm(
         init=init,
         round=round_,
-        global_model=sent_model,
-        with_global_model=with_sent_model,
+        global_model=get_server_variables,
+        with_global_model=with_server_variables,
         traffic=traffic,
-        pageable=True,
-        server_batch=options.generator_batch_size,
+        can_page_state=True,
+        server_batch_size=options.generator_batch_size,
     )
 
 
-def _told(model: Model, outputs: Any, *, whole: bool) -> tuple[ClientModels | None, Teacher]:
+def _split_client_outputs(
+    model: Model, outputs: Any, *, has_full_models: bool
+) -> tuple[ClientModels | None, TeacherHeads]:
     """(the clients' models, what the generator learns from) of what the round's clients told: their
-    `whole` models and label counts, or a `Teacher` in each slot."""
-    if not whole:
+    `whole` models and label counts, or a `TeacherHeads` in each slot."""
+    if not has_full_models:
         return None, jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), outputs)
     variables, counts = outputs.variables
-    present = outputs.present.astype(jnp.float32)
-    heads = _head(model).parameters(variables)
-    return outputs._replace(variables=variables), Teacher(heads, counts * present[:, None], present)
+    present = outputs.is_present.astype(jnp.float32)
+    heads = _require_head(model).get_parameters(variables)
+    return outputs._replace(variables=variables), TeacherHeads(
+        heads, counts * present[:, None], present
+    )
 
 
-def _guided_client(
+def _make_guided_client(
     training: LocalTraining, generator: Generator, guided_steps: int
-) -> ClientMethod:
+) -> ClientAlgorithm:
     """Local training with generated features beside the client's data; its memory counts labels."""
-    task, base = training.task, local_sgd(training)
-    head, num_classes = _head(task.model), task.model.num_classes
+    task, base = training.task, make_local_sgd(training)
+    head, num_classes = _require_head(task.model), task.model.num_classes
 
-    def begin(hp, broadcast, state, client):
-        local = base.begin(hp, broadcast, state, client)
-        return local._replace(memory=jnp.zeros(num_classes))
+    def begin(hp, message, state, client):
+        local = base.begin(hp, message, state, client)
+        return local._replace(aux=jnp.zeros(num_classes))
 
-    def step(hp, broadcast, local, batch, client, key):
-        made, number = broadcast.extra
-        guided = (number > 0) & (batch.number < guided_steps)
+    def step(hp, message, local, batch, client, key):
+        generator_variables, round_index = message.extra
+        is_guided = (round_index > 0) & (batch.step_index < guided_steps)
 
-        def weight_of(start):
-            decayed = start * hp["guidance_decay"] ** number
-            return jnp.where(guided, jnp.maximum(decayed, jnp.minimum(start, LEAST_WEIGHT)), 0)
+        def decay_weight(initial_weight):
+            decayed = initial_weight * hp["guidance_decay"] ** round_index
+            return jnp.where(
+                is_guided, jnp.maximum(decayed, jnp.minimum(initial_weight, MIN_GUIDANCE_WEIGHT)), 0
+            )
 
-        label_key, *noise_keys = jax.random.split(key_for(key, Purpose.GENERATED), 3)
+        label_key, *noise_keys = jax.random.split(
+            fold_in_purpose(key, Purpose.GENERATED_SAMPLES), 3
+        )
         labels = jax.random.randint(label_key, batch.labels.shape, 0, num_classes)
 
-        def generated(key, labels):
+        def generate_features(key, labels):
             noise = jax.random.uniform(key, (len(labels), generator.noise_size))
-            return generator.apply(made, noise, labels, train=False)[0]
+            return generator.apply(generator_variables, noise, labels, train=False)[0]
 
-        features = generated(noise_keys[0], labels)
-        alike = head.apply(head.parameters(local.variables), generated(noise_keys[1], batch.labels))
-        distilled_weight = weight_of(hp["distilled_weight"])
+        features = generate_features(noise_keys[0], labels)
+        label_logits = head.apply(
+            head.get_parameters(local.variables), generate_features(noise_keys[1], batch.labels)
+        )
+        distilled_weight = decay_weight(hp["distilled_weight"])
 
-        def losses(network, images, labels, target):
+        def losses(network, images, labels, target_log_probs):
             logits, state = network(images)
-            own = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            gap = target - jax.nn.log_softmax(logits)
-            return own + distilled_weight * (jnp.exp(target) * gap).sum(-1), state
+            cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            log_ratio = target_log_probs - jax.nn.log_softmax(logits)
+            return cross_entropies + distilled_weight * (jnp.exp(target_log_probs) * log_ratio).sum(
+                -1
+            ), state
 
         loss, gradient, variables = task.loss_and_gradient(
-            local.variables, batch, key, losses=losses, more=(jax.nn.log_softmax(alike),)
+            local.variables,
+            batch,
+            key,
+            sample_losses=losses,
+            extra_sample_arrays=(jax.nn.log_softmax(label_logits),),
         )
 
         def generated_loss(params):
-            logits = head.apply(head.parameters({**local.variables, "params": params}), features)
-            own = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return weight_of(hp["generated_weight"]) * own.mean()
+            logits = head.apply(
+                head.get_parameters({**local.variables, "params": params}), features
+            )
+            cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return decay_weight(hp["generated_weight"]) * cross_entropies.mean()
 
-        value, pull = jax.value_and_grad(generated_loss)(local.variables["params"])
-        gradient = jax.tree.map(jnp.add, gradient, pull)
-        variables, optimizer = descend(
-            training, hp, variables, gradient, local.optimizer, (batch, client)
+        value, generated_gradient = jax.value_and_grad(generated_loss)(local.variables["params"])
+        gradient = jax.tree.map(jnp.add, gradient, generated_gradient)
+        variables, optimizer = apply_gradient(
+            training, hp, variables, gradient, local.optimizer_state, (batch, client)
         )
-        counts = local.memory.at[batch.labels].add(batch.mask)
-        return Local(variables, optimizer, counts), loss + value
+        counts = local.aux.at[batch.labels].add(batch.mask)
+        return ClientTrainState(variables, optimizer, counts), loss + value
 
-    def end(hp, broadcast, local, state, client):
-        upload, kept, _ = base.end(hp, broadcast, local, state, client)
-        if training.hands_out_models:
-            return upload, kept, (local.variables, local.memory)
-        return upload, kept, Teacher(head.parameters(local.variables), local.memory, jnp.float32(1))
+    def end(hp, message, local, state, client):
+        client_update, client_state, _ = base.end(hp, message, local, state, client)
+        if training.returns_client_models:
+            return client_update, client_state, (local.variables, local.aux)
+        return (
+            client_update,
+            client_state,
+            TeacherHeads(head.get_parameters(local.variables), local.aux, jnp.float32(1)),
+        )
 
-    return ClientMethod(base.init, begin, step, end)
+    return ClientAlgorithm(base.init, begin, step, end)
 
 
 def train_generator(
     model: Model,
     generator: Generator,
     hp: dict,
-    start: tuple[Tree, Tree],
-    teachers: Teacher,
+    initial_state: tuple[Tree, Tree],
+    teachers: TeacherHeads,
     key: jax.Array,
     *,
-    steps: jax.Array,
-    most_steps: int | None = None,
+    num_steps: jax.Array,
+    max_steps: int | None = None,
     batch_size: int,
     lr: jax.Array,
-    sharing: Sharing = ALONE,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> tuple[Tree, Tree]:
-    """(generator, its optimiser) after so many steps from `start`, `most_steps` at most; a step's
+    """(generator, its optimiser) after so many steps from `start`, `max_steps` at most; a step's
     draws depend on `key` and its number alone."""
-    seen = teachers.counts.sum(0) > 0
-    shares = label_shares(teachers)
+    is_seen = teachers.counts.sum(0) > 0
+    label_share_table = compute_label_shares(teachers)
 
-    def drawn(number):
-        label_key, noise_key = jax.random.split(jax.random.fold_in(key, number))
+    def draw_batch(step_index):
+        label_key, noise_key = jax.random.split(jax.random.fold_in(key, step_index))
         labels = jax.random.categorical(
-            label_key, jnp.where(seen, 0, -jnp.inf), shape=(batch_size,)
+            label_key, jnp.where(is_seen, 0, -jnp.inf), shape=(batch_size,)
         )
         noise = jax.random.uniform(noise_key, (batch_size, generator.noise_size))
-        return Batch(noise, labels, jnp.ones(batch_size), number)
+        return Batch(noise, labels, jnp.ones(batch_size), step_index)
 
-    def loss_and_gradient(made, batch, key):
+    def loss_and_gradient(generator_variables, batch, key):
         noise, labels = batch.images, batch.labels
 
         def loss(params):
-            features, state = generator.apply({**made, "params": params}, noise, labels, train=True)
-            return generator_loss(model, hp, teachers.head, shares, features, noise, labels), state
+            features, state = generator.apply(
+                {**generator_variables, "params": params}, noise, labels, train=True
+            )
+            return compute_generator_loss(
+                model, hp, teachers.head, label_share_table, features, noise, labels
+            ), state
 
-        (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(made["params"])
-        return value, gradient, {**made, "state": state}
+        (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(
+            generator_variables["params"]
+        )
+        return value, gradient, {**generator_variables, "state": state}
 
-    step = stepping(drawn, loss_and_gradient, optimizer=_adam(hp, lr), sharing=sharing)
-    learnt = loop(SERVER, steps, step, Learner(*start), most=most_steps, samples=batch_size)
-    return learnt.variables, learnt.moments
+    step = make_server_step(
+        draw_batch,
+        loss_and_gradient,
+        optimizer=_make_adam(hp, lr),
+        server_parallelism=server_parallelism,
+    )
+    trained = resumable_loop(
+        SERVER,
+        num_steps,
+        step,
+        ServerTrainState(*initial_state),
+        max_iterations=max_steps,
+        samples_per_iteration=batch_size,
+    )
+    return trained.variables, trained.optimizer_state
 
 
-def label_shares(teachers: Teacher) -> jax.Array:
+def compute_label_shares(teachers: TeacherHeads) -> jax.Array:
     """rho [S, C]: each client's share of every class, with one more in every count."""
-    counts = (teachers.counts + 1) * teachers.present[:, None]
+    counts = (teachers.counts + 1) * teachers.is_present[:, None]
     return counts / jnp.maximum(counts.sum(0), 1)
 
 
-def generator_loss(model: Model, hp, heads, shares, features, noise, labels) -> jax.Array:
+def compute_generator_loss(
+    model: Model, hp, heads, label_share_table, features, noise, labels
+) -> jax.Array:
     """The teachers' loss of features [B, F], heads and shares having a leading axis of clients, and
     what keeps features apart as their noise [B, N] is."""
     # In turn: products that are one with the reductions below have to be verified (`engine.guard`).
-    logits = jax.lax.map(lambda head: _head(model).apply(head, features), heads)  # [S, B, C]
-    of_teachers = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
-    taught = (shares[:, labels] * of_teachers).sum(0).mean()
-    noise_gaps = jnp.square(noise[:, None] - whole_rows(noise)).mean(-1)
-    feature_gaps = jnp.abs(features[:, None] - whole_rows(features)).mean(-1)
-    apart = over_whole_batch((noise_gaps * feature_gaps).sum()) / noise_gaps.shape[1] ** 2
-    alike = jnp.exp(-apart)
-    return hp["teacher_weight"] * taught + hp["diversity_weight"] * alike
+    logits = jax.lax.map(
+        lambda head: _require_head(model).apply(head, features), heads
+    )  # [S, B, C]
+    teacher_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
+    teacher_loss = (label_share_table[:, labels] * teacher_losses).sum(0).mean()
+    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise)).mean(-1)
+    feature_gaps = jnp.abs(features[:, None] - gather_rows(features)).mean(-1)
+    diversity = sum_over_shards((noise_gaps * feature_gaps).sum()) / noise_gaps.shape[1] ** 2
+    diversity_loss = jnp.exp(-diversity)
+    return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * diversity_loss
 
 
-def _adam(hp, lr: float | jax.Array = 0.0) -> optax.GradientTransformation:
+def _make_adam(hp, lr: float | jax.Array = 0.0) -> optax.GradientTransformation:
     """Adam with weight decay in the gradient, as PyTorch's has it; its state knows no rate."""
     decay = optax.add_decayed_weights(hp["generator_weight_decay"])
     return optax.chain(decay, optax.scale_by_adam(), optax.scale(-lr))
 
 
-def _head(model: Model) -> Head:
+def _require_head(model: Model) -> Head:
     """The last layer, which `fedgen` requires."""
     assert model.head is not None
     return model.head
 
 
-def _num_features(model: Model) -> int:
+def _count_features(model: Model) -> int:
     embed = model.embed
     assert embed is not None  # `fedgen` requires it
 
@@ -366,20 +449,20 @@ def _num_features(model: Model) -> int:
     return jax.eval_shape(features, jax.random.key(0)).shape[-1]
 
 
-def fedgen_numbers(options: FedGenOptions, num_clients: int) -> FedGenNumbers:
+def make_fedgen_hyperparameters(options: FedGenOptions, num_clients: int) -> FedGenHyperParameters:
     """Those of the preset."""
     if options.fedgen_preset == "emnist":
-        return FedGenNumbers(distilled_weight=1.0, generator_lr=1e-4)
-    return FedGenNumbers()
+        return FedGenHyperParameters(distilled_weight=1.0, generator_lr=1e-4)
+    return FedGenHyperParameters()
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "fedgen",
     fedgen,
     "clients also learn from features that a generator at the server makes (Zhu et al., 2021)",
     paper="Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056",
     options=FedGenOptions,
-    numbers=fedgen_numbers,
-    colour="#999933",
-    refinable="average",
+    hyperparameters=make_fedgen_hyperparameters,
+    color="#999933",
+    wrappable_as="average",
 )

@@ -10,23 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_het.algorithms.building import federated
-from fedjax_het.algorithms.contract import Algorithm, Holdings, OnceTraffic, RoundInput
-from fedjax_het.algorithms.entry import Entry, Rule
+from fedjax_het.algorithms.building import build_federated_algorithm
+from fedjax_het.algorithms.contract import Algorithm, FederationData, InitialTraffic, RoundInput
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
 from fedjax_het.common.arrays import AnyArray
-from fedjax_het.common.records import Bounds, Count, Record
+from fedjax_het.common.records import Bounds, Config, PositiveInt
 from fedjax_het.data.averages import MeanBlocks, average_examples
-from fedjax_het.engine.local import Broadcast, Local, LocalTraining, descend, local_sgd
-from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import Purpose, key_for
+from fedjax_het.engine.local import (
+    ClientTrainState,
+    LocalTraining,
+    ServerMessage,
+    apply_gradient,
+    make_local_sgd,
+)
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.engine.randomness import Purpose, fold_in_purpose
 
 Tree = Any
-AVERAGES = "averages"  # the name of the rounds' input
+AVERAGES_INPUT = "averages"  # the name of the rounds' input
 
 
 @dataclass(frozen=True)
-class NaiveMixOptions(Record):
-    mean_size: Count | None = None
+class NaiveMixOptions(Config):
+    mean_size: PositiveInt | None = None
     "M_k: examples in an average; None: all that a client has."
 
 
@@ -36,22 +42,22 @@ class FedMixOptions(NaiveMixOptions):
     "Of the term with the derivative; see `fedmix`."
 
 
-Lambda = Annotated[float, Bounds(0, 1, open_high=True)]  # leaves something of the client's own
+MixupLambda = Annotated[float, Bounds(0, 1, open_high=True)]  # leaves something of the client's own
 
 
 @dataclass(frozen=True)
-class NaiveMixNumbers(Record):
-    mixup_lambda: Lambda = 0.1
+class NaiveMixHyperParameters(Config):
+    mixup_lambda: MixupLambda = 0.1
     "Weight of the other clients' averages; 0 is FedAvg."
 
 
 @dataclass(frozen=True)
-class FedMixNumbers(Record):
-    mixup_lambda: Lambda = 0.05
+class FedMixHyperParameters(Config):
+    mixup_lambda: MixupLambda = 0.05
     "Weight of the other clients' averages; 0 is FedAvg."
 
 
-class Averages(NamedTuple):
+class AveragedExamples(NamedTuple):
     """Averages of clients' examples, which every client was sent; rows from `num_rows` on are
     padding.
 
@@ -65,7 +71,7 @@ class Averages(NamedTuple):
 
 
 def naivemix(
-    training: LocalTraining, plan: Plan, *, options: NaiveMixOptions = NaiveMixOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: NaiveMixOptions = NaiveMixOptions()
 ) -> Algorithm:
     """Mixup with averages of other clients' data, in local training.
 
@@ -83,11 +89,11 @@ def naivemix(
     everyone's. State: none besides FedAvg's; the averages are made anew from the data when a run is
     resumed. Memory on each device: all averages, 4 bytes a number.
     """
-    return _mixed(training, plan, _naive, options.mean_size)
+    return _build_mixup_algorithm(training, plan, _naivemix_losses, options.mean_size)
 
 
 def fedmix(
-    training: LocalTraining, plan: Plan, *, options: FedMixOptions = FedMixOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: FedMixOptions = FedMixOptions()
 ) -> Algorithm:
     """NaiveMix's averages, of which mixup's loss is taken to first order in lambda.
 
@@ -107,118 +113,145 @@ def fedmix(
     which move along. Traffic and state: NaiveMix's. Cost of a step: the gradient of a gradient,
     about 3 times FedAvg's.
     """
-    losses = partial(_first_order, options.coefficient == "printed")
-    return _mixed(training, plan, losses, options.mean_size)
+    compute_losses = partial(_fedmix_losses, options.coefficient == "printed")
+    return _build_mixup_algorithm(training, plan, compute_losses, options.mean_size)
 
 
-def _naive(strength, mean_image, mean_label, network: Callable, images, labels):
-    mixed = (1 - strength) * images + strength * mean_image
-    logits, state = network(mixed)
-    own = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return (1 - strength) * own + strength * optax.softmax_cross_entropy(logits, mean_label), state
+def _naivemix_losses(mixup_lambda, mean_image, mean_label, network: Callable, images, labels):
+    mixed_images = (1 - mixup_lambda) * images + mixup_lambda * mean_image
+    logits, state = network(mixed_images)
+    client_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return (1 - mixup_lambda) * client_losses + mixup_lambda * optax.softmax_cross_entropy(
+        logits, mean_label
+    ), state
 
 
-def _first_order(printed, strength, mean_image, mean_label, network: Callable, images, labels):
-    def own_losses(images):
+def _fedmix_losses(
+    uses_printed_coefficient,
+    mixup_lambda,
+    mean_image,
+    mean_label,
+    network: Callable,
+    images,
+    labels,
+):
+    def sum_losses(images):
         logits, state = network(images)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return losses.sum(), (losses, logits, state)  # whose gradients are each sample's own
 
-    shrunk = (1 - strength) * images
-    slopes, (own, logits, state) = jax.grad(own_losses, has_aux=True)(shrunk)
-    along = jnp.einsum("bhwc,hwc->b", slopes, mean_image, precision="highest")
-    others = optax.softmax_cross_entropy(logits, mean_label)
-    coefficient = strength * (1 if printed else 1 - strength)
-    return (1 - strength) * own + strength * others + coefficient * along, state
+    scaled_images = (1 - mixup_lambda) * images
+    image_gradients, (client_losses, logits, state) = jax.grad(sum_losses, has_aux=True)(
+        scaled_images
+    )
+    directional_derivatives = jnp.einsum(
+        "bhwc,hwc->b", image_gradients, mean_image, precision="highest"
+    )
+    mean_label_losses = optax.softmax_cross_entropy(logits, mean_label)
+    coefficient = mixup_lambda * (1 if uses_printed_coefficient else 1 - mixup_lambda)
+    return (
+        (1 - mixup_lambda) * client_losses
+        + mixup_lambda * mean_label_losses
+        + coefficient * directional_derivatives,
+        state,
+    )
 
 
-def _mixed(
-    training: LocalTraining, plan: Plan, losses: Callable, mean_size: int | None
+def _build_mixup_algorithm(
+    training: LocalTraining, plan: ExecutionPlan, compute_losses: Callable, mean_size: int | None
 ) -> Algorithm:
     """Local training on `losses(lambda, mean_image, mean_label, network, images, labels)`."""
-    task, base = training.task, local_sgd(training)
+    task, base = training.task, make_local_sgd(training)
 
-    def step(hp, broadcast, local, batch, client, key):
-        images, labels, num_rows = broadcast.extra
-        pair = jax.random.randint(key_for(key, Purpose.MIXING), (), 0, num_rows)
-        mean_image = task.normalise(images[pair])
-        mixed = partial(losses, hp["mixup_lambda"], mean_image, labels[pair])
+    def step(hp, message, local, batch, client, key):
+        images, labels, num_rows = message.extra
+        average_index = jax.random.randint(fold_in_purpose(key, Purpose.MIXING), (), 0, num_rows)
+        mean_image = task.normalize(images[average_index])
+        mixup_losses = partial(
+            compute_losses, hp["mixup_lambda"], mean_image, labels[average_index]
+        )
         loss, gradient, variables = task.loss_and_gradient(
-            local.variables, batch, key, losses=mixed
+            local.variables, batch, key, sample_losses=mixup_losses
         )
-        variables, optimizer = descend(
-            training, hp, variables, gradient, local.optimizer, (batch, client)
+        variables, optimizer = apply_gradient(
+            training, hp, variables, gradient, local.optimizer_state, (batch, client)
         )
-        return Local(variables, optimizer, local.memory), loss
+        return ClientTrainState(variables, optimizer, local.aux), loss
 
-    mixed = federated(
+    algorithm = build_federated_algorithm(
         training,
         plan,
         base._replace(step=step),
-        send=lambda server, cohort: Broadcast(server.variables, cohort.inputs[AVERAGES]),
+        make_message=lambda server, cohort: ServerMessage(
+            server.variables, cohort.inputs[AVERAGES_INPUT]
+        ),
     )
-    averaging = MeanBlocks(mean_size)
-    return mixed._replace(
-        inputs=(RoundInput(AVERAGES, partial(_averages, averaging)),),
-        first_traffic=partial(_first_traffic, averaging),
+    mean_blocks = MeanBlocks(mean_size)
+    return algorithm._replace(
+        round_inputs=(RoundInput(AVERAGES_INPUT, partial(_make_averages, mean_blocks)),),
+        initial_traffic=partial(_count_initial_traffic, mean_blocks),
     )
 
 
-def _averages(averaging: MeanBlocks, holdings: Sequence[Holdings]) -> list[Tree]:
+def _make_averages(mean_blocks: MeanBlocks, federations: Sequence[FederationData]) -> list[Tree]:
     """The averages of each federation, with room for those of any."""
-    made = [
+    averages = [
         average_examples(
-            held.dataset.train_images,
-            held.dataset.train_labels,
-            held.dataset.num_classes,
-            held.partition,
-            averaging,
-            held.seed,
+            federation.dataset.train_images,
+            federation.dataset.train_labels,
+            federation.dataset.num_classes,
+            federation.partition,
+            mean_blocks,
+            federation.seed,
         )
-        for held in holdings
+        for federation in federations
     ]
-    most = max(len(labels) for _, labels in made)
+    max_rows = max(len(labels) for _, labels in averages)
 
-    def padded(array: np.ndarray) -> np.ndarray:
-        return np.pad(array, [(0, most - len(array))] + [(0, 0)] * (array.ndim - 1))
+    def pad_rows(array: np.ndarray) -> np.ndarray:
+        return np.pad(array, [(0, max_rows - len(array))] + [(0, 0)] * (array.ndim - 1))
 
     return [
-        Averages(padded(images), padded(labels), np.array(len(labels), np.int32))
-        for images, labels in made
+        AveragedExamples(pad_rows(images), pad_rows(labels), np.array(len(labels), np.int32))
+        for images, labels in averages
     ]
 
 
-def _first_traffic(averaging: MeanBlocks, held: Holdings) -> OnceTraffic:
+def _count_initial_traffic(mean_blocks: MeanBlocks, federation: FederationData) -> InitialTraffic:
     """Up, everyone's averages; down, all of them to each client: 4 bytes a number."""
-    numbers = int(np.prod(held.dataset.input_shape)) + held.dataset.num_classes
-    sent = 4 * numbers * int(averaging.counts(held.partition.sizes).sum())
-    return OnceTraffic(down=held.partition.num_clients * sent, up=sent)
+    numbers_per_average = (
+        int(np.prod(federation.dataset.input_shape)) + federation.dataset.num_classes
+    )
+    averages_bytes = (
+        4 * numbers_per_average * int(mean_blocks.num_averages(federation.partition.sizes).sum())
+    )
+    return InitialTraffic(down=federation.partition.num_clients * averages_bytes, up=averages_bytes)
 
 
-FEDMIX = Entry(
+FEDMIX = AlgorithmSpec(
     "fedmix",
     fedmix,
     "mixup with other clients' averaged data, to first order (Yoon et al., 2021)",
     paper="Yoon et al., ICLR 2021, arXiv:2107.00233",
     options=FedMixOptions,
-    numbers=FedMixNumbers,
+    hyperparameters=FedMixHyperParameters,
     # DynaFed's text gives no settings of FedMix; these are of this method's own tables.
-    rules=(Rule(("dynafed",), ("cifar100",), hp={"mixup_lambda": 0.1}),),
-    colour="#C51B7D",
-    refinable="average",
-    needs=("averages",),
-    scored=("global", "client"),
+    rules=(DefaultsRule(("dynafed",), ("cifar100",), hp={"mixup_lambda": 0.1}),),
+    color="#C51B7D",
+    wrappable_as="average",
+    required_data=("averages",),
+    evaluated_models=("global", "client"),
 )
-NAIVEMIX = Entry(
+NAIVEMIX = AlgorithmSpec(
     "naivemix",
     naivemix,
     "mixup with other clients' averaged data (Yoon et al., 2021)",
     paper="Yoon et al., ICLR 2021, arXiv:2107.00233",
     options=NaiveMixOptions,
-    numbers=NaiveMixNumbers,
-    colour="#CB6F97",
+    hyperparameters=NaiveMixHyperParameters,
+    color="#CB6F97",
     dashes=(0, (4, 1.5)),
-    refinable="average",
-    needs=("averages",),
-    scored=("global", "client"),
+    wrappable_as="average",
+    required_data=("averages",),
+    evaluated_models=("global", "client"),
 )

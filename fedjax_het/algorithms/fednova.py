@@ -5,25 +5,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import Counts, add_mean_change, federated, model_both_ways
+from fedjax_het.algorithms.building import (
+    CohortCounts,
+    add_mean_change,
+    build_federated_algorithm,
+    model_traffic,
+)
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry
+from fedjax_het.algorithms.entry import AlgorithmSpec
 from fedjax_het.common.errors import require
-from fedjax_het.engine.contract import Upload
-from fedjax_het.engine.local import LocalTraining, local_sgd, optimizer_steps
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.contract import ClientUpdate
+from fedjax_het.engine.local import LocalTraining, count_optimizer_steps, make_local_sgd
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
 
-class NovaMean(NamedTuple):
+class FedNovaUpdate(NamedTuple):
     """What is averaged over the round's clients."""
 
     change: Tree  # (w_i - w) / a_i; of batch-norm statistics without a_i
     effective_steps: jax.Array  # a_i
 
 
-def fednova(training: LocalTraining, plan: Plan) -> Algorithm:
+def fednova(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """Changes are averaged per unit of local work, so that clients with more steps do not pull the
     objective to theirs:
 
@@ -43,7 +48,7 @@ def fednova(training: LocalTraining, plan: Plan) -> Algorithm:
     statistics are averaged as in FedAvg. The paper's other variants (a proximal term, momentum at
     the server) are left out. Traffic: FedAvg's: the server knows a_i from the client's samples.
     """
-    schedule = training.details.schedule
+    schedule = training.options.lr_schedule
     require(schedule is None, "lr_step_schedule", schedule, "none: fednova's a_i are of one rate")
     require(
         not (training.optimizer in ("momentum", "nesterov") and training.keep_state),
@@ -51,39 +56,45 @@ def fednova(training: LocalTraining, plan: Plan) -> Algorithm:
         "keep",
         "'reset': fednova's weights are of momentum that starts at zero each round",
     )
-    base = local_sgd(training)
+    base = make_local_sgd(training)
 
-    def end(hp, broadcast, local, state, client):
-        upload, state, output = base.end(hp, broadcast, local, state, client)
-        work = accumulated(training, hp, client.num_steps)
-        params = jax.tree.map(lambda c: c / work, upload.mean["params"])
-        return Upload(NovaMean({**upload.mean, "params": params}, work)), state, output
+    def end(hp, message, local, state, client):
+        client_update, state, output = base.end(hp, message, local, state, client)
+        effective_steps = compute_effective_steps(training, hp, client.num_steps)
+        params = jax.tree.map(lambda c: c / effective_steps, client_update.mean["params"])
+        return (
+            ClientUpdate(FedNovaUpdate({**client_update.mean, "params": params}, effective_steps)),
+            state,
+            output,
+        )
 
-    def update(hp, server, upload: Upload, counts: Counts):
-        mean: NovaMean = upload.mean
+    def update_server(hp, server, client_update: ClientUpdate, counts: CohortCounts):
+        mean: FedNovaUpdate = client_update.mean
         params = jax.tree.map(lambda c: mean.effective_steps * c, mean.change["params"])
         return add_mean_change(hp, server, {**mean.change, "params": params})
 
-    client = base._replace(end=end)
-    return federated(training, plan, client, update=update)._replace(traffic=model_both_ways)
+    client_algorithm = base._replace(end=end)
+    return build_federated_algorithm(
+        training, plan, client_algorithm, update=update_server
+    )._replace(traffic=model_traffic)
 
 
-def accumulated(training: LocalTraining, hp, num_steps: jax.Array) -> jax.Array:
+def compute_effective_steps(training: LocalTraining, hp, num_steps: jax.Array) -> jax.Array:
     """a_i after this many minibatches; 1 where there are none."""
-    steps = jnp.maximum(optimizer_steps(training, num_steps), 1).astype(jnp.float32)
+    steps = jnp.maximum(count_optimizer_steps(training, num_steps), 1).astype(jnp.float32)
     if training.optimizer not in ("momentum", "nesterov"):
         return steps
     r = hp["local_momentum"]
-    heavy = (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
-    return heavy if training.optimizer == "momentum" else steps + r * heavy
+    momentum_steps = (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
+    return momentum_steps if training.optimizer == "momentum" else steps + r * momentum_steps
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "fednova",
     fednova,
     "FedAvg of changes per unit of local work (Wang et al., 2020)",
     paper="Wang et al., NeurIPS 2020, arXiv:2007.07481",
-    colour="#A6761D",
-    refinable="model",
-    scored=("global", "client"),
+    color="#A6761D",
+    wrappable_as="model",
+    evaluated_models=("global", "client"),
 )

@@ -9,19 +9,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.building import Counts, add_mean_change, federated, model_both_ways
+from fedjax_het.algorithms.building import (
+    CohortCounts,
+    add_mean_change,
+    build_federated_algorithm,
+    model_traffic,
+)
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import Momentum, NonNegative, Positive, Record
-from fedjax_het.engine.contract import Upload
-from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, MomentumCoefficient, NonNegativeFloat, PositiveFloat
+from fedjax_het.engine.contract import ClientUpdate
+from fedjax_het.engine.local import LocalTraining, ServerMessage, make_local_sgd
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class FedAvgMOptions(Record):
+class FedAvgMOptions(Config):
     nesterov: bool = False
     "Whether the step looks ahead by the momentum."
     damped: bool = False
@@ -29,26 +34,26 @@ class FedAvgMOptions(Record):
 
 
 @dataclass(frozen=True)
-class FedAvgMNumbers(Record):
-    server_momentum: Momentum = 0.9
+class FedAvgMHyperParameters(Config):
+    server_momentum: MomentumCoefficient = 0.9
     "Of the mean change; 0 is FedAvg."
 
 
 @dataclass(frozen=True)
-class AdaptiveNumbers(Record):
+class AdaptiveServerHyperParameters(Config):
     """Of FedAdam and FedYogi."""
 
-    server_lr: NonNegative = 0.01
+    server_lr: NonNegativeFloat = 0.01
     "Of the server's step."
-    server_beta1: Momentum = 0.9
+    server_beta1: MomentumCoefficient = 0.9
     "Decay of the mean of the changes."
-    server_beta2: Momentum = 0.99
+    server_beta2: MomentumCoefficient = 0.99
     "Decay of the mean of their squares."
-    server_tau: Positive = 1e-3
+    server_tau: PositiveFloat = 1e-3
     "Added to the root of the latter: the smaller, the more adaptive."
 
 
-class Moments(NamedTuple):
+class AdaptiveMoments(NamedTuple):
     """m and v of the mean change, of the parameters' structure."""
 
     mean: Tree
@@ -56,7 +61,7 @@ class Moments(NamedTuple):
 
 
 def fedavgm(
-    training: LocalTraining, plan: Plan, *, options: FedAvgMOptions = FedAvgMOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: FedAvgMOptions = FedAvgMOptions()
 ) -> Algorithm:
     """v <- server_momentum v + mean(w - w_i), w <- w - server_lr v.
 
@@ -71,15 +76,15 @@ def fedavgm(
     Traffic: FedAvg's, as v stays with the server. State: one more model on the server.
     """
 
-    def optimizer(hp):
+    def make_optimizer(hp):
         # v is linear in the changes: damping them is damping the step.
         lr = hp["server_lr"] * (1 - hp["server_momentum"] if options.damped else 1)
         return optax.sgd(lr, momentum=hp["server_momentum"], nesterov=options.nesterov)
 
-    return _server_optimised(training, plan, optimizer)
+    return _build_server_optimized(training, plan, make_optimizer)
 
 
-def fedadam(training: LocalTraining, plan: Plan) -> Algorithm:
+def fedadam(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """Algorithm 2 with Adam: of the clients' mean change D, entry by entry,
 
         m <- beta1 m + (1 - beta1) D,   v <- beta2 v + (1 - beta2) D^2,
@@ -95,49 +100,59 @@ def fedadam(training: LocalTraining, plan: Plan) -> Algorithm:
     Traffic: FedAvg's. State: two more models on the server.
     """
 
-    def square(hp, v, d2):
+    def update_square(hp, v, d2):
         return hp["server_beta2"] * v + (1 - hp["server_beta2"]) * d2
 
-    return _server_optimised(training, plan, lambda hp: _adaptive(hp, square))
+    return _build_server_optimized(
+        training, plan, lambda hp: _make_adaptive_optimizer(hp, update_square)
+    )
 
 
-def fedyogi(training: LocalTraining, plan: Plan) -> Algorithm:
+def fedyogi(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """FedAdam with Yogi's v <- v - (1 - beta2) D^2 sign(v - D^2), which forgets a large v more
     slowly. All else as `fedadam`."""
 
-    def square(hp, v, d2):
+    def update_square(hp, v, d2):
         return v - (1 - hp["server_beta2"]) * d2 * jnp.sign(v - d2)
 
-    return _server_optimised(training, plan, lambda hp: _adaptive(hp, square))
+    return _build_server_optimized(
+        training, plan, lambda hp: _make_adaptive_optimizer(hp, update_square)
+    )
 
 
-def _server_optimised(
+def _build_server_optimized(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     make_optimizer: Callable[[dict], optax.GradientTransformation],
 ) -> Algorithm:
     """FedAvg, whose server takes the mean of w - w_i for a gradient."""
 
-    def init(hp, variables):
-        return Broadcast(variables, extra=make_optimizer(hp).init(variables["params"]))
+    def init_server(hp, variables):
+        return ServerMessage(variables, extra=make_optimizer(hp).init(variables["params"]))
 
-    def update(hp, server, upload: Upload, counts: Counts):
-        gradient = jax.tree.map(jnp.negative, upload.mean["params"])
+    def update_server(hp, server, client_update: ClientUpdate, counts: CohortCounts):
+        gradient = jax.tree.map(jnp.negative, client_update.mean["params"])
         params = server.variables["params"]
-        steps, optimizer = make_optimizer(hp).update(gradient, server.extra, params)
-        variables = add_mean_change(hp, server, upload.mean).variables
-        moved = Broadcast({**variables, "params": optax.apply_updates(params, steps)}, optimizer)
-        return jax.tree.map(lambda new, old: jnp.where(counts.trained > 0, new, old), moved, server)
+        updates, optimizer_state = make_optimizer(hp).update(gradient, server.extra, params)
+        variables = add_mean_change(hp, server, client_update.mean).variables
+        new_server = ServerMessage(
+            {**variables, "params": optax.apply_updates(params, updates)}, optimizer_state
+        )
+        return jax.tree.map(
+            lambda new, old: jnp.where(counts.num_trained > 0, new, old), new_server, server
+        )
 
-    algorithm = federated(training, plan, local_sgd(training), init=init, update=update)
-    return algorithm._replace(traffic=model_both_ways)
+    algorithm = build_federated_algorithm(
+        training, plan, make_local_sgd(training), init_server=init_server, update=update_server
+    )
+    return algorithm._replace(traffic=model_traffic)
 
 
-def _adaptive(hp, next_square: Callable) -> optax.GradientTransformation:
-    """Algorithm 2's step, with v by `next_square(hp, v, squared change)`."""
+def _make_adaptive_optimizer(hp, update_square: Callable) -> optax.GradientTransformation:
+    """Algorithm 2's step, with v by `update_square(hp, v, squared change)`."""
 
     def init(params):
-        return Moments(
+        return AdaptiveMoments(
             jax.tree.map(jnp.zeros_like, params),
             jax.tree.map(lambda p: jnp.full_like(p, hp["server_tau"] ** 2), params),
         )
@@ -145,42 +160,42 @@ def _adaptive(hp, next_square: Callable) -> optax.GradientTransformation:
     def update(gradient, moments, params=None):
         beta1 = hp["server_beta1"]
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments.mean, gradient)
-        square = jax.tree.map(lambda v, g: next_square(hp, v, g * g), moments.square, gradient)
-        steps = jax.tree.map(
+        square = jax.tree.map(lambda v, g: update_square(hp, v, g * g), moments.square, gradient)
+        updates = jax.tree.map(
             lambda m, v: -hp["server_lr"] * m / (jnp.sqrt(v) + hp["server_tau"]), mean, square
         )
-        return steps, Moments(mean, square)
+        return updates, AdaptiveMoments(mean, square)
 
     return optax.GradientTransformation(init, update)
 
 
-FEDAVGM = Entry(
+FEDAVGM = AlgorithmSpec(
     "fedavgm",
     fedavgm,
     "FedAvg with momentum at the server (Hsu et al., 2019)",
     paper="Hsu, Qi and Brown, 2019, arXiv:1909.06335",
     options=FedAvgMOptions,
-    numbers=FedAvgMNumbers,
-    colour="#3F51B5",
+    hyperparameters=FedAvgMHyperParameters,
+    color="#3F51B5",
     server_step="own",
-    refinable="model",
-    scored=("global", "client"),
+    wrappable_as="model",
+    evaluated_models=("global", "client"),
 )
-FEDADAM = Entry(
+FEDADAM = AlgorithmSpec(
     "fedadam",
     fedadam,
     "FedAvg with Adam at the server (Reddi et al., 2021)",
     paper="Reddi et al., ICLR 2021, arXiv:2003.00295",
-    numbers=AdaptiveNumbers,
-    colour="#B15928",
+    hyperparameters=AdaptiveServerHyperParameters,
+    color="#B15928",
     server_step="own",
-    refinable="model",
-    scored=("global", "client"),
+    wrappable_as="model",
+    evaluated_models=("global", "client"),
 )
 FEDYOGI = replace(
     FEDADAM,
     name="fedyogi",
     build=fedyogi,
     description="FedAvg with Yogi at the server (Reddi et al., 2021)",
-    colour="#FB9A99",
+    color="#FB9A99",
 )

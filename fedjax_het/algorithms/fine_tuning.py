@@ -5,24 +5,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fedjax_het.algorithms import fedavg, fedprox
-from fedjax_het.algorithms.contract import Algorithm, Tuning
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import Record, Whole
-from fedjax_het.engine.local import LocalTraining, whole_model
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.contract import Algorithm, FineTuning
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, NonNegativeInt
+from fedjax_het.engine.local import LocalTraining, make_local_model_training
+from fedjax_het.engine.plan import ExecutionPlan
 
 
 @dataclass(frozen=True)
-class FineTuningOptions(Record):
-    tuning_epochs: Whole = 5
+class FineTuningOptions(Config):
+    tuning_epochs: NonNegativeInt = 5
     "Of each copy, over the client's data."
 
 
-def fine_tuned(
+def build_fine_tuned(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     *,
-    tuned: Callable[..., Algorithm],
+    build_base: Callable[..., Algorithm],
     options: FineTuningOptions = FineTuningOptions(),
 ) -> Algorithm:
     """The method `tuned`; to be scored, every client trains a copy of the new global model for
@@ -30,29 +30,29 @@ def fine_tuned(
 
     Copies are discarded, so the global model's course is that of `tuned`, which 0 epochs are.
     FedAMP's comparison does not say how many epochs it took ("many fine-tuning steps"): 5 are
-    chosen. Traffic: of `tuned`. Cost: see `Tuning`.
+    chosen. Traffic: of `tuned`. Cost: see `FineTuning`.
     """
     epochs = options.tuning_epochs
-    tuning = Tuning(whole_model(training), epochs) if epochs else None
-    return tuned(training, plan)._replace(tuning=tuning)
+    fine_tuning = FineTuning(make_local_model_training(training), epochs) if epochs else None
+    return build_base(training, plan)._replace(fine_tuning=fine_tuning)
 
 
-def _fine_tuned(entry: Entry, title: str, *, colour: str) -> Entry:
+def _make_fine_tuned_spec(base_spec: AlgorithmSpec, title: str, *, color: str) -> AlgorithmSpec:
     """The entry of a method whose copies are tuned."""
     return replace(
-        entry,
-        name=f"{entry.name}_ft",
-        build=partial(fine_tuned, tuned=entry.build),
+        base_spec,
+        name=f"{base_spec.name}_ft",
+        build=partial(build_fine_tuned, build_base=base_spec.build),
         description=f"{title}, scored after fine-tuning at each client (Wang et al., 2019)",
         paper="K. Wang et al., 2019, arXiv:1910.10252",
         options=FineTuningOptions,
         protocol="fedamp",
         rules=(),
-        refinable="nothing",
-        scored=("tuned",),
-        colour=colour,
+        wrappable_as="nothing",
+        evaluated_models=("tuned",),
+        color=color,
     )
 
 
-FEDAVG_FT = _fine_tuned(fedavg.ENTRY, "FedAvg", colour="#6BAED6")
-FEDPROX_FT = _fine_tuned(fedprox.ENTRY, "FedProx", colour="#F5C26B")
+FEDAVG_FT = _make_fine_tuned_spec(fedavg.SPEC, "FedAvg", color="#6BAED6")
+FEDPROX_FT = _make_fine_tuned_spec(fedprox.SPEC, "FedProx", color="#F5C26B")

@@ -12,39 +12,39 @@ import numpy as np
 import optax
 
 from fedjax_het.algorithms.building import num_bytes
-from fedjax_het.algorithms.contract import Algorithm, Holdings, OnceTraffic, RoundInput
-from fedjax_het.algorithms.entry import Entry, Rule
-from fedjax_het.algorithms.refined import Round, refined, server_examples
-from fedjax_het.common.records import Count, NonNegative, Record
-from fedjax_het.engine.local import LocalTraining, optimizer_steps, require_one_rate
-from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.randomness import Purpose, key_for
-from fedjax_het.engine.server import mean_gradient, steps_per_epoch, train_on_server
-from fedjax_het.engine.sharing import Sharing
+from fedjax_het.algorithms.contract import Algorithm, FederationData, InitialTraffic, RoundInput
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
+from fedjax_het.algorithms.refined import ServerStepContext, get_server_examples, with_server_step
+from fedjax_het.common.records import Config, NonNegativeFloat, PositiveInt
+from fedjax_het.engine.local import LocalTraining, count_optimizer_steps, require_constant_lr
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.engine.randomness import Purpose, fold_in_purpose
+from fedjax_het.engine.server import compute_mean_gradient, count_steps_per_epoch, train_on_server
+from fedjax_het.engine.sharing import ServerParallelism
 
-SERVER_EPOCHS = "server_epochs"  # the name of the rounds' input
+SERVER_EPOCHS_INPUT = "server_epochs"  # the name of the rounds' input
 
 
 @dataclass(frozen=True)
-class FslOptions(Record):
-    server_epochs: Count | None = None
+class FSLOptions(Config):
+    server_epochs: PositiveInt | None = None
     "E_s, epochs over the server's examples after each round; None: by the paper's rule."
     server_rate: Literal["paper", "moved"] = "paper"
     """eta_0 by K_0 eta_0 = K eta_l eta_g, or by how far the round moved; see `fsl`."""
 
 
 @dataclass(frozen=True)
-class FslNumbers(Record):
-    gamma: NonNegative = 1.0
+class FSLHyperParameters(Config):
+    gamma: NonNegativeFloat = 1.0
     "Weight of the server's loss."
 
 
 def fsl(
     training: LocalTraining,
-    plan: Plan,
+    plan: ExecutionPlan,
     *,
     base: Callable[..., Algorithm],
-    options: FslOptions = FslOptions(),
+    options: FSLOptions = FSLOptions(),
     incremental: bool = True,
 ) -> Algorithm:
     """After each round of `base` the server takes K_0 steps of SGD on its own examples D_0.
@@ -73,75 +73,126 @@ def fsl(
     federation; with "moved" a pass over D_0 besides.
     """
     algorithm, batch_size = base(training, plan), training.batch_size
-    share, extra = 1.0, algorithm.extra_passes
-    if training.details.steps is None:  # SCAFFOLD's option I first only measures
-        share = training.epochs / (training.epochs + extra)
+    local_pass_fraction, num_extra_passes = 1.0, algorithm.extra_passes
+    if training.options.num_steps is None:  # SCAFFOLD's option I first only measures
+        local_pass_fraction = training.epochs / (training.epochs + num_extra_passes)
     rule = options.server_rate
     if rule == "paper":
-        require_one_rate(training, "fsl's server goes by it, unless server_rate is 'moved'")
+        require_constant_lr(training, "fsl's server goes by it, unless server_rate is 'moved'")
 
-    def learn(sharing: Sharing, most, start, begun, examples, key, reach, epochs):
+    def train_on_shard(
+        server_parallelism: ServerParallelism,
+        max_epochs,
+        start_variables,
+        reference_variables,
+        examples,
+        key,
+        total_step_length,
+        epochs,
+    ):
         """`reach` is gamma K_0 eta_0, or that times the length of the gradient at `begun`."""
         if rule == "moved":
-            whole = mean_gradient(
-                training.task, begun, examples, batch_size=batch_size, sharing=sharing
+            full_gradient = compute_mean_gradient(
+                training.task,
+                reference_variables,
+                examples,
+                batch_size=batch_size,
+                server_parallelism=server_parallelism,
             )
-            reach = reach / jnp.maximum(optax.tree.norm(whole), 1e-12)
-            epochs = sharing.once_known(reach, epochs)
-        lr = reach / (epochs * steps_per_epoch(len(examples.labels), batch_size))
-        how = {"batch_size": batch_size, "lr": lr, "epochs": epochs, "most_epochs": most}
-        return train_on_server(training.task, start, examples, key, **how, sharing=sharing)
-
-    def refine(hp, own, this_round: Round):
-        examples, schedule = server_examples(this_round), this_round.cohort.schedule
-        epochs = options.server_epochs or this_round.cohort.inputs[SERVER_EPOCHS]
-        if rule == "paper":
-            present = jnp.maximum((schedule.num_steps > 0).sum(), 1)
-            steps: Any = schedule.num_steps
-            if extra and training.details.steps is not None:
-                steps = jnp.minimum(steps, training.details.steps)
-            client_steps = share * optimizer_steps(training, steps).sum() / present
-            reach = hp["server_lr"] * hp["local_lr"] * client_steps
-        else:
-            models = (this_round.after["params"], this_round.before["params"])
-            reach = optax.tree.norm(jax.tree.map(jnp.subtract, *models))
-        start = this_round.after if incremental else this_round.before
-        if not incremental:  # collectives in order: those of the clients' training first
-            epochs = plan.once_known(optax.tree.norm(this_round.after["params"]), epochs)
-        key = key_for(this_round.key, Purpose.SERVER)
-        given = (start, this_round.before, examples, key, hp["gamma"] * reach, epochs)
-        # A client makes as many steps, on average.
-        steps, size = schedule.batches.shape[1], schedule.batches.shape[3]
-        most = -(-steps * size // len(examples.labels))
-        learnt = plan.shared(lambda sharing, *given: learn(sharing, most, *given), *given)
-        if incremental:
-            return learnt, own
-        both = jax.tree.map(
-            lambda a, new, old: a + (new - old), this_round.after, learnt, this_round.before
+            total_step_length = total_step_length / jnp.maximum(
+                optax.tree.norm(full_gradient), 1e-12
+            )
+            epochs = server_parallelism.order_after(total_step_length, epochs)
+        lr = total_step_length / (epochs * count_steps_per_epoch(len(examples.labels), batch_size))
+        train_args = {
+            "batch_size": batch_size,
+            "lr": lr,
+            "epochs": epochs,
+            "max_epochs": max_epochs,
+        }
+        return train_on_server(
+            training.task,
+            start_variables,
+            examples,
+            key,
+            **train_args,
+            server_parallelism=server_parallelism,
         )
-        return both, own
 
-    epochs_input = RoundInput(SERVER_EPOCHS, _server_epochs)
-    whole = refined(algorithm, refine, server_batch=batch_size)
-    return whole._replace(inputs=(*algorithm.inputs, epochs_input))
+    def run_server_step(hp, step_state, context: ServerStepContext):
+        examples, schedule = get_server_examples(context), context.cohort.schedule
+        epochs = options.server_epochs or context.cohort.inputs[SERVER_EPOCHS_INPUT]
+        if rule == "paper":
+            num_present = jnp.maximum((schedule.num_steps > 0).sum(), 1)
+            num_steps_per_client: Any = schedule.num_steps
+            if num_extra_passes and training.options.num_steps is not None:
+                num_steps_per_client = jnp.minimum(num_steps_per_client, training.options.num_steps)
+            client_steps = (
+                local_pass_fraction
+                * count_optimizer_steps(training, num_steps_per_client).sum()
+                / num_present
+            )
+            total_step_length = hp["server_lr"] * hp["local_lr"] * client_steps
+        else:
+            params_pair = (context.variables_after["params"], context.variables_before["params"])
+            total_step_length = optax.tree.norm(jax.tree.map(jnp.subtract, *params_pair))
+        start_variables = context.variables_after if incremental else context.variables_before
+        if not incremental:  # collectives in order: those of the clients' training first
+            epochs = plan.order_after(optax.tree.norm(context.variables_after["params"]), epochs)
+        key = fold_in_purpose(context.key, Purpose.SERVER)
+        train_args = (
+            start_variables,
+            context.variables_before,
+            examples,
+            key,
+            hp["gamma"] * total_step_length,
+            epochs,
+        )
+        # A client makes as many steps, on average.
+        num_steps_per_client, padded_batch_size = (
+            schedule.batches.shape[1],
+            schedule.batches.shape[3],
+        )
+        max_epochs = -(-num_steps_per_client * padded_batch_size // len(examples.labels))
+        server_variables = plan.shard_server_work(
+            lambda sharing, *args: train_on_shard(sharing, max_epochs, *args), *train_args
+        )
+        if incremental:
+            return server_variables, step_state
+        combined_variables = jax.tree.map(
+            lambda a, new, old: a + (new - old),
+            context.variables_after,
+            server_variables,
+            context.variables_before,
+        )
+        return combined_variables, step_state
+
+    epochs_input = RoundInput(SERVER_EPOCHS_INPUT, _make_server_epochs)
+    wrapped_algorithm = with_server_step(algorithm, run_server_step, server_batch_size=batch_size)
+    return wrapped_algorithm._replace(round_inputs=(*algorithm.round_inputs, epochs_input))
 
 
-def _server_epochs(holdings: Sequence[Holdings]) -> list[np.int32]:
+def _make_server_epochs(federations: Sequence[FederationData]) -> list[np.int32]:
     """E_s = ceil(n E_c / (N n_0)), section IV-A: as many examples a round as a client sees."""
 
-    def epochs(held: Holdings) -> np.int32:
-        assert held.server is not None
-        seen = held.samples
-        if seen is None:
-            assert held.local_epochs is not None
-            seen = len(held.partition.indices) * held.local_epochs
-        return np.int32(-(-seen // (held.partition.num_clients * len(held.server.labels))))
+    def count_server_epochs(federation: FederationData) -> np.int32:
+        assert federation.server_examples is not None
+        samples_per_round = federation.samples_per_round
+        if samples_per_round is None:
+            assert federation.local_epochs is not None
+            samples_per_round = len(federation.partition.indices) * federation.local_epochs
+        return np.int32(
+            -(
+                -samples_per_round
+                // (federation.partition.num_clients * len(federation.server_examples.labels))
+            )
+        )
 
-    return [epochs(held) for held in holdings]
+    return [count_server_epochs(federation) for federation in federations]
 
 
 def data_sharing(
-    training: LocalTraining, plan: Plan, *, base: Callable[..., Algorithm]
+    training: LocalTraining, plan: ExecutionPlan, *, base: Callable[..., Algorithm]
 ) -> Algorithm:
     """`base` on clients that hold the server's examples D_0 besides their own: D_i' = D_i + D_0.
 
@@ -151,43 +202,49 @@ def data_sharing(
     """
     algorithm = base(training, plan)
 
-    def first_traffic(held: Holdings) -> OnceTraffic:
-        assert held.server is not None
-        down, up = algorithm.first_traffic(held)
-        return OnceTraffic(down + held.partition.num_clients * num_bytes(held.server), up)
+    def count_initial_traffic(federation: FederationData) -> InitialTraffic:
+        assert federation.server_examples is not None
+        down, up = algorithm.initial_traffic(federation)
+        return InitialTraffic(
+            down + federation.partition.num_clients * num_bytes(federation.server_examples), up
+        )
 
-    return algorithm._replace(shares_server_data=True, first_traffic=first_traffic)
+    return algorithm._replace(trains_on_server_data=True, initial_traffic=count_initial_traffic)
 
 
-def _remarks(run: Any, entry: Entry) -> list[str]:
-    assert entry.base is not None
-    own_step = entry.base.server_step != "mean"
-    if run.options["server_rate"] != "paper" or (run.local_optimizer == "sgd" and not own_step):
+def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> list[str]:
+    assert algorithm_spec.base is not None
+    has_own_server_step = algorithm_spec.base.server_step != "mean"
+    if run.options["server_rate"] != "paper" or (
+        run.local_optimizer == "sgd" and not has_own_server_step
+    ):
         return []
-    why = (
-        f"base = {entry.base.name!r}" if own_step else f"local_optimizer = {run.local_optimizer!r}"
+    reason = (
+        f"base = {algorithm_spec.base.name!r}"
+        if has_own_server_step
+        else f"local_optimizer = {run.local_optimizer!r}"
     )
     return [
-        f"{why}: the paper's rate of the server supposes plain SGD steps, so that gamma weighs its "
+        f"{reason}: the paper's rate of the server supposes plain SGD steps, so that gamma weighs its "
         "loss by less than it says; server_rate 'moved' goes by how far the round moved"
     ]
 
 
-_PRETRAINS = Rule(("fsl",), settings={"pretrain_epochs": 500})
+_PRETRAINING_RULE = DefaultsRule(("fsl",), settings={"pretrain_epochs": 500})
 
-FSL = Entry(
+FSL = AlgorithmSpec(
     "fsl",
     fsl,
     "after each round the server learns from examples of its own (Mai et al., 2022)",
     paper="Mai, La and Zhang, 2022, arXiv:2210.02614",
-    options=FslOptions,
-    numbers=FslNumbers,
+    options=FSLOptions,
+    hyperparameters=FSLHyperParameters,
     protocol="fsl",
-    rules=(_PRETRAINS,),
-    colour="#882255",
-    refines="model",
-    remarks=_remarks,
-    needs=("server_data",),
+    rules=(_PRETRAINING_RULE,),
+    color="#882255",
+    wraps="model",
+    settings_warnings=_settings_warnings,
+    required_data=("server_data",),
 )
 FSL_P = replace(
     FSL,
@@ -195,16 +252,16 @@ FSL_P = replace(
     build=partial(fsl, incremental=False),
     description="FSL whose server learns beside the clients instead of after them "
     "(Mai et al., 2022)",
-    colour="#762A83",
+    color="#762A83",
 )
-DATA_SHARING = Entry(
+DATA_SHARING = AlgorithmSpec(
     "data_sharing",
     data_sharing,
     "clients train on the server's examples besides their own (Zhao et al., 2018)",
     paper="Zhao et al., 2018, arXiv:1806.00582",
     protocol="fsl",
-    rules=(_PRETRAINS,),
-    colour="#E6AB02",
-    refines="model",
-    needs=("server_data",),
+    rules=(_PRETRAINING_RULE,),
+    color="#E6AB02",
+    wraps="model",
+    required_data=("server_data",),
 )

@@ -6,30 +6,37 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import federated
-from fedjax_het.algorithms.contract import Algorithm, Tuning
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import NonNegative, Positive, Record
-from fedjax_het.engine.local import Local, LocalTraining, descend, local_sgd, plain_sgd, whole_model
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.building import build_federated_algorithm
+from fedjax_het.algorithms.contract import Algorithm, FineTuning
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, NonNegativeFloat, PositiveFloat
+from fedjax_het.engine.local import (
+    ClientTrainState,
+    LocalTraining,
+    apply_gradient,
+    make_local_model_training,
+    make_local_sgd,
+    with_plain_sgd,
+)
+from fedjax_het.engine.plan import ExecutionPlan
 
 
 @dataclass(frozen=True)
-class PerFedAvgOptions(Record):
+class PerFedAvgOptions(Config):
     order: Literal["first", "hessian_free", "exact"] = "first"
     "What becomes of the Hessian; see `per_fedavg`."
 
 
 @dataclass(frozen=True)
-class PerFedAvgNumbers(Record):
-    inner_lr: NonNegative = 0.01
+class PerFedAvgHyperParameters(Config):
+    inner_lr: NonNegativeFloat = 0.01
     "Of the step on its own data that a client's loss looks past, and of that before it is scored."
-    hf_delta: Positive | None = None
+    hf_delta: PositiveFloat | None = None
     "Length of the differences, where they are taken."
 
 
 def per_fedavg(
-    training: LocalTraining, plan: Plan, *, options: PerFedAvgOptions = PerFedAvgOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: PerFedAvgOptions = PerFedAvgOptions()
 ) -> Algorithm:
     """Algorithm 1: FedAvg of the loss that a client has after one step on its own data. A local
     step takes two consecutive minibatches D, D' of the client's (they may be of two epochs):
@@ -53,84 +60,94 @@ def per_fedavg(
     gradient a minibatch, two of a last odd one; for every second one two more with HF, or about as
     much with "exact". With lanes in one step all of that in every step.
     """
-    base, order = local_sgd(training), options.order
+    base, order = make_local_sgd(training), options.order
 
-    def begin(hp, broadcast, state, client):
+    def begin(hp, message, state, client):
         # The memory is where the next gradient is taken: w, then w'.
-        return base.begin(hp, broadcast, state, client)._replace(memory=broadcast.variables)
+        return base.begin(hp, message, state, client)._replace(aux=message.variables)
 
-    def step(hp, broadcast, local, batch, client, key):
-        def slope_at(variables):
+    def step(hp, message, local, batch, client, key):
+        def loss_and_gradient_at(variables):
             return training.task.loss_and_gradient(variables, batch, key)
 
         def gradient_at(params):
-            return slope_at({**local.variables, "params": params})[1]
+            return loss_and_gradient_at({**local.variables, "params": params})[1]
 
-        def look_ahead(local, gradient, seen):
-            return local._replace(memory={**seen, "params": _along(w, gradient, -hp["inner_lr"])})
+        def look_ahead(local, gradient, new_variables):
+            return local._replace(
+                aux={**new_variables, "params": _add_scaled(w, gradient, -hp["inner_lr"])}
+            )
 
-        def move(local, gradient, seen):
-            meta = gradient
+        def apply_meta_gradient(local, gradient, new_variables):
+            meta_gradient = gradient
             if order != "first":
                 delta = hp["hf_delta"] if order == "hessian_free" else None
-                curved = _hessian_product(gradient_at, w, gradient, delta)
-                meta = _along(gradient, curved, -hp["inner_lr"])
-            variables = {**seen, "params": w}
-            variables, optimizer = descend(
-                training, hp, variables, meta, local.optimizer, (batch, client)
+                hessian_product = _hessian_product(gradient_at, w, gradient, delta)
+                meta_gradient = _add_scaled(gradient, hessian_product, -hp["inner_lr"])
+            variables = {**new_variables, "params": w}
+            variables, optimizer = apply_gradient(
+                training, hp, variables, meta_gradient, local.optimizer_state, (batch, client)
             )
-            return Local(variables, optimizer, variables)
+            return ClientTrainState(variables, optimizer, variables)
 
-        def look_ahead_and_move(local, gradient, seen):
-            ahead = look_ahead(local, gradient, seen)
-            return move(ahead, *slope_at(ahead.memory)[1:])
+        def look_ahead_and_apply(local, gradient, new_variables):
+            inner_step_state = look_ahead(local, gradient, new_variables)
+            return apply_meta_gradient(
+                inner_step_state, *loss_and_gradient_at(inner_step_state.aux)[1:]
+            )
 
         w = local.variables["params"]
-        loss, gradient, seen = slope_at(local.memory)
-        second = batch.number % 2
-        without_partner = (second == 0) & (batch.number + 1 == client.num_steps)
-        which = jnp.where(without_partner, 2, second)
-        moves = (look_ahead, move, look_ahead_and_move)
-        return jax.lax.switch(which, moves, local, gradient, seen), loss
+        loss, gradient, new_variables = loss_and_gradient_at(local.aux)
+        is_second_batch = batch.step_index % 2
+        is_unpaired = (is_second_batch == 0) & (batch.step_index + 1 == client.num_steps)
+        branch_index = jnp.where(is_unpaired, 2, is_second_batch)
+        branches = (look_ahead, apply_meta_gradient, look_ahead_and_apply)
+        return jax.lax.switch(branch_index, branches, local, gradient, new_variables), loss
 
-    client = base._replace(begin=begin, step=step)
-    return federated(training, plan, client)._replace(tuning=_one_step(training))
+    client_algorithm = base._replace(begin=begin, step=step)
+    return build_federated_algorithm(training, plan, client_algorithm)._replace(
+        fine_tuning=_make_one_step_fine_tuning(training)
+    )
 
 
-def _along(tree, direction, length):
-    return jax.tree.map(lambda a, d: a + length * d, tree, direction)
+def _add_scaled(tree, direction, scale):
+    return jax.tree.map(lambda a, d: a + scale * d, tree, direction)
 
 
 def _hessian_product(gradient_at, params, vector, delta):
     """H(params) vector: exact, or by a central difference over `delta`."""
     if delta is None:
         return jax.jvp(gradient_at, (params,), (vector,))[1]
-    ahead, behind = (gradient_at(_along(params, vector, sign * delta)) for sign in (1, -1))
-    return jax.tree.map(lambda a, b: (a - b) / (2 * delta), ahead, behind)
+    forward_gradient, backward_gradient = (
+        gradient_at(_add_scaled(params, vector, sign * delta)) for sign in (1, -1)
+    )
+    return jax.tree.map(lambda a, b: (a - b) / (2 * delta), forward_gradient, backward_gradient)
 
 
-def _one_step(training: LocalTraining) -> Tuning:
+def _make_one_step_fine_tuning(training: LocalTraining) -> FineTuning:
     """Plain SGD by inner_lr on one minibatch."""
-    client = whole_model(plain_sgd(training))
+    client_algorithm = make_local_model_training(with_plain_sgd(training))
 
     def step(hp, *rest):
-        return client.step({**hp, "local_lr": hp["inner_lr"]}, *rest)
+        return client_algorithm.step({**hp, "local_lr": hp["inner_lr"]}, *rest)
 
-    return Tuning(client._replace(step=step), epochs=1, steps=1)
-
-
-def per_fedavg_numbers(options: PerFedAvgOptions, num_clients: int) -> PerFedAvgNumbers:
-    return PerFedAvgNumbers(hf_delta=1e-3 if options.order == "hessian_free" else None)
+    return FineTuning(client_algorithm._replace(step=step), epochs=1, steps=1)
 
 
-ENTRY = Entry(
+def make_per_fedavg_hyperparameters(
+    options: PerFedAvgOptions, num_clients: int
+) -> PerFedAvgHyperParameters:
+    return PerFedAvgHyperParameters(hf_delta=1e-3 if options.order == "hessian_free" else None)
+
+
+SPEC = AlgorithmSpec(
     "per_fedavg",
     per_fedavg,
     "FedAvg of the loss after one step at each client (Fallah et al., 2020)",
     paper="Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948",
     options=PerFedAvgOptions,
-    numbers=per_fedavg_numbers,
+    hyperparameters=make_per_fedavg_hyperparameters,
     protocol="fedamp",
-    colour="#17BECF",
-    scored=("tuned",),
+    color="#17BECF",
+    evaluated_models=("tuned",),
 )

@@ -6,33 +6,38 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import federated
+from fedjax_het.algorithms.building import build_federated_algorithm
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import Count, Positive, Record
-from fedjax_het.engine.contract import ClientMethod
-from fedjax_het.engine.lanes import client_row
-from fedjax_het.engine.local import LocalTraining, descend, local_sgd, pulled
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config, PositiveFloat, PositiveInt
+from fedjax_het.engine.contract import ClientAlgorithm
+from fedjax_het.engine.lanes import get_client_row
+from fedjax_het.engine.local import (
+    LocalTraining,
+    add_proximal_gradient,
+    apply_gradient,
+    make_local_sgd,
+)
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class PFedMeOptions(Record):
-    inner_steps: Count = 5
+class PFedMeOptions(Config):
+    inner_steps: PositiveInt = 5
     "Of theta_k on each minibatch."
 
 
 @dataclass(frozen=True)
-class PFedMeNumbers(Record):
-    pfedme_lambda: Positive = 15.0
+class PFedMeHyperParameters(Config):
+    pfedme_lambda: PositiveFloat = 15.0
     "How strongly personal and local models pull each other."
-    personal_lr: Positive = 0.09
+    personal_lr: PositiveFloat = 0.09
     "Of the personal model's steps."
 
 
-class PFedMeClient(NamedTuple):
+class PFedMeClientState(NamedTuple):
     """What a client keeps: its personal model theta_k and its optimiser's state, if kept."""
 
     personal: Tree
@@ -40,7 +45,7 @@ class PFedMeClient(NamedTuple):
 
 
 def pfedme(
-    training: LocalTraining, plan: Plan, *, options: PFedMeOptions = PFedMeOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: PFedMeOptions = PFedMeOptions()
 ) -> Algorithm:
     """Algorithm 1: the clients minimise the Moreau envelopes of their losses. Every local step
     approaches the proximal point theta_k of w_k on one minibatch, and moves w_k towards it:
@@ -61,50 +66,63 @@ def pfedme(
     Scored: theta_k of the client's last round. The loss reported is that of theta_k when it meets
     a minibatch. Traffic: FedAvg's. State: one model per client. Cost: inner_steps gradients a step.
     """
-    base = local_sgd(training)
+    base = make_local_sgd(training)
 
     def init(hp, variables):
-        return PFedMeClient(variables, base.init(hp, variables))
+        return PFedMeClientState(variables, base.init(hp, variables))
 
-    def begin(hp, broadcast, state, client):
-        local = base.begin(hp, broadcast, state.optimizer, client)
-        return local._replace(memory=broadcast.variables)
+    def begin(hp, message, state, client):
+        local = base.begin(hp, message, state.optimizer, client)
+        return local._replace(aux=message.variables)
 
-    def step(hp, broadcast, local, batch, client, key):
-        w, strength = local.variables["params"], hp["pfedme_lambda"]
+    def step(hp, message, local, batch, client, key):
+        w, proximal_weight = local.variables["params"], hp["pfedme_lambda"]
 
-        def approach(personal, i):
+        def step_personal_model(personal, i):
             inner_key = jax.random.fold_in(key, i)
-            loss, gradient, seen = training.task.loss_and_gradient(personal, batch, inner_key)
-            slope = pulled(gradient, personal["params"], w, strength)
-            params = jax.tree.map(lambda p, g: p - hp["personal_lr"] * g, personal["params"], slope)
-            return {**seen, "params": params}, loss
+            loss, gradient, new_variables = training.task.loss_and_gradient(
+                personal, batch, inner_key
+            )
+            proximal_gradient = add_proximal_gradient(
+                gradient, personal["params"], w, proximal_weight
+            )
+            params = jax.tree.map(
+                lambda p, g: p - hp["personal_lr"] * g, personal["params"], proximal_gradient
+            )
+            return {**new_variables, "params": params}, loss
 
-        personal, losses = jax.lax.scan(approach, local.memory, jnp.arange(options.inner_steps))
-        gradient = jax.tree.map(lambda w, p: strength * (w - p), w, personal["params"])
-        variables = {**personal, "params": w}
-        variables, optimizer = descend(
-            training, hp, variables, gradient, local.optimizer, (batch, client)
+        personal, losses = jax.lax.scan(
+            step_personal_model, local.aux, jnp.arange(options.inner_steps)
         )
-        return local._replace(variables=variables, optimizer=optimizer, memory=personal), losses[0]
+        gradient = jax.tree.map(lambda w, p: proximal_weight * (w - p), w, personal["params"])
+        variables = {**personal, "params": w}
+        variables, optimizer = apply_gradient(
+            training, hp, variables, gradient, local.optimizer_state, (batch, client)
+        )
+        return local._replace(variables=variables, optimizer_state=optimizer, aux=personal), losses[
+            0
+        ]
 
-    def end(hp, broadcast, local, state, client):
-        upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
-        return upload, PFedMeClient(local.memory, optimizer), output
+    def end(hp, message, local, state, client):
+        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
+        return client_update, PFedMeClientState(local.aux, optimizer), output
 
-    return federated(training, plan, ClientMethod(init, begin, step, end))._replace(
-        personal=lambda hp, state, k: client_row(state.clients.personal, k), pageable=False
+    return build_federated_algorithm(
+        training, plan, ClientAlgorithm(init, begin, step, end)
+    )._replace(
+        personal_variables=lambda hp, state, k: get_client_row(state.clients.personal, k),
+        can_page_state=False,
     )
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "pfedme",
     pfedme,
     "clients' models are proximal points of the global one (Dinh et al., 2020)",
     paper="Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848",
     options=PFedMeOptions,
-    numbers=PFedMeNumbers,
+    hyperparameters=PFedMeHyperParameters,
     protocol="fedamp",
-    colour="#8C6D31",
-    scored=("personal",),
+    color="#8C6D31",
+    evaluated_models=("personal",),
 )

@@ -3,20 +3,24 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.contract import Algorithm, HostWork, global_model_of
-from fedjax_het.algorithms.refined import RefinedServer, refined, unrefined
-from fedjax_het.common.records import Bounds, Number
+from fedjax_het.algorithms.contract import Algorithm, ServerStage, require_global_model
+from fedjax_het.algorithms.refined import ServerStepState, inner_state, with_server_step
+from fedjax_het.common.records import Bounds, HyperParameter
 from fedjax_het.engine.lanes import Examples
 from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 from fedjax_het.engine.server import train_on_server
-from fedjax_het.engine.sharing import Sharing
+from fedjax_het.engine.sharing import ServerParallelism
 
-PRETRAINING_NUMBERS = {"pretrain_lr": Number(0.01, Bounds(0))}
+PRETRAINING_HYPERPARAMETERS = {"pretrain_lr": HyperParameter(0.01, Bounds(0))}
 
 
-def pretrained(
-    algorithm: Algorithm, training: LocalTraining, plan: Plan, epochs: int, num_clients: int
+def with_pretraining(
+    algorithm: Algorithm,
+    training: LocalTraining,
+    plan: ExecutionPlan,
+    epochs: int,
+    num_clients: int,
 ) -> Algorithm:
     """`algorithm`, whose first model has seen the server's examples for `epochs` epochs.
 
@@ -26,46 +30,62 @@ def pretrained(
     Cost: epochs * ceil(n_0 / batch_size) steps, once; shown and resumed like rounds.
     """
 
-    model_of, with_model_of = global_model_of(algorithm)
+    get_model, set_model = require_global_model(algorithm)
 
-    def learn(sharing: Sharing, start, examples, key, lr, count, done):
+    def train_on_shard(
+        server_parallelism: ServerParallelism, variables, examples, key, lr, num_epochs, first_epoch
+    ):
         return train_on_server(
             training.task,
-            start,
+            variables,
             examples,
             key,
             batch_size=training.batch_size,
             lr=lr,
-            epochs=count,
-            first_epoch=done,
-            sharing=sharing,
+            epochs=num_epochs,
+            first_epoch=first_epoch,
+            server_parallelism=server_parallelism,
         )
 
-    def advance(hp, state, key, count, server: Examples | None):
-        assert server is not None  # a run that pretrains has a server with examples
-        done = state.server.own
-        start = model_of(unrefined(state))
-        variables = plan.shared(learn, start, server, key, hp["pretrain_lr"], count, done)
-        states = jax.tree.leaves(state.clients)  # of all clients, or of those that are here
-        count_here = states[0].shape[0] if states else num_clients
-        begun = algorithm.init(hp, key, variables, count_here)
-        moved = with_model_of(unrefined(state), variables)
-        inner = jax.tree.map(
-            lambda a, b: jnp.where(done + count == epochs, a, b).astype(b.dtype), begun, moved
+    def advance(hp, state, key, num_epochs, server_examples: Examples | None):
+        assert server_examples is not None  # a run that pretrains has a server with examples
+        completed_epochs = state.server.step_state
+        start_variables = get_model(inner_state(state))
+        variables = plan.shard_server_work(
+            train_on_shard,
+            start_variables,
+            server_examples,
+            key,
+            hp["pretrain_lr"],
+            num_epochs,
+            completed_epochs,
         )
-        return inner._replace(server=RefinedServer(inner.server, done + count))
+        client_state_leaves = jax.tree.leaves(
+            state.clients
+        )  # of all clients, or of those that are here
+        num_rows = client_state_leaves[0].shape[0] if client_state_leaves else num_clients
+        initial_state = algorithm.init(hp, key, variables, num_rows)
+        continued_state = set_model(inner_state(state), variables)
+        new_inner_state = jax.tree.map(
+            lambda a, b: jnp.where(completed_epochs + num_epochs == epochs, a, b).astype(b.dtype),
+            initial_state,
+            continued_state,
+        )
+        return new_inner_state._replace(
+            server=ServerStepState(new_inner_state.server, completed_epochs + num_epochs)
+        )
 
-    whole = refined(
+    wrapped_algorithm = with_server_step(
         algorithm,
-        lambda hp, own, this_round: (this_round.after, own),
-        init=lambda hp, key, variables: jnp.int32(0),
-        server_batch=training.batch_size,
+        lambda hp, step_state, context: (context.variables_after, step_state),
+        init_step_state=lambda hp, key, variables: jnp.int32(0),
+        server_batch_size=training.batch_size,
     )
-    work = HostWork(
+    stage = ServerStage(
         "pretraining",
         before_round=0,
-        total=epochs,
-        done=lambda state: int(state.server.own),
+        num_iterations=epochs,
+        count_completed=lambda state: int(state.server.step_state),
         advance=advance,
     )
-    return whole._replace(host_work=(work, *whole.host_work))
+    return wrapped_algorithm._replace(server_stages=(stage, *wrapped_algorithm.server_stages))

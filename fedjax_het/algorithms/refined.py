@@ -3,42 +3,42 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_het.algorithms.contract import Algorithm, HostWork, State, global_model_of
+from fedjax_het.algorithms.contract import Algorithm, ServerStage, State, require_global_model
 from fedjax_het.engine.lanes import ClientModels, Cohort, Examples
 
 Tree = Any
 
 
-class RefinedServer(NamedTuple):
+class ServerStepState(NamedTuple):
     """The server's state of the method that is refined, and what refining keeps besides."""
 
-    base: Tree
-    own: Tree
+    inner: Tree
+    step_state: Tree
 
 
-class Round(NamedTuple):
+class ServerStepContext(NamedTuple):
     """What a refinement reads of a round."""
 
-    before: Tree  # the variables that the round started from
-    after: Tree  # those that the method made of its clients' work
-    number: Any  # [] int32, from 0
+    variables_before: Tree  # the variables that the round started from
+    variables_after: Tree  # those that the method made of its clients' work
+    round_index: Any  # [] int32, from 0
     key: Any  # the round's
     cohort: Cohort
-    models: ClientModels | None  # where `LocalTraining.hands_out_models` asks for them
+    client_models: ClientModels | None  # where `LocalTraining.returns_client_models` asks for them
 
 
-def server_examples(this_round: Round) -> Examples:
+def get_server_examples(context: ServerStepContext) -> Examples:
     """Those of a method whose entry says that it needs some."""
-    assert this_round.cohort.server is not None
-    return this_round.cohort.server
+    assert context.cohort.server_examples is not None
+    return context.cohort.server_examples
 
 
-def refined(
+def with_server_step(
     algorithm: Algorithm,
-    refine: Callable[[Any, Tree, Round], tuple[Tree, Tree]],
+    run_server_step: Callable[[Any, Tree, ServerStepContext], tuple[Tree, Tree]],
     *,
-    init: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
-    server_batch: int = 0,
+    init_step_state: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
+    server_batch_size: int = 0,
 ) -> Algorithm:
     """`algorithm`, whose global model the server works on after each round.
 
@@ -48,55 +48,67 @@ def refined(
     Args:
       refine(hp, own, round) -> (variables, own).
       init(hp, key, variables) -> own, whatever is kept from round to round.
-      server_batch: of the refinement, see `Algorithm`.
+      server_batch_size: of the refinement, see `Algorithm`.
     """
-    model_of, with_model_of = global_model_of(algorithm)
+    get_model, set_model = require_global_model(algorithm)
 
     def init_state(hp, key, variables, num_clients):
-        inner = algorithm.init(hp, key, variables, num_clients)
-        return inner._replace(server=RefinedServer(inner.server, init(hp, key, variables)))
+        state = algorithm.init(hp, key, variables, num_clients)
+        return state._replace(
+            server=ServerStepState(state.server, init_step_state(hp, key, variables))
+        )
 
     def round_(hp, state: State, key, cohort: Cohort):
-        inner, info = algorithm.round(hp, unrefined(state), key, cohort)
-        before, after = (model_of(whose) for whose in (unrefined(state), inner))
-        this_round = Round(before, after, state.round, key, cohort, info.models)
-        variables, own = refine(hp, state.server.own, this_round)
-        inner = with_model_of(inner, variables)
+        new_state, info = algorithm.round(hp, inner_state(state), key, cohort)
+        variables_before, variables_after = (
+            get_model(wrapped_state) for wrapped_state in (inner_state(state), new_state)
+        )
+        context = ServerStepContext(
+            variables_before, variables_after, state.round, key, cohort, info.models
+        )
+        variables, step_state = run_server_step(hp, state.server.step_state, context)
+        new_state = set_model(new_state, variables)
         info = info._replace(models=None)
-        return inner._replace(server=RefinedServer(inner.server, own)), info
+        return new_state._replace(server=ServerStepState(new_state.server, step_state)), info
 
     def with_global_model(state, variables):
-        base = with_model_of(unrefined(state), variables).server
-        return state._replace(server=state.server._replace(base=base))
+        inner_server = set_model(inner_state(state), variables).server
+        return state._replace(server=state.server._replace(inner=inner_server))
 
-    of_client = algorithm.personal
-    personal = (
-        None if of_client is None else lambda hp, state, k: of_client(hp, unrefined(state), k)
+    get_personal_variables = algorithm.personal_variables
+    personal_variables = (
+        None
+        if get_personal_variables is None
+        else lambda hp, state, k: get_personal_variables(hp, inner_state(state), k)
     )
     return algorithm._replace(
         init=init_state,
         round=round_,
-        global_model=lambda state: model_of(unrefined(state)),
+        global_model=lambda state: get_model(inner_state(state)),
         with_global_model=with_global_model,
-        traffic=lambda hp, state: algorithm.traffic(hp, unrefined(state)),
-        personal=personal,
-        host_work=tuple(_lifted(work) for work in algorithm.host_work),
-        server_batch=max(algorithm.server_batch, server_batch),
-        artifacts=lambda state: algorithm.artifacts(unrefined(state)),
-        summary=lambda hp, state: algorithm.summary(hp, unrefined(state)),
+        traffic=lambda hp, state: algorithm.traffic(hp, inner_state(state)),
+        personal_variables=personal_variables,
+        server_stages=tuple(_lift_server_stage(work) for work in algorithm.server_stages),
+        server_batch_size=max(algorithm.server_batch_size, server_batch_size),
+        artifacts=lambda state: algorithm.artifacts(inner_state(state)),
+        summary=lambda hp, state: algorithm.summary(hp, inner_state(state)),
     )
 
 
-def _lifted(work: HostWork) -> HostWork:
+def _lift_server_stage(stage: ServerStage) -> ServerStage:
     """The refined method's work between rounds, on the state as it is kept."""
 
-    def advance(hp, state, key, count, server=None):
-        base = work.advance(hp, unrefined(state), key, count, server).server
-        return state._replace(server=state.server._replace(base=base))
+    def advance(hp, state, key, num_iterations, server_examples=None):
+        inner_server = stage.advance(
+            hp, inner_state(state), key, num_iterations, server_examples
+        ).server
+        return state._replace(server=state.server._replace(inner=inner_server))
 
-    return work._replace(done=lambda state: work.done(unrefined(state)), advance=advance)
+    return stage._replace(
+        count_completed=lambda state: stage.count_completed(inner_state(state)), advance=advance
+    )
 
 
-def unrefined(state: State) -> State:
+def inner_state(state: State) -> State:
     """The state as the method that is refined has it."""
-    return state._replace(server=state.server.base)
+    return state._replace(server=state.server.inner)

@@ -6,31 +6,31 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import Counts, add_mean_change, federated
+from fedjax_het.algorithms.building import CohortCounts, add_mean_change, build_federated_algorithm
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import Entry, Rule
-from fedjax_het.common.records import Record
-from fedjax_het.engine.contract import ClientMethod, Upload
-from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd
-from fedjax_het.engine.plan import Plan
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
+from fedjax_het.common.records import Config
+from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate
+from fedjax_het.engine.local import LocalTraining, ServerMessage, make_local_sgd
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class ScaffoldOptions(Record):
+class SCAFFOLDOptions(Config):
     option: Literal["I", "II"] = "II"
     "How a client's next control variate is measured; see `scaffold`."
 
 
-class ScaffoldChange(NamedTuple):
+class SCAFFOLDUpdate(NamedTuple):
     """What a client sends: how its model and its control variate changed."""
 
     model: Tree
     control: Tree
 
 
-class ScaffoldClient(NamedTuple):
+class SCAFFOLDClientState(NamedTuple):
     """What a client keeps: its control variate c_i and its optimiser's state, if kept."""
 
     control: Tree
@@ -38,7 +38,7 @@ class ScaffoldClient(NamedTuple):
 
 
 def scaffold(
-    training: LocalTraining, plan: Plan, *, options: ScaffoldOptions = ScaffoldOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: SCAFFOLDOptions = SCAFFOLDOptions()
 ) -> Algorithm:
     """Local steps along g_i(y) - c_i + c; then x <- x + server_lr * mean change, c <- c + sum
     over the round's clients of p_i (c_i' - c_i), so that c stays sum_i p_i c_i.
@@ -56,100 +56,114 @@ def scaffold(
 
     All controls start at zero. Traffic: twice FedAvg's both ways. State: one model per client.
     """
-    client = _option_one(training) if options.option == "I" else _option_two(training)
+    client_algorithm = (
+        _make_option_one_client(training)
+        if options.option == "I"
+        else _make_option_two_client(training)
+    )
 
-    def init(hp, variables):
-        return Broadcast(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
+    def init_server(hp, variables):
+        return ServerMessage(variables, extra=jax.tree.map(jnp.zeros_like, variables["params"]))
 
-    def update(hp, server, upload: Upload, counts: Counts):
-        server = add_mean_change(hp, server, upload.mean.model)
+    def update_server(hp, server, client_update: ClientUpdate, counts: CohortCounts):
+        server = add_mean_change(hp, server, client_update.mean.model)
         control = jax.tree.map(
-            lambda c, change: c + counts.share * change, server.extra, upload.mean.control
+            lambda c, change: c + counts.cohort_weight_share * change,
+            server.extra,
+            client_update.mean.control,
         )
         return server._replace(extra=control)
 
-    return federated(training, plan, client, init=init, update=update)
-
-
-class _Controls(NamedTuple):
-    """A client's variate during a round, and the one it is measuring for the next."""
-
-    current: Tree
-    next: Tree
-
-
-def _option_two(training: LocalTraining) -> ClientMethod:
-    def correct(hp, gradient, local, broadcast, batch, client):
-        controls = _measured(local.memory, gradient, 1 / client.num_steps)
-        return _corrected(gradient, controls.current, broadcast.extra), controls
-
-    return _with_controls(local_sgd(training, adjust=correct))
-
-
-def _option_one(training: LocalTraining) -> ClientMethod:
-    def measuring(batch, client):
-        if training.details.steps is not None:
-            return batch.number < client.num_steps - training.details.steps
-        return batch.number < client.num_steps // (training.epochs + 1)
-
-    def correct(hp, gradient, local, broadcast, batch, client):
-        share = batch.mask.sum() / client.num_samples
-        controls = _measured(local.memory, gradient, share * measuring(batch, client))
-        return _corrected(gradient, controls.current, broadcast.extra), controls
-
-    client_method = _with_controls(local_sgd(training, adjust=correct))
-
-    def step(hp, broadcast, local, batch, client, key):
-        moved, loss = client_method.step(hp, broadcast, local, batch, client, key)
-        still = local._replace(memory=moved.memory)  # the first pass only measures, at x
-        keep = measuring(batch, client)
-        return jax.tree.map(lambda s, m: jnp.where(keep, s, m), still, moved), loss
-
-    return client_method._replace(step=step, extra_passes=1)
-
-
-def _measured(controls: _Controls, gradient, share) -> _Controls:
-    return controls._replace(
-        next=jax.tree.map(lambda total, g: total + share * g, controls.next, gradient)
+    return build_federated_algorithm(
+        training, plan, client_algorithm, init_server=init_server, update=update_server
     )
 
 
-def _corrected(gradient, own, servers):
-    return jax.tree.map(lambda g, c_i, c: g - c_i + c, gradient, own, servers)
+class _ControlAux(NamedTuple):
+    """A client's variate during a round, and the one it is measuring for the next."""
+
+    current_control: Tree
+    next_control: Tree
 
 
-def _with_controls(base: ClientMethod) -> ClientMethod:
+def _make_option_two_client(training: LocalTraining) -> ClientAlgorithm:
+    def adjust_gradient(hp, gradient, local, message, batch, client):
+        controls = _accumulate_control(local.aux, gradient, 1 / client.num_steps)
+        return _correct_gradient(gradient, controls.current_control, message.extra), controls
+
+    return _add_control_variates(make_local_sgd(training, adjust=adjust_gradient))
+
+
+def _make_option_one_client(training: LocalTraining) -> ClientAlgorithm:
+    def is_measuring(batch, client):
+        if training.options.num_steps is not None:
+            return batch.step_index < client.num_steps - training.options.num_steps
+        return batch.step_index < client.num_steps // (training.epochs + 1)
+
+    def adjust_gradient(hp, gradient, local, message, batch, client):
+        batch_weight = batch.mask.sum() / client.num_samples
+        controls = _accumulate_control(
+            local.aux, gradient, batch_weight * is_measuring(batch, client)
+        )
+        return _correct_gradient(gradient, controls.current_control, message.extra), controls
+
+    client_algorithm = _add_control_variates(make_local_sgd(training, adjust=adjust_gradient))
+
+    def step(hp, message, local, batch, client, key):
+        new_local, loss = client_algorithm.step(hp, message, local, batch, client, key)
+        measured_local = local._replace(aux=new_local.aux)  # the first pass only measures, at x
+        is_measuring_step = is_measuring(batch, client)
+        return jax.tree.map(
+            lambda s, m: jnp.where(is_measuring_step, s, m), measured_local, new_local
+        ), loss
+
+    return client_algorithm._replace(step=step, extra_passes=1)
+
+
+def _accumulate_control(controls: _ControlAux, gradient, weight) -> _ControlAux:
+    return controls._replace(
+        next_control=jax.tree.map(
+            lambda total, g: total + weight * g, controls.next_control, gradient
+        )
+    )
+
+
+def _correct_gradient(gradient, client_control, server_control):
+    return jax.tree.map(lambda g, c_i, c: g - c_i + c, gradient, client_control, server_control)
+
+
+def _add_control_variates(base: ClientAlgorithm) -> ClientAlgorithm:
     """Local training whose state and upload carry a control variate."""
 
     def init(hp, variables):
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
-        return ScaffoldClient(zeros, base.init(hp, variables))
+        return SCAFFOLDClientState(zeros, base.init(hp, variables))
 
-    def begin(hp, broadcast, state, client):
-        local = base.begin(hp, broadcast, state.optimizer, client)
+    def begin(hp, message, state, client):
+        local = base.begin(hp, message, state.optimizer, client)
         zeros = jax.tree.map(jnp.zeros_like, state.control)
-        return local._replace(memory=_Controls(state.control, zeros))
+        return local._replace(aux=_ControlAux(state.control, zeros))
 
     def end(hp, broadcast, local, state, client):
-        upload, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
-        control = local.memory.next
+        client_update, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
+        control = local.aux.next_control
         control_change = jax.tree.map(jnp.subtract, control, state.control)
-        sent = Upload(mean=ScaffoldChange(upload.mean, control_change))
-        return sent, ScaffoldClient(control, optimizer), output
+        control_update = ClientUpdate(mean=SCAFFOLDUpdate(client_update.mean, control_change))
+        return control_update, SCAFFOLDClientState(control, optimizer), output
 
-    return ClientMethod(init, begin, base.step, end)
+    return ClientAlgorithm(init, begin, base.step, end)
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "scaffold",
     scaffold,
     "control variates against client drift (Karimireddy et al., 2020)",
     paper="Karimireddy et al., ICML 2020, arXiv:1910.06378",
-    options=ScaffoldOptions,
+    options=SCAFFOLDOptions,
     # Its accuracy under two classes per client in FedAMP's tables (98.75 of EMNIST where FedAvg has
     # 19.44) is that of the clients' models.
-    rules=(Rule(("fedamp",), settings={"scored": "client"}),),
-    colour="#009E73",
-    refinable="average",
-    scored=("global", "client"),
+    rules=(DefaultsRule(("fedamp",), settings={"scored": "client"}),),
+    color="#009E73",
+    wrappable_as="average",
+    evaluated_models=("global", "client"),
 )

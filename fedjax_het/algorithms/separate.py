@@ -8,40 +8,40 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.algorithms.entry import Entry
-from fedjax_het.common.records import Record
-from fedjax_het.engine.contract import ClientMethod, Upload, checked_client
-from fedjax_het.engine.lanes import CohortResult, client_row, for_each_client, train_cohort
+from fedjax_het.algorithms.entry import AlgorithmSpec
+from fedjax_het.common.records import Config
+from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate, with_contract_checks
+from fedjax_het.engine.lanes import CohortResult, get_client_row, tile_over_clients, train_cohort
 from fedjax_het.engine.local import (
     LocalTraining,
-    begin_training,
-    kept_optimizer,
-    new_optimizer,
-    training_step,
+    begin_local_training,
+    init_local_optimizer,
+    make_training_step,
+    select_kept_optimizer_state,
 )
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 
-Initialisation = Literal["independent", "shared"]
+Initialization = Literal["independent", "shared"]
 
 
 @dataclass(frozen=True)
-class SeparateOptions(Record):
-    initialisation: Initialisation = "shared"
+class SeparateOptions(Config):
+    initialisation: Initialization = "shared"
     "Whether every client draws its first weights, or one draw serves all."
 
 
-class OwnModel(NamedTuple):
+class PersonalModelState(NamedTuple):
     """What a client keeps: its model, its optimiser's state, if kept, and how often it trained."""
 
     variables: Tree
     optimizer: Tree
-    rounds: jax.Array  # [] int32
+    num_rounds: jax.Array  # [] int32
 
 
 def separate(
-    training: LocalTraining, plan: Plan, *, options: SeparateOptions = SeparateOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: SeparateOptions = SeparateOptions()
 ) -> Algorithm:
     """Every client trains on its own data alone, `local_epochs` each round it takes part in.
 
@@ -50,20 +50,25 @@ def separate(
     """
 
     def begin(hp, broadcast, state, client):
-        return begin_training(training, hp, state.variables, state.optimizer)
+        return begin_local_training(training, hp, state.variables, state.optimizer)
 
-    client = checked_client(
-        ClientMethod(own_model(training), begin, training_step(training), keep_own(training))
+    client_algorithm = with_contract_checks(
+        ClientAlgorithm(
+            make_personal_model_init(training),
+            begin,
+            make_training_step(training),
+            make_personal_model_end(training),
+        )
     )
 
     def init(hp, key, variables, num_clients):
-        given = (hp, key, variables, num_clients, options.initialisation)
-        clients = own_models(training, client, *given)
+        init_args = (hp, key, variables, num_clients, options.initialisation)
+        clients = init_personal_models(training, client_algorithm, *init_args)
         return State((), clients, jnp.int32(0))
 
     def round_(hp, state, key, cohort):
-        result = train_cohort(client, plan, hp, (), state.clients, key, cohort)
-        info = RoundInfo(result.train_loss, rms_change(result))
+        result = train_cohort(client_algorithm, plan, hp, (), state.clients, key, cohort)
+        info = RoundInfo(result.train_loss, compute_rms_change(result))
         return State((), result.states, state.round + 1), info
 
     return Algorithm(
@@ -72,65 +77,73 @@ def separate(
         global_model=None,
         with_global_model=None,
         traffic=lambda hp, state: Traffic(0, 0),
-        personal=clients_own,
+        personal_variables=get_client_model,
     )
 
 
-def own_model(training: LocalTraining):
-    """`ClientMethod.init` of clients that keep their models."""
+def make_personal_model_init(training: LocalTraining):
+    """`ClientAlgorithm.init` of clients that keep their models."""
 
     def init(hp, variables):
-        optimizer = new_optimizer(training, hp, variables)
-        return OwnModel(variables, kept_optimizer(training, optimizer), jnp.int32(0))
+        optimizer = init_local_optimizer(training, hp, variables)
+        return PersonalModelState(
+            variables, select_kept_optimizer_state(training, optimizer), jnp.int32(0)
+        )
 
     return init
 
 
-def keep_own(training: LocalTraining):
-    """`ClientMethod.end` of clients that keep their models; summed is only how far they moved."""
+def make_personal_model_end(training: LocalTraining):
+    """`ClientAlgorithm.end` of clients that keep their models; summed is only how far they moved."""
 
     def end(hp, broadcast, local, state, client):
-        models = (local.variables["params"], state.variables["params"])
-        moved = optax.tree.norm(jax.tree.map(jnp.subtract, *models), squared=True)
-        optimizer = kept_optimizer(training, local.optimizer)
-        return Upload(sum=moved), OwnModel(local.variables, optimizer, state.rounds + 1), ()
+        params_pair = (local.variables["params"], state.variables["params"])
+        squared_change = optax.tree.norm(jax.tree.map(jnp.subtract, *params_pair), squared=True)
+        optimizer = select_kept_optimizer_state(training, local.optimizer_state)
+        return (
+            ClientUpdate(sum=squared_change),
+            PersonalModelState(local.variables, optimizer, state.num_rounds + 1),
+            (),
+        )
 
     return end
 
 
-def own_models(
+def init_personal_models(
     training: LocalTraining,
-    client: ClientMethod,
+    client_algorithm: ClientAlgorithm,
     hp,
     key: jax.Array,
     variables: Tree,
     num_clients: int,
-    initialisation: str,
-) -> OwnModel:
+    initialization: str,
+) -> PersonalModelState:
     """All clients at the start, `[K, ...]`; with their own weights if "independent"."""
-    if initialisation == "shared":
-        return for_each_client(client.init(hp, variables), num_clients)
+    if initialization == "shared":
+        return tile_over_clients(client_algorithm.init(hp, variables), num_clients)
     keys = jax.vmap(lambda k: jax.random.fold_in(key, k))(jnp.arange(num_clients))
-    return jax.vmap(lambda own_key: client.init(hp, training.task.model.init(own_key)))(keys)
+    return jax.vmap(
+        lambda client_key: client_algorithm.init(hp, training.task.model.init(client_key))
+    )(keys)
 
 
-def clients_own(hp, state: State, k) -> Tree:
-    """`Algorithm.personal` of clients that keep their models."""
-    return client_row(state.clients.variables, k)
+def get_client_model(hp, state: State, k) -> Tree:
+    """`Algorithm.personal_variables` of clients that keep their models."""
+    return get_client_row(state.clients.variables, k)
 
 
-def rms_change(result: CohortResult) -> jax.Array:
-    """Root mean square over all clients of the L2 norm of their weights' change, by `keep_own`."""
-    return jnp.sqrt(result.upload.sum / len(result.states.rounds))
+def compute_rms_change(result: CohortResult) -> jax.Array:
+    """Root mean square over all clients of the L2 norm of their weights' change, by `make_personal_model_end`."""
+    return jnp.sqrt(result.update.sum / len(result.states.num_rounds))
 
 
-ENTRY = Entry(
+SPEC = AlgorithmSpec(
     "separate",
     separate,
     "every client trains alone",
     options=SeparateOptions,
     protocol="fedamp",
-    colour="#777777",
-    scored=("client",),
-    global_model=False,
+    color="#777777",
+    evaluated_models=("client",),
+    has_global_model=False,
 )

@@ -9,38 +9,38 @@ import jax
 import tyro
 
 from fedjax_het import __version__
-from fedjax_het.cli.defaults import with_defaults_said
+from fedjax_het.cli.defaults import with_default_hints
 from fedjax_het.cli.devices import DevicesCommand, devices_command
 from fedjax_het.cli.export import ExportCommand, export_command
 from fedjax_het.cli.listing import ListCommand, ShowCommand, list_command, show_command
-from fedjax_het.cli.own_code import HELP, import_own, without_imports
+from fedjax_het.cli.own_code import IMPORT_HELP, import_plugin, split_imports
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
-from fedjax_het.cli.table import TableCommand, split_words, table_command
+from fedjax_het.cli.table import TableCommand, split_program_args, table_command
 from fedjax_het.common import manner
 from fedjax_het.common.command_line import (
     HELP_FLAGS,
-    called_by_flags,
-    checked_words,
-    flags_of,
-    one_line_errors,
+    display_flags,
+    get_flags,
+    parse_with_one_line_errors,
+    validate_command_line,
 )
-from fedjax_het.common.errors import ConfigError, exit_status, require_name
-from fedjax_het.common.pictures import pictures_besides
+from fedjax_het.common.errors import ConfigError, require_name, run_with_exit_status
+from fedjax_het.common.pictures import write_extra_formats
 from fedjax_het.common.records import field_types
 from fedjax_het.common.variables import require_variables
-from fedjax_het.settings.files import read_settings, without_config, words_of
+from fedjax_het.settings.files import load_config_file, settings_to_argv, split_config_flag
 
 
 class Command(NamedTuple):
     """A subcommand."""
 
-    words: type
+    config_class: type
     """The record of its arguments, whose docstring is its help."""
-    work: Callable[[Any], int]
+    run: Callable[[Any], int]
     """From that record, the exit status."""
-    called: Mapping[str, str] = {}
+    flag_aliases: Mapping[str, str] = {}
     """Its flags for arguments that its record has under other names."""
 
 
@@ -56,37 +56,41 @@ COMMANDS = {
 }
 
 
-_KEPT = "interrupted; the same command, `run` with --resume, continues from the checkpoint"
+_RESUMABLE_MESSAGE = (
+    "interrupted; the same command, `run` with --resume, continues from the checkpoint"
+)
 
 
-def _keeps(words: Sequence[str]) -> bool:
+def _saves_checkpoints(argv: Sequence[str]) -> bool:
     """Whether the command leaves checkpoints; of `run` only in a folder that is named."""
-    flags = [word.partition("=")[0].replace("_", "-") for word in words]
+    flags = [word.partition("=")[0].replace("_", "-") for word in argv]
     return flags[:1] != ["run"] or "--output-dir" in flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 2 for settings that cannot be used, 130 when interrupted."""
-    given = sys.argv[1:] if arguments is None else arguments
-    return exit_status(
-        lambda: _run(*without_imports(given)),
+    argv = sys.argv[1:] if arguments is None else arguments
+    return run_with_exit_status(
+        lambda: _run(*split_imports(argv)),
         name="fedjax-het",
-        stopped=_KEPT if _keeps(given) else "interrupted; without --output-dir nothing is kept",
+        interrupt_message=_RESUMABLE_MESSAGE
+        if _saves_checkpoints(argv)
+        else "interrupted; without --output-dir nothing is kept",
     )
 
 
 def _run(arguments: list[str], imports: list[str]) -> int:
-    manner.chosen_by(arguments)
+    manner.parse_output_flags(arguments)
     if arguments == ["--version"]:
         print(f"fedjax-het {__version__}")
         return 0
-    words, program_words = split_words(arguments)
-    words = _checked(words)
-    command = one_line_errors(
+    words, program_args = split_program_args(arguments)
+    words = _validate_words(words)
+    command = parse_with_one_line_errors(
         lambda: tyro.extras.subcommand_cli_from_dict(
-            {name: with_defaults_said(command.words) for name, command in COMMANDS.items()},
+            {name: with_default_hints(command.config_class) for name, command in COMMANDS.items()},
             prog="fedjax-het",
-            description=f"Federated learning on heterogeneous clients, simulated. {HELP}",
+            description=f"Federated learning on heterogeneous clients, simulated. {IMPORT_HELP}",
             args=words,
         )
     )
@@ -94,43 +98,53 @@ def _run(arguments: list[str], imports: list[str]) -> int:
         try:
             jax.distributed.initialize()
         except (ValueError, RuntimeError) as error:
-            why = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200]
             expected = "processes that SLURM, a TPU pod or Open MPI have started"
-            raise ConfigError(f"--distributed: expected {expected} ({why})") from error
+            raise ConfigError(f"--distributed: expected {expected} ({reason})") from error
     if isinstance(command, RunCommand | SweepCommand):
         require_variables()
     if isinstance(command, TableCommand):
-        command = command.with_words(program_words)
-    (entry,) = (each for each in COMMANDS.values() if isinstance(command, each.words))
+        command = command.with_program_args(program_args)
+    (subcommand,) = (
+        candidate for candidate in COMMANDS.values() if isinstance(command, candidate.config_class)
+    )
     for name in imports:
-        import_own(name)
-    kinds = getattr(command, "pictures", ())
-    with called_by_flags(entry.words, entry.called), pictures_besides(kinds):
-        return entry.work(command)
+        import_plugin(name)
+    figure_formats = getattr(command, "pictures", ())
+    with (
+        display_flags(subcommand.config_class, subcommand.flag_aliases),
+        write_extra_formats(figure_formats),
+    ):
+        return subcommand.run(command)
 
 
-def _checked(words: list[str]) -> list[str]:
-    """A command and its words, see `checked_words`; what tyro alone knows as they are."""
+def _validate_words(words: list[str]) -> list[str]:
+    """A command and its words, see `validate_command_line`; what tyro alone knows as they are."""
     if words and (words[0] in HELP_FLAGS or words[0].startswith("--tyro-")):
         return words
     require_name("command", words[0] if words else "", COMMANDS)
-    record = COMMANDS[words[0]].words
-    return [words[0], *_with_file(record, checked_words(record, words[1:]))]
+    config_class = COMMANDS[words[0]].config_class
+    return [
+        words[0],
+        *_add_config_file_words(config_class, validate_command_line(config_class, words[1:])),
+    ]
 
 
-def _with_file(record: type, words: list[str]) -> list[str]:
+def _add_config_file_words(config_class: type, words: list[str]) -> list[str]:
     """The words, with those of the file that `--config` names before them."""
-    path, own = without_config(words)
+    path, command_words = split_config_flag(words)
     if path is None or any(word in HELP_FLAGS for word in words):
         return words
-    flags, kinds = flags_of(record), field_types(record)
-    switches = {flags[name] for name in flags if kinds[name] is bool}
-    with called_by_flags(record):
-        settings = read_settings(path)
+    flags, annotations = get_flags(config_class), field_types(config_class)
+    boolean_flags = {flags[name] for name in flags if annotations[name] is bool}
+    with display_flags(config_class):
+        settings = load_config_file(path)
     try:
-        listed = record is SweepCommand
-        said = words_of(settings, flags, own, switches=switches, lists=listed)
-        checked_words(record, said)
+        allow_lists = config_class is SweepCommand
+        file_words = settings_to_argv(
+            settings, flags, command_words, boolean_flags=boolean_flags, allow_lists=allow_lists
+        )
+        validate_command_line(config_class, file_words)
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from error
-    return checked_words(record, [*said, *own])
+    return validate_command_line(config_class, [*file_words, *command_words])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,8 @@ class DevicesCommand:
 
 def devices_command(command: DevicesCommand) -> int:
     """Print it; returns the exit status."""
-    from fedjax_het.running.devices import about_devices
+    from fedjax_het.running.devices import describe_devices
 
-    for line in about_devices():
-        print(one_line(line))
+    for line in describe_devices():
+        print(to_one_line(line))
     return 0

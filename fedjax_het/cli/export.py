@@ -5,9 +5,9 @@ from pathlib import Path
 
 import tyro
 
-from fedjax_het.common.errors import ConfigError, require, shown, written
-from fedjax_het.common.records import Whole
-from fedjax_het.common.text import one_line
+from fedjax_het.common.errors import ConfigError, display_name, format_value, require
+from fedjax_het.common.records import NonNegativeInt
+from fedjax_het.common.text import to_one_line
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ExportCommand:
     """The JSON file of a result."""
     model: Path | None = None
     """Where the model is written, in flax's msgpack: `load_model`, `--init-from`."""
-    client: Whole | None = None
+    client: NonNegativeInt | None = None
     """Whose model, of clients that have models of their own (default: the global one)."""
     synthetic: Path | None = None
     """Where synthetic images are written, as a plain .npz (DynaFed, FedDM, FedAF)."""
@@ -32,15 +32,24 @@ def export_command(command: ExportCommand) -> int:
     """Write them, then name the files. Returns the exit status."""
     from fedjax_het.running.result import Result
 
-    asked = command.model is not None or command.synthetic is not None
-    require(asked, "model", None, f"a path, or {written('synthetic')} PATH: nothing is asked for")
-    alone = command.client is None or command.model is not None
-    require(alone, "client", command.client, f"{written('model')} PATH beside it")
+    has_output = command.model is not None or command.synthetic is not None
+    require(
+        has_output,
+        "model",
+        None,
+        f"a path, or {display_name('synthetic')} PATH: nothing is asked for",
+    )
+    has_model_for_client = command.client is None or command.model is not None
+    require(
+        has_model_for_client, "client", command.client, f"{display_name('model')} PATH beside it"
+    )
     try:
         result = Result.load(command.result)
     except OSError as error:
-        what = f"the JSON file of a result ({error.strerror or error})"
-        raise ConfigError(f"{written('result')} = {shown(str(command.result))}: {what}") from error
+        expected = f"the JSON file of a result ({error.strerror or error})"
+        raise ConfigError(
+            f"{display_name('result')} = {format_value(str(command.result))}: {expected}"
+        ) from error
     paths = []
     for name in ("model", "synthetic"):
         path = getattr(command, name)
@@ -50,9 +59,11 @@ def export_command(command: ExportCommand) -> int:
             if name == "model":
                 paths.append(result.save_model(path, command.client))
             else:
-                paths.append(result.save_synthetic(path))
+                paths.append(result.save_synthetic_dataset(path))
         except OSError as error:
-            what = f"a file that can be written ({error.strerror or error})"
-            raise ConfigError(f"{written(name)} = {shown(str(path))}: expected {what}") from error
-    print(one_line(f"Written: {', '.join(map(str, paths))}."))
+            expected = f"a file that can be written ({error.strerror or error})"
+            raise ConfigError(
+                f"{display_name(name)} = {format_value(str(path))}: expected {expected}"
+            ) from error
+    print(to_one_line(f"Written: {', '.join(map(str, paths))}."))
     return 0

@@ -30,7 +30,7 @@ class ShowCommand:
 
 def list_command(command: ListCommand) -> int:
     """Print every name with its description."""
-    groups = _groups()
+    groups = _get_registries()
     width = max(len(name) for entries in groups.values() for name in entries)
     for title, entries in groups.items():
         lines = (f"  {name:{width}}  {entry.description}" for name, entry in entries.items())
@@ -41,25 +41,25 @@ def list_command(command: ListCommand) -> int:
 
 def show_command(command: ShowCommand) -> int:
     """Print what those that are named take."""
-    known = {
+    records_by_name = {
         name: (title, record)
-        for title, entries in _groups().items()
+        for title, entries in _get_registries().items()
         for name, record in entries.items()
     }
     require(len(command.names) > 0, "name", "", "one that `fedjax-het list` names")
     for name in command.names:
-        require_name("name", name, known)
+        require_name("name", name, records_by_name)
     for name in command.names:
-        print("\n".join(_about(*known[name])), end="\n\n")
+        print("\n".join(_describe_record(*records_by_name[name])), end="\n\n")
     return 0
 
 
-def _groups() -> dict[str, Any]:
+def _get_registries() -> dict[str, Any]:
     from fedjax_het.algorithms import METHODS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
-    from fedjax_het.engine.measured import MEASURES
+    from fedjax_het.engine.measured import METRICS
     from fedjax_het.engine.optimizers import OPTIMIZERS
-    from fedjax_het.engine.rate_schedules import SCHEDULES
+    from fedjax_het.engine.rate_schedules import LR_SCHEDULES
     from fedjax_het.nn import NETWORKS
 
     return {
@@ -68,134 +68,139 @@ def _groups() -> dict[str, Any]:
         "partitions": PARTITIONS,
         "networks": NETWORKS,
         "server's examples": SERVER_SOURCES,
-        "measures": MEASURES,
+        "measures": METRICS,
         "local optimisers": OPTIMIZERS,
-        "rate schedules": SCHEDULES,
+        "rate schedules": LR_SCHEDULES,
     }
 
 
-def _about(title: str, record: Any) -> Iterator[str]:
+def _describe_record(title: str, record: Any) -> Iterator[str]:
     """A record in lines: what it is, and what it takes."""
     yield f"{record.name}: {record.description}"
     if title == "methods":
-        yield from _about_method(record)
+        yield from _describe_method(record)
         return
-    if title in _NUMBERED:
-        yield from _NUMBERED[title](record)
+    if title in _DESCRIBERS:
+        yield from _DESCRIBERS[title](record)
         return
-    for name, default in _parameters(title, record.name).items():
-        needed = default is REQUIRED
-        yield f"  {name}  ({'required' if needed else f'default {default!r}'})"
+    for name, default in _get_parameters(title, record.name).items():
+        is_required = default is REQUIRED
+        yield f"  {name}  ({'required' if is_required else f'default {default!r}'})"
 
 
-def _about_optimizer(entry: Any) -> Iterator[str]:
-    from fedjax_het.engine.optimizers import optional_numbers
+def _describe_optimizer(optimizer: Any) -> Iterator[str]:
+    from fedjax_het.engine.optimizers import optional_optimizer_hyperparameters
 
     yield "numbers (--hp NAME=VALUE):"
-    for name, number in entry.numbers.items():
-        yield f"  {name} = {number.default:g}: {_range(number)}"
+    for name, hyperparameter in optimizer.hyperparameters.items():
+        yield f"  {name} = {hyperparameter.default:g}: {_format_range(hyperparameter)}"
     yield "numbers that it has where they are given:"
-    for name, number in optional_numbers(entry.name, {}).items():
-        yield f"  {name}: {_range(number)}"
-    if entry.options:
+    for name, hyperparameter in optional_optimizer_hyperparameters(optimizer.name, {}).items():
+        yield f"  {name}: {_format_range(hyperparameter)}"
+    if optimizer.options:
         yield "options (--optimizer-option NAME=VALUE):"
-        yield from (f"  {name} = {default}" for name, default in entry.options.items())
+        yield from (f"  {name} = {default}" for name, default in optimizer.options.items())
 
 
-def _about_schedule(schedule: Any) -> Iterator[str]:
+def _describe_schedule(schedule: Any) -> Iterator[str]:
     from fedjax_het.engine.rate_schedules import (
-        OVER_ROUNDS,
-        OVER_STEPS,
-        optional_schedule_numbers,
-        required_schedule_numbers,
-        schedule_numbers,
+        ROUND_PREFIX,
+        STEP_PREFIX,
+        optional_schedule_hyperparameters,
+        required_schedule_hyperparameters,
+        schedule_hyperparameters,
     )
 
-    for setting, prefix in (("--lr-schedule", OVER_ROUNDS), ("--lr-step-schedule", OVER_STEPS)):
+    for setting, prefix in (("--lr-schedule", ROUND_PREFIX), ("--lr-step-schedule", STEP_PREFIX)):
         yield f"numbers (--hp NAME=VALUE) of {setting} {schedule.name}:"
-        required = required_schedule_numbers(schedule.name, prefix)
-        optional = optional_schedule_numbers(schedule.name, prefix)
-        for name, number in {**schedule_numbers(schedule.name, prefix), **optional}.items():
-            default = f" = {number.default:g}" if name not in optional else ""
+        required = required_schedule_hyperparameters(schedule.name, prefix)
+        optional = optional_schedule_hyperparameters(schedule.name, prefix)
+        for name, hyperparameter in {
+            **schedule_hyperparameters(schedule.name, prefix),
+            **optional,
+        }.items():
+            default = f" = {hyperparameter.default:g}" if name not in optional else ""
             default = ", required" if name in required else default
-            yield f"  {name}{default}: {_range(number)}"
+            yield f"  {name}{default}: {_format_range(hyperparameter)}"
 
 
-_NUMBERED = {"local optimisers": _about_optimizer, "rate schedules": _about_schedule}
+_DESCRIBERS = {"local optimisers": _describe_optimizer, "rate schedules": _describe_schedule}
 
 
-def _range(number: Any) -> str:
-    return f"a number {number.bounds}".rstrip()
+def _format_range(hyperparameter: Any) -> str:
+    return f"a number {hyperparameter.bounds}".rstrip()
 
 
-def _parameters(title: str, name: str) -> dict[str, Any]:
-    from fedjax_het.data import SERVER_SOURCES, partition_parameters
-    from fedjax_het.nn import network_options
+def _get_parameters(title: str, name: str) -> dict[str, Any]:
+    from fedjax_het.data import SERVER_SOURCES, get_partition_parameters
+    from fedjax_het.nn import get_network_options
 
     if title == "networks":
-        return network_options(name)
+        return get_network_options(name)
     if title == "partitions":
-        return partition_parameters(name)
+        return get_partition_parameters(name)
     return dict(SERVER_SOURCES[name].options) if title == "server's examples" else {}
 
 
-def _about_method(entry: Any) -> Iterator[str]:
-    from fedjax_het.algorithms import bases, entry_of
-    from fedjax_het.common.records import documentation, numbers_of
+def _describe_method(method: Any) -> Iterator[str]:
+    from fedjax_het.algorithms import get_algorithm_spec, get_possible_bases
+    from fedjax_het.common.records import document_fields, hyperparameters_of
 
-    if entry.paper:
-        yield f"paper: {entry.paper}"
-    yield f"protocol where none is named: {entry.protocol}"
-    if entry.has_base:
-        yield f"goes over (option base): {', '.join(bases(entry))}"
-    if presets := entry.options.PRESETS:
-        yield f"presets (option {entry.options.PRESET_FIELD}): {', '.join(presets)}"
-    full = entry_of(entry.name, {})
-    defaults = full.fill({})
-    if fields := documentation(entry.options):
+    if method.paper:
+        yield f"paper: {method.paper}"
+    yield f"protocol where none is named: {method.protocol}"
+    if method.has_base:
+        yield f"goes over (option base): {', '.join(get_possible_bases(method))}"
+    if presets := method.options.PRESETS:
+        yield f"presets (option {method.options.PRESET_FIELD}): {', '.join(presets)}"
+    resolved_method = get_algorithm_spec(method.name, {})
+    defaults = resolved_method.complete_options({})
+    if fields := document_fields(method.options):
         yield "options (--option NAME=VALUE):"
         for name, (words, text) in fields.items():
             yield f"  {name} = {defaults[name]}: {words}" + (f". {text}" if text else "")
-    record = entry.numbers_record({}, num_clients=10)
-    if numbers := numbers_of(record):
+    config = method.make_hyperparameter_record({}, num_clients=10)
+    if hyperparameters := hyperparameters_of(config):
         yield "numbers (--hp NAME=VALUE), besides those of local training:"
-        fields = documentation(type(record))
-        for name, number in numbers.items():
+        fields = document_fields(type(config))
+        for name, hyperparameter in hyperparameters.items():
             words, text = fields[name]
-            yield f"  {name} = {number.default:g}: {words}" + (f". {text}" if text else "")
-    yield from _by_protocol(entry)
+            yield f"  {name} = {hyperparameter.default:g}: {words}" + (f". {text}" if text else "")
+    yield from _describe_protocol_settings(method)
 
 
-def settings_by_protocol(entry: Any) -> dict[str, dict[str, Any]]:
+def collect_settings_by_protocol(method: Any) -> dict[str, dict[str, Any]]:
     """What holds where nothing else is said, on Fashion-MNIST: by setting, as on the command line,
     its value under each protocol in which it has one."""
     from fedjax_het.settings.protocols import PROTOCOLS
     from fedjax_het.settings.spec import RunSpec
 
-    found: dict[str, dict[str, Any]] = {}
+    values_by_setting: dict[str, dict[str, Any]] = {}
     for protocol in PROTOCOLS:
         try:
-            run = RunSpec(entry.name, dataset="fashion_mnist", protocol=protocol).resolved()
+            run = RunSpec(method.name, dataset="fashion_mnist", protocol=protocol).resolved()
         except ConfigError:  # it has no place there
             continue
-        said = {f"--{name.replace('_', '-')}": getattr(run, name) for name in _SETTINGS}
-        for name, value in {**said, **{f"--hp {n}": v for n, v in run.hp.items()}}.items():
+        settings = {f"--{name.replace('_', '-')}": getattr(run, name) for name in _LISTED_SETTINGS}
+        for name, value in {**settings, **{f"--hp {n}": v for n, v in run.hp.items()}}.items():
             if value is not None:
-                found.setdefault(name, {})[protocol] = value
-    return found
+                values_by_setting.setdefault(name, {})[protocol] = value
+    return values_by_setting
 
 
-def _by_protocol(entry: Any) -> Iterator[str]:
+def _describe_protocol_settings(method: Any) -> Iterator[str]:
     from fedjax_het.settings.protocols import PROTOCOLS
 
     yield "by protocol (--protocol NAME):"
-    for name, values in settings_by_protocol(entry).items():
-        several = len(set(map(str, values.values()))) > 1 or len(values) < len(PROTOCOLS)
-        words = ", ".join(f"{protocol} {short(value)}" for protocol, value in values.items())
-        yield f"  {name}: {words if several else short(next(iter(values.values())))}"
+    for name, values in collect_settings_by_protocol(method).items():
+        is_varied = len(set(map(str, values.values()))) > 1 or len(values) < len(PROTOCOLS)
+        words = ", ".join(
+            f"{protocol} {format_setting(value)}" for protocol, value in values.items()
+        )
+        yield f"  {name}: {words if is_varied else format_setting(next(iter(values.values())))}"
 
 
-_SETTINGS = (
+_LISTED_SETTINGS = (
     *("partition", "alpha", "classes", "model", "norm", "num_clients", "participation", "rounds"),
     *("local_epochs", "batch_size", "local_optimizer", "optimizer_state", "averaging"),
     *("lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
@@ -203,5 +208,5 @@ _SETTINGS = (
 )
 
 
-def short(value: Any) -> str:
+def format_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

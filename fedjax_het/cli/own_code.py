@@ -8,50 +8,52 @@ from pathlib import Path
 
 from fedjax_het.common.errors import require
 
-HELP = (
+IMPORT_HELP = (
     "With any command, --import FILE.py or --import MODULE runs code of your own first, which "
     "registers methods, networks, data sets, partitions or sources."
 )
 
 
-def without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_imports(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the arguments, what they say to import)."""
-    others: list[str] = []
+    remaining: list[str] = []
     imports: list[str] = []
-    words = iter(arguments)
+    words = iter(argv)
     for word in words:
         flag, equals, name = word.partition("=")
         if flag != "--import":
-            others.append(word)
+            remaining.append(word)
             continue
         name = name if equals else next(words, "")
         ok = name.endswith(".py") or all(map(str.isidentifier, name.split(".")))
         require(ok, "--import", name, "a file or a module, e.g. mine.py")
         imports.append(name)
-    return others, imports
+    return remaining, imports
 
 
-_imported: list[str] = []  # in this process
+_imported_names: list[str] = []  # in this process
 
 
-def imported() -> tuple[str, ...]:
+def list_imported_plugins() -> tuple[str, ...]:
     """What was imported so far, as another process finds it that begins elsewhere."""
-    return tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in _imported)
+    return tuple(
+        str(Path(name).resolve()) if name.endswith(".py") else name for name in _imported_names
+    )
 
 
-def import_all(names: Sequence[str]) -> None:
+def import_plugins(names: Sequence[str]) -> None:
     """What is not imported yet, by names of `imported`."""
     for name in names:
-        if name not in imported():
-            import_own(name)
+        if name not in list_imported_plugins():
+            import_plugin(name)
 
 
-def import_own(name: str) -> None:
+def import_plugin(name: str) -> None:
     """Run a Python file, or import a module that is found from here or is installed.
 
     Raises ConfigError where there is none; what the code itself raises is not caught.
     """
-    _imported.append(name)
+    _imported_names.append(name)
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():

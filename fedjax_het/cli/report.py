@@ -7,9 +7,9 @@ from pathlib import Path
 
 import tyro
 
-from fedjax_het.common.errors import require
+from fedjax_het.common.errors import display_names, require
 from fedjax_het.common.manner import log_to_stderr
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 from fedjax_het.report.render import print_table
 from fedjax_het.report.write import write_report
 
@@ -35,15 +35,16 @@ class ReportCommand:
 def report_command(command: ReportCommand) -> int:
     """Print the tables, then name the files that were written. Returns the exit status."""
     log_to_stderr(logging.WARNING)
-    folder = os.path.isdir(command.directory)  # False for what is no path, too
-    require(folder, "directory", str(command.directory), "a folder with results of runs")
-    report = write_report(
-        command.directory, by=command.by, measure=command.measure, output_dir=command.output_dir
-    )
+    is_folder = os.path.isdir(command.directory)  # False for what is no path, too
+    require(is_folder, "directory", str(command.directory), "a folder with results of runs")
+    with display_names({"metric": "--measure"}):
+        report = write_report(
+            command.directory, by=command.by, metric=command.measure, output_dir=command.output_dir
+        )
     for table in report.tables:
         print_table(table)
         print()
     if report.paths:
         names = ", ".join(path.name for path in report.paths)
-        print(one_line(f"Written to {report.paths[0].parent}: {names}."))
+        print(to_one_line(f"Written to {report.paths[0].parent}: {names}."))
     return 0

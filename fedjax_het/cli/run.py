@@ -18,19 +18,19 @@ from fedjax_het.cli.words import (
     OptimizerOptions,
     PartitionOptions,
     ServerOptions,
-    count,
-    literals,
-    number,
-    pairs,
+    parse_count,
+    parse_literals,
+    parse_number,
+    parse_pairs,
 )
 from fedjax_het.common import manner
-from fedjax_het.common.errors import ConfigError, written
+from fedjax_het.common.errors import ConfigError, display_name
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.settings.files import PAIRS
+from fedjax_het.settings.files import MAPPING_SETTINGS
 from fedjax_het.settings.spec import RunSpec
 
-Hp = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)]
-Options = Annotated[
+HpArguments = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)]
+OptionArguments = Annotated[
     tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=OPTION_HELP)
 ]
 
@@ -45,8 +45,8 @@ class RunCommand(RunSpec):
 
     # As words, which are no settings yet: hence the types that RunSpec does not have. The settings
     # themselves, with their help, are those of RunSpec.
-    hp: Hp = ()  # type: ignore[assignment]
-    options: Options = ()  # type: ignore[assignment]
+    hp: HpArguments = ()  # type: ignore[assignment]
+    options: OptionArguments = ()  # type: ignore[assignment]
     network_options: NetworkOptions = ()  # type: ignore[assignment]
     partition_options: PartitionOptions = ()  # type: ignore[assignment]
     server_options: ServerOptions = ()  # type: ignore[assignment]
@@ -87,45 +87,47 @@ class RunCommand(RunSpec):
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
 
 
-def spec_of(command: RunCommand) -> RunSpec:
+def build_run_spec(command: RunCommand) -> RunSpec:
     """The settings that a command line names."""
     values = {field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
-    values["hp"] = {name: number("hp", name, text) for name, text in pairs("hp", command.hp)}
-    for name in PAIRS[1:]:
-        values[name] = literals(name, getattr(command, name))
+    values["hp"] = {
+        name: parse_number("hp", name, text) for name, text in parse_pairs("hp", command.hp)
+    }
+    for name in MAPPING_SETTINGS[1:]:
+        values[name] = parse_literals(name, getattr(command, name))
     return RunSpec(**values)
 
 
 def run_command(command: RunCommand) -> int:
     from fedjax_het.data import load_dataset
-    from fedjax_het.report.run_pictures import draw_run
+    from fedjax_het.report.run_pictures import write_run_figures
     from fedjax_het.running.placement import Placement
-    from fedjax_het.running.progress import progress_line
-    from fedjax_het.running.rescue import NotWrittenError
-    from fedjax_het.running.simulation import require_folder_to_resume, simulate
-    from fedjax_het.running.stored import plain
+    from fedjax_het.running.progress import show_progress
+    from fedjax_het.running.rescue import ResultNotWrittenError
+    from fedjax_het.running.simulation import require_output_dir_to_resume, simulate
+    from fedjax_het.running.stored import to_json_value
 
-    first = jax.process_index() == 0
-    quiet = command.quiet or not first
-    manner.choose(quiet=quiet, as_json=command.json)
+    is_main_process = jax.process_index() == 0
+    quiet = command.quiet or not is_main_process
+    manner.set_output_mode(quiet=quiet, as_json=command.json)
     # What it runs on is for who looks on: a pipe gets notes, and progress now and then.
-    looked_at = sys.stderr.isatty() or command.json
-    manner.log_to_stderr(logging.INFO if looked_at else logging.WARNING)
-    spec = spec_of(command).resolved()
+    is_watched = sys.stderr.isatty() or command.json
+    manner.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
+    spec = build_run_spec(command).resolved()
     placement = Placement(
-        lanes=count("lanes", command.lanes),
+        lanes=parse_count("lanes", command.lanes),
         server_work=command.server_work,
         client_state=command.client_state,
     )
-    resumes = {"resume": command.resume, "resume_anyway": command.resume_anyway}
-    require_folder_to_resume(command.output_dir, **resumes)
+    resume_options = {"resume": command.resume, "resume_anyway": command.resume_anyway}
+    require_output_dir_to_resume(command.output_dir, **resume_options)
     if command.output_dir is not None:
         make_output_directory(command.output_dir)
     dataset = load_dataset(
         spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
     )
-    unwritten: Exception | None = None
-    with progress_line(f"{spec.algorithm} on {spec.dataset}") as show:
+    write_error: Exception | None = None
+    with show_progress(f"{spec.algorithm} on {spec.dataset}") as update_progress:
         try:
             result = simulate(
                 spec,
@@ -134,24 +136,26 @@ def run_command(command: RunCommand) -> int:
                 resume=command.resume,
                 resume_anyway=command.resume_anyway,
                 keep_state=command.keep_state,
-                progress=show,
+                progress=update_progress,
                 track=command.track,
                 placement=placement,
                 data_dir=command.data_dir,
             )
-        except NotWrittenError as error:  # what was made is there, elsewhere
-            result, unwritten = error.made, error
-    if not first:
+        except ResultNotWrittenError as error:  # what was made is there, elsewhere
+            result, write_error = error.results, error
+    if not is_main_process:
         return 0
-    if command.output_dir is not None and unwritten is None:
+    if command.output_dir is not None and write_error is None:
         assert result.partition is not None  # a run that was just made has it
         try:
-            draw_run(result, dataset, result.partition, command.output_dir)
+            write_run_figures(result, dataset, result.partition, command.output_dir)
         except OSError as error:
-            folder, why = str(command.output_dir), error.strerror or error
-            where = f"{written('output_dir')} = {folder!r}"
-            unwritten = ConfigError(f"{where}: the result is written, its pictures are not ({why})")
-    print(json.dumps(plain(result.summary), allow_nan=False), flush=True)
-    if unwritten is not None:
-        raise unwritten
+            folder, reason = str(command.output_dir), error.strerror or error
+            setting_text = f"{display_name('output_dir')} = {folder!r}"
+            write_error = ConfigError(
+                f"{setting_text}: the result is written, its pictures are not ({reason})"
+            )
+    print(json.dumps(to_json_value(result.summary), allow_nan=False), flush=True)
+    if write_error is not None:
+        raise write_error
     return 0

@@ -15,45 +15,47 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import jax
 import tyro
 
-from fedjax_het.cli.own_code import import_all, imported
+from fedjax_het.cli.own_code import import_plugins, list_imported_plugins
 from fedjax_het.cli.report import ReportCommand, report_command
 from fedjax_het.cli.words import (
     NetworkOptions,
     OptimizerOptions,
     PartitionOptions,
     ServerOptions,
-    count,
-    literal,
-    literals,
-    number,
-    pairs,
+    parse_count,
+    parse_literal,
+    parse_literals,
+    parse_number,
+    parse_pairs,
 )
 from fedjax_het.common import manner
-from fedjax_het.common.records import Bounds, Count, NonNegative
-from fedjax_het.settings.files import PAIRS
+from fedjax_het.common.records import Bounds, NonNegativeFloat, PositiveInt
+from fedjax_het.settings.files import MAPPING_SETTINGS
 from fedjax_het.settings.spec import RunSpec
 
 # The settings that a sweep takes lists of under their own names.
-_LISTED = [f.name for f in dataclasses.fields(RunSpec) if f.name not in (*PAIRS, "seed")]
+_LIST_SETTINGS = [
+    f.name for f in dataclasses.fields(RunSpec) if f.name not in (*MAPPING_SETTINGS, "seed")
+]
 
 
-def _as_lists() -> type:
+def _make_list_config() -> type:
     """The settings of RunSpec, with their help, each as a list of values; `seed` as `seeds`."""
-    kinds = get_type_hints(RunSpec)
+    annotations = get_type_hints(RunSpec)
     fields = []
-    for name in _LISTED:
-        own = [kind for kind in get_args(kinds[name]) if kind is not NoneType]
-        kind = reduce(or_, own) if own else kinds[name]
-        kinds_of = GenericAlias(tuple, (kind, ...))
-        fields.append((name, kinds_of, dataclasses.field(default=())))
+    for name in _LIST_SETTINGS:
+        value_types = [kind for kind in get_args(annotations[name]) if kind is not NoneType]
+        value_type = reduce(or_, value_types) if value_types else annotations[name]
+        list_type = GenericAlias(tuple, (value_type, ...))
+        fields.append((name, list_type, dataclasses.field(default=())))
     return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
 
 
-_Lists: Any = _as_lists()
+_ListSettings: Any = _make_list_config()
 
 
 @dataclass(frozen=True)
-class SweepCommand(_Lists):
+class SweepCommand(_ListSettings):
     """Run every combination of the values given, many federations at a time.
 
     Every setting takes several values: --alpha 0.01 0.1 --algorithm fedavg fedprox. What is not
@@ -112,9 +114,9 @@ class SweepCommand(_Lists):
     """Where runs are made: in this process, or by tasks of Ray."""
     ray_address: str | None = None
     """Of a cluster of Ray's: auto, HOST:PORT (default: RAY_ADDRESS, or this machine alone)."""
-    cpus_per_task: Count = 1
+    cpus_per_task: PositiveInt = 1
     """Of each of Ray's tasks."""
-    gpus_per_task: NonNegative = 0.0
+    gpus_per_task: NonNegativeFloat = 0.0
     """Of each of Ray's tasks."""
     distributed: bool = False
     """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
@@ -133,71 +135,74 @@ class SweepCommand(_Lists):
     """Print the runs and whether they are done; run nothing."""
 
 
-def specs_of(command: SweepCommand) -> list[RunSpec]:
+def build_run_specs(command: SweepCommand) -> list[RunSpec]:
     """The runs that a sweep's command line names."""
     from fedjax_het.settings.grids import grid
 
-    settings = {name: getattr(command, name) for name in _LISTED if getattr(command, name)}
+    settings = {name: getattr(command, name) for name in _LIST_SETTINGS if getattr(command, name)}
     hp = {
-        name: [number("hp", name, value) for value in text.split(",")]
-        for name, text in pairs("hp", command.hp)
+        name: [parse_number("hp", name, value) for value in text.split(",")]
+        for name, text in parse_pairs("hp", command.hp)
     }
     options = {
-        name: [literal(value) for value in text.split(",")]
-        for name, text in pairs("options", command.options)
+        name: [parse_literal(value) for value in text.split(",")]
+        for name, text in parse_pairs("options", command.options)
     }
-    of_network = literals("network_options", command.network_options)
-    of_partition = literals("partition_options", command.partition_options)
-    of_server = literals("server_options", command.server_options)
+    network_options = parse_literals("network_options", command.network_options)
+    partition_options = parse_literals("partition_options", command.partition_options)
+    server_options = parse_literals("server_options", command.server_options)
     return grid(
         **settings,
         seed=command.seeds,
-        network_options=of_network,
-        partition_options=of_partition,
-        server_options=of_server,
-        optimizer_options=literals("optimizer_options", command.optimizer_options),
+        network_options=network_options,
+        partition_options=partition_options,
+        server_options=server_options,
+        optimizer_options=parse_literals("optimizer_options", command.optimizer_options),
         hp=hp,
         options=options,
     )
 
 
 def sweep_command(command: SweepCommand) -> int:
-    from fedjax_het.running.ledger import describe
+    from fedjax_het.running.ledger import format_run_label
     from fedjax_het.running.placement import Placement
-    from fedjax_het.running.rescue import NotWrittenError
+    from fedjax_het.running.rescue import ResultNotWrittenError
     from fedjax_het.running.sweeps import SweepResult, plan_sweep, sweep
 
-    manner.choose(quiet=command.quiet, as_json=command.json)
+    manner.set_output_mode(quiet=command.quiet, as_json=command.json)
     manner.log_to_stderr(logging.WARNING)
     memory = None if command.memory is None else int(command.memory * 1e9)
-    lanes, width = count("lanes", command.lanes), count("vmapped", command.vmapped)
-    specs = specs_of(command)
+    lanes, num_parallel = (
+        parse_count("lanes", command.lanes),
+        parse_count("vmapped", command.vmapped),
+    )
+    specs = build_run_specs(command)
     if command.list:
         for digest, spec, state in plan_sweep(specs, command.output_dir):
-            print(f"{digest}  {state:10}  {describe(spec)}")
+            print(f"{digest}  {state:10}  {format_run_label(spec)}")
         return 0
     placement = Placement(
         lanes=lanes,
         spread=command.spread,
-        width=width,
+        width=num_parallel,
         server_work=command.server_work,
         client_state=command.client_state,
         memory=memory,
     )
-    make: Callable[..., SweepResult] = sweep
+    run_sweep: Callable[..., SweepResult] = sweep
     if command.launcher == "ray":
         from fedjax_het.running.ray_launcher import sweep_on_ray
 
-        make = functools.partial(
+        run_sweep = functools.partial(
             sweep_on_ray,
             address=command.ray_address,
             cpus_per_task=command.cpus_per_task,
             gpus_per_task=command.gpus_per_task,
-            setup=functools.partial(import_all, imported()),
+            setup=functools.partial(import_plugins, list_imported_plugins()),
         )
-    unwritten: NotWrittenError | None = None
+    write_error: ResultNotWrittenError | None = None
     try:
-        made = make(
+        sweep_result = run_sweep(
             specs,
             command.output_dir,
             resume_anyway=command.resume_anyway,
@@ -206,12 +211,12 @@ def sweep_command(command: SweepCommand) -> int:
             data_dir=command.data_dir,
             placement=placement,
         )
-    except NotWrittenError as error:  # the others are made, and these are elsewhere
-        made, unwritten = error.made, error
-    if jax.process_index() == 0 and any(made.results) and unwritten is None:
-        with manner.results_shown():
+    except ResultNotWrittenError as error:  # the others are made, and these are elsewhere
+        sweep_result, write_error = error.results, error
+    if jax.process_index() == 0 and any(sweep_result.results) and write_error is None:
+        with manner.suppress_results_if_quiet():
             report_command(ReportCommand(command.output_dir))
-    print(json.dumps(made.summary(command.output_dir), allow_nan=False), flush=True)
-    if unwritten is not None:
-        raise unwritten
-    return 2 if made.not_run and not any(made.results) else 0
+    print(json.dumps(sweep_result.to_summary(command.output_dir), allow_nan=False), flush=True)
+    if write_error is not None:
+        raise write_error
+    return 2 if sweep_result.not_run and not any(sweep_result.results) else 0

@@ -22,18 +22,18 @@ class TableCommand:
     """Which; `--list` names them."""
     list: bool = False
     """Print the names of the tables and figures, and what they are."""
-    words: tyro.conf.Suppress[tuple[str, ...]] = ()
+    program_args: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def with_words(self, words: Sequence[str]) -> "TableCommand":
+    def with_program_args(self, program_args: Sequence[str]) -> "TableCommand":
         """The same with the words that are the table's own."""
-        return replace(self, words=tuple(words))
+        return replace(self, program_args=tuple(program_args))
 
 
-def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_program_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words of `fedjax-het`, and those after a table's name, which only its program knows."""
-    words = list(arguments)
-    named = words[:1] == ["table"] and len(words) > 1 and not words[1].startswith("-")
-    return (words[:2], words[2:]) if named else (words, [])
+    words = list(argv)
+    has_program = words[:1] == ["table"] and len(words) > 1 and not words[1].startswith("-")
+    return (words[:2], words[2:]) if has_program else (words, [])
 
 
 def table_command(command: TableCommand) -> int:
@@ -47,9 +47,12 @@ def table_command(command: TableCommand) -> int:
     expected = "the name of a table or figure: `fedjax-het table --list` has them all"
     require(bool(command.name), "table", command.name, expected)
     program = load_program(command.name)
-    before = sys.argv
-    sys.argv = [f"fedjax-het table {command.name}", *command.words]  # which its help begins with
+    previous_argv = sys.argv
+    sys.argv = [
+        f"fedjax-het table {command.name}",
+        *command.program_args,
+    ]  # which its help begins with
     try:
-        return program(command.words)
+        return program(command.program_args)
     finally:
-        sys.argv = before
+        sys.argv = previous_argv

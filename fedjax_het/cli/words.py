@@ -39,35 +39,35 @@ ServerOptions = Annotated[
 ]
 
 
-def pairs(argument: str, items: tuple[str, ...]) -> list[tuple[str, str]]:
+def parse_pairs(argument: str, items: tuple[str, ...]) -> list[tuple[str, str]]:
     """Names and values of words such as prox_mu=0.01. ConfigError for other words."""
-    found: list[tuple[str, str]] = []
+    parsed_pairs: list[tuple[str, str]] = []
     for item in items:
         name, equals, text = item.partition("=")
         if not (name and equals and text):
             require(False, argument, item, "NAME=VALUE, e.g. prox_mu=0.01")
-        given = dict(found).get(name)
-        if given is not None:
-            require(False, f"{argument} {name}", text, f"it once; it is {given!r} already")
-        found.append((name, text))
-    return found
+        previous_text = dict(parsed_pairs).get(name)
+        if previous_text is not None:
+            require(False, f"{argument} {name}", text, f"it once; it is {previous_text!r} already")
+        parsed_pairs.append((name, text))
+    return parsed_pairs
 
 
-def literals(argument: str, items: tuple[str, ...]) -> dict[str, Any]:
+def parse_literals(argument: str, items: tuple[str, ...]) -> dict[str, Any]:
     """Values by name, each as `literal` reads it."""
-    return {name: literal(text) for name, text in pairs(argument, items)}
+    return {name: parse_literal(text) for name, text in parse_pairs(argument, items)}
 
 
-def number(argument: str, name: str, text: str) -> float:
+def parse_number(argument: str, name: str, text: str) -> float:
     """ConfigError for what is none."""
-    found = math.nan
+    value = math.nan
     with contextlib.suppress(ValueError):
-        found = float(text)
-    require(not math.isnan(found), f"{argument} {name}", text, "a number")
-    return found
+        value = float(text)
+    require(not math.isnan(value), f"{argument} {name}", text, "a number")
+    return value
 
 
-def count(argument: str, text: str) -> int | str:
+def parse_count(argument: str, text: str) -> int | str:
     """A whole number, or "auto"."""
     if text == "auto":
         return text
@@ -76,7 +76,7 @@ def count(argument: str, text: str) -> int | str:
     return int(text)
 
 
-def literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
     """A number, a truth value or a list if it reads as such, else the text."""
     try:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)

@@ -12,60 +12,60 @@ import jax.numpy as jnp
 import numpy as np
 
 AnyArray = jax.Array | np.ndarray  # of a program, on the devices or on the host
-_MARK = "::"  # between an array's name and the type that its bits are of
+_TYPE_SEPARATOR = "::"  # between an array's name and the type that its bits are of
 
 
-def is_key(leaf: Any) -> bool:
+def is_prng_key(leaf: Any) -> bool:
     """Whether these are typed random keys."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def row_of(array: jax.Array, index: jax.Array | int) -> jax.Array:
+def take_row(array: jax.Array, index: jax.Array | int) -> jax.Array:
     """`array[index]` at a position that is known to be inside. Of a traced one, brackets also make
     what a negative one would mean: a comparison, an addition and a choice, many times a program."""
     return jax.lax.dynamic_index_in_dim(array, index, keepdims=False, allow_negative_indices=False)
 
 
-def with_row(array: jax.Array, row: jax.Array, index: jax.Array | int) -> jax.Array:
+def set_row(array: jax.Array, row: jax.Array, index: jax.Array | int) -> jax.Array:
     """`array.at[index].set(row)` at such a position; where it is behind the last, the last."""
     return jax.lax.dynamic_update_index_in_dim(array, row, index, 0, allow_negative_indices=False)
 
 
-def with_rows_of_zeros(array: AnyArray, count: int) -> jax.Array:
+def pad_rows(array: AnyArray, num_rows: int) -> jax.Array:
     """`array` and so many rows of zeros behind it."""
-    return jnp.pad(array, [(0, count), *[(0, 0)] * (array.ndim - 1)])
+    return jnp.pad(array, [(0, num_rows), *[(0, 0)] * (array.ndim - 1)])
 
 
-def enable_x64(on: bool = True) -> AbstractContextManager[None]:
+def enable_x64(enabled: bool = True) -> AbstractContextManager[None]:
     """What is made inside may be of 64 bits, or not: jax's own, which has moved."""
     if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(on)
+        return jax.enable_x64(enabled)
     experimental: Any = importlib.import_module("jax.experimental")  # before 0.8
-    return experimental.enable_x64(on)
+    return experimental.enable_x64(enabled)
 
 
-def host_values(leaf: Any) -> Any:
+def fetch_to_host(leaf: Any) -> Any:
     """The values of an array that this process can see in full: NumPy's, or keys as keys."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         leaf = leaf.addressable_data(0)
-    return with_bits(bits(leaf), leaf)
+    return from_numpy_bits(to_numpy_bits(leaf), leaf)
 
 
-def bits(leaf: Any) -> np.ndarray:
+def to_numpy_bits(leaf: Any) -> np.ndarray:
     """The array itself; of keys `[...]` their data `[..., n]`."""
-    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    return np.asarray(jax.random.key_data(leaf) if is_prng_key(leaf) else leaf)
 
 
-def with_bits(data: AnyArray, like: Any) -> Any:
+def from_numpy_bits(data: AnyArray, template: Any) -> Any:
     """What has these `bits` and the type of `like`."""
-    if not is_key(like):
+    if not is_prng_key(template):
         return data
-    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(like))
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(template))
 
 
-def stacked(leaves: Sequence[Any]) -> Any:
+def stack_on_host(leaves: Sequence[Any]) -> Any:
     """Host arrays of one shape and type, along a new leading axis."""
-    return with_bits(np.stack([bits(leaf) for leaf in leaves]), leaves[0])
+    return from_numpy_bits(np.stack([to_numpy_bits(leaf) for leaf in leaves]), leaves[0])
 
 
 def save_arrays(
@@ -73,34 +73,34 @@ def save_arrays(
 ) -> None:
     """An archive as `np.savez` writes it; which, of older NumPy, leaves it open where the disk is
     full, so that closing it later prints errors that nobody can catch. Raises OSError."""
-    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
-    with zipfile.ZipFile(file, "w", kind) as archive:
+    compression = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(file, "w", compression) as archive:
         for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
-def to_file(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def encode_arrays(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Arrays by name as `np.savez` keeps them; what it would not keep is marked in its name."""
-    kept: dict[str, np.ndarray] = {}
+    encoded: dict[str, np.ndarray] = {}
     for name, leaf in arrays.items():
-        data = bits(leaf)
-        if is_key(leaf):
-            name = f"{name}{_MARK}key<{jax.random.key_impl(leaf)}>"
+        data = to_numpy_bits(leaf)
+        if is_prng_key(leaf):
+            name = f"{name}{_TYPE_SEPARATOR}key<{jax.random.key_impl(leaf)}>"
         elif data.dtype.isbuiltin == 2:  # registered with NumPy by others: bfloat16, float8, int4
-            name = f"{name}{_MARK}{data.dtype.name}"
+            name = f"{name}{_TYPE_SEPARATOR}{data.dtype.name}"
             data = data.view(f"u{data.dtype.itemsize}")
-        kept[name] = data
-    return kept
+        encoded[name] = data
+    return encoded
 
 
-def from_file(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What `to_file` was given."""
-    found: dict[str, Any] = {}
+def decode_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What `encode_arrays` was given."""
+    decoded: dict[str, Any] = {}
     for name, data in arrays.items():
-        name, _, type_ = name.partition(_MARK)
-        if type_.startswith("key<"):
-            found[name] = jax.random.wrap_key_data(jnp.asarray(data), impl=type_[4:-1])
+        name, _, type_name = name.partition(_TYPE_SEPARATOR)
+        if type_name.startswith("key<"):
+            decoded[name] = jax.random.wrap_key_data(jnp.asarray(data), impl=type_name[4:-1])
         else:
-            found[name] = data.view(jnp.dtype(type_)) if type_ else data
-    return found
+            decoded[name] = data.view(jnp.dtype(type_name)) if type_name else data
+    return decoded

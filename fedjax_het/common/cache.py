@@ -14,27 +14,27 @@ from fedjax_het.common.errors import ConfigError
 MIN_COMPILE_SECONDS = 0.1  # what took less is compiled again
 
 
-def cache_root() -> Path:
+def get_cache_dir() -> Path:
     """$FEDJAX_HET_CACHE, else $XDG_CACHE_HOME/fedjax_het, else ~/.cache/fedjax_het. Raises
     ConfigError where such a variable names no folder that can be used."""
-    own = variables.value_of(variables.CACHE)
-    if own is not None:
-        return own
-    caches = variables.value_of(variables.XDG_CACHE_HOME)
-    return (caches or Path(os.path.expanduser("~/.cache"))) / "fedjax_het"
+    cache_dir = variables.get_value(variables.CACHE_DIR)
+    if cache_dir is not None:
+        return cache_dir
+    xdg_cache_home = variables.get_value(variables.XDG_CACHE_HOME)
+    return (xdg_cache_home or Path(os.path.expanduser("~/.cache"))) / "fedjax_het"
 
 
-def private_folder(path: Path | None = None) -> Path:
+def make_private_dir(path: Path | None = None) -> Path:
     """`path` (default: the root), made for the user alone where it did not exist.
 
     Raises OSError where that cannot be.
     """
-    path = path or cache_root()
+    path = path or get_cache_dir()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
-def keep_compiled_programs() -> None:
+def enable_compilation_cache() -> None:
     """Point jax's persistent compilation cache at the user's cache folder, for the user alone.
 
     A cache that the user has chosen, and JAX_ENABLE_COMPILATION_CACHE=0, stand. Programs compiled
@@ -43,26 +43,26 @@ def keep_compiled_programs() -> None:
     import jax
 
     # jax adds its settings to `jax.config` at run time: its types do not name them.
-    settings: Any = jax.config
-    if settings.jax_compilation_cache_dir is not None:
+    jax_config: Any = jax.config
+    if jax_config.jax_compilation_cache_dir is not None:
         return
     try:
-        private_folder()
-        private_folder(programs_folder().parent)
-        folder = private_folder(programs_folder())
+        make_private_dir()
+        make_private_dir(get_program_cache_dir().parent)
+        folder = make_private_dir(get_program_cache_dir())
     except (OSError, ConfigError):  # then every start compiles; a run tells of a variable
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
 
 
-def programs_folder() -> Path:
+def get_program_cache_dir() -> Path:
     """Of what is known of programs compiled for this processor."""
-    return cache_root() / "xla" / _processor()
+    return get_cache_dir() / "xla" / _hash_cpu_features()
 
 
 @functools.cache
-def _processor() -> str:
+def _hash_cpu_features() -> str:
     """A short name for the processor's instruction set."""
     text = platform.machine() + platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:

@@ -7,10 +7,10 @@ from typing import Any
 from fedjax_het.common.variables import require_devices
 
 # These tell results of one setting apart: a file is named by them too (`run_digest`).
-IDENTITY = ("fedjax_het", "device", "matmul_precision", "x64")
+IDENTITY_FIELDS = ("fedjax_het", "device", "matmul_precision", "x64")
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """This process's, as it is stored with every result. Starts jax's backend; ConfigError where
     that cannot be."""
     require_devices()
@@ -20,8 +20,8 @@ def environment() -> dict[str, Any]:
     import fedjax_het
 
     # jax adds its settings to `jax.config` at run time: its types do not name them.
-    settings: Any = jax.config
-    precision, x64 = settings.jax_default_matmul_precision, settings.jax_enable_x64
+    jax_config: Any = jax.config
+    precision, x64 = jax_config.jax_default_matmul_precision, jax_config.jax_enable_x64
     return {
         "fedjax_het": fedjax_het.__version__,
         "jax": jax.__version__,
@@ -32,9 +32,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def run_digest(
-    settings: str,
-    made_in: dict[str, Any],
+def compute_run_digest(
+    spec_digest: str,
+    environment: dict[str, Any],
     data: str | None = None,
     network: str | None = None,
     partition: str | None = None,
@@ -45,7 +45,7 @@ def run_digest(
 
     Args:
       settings: `RunSpec.digest()`.
-      made_in: `environment()`, of which `IDENTITY` counts: package version, device, precision.
+      made_in: `environment()`, of which `IDENTITY_FIELDS` counts: package version, device, precision.
       data: the data set's own digest, where its name does not say what it holds ("user", or a
         user's own data in the place of those that the settings name).
       network: likewise the network's.
@@ -53,8 +53,8 @@ def run_digest(
       initial: of the model that the run began with, where that was in a file.
       optimizer: likewise that of clients' optimiser which was passed to the run.
     """
-    known = {name: made_in.get(name) for name in IDENTITY}
-    parts = [settings, known, data, *([network] if network else [])]
+    identity = {name: environment.get(name) for name in IDENTITY_FIELDS}
+    parts = [spec_digest, identity, data, *([network] if network else [])]
     if partition:
         parts.append({"partition": partition})
     if initial:

@@ -12,70 +12,72 @@ from types import MappingProxyType
 from typing import Any
 
 from fedjax_het.common import manner
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 
-SHOWN = 100  # characters of a value in a message
-# What arguments are called where the user wrote them, by their names in Python; see `written_as`.
-_AS_IN_PYTHON: Mapping[str, str] = MappingProxyType({})
-_WRITTEN = contextvars.ContextVar("written", default=_AS_IN_PYTHON)
+MAX_VALUE_LENGTH = 100  # characters of a value in a message
+# What arguments are called where the user wrote them, by their names in Python; see `display_names`.
+_PYTHON_NAMES: Mapping[str, str] = MappingProxyType({})
+_DISPLAY_NAMES = contextvars.ContextVar("written", default=_PYTHON_NAMES)
 
 
 class ConfigError(ValueError):
     """A setting cannot be used as given; the message is one line. The command line exits with 2."""
 
     def __init__(self, message: object = ""):
-        super().__init__(one_line(str(message)))
+        super().__init__(to_one_line(str(message)))
 
 
 @contextlib.contextmanager
-def written_as(names: Mapping[str, str]) -> Iterator[None]:
+def display_names(names: Mapping[str, str]) -> Iterator[None]:
     """In here, messages call these arguments by other names, e.g. `{"hp": "--hp"}` where they are
     flags of a command line; those that are not named keep what they are called around. Names of
     inner ones are read by outer ones: `{"steps": "options steps"}` in `{"options": "--option"}`
     makes "--option steps"."""
-    here = {name: written(shown_as) for name, shown_as in names.items()}
-    token = _WRITTEN.set({**_WRITTEN.get(), **here})
+    inner_names = {name: display_name(alias) for name, alias in names.items()}
+    token = _DISPLAY_NAMES.set({**_DISPLAY_NAMES.get(), **inner_names})
     try:
         yield
     finally:
-        _WRITTEN.reset(token)
+        _DISPLAY_NAMES.reset(token)
 
 
-def named_within(setting: str, names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
+def display_names_within(
+    setting: str, names: Iterable[str]
+) -> contextlib.AbstractContextManager[None]:
     """In here, messages call these names what a user gives under that setting: "options steps"."""
-    return written_as({name: f"{setting} {name}" for name in names})
+    return display_names({name: f"{setting} {name}" for name in names})
 
 
-def written(argument: str) -> str:
+def display_name(argument: str) -> str:
     """What the user calls an argument, or several with commas between them: "hp prox_mu" is
     "--hp prox_mu" on a command line."""
     if ", " in argument:
-        return ", ".join(map(written, argument.split(", ")))
+        return ", ".join(map(display_name, argument.split(", ")))
     name, space, rest = argument.partition(" ")
-    return _WRITTEN.get().get(name, name) + space + rest
+    return _DISPLAY_NAMES.get().get(name, name) + space + rest
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value for a message: in one line, and short; a path as the text that it is."""
     value = str(value) if isinstance(value, PurePath) else value
     try:
         text = " ".join(repr(value).split()) if not isinstance(value, str) else repr(value)
     except Exception:  # of a class of the user's own
         text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 4]} ..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 4]} ..."
 
 
 def require(condition: bool, argument: str, value: object, expected: str) -> None:
     """Raise `ConfigError` unless `condition` holds, e.g. `require(a > 0, "alpha", a, "a > 0")`."""
     if not condition:
-        raise ConfigError(f"{written(argument)} = {shown(value)}: expected {expected}")
+        raise ConfigError(f"{display_name(argument)} = {format_value(value)}: expected {expected}")
 
 
-def is_whole(value: object, least: float) -> bool:
+def is_integer_at_least(value: object, minimum: float) -> bool:
     """Whether `value` is an integer (of Python or NumPy, no truth value) of at least `least`."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         return False
-    return int(value) >= least
+    return int(value) >= minimum
 
 
 def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
@@ -83,41 +85,49 @@ def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
     names = list(valid)
     if any(type(value) is type(name) and value == name for name in names):
         return
-    known = [str(name) for name in names]
-    near = _nearest(str(value), known) if isinstance(value, str) else []
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    listed = f"(valid: {', '.join(known)})" if known else "none is taken here"
-    raise ConfigError(f"{written(argument)} = {shown(value)} is unknown: {hint}{listed}")
+    valid_names = [str(name) for name in names]
+    suggestions = _find_close_names(str(value), valid_names) if isinstance(value, str) else []
+    hint = f"did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
+    valid_text = f"(valid: {', '.join(valid_names)})" if valid_names else "none is taken here"
+    raise ConfigError(
+        f"{display_name(argument)} = {format_value(value)} is unknown: {hint}{valid_text}"
+    )
 
 
 def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:
     """Raise `ConfigError` unless a data frame has these columns."""
     for name in names:
         if name not in frame.columns:
-            has = ", ".join(map(str, frame.columns[:20])) or "none"
-            raise ConfigError(f"{written(argument)}: expected a column {name!r} (it has {has})")
+            column_names = ", ".join(map(str, frame.columns[:20])) or "none"
+            raise ConfigError(
+                f"{display_name(argument)}: expected a column {name!r} (it has {column_names})"
+            )
 
 
-def _nearest(value: str, names: list[str]) -> list[str]:
-    return difflib.get_close_matches(value[:SHOWN], names, n=3, cutoff=0.4)
+def _find_close_names(value: str, names: list[str]) -> list[str]:
+    return difflib.get_close_matches(value[:MAX_VALUE_LENGTH], names, n=3, cutoff=0.4)
 
 
-def exit_status(work: Callable[[], int], *, name: str, stopped: str | Callable[[], str]) -> int:
+def run_with_exit_status(
+    main: Callable[[], int], *, name: str, interrupt_message: str | Callable[[], str]
+) -> int:
     """`work()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each told in one line; 141
     where nobody reads on (`... | head`), about which there is nothing to say.
 
     stopped: what is said after Ctrl-C, or a function that says it then.
     """
-    with manner.scoped():
+    with manner.preserve_output_mode():
         try:
-            status = work()
+            status = main()
             sys.stdout.flush()
             return status
         except ConfigError as error:
-            manner.tell_error(f"{name}: {error}")
+            manner.print_error(f"{name}: {error}")
             return 2
         except KeyboardInterrupt:
-            manner.tell_error(f"{name}: {stopped() if callable(stopped) else stopped}")
+            manner.print_error(
+                f"{name}: {interrupt_message() if callable(interrupt_message) else interrupt_message}"
+            )
             return 130
         except BrokenPipeError:
             # What is left in the buffer would raise once more when Python ends.

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from fedjax_het.common.errors import ConfigError, shown, written
+from fedjax_het.common.errors import ConfigError, display_name, format_value
 
-LEFT_OVER_SECONDS = 86_400  # a temporary file older than that is nobody's
+STALE_SECONDS = 86_400  # a temporary file older than that is nobody's
 
-_cleaned: set[Path] = set()  # folders in which this process has looked for left-overs
+_cleaned_folders: set[Path] = set()  # folders in which this process has looked for left-overs
 
 
 class DamagedFileError(ConfigError):
@@ -32,13 +32,13 @@ def write_atomically(
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     path = Path(path)
-    if path.parent not in _cleaned:
-        _cleaned.add(path.parent)
-        remove_left_overs(path.parent)
+    if path.parent not in _cleaned_folders:
+        _cleaned_folders.add(path.parent)
+        remove_stale_files(path.parent)
     # The name's beginning alone: with the rest it might be longer than the system allows.
-    unique = f"{_this_host()}-{os.getpid()}-{secrets.token_hex(4)}"
-    temporary = path.parent / f".{path.name[:60]}-{unique}.tmp"
-    file = _opened(temporary, 0o600 if private else 0o666)
+    unique_suffix = f"{_get_host_id()}-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = path.parent / f".{path.name[:60]}-{unique_suffix}.tmp"
+    file = _open_new_file(temporary, 0o600 if private else 0o666)
     try:
         with file:
             write(file)
@@ -48,50 +48,50 @@ def write_atomically(
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if (cause := _cause(error)) is not None:
-            raise cause from error
+        if (os_error := _find_os_error(error)) is not None:
+            raise os_error from error
         raise
 
 
-def _opened(path: Path, mode: int) -> BinaryIO:
+def _open_new_file(path: Path, mode: int) -> BinaryIO:
     """A new file, of that mode as far as the umask allows."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, mode), "w+b")
 
 
-def _cause(error: BaseException) -> OSError | None:
+def _find_os_error(error: BaseException) -> OSError | None:
     """What the system said, where a writer of archives raised something else on its way out."""
     if isinstance(error, OSError) or not isinstance(error, Exception):
         return None
-    below: BaseException | None = error
-    while below is not None:
-        if isinstance(below, OSError):
-            return below
-        below = below.__cause__ or below.__context__
+    chained_error: BaseException | None = error
+    while chained_error is not None:
+        if isinstance(chained_error, OSError):
+            return chained_error
+        chained_error = chained_error.__cause__ or chained_error.__context__
     return None
 
 
-def remove_left_overs(folder: Path) -> None:
+def remove_stale_files(folder: Path) -> None:
     """Remove the temporary files of writers of this host that are dead, and those older than a day;
     never those of the living."""
     with contextlib.suppress(OSError):
         for path in folder.glob(".*.tmp"):
             with contextlib.suppress(OSError):
-                if _is_left_over(path):
+                if _is_stale(path):
                     path.unlink()
 
 
-def _is_left_over(path: Path) -> bool:
-    writer = re.fullmatch(r"\..*-([0-9a-zA-Z_.]+)-(\d+)-[0-9a-f]{8}\.tmp", path.name)
-    if writer is not None and writer[1] == _this_host():
-        alive = _is_alive(int(writer[2]))
+def _is_stale(path: Path) -> bool:
+    name_match = re.fullmatch(r"\..*-([0-9a-zA-Z_.]+)-(\d+)-[0-9a-f]{8}\.tmp", path.name)
+    if name_match is not None and name_match[1] == _get_host_id():
+        alive = _is_process_alive(int(name_match[2]))
         if alive is not None:
             return not alive
-    mine = writer is not None or re.fullmatch(r"\..*-\w{8}\.tmp", path.name) is not None
-    return mine and time.time() - path.stat().st_mtime > LEFT_OVER_SECONDS
+    is_temporary = name_match is not None or re.fullmatch(r"\..*-\w{8}\.tmp", path.name) is not None
+    return is_temporary and time.time() - path.stat().st_mtime > STALE_SECONDS
 
 
-def _this_host() -> str:
+def _get_host_id() -> str:
     """Names where process ids are told apart: the machine, and a container's own numbering."""
     name = re.sub(r"[^0-9a-zA-Z.]", "_", platform.node())[:40] or "host"
     try:
@@ -100,7 +100,7 @@ def _this_host() -> str:
         return name
 
 
-def _is_alive(pid: int) -> bool | None:
+def _is_process_alive(pid: int) -> bool | None:
     """Whether this host has such a process; None where that cannot be asked."""
     if os.name != "posix":  # elsewhere signal 0 is one that is delivered
         return None
@@ -122,10 +122,10 @@ def make_output_directory(directory: str | os.PathLike) -> Path:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except (OSError, ValueError) as error:
-        where = f"{written('output_dir')} = {shown(str(directory))}"
-        why = getattr(error, "strerror", None) or error
+        setting_text = f"{display_name('output_dir')} = {format_value(str(directory))}"
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{where}: expected a folder that can be made and written to ({why})"
+            f"{setting_text}: expected a folder that can be made and written to ({reason})"
         ) from error
-    remove_left_overs(directory)
+    remove_stale_files(directory)
     return directory

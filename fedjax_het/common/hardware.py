@@ -9,27 +9,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedjax_het.common.variables import of_others
+from fedjax_het.common.variables import get_environ
 
 log = logging.getLogger("fedjax_het")
 
-CUDA13_DRIVER = 580  # the oldest that runs CUDA 13
-_GOOGLE = "0x1ae0"  # of a TPU among PCI devices
+MIN_CUDA13_DRIVER = 580  # the oldest that runs CUDA 13
+_GOOGLE_PCI_VENDOR = "0x1ae0"  # of a TPU among PCI devices
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
 # What a notebook may have imported before something was installed over it.
-_SHARED = ("numpy", "jax", "jaxlib", "flax", "optax", "scipy", "pandas", "matplotlib")
+_NOTEBOOK_MODULES = ("numpy", "jax", "jaxlib", "flax", "optax", "scipy", "pandas", "matplotlib")
 
 
 @functools.cache
-def tell_of_unused_hardware() -> None:
+def warn_unused_hardware() -> None:
     """Say once, in one line, that there is a GPU or a TPU and jax does not use it. Starts jax's
     backend."""
-    line = unused_hardware()
+    line = describe_unused_hardware()
     if line is not None:
         log.warning("note: %s", line)
 
 
-def unused_hardware(
+def describe_unused_hardware(
     root: Path = Path("/"), environment: Mapping[str, str] | None = None
 ) -> str | None:
     """One line that names the hardware and the command that mends it; None where jax uses an
@@ -40,22 +40,26 @@ def unused_hardware(
     """
     import jax
 
-    environment = of_others() if environment is None else environment
+    environment = get_environ() if environment is None else environment
 
-    settings: Any = jax.config  # jax adds its settings at run time: its types do not name them
-    asked = (settings.jax_platforms or environment.get("JAX_PLATFORMS") or "").split(",")[0]
-    if asked == "cpu" or jax.default_backend() != "cpu":
+    jax_config: Any = jax.config  # jax adds its settings at run time: its types do not name them
+    requested_platform = (jax_config.jax_platforms or environment.get("JAX_PLATFORMS") or "").split(
+        ","
+    )[0]
+    if requested_platform == "cpu" or jax.default_backend() != "cpu":
         return None
     if _has_tpu(root, environment):
-        return _line("a TPU", "tpu", jax.__version__)
+        return _format_install_hint("a TPU", "tpu", jax.__version__)
     if _has_gpu(root, environment):
-        return _line("an NVIDIA GPU", f"cuda{_cuda(root)}", jax.__version__)
+        return _format_install_hint(
+            "an NVIDIA GPU", f"cuda{_find_cuda_version(root)}", jax.__version__
+        )
     return None
 
 
-def _line(what: str, extra: str, version: str) -> str:
+def _format_install_hint(device_name: str, extra: str, version: str) -> str:
     return (
-        f"this machine has {what}, but jax runs on the CPU: "
+        f"this machine has {device_name}, but jax runs on the CPU: "
         f'`pip install "jax[{extra}]=={version}"`, then restart Python (a notebook: its runtime)'
     )
 
@@ -64,41 +68,49 @@ def _has_gpu(root: Path, environment: Mapping[str, str]) -> bool:
     """A device or a driver of NVIDIA's that is not hidden."""
     if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
         return False
-    devices = any(re.fullmatch(r"nvidia\d+", path.name) for path in _entries(root / "dev"))
-    driver = (root / "proc/driver/nvidia/version").exists()
-    windows = (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
-    return devices or driver or windows
+    has_device_file = any(
+        re.fullmatch(r"nvidia\d+", path.name) for path in _list_folder(root / "dev")
+    )
+    has_driver = (root / "proc/driver/nvidia/version").exists()
+    has_wsl_driver = (root / "dev/dxg").exists() and (
+        root / "usr/lib/wsl/lib/libcuda.so.1"
+    ).exists()
+    return has_device_file or has_driver or has_wsl_driver
 
 
 def _has_tpu(root: Path, environment: Mapping[str, str]) -> bool:
-    if any(re.fullmatch(r"accel\d+", path.name) for path in _entries(root / "dev")):
+    if any(re.fullmatch(r"accel\d+", path.name) for path in _list_folder(root / "dev")):
         return True
     if any(environment.get(name) for name in _TPU_VARIABLES):
         return True
-    groups = any(path.name.isdigit() for path in _entries(root / "dev/vfio"))
-    vendors = (_text(path / "vendor") for path in _entries(root / "sys/bus/pci/devices"))
-    return groups and any(vendor.strip() == _GOOGLE for vendor in vendors)
+    has_vfio_group = any(path.name.isdigit() for path in _list_folder(root / "dev/vfio"))
+    vendors = (_read_text(path / "vendor") for path in _list_folder(root / "sys/bus/pci/devices"))
+    return has_vfio_group and any(vendor.strip() == _GOOGLE_PCI_VENDOR for vendor in vendors)
 
 
-def _cuda(root: Path) -> int:
+def _find_cuda_version(root: Path) -> int:
     """The CUDA whose plugin is installed, else the newest that the driver runs."""
     for major in (12, 13):
-        if _installed(f"jax-cuda{major}-plugin"):
+        if _get_installed_version(f"jax-cuda{major}-plugin"):
             return major
-    driver = re.search(r"Kernel Module.*?\s(\d+)\.\d", _text(root / "proc/driver/nvidia/version"))
-    return 13 if driver is not None and int(driver[1]) >= CUDA13_DRIVER else 12
+    driver = re.search(
+        r"Kernel Module.*?\s(\d+)\.\d", _read_text(root / "proc/driver/nvidia/version")
+    )
+    return 13 if driver is not None and int(driver[1]) >= MIN_CUDA13_DRIVER else 12
 
 
-def replaced_modules(names: Iterable[str] = _SHARED) -> list[str]:
+def find_replaced_modules(names: Iterable[str] = _NOTEBOOK_MODULES) -> list[str]:
     """Modules that were imported before others of other versions were installed over them, as
     `numpy 2.0.2 is imported, 2.4.1 installed`."""
-    found = []
+    descriptions = []
     for name in names:
-        imported = getattr(sys.modules.get(name), "__version__", None)
-        installed = None if imported is None else _installed(name)
-        if installed is not None and installed != imported:
-            found.append(f"{name} {imported} is imported, {installed} installed")
-    return found
+        imported_version = getattr(sys.modules.get(name), "__version__", None)
+        installed_version = None if imported_version is None else _get_installed_version(name)
+        if installed_version is not None and installed_version != imported_version:
+            descriptions.append(
+                f"{name} {imported_version} is imported, {installed_version} installed"
+            )
+    return descriptions
 
 
 def show_environment() -> None:
@@ -109,27 +121,27 @@ def show_environment() -> None:
     import fedjax_het
 
     print(f"fedjax_het {fedjax_het.__version__}, jax {jax.__version__}, {jax.devices()}")
-    if replaced := replaced_modules():
-        print(f"Restart the runtime, then run this cell again: {'; '.join(replaced)}.")
-    if line := unused_hardware():
-        print(f"Note: {line}.")
+    if module_notes := find_replaced_modules():
+        print(f"Restart the runtime, then run this cell again: {'; '.join(module_notes)}.")
+    if hint := describe_unused_hardware():
+        print(f"Note: {hint}.")
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
         return []
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _installed(name: str) -> str | None:
+def _get_installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

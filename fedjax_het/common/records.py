@@ -43,7 +43,7 @@ from typing import (
 import jax
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require, require_name
+from fedjax_het.common.errors import ConfigError, is_integer_at_least, require, require_name
 
 
 class Bounds(NamedTuple):
@@ -54,14 +54,16 @@ class Bounds(NamedTuple):
     open_low: bool = False
     open_high: bool = False
 
-    def allow(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Whether it is within them, at an open end in single precision too, as devices have it."""
-        single = _single(value)
-        if (self.open_low and single <= self.low) or (self.open_high and single >= self.high):
+        float32_value = _to_float32(value)
+        if (self.open_low and float32_value <= self.low) or (
+            self.open_high and float32_value >= self.high
+        ):
             return False
-        above = value > self.low if self.open_low else value >= self.low
-        below = value < self.high if self.open_high else value <= self.high
-        return bool(above and below)
+        is_above_low = value > self.low if self.open_low else value >= self.low
+        is_below_high = value < self.high if self.open_high else value <= self.high
+        return bool(is_above_low and is_below_high)
 
     def __str__(self) -> str:
         """As a continuation of "a number"; empty where there are none."""
@@ -73,38 +75,38 @@ class Bounds(NamedTuple):
         return f"in {brackets[0]}{self.low:g}, {self.high:g}{brackets[1]}"
 
 
-LARGEST = float(np.finfo(np.float32).max)
-SMALLEST = float(np.finfo(np.float32).tiny)  # what is nearer to 0 is 0 on most devices
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+MIN_NORMAL_FLOAT32 = float(np.finfo(np.float32).tiny)  # what is nearer to 0 is 0 on most devices
 
 
-def _single(value: float) -> float:
+def _to_float32(value: float) -> float:
     """A number as devices have it, infinite where it is too large for them."""
-    if abs(value) > LARGEST:
+    if abs(value) > MAX_FLOAT32:
         return math.inf if value > 0 else -math.inf
-    return 0.0 if abs(value) < SMALLEST else float(np.float32(value))
+    return 0.0 if abs(value) < MIN_NORMAL_FLOAT32 else float(np.float32(value))
 
 
-def at_least(low: float) -> Bounds:
+def lower_bound(low: float) -> Bounds:
     return Bounds(low)
 
 
-def above(low: float) -> Bounds:
+def exclusive_lower_bound(low: float) -> Bounds:
     return Bounds(low, open_low=True)
 
 
-Whole = Annotated[int, at_least(0)]
-Count = Annotated[int, at_least(1)]
-NonNegative = Annotated[float, at_least(0)]
-Positive = Annotated[float, above(0)]
-Share = Annotated[float, Bounds(0, 1)]
-Momentum = Annotated[float, Bounds(0, 1, open_high=True)]  # 1 would forget nothing
-Decay = Annotated[float, Bounds(0, 1, open_low=True)]  # a factor
+NonNegativeInt = Annotated[int, lower_bound(0)]
+PositiveInt = Annotated[int, lower_bound(1)]
+NonNegativeFloat = Annotated[float, lower_bound(0)]
+PositiveFloat = Annotated[float, exclusive_lower_bound(0)]
+UnitInterval = Annotated[float, Bounds(0, 1)]
+MomentumCoefficient = Annotated[float, Bounds(0, 1, open_high=True)]  # 1 would forget nothing
+DecayFactor = Annotated[float, Bounds(0, 1, open_low=True)]  # a factor
 
-R = TypeVar("R", bound="Record")
+ConfigT = TypeVar("ConfigT", bound="Config")
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class Config:
     """Base of typed settings.
 
     PRESETS: by name, the values that a preset has for fields that are not given; what it leaves out
@@ -115,11 +117,11 @@ class Record:
     PRESET_FIELD: ClassVar[str] = "preset"
 
     @classmethod
-    def adjusted(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def normalize_values(cls, values: dict[str, Any]) -> dict[str, Any]:
         """What is given, with what follows from it; before a preset fills the rest in."""
-        return given
+        return values
 
-    def completed(self: "R") -> "R":
+    def with_derived_fields(self: "ConfigT") -> "ConfigT":
         """The same with what follows from its values, where a field was left to them."""
         return self
 
@@ -127,7 +129,13 @@ class Record:
         """Raise ConfigError for values that do not go together."""
 
 
-def read(kind: type[R], given: Mapping[str, Any], *, name: str = "option", label: str = "") -> R:
+def parse_config(
+    config_class: type[ConfigT],
+    overrides: Mapping[str, Any],
+    *,
+    field_term: str = "option",
+    field_prefix: str = "",
+) -> ConfigT:
     """The record of the values that are given, a preset's or the defaults in place of the others.
 
     Where there are presets, None stands for "not given" in a field that cannot be None. `name` is
@@ -135,189 +143,215 @@ def read(kind: type[R], given: Mapping[str, Any], *, name: str = "option", label
     messages.
     Raises ConfigError that names the field, its value and what would be right.
     """
-    fields = field_types(kind)
-    for key in given:
-        require_name(name, key, fields)
-    unset = {key for key, value in given.items() if value is None and not _takes_none(fields[key])}
-    values = {key: value for key, value in given.items() if not (kind.PRESETS and key in unset)}
-    values = kind.adjusted(values)
-    if kind.PRESETS:
-        default = next(f.default for f in dataclasses.fields(kind) if f.name == kind.PRESET_FIELD)
-        preset = values.get(kind.PRESET_FIELD, default)
-        require_name(label + kind.PRESET_FIELD, preset, kind.PRESETS)
-        values = {**kind.PRESETS[preset], **values}
-    values = {key: checked(label + key, value, fields[key]) for key, value in values.items()}
-    record = kind(**values).completed()
-    record.check()
-    return record
+    fields = field_types(config_class)
+    for key in overrides:
+        require_name(field_term, key, fields)
+    unset_fields = {
+        key for key, value in overrides.items() if value is None and not _accepts_none(fields[key])
+    }
+    values = {
+        key: value
+        for key, value in overrides.items()
+        if not (config_class.PRESETS and key in unset_fields)
+    }
+    values = config_class.normalize_values(values)
+    if config_class.PRESETS:
+        default = next(
+            f.default
+            for f in dataclasses.fields(config_class)
+            if f.name == config_class.PRESET_FIELD
+        )
+        preset = values.get(config_class.PRESET_FIELD, default)
+        require_name(field_prefix + config_class.PRESET_FIELD, preset, config_class.PRESETS)
+        values = {**config_class.PRESETS[preset], **values}
+    values = {
+        key: validate(field_prefix + key, value, fields[key]) for key, value in values.items()
+    }
+    config = config_class(**values).with_derived_fields()
+    config.check()
+    return config
 
 
-def as_dict(record: Record) -> dict[str, Any]:
+def config_to_dict(config: Config) -> dict[str, Any]:
     """The values of a record as JSON has them: what `read` takes."""
-    values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
-def field_types(kind: type) -> dict[str, Any]:
+def field_types(dataclass_type: type) -> dict[str, Any]:
     """Every field's annotation, by name."""
     # A class can be hashed; mypy looks for that at its instances instead.
-    return _field_types(cast(Hashable, kind))
+    return _field_types(cast(Hashable, dataclass_type))
 
 
 @functools.cache
-def _field_types(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+def _field_types(dataclass_type: Any) -> dict[str, Any]:
+    hints = get_type_hints(dataclass_type, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(dataclass_type)}
 
 
-def plain(value: Any) -> Any:
+def to_python_scalar(value: Any) -> Any:
     """`value` with scalars of NumPy and jax as Python's own, in lists and mappings too; a float32
     is what it is written as (0.1, not 0.10000000149)."""
     if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {to_python_scalar(key): to_python_scalar(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(plain(item) for item in value)
+        return type(value)(to_python_scalar(item) for item in value)
     # Scalars and arrays without axes alike; what is traced has no value yet.
     if isinstance(value, np.generic) or (
         getattr(value, "shape", None) == () and isinstance(value, np.ndarray | jax.Array)
     ):
-        found = np.asarray(value)[()]
-        few_bits = isinstance(found, np.floating) and found.dtype.itemsize < 8
-        return float(str(found)) if few_bits else found.item()
+        scalar = np.asarray(value)[()]
+        is_low_precision = isinstance(scalar, np.floating) and scalar.dtype.itemsize < 8
+        return float(str(scalar)) if is_low_precision else scalar.item()
     return value
 
 
-def checked(argument: str, value: Any, kind: Any) -> Any:
+def validate(argument: str, value: Any, annotation: Any) -> Any:
     """`value` as the annotation `kind` has it (a list as a tuple, a whole float as an int's
     float). Raises ConfigError."""
-    value = plain(value)
-    if value is None and _takes_none(kind):
+    value = to_python_scalar(value)
+    if value is None and _accepts_none(annotation):
         return None
-    if len(members(kind)) > 1:
-        for member in members(kind):
+    if len(union_members(annotation)) > 1:
+        for member in union_members(annotation):
             with contextlib.suppress(ConfigError):
-                return checked(argument, value, member)
-        require(False, argument, value, _in_words(kind))
-    bounds, kind = _bounds(kind), _plain(kind)
-    if get_origin(kind) is Literal:
-        require_name(argument, value, get_args(kind))
+                return validate(argument, value, member)
+        require(False, argument, value, _describe_annotation(annotation))
+    bounds, annotation = _get_bounds(annotation), _get_base_type(annotation)
+    if get_origin(annotation) is Literal:
+        require_name(argument, value, get_args(annotation))
         return value
-    if get_origin(kind) is tuple:
-        require(_is_list(value), argument, value, "a list")
-        return tuple(checked(argument, item, get_args(kind)[0]) for item in value)
-    if kind is bool:
+    if get_origin(annotation) is tuple:
+        require(_is_list_like(value), argument, value, "a list")
+        return tuple(validate(argument, item, get_args(annotation)[0]) for item in value)
+    if annotation is bool:
         require(isinstance(value, bool), argument, value, "True or False")
-    elif kind is int:
-        whole = is_whole(value, -math.inf)
+    elif annotation is int:
+        is_integer = is_integer_at_least(value, -math.inf)
         unbounded = math.isinf(bounds.high)
-        ok = whole and (abs(value) < 2**31 or not unbounded) and bounds.allow(value)
+        ok = is_integer and (abs(value) < 2**31 or not unbounded) and bounds.contains(value)
         below = ", below 2**31" if unbounded else ""
         require(ok, argument, value, f"a whole number {bounds}{below}".replace(" ,", ","))
         return int(value)
-    elif kind is float:
-        return number(argument, value, bounds)
-    elif kind is str:
+    elif annotation is float:
+        return validate_number(argument, value, bounds)
+    elif annotation is str:
         require(isinstance(value, str), argument, value, "a word")
     return value
 
 
-def is_kind(kind: Any) -> bool:
+def is_supported_annotation(annotation: Any) -> bool:
     """Whether `checked` knows an annotation."""
-    if get_origin(kind) is Annotated:
-        inner, *extras = get_args(kind)
-        return any(isinstance(extra, Bounds) for extra in extras) and is_kind(inner)
-    if _is_union(kind):
-        return all(map(is_kind, members(kind)))
-    if get_origin(kind) is tuple:
-        item, *more = get_args(kind)
-        return more == [...] and is_kind(item)
-    return get_origin(kind) is Literal or any(kind is known for known in (bool, int, float, str))
+    if get_origin(annotation) is Annotated:
+        inner_annotation, *metadata = get_args(annotation)
+        return any(isinstance(extra, Bounds) for extra in metadata) and is_supported_annotation(
+            inner_annotation
+        )
+    if _is_union(annotation):
+        return all(map(is_supported_annotation, union_members(annotation)))
+    if get_origin(annotation) is tuple:
+        item, *rest = get_args(annotation)
+        return rest == [...] and is_supported_annotation(item)
+    return get_origin(annotation) is Literal or any(
+        annotation is base_type for base_type in (bool, int, float, str)
+    )
 
 
-def stored(argument: str, value: Any) -> Any:
+def to_json_value(argument: str, value: Any) -> Any:
     """`value` as JSON has it: numbers, words, truth values and None, lists and mappings of them.
     Raises ConfigError for what is none of these, and for numbers that are not finite."""
-    value = os.fspath(value) if isinstance(value, os.PathLike) else plain(value)
+    value = os.fspath(value) if isinstance(value, os.PathLike) else to_python_scalar(value)
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
-        number(argument, value, Bounds())
+        validate_number(argument, value, Bounds())
         return value
-    if _is_list(value):
-        return [stored(argument, item) for item in value]
-    named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    require(named, argument, value, "a number, a word, True, False, None or a list of them")
-    return {key: stored(argument, item) for key, item in value.items()}
+    if _is_list_like(value):
+        return [to_json_value(argument, item) for item in value]
+    has_string_keys = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    require(
+        has_string_keys, argument, value, "a number, a word, True, False, None or a list of them"
+    )
+    return {key: to_json_value(argument, item) for key, item in value.items()}
 
 
-def _is_list(value: Any) -> bool:
-    axes = isinstance(value, np.ndarray | jax.Array) and value.ndim > 0
-    return axes or isinstance(value, list | tuple | range)
+def _is_list_like(value: Any) -> bool:
+    is_array = isinstance(value, np.ndarray | jax.Array) and value.ndim > 0
+    return is_array or isinstance(value, list | tuple | range)
 
 
-def number(argument: str, value: Any, bounds: Bounds) -> float:
+def validate_number(argument: str, value: Any, bounds: Bounds) -> float:
     """`value` as a float within bounds. Raises ConfigError; a truth value is no number."""
-    value = plain(value)
-    found = math.nan
+    value = to_python_scalar(value)
+    float_value = math.nan
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # of a whole number beyond all floats
-            found = float(value)
-    ok = abs(found) <= LARGEST and bounds.allow(found)
-    word = "share" if bounds == Bounds(0, 1) else "number"
-    word = f"a {'finite ' if math.isinf(bounds.high) else ''}{word} {bounds}"
-    require(ok, argument, value, word.rstrip())
-    return found
+            float_value = float(value)
+    ok = abs(float_value) <= MAX_FLOAT32 and bounds.contains(float_value)
+    noun = "share" if bounds == Bounds(0, 1) else "number"
+    noun = f"a {'finite ' if math.isinf(bounds.high) else ''}{noun} {bounds}"
+    require(ok, argument, value, noun.rstrip())
+    return float_value
 
 
-class Number(NamedTuple):
+class HyperParameter(NamedTuple):
     """A numeric hyper-parameter: its default and what it may be."""
 
     default: float
     bounds: Bounds
 
 
-def numbers_of(record: Record) -> dict[str, Number]:
+def hyperparameters_of(config: Config) -> dict[str, HyperParameter]:
     """The numeric hyper-parameters that a record's values are the defaults of; a field that is None
     is none of this configuration."""
-    fields = field_types(type(record))
+    fields = field_types(type(config))
     return {
-        name: Number(float(getattr(record, name)), _bounds(kind))
-        for name, kind in fields.items()
-        if getattr(record, name) is not None
+        name: HyperParameter(float(getattr(config, name)), _get_bounds(annotation))
+        for name, annotation in fields.items()
+        if getattr(config, name) is not None
     }
 
 
-def record_of(name: str, defaults: Mapping[str, float]) -> type[Record]:
+def make_config_class(name: str, defaults: Mapping[str, float]) -> type[Config]:
     """A record of numbers >= 0, of which only the defaults are given. Raises ConfigError."""
     for key in defaults:
-        word = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
-        require(word, "numbers", key, "names of letters, digits and underscores")
+        is_valid_name = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+        require(is_valid_name, "numbers", key, "names of letters, digits and underscores")
     fields = [
-        (key, NonNegative, dataclasses.field(default=number(key, value, at_least(0))))
+        (
+            key,
+            NonNegativeFloat,
+            dataclasses.field(default=validate_number(key, value, lower_bound(0))),
+        )
         for key, value in defaults.items()
     ]
-    return dataclasses.make_dataclass(name, fields, bases=(Record,), frozen=True)
+    return dataclasses.make_dataclass(name, fields, bases=(Config,), frozen=True)
 
 
-def documentation(kind: type[Record]) -> dict[str, tuple[str, str]]:
+def document_fields(config_class: type[Config]) -> dict[str, tuple[str, str]]:
     """By field: what it may be, in words, and what its record's source says of it ("" if nothing).
 
     That is the text that stands after the field, here or in a class that this one is made of.
     """
     texts: dict[str, str] = {}
-    for part in reversed(kind.__mro__[:-1]):
+    for base_class in reversed(config_class.__mro__[:-1]):
         with contextlib.suppress(OSError, TypeError):  # of a notebook, or made at run time
-            texts |= _texts_after_fields(inspect.getsource(part))
-    told = {
-        name: (_in_words(type_), texts.get(name, "")) for name, type_ in field_types(kind).items()
+            texts |= _parse_field_docs(inspect.getsource(base_class))
+    field_docs = {
+        name: (_describe_annotation(type_), texts.get(name, ""))
+        for name, type_ in field_types(config_class).items()
     }
-    if kind.PRESETS:
-        words = " or ".join(kind.PRESETS)
-        told[kind.PRESET_FIELD] = (words, "Where options and numbers come from that are not given.")
-    return told
+    if config_class.PRESETS:
+        words = " or ".join(config_class.PRESETS)
+        field_docs[config_class.PRESET_FIELD] = (
+            words,
+            "Where options and numbers come from that are not given.",
+        )
+    return field_docs
 
 
-def _texts_after_fields(source: str) -> dict[str, str]:
+def _parse_field_docs(source: str) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)
     texts = {}
@@ -330,77 +364,77 @@ def _texts_after_fields(source: str) -> dict[str, str]:
     return texts
 
 
-def _in_words(kind: Any) -> str:
-    if _is_union(kind):
-        several = " or ".join(map(_in_words, members(kind)))
-        return f"{several} or None" if _takes_none(kind) else several
-    bounds, plain = _bounds(kind), _plain(kind)
-    if get_origin(plain) is Literal:
-        return " or ".join(map(str, get_args(plain)))
-    if get_origin(plain) is tuple:
-        return f"a list, each {_in_words(get_args(plain)[0])}"
-    words = {bool: "True or False", str: "a word", int: "a whole number", float: "a number"}
+def _describe_annotation(annotation: Any) -> str:
+    if _is_union(annotation):
+        alternatives = " or ".join(map(_describe_annotation, union_members(annotation)))
+        return f"{alternatives} or None" if _accepts_none(annotation) else alternatives
+    bounds, base_type = _get_bounds(annotation), _get_base_type(annotation)
+    if get_origin(base_type) is Literal:
+        return " or ".join(map(str, get_args(base_type)))
+    if get_origin(base_type) is tuple:
+        return f"a list, each {_describe_annotation(get_args(base_type)[0])}"
+    type_names = {bool: "True or False", str: "a word", int: "a whole number", float: "a number"}
     limit = "" if bounds == Bounds() else f" {bounds}"
-    return words.get(plain, str(plain)) + limit
+    return type_names.get(base_type, str(base_type)) + limit
 
 
-def _takes_none(kind: Any) -> bool:
-    return _is_union(kind) and types.NoneType in get_args(kind)
+def _accepts_none(annotation: Any) -> bool:
+    return _is_union(annotation) and types.NoneType in get_args(annotation)
 
 
-def members(kind: Any) -> list[Any]:
+def union_members(annotation: Any) -> list[Any]:
     """What a union is of besides None; the kind itself if it is none."""
-    if not _is_union(kind):
-        return [kind]
-    return [member for member in get_args(kind) if member is not types.NoneType]
+    if not _is_union(annotation):
+        return [annotation]
+    return [member for member in get_args(annotation) if member is not types.NoneType]
 
 
-def _not_none(kind: Any) -> Any:
-    (only,) = members(kind)
-    return only
+def _get_single_member(annotation: Any) -> Any:
+    (member,) = union_members(annotation)
+    return member
 
 
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, types.UnionType)
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
 
 
-def _bounds(kind: Any) -> Bounds:
-    kind = _not_none(kind)
-    if get_origin(kind) is Annotated:
-        return next(extra for extra in get_args(kind)[1:] if isinstance(extra, Bounds))
+def _get_bounds(annotation: Any) -> Bounds:
+    annotation = _get_single_member(annotation)
+    if get_origin(annotation) is Annotated:
+        return next(extra for extra in get_args(annotation)[1:] if isinstance(extra, Bounds))
     return Bounds()
 
 
-def _plain(kind: Any) -> Any:
-    kind = _not_none(kind)
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+def _get_base_type(annotation: Any) -> Any:
+    annotation = _get_single_member(annotation)
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 __all__ = [
-    "LARGEST",
+    "MAX_FLOAT32",
     "Bounds",
+    "Config",
     "ConfigError",
-    "Count",
-    "Decay",
-    "Momentum",
-    "NonNegative",
-    "Number",
-    "Positive",
-    "Record",
-    "Share",
-    "Whole",
-    "above",
-    "as_dict",
-    "at_least",
-    "checked",
-    "documentation",
+    "DecayFactor",
+    "HyperParameter",
+    "MomentumCoefficient",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "UnitInterval",
+    "config_to_dict",
+    "document_fields",
+    "exclusive_lower_bound",
     "field_types",
-    "is_kind",
-    "members",
-    "number",
-    "numbers_of",
-    "plain",
-    "read",
-    "record_of",
-    "stored",
+    "hyperparameters_of",
+    "is_supported_annotation",
+    "lower_bound",
+    "make_config_class",
+    "parse_config",
+    "to_json_value",
+    "to_python_scalar",
+    "union_members",
+    "validate",
+    "validate_number",
 ]

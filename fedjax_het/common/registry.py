@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from fedjax_het.common.errors import require, require_name
 
 
-class Record(Protocol):
+class RegistryEntry(Protocol):
     """What every registry holds: something with a name and one line about it."""
 
     @property
@@ -16,11 +16,11 @@ class Record(Protocol):
     def description(self) -> str: ...
 
 
-R = TypeVar("R", bound=Record)
-LONGEST_NAME = 100  # names of files are made of them
+EntryT = TypeVar("EntryT", bound=RegistryEntry)
+MAX_NAME_LENGTH = 100  # names of files are made of them
 
 
-class Registry(Mapping[str, R], Generic[R]):
+class Registry(Mapping[str, EntryT], Generic[EntryT]):
     """Records by name, the package's own first, then users' in the order in which they were added.
 
         NETWORKS = Registry("network", (mlp.NETWORK, convnet.NETWORK), argument="model")
@@ -34,33 +34,33 @@ class Registry(Mapping[str, R], Generic[R]):
     What users add lasts as long as the process.
     """
 
-    def __init__(self, kind: str, records: Iterable[R], *, argument: str | None = None):
-        records = tuple(records)
+    def __init__(self, kind: str, entries: Iterable[EntryT], *, argument: str | None = None):
+        entries = tuple(entries)
         self.kind = kind
         self.argument = argument or kind
-        self._records: dict[str, R] = {record.name: record for record in records}
-        if len(self._records) < len(records):
+        self._entries: dict[str, EntryT] = {entry.name: entry for entry in entries}
+        if len(self._entries) < len(entries):
             raise ValueError(f"two records of the registry of {kind}s have one name")
-        self.built_in: frozenset[str] = frozenset(self._records)
+        self.built_in: frozenset[str] = frozenset(self._entries)
 
-    def __getitem__(self, name: str) -> R:
-        return self._records[name]
+    def __getitem__(self, name: str) -> EntryT:
+        return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._records)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._entries)
 
     def __repr__(self) -> str:
         return f"Registry({self.kind!r}: {', '.join(self)})"
 
-    def require(self, name: str, *, argument: str | None = None) -> R:
+    def require(self, name: str, *, argument: str | None = None) -> EntryT:
         """The record of that name; ConfigError with the nearest names where there is none."""
         require_name(argument or self.argument, name, self)
-        return self._records[name]
+        return self._entries[name]
 
-    def add(self, record: R) -> None:
+    def add(self, entry: EntryT) -> None:
         """Make a record of the user's own known, as long as this process lasts.
 
         A user's own name may be given again, as when a notebook's cell is run twice; the newest
@@ -69,16 +69,18 @@ class Registry(Mapping[str, R], Generic[R]):
 
         Raises: ConfigError if the name is no identifier, or is one of the package's own.
         """
-        name = record.name
-        word = isinstance(name, str) and name.isidentifier() and len(name) <= LONGEST_NAME
-        expected = f"letters, digits and underscores, at most {LONGEST_NAME}"
-        require(word, "name", name, expected)
+        name = entry.name
+        is_valid_name = (
+            isinstance(name, str) and name.isidentifier() and len(name) <= MAX_NAME_LENGTH
+        )
+        expected = f"letters, digits and underscores, at most {MAX_NAME_LENGTH}"
+        require(is_valid_name, "name", name, expected)
         require(
             name not in self.built_in, "name", name, f"one that no {self.kind} of the package has"
         )
-        self._records[name] = record
+        self._entries[name] = entry
 
     def reset(self) -> None:
         """Forget what users added."""
-        for name in self._records.keys() - self.built_in:
-            del self._records[name]
+        for name in self._entries.keys() - self.built_in:
+            del self._entries[name]

@@ -14,50 +14,50 @@ import numpy as np
 from fedjax_het.common.arrays import save_arrays
 from fedjax_het.common.files import DamagedFileError, write_atomically
 
-_MARK = b"sha256:"
-_LENGTH = len(_MARK) + 64
+_CHECKSUM_PREFIX = b"sha256:"
+_CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64
 
 
-def write_sealed(path: Path, arrays: dict[str, Any]) -> None:
+def save_checksummed_npz(path: Path, arrays: dict[str, Any]) -> None:
     """Write these arrays, whole or not at all. Raises OSError. Cost: that of reading them too."""
 
     def write(file: BinaryIO) -> None:
         save_arrays(file, arrays)
         file.seek(-2, os.SEEK_END)
-        file.write(struct.pack("<H", _LENGTH))  # of the comment that follows
+        file.write(struct.pack("<H", _CHECKSUM_LENGTH))  # of the comment that follows
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-        file.write(_MARK + digest.encode())
+        file.write(_CHECKSUM_PREFIX + digest.encode())
 
     write_atomically(path, write)
 
 
-def read_sealed(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file that `write_sealed` wrote. Raises DamagedFileError for any other, and
+def load_checksummed_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file that `save_checksummed_npz` wrote. Raises DamagedFileError for any other, and
     FileNotFoundError."""
     try:
         with open(path, "rb") as file:
-            _require_seal(file)
+            _verify_checksum(file)
             with np.load(file, allow_pickle=False) as data:
                 return dict(data)
     except FileNotFoundError:
         raise
     except Exception as error:  # what is raised of arbitrary bytes, and by disks
-        what = str(error) if isinstance(error, DamagedFileError) else type(error).__name__
-        raise DamagedFileError(what) from error
+        reason = str(error) if isinstance(error, DamagedFileError) else type(error).__name__
+        raise DamagedFileError(reason) from error
 
 
-def _require_seal(file: BinaryIO) -> None:
+def _verify_checksum(file: BinaryIO) -> None:
     size = os.fstat(file.fileno()).st_size
-    if size <= _LENGTH:
+    if size <= _CHECKSUM_LENGTH:
         raise DamagedFileError(f"it has {size} bytes")
-    sha, left = hashlib.sha256(), size - _LENGTH
-    while left:
-        block = file.read(min(left, 2**20))
+    hasher, num_remaining = hashlib.sha256(), size - _CHECKSUM_LENGTH
+    while num_remaining:
+        block = file.read(min(num_remaining, 2**20))
         if not block:
             raise DamagedFileError("it is cut short")
-        sha.update(block)
-        left -= len(block)
-    if file.read() != _MARK + sha.hexdigest().encode():
+        hasher.update(block)
+        num_remaining -= len(block)
+    if file.read() != _CHECKSUM_PREFIX + hasher.hexdigest().encode():
         raise DamagedFileError("its checksum does not match")
     file.seek(0)

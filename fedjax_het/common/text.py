@@ -15,16 +15,18 @@ MISSING = "—"
 UNPRINTABLE = "\ufffd"
 
 # Control characters, and what turns the direction of text or is half a character.
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 # What begins an element anywhere in a line, and at its beginning. Not every bracket or underscore:
 # a text stays readable as it is written.
-_MARKDOWN = re.compile(
+_MARKDOWN_MARKUP = re.compile(
     r"([\\`*|~$]|<(?=[A-Za-z/!?])|&(?=#?\w+;)|\](?=[(\[:])"
     r"|(?<![^\W_])_|_(?![^\W_])|(?<=\w):(?=//)|(?<=www)\.)"
 )
-_LINE_START = re.compile(r"^(?:(\d+)(?=[.)](?:\s|$))|(?=(?:#{1,6}|[+-])(?:\s|$)|[-=]{2,}\s*$|>))")
+_MARKDOWN_LINE_START = re.compile(
+    r"^(?:(\d+)(?=[.)](?:\s|$))|(?=(?:#{1,6}|[+-])(?:\s|$)|[-=]{2,}\s*$|>))"
+)
 # Everything that LaTeX would read as a command, and the signs that it has commands for.
-_LATEX = str.maketrans(
+_LATEX_ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -44,41 +46,43 @@ _LATEX = str.maketrans(
 )
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """`text` in one line of printable characters: no escape reaches a terminal."""
     if text.isprintable():
         return text
     text = re.sub(r"[ \t]*[\t\n\r\v\f\x85\u2028\u2029]\s*", " ", text)
-    return "".join(UNPRINTABLE if unicodedata.category(c) in _HIDDEN else c for c in text)
+    return "".join(
+        UNPRINTABLE if unicodedata.category(c) in _HIDDEN_CATEGORIES else c for c in text
+    )
 
 
-def markdown_text(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Any text, so that Markdown shows it as it is: no markup, link, formula or column of its own.
     An underscore within a word is none, and stays."""
-    text = _MARKDOWN.sub(r"\\\1", one_line(text).strip())
-    return _LINE_START.sub(r"\1\\", text)
+    text = _MARKDOWN_MARKUP.sub(r"\\\1", to_one_line(text).strip())
+    return _MARKDOWN_LINE_START.sub(r"\1\\", text)
 
 
-def plain_markdown(text: str) -> str:
-    """What `markdown_text` was given, in one line."""
+def unescape_markdown(text: str) -> str:
+    """What `escape_markdown` was given, in one line."""
     return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", text)
 
 
-def latex_text(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Any text, so that LaTeX prints it as it is: `fashion_mnist` becomes `fashion\\_mnist`."""
-    return one_line(text).translate(_LATEX)
+    return to_one_line(text).translate(_LATEX_ESCAPES)
 
 
-def figure_text(text: str) -> str:
+def escape_mathtext(text: str) -> str:
     """Any text, so that matplotlib draws it as it is: dollars begin no formula; lines stay."""
-    return "\n".join(one_line(line).replace("$", r"\$") for line in text.split("\n"))
+    return "\n".join(to_one_line(line).replace("$", r"\$") for line in text.split("\n"))
 
 
-def html_text(text: str) -> str:
+def escape_html(text: str) -> str:
     """Any text, so that a browser shows it as it is."""
-    return html.escape(one_line(text))
+    return html.escape(to_one_line(text))
 
 
-def classes_text(classes: float) -> str:
+def format_classes_per_client(num_classes: float) -> str:
     """How many classes a client has, in words: `2 classes a client`."""
-    return f"{classes:g} class{'' if classes == 1 else 'es'} a client"
+    return f"{num_classes:g} class{'' if num_classes == 1 else 'es'} a client"

@@ -11,21 +11,21 @@ soft labels that go with the images, `class_logits` what clients' classes look l
 from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.condensation.distribution import (
     distribution_distance,
-    in_ball,
-    interpolated,
+    interpolate_params,
     mean_embedding,
+    sample_on_ball,
+    sampled_sliced_wasserstein,
     sliced_wasserstein,
-    sliced_wasserstein_sampled,
 )
-from fedjax_het.condensation.knowledge import knowledge_matching, soft_labels
+from fedjax_het.condensation.knowledge import compute_soft_labels, soft_label_matching_loss
 from fedjax_het.condensation.mixed_mode import mixed_mode, reverse_mode
-from fedjax_het.condensation.pool import Knowledge, Pool, train_on_pool
-from fedjax_het.condensation.privacy import gaussian_epsilon
-from fedjax_het.condensation.quality import Quality, gain_over_random
+from fedjax_het.condensation.pool import SoftLabelTargets, SyntheticPool, train_on_synthetic_pool
+from fedjax_het.condensation.privacy import compute_gaussian_epsilon
+from fedjax_het.condensation.quality import DownstreamAccuracy, compare_with_random_subset
 from fedjax_het.condensation.synthesis_config import (
     SynthesisConfig,
     SynthesisHyperParameters,
-    SynthesisNumbers,
+    SynthesisHyperParameterValues,
     SynthesisOptions,
 )
 from fedjax_het.condensation.synthetic import (
@@ -35,47 +35,47 @@ from fedjax_het.condensation.synthetic import (
     train_from_scratch,
 )
 from fedjax_het.condensation.trajectory import (
-    Synthesis,
-    SynthesisInfo,
-    SynthesisState,
+    SynthesisFunctions,
+    SynthesisLog,
+    TrajectorySynthesisState,
     draw_segment,
-    j_by_start,
     make_synthesis,
+    mean_loss_by_start,
 )
 from fedjax_het.condensation.unrolling import matching_loss, unroll
 
 __all__ = [
     "DSA_STRATEGY",
-    "Knowledge",
-    "Pool",
-    "Quality",
-    "Synthesis",
+    "DownstreamAccuracy",
+    "SoftLabelTargets",
     "SynthesisConfig",
+    "SynthesisFunctions",
+    "SynthesisHyperParameterValues",
     "SynthesisHyperParameters",
-    "SynthesisInfo",
-    "SynthesisNumbers",
+    "SynthesisLog",
     "SynthesisOptions",
-    "SynthesisState",
     "SyntheticData",
+    "SyntheticPool",
+    "TrajectorySynthesisState",
+    "compare_with_random_subset",
+    "compute_gaussian_epsilon",
+    "compute_soft_labels",
     "distribution_distance",
     "draw_segment",
     "fine_tune",
-    "gain_over_random",
-    "gaussian_epsilon",
-    "in_ball",
-    "interpolated",
-    "j_by_start",
-    "knowledge_matching",
+    "interpolate_params",
     "make_synthesis",
     "matching_loss",
     "mean_embedding",
+    "mean_loss_by_start",
     "mixed_mode",
     "reverse_mode",
+    "sample_on_ball",
+    "sampled_sliced_wasserstein",
     "sliced_wasserstein",
-    "sliced_wasserstein_sampled",
     "soft_cross_entropy",
-    "soft_labels",
+    "soft_label_matching_loss",
     "train_from_scratch",
-    "train_on_pool",
+    "train_on_synthetic_pool",
     "unroll",
 ]

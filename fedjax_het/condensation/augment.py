@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedjax_het.common.errors import require
-from fedjax_het.nn.spread import num_parts, own_rows
+from fedjax_het.nn.spread import get_num_shards, take_local_rows
 
 DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
 
@@ -41,8 +41,8 @@ def saturation(images: Array, factor: Array) -> Array:
 
     Factor 1 is the identity, 0 makes the image grey; nothing happens to one channel.
     """
-    grey = images.mean(axis=3, keepdims=True)
-    return (images - grey) * _per_sample(factor) + grey
+    gray = images.mean(axis=3, keepdims=True)
+    return (images - gray) * _per_sample(factor) + gray
 
 
 def contrast(images: Array, factor: Array) -> Array:
@@ -63,7 +63,7 @@ def crop(images: Array, row_shift: Array, column_shift: Array) -> Array:
 
 
 def cutout(
-    images: Array, centre_row: Array, centre_column: Array, *, size: tuple[int, int]
+    images: Array, center_row: Array, center_column: Array, *, size: tuple[int, int]
 ) -> Array:
     """Set a `size` rectangle around the centre (`[B]`, whole pixels) to zero.
 
@@ -71,7 +71,7 @@ def cutout(
     the border.
     """
     _, height, width, _ = images.shape
-    top, left = centre_row - size[0] // 2, centre_column - size[1] // 2
+    top, left = center_row - size[0] // 2, center_column - size[1] // 2
     rows, columns = jnp.arange(height), jnp.arange(width)
     in_rows = (rows >= top[:, None]) & (rows < top[:, None] + size[0])
     in_columns = (columns >= left[:, None]) & (columns < left[:, None] + size[1])
@@ -91,8 +91,8 @@ def scale(images: Array, row_factor: Array, column_factor: Array) -> Array:
     coordinate system (`align_corners` in PyTorch's terms).
     """
     _, height, width, _ = images.shape
-    rows = _centred(height) * row_factor[:, None] + (height - 1) / 2
-    columns = _centred(width) * column_factor[:, None] + (width - 1) / 2
+    rows = _centered_coordinates(height) * row_factor[:, None] + (height - 1) / 2
+    columns = _centered_coordinates(width) * column_factor[:, None] + (width - 1) / 2
     return _resample_separably(images, rows, columns)
 
 
@@ -107,24 +107,24 @@ def rotate(images: Array, angles: Array) -> Array:
     """
     batch, height, width, channels = images.shape
     cos, sin = jnp.cos(angles)[:, None, None], jnp.sin(angles)[:, None, None]
-    y, x = _centred(height)[:, None], _centred(width)
+    y, x = _centered_coordinates(height)[:, None], _centered_coordinates(width)
     # A border of zeros (one pixel before, two behind) lets every clipped coordinate have its four
     # neighbours inside the array.
     row = jnp.clip(sin * x + cos * y + (height - 1) / 2, -1, height)
     column = jnp.clip(cos * x - sin * y + (width - 1) / 2, -1, width)
     top, left = jnp.floor(row), jnp.floor(column)
-    down, right = (row - top)[..., None], (column - left)[..., None]
+    row_fraction, column_fraction = (row - top)[..., None], (column - left)[..., None]
     padded_width = width + 3
     padded = jnp.pad(images, ((0, 0), (1, 2), (1, 2), (0, 0))).reshape(-1, channels)
-    first = (jnp.arange(batch) * (height + 3) * padded_width)[:, None, None]
-    corner = first + (top.astype(int) + 1) * padded_width + left.astype(int) + 1
+    sample_offset = (jnp.arange(batch) * (height + 3) * padded_width)[:, None, None]
+    corner = sample_offset + (top.astype(int) + 1) * padded_width + left.astype(int) + 1
 
     def pixel(offset: int) -> Array:
         return padded.at[corner + offset].get(mode="promise_in_bounds")
 
-    above = (1 - right) * pixel(0) + right * pixel(1)
-    below = (1 - right) * pixel(padded_width) + right * pixel(padded_width + 1)
-    return ((1 - down) * above + down * below).astype(images.dtype)
+    above = (1 - column_fraction) * pixel(0) + column_fraction * pixel(1)
+    below = (1 - column_fraction) * pixel(padded_width) + column_fraction * pixel(padded_width + 1)
+    return ((1 - row_fraction) * above + row_fraction * below).astype(images.dtype)
 
 
 def augment(
@@ -153,27 +153,29 @@ def augment(
     if not families:
         return images
     # One draw of parameters serves the whole batch in siamese mode.
-    num_draws = 1 if siamese else num_parts() * images.shape[0]
-    transforms = [_with_drawn_parameters(_FAMILIES[name], num_draws) for name in families]
+    num_draws = 1 if siamese else get_num_shards() * images.shape[0]
+    transforms = [_draw_and_apply(_FAMILIES[name], num_draws) for name in families]
     if single:
         family_key, parameter_key = jax.random.split(key)
-        drawn = jax.random.randint(family_key, (), 0, len(families))
-        return _one_of(transforms, drawn, parameter_key, images)
+        family_index = jax.random.randint(family_key, (), 0, len(families))
+        return _apply_drawn_family(transforms, family_index, parameter_key, images)
     for transform, family_key in zip(transforms, jax.random.split(key, len(families)), strict=True):
         images = transform(family_key, images)
     return images
 
 
-def _one_of(transforms: list, drawn: Array, key: Array, images: Array) -> Array:
+def _apply_drawn_family(transforms: list, family_index: Array, key: Array, images: Array) -> Array:
     """What the drawn transform makes of the images."""
 
-    def by_branch(drawn: Array, key: Array, images: Array) -> Array:
-        return lax.switch(drawn, transforms, key, images)
+    def apply_by_switch(family_index: Array, key: Array, images: Array) -> Array:
+        return lax.switch(family_index, transforms, key, images)
 
-    def by_choice(drawn: Array, key: Array, images: Array) -> Array:
-        return lax.select_n(drawn, *(transform(key, images) for transform in transforms))
+    def apply_by_select(family_index: Array, key: Array, images: Array) -> Array:
+        return lax.select_n(family_index, *(transform(key, images) for transform in transforms))
 
-    return lax.platform_dependent(drawn, key, images, cpu=by_branch, default=by_choice)
+    return lax.platform_dependent(
+        family_index, key, images, cpu=apply_by_switch, default=apply_by_select
+    )
 
 
 def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]:
@@ -181,9 +183,9 @@ def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]
     if strategy in ("", "none"):
         return ()
     families = tuple(strategy.split("_"))
-    ok = set(families) <= set(_FAMILIES) and len(set(families)) == len(families)
+    is_valid = set(families) <= set(_FAMILIES) and len(set(families)) == len(families)
     expected = f"'none' or distinct names out of {', '.join(_FAMILIES)}, joined by '_'"
-    require(ok, argument, strategy, expected)
+    require(is_valid, argument, strategy, expected)
     return families
 
 
@@ -196,8 +198,14 @@ def _draw_color(key: Array, images: Array, draw: Callable) -> Array:
 
 def _draw_crop(key: Array, images: Array, draw: Callable) -> Array:
     row_key, column_key = jax.random.split(key)
-    rows, columns = (int(side * CROP_FRACTION + 0.5) for side in images.shape[1:3])
-    return crop(images, draw(row_key, -rows, rows), draw(column_key, -columns, columns))
+    max_row_shift, max_column_shift = (
+        int(side * CROP_FRACTION + 0.5) for side in images.shape[1:3]
+    )
+    return crop(
+        images,
+        draw(row_key, -max_row_shift, max_row_shift),
+        draw(column_key, -max_column_shift, max_column_shift),
+    )
 
 
 def _draw_cutout(key: Array, images: Array, draw: Callable) -> Array:
@@ -234,7 +242,7 @@ _FAMILIES = {
 }
 
 
-def _with_drawn_parameters(family: Callable, num_draws: int) -> Callable[[Array, Array], Array]:
+def _draw_and_apply(family: Callable, num_draws: int) -> Callable[[Array, Array], Array]:
     """`(key, images) -> images`: uniform draws, whole numbers (both ends in) for whole bounds."""
 
     def transform(key: Array, images: Array) -> Array:
@@ -244,7 +252,7 @@ def _with_drawn_parameters(family: Callable, num_draws: int) -> Callable[[Array,
             else:
                 values = jax.random.uniform(key, (num_draws,), images.dtype, low, high)
             if num_draws > 1:
-                values = own_rows(values)
+                values = take_local_rows(values)
             return jnp.broadcast_to(values, images.shape[:1])
 
         return family(key, images, draw)
@@ -259,18 +267,22 @@ def _resample_separably(images: Array, rows: Array, columns: Array) -> Array:
     the highest, since these matrices move pixels and reduced precision would round them.
     """
     _, height, width, _ = images.shape
-    row_weights = _tent(rows[..., None] - jnp.arange(height)).astype(images.dtype)
-    column_weights = _tent(columns[..., None] - jnp.arange(width)).astype(images.dtype)
+    row_weights = _linear_interpolation_weight(rows[..., None] - jnp.arange(height)).astype(
+        images.dtype
+    )
+    column_weights = _linear_interpolation_weight(columns[..., None] - jnp.arange(width)).astype(
+        images.dtype
+    )
     images = jnp.einsum("bik,bkjc->bijc", row_weights, images, precision="highest")
     return jnp.einsum("bjl,bilc->bijc", column_weights, images, precision="highest")
 
 
-def _tent(distance: Array) -> Array:
+def _linear_interpolation_weight(distance: Array) -> Array:
     """Weight of linear interpolation: 1 at distance 0, 0 from distance 1 on."""
     return jnp.maximum(0, 1 - jnp.abs(distance))
 
 
-def _centred(side: int) -> Array:
+def _centered_coordinates(side: int) -> Array:
     """Pixel coordinates relative to the centre."""
     return jnp.arange(side) - (side - 1) / 2
 

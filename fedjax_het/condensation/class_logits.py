@@ -5,23 +5,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.condensation.distribution import clipped_rows
+from fedjax_het.condensation.distribution import clip_rows
 from fedjax_het.engine.lanes import Cohort
-from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.stretches import SOFT_LABELS, loop
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.engine.stretches import SOFT_LABELS, resumable_loop
 from fedjax_het.engine.task import Task
 
 Tree = Any
 
 
-def class_mean_logits(
+def compute_class_mean_logits(
     task: Task,
-    plan: Plan,
+    plan: ExecutionPlan,
     variables: Tree,
     cohort: Cohort,
     num_clients: int,
-    least: int = 1,
-    clip: jax.Array | None = None,
+    min_examples: int = 1,
+    clip_norm: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Every client's mean logit of each of its classes, over all of its data (FedAF, Eq. 5).
 
@@ -35,26 +35,47 @@ def class_mean_logits(
     num_pairs = num_clients * num_classes
     schedule, examples = cohort.schedule, cohort.examples
 
-    def block(variables, images, trial, clip, part):
-        census, pairs = part
+    def sum_block(variables, images, trial, clip_norm, block_data):
+        full_pass_indices, pair_indices = block_data
 
-        def add(i, sums):
-            logits, _ = task.model.apply(variables, task.normalise(images[census[i]]), train=False)
-            if clip is not None:
-                (logits,) = clipped_rows((logits,), clip)
-            counted = jnp.concatenate([logits, jnp.ones((len(logits), 1))], axis=1)
-            return sums.at[pairs[i]].add(counted, mode="drop")  # padding is beyond the end
+        def add_batch(i, sums):
+            logits, _ = task.model.apply(
+                variables, task.normalize(images[full_pass_indices[i]]), train=False
+            )
+            if clip_norm is not None:
+                (logits,) = clip_rows((logits,), clip_norm)
+            logits_and_count = jnp.concatenate([logits, jnp.ones((len(logits), 1))], axis=1)
+            return sums.at[pair_indices[i]].add(
+                logits_and_count, mode="drop"
+            )  # padding is beyond the end
 
-        batches = (pairs[:, 0] < num_pairs).sum()
-        batches = jnp.where(trial, jnp.minimum(1, batches), batches)
-        start, (most, size) = jnp.zeros((num_pairs, num_classes + 1)), census.shape
-        longest = jnp.where(trial, jnp.minimum(1, most), most)
-        return loop(SOFT_LABELS, batches, add, start, longest=longest, most=most, samples=size / 3)
+        num_batches = (pair_indices[:, 0] < num_pairs).sum()
+        num_batches = jnp.where(trial, jnp.minimum(1, num_batches), num_batches)
+        initial_sums, (max_batches, size) = (
+            jnp.zeros((num_pairs, num_classes + 1)),
+            full_pass_indices.shape,
+        )
+        max_batches_of_round = jnp.where(trial, jnp.minimum(1, max_batches), max_batches)
+        return resumable_loop(
+            SOFT_LABELS,
+            num_batches,
+            add_batch,
+            initial_sums,
+            max_total=max_batches_of_round,
+            max_iterations=max_batches,
+            samples_per_iteration=size / 3,
+        )
 
-    shared = (variables, examples.images, schedule.trial, clip)
-    sums = plan.sum_over_blocks(block, shared, (schedule.census, schedule.census_pairs))
+    replicated_inputs = (variables, examples.images, schedule.is_verification, clip_norm)
+    sums = plan.sum_over_blocks(
+        sum_block, replicated_inputs, (schedule.full_pass_indices, schedule.full_pass_pair_ids)
+    )
     count = sums[:, -1:]
     means = sums[:, :-1] / jnp.maximum(count, 1)
-    square = (num_clients, num_classes)
-    owns = count >= jnp.where(schedule.trial, 1, least)
-    return means.reshape(*square, num_classes), owns.reshape(square), count.reshape(square)
+    table_shape = (num_clients, num_classes)
+    is_owner = count >= jnp.where(schedule.is_verification, 1, min_examples)
+    return (
+        means.reshape(*table_shape, num_classes),
+        is_owner.reshape(table_shape),
+        count.reshape(table_shape),
+    )

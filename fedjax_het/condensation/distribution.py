@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.nn import piece_size
+from fedjax_het.nn import choose_micro_batch_size
 
 Tree = Any
 
@@ -33,7 +33,7 @@ def sliced_wasserstein(u: Array, v: Array) -> Array:
     return jnp.square(u - v).mean()
 
 
-def sliced_wasserstein_sampled(u: Array, v: Array, key: Array, num_projections: int = 50) -> Array:
+def sampled_sliced_wasserstein(u: Array, v: Array, key: Array, num_projections: int = 50) -> Array:
     """The same as a mean over random directions; equal to `sliced_wasserstein` in expectation.
 
     For comparison with code that samples: the exact form has no variance and costs less.
@@ -44,38 +44,44 @@ def sliced_wasserstein_sampled(u: Array, v: Array, key: Array, num_projections: 
 
 
 def mean_embedding(
-    embed: Callable[[Array], tuple[Array, Array]], images: Array, mask: Array, piece: int | None
+    embed: Callable[[Array], tuple[Array, Array]],
+    images: Array,
+    mask: Array,
+    micro_batch_size: int | None,
 ) -> tuple[Array, Array]:
     """Mean features `[F]` and logits `[C]` of the images whose mask `[B]` is 1.
 
     Args:
       embed: images -> (features [B, F], logits [B, C]), each of its own image alone.
-      piece: images that fit a core's cache, see `piece_size`; None: all at once.
+      piece: images that fit a core's cache, see `choose_micro_batch_size`; None: all at once.
     """
 
-    def sums_of(part):
-        images, mask = part
+    def weighted_sums(piece):
+        images, mask = piece
         return tuple((values * mask[:, None]).sum(0) for values in embed(images))
 
-    piece = piece_size(len(images), piece)
-    if piece == len(images):
-        sums = sums_of((images, mask))
+    micro_batch_size = choose_micro_batch_size(len(images), micro_batch_size)
+    if micro_batch_size == len(images):
+        sums = weighted_sums((images, mask))
     else:
-        pieces = (images.reshape(-1, piece, *images.shape[1:]), mask.reshape(-1, piece))
-        sums = tuple(total.sum(0) for total in jax.lax.map(sums_of, pieces))
+        micro_batches = (
+            images.reshape(-1, micro_batch_size, *images.shape[1:]),
+            mask.reshape(-1, micro_batch_size),
+        )
+        sums = tuple(total.sum(0) for total in jax.lax.map(weighted_sums, micro_batches))
     return tuple(total / jnp.maximum(mask.sum(), 1) for total in sums)
 
 
-def interpolated(params: Tree, fresh: Tree, gamma: Array) -> Tree:
+def interpolate_params(params: Tree, fresh_params: Tree, gamma: Array) -> Tree:
     """FedAF's re-sampling (Eq. 17): gamma * received + (1 - gamma) * freshly initialised.
 
     Always of the parameters that were received: assigned over and over, as the equation reads at
     its face, the received ones would be gone after a few steps (0.9^1000).
     """
-    return jax.tree.map(lambda w, r: gamma * w + (1 - gamma) * r, params, fresh)
+    return jax.tree.map(lambda w, r: gamma * w + (1 - gamma) * r, params, fresh_params)
 
 
-def in_ball(key: Array, params: Tree, rho: Array) -> Tree:
+def sample_on_ball(key: Array, params: Tree, rho: Array) -> Tree:
     """FedDM's sampling near the received parameters: w + g * min(1, rho / |g|), g standard normal.
 
     As the public re-implementations have it: with 10^5 parameters |g| is far above rho = 5, so it
@@ -86,12 +92,12 @@ def in_ball(key: Array, params: Tree, rho: Array) -> Tree:
     return unravel(flat + noise * jnp.minimum(1.0, rho / jnp.linalg.norm(noise)))
 
 
-def clipped_rows(rows: tuple[Array, ...], norm: Array) -> tuple[Array, ...]:
+def clip_rows(rows: tuple[Array, ...], max_norm: Array) -> tuple[Array, ...]:
     """Each sample's arrays `[B, ...]`, scaled down together to at most this L2 norm."""
-    lengths = jnp.sqrt(sum(jnp.square(row).sum(1) for row in rows) + 1e-12)
-    return tuple(row * jnp.minimum(1.0, norm / lengths)[:, None] for row in rows)
+    norms = jnp.sqrt(sum(jnp.square(row).sum(1) for row in rows) + 1e-12)
+    return tuple(row * jnp.minimum(1.0, max_norm / norms)[:, None] for row in rows)
 
 
-def clipped(gradient: Array, norm: Array) -> Array:
+def clip_by_norm(gradient: Array, max_norm: Array) -> Array:
     """The gradient, scaled down to at most this L2 norm."""
-    return gradient * jnp.minimum(1.0, norm / jnp.maximum(jnp.linalg.norm(gradient), 1e-12))
+    return gradient * jnp.minimum(1.0, max_norm / jnp.maximum(jnp.linalg.norm(gradient), 1e-12))

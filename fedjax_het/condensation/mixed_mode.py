@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_het.engine.sharing import ALONE, Sharing
-from fedjax_het.nn.micro_batch import in_pieces
+from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.nn.micro_batch import accumulate_micro_batches
 
 Tree = Any
 
@@ -40,7 +40,7 @@ class LossSum(Protocol):
         each of them alone costs a network of weights `vector` `[P]`. A sample of zeros costs 0."""
 
 
-class SamplesOf(Protocol):
+class SelectSamples(Protocol):
     """What a step learns from."""
 
     def __call__(self, source: Tree, step: Tree, /) -> Tree:
@@ -54,31 +54,31 @@ class Gradient(Protocol):
     def __call__(self, vector: Array, source: Tree, step: Tree, /) -> Array: ...
 
 
-class Differentiation(Protocol):
+class DifferentiationMode(Protocol):
     """How to differentiate through a step's gradient: `reverse_mode`, or `mixed_mode` with more
     arguments bound."""
 
-    def __call__(self, loss_sum: LossSum, samples_of: SamplesOf, /) -> Gradient: ...
+    def __call__(self, loss_sum: LossSum, select_samples: SelectSamples, /) -> Gradient: ...
 
 
-def reverse_mode(loss_sum: LossSum, samples_of: SamplesOf) -> Gradient:
+def reverse_mode(loss_sum: LossSum, select_samples: SelectSamples) -> Gradient:
     """Reverse over reverse, as `jax.grad` of `jax.grad` has it: the reference of `mixed_mode`.
 
     What the backward pass needs of a step is computed again, not kept.
     """
 
     def gradient(vector: Array, source: Tree, step: Tree) -> Array:
-        return jax.grad(loss_sum)(vector, samples_of(source, step))
+        return jax.grad(loss_sum)(vector, select_samples(source, step))
 
     return jax.checkpoint(gradient, prevent_cse=False)
 
 
 def mixed_mode(
     loss_sum: LossSum,
-    samples_of: SamplesOf,
+    select_samples: SelectSamples,
     *,
     micro_batch: int | None = None,
-    sharing: Sharing = ALONE,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Gradient:
     """The same gradient, whose derivative is taken forward over reverse.
 
@@ -93,45 +93,53 @@ def mixed_mode(
 
     @jax.custom_vjp
     def gradient(vector: Array, source: Tree, step: Tree) -> Array:
-        def of(samples: Tree) -> tuple[Array, tuple[()]]:
+        def sum_gradients(samples: Tree) -> tuple[Array, tuple[()]]:
             return jax.grad(loss_sum)(vector, samples), ()
 
-        with sharing.spread():
-            samples = samples_of(source, step)
-            own = in_pieces(of, samples, micro_batch=micro_batch, fill_up=True)[0]
-        return sharing.total(own)
+        with server_parallelism.shard_batch():
+            samples = select_samples(source, step)
+            local_gradient = accumulate_micro_batches(
+                sum_gradients, samples, micro_batch=micro_batch, pad_last=True
+            )[0]
+        return server_parallelism.sum_over_devices(local_gradient)
 
     def forward(vector: Array, source: Tree, step: Tree) -> tuple[Array, tuple]:
         return gradient(vector, source, step), (vector, source, step)
 
-    def backward(kept: tuple, along: Array) -> tuple[Array, Tree, None]:
-        vector, source, step = kept
+    def backward(residuals: tuple, cotangent: Array) -> tuple[Array, Tree, None]:
+        vector, source, step = residuals
 
-        def of(samples: Tree) -> tuple[Array, Tree]:
-            both = jax.grad(loss_sum, argnums=(0, 1))
-            return jax.jvp(lambda vector: both(vector, samples), (vector,), (along,))[1]
+        def directional_derivative(samples: Tree) -> tuple[Array, Tree]:
+            joint_gradient = jax.grad(loss_sum, argnums=(0, 1))
+            return jax.jvp(lambda vector: joint_gradient(vector, samples), (vector,), (cotangent,))[
+                1
+            ]
 
-        with sharing.spread():
-            samples, pull = jax.vjp(lambda source: samples_of(source, step), source)
-            pieces = in_pieces(of, samples, micro_batch=micro_batch, fill_up=True)
-            to_vector, to_samples = pieces
-            own = to_vector, *pull(to_samples)
-        return *sharing.total(own), None
+        with server_parallelism.shard_batch():
+            samples, pull_back_to_source = jax.vjp(
+                lambda source: select_samples(source, step), source
+            )
+            vector_and_sample_cotangents = accumulate_micro_batches(
+                directional_derivative, samples, micro_batch=micro_batch, pad_last=True
+            )
+            vector_cotangent, sample_cotangents = vector_and_sample_cotangents
+            local_cotangents = vector_cotangent, *pull_back_to_source(sample_cotangents)
+        return *server_parallelism.sum_over_devices(local_cotangents), None
 
     gradient.defvjp(forward, backward)
     return gradient
 
 
-class Descent(NamedTuple):
+class SGDState(NamedTuple):
     """Where training stands: weights `[P]`, and the momentum's velocity `[P]` (None without)."""
 
     vector: Array
     velocity: Array | None
 
 
-def descend(
+def run_sgd(
     start: Array,
-    gradient_of: Callable[[Array, Array], Array],
+    gradient_fn: Callable[[Array, Array], Array],
     step_size: Array,
     *,
     num_steps: int,
@@ -142,12 +150,12 @@ def descend(
     momentum: v <- momentum v + g, w <- w - step_size v, as PyTorch's; 0 is plain SGD.
     """
 
-    def step(at: Descent, number: Array) -> tuple[Descent, None]:
-        gradient = velocity = gradient_of(at.vector, number)
-        if at.velocity is not None:
-            velocity = momentum * at.velocity + gradient
-        kept = None if at.velocity is None else velocity
-        return Descent(at.vector - step_size * velocity, kept), None
+    def step(sgd_state: SGDState, step_index: Array) -> tuple[SGDState, None]:
+        gradient = velocity = gradient_fn(sgd_state.vector, step_index)
+        if sgd_state.velocity is not None:
+            velocity = momentum * sgd_state.velocity + gradient
+        next_velocity = None if sgd_state.velocity is None else velocity
+        return SGDState(sgd_state.vector - step_size * velocity, next_velocity), None
 
     velocity = jnp.zeros_like(start) if momentum else None
-    return jax.lax.scan(step, Descent(start, velocity), jnp.arange(num_steps))[0].vector
+    return jax.lax.scan(step, SGDState(start, velocity), jnp.arange(num_steps))[0].vector

@@ -9,49 +9,58 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedjax_het.condensation.knowledge import class_sums, knowledge_matching, mean_of
+from fedjax_het.condensation.knowledge import (
+    divide_by_count,
+    soft_label_matching_loss,
+    sum_logits_by_class,
+)
 from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.server import LossAndGradient, fit, shared_among, shuffled_present
-from fedjax_het.engine.sharing import ALONE, Sharing
+from fedjax_het.engine.server import (
+    LossAndGradient,
+    make_masked_shuffled_batches,
+    shard_loss_and_gradient,
+    train_on_examples,
+)
+from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model
-from fedjax_het.nn.spread import over_whole_batch, own_rows
+from fedjax_het.nn.spread import sum_over_shards, take_local_rows
 
 Tree = Any
 
 
-class Pool(NamedTuple):
+class SyntheticPool(NamedTuple):
     """Synthetic images of all clients; which of them there are differs between rounds."""
 
     images: Array  # [M, H, W, C] normalised
     labels: Array  # [M] int32
-    valid: Array  # [M] bool
+    is_valid: Array  # [M] bool
 
 
-class Knowledge(NamedTuple):
+class SoftLabelTargets(NamedTuple):
     """The clients' soft labels, averaged over the owners of each class."""
 
     soft_labels: Array  # [C, C]
-    owned: Array  # [C] bool
+    is_owned: Array  # [C] bool
     weight: Array  # [] of the matching term beside the cross-entropy (lambda_glob)
     tau: Array
 
 
-def train_on_pool(
+def train_on_synthetic_pool(
     model: Model,
     variables: Tree,
-    pool: Pool,
+    pool: SyntheticPool,
     key: Array,
     *,
     epochs: int | Array,
-    most_epochs: int | None = None,
+    max_epochs: int | None = None,
     batch_size: int,
     lr: float | Array,
     momentum: float | Array,
     weight_decay: float | Array,
-    knowledge: Knowledge | None = None,
-    exact: bool = False,
-    sharing: Sharing = ALONE,
+    soft_label_targets: SoftLabelTargets | None = None,
+    exact_matching: bool = False,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
     """SGD on the pool from `variables` on; the new variables.
 
@@ -60,7 +69,7 @@ def train_on_pool(
     velocity <- momentum * velocity + gradient + weight_decay * w, from rest in every call.
 
     Args:
-      epochs: may be traced; most_epochs: then, at most so many.
+      epochs: may be traced; max_epochs: then, at most so many.
       key: of the permutations; the network draws nothing.
       knowledge: adds the matching of soft labels, summed over classes, to the mean cross-entropy.
         The mean logit of a class is that of its images in the minibatch, and classes that are not
@@ -70,15 +79,18 @@ def train_on_pool(
       Shared as `fit` says: batch norm and the matching add a collective a layer and one for each
       step; two for the passes.
     """
-    batches = shuffled_present(key, pool.valid, batch_size)
-    of_batch = _mean_loss(model, None if exact else knowledge)
-    loss_and_gradient, samples = shared_among(sharing, of_batch), float(batches.size)
-    if exact and knowledge is not None:
-        samples += 4 / 3 * len(pool.images)
-        loss_and_gradient = _with_exact_matching(
-            loss_and_gradient, model, pool, knowledge, batches.size, sharing
+    batches = make_masked_shuffled_batches(key, pool.is_valid, batch_size)
+    batch_loss = _make_batch_loss(model, None if exact_matching else soft_label_targets)
+    loss_and_gradient, samples_per_step = (
+        shard_loss_and_gradient(server_parallelism, batch_loss),
+        float(batches.size),
+    )
+    if exact_matching and soft_label_targets is not None:
+        samples_per_step += 4 / 3 * len(pool.images)
+        loss_and_gradient = _add_exact_matching(
+            loss_and_gradient, model, pool, soft_label_targets, batches.size, server_parallelism
         )
-    return fit(
+    return train_on_examples(
         variables,
         Examples(pool.images, pool.labels),
         batches,
@@ -87,39 +99,43 @@ def train_on_pool(
             optax.add_decayed_weights(weight_decay), optax.sgd(lr, momentum=momentum)
         ),
         epochs=epochs,
-        most_epochs=most_epochs,
-        samples=samples,
+        max_epochs=max_epochs,
+        samples_per_step=samples_per_step,
     )[0]
 
 
-def _mean_loss(model: Model, knowledge: Knowledge | None = None) -> LossAndGradient:
+def _make_batch_loss(
+    model: Model, soft_label_targets: SoftLabelTargets | None = None
+) -> LossAndGradient:
     """The mean cross-entropy of normalised images, and the matching of the batch's mean logits."""
-    if knowledge is not None:  # a term of the whole batch, which cannot be taken in pieces
+    if soft_label_targets is not None:  # a term of the whole batch, which cannot be taken in pieces
         model = model._replace(micro_batch=None)
     task = Task(model, mean=(0.0,), std=(1.0,))  # pixels are left as they are
 
     def losses(network, images, labels, mask):
         logits, state = network(images)
-        by_sample = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        if knowledge is not None:  # to every sample, so that their mean leaves it as it is
-            own = class_sums(logits, labels, mask, model.num_classes)
-            sums, count = over_whole_batch(own)
-            by_sample += _matching(knowledge, sums, count)
-        return by_sample, state
+        sample_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        if soft_label_targets is not None:  # to every sample, so that their mean leaves it as it is
+            local_sums = sum_logits_by_class(logits, labels, mask, model.num_classes)
+            sums, count = sum_over_shards(local_sums)
+            sample_losses += _weighted_matching_loss(soft_label_targets, sums, count)
+        return sample_losses, state
 
     def loss_and_gradient(variables, batch, key):
-        return task.loss_and_gradient(variables, batch, key, losses=losses, more=(batch.mask,))
+        return task.loss_and_gradient(
+            variables, batch, key, sample_losses=losses, extra_sample_arrays=(batch.mask,)
+        )
 
     return loss_and_gradient
 
 
-def _with_exact_matching(
-    of_batch: LossAndGradient,
+def _add_exact_matching(
+    batch_loss: LossAndGradient,
     model: Model,
-    pool: Pool,
-    knowledge: Knowledge,
-    piece: int,
-    sharing: Sharing,
+    pool: SyntheticPool,
+    soft_label_targets: SoftLabelTargets,
+    batch_size: int,
+    server_parallelism: ServerParallelism,
 ) -> LossAndGradient:
     """`of_batch` and the gradient of the matching over the pool, whose loss is left out.
 
@@ -128,59 +144,71 @@ def _with_exact_matching(
 
     def loss_and_gradient(variables, batch, key):
         params = variables["params"]
-        loss, gradient, variables = of_batch(variables, batch, key)
-        matching = partial(_matching, knowledge)
-        images = sharing.once_known(loss, pool.images)  # the batch's collectives come first
-        ordered, state = pool._replace(images=images), variables["state"]
-        of_pool = _exact_gradient(model, params, state, ordered, matching, piece, sharing)
-        return loss, jax.tree.map(jnp.add, gradient, of_pool), variables
+        loss, gradient, variables = batch_loss(variables, batch, key)
+        matching_loss = partial(_weighted_matching_loss, soft_label_targets)
+        images = server_parallelism.order_after(
+            loss, pool.images
+        )  # the batch's collectives come first
+        ordered_pool, state = pool._replace(images=images), variables["state"]
+        pool_gradient = _exact_gradient(
+            model, params, state, ordered_pool, matching_loss, batch_size, server_parallelism
+        )
+        return loss, jax.tree.map(jnp.add, gradient, pool_gradient), variables
 
     return loss_and_gradient
 
 
-def _matching(knowledge: Knowledge, sums: Array, count: Array) -> Array:
+def _weighted_matching_loss(
+    soft_label_targets: SoftLabelTargets, sums: Array, count: Array
+) -> Array:
     """The weighted term of the sums of logits by class `[C, C]` and their numbers `[C]`."""
-    present = (count > 0) & knowledge.owned
-    means = mean_of(sums, count)
-    term = knowledge_matching(means, present, knowledge.soft_labels, knowledge.tau)
-    return knowledge.weight * term
+    is_present = (count > 0) & soft_label_targets.is_owned
+    means = divide_by_count(sums, count)
+    loss = soft_label_matching_loss(
+        means, is_present, soft_label_targets.soft_labels, soft_label_targets.tau
+    )
+    return soft_label_targets.weight * loss
 
 
 def _exact_gradient(
     model: Model,
     params: Tree,
     state: Tree,
-    pool: Pool,
-    matching: Callable[[Array, Array], Array],
+    pool: SyntheticPool,
+    matching_loss: Callable[[Array, Array], Array],
     batch_size: int,
-    sharing: Sharing,
+    server_parallelism: ServerParallelism,
 ) -> Tree:
     """Gradient of `matching(sums of logits by class, counts)` over the whole pool.
 
     In two passes of equal pieces: the sums, then their cotangents pulled back piece by piece, so
     that memory is that of one batch.
     """
-    with sharing.spread():
-        pool = own_rows(pool)
-    short = -len(pool.images) % batch_size
+    with server_parallelism.shard_batch():
+        pool = take_local_rows(pool)
+    num_padding = -len(pool.images) % batch_size
     images, labels, valid = (
-        jnp.pad(a, ((0, short),) + ((0, 0),) * (a.ndim - 1)).reshape(-1, batch_size, *a.shape[1:])
+        jnp.pad(a, ((0, num_padding),) + ((0, 0),) * (a.ndim - 1)).reshape(
+            -1, batch_size, *a.shape[1:]
+        )
         for a in pool
     )
-    pieces = (images, labels, valid.astype(jnp.float32))
+    batches = (images, labels, valid.astype(jnp.float32))
 
-    def sums_of(params, piece):
-        images, labels, weights = piece
+    def sum_batch_logits(params, batch):
+        images, labels, weights = batch
         logits, _ = model.apply({"params": params, "state": state}, images, train=False)
-        return class_sums(logits, labels, weights, model.num_classes)
+        return sum_logits_by_class(logits, labels, weights, model.num_classes)
 
-    by_piece = jax.lax.map(lambda piece: sums_of(params, piece), pieces)
-    totals = sharing.total(jax.tree.map(lambda a: a.sum(0), by_piece))
-    cotangent = jax.grad(matching)(*totals)
+    batch_sums = jax.lax.map(lambda piece: sum_batch_logits(params, piece), batches)
+    totals = server_parallelism.sum_over_devices(jax.tree.map(lambda a: a.sum(0), batch_sums))
+    cotangent = jax.grad(matching_loss)(*totals)
 
-    def add(total, piece):
-        pulled = jax.vjp(lambda p: sums_of(p, piece)[0], params)[1](cotangent)[0]
-        return jax.tree.map(jnp.add, total, pulled), None
+    def add_batch_gradient(total, batch):
+        batch_gradient = jax.vjp(lambda p: sum_batch_logits(p, batch)[0], params)[1](cotangent)[0]
+        return jax.tree.map(jnp.add, total, batch_gradient), None
 
-    own = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), pieces)[0]
-    return sharing.total(own)
+    local_gradient = jax.lax.scan(
+        add_batch_gradient, jax.tree.map(jnp.zeros_like, params), batches
+    )[0]
+    return server_parallelism.sum_over_devices(local_gradient)

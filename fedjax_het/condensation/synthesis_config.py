@@ -8,18 +8,18 @@ from jax import Array
 
 from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.records import (
-    Count,
-    NonNegative,
-    Positive,
-    Record,
-    Whole,
-    checked,
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     field_types,
-    read,
+    parse_config,
+    validate,
 )
 from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
 
-Number = Array | np.floating  # a scalar: traced, or on the host
+Scalar = Array | np.floating  # a scalar: traced, or on the host
 
 _STATIC_PRESETS: dict[str, dict[str, Any]] = {
     "code": {},
@@ -39,7 +39,7 @@ _STATIC_PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SynthesisOptions(Record):
+class SynthesisOptions(Config):
     """Every static setting of the synthesis; presets "paper" and "code" name two sets of them.
 
     The defaults are those of the public code. `paper` is the paper's text: "2 checkpoints sampled
@@ -49,7 +49,7 @@ class SynthesisOptions(Record):
     are one checkpoint.) Where it gives no value, or one that cannot be meant, `paper` takes the
     code's:
 
-    * `step_size` (of `SynthesisNumbers`): the paper says "SGD with learning rate 1e-5". Inner
+    * `step_size` (of `SynthesisHyperParameters`): the paper says "SGD with learning rate 1e-5". Inner
       steps of that length leave the network where it was (the matching loss stays at 1). 1e-5 is,
       in the code, the learning rate *of* the learned step size, which starts at 0.04.
     * `inner_steps` (s'), the loss, the augmentation and the distance are unstated.
@@ -60,11 +60,11 @@ class SynthesisOptions(Record):
     (150); set one of the two.
     """
 
-    trajectory_rounds: Count = 24
+    trajectory_rounds: PositiveInt = 24
     """L: rounds of plain training whose averages are kept, beside the initial model."""
-    segment_length: Count = 3
+    segment_length: PositiveInt = 3
     """s: a target lies at most this many rounds behind its start."""
-    target_counts: tuple[Count, ...] = (2, 3)
+    target_counts: tuple[PositiveInt, ...] = (2, 3)
     """Number of checkpoints in the target's mean, drawn uniformly from these."""
     target_replacement: bool = True
     """Whether one checkpoint may enter a mean more than once."""
@@ -72,19 +72,19 @@ class SynthesisOptions(Record):
     """Checkpoint t + s: among those that may be drawn, in every mean besides them, or in none."""
     include_initial: bool = True
     """Whether the random initial model (round 0) may be a start."""
-    min_start: Whole = 0
+    min_start: NonNegativeInt = 0
     """First round that may be a start."""
-    max_start: Whole | None = 50
+    max_start: NonNegativeInt | None = 50
     """Last round that may be a start, itself included; never beyond L - s."""
-    num_iterations: Count = 3000
+    num_iterations: PositiveInt = 3000
     """N: outer iterations."""
-    inner_steps: Count = 20
+    inner_steps: PositiveInt = 20
     """s': SGD steps on the synthetic data per iteration."""
-    inner_batch_size: Count | None = None
+    inner_batch_size: PositiveInt | None = None
     """Synthetic samples per inner step; None: all."""
-    samples_per_class: Count | None = 15
+    samples_per_class: PositiveInt | None = 15
     "Synthetic samples of each class."
-    num_samples: Count | None = None
+    num_samples: PositiveInt | None = None
     """Synthetic samples in total, instead of per class."""
     label_init: float = 0.0
     """Label logits start at this times one-hot; 0 is the uniform soft label."""
@@ -96,14 +96,14 @@ class SynthesisOptions(Record):
     """Of the end from the target: "normalized_l2" or "cosine"."""
     augment_strategy: str = DSA_STRATEGY
     """Families of `augment`, one drawn per inner step; "none" switches it off."""
-    step_size_floor: Positive = 1e-4
+    step_size_floor: PositiveFloat = 1e-4
     """Guard: the learned step size is kept at or above this."""
-    step_size_ceiling: Positive = 10.0
+    step_size_ceiling: PositiveFloat = 10.0
     """Guard: and at or below this."""
     keep: Literal["last", "best"] = "last"
-    """Which iterate is the result: the "last" (as in the code) or the "best" (`SynthesisState`)."""
+    """Which iterate is the result: the "last" (as in the code) or the "best" (`TrajectorySynthesisState`)."""
 
-    NAMED: ClassVar[dict[str, dict[str, Any]]] = _STATIC_PRESETS
+    NAMED_PRESETS: ClassVar[dict[str, dict[str, Any]]] = _STATIC_PRESETS
 
     def check(self) -> None:
         require(
@@ -127,7 +127,7 @@ class SynthesisOptions(Record):
             "starts in order, within rounds 0 to trajectory_rounds - segment_length = "
             f"{self.trajectory_rounds} - {self.segment_length}",
         )
-        check_targets(
+        validate_targets(
             self.target_counts, self.segment_length, self.target_replacement, self.target_end
         )
 
@@ -139,7 +139,7 @@ class SynthesisOptions(Record):
             last = min(last, self.max_start)
         return max(self.min_start, 0 if self.include_initial else 1), last
 
-    def total_samples(self, num_classes: int) -> int:
+    def count_samples(self, num_classes: int) -> int:
         """M, the number of synthetic samples."""
         if self.samples_per_class is None:
             assert self.num_samples is not None  # exactly one of the two is
@@ -148,16 +148,16 @@ class SynthesisOptions(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class SynthesisNumbers(Record):
+class SynthesisHyperParameters(Config):
     """The numeric settings, of which one compiled program serves all values."""
 
-    image_lr: NonNegative = 5e-2
+    image_lr: NonNegativeFloat = 5e-2
     """Adam's learning rate for the images."""
-    label_lr: NonNegative = 1e-2
+    label_lr: NonNegativeFloat = 1e-2
     """Adam's learning rate for the label logits."""
-    step_size: Positive = 0.04
+    step_size: PositiveFloat = 0.04
     """Inner learning rate to begin with."""
-    step_size_lr: NonNegative = 1e-5
+    step_size_lr: NonNegativeFloat = 1e-5
     """Adam's learning rate for the inner learning rate; 0 keeps it fixed."""
 
     @classmethod
@@ -170,8 +170,8 @@ _NUMERIC_PRESETS: dict[str, dict[str, Any]] = {"code": {}, "paper": {"label_lr":
 
 
 @dataclasses.dataclass(frozen=True)
-class SynthesisConfig(SynthesisNumbers, SynthesisOptions):
-    """Every setting of the synthesis: `SynthesisOptions` and `SynthesisNumbers` in one record.
+class SynthesisConfig(SynthesisHyperParameters, SynthesisOptions):
+    """Every setting of the synthesis: `SynthesisOptions` and `SynthesisHyperParameters` in one record.
 
     The defaults are those of the public code; `preset("paper")` and `preset("code")` name two sets.
     """
@@ -180,29 +180,29 @@ class SynthesisConfig(SynthesisNumbers, SynthesisOptions):
     def preset(cls, name: str, **overrides: Any) -> Self:
         """The settings of the DynaFed `paper` or of its public `code`, with `overrides`."""
         require_name("preset", name, _STATIC_PRESETS)
-        return read(
+        return parse_config(
             cls,
             {**_STATIC_PRESETS[name], **_NUMERIC_PRESETS[name], **overrides},
-            name="setting",
+            field_term="setting",
         )
 
     def __post_init__(self) -> None:
         types = field_types(type(self))
         for name in types:
-            checked(name, getattr(self, name), types[name])
+            validate(name, getattr(self, name), types[name])
         self.check()
 
     def check(self) -> None:
         super().check()
-        check_step_size(self.step_size, self)
+        validate_step_size(self.step_size, self)
 
-    def hyper_parameters(self) -> "SynthesisHyperParameters":
-        """The numeric settings as a tree that `Synthesis.init` and `.run` take as traced input."""
-        names = SynthesisHyperParameters._fields
-        return SynthesisHyperParameters(*(np.float32(getattr(self, name)) for name in names))
+    def to_values(self) -> "SynthesisHyperParameterValues":
+        """The numeric settings as a tree that `SynthesisFunctions.init` and `.run` take as traced input."""
+        names = SynthesisHyperParameterValues._fields
+        return SynthesisHyperParameterValues(*(np.float32(getattr(self, name)) for name in names))
 
 
-def check_step_size(
+def validate_step_size(
     step_size: float, options: SynthesisOptions, *, name: str = "step_size"
 ) -> None:
     """Raise ConfigError for an inner rate, called `name`, that the guards do not let through."""
@@ -215,25 +215,25 @@ def check_step_size(
     )
 
 
-class SynthesisHyperParameters(NamedTuple):
+class SynthesisHyperParameterValues(NamedTuple):
     """The numbers of `SynthesisConfig` that may differ between runs of one compiled program."""
 
-    image_lr: Number
-    label_lr: Number
-    step_size_lr: Number
-    step_size: Number
+    image_lr: Scalar
+    label_lr: Scalar
+    step_size_lr: Scalar
+    step_size: Scalar
 
 
-def num_eligible_targets(segment_length: int, end: str) -> int:
+def count_eligible_targets(segment_length: int, end: str) -> int:
     """Checkpoints behind the start of which a target's are drawn."""
     return segment_length - (end != "drawn")
 
 
-def check_targets(
+def validate_targets(
     counts: tuple[int, ...], segment_length: int, replacement: bool, end: str
 ) -> None:
     """Raise ConfigError unless a target can be drawn: see `SynthesisConfig`."""
-    num_eligible = num_eligible_targets(segment_length, end)
+    num_eligible = count_eligible_targets(segment_length, end)
     require(
         num_eligible >= 1,
         "segment_length",

@@ -11,8 +11,12 @@ from jax import Array
 from fedjax_het.common.errors import require_name
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.server import fit, in_order, shuffled
-from fedjax_het.engine.sharing import ALONE, Sharing
+from fedjax_het.engine.server import (
+    make_sequential_batches,
+    make_shuffled_batches,
+    train_on_examples,
+)
+from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
 
 Tree = Any
 ApplyParams = Callable[[Tree, Array], Array]
@@ -73,7 +77,7 @@ def fine_tune(
     loss_scaling: str = "cross_entropy_over_classes",
     optimizer: str = "adam",
     momentum: Array | float = 0.0,
-    sharing: Sharing = ALONE,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
     """Train the round's average on the synthetic data: DynaFed's server step.
 
@@ -95,7 +99,7 @@ def fine_tune(
         batch_size=batch_size,
         augment_strategy=augment_strategy,
         loss_scaling=loss_scaling,
-        sharing=sharing,
+        server_parallelism=server_parallelism,
     )
 
 
@@ -115,7 +119,7 @@ def train_from_scratch(
 ) -> Tree:
     """Train a network on the synthetic data alone: the quality check of DynaFed's Fig. 6.
 
-    SGD at `lr` (default: the learned step size), which decays as in `decayed_once`, with a new
+    SGD at `lr` (default: the learned step size), which decays as in `make_step_decay_phases`, with a new
     momentum buffer; orders and augmentations go on.
 
     `params` are freshly initialised ones. vmap over them and `key` for several networks, and use
@@ -124,17 +128,17 @@ def train_from_scratch(
     Returns: params of the same structure.
     Cost: epochs * ceil(M / batch_size) steps.
     """
-    for part in decayed_once(synthetic.step_size if lr is None else lr, epochs):
+    for phase in make_step_decay_phases(synthetic.step_size if lr is None else lr, epochs):
         params = _train(
             apply_params,
             params,
             synthetic,
             key,
             optimizer=optax.chain(
-                optax.add_decayed_weights(weight_decay), optax.sgd(part.lr, momentum=momentum)
+                optax.add_decayed_weights(weight_decay), optax.sgd(phase.lr, momentum=momentum)
             ),
-            epochs=part.epochs,
-            first_epoch=part.first_epoch,
+            epochs=phase.epochs,
+            first_epoch=phase.first_epoch,
             batch_size=batch_size,
             augment_strategy=augment_strategy,
             loss_scaling=loss_scaling,
@@ -142,7 +146,7 @@ def train_from_scratch(
     return params
 
 
-class Part(NamedTuple):
+class LearningRatePhase(NamedTuple):
     """Epochs `first_epoch` to `first_epoch + epochs - 1` of a training, at one rate."""
 
     lr: Array | float
@@ -150,11 +154,15 @@ class Part(NamedTuple):
     epochs: int
 
 
-def decayed_once(lr: Array | float, epochs: int) -> tuple[Part, Part]:
+def make_step_decay_phases(
+    lr: Array | float, epochs: int
+) -> tuple[LearningRatePhase, LearningRatePhase]:
     """A training from scratch in the public codes of distribution and trajectory matching: after
     epoch `epochs // 2 + 1`, counted from 0 (251 of 501), it goes on at a tenth of the rate."""
-    early = min(epochs // 2 + 2, epochs)
-    return Part(lr, 0, early), Part(lr * 0.1, early, epochs - early)
+    num_early_epochs = min(epochs // 2 + 2, epochs)
+    return LearningRatePhase(lr, 0, num_early_epochs), LearningRatePhase(
+        lr * 0.1, num_early_epochs, epochs - num_early_epochs
+    )
 
 
 def _train(
@@ -169,7 +177,7 @@ def _train(
     batch_size: int,
     augment_strategy: str,
     loss_scaling: str,
-    sharing: Sharing = ALONE,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
     """Train on synthetic data; the steps' numbers select batches and augmentations.
 
@@ -177,7 +185,7 @@ def _train(
     """
     order_key, augment_key = jax.random.split(key)
     count = len(synthetic.images)
-    whole = batch_size >= count  # then their order does not matter, and is left alone
+    is_full_batch = batch_size >= count  # then their order does not matter, and is left alone
 
     def loss_and_gradient(variables, batch, key):
         images = augment(key, batch.images, strategy=augment_strategy)
@@ -191,14 +199,16 @@ def _train(
         weight = 1 / jnp.maximum(batch.mask.sum(), 1)
         return *jax.tree.map(lambda total: weight * total, (value, gradient)), variables
 
-    return fit(
+    return train_on_examples(
         {"params": params},
         Examples(synthetic.images, synthetic.label_logits),
-        in_order(count, count) if whole else shuffled(order_key, count, batch_size),
+        make_sequential_batches(count, count)
+        if is_full_batch
+        else make_shuffled_batches(order_key, count, batch_size),
         loss_and_gradient,
         optimizer=optimizer,
         epochs=epochs,
         first_epoch=first_epoch,
         key=augment_key,
-        sharing=sharing,
+        server_parallelism=server_parallelism,
     )[0]["params"]

@@ -22,12 +22,12 @@ import optax
 from jax import Array, lax
 
 from fedjax_het.common.errors import require
-from fedjax_het.condensation.mixed_mode import Differentiation, mixed_mode
+from fedjax_het.condensation.mixed_mode import DifferentiationMode, mixed_mode
 from fedjax_het.condensation.synthesis_config import (
-    SynthesisHyperParameters,
+    SynthesisHyperParameterValues,
     SynthesisOptions,
-    check_targets,
-    num_eligible_targets,
+    count_eligible_targets,
+    validate_targets,
 )
 from fedjax_het.condensation.synthetic import ApplyParams, SyntheticData
 from fedjax_het.condensation.unrolling import Unravel, matching_loss, unroll
@@ -56,7 +56,7 @@ def draw_segment(
     Returns: start `[]` int, target `[P]`.
     Errors: ConfigError: more checkpoints asked for than there are, or a segment beyond the end.
     """
-    check_targets(target_counts, segment_length, replacement, end)
+    validate_targets(target_counts, segment_length, replacement, end)
     require(
         0 <= first_start <= last_start <= len(trajectory) - 1 - segment_length,
         "first_start, last_start",
@@ -67,21 +67,21 @@ def draw_segment(
     start_key, count_key, target_key = jax.random.split(key, 3)
     start = jax.random.randint(start_key, (), first_start, last_start + 1)
     count = jax.random.choice(count_key, jnp.asarray(target_counts))
-    num_eligible, most = num_eligible_targets(segment_length, end), max(target_counts)
+    num_eligible, max_count = count_eligible_targets(segment_length, end), max(target_counts)
     if replacement:
-        steps = jax.random.randint(target_key, (most,), 1, num_eligible + 1)
+        steps = jax.random.randint(target_key, (max_count,), 1, num_eligible + 1)
     else:
-        steps = 1 + jax.random.permutation(target_key, num_eligible)[:most]
-    members = jnp.arange(most) < count
+        steps = 1 + jax.random.permutation(target_key, num_eligible)[:max_count]
+    is_member = jnp.arange(max_count) < count
     if end == "always":
         steps = jnp.append(steps, segment_length)
-        members = jnp.append(members, True)
-    weights = members / members.sum()
+        is_member = jnp.append(is_member, True)
+    weights = is_member / is_member.sum()
     target = jnp.einsum("k,kp->p", weights, trajectory[start + steps], precision="highest")
     return start, target
 
 
-class SynthesisState(NamedTuple):
+class TrajectorySynthesisState(NamedTuple):
     """State between outer iterations.
 
     Attributes:
@@ -104,7 +104,7 @@ class SynthesisState(NamedTuple):
     num_skipped: Array
 
 
-class SynthesisInfo(NamedTuple):
+class SynthesisLog(NamedTuple):
     """One entry per outer iteration, `[N]` each.
 
     Attributes:
@@ -120,23 +120,23 @@ class SynthesisInfo(NamedTuple):
     step_size: Array
 
 
-class Synthesis(NamedTuple):
+class SynthesisFunctions(NamedTuple):
     """Pure functions; see `make_synthesis`."""
 
-    init: Callable[[SynthesisHyperParameters, Array], SynthesisState]
-    run: Callable[..., tuple[SynthesisState, SynthesisInfo]]
-    result: Callable[[SynthesisState], SyntheticData]
+    init: Callable[[SynthesisHyperParameterValues, Array], TrajectorySynthesisState]
+    run: Callable[..., tuple[TrajectorySynthesisState, SynthesisLog]]
+    result: Callable[[TrajectorySynthesisState], SyntheticData]
 
 
 def make_synthesis(
-    config: SynthesisOptions,
+    options: SynthesisOptions,
     apply_params: ApplyParams,
     unravel: Unravel,
     *,
     image_shape: tuple[int, int, int],
     num_classes: int,
-    differentiation: Differentiation = mixed_mode,
-) -> Synthesis:
+    differentiation: DifferentiationMode = mixed_mode,
+) -> SynthesisFunctions:
     """Data synthesis of DynaFed (Algorithm 1) for one network and image shape `(H, W, C)`.
 
     Returns three functions, to be jitted by the caller:
@@ -159,59 +159,59 @@ def make_synthesis(
     Errors: ConfigError from `run`, while tracing, if the trajectory does not fit the config.
     Cost: per iteration that of differentiating `unroll`.
     """
-    unrolled = partial(
+    unroll_fn = partial(
         unroll,
         apply_params,
         unravel,
-        num_steps=config.inner_steps,
-        batch_size=config.inner_batch_size,
-        augment_strategy=config.augment_strategy,
-        loss_scaling=config.loss_scaling,
+        num_steps=options.inner_steps,
+        batch_size=options.inner_batch_size,
+        augment_strategy=options.augment_strategy,
+        loss_scaling=options.loss_scaling,
         differentiation=differentiation,
     )
-    return Synthesis(
-        init=partial(_initial_state, config, image_shape, num_classes),
-        run=partial(_run, config, unrolled),
-        result=partial(_result, config),
+    return SynthesisFunctions(
+        init=partial(_init_state, options, image_shape, num_classes),
+        run=partial(_run_iterations, options, unroll_fn),
+        result=partial(_select_result, options),
     )
 
 
-def _initial_state(
-    config: SynthesisOptions,
+def _init_state(
+    options: SynthesisOptions,
     image_shape: tuple[int, int, int],
     num_classes: int,
-    hp: SynthesisHyperParameters,
+    hp: SynthesisHyperParameterValues,
     key: Array,
-) -> SynthesisState:
-    num_samples = config.total_samples(num_classes)
+) -> TrajectorySynthesisState:
+    num_samples = options.count_samples(num_classes)
     classes = jnp.arange(num_samples) * num_classes // num_samples
     data = SyntheticData(
         images=jax.random.normal(key, (num_samples, *image_shape), jnp.float32),
-        label_logits=config.label_init * jax.nn.one_hot(classes, num_classes),
+        label_logits=options.label_init * jax.nn.one_hot(classes, num_classes),
         step_size=jnp.asarray(hp.step_size, jnp.float32),
     )
-    return SynthesisState(
+    return TrajectorySynthesisState(
         data=data,
         adam=_ADAM.init(data),
-        latest_loss=jnp.full(config.trajectory_rounds + 1, jnp.inf),
+        latest_loss=jnp.full(options.trajectory_rounds + 1, jnp.inf),
         best_data=jax.tree.map(jnp.copy, data),  # a donated state may not hold a buffer twice
         best_score=jnp.asarray(jnp.inf),
         num_skipped=jnp.asarray(0, jnp.int32),
     )
 
 
-def _run(
-    config: SynthesisOptions,
-    unrolled: Callable[..., Array],
-    hp: SynthesisHyperParameters,
-    state: SynthesisState,
+def _run_iterations(
+    options: SynthesisOptions,
+    unroll_fn: Callable[..., Array],
+    hp: SynthesisHyperParameterValues,
+    state: TrajectorySynthesisState,
     trajectory: Array,
     key: Array,
     first_iteration: int | Array,
     *,
     num_iterations: int,
-) -> tuple[SynthesisState, SynthesisInfo]:
-    rounds = config.trajectory_rounds
+) -> tuple[TrajectorySynthesisState, SynthesisLog]:
+    rounds = options.trajectory_rounds
     require(
         trajectory.ndim == 2 and len(trajectory) == rounds + 1,
         "trajectory",
@@ -219,51 +219,53 @@ def _run(
         f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds",
     )
 
-    def iteration(state: SynthesisState, number: Array):
-        return _iteration(config, unrolled, hp, trajectory, state, jax.random.fold_in(key, number))
+    def run_iteration(state: TrajectorySynthesisState, iteration_index: Array):
+        return _run_iteration(
+            options, unroll_fn, hp, trajectory, state, jax.random.fold_in(key, iteration_index)
+        )
 
-    return lax.scan(iteration, state, first_iteration + jnp.arange(num_iterations))
+    return lax.scan(run_iteration, state, first_iteration + jnp.arange(num_iterations))
 
 
-def _iteration(
-    config: SynthesisOptions,
-    unrolled: Callable[..., Array],
-    hp: SynthesisHyperParameters,
+def _run_iteration(
+    options: SynthesisOptions,
+    unroll_fn: Callable[..., Array],
+    hp: SynthesisHyperParameterValues,
     trajectory: Array,
-    state: SynthesisState,
+    state: TrajectorySynthesisState,
     key: Array,
-) -> tuple[SynthesisState, SynthesisInfo]:
+) -> tuple[TrajectorySynthesisState, SynthesisLog]:
     """Draw a segment, and move the data against the gradient of its matching loss."""
     segment_key, unroll_key = jax.random.split(key)
-    first_start, last_start = config.start_range
+    first_start, last_start = options.start_range
     start, target = draw_segment(
         segment_key,
         trajectory,
         first_start=first_start,
         last_start=last_start,
-        segment_length=config.segment_length,
-        target_counts=config.target_counts,
-        replacement=config.target_replacement,
-        end=config.target_end,
+        segment_length=options.segment_length,
+        target_counts=options.target_counts,
+        replacement=options.target_replacement,
+        end=options.target_end,
     )
 
     def loss(data: SyntheticData) -> Array:
-        end = unrolled(trajectory[start], data, unroll_key)
-        return matching_loss(end, trajectory[start], target, distance=config.distance)
+        end = unroll_fn(trajectory[start], data, unroll_key)
+        return matching_loss(end, trajectory[start], target, distance=options.distance)
 
     value, gradient = jax.value_and_grad(loss)(state.data)
-    finite = jnp.isfinite(value)
+    is_finite = jnp.isfinite(value)
     for leaf in gradient:
-        finite &= jnp.isfinite(leaf).all()
+        is_finite &= jnp.isfinite(leaf).all()
     direction, adam = _ADAM.update(gradient, state.adam)
-    moved = _descended(config, hp, state.data, direction)
-    new = _recorded(config, state, start, value, finite, moved, adam)
-    return new, SynthesisInfo(value, start, ~finite, new.data.step_size)
+    new_data = _descend(options, hp, state.data, direction)
+    new_state = _update_state(options, state, start, value, is_finite, new_data, adam)
+    return new_state, SynthesisLog(value, start, ~is_finite, new_state.data.step_size)
 
 
-def _descended(
-    config: SynthesisOptions,
-    hp: SynthesisHyperParameters,
+def _descend(
+    options: SynthesisOptions,
+    hp: SynthesisHyperParameterValues,
     data: SyntheticData,
     direction: SyntheticData,
 ) -> SyntheticData:
@@ -272,54 +274,54 @@ def _descended(
     return SyntheticData(
         images=data.images - hp.image_lr * direction.images,
         label_logits=data.label_logits - hp.label_lr * direction.label_logits,
-        step_size=jnp.clip(step_size, config.step_size_floor, config.step_size_ceiling),
+        step_size=jnp.clip(step_size, options.step_size_floor, options.step_size_ceiling),
     )
 
 
-def _recorded(
-    config: SynthesisOptions,
-    state: SynthesisState,
+def _update_state(
+    options: SynthesisOptions,
+    state: TrajectorySynthesisState,
     start: Array,
     loss: Array,
-    finite: Array,
-    moved: SyntheticData,
+    is_finite: Array,
+    new_data: SyntheticData,
     adam: optax.OptState,
-) -> SynthesisState:
+) -> TrajectorySynthesisState:
     """The state after an iteration whose data had this loss at this start; as it was but for the
-    count where something is not `finite`."""
+    count where something is not `is_finite`."""
 
     def where(condition, new, old):
         return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
-    latest_loss = where(finite, state.latest_loss.at[start].set(loss), state.latest_loss)
-    first_start, last_start = config.start_range
+    latest_loss = where(is_finite, state.latest_loss.at[start].set(loss), state.latest_loss)
+    first_start, last_start = options.start_range
     score = latest_loss[first_start : last_start + 1].mean()
-    better = finite & (score < state.best_score)
-    return SynthesisState(
-        data=where(finite, moved, state.data),
-        adam=where(finite, adam, state.adam),
+    is_better = is_finite & (score < state.best_score)
+    return TrajectorySynthesisState(
+        data=where(is_finite, new_data, state.data),
+        adam=where(is_finite, adam, state.adam),
         latest_loss=latest_loss,
-        best_data=where(better, state.data, state.best_data),
-        best_score=jnp.where(better, score, state.best_score),
-        num_skipped=state.num_skipped + ~finite,
+        best_data=where(is_better, state.data, state.best_data),
+        best_score=jnp.where(is_better, score, state.best_score),
+        num_skipped=state.num_skipped + ~is_finite,
     )
 
 
-def _result(config: SynthesisOptions, state: SynthesisState) -> SyntheticData:
-    if config.keep == "last":
+def _select_result(options: SynthesisOptions, state: TrajectorySynthesisState) -> SyntheticData:
+    if options.keep == "last":
         return state.data
     # Before every start has been drawn there is no score, and nothing better than the last.
-    scored = jnp.isfinite(state.best_score)
-    return jax.tree.map(lambda b, d: jnp.where(scored, b, d), state.best_data, state.data)
+    has_score = jnp.isfinite(state.best_score)
+    return jax.tree.map(lambda b, d: jnp.where(has_score, b, d), state.best_data, state.data)
 
 
-def j_by_start(info: SynthesisInfo, *, last: int | None = None) -> dict[int, float]:
+def mean_loss_by_start(info: SynthesisLog, *, num_last: int | None = None) -> dict[int, float]:
     """Mean matching loss J at each start that was drawn in the `last` iterations (default: all).
 
     On the host; skipped iterations do not count.
     """
     losses, starts, skipped = (
-        np.asarray(x)[-last if last else None :]
+        np.asarray(x)[-num_last if num_last else None :]
         for x in (info.matching_loss, info.start, info.skipped)
     )
     return {

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
-from fedjax_het.condensation.mixed_mode import Differentiation, descend, mixed_mode
+from fedjax_het.condensation.mixed_mode import DifferentiationMode, mixed_mode, run_sgd
 from fedjax_het.condensation.synthetic import ApplyParams, SyntheticData, soft_cross_entropies
-from fedjax_het.engine.server import epoch_batch
-from fedjax_het.nn.spread import own_rows
+from fedjax_het.engine.server import get_epoch_batch
+from fedjax_het.nn.spread import take_local_rows
 
 Tree = Any
 Unravel = Callable[[Array], Tree]
@@ -44,7 +44,7 @@ def unroll(
     augment_strategy: str = DSA_STRATEGY,
     loss_scaling: str = "cross_entropy_over_classes",
     momentum: float = 0.0,
-    differentiation: Differentiation = mixed_mode,
+    differentiation: DifferentiationMode = mixed_mode,
 ) -> Array:
     """Train by SGD on synthetic data, differentiably: the inner loop A(X, y, w, s').
 
@@ -66,17 +66,17 @@ def unroll(
       activations of a (micro-)batch.
     """
 
-    def samples_of(synthetic: SyntheticData, step: tuple[Array, Array]) -> InnerBatch:
-        key, number = step
-        return inner_batch(synthetic, key, number, batch_size, augment_strategy)
+    def select_samples(synthetic: SyntheticData, step: tuple[Array, Array]) -> InnerBatch:
+        key, step_index = step
+        return select_inner_batch(synthetic, key, step_index, batch_size, augment_strategy)
 
     def loss_sum(vector: Array, batch: InnerBatch) -> Array:
         logits = apply_params(unravel(vector), batch.images)
         losses = soft_cross_entropies(logits, batch.label_logits, scaling=loss_scaling)
         return (batch.weights * losses).sum()
 
-    gradient = differentiation(loss_sum, samples_of)
-    return descend(
+    gradient = differentiation(loss_sum, select_samples)
+    return run_sgd(
         vector,
         lambda vector, number: gradient(vector, synthetic, (key, number)),
         synthetic.step_size,
@@ -85,22 +85,26 @@ def unroll(
     )
 
 
-def inner_batch(
-    synthetic: SyntheticData, key: Array, step: Array, batch_size: int | None, strategy: str
+def select_inner_batch(
+    synthetic: SyntheticData,
+    key: Array,
+    step_index: Array,
+    batch_size: int | None,
+    augment_strategy: str,
 ) -> InnerBatch:
     """What step `step`, counted over all epochs, trains on: all samples for `batch_size` None; of
     them those at hand, where devices share them (`nn.spread`)."""
     order_key, augment_key = jax.random.split(key)
     images, labels = synthetic.images, synthetic.label_logits
     if batch_size is not None and batch_size < len(images):
-        index, mask = epoch_batch(order_key, step, len(images), batch_size)
+        index, mask = get_epoch_batch(order_key, step_index, len(images), batch_size)
         weights = mask.astype(images.dtype) / mask.sum()
-        index, weights = own_rows((index, weights))
+        index, weights = take_local_rows((index, weights))
         images, labels = images[index], labels[index]
     else:
         weights = jnp.full(len(images), 1 / len(images), images.dtype)
-        images, labels, weights = own_rows((images, labels, weights))
-    images = augment(jax.random.fold_in(augment_key, step), images, strategy=strategy)
+        images, labels, weights = take_local_rows((images, labels, weights))
+    images = augment(jax.random.fold_in(augment_key, step_index), images, strategy=augment_strategy)
     return InnerBatch(images, labels, weights)
 
 

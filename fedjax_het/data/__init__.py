@@ -3,17 +3,17 @@
 from fedjax_het.data.averages import MeanBlocks, average_examples
 from fedjax_het.data.bubble import plot_partition
 from fedjax_het.data.client_tests import (
-    client_groups,
-    client_mixtures,
-    domain_tests,
-    local_tests,
-    tests_of,
-    whole_tests,
+    compute_client_mixtures,
+    draw_local_tests,
+    get_client_groups,
+    make_client_tests,
+    make_domain_tests,
+    make_full_tests,
 )
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
-from fedjax_het.data.datasets import DATASETS, DatasetEntry, load_dataset, register_dataset
+from fedjax_het.data.datasets import DATASETS, DatasetSpec, load_dataset, register_dataset
 from fedjax_het.data.folder import load_image_folder
-from fedjax_het.data.normalisation import NORMALISATIONS
+from fedjax_het.data.normalisation import NORMALIZATIONS
 from fedjax_het.data.partition import (
     Partition,
     PartitionSummary,
@@ -22,57 +22,57 @@ from fedjax_het.data.partition import (
 )
 from fedjax_het.data.partitions import (
     PARTITIONS,
-    Scheme,
-    parameter_called,
-    partition_parameters,
+    PartitionScheme,
+    find_parameter_name,
+    get_partition_parameters,
     register_partition,
 )
 from fedjax_het.data.server_data import (
     ServerData,
     ServerSummary,
-    check_server_options,
-    server_examples,
-    server_pool,
-    withheld_examples,
+    draw_withheld_examples,
+    make_server_data,
+    make_server_pool,
+    resolve_server_options,
 )
 from fedjax_het.data.server_picture import plot_server_examples
 from fedjax_het.data.server_sources import SERVER_SOURCES, ServerSource, register_server_source
 
 __all__ = [
     "DATASETS",
-    "NORMALISATIONS",
+    "NORMALIZATIONS",
     "PARTITIONS",
     "SERVER_SOURCES",
     "Dataset",
-    "DatasetEntry",
+    "DatasetSpec",
     "MeanBlocks",
     "Partition",
+    "PartitionScheme",
     "PartitionSummary",
-    "Scheme",
     "ServerData",
     "ServerSource",
     "ServerSummary",
     "average_examples",
-    "check_server_options",
-    "client_groups",
-    "client_mixtures",
+    "compute_client_mixtures",
     "dataset_from_arrays",
-    "domain_tests",
+    "draw_local_tests",
+    "draw_withheld_examples",
+    "find_parameter_name",
+    "get_client_groups",
+    "get_partition_parameters",
     "load_dataset",
     "load_image_folder",
-    "local_tests",
+    "make_client_tests",
+    "make_domain_tests",
+    "make_full_tests",
     "make_partition",
-    "parameter_called",
+    "make_server_data",
+    "make_server_pool",
     "partition_from_clients",
-    "partition_parameters",
     "plot_partition",
     "plot_server_examples",
     "register_dataset",
     "register_partition",
     "register_server_source",
-    "server_examples",
-    "server_pool",
-    "tests_of",
-    "whole_tests",
-    "withheld_examples",
+    "resolve_server_options",
 ]

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require
-from fedjax_het.common.records import Count
-from fedjax_het.data.checks import NumClasses, Seed, array_of
+from fedjax_het.common.records import PositiveInt
+from fedjax_het.data.checks import NumClasses, Seed, to_array
 from fedjax_het.data.partition import Partition
 
 # A stream of its own, so that who is averaged does not depend on other draws.
@@ -20,15 +20,15 @@ class MeanBlocks(NamedTuple):
 
     size: the paper's M_k, examples in an average; None: all that a client has."""
 
-    size: Count | None = None
+    size: PositiveInt | None = None
 
-    def counts(self, sizes: np.ndarray) -> np.ndarray:
+    def num_averages(self, sizes: np.ndarray) -> np.ndarray:
         """How many averages clients make that hold so many examples. What is left over after whole
         blocks makes a smaller one."""
         return -(-sizes // np.maximum(sizes if self.size is None else self.size, 1))
 
 
-@door
+@validate_arguments
 def average_examples(
     images: np.ndarray,
     labels: np.ndarray,
@@ -45,18 +45,18 @@ def average_examples(
     Cost: one pass over the clients' examples.
     Raises `ConfigError` for what does not fit together.
     """
-    images = array_of("images", images, "an array [N, H, W, C]")
+    images = to_array("images", images, "an array [N, H, W, C]")
     partition.label_counts(labels, num_classes)  # it is of these labels
     labels = np.asarray(labels)
     ok = images.ndim == 4 and len(images) == len(labels) and images.dtype.kind in "iuf"
     require(ok, "shape of images", images.shape, f"[{len(labels)}, H, W, C], as of the labels")
-    unit = 255.0 if images.dtype == np.uint8 else 1.0
-    means, shares = [], []
+    scale = 255.0 if images.dtype == np.uint8 else 1.0
+    means, class_proportions = [], []
     for client in map(int, np.flatnonzero(partition.sizes)):
-        held = partition.client(client)
-        size = blocks.size or len(held)
-        order = np.random.default_rng([_AVERAGES_STREAM, seed, client]).permutation(held)
-        for block in np.split(order, range(size, len(held), size)):
-            means.append(images[block].mean(0, dtype=np.float64) / unit)
-            shares.append(np.bincount(labels[block], minlength=num_classes) / len(block))
-    return np.asarray(means, np.float32), np.asarray(shares, np.float32)
+        client_indices = partition.client_indices(client)
+        size = blocks.size or len(client_indices)
+        order = np.random.default_rng([_AVERAGES_STREAM, seed, client]).permutation(client_indices)
+        for block in np.split(order, range(size, len(client_indices), size)):
+            means.append(images[block].mean(0, dtype=np.float64) / scale)
+            class_proportions.append(np.bincount(labels[block], minlength=num_classes) / len(block))
+    return np.asarray(means, np.float32), np.asarray(class_proportions, np.float32)

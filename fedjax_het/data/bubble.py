@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require
 from fedjax_het.common.pictures import write_figure
-from fedjax_het.common.text import figure_text
+from fedjax_het.common.text import escape_mathtext
 from fedjax_het.data.checks import NumClasses
 from fedjax_het.data.partition import Partition
 
-_BUBBLE: dict[str, Any] = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
+_BUBBLE_STYLE: dict[str, Any] = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
 
 
-@door
+@validate_arguments
 def plot_partition(
     partition: Partition,
     labels: np.ndarray,
@@ -46,15 +46,20 @@ def plot_partition(
     cell_width = float(np.clip(11.0 / num_clients, 0.14, 0.5))
     cell_height = float(np.clip(5.0 / num_classes, 0.09, 0.36))
     # In points. Where cells are narrow the largest bubbles overlap their neighbours a little.
-    largest = max(int(counts.max()), 1)
+    max_count = max(int(counts.max()), 1)
     diameter = 72 * max(min(cell_width, cell_height) * 0.95, min(0.24, cell_height * 1.5))
     margin_x = max(0.6, 0.6 * diameter / 72 / cell_width)  # in cells, as the axes count them
     margin_y = max(0.6, 0.6 * diameter / 72 / cell_height)
     width = (num_clients - 1 + 2 * margin_x) * cell_width
     height = (num_classes - 1 + 2 * margin_y) * cell_height
 
-    named = bool(class_names) and num_classes <= 30
-    left, right, bottom, top = 1.1 if named else 0.65, 1.05, 0.55, 0.45 if title else 0.15
+    has_class_labels = bool(class_names) and num_classes <= 30
+    left, right, bottom, top = (
+        1.1 if has_class_labels else 0.65,
+        1.05,
+        0.55,
+        0.45 if title else 0.15,
+    )
     figure = Figure(figsize=(left + max(width, 2.5) + right, bottom + max(height, 1.2) + top))
     FigureCanvasAgg(figure)
     total_width, total_height = figure.get_size_inches()
@@ -67,34 +72,34 @@ def plot_partition(
         )
     )
 
-    def draw(x, y, held):
-        area = held / largest * diameter**2
+    def draw_bubbles(x, y, bubble_counts):
+        area = bubble_counts / max_count * diameter**2
         # A thin white rim parts bubbles that overlap; it would hide the smallest ones.
-        return axes.scatter(x, y, s=area, linewidth=np.where(area > 16, 0.4, 0.0), **_BUBBLE)
+        return axes.scatter(x, y, s=area, linewidth=np.where(area > 16, 0.4, 0.0), **_BUBBLE_STYLE)
 
     clients, classes = np.nonzero(counts)
-    held = counts[clients, classes]
-    order = np.argsort(-held, kind="stable")  # small ones on top
-    draw(clients[order], classes[order], held[order])
+    bubble_counts = counts[clients, classes]
+    order = np.argsort(-bubble_counts, kind="stable")  # small ones on top
+    draw_bubbles(clients[order], classes[order], bubble_counts[order])
 
     axes.set_xlim(-margin_x, num_clients - 1 + margin_x)
     axes.set_ylim(-margin_y, num_classes - 1 + margin_y)
-    _name_axes(axes, class_names if named else ())
+    _label_axes(axes, class_names if has_class_labels else ())
     if title:
-        axes.set_title(figure_text(title), fontsize=10, loc="left", pad=10)
+        axes.set_title(escape_mathtext(title), fontsize=10, loc="left", pad=10)
 
-    _add_key(axes, draw, largest, diameter)
+    _add_size_legend(axes, draw_bubbles, max_count, diameter)
     return write_figure(path, figure, dpi=200)
 
 
-def _name_axes(axes, class_names: Sequence[str]) -> None:
+def _label_axes(axes, class_names: Sequence[str]) -> None:
     """Clients across, classes up: by name, or (none) by number."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("client", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     if class_names:
-        axes.set_yticks(range(len(class_names)), map(figure_text, class_names))
+        axes.set_yticks(range(len(class_names)), map(escape_mathtext, class_names))
     else:
         axes.set_ylabel("class", fontsize=9)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
@@ -104,27 +109,29 @@ def _name_axes(axes, class_names: Sequence[str]) -> None:
         side.set_visible(False)
 
 
-def _add_key(axes, draw, largest: int, diameter: float) -> None:
+def _add_size_legend(axes, draw_bubbles, max_count: int, diameter: float) -> None:
     """Bubbles of round numbers beside the axes; `draw` makes them, the largest of `diameter`."""
-    shown = _round_counts(largest)
+    legend_counts = _choose_legend_counts(max_count)
     # matplotlib takes these distances in units of the font size.
-    reach = diameter * np.sqrt(shown[-1] / largest) / 8
+    handle_size = diameter * np.sqrt(legend_counts[-1] / max_count) / 8
     axes.legend(
-        [draw([], [], np.array([n])) for n in shown],
-        [f"{n:,}" for n in shown],
+        [draw_bubbles([], [], np.array([n])) for n in legend_counts],
+        [f"{n:,}" for n in legend_counts],
         title="examples",
         loc="upper left",
         bbox_to_anchor=(1.0, 1.0),
         frameon=False,
         fontsize=8,
         title_fontsize=8,
-        labelspacing=max(0.6, 0.75 * reach - 0.6),
-        handlelength=max(1.5, reach),
+        labelspacing=max(0.6, 0.75 * handle_size - 0.6),
+        handlelength=max(1.5, handle_size),
     )
 
 
-def _round_counts(largest: int) -> list[int]:
+def _choose_legend_counts(max_count: int) -> list[int]:
     """Up to three round numbers within the counts, for the key."""
-    power = 10 ** int(np.floor(np.log10(largest)))
-    top = max(step * power for step in (1, 2, 5) if step * power <= largest)
-    return sorted({max(top // 10, 1), max(top // 2, 1), top})
+    power = 10 ** int(np.floor(np.log10(max_count)))
+    largest_round_count = max(step * power for step in (1, 2, 5) if step * power <= max_count)
+    return sorted(
+        {max(largest_round_count // 10, 1), max(largest_round_count // 2, 1), largest_round_count}
+    )

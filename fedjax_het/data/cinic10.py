@@ -12,7 +12,7 @@ from fedjax_het.data.folder import read_image_folder
 def read_cinic10(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
     """`(arrays, meta)` of `data_dir` or $CINIC10_DIR, which holds train/ and test/. Raises
     `ConfigError` that says where to get it."""
-    root = data_dir or variables.value_of(variables.CINIC10_DIR)
+    root = data_dir or variables.get_value(variables.CINIC10_DIR)
     if not root or not Path(root).expanduser().is_dir():
         raise ConfigError(
             f"dataset = 'cinic10': no folder {str(root)!r}; unpack CINIC-10.tar.gz "

@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.data.checks import (
-    are_wide,
-    checked_constants,
-    checked_deviations,
-    checked_domains,
-    checked_images,
-    checked_labels,
-    checked_names,
-    checked_num_classes,
-    require_alike,
-    require_below,
+    has_16_bit_pixels,
+    require_labels_below,
+    require_same_format,
+    resolve_num_classes,
+    validate_channel_constants,
+    validate_domains,
+    validate_images,
+    validate_labels,
+    validate_names,
+    validate_std,
 )
 from fedjax_het.data.npz import digest_arrays
 
@@ -47,7 +47,7 @@ class Dataset:
     `dataset_from_arrays`, which check them.
     """
 
-    MADE_BY: ClassVar[str] = "load_dataset, load_image_folder or dataset_from_arrays give"
+    CONSTRUCTORS: ClassVar[str] = "load_dataset, load_image_folder or dataset_from_arrays give"
 
     name: str
     train_images: np.ndarray
@@ -66,7 +66,7 @@ class Dataset:
     server_labels: np.ndarray | None = None
     # `dataclasses.replace` takes neither over.
     origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
-    checked: bool = field(default=False, init=False, repr=False)
+    is_validated: bool = field(default=False, init=False, repr=False)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -109,7 +109,7 @@ class Dataset:
         )
 
 
-@door
+@validate_arguments
 def dataset_from_arrays(
     train_images,
     train_labels,
@@ -145,33 +145,33 @@ def dataset_from_arrays(
     Arrays of the final type are not copied: do not change them afterwards.
     Raises `ConfigError` naming the argument, its value and what is expected.
     """
-    wide = are_wide((train_images, test_images, server_images))
-    train_images = checked_images("train_images", train_images, wide=wide)
-    test_images = checked_images("test_images", test_images, wide=wide)
-    require_alike("test_images", test_images, train_images)
-    train_labels = checked_labels("train_labels", train_labels, "train_images", train_images)
-    test_labels = checked_labels("test_labels", test_labels, "test_images", test_images)
+    is_16_bit = has_16_bit_pixels((train_images, test_images, server_images))
+    train_images = validate_images("train_images", train_images, is_16_bit=is_16_bit)
+    test_images = validate_images("test_images", test_images, is_16_bit=is_16_bit)
+    require_same_format("test_images", test_images, train_images)
+    train_labels = validate_labels("train_labels", train_labels, "train_images", train_images)
+    test_labels = validate_labels("test_labels", test_labels, "test_images", test_images)
     labels = {"train_labels": train_labels, "test_labels": test_labels}
-    num_classes = checked_num_classes(num_classes, labels)
+    num_classes = resolve_num_classes(num_classes, labels)
     if not isinstance(class_names, str):  # of which every letter is a class's
-        class_names = checked_names("class_names", class_names)
+        class_names = validate_names("class_names", class_names)
     class_names = tuple(class_names)
     expected = f"{num_classes} names, one for each class, or none"
     require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
 
     if mean is None or std is None:
-        measured_mean, measured_std = channel_statistics(train_images)
-        mean = measured_mean if mean is None else mean
-        std = measured_std if std is None else std
-    mean = checked_constants("mean", mean, train_images.shape[-1])
-    std = checked_deviations(std, train_images.shape[-1])
-    train_domains, test_domains, domain_names = checked_domains(
+        train_mean, train_std = compute_channel_statistics(train_images)
+        mean = train_mean if mean is None else mean
+        std = train_std if std is None else std
+    mean = validate_channel_constants("mean", mean, train_images.shape[-1])
+    std = validate_std(std, train_images.shape[-1])
+    train_domains, test_domains, domain_names = validate_domains(
         {"train_domains": train_domains, "test_domains": test_domains},
         domain_names,
         (train_images, test_images),
     )
-    server_images, server_labels = checked_server_examples(
-        server_images, server_labels, train_images, num_classes, wide=wide
+    server_images, server_labels = validate_server_examples(
+        server_images, server_labels, train_images, num_classes, is_16_bit=is_16_bit
     )
 
     arrays = (train_images, train_labels, test_images, test_labels, train_domains, test_domains)
@@ -195,44 +195,44 @@ def dataset_from_arrays(
         server_images=server_images,
         server_labels=server_labels,
     )
-    object.__setattr__(dataset, "checked", True)
+    object.__setattr__(dataset, "is_validated", True)
     return dataset
 
 
-def checked_dataset(dataset: Any) -> Dataset:
+def validate_dataset(dataset: Any) -> Dataset:
     """A data set that is passed to a run, its arrays checked if it was put together by hand.
     ConfigError, also for anything else."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
-            f"dataset = a {type(dataset).__name__}: expected a Dataset, as {Dataset.MADE_BY}"
+            f"dataset = a {type(dataset).__name__}: expected a Dataset, as {Dataset.CONSTRUCTORS}"
         )
-    if dataset.checked:
+    if dataset.is_validated:
         return dataset
-    given = {f.name: getattr(dataset, f.name) for f in dataclasses.fields(dataset) if f.init}
-    return dataset_from_arrays(**given)
+    field_values = {f.name: getattr(dataset, f.name) for f in dataclasses.fields(dataset) if f.init}
+    return dataset_from_arrays(**field_values)
 
 
-def checked_server_examples(
+def validate_server_examples(
     server_images: Any,
     server_labels: Any,
     train_images: np.ndarray,
     num_classes: int,
     *,
-    wide: bool = False,
+    is_16_bit: bool = False,
 ) -> tuple[Any, Any]:
     """-> (server_images, server_labels), both None where neither is given."""
     if server_images is None and server_labels is None:
         return None, None
-    for argument, given in (("server_images", server_images), ("server_labels", server_labels)):
-        require(given is not None, argument, given, "an array, as the other of the two is given")
-    server_images = checked_images("server_images", server_images, wide=wide)
-    require_alike("server_images", server_images, train_images)
-    server_labels = checked_labels("server_labels", server_labels, "server_images", server_images)
-    require_below("server_labels", server_labels, num_classes)
+    for argument, values in (("server_images", server_images), ("server_labels", server_labels)):
+        require(values is not None, argument, values, "an array, as the other of the two is given")
+    server_images = validate_images("server_images", server_images, is_16_bit=is_16_bit)
+    require_same_format("server_images", server_images, train_images)
+    server_labels = validate_labels("server_labels", server_labels, "server_images", server_images)
+    require_labels_below("server_labels", server_labels, num_classes)
     return server_images, server_labels
 
 
-def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel of [N, H, W, C] images (uint8: scaled to [0, 1]).
 
     Exact for uint8, which is counted level by level. A constant channel gets a deviation of 1.

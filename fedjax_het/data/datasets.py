@@ -8,22 +8,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import REQUIRED, call_with, first_line, parameters_of
+from fedjax_het.common.signatures import (
+    REQUIRED,
+    call_with_supported,
+    get_keyword_parameters,
+    get_summary_line,
+)
 from fedjax_het.data import domainnet
 from fedjax_het.data.cinic10 import read_cinic10
-from fedjax_het.data.dataset import Dataset, checked_dataset, dataset_from_arrays
+from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_dataset
 from fedjax_het.data.digits import read_digits
-from fedjax_het.data.emnist import first_45_classes
-from fedjax_het.data.normalisation import normalisation_constants
-from fedjax_het.data.tfds import Source, decoded, read_prepared
+from fedjax_het.data.emnist import select_first_45_classes
+from fedjax_het.data.normalisation import get_normalization_constants
+from fedjax_het.data.tfds import TfdsSource, decode_splits, load_prepared
 
-Read = Callable[..., tuple[dict[str, np.ndarray], dict]]  # (data_dir, cache_dir) -> arrays, meta
+ArrayReader = Callable[
+    ..., tuple[dict[str, np.ndarray], dict]
+]  # (data_dir, cache_dir) -> arrays, meta
 
 
-class DatasetEntry(NamedTuple):
+class DatasetSpec(NamedTuple):
     """A data set that can be named.
 
     load: returns its `Dataset`. `normalisation`, `data_dir` and `cache_dir`, those of
@@ -35,15 +42,17 @@ class DatasetEntry(NamedTuple):
     name: str
     load: Callable[..., Dataset]
     description: str = ""
-    source: Source | None = None
+    source: TfdsSource | None = None
 
 
-def _from(name: str, read: Read, description: str, source: Source | None = None) -> DatasetEntry:
+def _make_dataset_spec(
+    name: str, read: ArrayReader, description: str, source: TfdsSource | None = None
+) -> DatasetSpec:
     """A set of the package's own: what `read` gives, normalised as the papers do."""
 
     def load(*, normalisation=None, data_dir=None, cache_dir=None) -> Dataset:
         arrays, meta = read(data_dir, cache_dir)
-        mean, std = normalisation_constants(name, normalisation, arrays["train_images"])
+        mean, std = get_normalization_constants(name, normalisation, arrays["train_images"])
         return dataset_from_arrays(
             **arrays,
             name=name,
@@ -55,69 +64,83 @@ def _from(name: str, read: Read, description: str, source: Source | None = None)
             note=meta.get("note", ""),
         )
 
-    return DatasetEntry(name, load, description, source)
+    return DatasetSpec(name, load, description, source)
 
 
-def _prepared(
-    source: Source, description: str, *, name: str | None = None, part: Callable | None = None
-) -> DatasetEntry:
+def _make_tfds_spec(
+    source: TfdsSource,
+    description: str,
+    *,
+    name: str | None = None,
+    transform: Callable | None = None,
+) -> DatasetSpec:
     """A set of tensorflow-datasets, or the `part(arrays, meta) -> (arrays, meta)` of one."""
 
     def read(data_dir, cache_dir):
-        arrays, meta = decoded(source, partial(read_prepared, source), data_dir, cache_dir)
-        return (arrays, meta) if part is None else part(arrays, meta)
+        arrays, meta = load_prepared(source, partial(decode_splits, source), data_dir, cache_dir)
+        return (arrays, meta) if transform is None else transform(arrays, meta)
 
-    return _from(name or source.name, read, description, source)
+    return _make_dataset_spec(name or source.name, read, description, source)
 
 
 # EMNIST's merged labels: lower-case letters that look unlike their capitals keep a class.
-_MERGED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
-_ALL = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_BALANCED = Source("emnist_balanced", "emnist", ("balanced",), True, tuple(_MERGED))
-_BYCLASS = Source("emnist_byclass", "emnist", ("byclass",), True, tuple(_ALL))
+_EMNIST_BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
+_EMNIST_BYCLASS_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_EMNIST_BALANCED = TfdsSource(
+    "emnist_balanced", "emnist", ("balanced",), True, tuple(_EMNIST_BALANCED_CLASSES)
+)
+_EMNIST_BYCLASS = TfdsSource(
+    "emnist_byclass", "emnist", ("byclass",), True, tuple(_EMNIST_BYCLASS_CLASSES)
+)
 
-DATASETS: Registry[DatasetEntry] = Registry(
+DATASETS: Registry[DatasetSpec] = Registry(
     "data set",
     (
-        _from(
+        _make_dataset_spec(
             "digits",
             read_digits,
             "scikit-learn's digits: 1,797 grey 8x8 images, 10 classes; needs no download",
         ),
-        _prepared(Source("mnist", "mnist"), "MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes"),
-        _prepared(
-            Source("fashion_mnist", "fashion_mnist"),
+        _make_tfds_spec(
+            TfdsSource("mnist", "mnist"), "MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes"
+        ),
+        _make_tfds_spec(
+            TfdsSource("fashion_mnist", "fashion_mnist"),
             "Fashion-MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes",
         ),
-        _prepared(
-            Source("cifar10", "cifar10"),
+        _make_tfds_spec(
+            TfdsSource("cifar10", "cifar10"),
             "CIFAR-10: 50,000 + 10,000 colour 32x32 images, 10 classes",
         ),
-        _prepared(
-            Source("cifar100", "cifar100"),
+        _make_tfds_spec(
+            TfdsSource("cifar100", "cifar100"),
             "CIFAR-100: 50,000 + 10,000 colour 32x32 images, 100 classes",
         ),
-        _from(
+        _make_dataset_spec(
             "cinic10",
             read_cinic10,
             "CINIC-10: 90,000 + 90,000 colour 32x32 images, 10 classes; an image folder",
         ),
-        _prepared(_BALANCED, "EMNIST Balanced: 112,800 + 18,800 grey 28x28 images, 47 classes"),
-        _prepared(
-            _BALANCED,
+        _make_tfds_spec(
+            _EMNIST_BALANCED, "EMNIST Balanced: 112,800 + 18,800 grey 28x28 images, 47 classes"
+        ),
+        _make_tfds_spec(
+            _EMNIST_BALANCED,
             "EMNIST Balanced without r and t, for FSL: 108,000 + 10,000 images, 45 classes",
             name="emnist_45",
-            part=first_45_classes,
+            transform=select_first_45_classes,
         ),
-        _prepared(_BYCLASS, "EMNIST ByClass: 697,932 + 116,323 grey 28x28 images, 62 classes"),
-        _from(
+        _make_tfds_spec(
+            _EMNIST_BYCLASS, "EMNIST ByClass: 697,932 + 116,323 grey 28x28 images, 62 classes"
+        ),
+        _make_dataset_spec(
             "domainnet",
             domainnet.read_domainnet,
             "DomainNet, FedBN's ten classes: about 22,500 colour images at 64x64, 6 domains",
             domainnet.SOURCE,
         ),
-        _prepared(
-            Source("stl10", "stl10"),
+        _make_tfds_spec(
+            TfdsSource("stl10", "stl10"),
             "STL-10, the labelled part: 5,000 + 8,000 colour 96x96 images, 10 classes",
         ),
     ),
@@ -125,7 +148,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
 )
 
 
-@door
+@validate_arguments
 def load_dataset(
     name: str,
     *,
@@ -143,7 +166,7 @@ def load_dataset(
         $CINIC10_DIR). Otherwise a folder of tensorflow-datasets prepared in array_record format
         (default: $TFDS_DATA_DIR), read without TensorFlow; where none is named or there, a decoded
         set in the cache serves, which may be a copy of another machine's. `digits` is embedded.
-    cache_dir: see `fedjax_het.data.cache.cache_folder`.
+    cache_dir: see `fedjax_het.data.cache.dataset_cache_folder`.
 
     What is loaded goes by its name in results (`Dataset.origin`), unless it is changed.
 
@@ -151,31 +174,41 @@ def load_dataset(
     (it says what to set or run), and for a user's function that returns no `Dataset`.
     """
     load = DATASETS.require(name).load
-    offered = {"normalisation": normalisation, "data_dir": data_dir, "cache_dir": cache_dir}
-    wanted = [each for each, default in parameters_of(load).items() if default is REQUIRED]
-    if more := [each for each in wanted if each not in offered]:
+    available_arguments = {
+        "normalisation": normalisation,
+        "data_dir": data_dir,
+        "cache_dir": cache_dir,
+    }
+    required_parameters = [
+        parameter
+        for parameter, default in get_keyword_parameters(load).items()
+        if default is REQUIRED
+    ]
+    if unsupported := [
+        parameter for parameter in required_parameters if parameter not in available_arguments
+    ]:
         raise ConfigError(
-            f"dataset = {name!r}: its function needs {', '.join(more)}: expected one that takes "
-            f"nothing but {', '.join(offered)}"
+            f"dataset = {name!r}: its function needs {', '.join(unsupported)}: expected one that takes "
+            f"nothing but {', '.join(available_arguments)}"
         )
-    dataset = call_with(load, offered)
+    dataset = call_with_supported(load, available_arguments)
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__
         raise ConfigError(
             f"dataset = {name!r}: its function returns a {kind}: expected a Dataset, as of "
             "dataset_from_arrays"
         )
-    if normalisation is not None and "normalisation" not in parameters_of(load):
-        mean, std = normalisation_constants(name, normalisation, dataset.train_images)
+    if normalisation is not None and "normalisation" not in get_keyword_parameters(load):
+        mean, std = get_normalization_constants(name, normalisation, dataset.train_images)
         dataset = dataclasses.replace(dataset, mean=mean, std=std)
     if dataset.name != name:
         dataset = dataclasses.replace(dataset, name=name)
-    dataset = checked_dataset(dataset)
+    dataset = validate_dataset(dataset)
     object.__setattr__(dataset, "origin", (name, normalisation))
     return dataset
 
 
-@door
+@validate_arguments
 def register_dataset(name: str, load: Callable[..., Dataset], description: str = "") -> None:
     """Make a data set of one's own known to runs, sweeps and reports, as long as this process
     lasts.
@@ -193,4 +226,4 @@ def register_dataset(name: str, load: Callable[..., Dataset], description: str =
     Raises: ConfigError for a name of the package's own or no word, or for what is no function.
     """
     require(callable(load), "load", load, "a function that returns a Dataset")
-    DATASETS.add(DatasetEntry(name, load, description or first_line(load)))
+    DATASETS.add(DatasetSpec(name, load, description or get_summary_line(load)))

@@ -3,20 +3,20 @@
 import numpy as np
 
 
-def shuffled_classes(rng, labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
+def shuffle_by_class(rng, labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
     """For each class, the positions of its examples in random order."""
     return [rng.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]
 
 
-def deal(classes: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
+def take_quota(classes: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
     """Give client k the k-th run of `counts[c, k]` examples of each class c."""
-    runs = [
+    class_splits = [
         np.split(members, np.cumsum(row)[:-1]) for members, row in zip(classes, counts, strict=True)
     ]
-    return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
+    return [np.concatenate(parts) for parts in zip(*class_splits, strict=True)]
 
 
-def whole_counts(rng, proportions: np.ndarray, total: int) -> np.ndarray:
+def systematic_round(rng, proportions: np.ndarray, total: int) -> np.ndarray:
     """[C] whole numbers that sum to `total`, each `proportions[c] * total` rounded up or down.
 
     Systematic sampling over classes in descending order of their proportions, ties in random
@@ -32,7 +32,7 @@ def whole_counts(rng, proportions: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
-def equal_counts(rng, limits: np.ndarray, total: int) -> np.ndarray:
+def allocate_equal_counts(rng, limits: np.ndarray, total: int) -> np.ndarray:
     """Integers that sum to `total`, as equal as `limits` (their upper bounds) allow.
 
     Those that are one larger than others with room are drawn at random.
@@ -43,6 +43,6 @@ def equal_counts(rng, limits: np.ndarray, total: int) -> np.ndarray:
         fits = np.minimum(limits, middle).sum() <= total
         low, high = (middle, high) if fits else (low, middle - 1)
     values = np.minimum(limits, low)
-    room = np.flatnonzero(limits > low)
-    values[rng.permutation(room)[: total - values.sum()]] += 1
+    below_limit = np.flatnonzero(limits > low)
+    values[rng.permutation(below_limit)[: total - values.sum()]] += 1
     return values

@@ -21,14 +21,14 @@ def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], d
     labels = digits.target.astype(np.int32)
 
     rng = np.random.default_rng(_SPLIT_SEED)
-    in_test = np.zeros(len(labels), bool)
+    is_test = np.zeros(len(labels), bool)
     for label in range(10):
         members = np.flatnonzero(labels == label)
-        in_test[rng.permutation(members)[: round(_TEST_FRACTION * len(members))]] = True
+        is_test[rng.permutation(members)[: round(_TEST_FRACTION * len(members))]] = True
     arrays = {
-        "train_images": images[~in_test],
-        "train_labels": labels[~in_test],
-        "test_images": images[in_test],
-        "test_labels": labels[in_test],
+        "train_images": images[~is_test],
+        "train_labels": labels[~is_test],
+        "test_images": images[is_test],
+        "test_labels": labels[is_test],
     }
     return arrays, {"class_names": [str(digit) for digit in range(10)]}

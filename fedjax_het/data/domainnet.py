@@ -6,11 +6,11 @@ import numpy as np
 
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.data.tfds import (
-    Source,
-    decoded,
+    TfdsSource,
+    iter_encoded_examples,
+    load_prepared,
+    open_builder,
     open_image,
-    reading,
-    stored_examples,
 )
 
 CLASSES = (
@@ -18,9 +18,9 @@ CLASSES = (
     *("tiger", "whale", "windmill", "wine_glass", "zebra"),
 )
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-SOURCE = Source("domainnet", "domainnet", DOMAINS)
-SIZE = 64
-_AT_ONCE = 1_000  # photographs, of about 50 kB each before they are decoded
+SOURCE = TfdsSource("domainnet", "domainnet", DOMAINS)
+IMAGE_SIZE = 64
+_CHUNK_SIZE = 1_000  # photographs, of about 50 kB each before they are decoded
 
 
 def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
@@ -34,42 +34,44 @@ def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray]
     Each domain is decoded once and cached apart. Raises `ConfigError` naming a domain that is not
     prepared or cannot be read.
     """
-    parts = [decoded(SOURCE, _read_domain, data_dir, cache_dir, domain)[0] for domain in DOMAINS]
+    parts = [
+        load_prepared(SOURCE, _read_domain, data_dir, cache_dir, domain)[0] for domain in DOMAINS
+    ]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     for split in ("train", "test"):
         sizes = [len(part[f"{split}_labels"]) for part in parts]
         arrays[f"{split}_domains"] = np.repeat(np.arange(len(DOMAINS), dtype=np.int32), sizes)
-    note = f"the ten classes that FedBN chose, resized to {SIZE}x{SIZE} (bilinear, antialiased)"
+    note = f"the ten classes that FedBN chose, resized to {IMAGE_SIZE}x{IMAGE_SIZE} (bilinear, antialiased)"
     return arrays, {"class_names": CLASSES, "domain_names": DOMAINS, "note": note}
 
 
 def _read_domain(folder: Path) -> tuple[dict[str, np.ndarray], dict]:
     """Decode the images of `CLASSES`; the others' are read from disk, which is most of the time."""
     arrays = {}
-    with reading(SOURCE.name, folder) as builder:
+    with open_builder(SOURCE.name, folder) as builder:
         names = builder.info.features["label"].names
         missing = [name for name in CLASSES if name not in names]
         if missing:
             raise ConfigError(f"its labels lack {', '.join(missing)}")
-        ours = {names.index(name): label for label, name in enumerate(CLASSES)}
+        labels_by_index = {names.index(name): label for label, name in enumerate(CLASSES)}
         for split in ("train", "test"):
-            kept = [
-                (_resized(encoded), ours[label])
-                for encoded, label in stored_examples(builder, split, _AT_ONCE)
-                if label in ours
+            examples = [
+                (_decode_resized(encoded), labels_by_index[label])
+                for encoded, label in iter_encoded_examples(builder, split, _CHUNK_SIZE)
+                if label in labels_by_index
             ]
-            if not kept:
+            if not examples:
                 raise ConfigError(f"{split} holds no image of the ten classes")
-            images, labels = zip(*kept, strict=True)
+            images, labels = zip(*examples, strict=True)
             arrays[f"{split}_images"] = np.stack(images)
             arrays[f"{split}_labels"] = np.array(labels, np.int32)
         version = str(builder.info.version)
     return arrays, {"version": version}
 
 
-def _resized(encoded: bytes) -> np.ndarray:
+def _decode_resized(encoded: bytes) -> np.ndarray:
     from PIL import Image
 
     with open_image(encoded) as image:
-        small = image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-        return np.asarray(small)
+        resized = image.convert("RGB").resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BILINEAR)
+        return np.asarray(resized)

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from fedjax_het.data.dealing import equal_counts, shuffled_classes
+from fedjax_het.data.dealing import allocate_equal_counts, shuffle_by_class
 
-_CLASSES, _TESTS = 45, 10_000
+_NUM_CLASSES, _NUM_TEST_IMAGES = 45, 10_000
 _TEST_SEED = 45  # one test set for all runs
 
 
-def first_45_classes(
+def select_first_45_classes(
     arrays: dict[str, np.ndarray], meta: dict
 ) -> tuple[dict[str, np.ndarray], dict]:
     """Those of EMNIST Balanced without its last two classes, r and t; 10,000 of its tests.
@@ -19,18 +19,20 @@ def first_45_classes(
     that, all are kept). Images keep their order.
     """
     rng = np.random.default_rng(_TEST_SEED)
-    kept = {split: arrays[f"{split}_labels"] < _CLASSES for split in ("train", "test")}
-    labels = np.where(kept["test"], arrays["test_labels"], -1)  # no class's
-    pools = shuffled_classes(rng, labels, _CLASSES)
+    is_selected = {split: arrays[f"{split}_labels"] < _NUM_CLASSES for split in ("train", "test")}
+    labels = np.where(is_selected["test"], arrays["test_labels"], -1)  # no class's
+    pools = shuffle_by_class(rng, labels, _NUM_CLASSES)
     sizes = np.array([len(pool) for pool in pools])
-    counts = equal_counts(rng, sizes, min(_TESTS, int(sizes.sum())))
-    chosen = np.concatenate([pool[:count] for pool, count in zip(pools, counts, strict=True)])
-    positions = {"train": np.flatnonzero(kept["train"]), "test": np.sort(chosen)}
+    counts = allocate_equal_counts(rng, sizes, min(_NUM_TEST_IMAGES, int(sizes.sum())))
+    test_positions = np.concatenate(
+        [pool[:count] for pool, count in zip(pools, counts, strict=True)]
+    )
+    positions = {"train": np.flatnonzero(is_selected["train"]), "test": np.sort(test_positions)}
     return (
         {
             f"{split}_{part}": arrays[f"{split}_{part}"][positions[split]]
             for split in ("train", "test")
             for part in ("images", "labels")
         },
-        {**meta, "class_names": meta["class_names"][:_CLASSES]},
+        {**meta, "class_names": meta["class_names"][:_NUM_CLASSES]},
     )

@@ -10,25 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.common.doors import door
-from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.data.cache import cached_arrays
+from fedjax_het.common.doors import validate_arguments
+from fedjax_het.common.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.data.cache import load_or_build_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 MAX_SIDE = 4096  # pixels that images are resized to, at most
-_THREADS = 8  # hides the latency of opening many small files
+_NUM_THREADS = 8  # hides the latency of opening many small files
 
 
 @dataclass(frozen=True)
-class _File:
+class _ImageFile:
     path: str
     label: int
     size: int
     modified_ns: int
 
 
-@door
+@validate_arguments
 def load_image_folder(
     path: str | os.PathLike,
     *,
@@ -53,14 +53,14 @@ def load_image_folder(
     Raises `ConfigError` for a missing or empty folder, differing classes or sizes, or an image
     that cannot be decoded; each names the path.
     """
-    named = isinstance(path, str | os.PathLike) and os.fspath(path) != ""
-    require(named, "path", path, "a folder of train/<class>/ and test/<class>/")
+    is_path = isinstance(path, str | os.PathLike) and os.fspath(path) != ""
+    require(is_path, "path", path, "a folder of train/<class>/ and test/<class>/")
     root = Path(path).expanduser()
     arrays, meta = read_image_folder(
         root,
         key=f"folder-{hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]}",
         size=size,
-        colour=colour,
+        color=colour,
         use_valid=use_valid,
         cache_dir=cache_dir,
     )
@@ -79,15 +79,15 @@ def read_image_folder(
     *,
     key: str,
     size: tuple[int, int] | int | None = None,
-    colour: bool = True,
+    color: bool = True,
     use_valid: bool = False,
     cache_dir: str | os.PathLike | None = None,
 ) -> tuple[dict[str, Any], dict]:
     """`(arrays, {class_names})` of an image folder, through the cache under `key`."""
-    size = _checked_size(size)
-    for argument, value in (("colour", colour), ("use_valid", use_valid)):
+    size = _validate_size(size)
+    for argument, value in (("colour", color), ("use_valid", use_valid)):
         require(isinstance(value, bool), argument, value, "True or False")
-    class_names = _class_names(root / "train")
+    class_names = _list_class_names(root / "train")
     # The valid folder comes last, so that the option moves no training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
     files = {
@@ -98,7 +98,7 @@ def read_image_folder(
     def build() -> tuple[dict[str, np.ndarray], dict]:
         arrays = {}
         for split in splits:
-            arrays[f"{split}_images"] = _decode_files(files[split], size, colour)
+            arrays[f"{split}_images"] = _decode_files(files[split], size, color)
             arrays[f"{split}_labels"] = np.array([file.label for file in files[split]], np.int32)
         return arrays, {"class_names": class_names}
 
@@ -107,22 +107,24 @@ def read_image_folder(
         for split in splits
         for file in files[split]
     ]
-    decoded = (size, colour, "16 bits scaled", listing)
-    fingerprint = hashlib.sha256(repr(decoded).encode()).hexdigest()
-    return cached_arrays(key, fingerprint, build, cache_dir)
+    cache_inputs = (size, color, "16 bits scaled", listing)
+    fingerprint = hashlib.sha256(repr(cache_inputs).encode()).hexdigest()
+    return load_or_build_arrays(key, fingerprint, build, cache_dir)
 
 
-def _checked_size(size: Any) -> tuple[int, int] | None:
+def _validate_size(size: Any) -> tuple[int, int] | None:
     """(height, width) of `size`, which may be one number for both."""
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    ok = len(sides) == 2 and all(is_whole(side, 1) and side <= MAX_SIDE for side in sides)
+    ok = len(sides) == 2 and all(
+        is_integer_at_least(side, 1) and side <= MAX_SIDE for side in sides
+    )
     require(ok, "size", size, f"a positive integer, or (height, width), at most {MAX_SIDE}")
     return int(sides[0]), int(sides[1])
 
 
-def _class_names(folder: Path) -> list[str]:
+def _list_class_names(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise ConfigError(f"path: no folder {folder}: expected train/<class>/ and test/<class>/")
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
@@ -130,29 +132,31 @@ def _class_names(folder: Path) -> list[str]:
     return names
 
 
-def _list_files(folder: Path, class_names: list[str]) -> list[_File]:
-    found = _class_names(folder)
-    if found != class_names:
-        odd = sorted(set(found) ^ set(class_names))
-        raise ConfigError(f"classes of {folder} differ from those of training: {', '.join(odd)}")
+def _list_files(folder: Path, class_names: list[str]) -> list[_ImageFile]:
+    folder_class_names = _list_class_names(folder)
+    if folder_class_names != class_names:
+        mismatches = sorted(set(folder_class_names) ^ set(class_names))
+        raise ConfigError(
+            f"classes of {folder} differ from those of training: {', '.join(mismatches)}"
+        )
     files = []
     for label, class_name in enumerate(class_names):
         entries = sorted(os.scandir(folder / class_name), key=lambda entry: entry.name)
         for entry in entries:
             if os.path.splitext(entry.name)[1].lower() in _IMAGE_SUFFIXES and entry.is_file():
                 stat = entry.stat()
-                files.append(_File(entry.path, label, stat.st_size, stat.st_mtime_ns))
+                files.append(_ImageFile(entry.path, label, stat.st_size, stat.st_mtime_ns))
     if not files:
         raise ConfigError(f"path: {folder} holds no images ({', '.join(sorted(_IMAGE_SUFFIXES))})")
     return files
 
 
-def _decode_files(files: list[_File], size: tuple[int, int] | None, colour: bool) -> np.ndarray:
-    first = _decode(files[0].path, size, colour)
+def _decode_files(files: list[_ImageFile], size: tuple[int, int] | None, color: bool) -> np.ndarray:
+    first = _decode_image(files[0].path, size, color)
     images = np.empty((len(files), *first.shape), np.uint8)
 
-    def decode(position: int) -> None:
-        image = _decode(files[position].path, size, colour)
+    def decode_at(position: int) -> None:
+        image = _decode_image(files[position].path, size, color)
         if image.shape != first.shape:
             raise ConfigError(
                 f"size of {files[position].path} = {image.shape[:2]}: expected "
@@ -160,35 +164,35 @@ def _decode_files(files: list[_File], size: tuple[int, int] | None, colour: bool
             )
         images[position] = image
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(decode, range(len(files))):
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        for _ in pool.map(decode_at, range(len(files))):
             pass
     return images
 
 
-def _decode(path: str, size: tuple[int, int] | None, colour: bool) -> np.ndarray:
+def _decode_image(path: str, size: tuple[int, int] | None, color: bool) -> np.ndarray:
     from PIL import Image
 
     try:
         with Image.open(path) as file:
-            image = _of_eight_bits(file).convert("RGB" if colour else "L")
+            image = _to_8_bit(file).convert("RGB" if color else "L")
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.LANCZOS)
             pixels = np.asarray(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ConfigError(f"image {path} cannot be decoded ({error})") from error
-    return pixels if colour else pixels[..., None]
+    return pixels if color else pixels[..., None]
 
 
-def _of_eight_bits(file: Any) -> Any:
+def _to_8_bit(file: Any) -> Any:
     """An opened image; one of more bits a pixel, which `convert` would cut off at 255, scaled from
     16 bits. Raises ValueError where what white is cannot be known."""
     from PIL import Image
 
-    wide = file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG")
-    if file.mode in ("I", "F") and not wide:
+    is_16_bit = file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG")
+    if file.mode in ("I", "F") and not is_16_bit:
         raise ValueError(f"mode {file.mode!r}, of 32 bits a pixel: expected 8 or 16")
-    if not wide:
+    if not is_16_bit:
         return file
     pixels = np.asarray(file).astype(np.uint32)
     return Image.fromarray(((pixels + 128) // 257).astype(np.uint8))

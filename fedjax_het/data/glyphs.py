@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, require, written
+from fedjax_het.common.errors import ConfigError, display_name, require
 
-FIGURE = 144  # points along a side: FSL's 2 inches
+FIGURE_POINTS = 144  # points along a side: FSL's 2 inches
 _PIXELS_PER_POINT = 2  # before the image is made small
 
 # In the bold face of STIX all 52 script letters are in one block; the regular one's strokes are a
 # third as wide as those of EMNIST once the figure has 28 pixels. Its digits are its italic ones.
-_STIX = "fonts/ttf/STIXGeneralBolIta.ttf"
-_SCRIPT_CAPITALS, _SCRIPT_SMALL = 0x1D4D0, 0x1D4EA
+_STIX_PATH = "fonts/ttf/STIXGeneralBolIta.ttf"
+_SCRIPT_UPPERCASE, _SCRIPT_LOWERCASE = 0x1D4D0, 0x1D4EA
 
 
 class Font(NamedTuple):
@@ -24,7 +24,7 @@ class Font(NamedTuple):
     name: str
     version: str
     characters: frozenset[int]
-    script: bool  # letters are drawn as the font's mathematical script letters
+    uses_script_letters: bool  # letters are drawn as the font's mathematical script letters
 
 
 def open_font(path: str | None = None) -> Font:
@@ -37,27 +37,27 @@ def open_font(path: str | None = None) -> Font:
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
-    stix = Path(matplotlib.get_data_path(), _STIX)
-    where = str(stix if path is None else Path(path).expanduser())
-    instead = "; give the option font" if path is None else ""
+    stix = Path(matplotlib.get_data_path(), _STIX_PATH)
+    font_path = str(stix if path is None else Path(path).expanduser())
+    hint = "; give the option font" if path is None else ""
     try:
-        face = FT2Font(where)
+        face = FT2Font(font_path)
         characters = frozenset(face.get_charmap())
-        version = _version(face.get_sfnt())
+        version = _parse_version(face.get_sfnt())
     # Which of them depends on what is wrong, and on matplotlib's version.
     except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{written('font')} = {(where if path is None else path)!r}: expected a .ttf or .otf "
-            f"file that can be read ({reason}){instead}"
+            f"{display_name('font')} = {(font_path if path is None else path)!r}: expected a .ttf or .otf "
+            f"file that can be read ({reason}){hint}"
         ) from error
     name = f"{face.family_name} {face.style_name}"
     if path is None:
         name, version = f"{name}, script letters", f"{version}, matplotlib {matplotlib.__version__}"
-    return Font(where, name, version, characters, path is None)
+    return Font(font_path, name, version, characters, path is None)
 
 
-def glyph_images(
+def render_glyphs(
     class_names: Sequence[str],
     height: int,
     width: int,
@@ -88,10 +88,10 @@ def glyph_images(
             tuple(class_names),
             "single letters and digits, to be drawn as glyphs",
         )
-    side = FIGURE * _PIXELS_PER_POINT
+    side = FIGURE_POINTS * _PIXELS_PER_POINT
     images = []
     for name in class_names:
-        character = _script_letter(name) if font.script else name
+        character = _to_script_letter(name) if font.uses_script_letters else name
         require(ord(character) in font.characters, "font", font.path, f"a font with {name!r}")
         for size in sizes:
             # The plain layout, whether or not another one is installed.
@@ -99,35 +99,35 @@ def glyph_images(
                 font.path, round(size * _PIXELS_PER_POINT), layout_engine=ImageFont.Layout.BASIC
             )
             # Room all around, since where the ink is shows only once it is drawn.
-            drawn = Image.new("L", (2 * side, 2 * side))
-            ImageDraw.Draw(drawn).text((side, side), character, fill=255, font=face, anchor="mm")
-            left, top, right, bottom = drawn.getbbox() or (side, side, side, side)
+            canvas = Image.new("L", (2 * side, 2 * side))
+            ImageDraw.Draw(canvas).text((side, side), character, fill=255, font=face, anchor="mm")
+            left, top, right, bottom = canvas.getbbox() or (side, side, side, side)
             corner = ((left + right - side) // 2, (top + bottom - side) // 2)
-            upright = drawn.crop((*corner, corner[0] + side, corner[1] + side))
+            glyph = canvas.crop((*corner, corner[0] + side, corner[1] + side))
             for rotation in rotations:
-                turned = upright.rotate(rotation, resample=Image.Resampling.BILINEAR)
-                small = np.asarray(turned.resize((width, height), Image.Resampling.BOX))
-                if not small.any():
+                rotated = glyph.rotate(rotation, resample=Image.Resampling.BILINEAR)
+                pixels = np.asarray(rotated.resize((width, height), Image.Resampling.BOX))
+                if not pixels.any():
                     raise ConfigError(
                         f"glyphs: {name!r} of {font.name} at {size:g} pt leaves no ink in "
                         f"{height}x{width} pixels: expected larger sizes or another font"
                     )
-                images.append(small[..., None])
+                images.append(pixels[..., None])
     labels = np.repeat(np.arange(len(class_names), dtype=np.int32), len(sizes) * len(rotations))
     return np.stack(images), labels
 
 
-def _script_letter(name: str) -> str:
+def _to_script_letter(name: str) -> str:
     if name.isdigit():
         return name
-    start, first = (_SCRIPT_CAPITALS, "A") if name.isupper() else (_SCRIPT_SMALL, "a")
+    start, first = (_SCRIPT_UPPERCASE, "A") if name.isupper() else (_SCRIPT_LOWERCASE, "a")
     return chr(start + ord(name) - ord(first))
 
 
-def _version(names: dict) -> str:
+def _parse_version(name_table: dict) -> str:
     """Of a font's name table, whose entry 5 is the version, as Macintosh or Windows text."""
     encodings = {(1, 0, 0, 5): "latin-1", (3, 1, 0x409, 5): "utf-16-be"}
     for key, encoding in encodings.items():
-        if key in names:
-            return names[key].decode(encoding).removeprefix("Version ").strip()
+        if key in name_table:
+            return name_table[key].decode(encoding).removeprefix("Version ").strip()
     return "unknown"

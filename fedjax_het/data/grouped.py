@@ -5,15 +5,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, is_whole, require
-from fedjax_het.common.records import Count, Share, Whole
-from fedjax_het.data.dealing import deal, shuffled_classes, whole_counts
+from fedjax_het.common.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.common.records import NonNegativeInt, PositiveInt, UnitInterval
+from fedjax_het.data.dealing import shuffle_by_class, systematic_round, take_quota
 from fedjax_het.data.superclasses import CIFAR100_SUPERCLASSES
 
 _log = logging.getLogger(__name__)
 
-_TIERS = (1000, 700, 400)  # training examples of a client of the 1st, 2nd, 3rd, 4th... group
-_DEFAULT_GROUPS = 5
+_DEFAULT_GROUP_SIZES = (
+    1000,
+    700,
+    400,
+)  # training examples of a client of the 1st, 2nd, 3rd, 4th... group
+_DEFAULT_NUM_GROUPS = 5
 
 
 def grouped(
@@ -22,10 +26,10 @@ def grouped(
     num_classes,
     num_clients,
     *,
-    groups: tuple[tuple[Whole, ...], ...] | None = None,
-    clients_per_group: tuple[Count, ...] | None = None,
-    group_sizes: tuple[Count, ...] | None = None,
-    dominating_share: Share = 0.8,
+    groups: tuple[tuple[NonNegativeInt, ...], ...] | None = None,
+    clients_per_group: tuple[PositiveInt, ...] | None = None,
+    group_sizes: tuple[PositiveInt, ...] | None = None,
+    dominating_share: UnitInterval = 0.8,
 ):
     """FedAMP's practical non-IID setting (Huang et al., AAAI 2021, section 7).
 
@@ -53,7 +57,7 @@ def grouped(
 
     Raises `ConfigError` for a group without classes and for more examples than a class has.
     """
-    mixtures = grouped_mixtures(
+    mixtures = compute_grouped_mixtures(
         labels,
         num_classes,
         num_clients,
@@ -61,36 +65,39 @@ def grouped(
         clients_per_group=clients_per_group,
         dominating_share=dominating_share,
     )
-    assert group_sizes is not None and clients_per_group is not None, "see `grouped_setting`"
+    assert group_sizes is not None and clients_per_group is not None, (
+        "see `resolve_grouped_parameters`"
+    )
     sizes = np.repeat(group_sizes, clients_per_group)
     counts = np.stack(
-        [whole_counts(rng, row, size) for row, size in zip(mixtures, sizes, strict=True)], axis=1
+        [systematic_round(rng, row, size) for row, size in zip(mixtures, sizes, strict=True)],
+        axis=1,
     )
-    asked, held = counts.sum(1), np.bincount(labels, minlength=num_classes)
-    if (asked > held).any():
-        worst = int((asked - held).argmax())
+    num_requested, num_available = counts.sum(1), np.bincount(labels, minlength=num_classes)
+    if (num_requested > num_available).any():
+        scarcest_class = int((num_requested - num_available).argmax())
         raise ConfigError(
-            f"group_sizes = {group_sizes!r}: clients ask for {asked[worst]} examples of class "
-            f"{worst}, which has {held[worst]}: expected smaller sizes or fewer clients"
+            f"group_sizes = {group_sizes!r}: clients ask for {num_requested[scarcest_class]} examples of class "
+            f"{scarcest_class}, which has {num_available[scarcest_class]}: expected smaller sizes or fewer clients"
         )
     # What is left of a class is a last run that nobody gets.
-    counts = np.column_stack([counts, held - asked])
-    return deal(shuffled_classes(rng, labels, num_classes), counts)[:-1]
+    counts = np.column_stack([counts, num_available - num_requested])
+    return take_quota(shuffle_by_class(rng, labels, num_classes), counts)[:-1]
 
 
-def grouped_mixtures(
+def compute_grouped_mixtures(
     labels, num_classes, num_clients, *, groups, clients_per_group, dominating_share, **_
 ) -> np.ndarray:
     """[K, C] class proportions of the clients, by their groups."""
     rows = np.zeros((len(groups), num_classes))
     for row, group in zip(rows, groups, strict=True):
-        rest = num_classes - len(group)
-        row[:] = (1 - dominating_share) / rest if rest else 0
+        num_other_classes = num_classes - len(group)
+        row[:] = (1 - dominating_share) / num_other_classes if num_other_classes else 0
         row[group] = dominating_share / len(group)
     return np.repeat(rows, clients_per_group, axis=0)
 
 
-def grouped_setting(
+def resolve_grouped_parameters(
     labels,
     num_classes: int,
     num_clients: int,
@@ -103,7 +110,7 @@ def grouped_setting(
 ) -> dict:
     """The parameters of `grouped`, checked, with the defaults for these data filled in."""
     require(num_clients >= 2, "num_clients", num_clients, "at least 2, to learn from each other")
-    groups = _checked_groups(groups, num_classes, class_names)
+    groups = _validate_groups(groups, num_classes, class_names)
     for position, group in enumerate(groups):
         require(
             dominating_share == 1 or len(group) < num_classes,
@@ -118,26 +125,26 @@ def grouped_setting(
         f"at least {len(groups)}, one for each group",
     )
     if clients_per_group is None:
-        clients_per_group = _in_proportion([len(group) for group in groups], num_clients)
-    clients_per_group = _checked_numbers("clients_per_group", clients_per_group, len(groups))
+        clients_per_group = _apportion([len(group) for group in groups], num_clients)
+    clients_per_group = _validate_positive_ints("clients_per_group", clients_per_group, len(groups))
     require(
         sum(clients_per_group) == num_clients,
         "clients_per_group",
         clients_per_group,
         f"a sum of num_clients = {num_clients}",
     )
-    setting = {
+    parameters = {
         "groups": groups,
         "clients_per_group": clients_per_group,
         "dominating_share": float(dominating_share),
     }
     if group_sizes is None:
-        group_sizes = _sizes_that_fit(labels, num_classes, num_clients, setting)
-    setting["group_sizes"] = _checked_numbers("group_sizes", group_sizes, len(groups))
-    return setting
+        group_sizes = _find_feasible_sizes(labels, num_classes, num_clients, parameters)
+    parameters["group_sizes"] = _validate_positive_ints("group_sizes", group_sizes, len(groups))
+    return parameters
 
 
-def _checked_groups(groups, num_classes: int, class_names: Sequence[str]) -> list[list[int]]:
+def _validate_groups(groups, num_classes: int, class_names: Sequence[str]) -> list[list[int]]:
     if groups is None:
         groups = _default_groups(num_classes, class_names)
     try:
@@ -149,7 +156,7 @@ def _checked_groups(groups, num_classes: int, class_names: Sequence[str]) -> lis
         name = f"groups[{position}]"
         require(len(group) >= 1, name, group, "at least one class")
         for label in group:
-            ok = is_whole(label, 0) and label < num_classes
+            ok = is_integer_at_least(label, 0) and label < num_classes
             require(ok, name, group, f"classes in [0, {num_classes})")
         require(len(set(group)) == len(group), name, group, "each class once")
     return [[int(label) for label in group] for group in groups]
@@ -160,58 +167,58 @@ def _default_groups(num_classes: int, class_names: Sequence[str]) -> list[list[i
     if names and all(len(name) == 1 for name in names):
         tests = (str.isdigit, str.isupper, str.islower)
         members = [[label for label, name in enumerate(names) if test(name)] for test in tests]
-        kinds = [labels for labels in members if labels]
-        if len(kinds) > 1 and sum(map(len, kinds)) == num_classes:
-            return kinds
+        character_groups = [labels for labels in members if labels]
+        if len(character_groups) > 1 and sum(map(len, character_groups)) == num_classes:
+            return character_groups
     superclasses = CIFAR100_SUPERCLASSES.values()
     if sorted(names) == sorted(name for fine in superclasses for name in fine):
         return [[names.index(name) for name in fine] for fine in superclasses]
-    parts = np.array_split(np.arange(num_classes), min(_DEFAULT_GROUPS, num_classes))
+    parts = np.array_split(np.arange(num_classes), min(_DEFAULT_NUM_GROUPS, num_classes))
     return [part.tolist() for part in parts]
 
 
-def _in_proportion(weights: list[int], total: int) -> list[int]:
+def _apportion(weights: list[int], total: int) -> list[int]:
     """Whole numbers >= 1 that sum to `total`, as `weights`; exactly so where these divide it."""
-    shares = np.ones(len(weights), np.int64)
+    counts = np.ones(len(weights), np.int64)
     for _ in range(total - len(weights)):  # the highest average takes the next one
-        shares[np.argmax(weights / (shares + 1))] += 1
-    return shares.tolist()
+        counts[np.argmax(weights / (counts + 1))] += 1
+    return counts.tolist()
 
 
-def _checked_numbers(argument: str, numbers, count: int) -> list[int]:
+def _validate_positive_ints(argument: str, values, count: int) -> list[int]:
     try:
-        numbers = list(numbers)
+        values = list(values)
     except TypeError:
-        numbers = [numbers]
-    ok = len(numbers) == count and all(is_whole(number, 1) for number in numbers)
-    require(ok, argument, numbers, f"{count} whole numbers >= 1, one for each group")
-    return [int(number) for number in numbers]
+        values = [values]
+    ok = len(values) == count and all(is_integer_at_least(number, 1) for number in values)
+    require(ok, argument, values, f"{count} whole numbers >= 1, one for each group")
+    return [int(number) for number in values]
 
 
-def _sizes_that_fit(labels, num_classes: int, num_clients: int, setting: dict) -> list[int]:
+def _find_feasible_sizes(labels, num_classes: int, num_clients: int, parameters: dict) -> list[int]:
     """The tiers, times the largest whole percentage at which no draw asks for too much."""
-    clients = np.asarray(setting["clients_per_group"])
-    mixtures = grouped_mixtures(labels, num_classes, num_clients, **setting)
-    rows = mixtures[np.cumsum(clients) - 1]  # [G, C]
-    held = np.bincount(labels, minlength=num_classes)
-    tiers = np.resize(_TIERS, len(clients))
+    clients_per_group = np.asarray(parameters["clients_per_group"])
+    mixtures = compute_grouped_mixtures(labels, num_classes, num_clients, **parameters)
+    rows = mixtures[np.cumsum(clients_per_group) - 1]  # [G, C]
+    num_available = np.bincount(labels, minlength=num_classes)
+    default_sizes = np.resize(_DEFAULT_GROUP_SIZES, len(clients_per_group))
     for percent in range(100, 0, -1):
-        sizes = tiers * percent // 100
-        at_most = clients @ np.ceil(np.round(rows * sizes[:, None], 9))
-        if (at_most <= held).all():
+        sizes = default_sizes * percent // 100
+        max_requested = clients_per_group @ np.ceil(np.round(rows * sizes[:, None], 9))
+        if (max_requested <= num_available).all():
             if percent < 100:
                 _log.warning(
                     "'grouped': sizes scaled to %d %%, %s examples for each client, as %d clients "
                     "of %d examples allow no more",
                     percent,
-                    ", ".join(map(str, sizes[: len(_TIERS)])),
+                    ", ".join(map(str, sizes[: len(_DEFAULT_GROUP_SIZES)])),
                     num_clients,
                     len(labels),
                 )
             return sizes.tolist()
-    scarcest = int((held - at_most).argmin())
+    scarcest_class = int((num_available - max_requested).argmin())
     raise ConfigError(
         f"num_clients = {num_clients}: even one percent of the default sizes asks for more of "
-        f"class {scarcest} than its {held[scarcest]} examples; use fewer clients or give "
+        f"class {scarcest_class} than its {num_available[scarcest_class]} examples; use fewer clients or give "
         "group_sizes"
     )

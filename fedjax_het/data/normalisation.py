@@ -11,14 +11,14 @@ public; the training set's own statistics are assumed, as `dataset`.
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError, require_name
-from fedjax_het.data.dataset import channel_statistics
+from fedjax_het.data.dataset import compute_channel_statistics
 
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
-_Constants = tuple[tuple[float, ...], tuple[float, ...]]
+_ChannelConstants = tuple[tuple[float, ...], tuple[float, ...]]
 
-_CONSTANTS: dict[str, dict[str, _Constants | None]] = {
+_CONSTANTS: dict[str, dict[str, _ChannelConstants | None]] = {
     "dynafed": {
         "mnist": _MNIST,
         "fashion_mnist": _MNIST,
@@ -38,7 +38,7 @@ _CONSTANTS: dict[str, dict[str, _Constants | None]] = {
     },
 }
 
-NORMALISATIONS = {
+NORMALIZATIONS = {
     "dynafed": "DynaFed's public code (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, CINIC-10)",
     "fedaf": "the code FedAF builds on (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100); DomainNet: as "
     "'dataset'",
@@ -49,26 +49,26 @@ NORMALISATIONS = {
 }
 
 
-def normalisation_constants(
+def get_normalization_constants(
     dataset: str, preset: str | None, train_images: np.ndarray
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """`(mean, std)` per channel of images scaled to [0, 1], for a data set by name.
 
-    `preset` is one of `NORMALISATIONS`; None means DynaFed's constants where it has them and the
+    `preset` is one of `NORMALIZATIONS`; None means DynaFed's constants where it has them and the
     training set's own statistics elsewhere. Raises `ConfigError` for an unknown preset, or one
     that has no constants for this data set.
     """
     if preset is None:
         preset = "dynafed" if dataset in _CONSTANTS["dynafed"] else "dataset"
-    require_name("normalisation", preset, NORMALISATIONS)
+    require_name("normalisation", preset, NORMALIZATIONS)
     if preset in ("unit", "fsl"):
         channels = train_images.shape[-1]
         return (0.0,) * channels, (1.0,) * channels
     if preset in ("dataset", "fedamp"):
-        return channel_statistics(train_images)
+        return compute_channel_statistics(train_images)
     if dataset not in _CONSTANTS[preset]:
         raise ConfigError(
             f"normalisation = {preset!r} has no constants for {dataset!r}: "
             f"expected 'dataset' or 'unit' (it knows {', '.join(_CONSTANTS[preset])})"
         )
-    return _CONSTANTS[preset][dataset] or channel_statistics(train_images)
+    return _CONSTANTS[preset][dataset] or compute_channel_statistics(train_images)

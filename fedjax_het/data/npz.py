@@ -40,8 +40,8 @@ def write_npz(
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     header = json.dumps({"meta": dict(meta), "sha256": digest_arrays(arrays, meta)})
-    named: dict[str, Any] = {"__header__": np.array(header), **arrays}
-    write_atomically(path, lambda file: save_arrays(file, named), private=private)
+    entries: dict[str, Any] = {"__header__": np.array(header), **arrays}
+    write_atomically(path, lambda file: save_arrays(file, entries), private=private)
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
@@ -53,7 +53,7 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:
             header = json.loads(str(npz["__header__"]))
             arrays = {name: npz[name] for name in npz.files if name != "__header__"}
-        meta, expected = header["meta"], header["sha256"]
+        meta, expected_digest = header["meta"], header["sha256"]
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     # What np.load, the zip reader and the JSON reader raise on arbitrary bytes; a damaged header
@@ -71,6 +71,6 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         zlib.error,
     ) as error:
         raise DamagedFileError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-    if digest_arrays(arrays, meta) != expected:
+    if digest_arrays(arrays, meta) != expected_digest:
         raise DamagedFileError(f"{path} is damaged (its checksum does not match)")
     return arrays, meta

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_het.common.doors import door, of_kind
+from fedjax_het.common.doors import validate_arguments, validate_type
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import DamagedFileError
-from fedjax_het.common.records import Count
-from fedjax_het.common.signatures import call_with
-from fedjax_het.data.checks import NumClasses, Seed, array_of, checked_names
+from fedjax_het.common.records import PositiveInt
+from fedjax_het.common.signatures import call_with_supported
+from fedjax_het.data.checks import NumClasses, Seed, to_array, validate_names
 from fedjax_het.data.npz import read_npz, write_npz
-from fedjax_het.data.partitions import PARTITIONS, Scheme, parameter_called
+from fedjax_het.data.partitions import PARTITIONS, PartitionScheme, find_parameter_name
 
 # Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
 _PARTITION_STREAM = 0x5EED
@@ -70,7 +70,7 @@ class Partition:
     Both arrays are read-only. Raises `ConfigError` where they do not fit together.
     """
 
-    MADE_BY: ClassVar[str] = (
+    CONSTRUCTORS: ClassVar[str] = (
         "partition_from_clients([positions of client 0, ...]) or make_partition give"
     )
 
@@ -83,9 +83,9 @@ class Partition:
 
     def __post_init__(self):
         for name, kind in (("scheme", str), ("seed", Seed), ("parameters", dict[str, Any])):
-            object.__setattr__(self, name, of_kind(name, getattr(self, name), kind))
+            object.__setattr__(self, name, validate_type(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
-            array = array_of(name, getattr(self, name), "integers of rank 1")
+            array = to_array(name, getattr(self, name), "integers of rank 1")
             ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
             require(ok, name, f"{array.dtype} {array.shape}", "integers of rank 1")
             array = np.ascontiguousarray(array, dtype=np.int64).view()
@@ -102,9 +102,9 @@ class Partition:
         require(
             bool((self.indices >= 0).all()), "indices", int(self.indices.min(initial=0)), ">= 0"
         )
-        names = checked_names("client_names", self.client_names)
-        distinct = len(set(names)) == len(names) in (0, self.num_clients)
-        require(distinct, "client_names", names, f"none, or {self.num_clients} different ones")
+        names = validate_names("client_names", self.client_names)
+        is_valid = len(set(names)) == len(names) in (0, self.num_clients)
+        require(is_valid, "client_names", names, f"none, or {self.num_clients} different ones")
         object.__setattr__(self, "client_names", names)
 
     @property
@@ -116,8 +116,8 @@ class Partition:
         """[K] examples of each client."""
         return np.diff(self.offsets)
 
-    @door
-    def client(self, k: int) -> np.ndarray:
+    @validate_arguments
+    def client_indices(self, k: int) -> np.ndarray:
         """Positions in the training set of client k's examples."""
         require(0 <= k < self.num_clients, "k", k, f"an integer in [0, {self.num_clients})")
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
@@ -128,7 +128,7 @@ class Partition:
         sha.update(self.indices.astype("<i8").tobytes())
         return sha.hexdigest()
 
-    @door
+    @validate_arguments
     def save(self, path: str | os.PathLike) -> Path:
         """Write a checksummed .npz, whole or not at all. Raises `OSError` where it cannot."""
         path = Path(path)
@@ -139,7 +139,7 @@ class Partition:
         return path
 
     @classmethod
-    @door
+    @validate_arguments
     def load(cls, path: str | os.PathLike) -> "Partition":
         """Read what `save` wrote. Raises `ConfigError` for any other file."""
         try:
@@ -157,10 +157,10 @@ class Partition:
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} holds no partition ({error} is missing)") from error
 
-    @door
+    @validate_arguments
     def label_counts(self, labels: np.ndarray, num_classes: NumClasses) -> np.ndarray:
         """[K, C] examples of each class at each client. `labels` are those of the training set."""
-        labels = checked_labels("labels", labels, num_classes)
+        labels = validate_class_labels("labels", labels, num_classes)
         largest = int(self.indices.max(initial=-1))
         if largest >= len(labels):
             raise ConfigError(
@@ -172,11 +172,11 @@ class Partition:
         counts = np.bincount(cells, minlength=self.num_clients * num_classes)
         return counts.reshape(self.num_clients, num_classes)
 
-    @door
-    def summary(self, labels: np.ndarray, num_classes: NumClasses) -> PartitionSummary:
+    @validate_arguments
+    def summarize(self, labels: np.ndarray, num_classes: NumClasses) -> PartitionSummary:
         """Sizes, classes per client and majority share; `str` of it is one line."""
         counts, sizes = self.label_counts(labels, num_classes), self.sizes
-        held = counts[sizes > 0]
+        nonempty_counts = counts[sizes > 0]
         return PartitionSummary(
             num_clients=self.num_clients,
             num_examples=len(self.indices),
@@ -186,18 +186,22 @@ class Partition:
             size_mean=float(sizes.mean()),
             size_max=int(sizes.max()),
             num_empty=int((sizes == 0).sum()),
-            classes_per_client=float((held > 0).sum(1).mean()) if len(held) else 0.0,
-            majority_share=float((held.max(1) / held.sum(1)).mean()) if len(held) else 0.0,
+            classes_per_client=float((nonempty_counts > 0).sum(1).mean())
+            if len(nonempty_counts)
+            else 0.0,
+            majority_share=float((nonempty_counts.max(1) / nonempty_counts.sum(1)).mean())
+            if len(nonempty_counts)
+            else 0.0,
         )
 
 
-@door
+@validate_arguments
 def make_partition(
     scheme: str,
     labels: np.ndarray,
     num_classes: NumClasses,
     *,
-    num_clients: Count,
+    num_clients: PositiveInt,
     seed: Seed,
     domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
@@ -217,8 +221,8 @@ def make_partition(
     The package's own schemes always end. Raises `ConfigError` naming the argument, its value and
     what is expected, also for a split that cannot be made, and for what a user's scheme returns.
     """
-    record = PARTITIONS.require(scheme)
-    labels = checked_labels("labels", labels, num_classes)
+    partition_scheme = PARTITIONS.require(scheme)
+    labels = validate_class_labels("labels", labels, num_classes)
     require(
         num_clients <= len(labels),
         "num_clients",
@@ -226,10 +230,10 @@ def make_partition(
         f"at most the number of training examples, {len(labels)}",
     )
 
-    parameters = {parameter_called(scheme, name) or name: v for name, v in parameters.items()}
-    parameters = record.parameters | record.checked(parameters)
-    if record.setting is not None:
-        parameters = record.setting(
+    parameters = {find_parameter_name(scheme, name) or name: v for name, v in parameters.items()}
+    parameters = partition_scheme.parameters | partition_scheme.validate_parameters(parameters)
+    if partition_scheme.resolve_parameters is not None:
+        parameters = partition_scheme.resolve_parameters(
             labels, int(num_classes), int(num_clients), class_names, **parameters
         )
     stream = np.random.SeedSequence(int(seed), spawn_key=(_PARTITION_STREAM,))
@@ -242,48 +246,55 @@ def make_partition(
         "domain_names": domain_names,
         "class_names": class_names,
     }
-    clients = _checked_clients(
-        record, call_with(record.split, data, **parameters), int(num_clients), len(labels)
+    clients = _validate_clients(
+        partition_scheme,
+        call_with_supported(partition_scheme.split, data, **parameters),
+        int(num_clients),
+        len(labels),
     )
-    names = _domains_of(num_clients, domain_names) if record.clients_are_domains else ()
+    client_names = (
+        _make_domain_client_names(num_clients, domain_names)
+        if partition_scheme.clients_are_domains
+        else ()
+    )
     return partition_from_clients(
-        clients, scheme=scheme, seed=int(seed), parameters=parameters, client_names=names
+        clients, scheme=scheme, seed=int(seed), parameters=parameters, client_names=client_names
     )
 
 
-def _checked_clients(
-    scheme: Scheme, clients: Any, num_clients: int, num_examples: int
+def _validate_clients(
+    scheme: PartitionScheme, clients: Any, num_clients: int, num_examples: int
 ) -> list[np.ndarray]:
     """What a scheme's function returned, as `num_clients` arrays of positions. ConfigError."""
-    what = f"what partition {scheme.name!r} returns"
+    description = f"what partition {scheme.name!r} returns"
     try:
         arrays = [np.asarray(client) for client in clients]
     except (TypeError, ValueError) as error:
         reason = f"expected {num_clients} arrays of positions ({error})"
-        raise ConfigError(f"{what} is a {type(clients).__name__}: {reason}") from error
+        raise ConfigError(f"{description} is a {type(clients).__name__}: {reason}") from error
     expected = f"{num_clients} arrays of positions, one for each client"
-    require(len(arrays) == num_clients, f"length of {what}", len(arrays), expected)
-    require(any(array.size for array in arrays), what, [], "at least one example")
+    require(len(arrays) == num_clients, f"length of {description}", len(arrays), expected)
+    require(any(array.size for array in arrays), description, [], "at least one example")
     for client, positions in enumerate(arrays):
-        name = f"{what} for client {client}"
+        name = f"{description} for client {client}"
         if positions.ndim == 1 and len(positions) == 0:
             continue
         ok = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer)
-        found = f"{positions.dtype} {positions.shape}"
-        require(bool(ok), name, found, "integers of rank 1, positions in the training set")
-        outside = (positions < 0) | (positions >= num_examples)
-        if outside.any():
-            value = int(positions[int(outside.argmax())])
+        actual = f"{positions.dtype} {positions.shape}"
+        require(bool(ok), name, actual, "integers of rank 1, positions in the training set")
+        is_outside = (positions < 0) | (positions >= num_examples)
+        if is_outside.any():
+            value = int(positions[int(is_outside.argmax())])
             raise ConfigError(f"{name} has {value}: expected positions in [0, {num_examples})")
     return arrays
 
 
-def _domains_of(num_clients: int, domain_names: Sequence[str]) -> tuple[str, ...]:
+def _make_domain_client_names(num_clients: int, domain_names: Sequence[str]) -> tuple[str, ...]:
     """The clients' names where each is a domain: numbers for those that have none."""
     return (*domain_names, *map(str, range(len(domain_names), num_clients)))
 
 
-@door
+@validate_arguments
 def partition_from_clients(
     clients: Iterable[np.ndarray],
     *,
@@ -295,10 +306,10 @@ def partition_from_clients(
     """A `Partition` from one array of training-set positions for each client.
 
     Raises `ConfigError`, which names the client, for what are no positions."""
-    lists = isinstance(clients, Iterable) and not isinstance(clients, str | bytes | Mapping)
+    is_iterable = isinstance(clients, Iterable) and not isinstance(clients, str | bytes | Mapping)
     expected = "a list of arrays of positions in the training set, one for each client"
-    require(lists, "clients", clients, expected)
-    arrays = [_sorted_positions(f"clients[{k}]", client) for k, client in enumerate(clients)]
+    require(is_iterable, "clients", clients, expected)
+    arrays = [_sort_positions(f"clients[{k}]", client) for k, client in enumerate(clients)]
     require(len(arrays) >= 1, "clients", arrays, "at least one client")
     try:
         # Through JSON and back, so that a saved partition equals the one in memory.
@@ -312,30 +323,30 @@ def partition_from_clients(
         parameters=parameters,
         indices=np.concatenate(arrays),
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        client_names=checked_names("client_names", client_names),
+        client_names=validate_names("client_names", client_names),
     )
 
 
-def _sorted_positions(argument: str, positions: Any) -> np.ndarray:
+def _sort_positions(argument: str, positions: Any) -> np.ndarray:
     """One client's, ascending, as int64. ConfigError."""
-    array = array_of(argument, positions, "integers, positions in the training set")
+    array = to_array(argument, positions, "integers, positions in the training set")
     if array.ndim == 1 and len(array) == 0:  # an empty list is an array of floats
         return np.zeros(0, np.int64)
     ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
-    found = f"{array.dtype} {array.shape}"
-    require(bool(ok), argument, found, "integers of rank 1, positions in the training set")
+    actual = f"{array.dtype} {array.shape}"
+    require(bool(ok), argument, actual, "integers of rank 1, positions in the training set")
     require(bool((array >= 0).all()), argument, f"{int(array.min())}, ...", "positions >= 0")
     return np.sort(array).astype(np.int64)
 
 
-def checked_labels(argument: str, labels, num_classes: int) -> np.ndarray:
-    labels = array_of(argument, labels, "integers of rank 1, at least one")
+def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray:
+    labels = to_array(argument, labels, "integers of rank 1, at least one")
     ok = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
     require(ok, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one")
-    bad = (labels < 0) | (labels >= num_classes)
-    if bad.any():
-        at = int(bad.argmax())
+    is_invalid = (labels < 0) | (labels >= num_classes)
+    if is_invalid.any():
+        position = int(is_invalid.argmax())
         raise ConfigError(
-            f"{argument}[{at}] = {int(labels[at])}: expected a label in [0, {num_classes})"
+            f"{argument}[{position}] = {int(labels[position])}: expected a label in [0, {num_classes})"
         )
     return labels

@@ -5,14 +5,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import checked_given, first_line, parameters_of
+from fedjax_het.common.signatures import (
+    get_keyword_parameters,
+    get_summary_line,
+    validate_keyword_arguments,
+)
 from fedjax_het.data import schemes
-from fedjax_het.data.grouped import grouped, grouped_mixtures, grouped_setting
+from fedjax_het.data.grouped import compute_grouped_mixtures, grouped, resolve_grouped_parameters
 
 # What a scheme's function is given by name where its signature has it; all else it takes is chosen.
-OF_THE_DATA = (
+DATA_ARGUMENTS = (
     *("rng", "labels", "num_classes", "num_clients"),
     *("domains", "domain_names", "class_names"),
 )
@@ -20,7 +24,7 @@ OF_THE_DATA = (
 _SYNONYMS = {"classes": "classes_per_client", "classes_per_client": "classes"}
 
 
-class Scheme(NamedTuple):
+class PartitionScheme(NamedTuple):
     """A way to split training examples among clients.
 
     split: `(rng, labels, num_classes, num_clients, *, parameters...) -> clients`, one array of
@@ -38,63 +42,65 @@ class Scheme(NamedTuple):
     name: str
     split: Callable[..., Any]
     description: str = ""
-    setting: Callable[..., dict[str, Any]] | None = None
+    resolve_parameters: Callable[..., dict[str, Any]] | None = None
     mixtures: Callable[..., np.ndarray] | None = None
     clients_are_domains: bool = False
 
     @property
     def parameters(self) -> dict[str, Any]:
         """What the split takes besides the data, with defaults or `REQUIRED`."""
-        return parameters_of(self.split, besides=OF_THE_DATA)
+        return get_keyword_parameters(self.split, exclude=DATA_ARGUMENTS)
 
-    def checked(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    def validate_parameters(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters that it takes, as their annotations have them. Raises ConfigError."""
         owner = f"partition {self.name!r}"
-        return checked_given(owner, parameters, self.split, self.parameters, "parameter")
+        return validate_keyword_arguments(
+            owner, parameters, self.split, self.parameters, "parameter"
+        )
 
 
-PARTITIONS: Registry[Scheme] = Registry(
+PARTITIONS: Registry[PartitionScheme] = Registry(
     "partition",
     (
-        Scheme(
+        PartitionScheme(
             "iid",
             schemes.iid,
             "a random split into equal parts",
-            mixtures=schemes.iid_mixtures,
+            mixtures=schemes.compute_iid_mixtures,
         ),
-        Scheme(
+        PartitionScheme(
             "dirichlet",
             schemes.dirichlet,
             "label skew by Dir(alpha) for each class; sizes very unequal, maybe empty",
         ),
-        Scheme(
+        PartitionScheme(
             "dirichlet_balanced",
             schemes.dirichlet_balanced,
             "label skew by Dir(alpha), clients nearly equal in size (DynaFed)",
         ),
-        Scheme(
+        PartitionScheme(
             "dirichlet_capped",
             schemes.dirichlet_capped,
             "label skew by Dir(alpha), none far above N/K, at least min_size each (MOON, FedAF)",
         ),
-        Scheme(
+        PartitionScheme(
             "classes_per_client",
             schemes.classes_per_client,
             "exactly classes_per_client labels each, all of one size (FSL)",
         ),
-        Scheme(
+        PartitionScheme(
             "pathological",
             schemes.pathological,
             "classes_per_client with two labels each (FedAMP)",
         ),
-        Scheme(
+        PartitionScheme(
             "grouped",
             grouped,
             "groups of clients, each with dominating classes: 80 % of the data (FedAMP)",
-            setting=grouped_setting,
-            mixtures=grouped_mixtures,
+            resolve_parameters=resolve_grouped_parameters,
+            mixtures=compute_grouped_mixtures,
         ),
-        Scheme(
+        PartitionScheme(
             "by_domain",
             schemes.by_domain,
             "one client for each domain of a data set that has domains",
@@ -104,24 +110,24 @@ PARTITIONS: Registry[Scheme] = Registry(
 )
 
 
-@door
-def partition_parameters(name: str) -> dict[str, Any]:
+@validate_arguments
+def get_partition_parameters(name: str) -> dict[str, Any]:
     """The parameters of a partition, by its function's signature: defaults, or `REQUIRED`.
 
     The number of labels per client, `classes` in settings, is the parameter `classes` or
-    `classes_per_client`: see `parameter_called`.
+    `classes_per_client`: see `find_parameter_name`.
     """
     return PARTITIONS.require(name).parameters
 
 
-def parameter_called(name: str, setting: str) -> str | None:
+def find_parameter_name(name: str, setting: str) -> str | None:
     """What the partition `name` calls a setting (alpha, classes); None where it has no such one."""
-    parameters = partition_parameters(name)
+    parameters = get_partition_parameters(name)
     names = (setting, _SYNONYMS.get(setting, setting))
-    return next((each for each in names if each in parameters), None)
+    return next((alias for alias in names if alias in parameters), None)
 
 
-@door
+@validate_arguments
 def register_partition(
     name: str,
     split: Callable[..., Any],
@@ -139,11 +145,11 @@ def register_partition(
         register_partition("halves", halves)
         RunSpec("fedavg", "digits", partition="halves", partition_options={"share": 0.3})
 
-    split, setting, mixtures, clients_are_domains: see `Scheme`. A parameter `alpha` or `classes` is
+    split, setting, mixtures, clients_are_domains: see `PartitionScheme`. A parameter `alpha` or `classes` is
         the setting of that name. What `split` returns is checked whenever it is called.
     description: for `fedjax-het list`; by default the first line of the docstring.
 
     Raises: ConfigError for a name of the package's own or no word.
     """
-    text = description or first_line(split)
-    PARTITIONS.add(Scheme(name, split, text, setting, mixtures, clients_are_domains))
+    text = description or get_summary_line(split)
+    PARTITIONS.add(PartitionScheme(name, split, text, setting, mixtures, clients_are_domains))

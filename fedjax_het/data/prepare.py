@@ -11,21 +11,25 @@ from pathlib import Path
 
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.data.datasets import DATASETS
-from fedjax_het.data.tfds import data_root
+from fedjax_het.data.tfds import resolve_data_root
 
 
 def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Path:
     """Download a set through tensorflow-datasets and write it as array_record files.
 
     This step alone needs TensorFlow (`pip install 'fedjax_het[prepare]'`) and a network. Returns
-    the folder to name in TFDS_DATA_DIR: `data_dir`, or that of `data_root`. Does nothing where
+    the folder to name in TFDS_DATA_DIR: `data_dir`, or that of `resolve_data_root`. Does nothing where
     the set, or a part of it, is prepared already. Raises `ConfigError` for an unknown name, a set
     that is not of tensorflow-datasets, or without TensorFlow.
     """
     source = DATASETS.require(name).source
     if source is None:
-        sets = ", ".join(each for each in DATASETS if DATASETS[each].source is not None)
-        raise ConfigError(f"dataset = {name!r}: there is nothing to prepare (only for {sets})")
+        dataset_names = ", ".join(
+            dataset_name for dataset_name in DATASETS if DATASETS[dataset_name].source is not None
+        )
+        raise ConfigError(
+            f"dataset = {name!r}: there is nothing to prepare (only for {dataset_names})"
+        )
     if importlib.util.find_spec("tensorflow") is None:
         raise ConfigError(
             f"preparing {name!r} needs TensorFlow, which is not installed: "
@@ -33,7 +37,7 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
         )
     import tensorflow_datasets as tfds
 
-    root = data_root(data_dir)
+    root = resolve_data_root(data_dir)
     for config in source.configs:
         builder = tfds.builder(
             source.builder,
@@ -50,8 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m fedjax_het.data.prepare",
         description="Download a data set and prepare it for reading without TensorFlow.",
     )
-    sets = ", ".join(name for name in DATASETS if DATASETS[name].source is not None)
-    parser.add_argument("name", metavar="NAME", help=sets)
+    dataset_names = ", ".join(
+        dataset_name for dataset_name in DATASETS if DATASETS[dataset_name].source is not None
+    )
+    parser.add_argument("name", metavar="NAME", help=dataset_names)
     parser.add_argument("--data-dir", help="default: $TFDS_DATA_DIR, else ~/tensorflow_datasets")
     options = parser.parse_args(arguments)
     try:

@@ -12,14 +12,14 @@ from typing import Annotated
 import numpy as np
 
 from fedjax_het.common.errors import ConfigError, require
-from fedjax_het.common.records import Bounds, Count, Whole
-from fedjax_het.data.dealing import deal, equal_counts, shuffled_classes
+from fedjax_het.common.records import Bounds, NonNegativeInt, PositiveInt
+from fedjax_het.data.dealing import allocate_equal_counts, shuffle_by_class, take_quota
 
 _log = logging.getLogger(__name__)
 
 Alpha = Annotated[float, Bounds(1e-6, 1e6)]  # of a Dirichlet distribution
 
-_SINKHORN_ALTERNATIONS = 1000  # as in DynaFed's code
+_SINKHORN_ITERATIONS = 1000  # as in DynaFed's code
 
 
 def iid(rng, labels, num_classes, num_clients):
@@ -34,7 +34,9 @@ def dirichlet(rng, labels, num_classes, num_clients, *, alpha: Alpha):
     and clients may be empty, the more so the smaller alpha.
     """
     log_proportions = _log_dirichlet(rng, alpha, num_classes, num_clients)
-    return deal(shuffled_classes(rng, labels, num_classes), _cut_all(log_proportions, labels))
+    return take_quota(
+        shuffle_by_class(rng, labels, num_classes), _split_class_counts(log_proportions, labels)
+    )
 
 
 def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha: Alpha):
@@ -55,11 +57,11 @@ def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha: Alpha):
     NumPy's current one. Cost: 0.03 s for 10 classes and 80 clients, 0.1 s for 100 classes.
     """
     log_matrix = _log_dirichlet(rng, alpha, num_classes, num_clients)
-    for _ in range(_SINKHORN_ALTERNATIONS):
+    for _ in range(_SINKHORN_ITERATIONS):
         log_matrix -= _logsumexp(log_matrix, axis=0)
         log_matrix -= _logsumexp(log_matrix, axis=1)
     classes = [np.flatnonzero(labels == label) for label in range(num_classes)]
-    return deal(classes, _cut_all(log_matrix, labels))
+    return take_quota(classes, _split_class_counts(log_matrix, labels))
 
 
 def dirichlet_capped(
@@ -69,8 +71,8 @@ def dirichlet_capped(
     num_clients,
     *,
     alpha: Alpha,
-    min_size: Whole = 10,
-    max_draws: Count = 1000,
+    min_size: NonNegativeInt = 10,
+    max_draws: PositiveInt = 1000,
 ):
     """MOON's and NIID-Bench's Dirichlet partition, which FedAF and FedDM use (public code).
 
@@ -81,36 +83,36 @@ def dirichlet_capped(
     Raises `ConfigError` when no draw is accepted. Deviation from the code: proportions are drawn
     in logarithms, so that those of the clients below the cap never all vanish.
     """
-    most = len(labels) // num_clients
+    max_min_size = len(labels) // num_clients
     require(
-        min_size <= most,
+        min_size <= max_min_size,
         "min_size",
         min_size,
-        f"at most {most}: {len(labels)} examples for {num_clients} clients",
+        f"at most {max_min_size}: {len(labels)} examples for {num_clients} clients",
     )
     class_sizes = np.bincount(labels, minlength=num_classes)
-    best, best_short = 0, num_clients
+    largest_minimum, fewest_short_clients = 0, num_clients
     for _ in range(max_draws):
         counts = np.zeros((num_classes, num_clients), np.int64)
         log_proportions = _log_dirichlet(rng, alpha, num_classes, num_clients)
         for label in range(num_classes):
-            full = counts.sum(0) >= len(labels) / num_clients
-            row = np.where(full, -np.inf, log_proportions[label])
-            counts[label] = _cut(row, class_sizes[label])
+            is_full = counts.sum(0) >= len(labels) / num_clients
+            row = np.where(is_full, -np.inf, log_proportions[label])
+            counts[label] = _split_counts(row, class_sizes[label])
         sizes = counts.sum(0)
         if sizes.min() >= min_size:
-            return deal(shuffled_classes(rng, labels, num_classes), counts)
-        best = max(best, int(sizes.min()))
-        best_short = min(best_short, int((sizes < min_size).sum()))
+            return take_quota(shuffle_by_class(rng, labels, num_classes), counts)
+        largest_minimum = max(largest_minimum, int(sizes.min()))
+        fewest_short_clients = min(fewest_short_clients, int((sizes < min_size).sum()))
     raise ConfigError(
         f"alpha = {alpha!r}: none of {max_draws} draws of 'dirichlet_capped' gave each of "
-        f"{num_clients} clients min_size = {min_size} examples (at best {best_short} clients had "
-        f"fewer, and the smallest had {best}); use a larger alpha, fewer clients, a smaller "
+        f"{num_clients} clients min_size = {min_size} examples (at best {fewest_short_clients} clients had "
+        f"fewer, and the smallest had {largest_minimum}); use a larger alpha, fewer clients, a smaller "
         "min_size, or 'dirichlet_balanced'"
     )
 
 
-def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_client: Count):
+def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_client: PositiveInt):
     """Every client holds exactly C labels, in equal numbers (FSL's n_i / C samples of each).
 
     All shards (one client's examples of one label) have one size: the largest for which the
@@ -125,43 +127,48 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     """
     per_client = classes_per_client
     class_sizes = np.bincount(labels, minlength=num_classes)
-    present = int((class_sizes > 0).sum())
+    num_present = int((class_sizes > 0).sum())
     require(
-        per_client <= present,
+        per_client <= num_present,
         "classes_per_client",
         per_client,
-        f"at most the number of classes with examples, {present}",
+        f"at most the number of classes with examples, {num_present}",
     )
-    needed = num_clients * per_client
-    shard_size = _largest_shard(class_sizes, num_clients, needed)
+    num_shards = num_clients * per_client
+    shard_size = _find_largest_shard_size(class_sizes, num_clients, num_shards)
     if shard_size == 0:
         raise ConfigError(
-            f"classes_per_client = {per_client}: {num_clients} clients need {needed} shards of at "
-            f"least one example, which {len(labels)} examples in {present} classes do not give; "
+            f"classes_per_client = {per_client}: {num_clients} clients need {num_shards} shards of at "
+            f"least one example, which {len(labels)} examples in {num_present} classes do not give; "
             "use fewer clients or fewer classes for each"
         )
-    left = equal_counts(rng, np.minimum(class_sizes // shard_size, num_clients), needed)
-    unused = len(labels) - needed * shard_size
+    shards_left = allocate_equal_counts(
+        rng, np.minimum(class_sizes // shard_size, num_clients), num_shards
+    )
+    unused = len(labels) - num_shards * shard_size
     if unused > len(labels) // 10:
         _log.warning(
             "classes_per_client leaves %d of %d examples unused: %d shards of %d",
             unused,
             len(labels),
-            needed,
+            num_shards,
             shard_size,
         )
 
-    pools = shuffled_classes(rng, labels, num_classes)
-    taken = np.zeros(num_classes, np.int64)
+    pools = shuffle_by_class(rng, labels, num_classes)
+    shards_used = np.zeros(num_classes, np.int64)
     clients = [None] * num_clients
     for client in rng.permutation(num_clients):
-        chosen = np.lexsort((rng.random(num_classes), -left))[:per_client]
-        starts = taken[chosen] * shard_size
+        client_classes = np.lexsort((rng.random(num_classes), -shards_left))[:per_client]
+        starts = shards_used[client_classes] * shard_size
         clients[client] = np.concatenate(
-            [pools[c][start : start + shard_size] for c, start in zip(chosen, starts, strict=True)]
+            [
+                pools[c][start : start + shard_size]
+                for c, start in zip(client_classes, starts, strict=True)
+            ]
         )
-        left[chosen] -= 1
-        taken[chosen] += 1
+        shards_left[client_classes] -= 1
+        shards_used[client_classes] += 1
     return clients
 
 
@@ -197,10 +204,10 @@ def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
     return clients
 
 
-def iid_mixtures(labels, num_classes, num_clients):
+def compute_iid_mixtures(labels, num_classes, num_clients):
     """[K, C] the class proportions of the whole training set, for every client."""
-    shares = np.bincount(labels, minlength=num_classes) / len(labels)
-    return np.tile(shares, (num_clients, 1))
+    proportions = np.bincount(labels, minlength=num_classes) / len(labels)
+    return np.tile(proportions, (num_clients, 1))
 
 
 def _log_dirichlet(rng, alpha, rows: int, num_clients: int) -> np.ndarray:
@@ -220,7 +227,7 @@ def _logsumexp(values: np.ndarray, axis: int) -> np.ndarray:
     return largest + np.log(np.exp(values - largest).sum(axis=axis, keepdims=True))
 
 
-def _cut(log_proportions: np.ndarray, count: int) -> np.ndarray:
+def _split_counts(log_proportions: np.ndarray, count: int) -> np.ndarray:
     """[K] parts of `count` examples: differences of floor(cumulative proportion * count).
 
     As in the public code, where the clients that matter sum to 1 minus a rounding error the floor
@@ -236,27 +243,27 @@ def _cut(log_proportions: np.ndarray, count: int) -> np.ndarray:
     return np.diff(np.minimum(boundaries, count), prepend=0)
 
 
-def _cut_all(log_proportions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _split_class_counts(log_proportions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """[C, K] examples of each class for each client, from [C, K] logarithms of proportions."""
     sizes = np.bincount(labels, minlength=len(log_proportions))
     return np.stack(
-        [_cut(row, int(size)) for row, size in zip(log_proportions, sizes, strict=True)]
+        [_split_counts(row, int(size)) for row, size in zip(log_proportions, sizes, strict=True)]
     )
 
 
-def _largest_shard(class_sizes: np.ndarray, num_clients: int, needed: int) -> int:
+def _find_largest_shard_size(class_sizes: np.ndarray, num_clients: int, num_shards: int) -> int:
     """The largest shard size that gives `needed` shards, at most one for each class and client.
 
     0 if even shards of one example do not suffice. Where there are shards enough for every class,
     none is left out, so the smallest class bounds the size.
     """
 
-    def enough(size: int) -> bool:
-        return np.minimum(class_sizes // size, num_clients).sum() >= needed
+    def has_enough_shards(size: int) -> bool:
+        return np.minimum(class_sizes // size, num_clients).sum() >= num_shards
 
     sizes = class_sizes[class_sizes > 0]
-    low, high = 0, int(sizes.min() if needed >= len(sizes) else sizes.max())
+    low, high = 0, int(sizes.min() if num_shards >= len(sizes) else sizes.max())
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if enough(middle) else (low, middle - 1)
+        low, high = (middle, high) if has_enough_shards(middle) else (low, middle - 1)
     return low

@@ -4,32 +4,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require
-from fedjax_het.common.records import Count
-from fedjax_het.common.text import figure_text
-from fedjax_het.data.checks import NumClasses, array_of
+from fedjax_het.common.records import PositiveInt
+from fedjax_het.common.text import escape_mathtext
+from fedjax_het.data.checks import NumClasses, to_array
 from fedjax_het.data.dataset import Dataset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ROW = 0.34  # inches
+_ROW_INCHES = 0.34  # inches
 
 
-@door
+@validate_arguments
 def plot_server_examples(
     dataset: Dataset,
     server_images: np.ndarray,
     server_labels: np.ndarray,
     *,
     num_classes: NumClasses = 10,
-    num_images: Count = 10,
+    num_images: PositiveInt = 10,
 ) -> "Figure":
     """Training examples that clients learn from (left), the server's (right); a row for a class.
 
     Args:
-      server_images, server_labels: D_0, as `ServerData.examples` gives it.
+      server_images, server_labels: D_0, as `ServerData.get_examples` gives it.
       num_classes: rows at most; classes are taken at equal distances from those that D_0 has.
       num_images: columns of each panel at most. The training examples are the first of a class;
         the server's are taken at equal distances, so that all sizes and rotations show.
@@ -37,11 +37,14 @@ def plot_server_examples(
     """
     from matplotlib.figure import Figure
 
-    server_images = array_of("server_images", server_images, "an array [n, H, W, C]")
-    server_labels = array_of("server_labels", server_labels, "integers [n]")
-    fits = server_images.shape[1:] == dataset.input_shape and len(server_images) > 0
+    server_images = to_array("server_images", server_images, "an array [n, H, W, C]")
+    server_labels = to_array("server_labels", server_labels, "integers [n]")
+    has_matching_shape = server_images.shape[1:] == dataset.input_shape and len(server_images) > 0
     require(
-        fits, "shape of server_images", server_images.shape, f"[n, *{dataset.input_shape}], n >= 1"
+        has_matching_shape,
+        "shape of server_images",
+        server_images.shape,
+        f"[n, *{dataset.input_shape}], n >= 1",
     )
     require(
         server_labels.shape == server_images.shape[:1]
@@ -53,41 +56,41 @@ def plot_server_examples(
         f"a label in [0, {dataset.num_classes}) for each image",
     )
 
-    classes = _spread(np.unique(server_labels), num_classes)
+    classes = _subsample(np.unique(server_labels), num_classes)
     names = [
-        figure_text(dataset.class_names[c]) if dataset.class_names else str(c) for c in classes
+        escape_mathtext(dataset.class_names[c]) if dataset.class_names else str(c) for c in classes
     ]
-    training = [np.flatnonzero(dataset.train_labels == c)[:num_images] for c in classes]
-    server = [_spread(np.flatnonzero(server_labels == c), num_images) for c in classes]
+    train_rows = [np.flatnonzero(dataset.train_labels == c)[:num_images] for c in classes]
+    server_rows = [_subsample(np.flatnonzero(server_labels == c), num_images) for c in classes]
     panels = {
-        "training examples of clients": [dataset.train_images[rows] for rows in training],
-        "the server's examples": [server_images[rows] for rows in server],
+        "training examples of clients": [dataset.train_images[rows] for rows in train_rows],
+        "the server's examples": [server_images[rows] for rows in server_rows],
     }
 
     height, width = dataset.input_shape[0] + 1, dataset.input_shape[1] + 1
     columns = max(len(row) for rows in panels.values() for row in rows)
-    across = max(columns * _ROW * width / height, 2.2)
-    size = (2 * across + 0.5 + 0.08 * max(map(len, names)), len(classes) * _ROW + 0.5)
+    panel_width = max(columns * _ROW_INCHES * width / height, 2.2)
+    size = (2 * panel_width + 0.5 + 0.08 * max(map(len, names)), len(classes) * _ROW_INCHES + 0.5)
     figure = Figure(figsize=size, layout="constrained")
-    both = zip(figure.subplots(1, 2), panels.items(), strict=True)
-    for at, (axes, (title, rows)) in enumerate(both):
-        axes.imshow(_mosaic(rows, dataset.input_shape, columns), interpolation="nearest")
+    panels_with_axes = zip(figure.subplots(1, 2), panels.items(), strict=True)
+    for panel_index, (axes, (title, rows)) in enumerate(panels_with_axes):
+        axes.imshow(_make_mosaic(rows, dataset.input_shape, columns), interpolation="nearest")
         axes.set_title(title, fontsize=9)
         ticks = np.arange(len(classes)) * height + (height - 2) / 2
-        axes.set_yticks(ticks, names if at == 0 else [""] * len(names), fontsize=8)
+        axes.set_yticks(ticks, names if panel_index == 0 else [""] * len(names), fontsize=8)
         axes.set_xticks([])
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     return figure
 
 
-def _spread(values: np.ndarray, most: int) -> np.ndarray:
+def _subsample(values: np.ndarray, max_count: int) -> np.ndarray:
     """`values`, or `most` of them at equal distances, the first and the last among them."""
-    count = min(len(values), most)
+    count = min(len(values), max_count)
     return values[np.linspace(0, len(values) - 1, count).round().astype(int)]
 
 
-def _mosaic(rows: list[np.ndarray], shape: tuple[int, int, int], columns: int) -> np.ndarray:
+def _make_mosaic(rows: list[np.ndarray], shape: tuple[int, int, int], columns: int) -> np.ndarray:
     """[H', W', 3] in [0, 1], white between images; floats are stretched to the panel's range."""
     height, width, _ = shape
     low, high = 0, 255

@@ -5,24 +5,28 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import ConfigError, require
-from fedjax_het.common.records import Bounds, Count
+from fedjax_het.common.records import Bounds, PositiveInt
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import checked_given, first_line, parameters_of
+from fedjax_het.common.signatures import (
+    get_keyword_parameters,
+    get_summary_line,
+    validate_keyword_arguments,
+)
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.datasets import load_dataset
-from fedjax_het.data.dealing import equal_counts, shuffled_classes
-from fedjax_het.data.glyphs import FIGURE, Font, glyph_images, open_font
-from fedjax_het.data.stl10 import shared_class_images
+from fedjax_het.data.dealing import allocate_equal_counts, shuffle_by_class
+from fedjax_het.data.glyphs import FIGURE_POINTS, Font, open_font, render_glyphs
+from fedjax_het.data.stl10 import select_shared_class_images
 
-Pool = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 labels
+LabeledImages = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 labels
 
-_Points = Annotated[float, Bounds(1, 2 * FIGURE)]
+_Points = Annotated[float, Bounds(1, 2 * FIGURE_POINTS)]
 _Degrees = Annotated[float, Bounds(-360, 360)]
 
 # What the functions are given where their signatures have it; all else they take is an option.
-_OF_THE_RUN = (
+_RUN_ARGUMENTS = (
     *("rng", "dataset", "partition", "data_dir", "cache_dir"),
     *("num_train", "num_classes"),
 )
@@ -47,7 +51,7 @@ class ServerSource(NamedTuple):
     name: str
     description: str = ""
     draw: Callable[..., Any] | None = None
-    pool: Callable[..., Pool] | None = None
+    pool: Callable[..., LabeledImages] | None = None
     withheld: Callable[..., int] | None = None
     check: Callable[..., dict[str, Any]] | None = None
     font: Callable[..., Font] | None = None
@@ -56,83 +60,90 @@ class ServerSource(NamedTuple):
     def options(self) -> dict[str, Any]:
         """What it takes, by its function's signature, with defaults or `REQUIRED`."""
         function = self.draw or self.pool
-        return {} if function is None else parameters_of(function, besides=_OF_THE_RUN)
+        return {} if function is None else get_keyword_parameters(function, exclude=_RUN_ARGUMENTS)
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def validate_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options that it takes, as their annotations have them. Raises ConfigError."""
         owner = f"server_data {self.name!r}"
-        return checked_given(owner, options, self.draw or self.pool, self.options, "option")
+        return validate_keyword_arguments(
+            owner, options, self.draw or self.pool, self.options, "option"
+        )
 
 
 # --- training examples, of all clients or of a few
 
 
-def _draw_iid(rng, dataset, partition, *, size: Count | None = None):
+def _draw_iid(rng, dataset, partition, *, size: PositiveInt | None = None):
     """As equally many of each class as the clients' examples allow."""
-    held = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
+    class_counts = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
     examples = np.unique(partition.indices)
     labels = dataset.train_labels[examples]
     limits = np.bincount(labels, minlength=dataset.num_classes)
     if size is None:
-        size = max(len(examples) // 100, int((held > 0).sum()))
+        size = max(len(examples) // 100, int((class_counts > 0).sum()))
     require(
         0 < size <= len(examples),
         "size",
         size,
         f"an integer from 1 to {len(examples)}, the examples that the clients hold",
     )
-    counts = equal_counts(rng, limits, size)
-    pools = shuffled_classes(rng, labels, dataset.num_classes)
-    chosen = [members[:count] for members, count in zip(pools, counts, strict=True)]
-    return examples[np.concatenate(chosen)]
+    counts = allocate_equal_counts(rng, limits, size)
+    pools = shuffle_by_class(rng, labels, dataset.num_classes)
+    class_selections = [members[:count] for members, count in zip(pools, counts, strict=True)]
+    return examples[np.concatenate(class_selections)]
 
 
-def _draw_from_clients(rng, dataset, partition, *, clients: Count = 10, per_client: Count = 50):
+def _draw_from_clients(
+    rng, dataset, partition, *, clients: PositiveInt = 10, per_client: PositiveInt = 50
+):
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
-    able = np.flatnonzero(partition.sizes >= per_client)
+    eligible = np.flatnonzero(partition.sizes >= per_client)
     require(
-        clients <= len(able),
+        clients <= len(eligible),
         "clients",
         clients,
-        f"at most {len(able)}: so many of the {partition.num_clients} clients hold per_client = "
+        f"at most {len(eligible)}: so many of the {partition.num_clients} clients hold per_client = "
         f"{per_client} examples",
     )
-    chosen = rng.choice(able, clients, replace=False)
+    client_ids = rng.choice(eligible, clients, replace=False)
     return np.concatenate(
-        [rng.choice(partition.client(k), per_client, replace=False) for k in chosen]
+        [rng.choice(partition.client_indices(k), per_client, replace=False) for k in client_ids]
     )
 
 
 # --- training examples that no client has
 
 
-def _held_out_size(num_train, num_classes, *, size=None):
+def _count_held_out(num_train, num_classes, *, size=None):
     return max(num_train // 100, num_classes) if size is None else size
 
 
-def _draw_held_out(rng, dataset, partition, *, size: Count | None = None):
+def _draw_held_out(rng, dataset, partition, *, size: PositiveInt | None = None):
     """All that were withheld; of a partition that leaves more examples to nobody, so many."""
     num_train = len(dataset.train_labels)
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
-    free = np.setdiff1d(np.arange(num_train), partition.indices)
-    size = _held_out_size(num_train, dataset.num_classes, size=size)
+    unassigned = np.setdiff1d(np.arange(num_train), partition.indices)
+    size = _count_held_out(num_train, dataset.num_classes, size=size)
     require(
-        size <= len(free), "size", size, f"at most {len(free)}, the examples that no client holds"
+        size <= len(unassigned),
+        "size",
+        size,
+        f"at most {len(unassigned)}, the examples that no client holds",
     )
-    return rng.choice(free, size, replace=False)
+    return rng.choice(unassigned, size, replace=False)
 
 
 # --- examples from elsewhere
 
 
-def _check_glyphs(*, font, sizes, rotations):
+def _validate_glyph_options(*, font, sizes, rotations):
     for name, values in (("sizes", sizes), ("rotations", rotations)):
         require(len(values) > 0, name, values, "a list of numbers, at least one")
     open_font(font)
     return {"font": font, "sizes": sizes, "rotations": rotations}
 
 
-def _glyph_pool(
+def _make_glyph_pool(
     dataset,
     *,
     font: str | None = None,
@@ -140,31 +151,31 @@ def _glyph_pool(
     rotations: tuple[_Degrees, ...] = (-20, -10, 0, 10, 20),
 ):
     height, width, channels = dataset.input_shape
-    _require_bytes(dataset)
+    _require_uint8(dataset)
     require(channels == 1, "input_shape", dataset.input_shape, "one channel, for drawn glyphs")
     face = open_font(font)
-    return glyph_images(
+    return render_glyphs(
         dataset.class_names, height, width, font=face, sizes=sizes, rotations=rotations
     )
 
 
-def _stl10_pool(dataset, data_dir, cache_dir, *, per_class: Count = 56):
-    _require_bytes(dataset)
+def _make_stl10_pool(dataset, data_dir, cache_dir, *, per_class: PositiveInt = 56):
+    _require_uint8(dataset)
     require(dataset.input_shape[-1] == 3, "input_shape", dataset.input_shape, "three channels")
     stl10 = load_dataset("stl10", data_dir=data_dir, cache_dir=cache_dir)
-    return shared_class_images(stl10, dataset, per_class)
+    return select_shared_class_images(stl10, dataset, per_class)
 
 
-def _require_bytes(dataset: Dataset) -> None:
+def _require_uint8(dataset: Dataset) -> None:
     """Images from elsewhere are 0..255; where a user's floats have 0 and 1 is not known."""
     dtype = dataset.train_images.dtype
     require(dtype == np.uint8, "dtype of train_images", str(dtype), "uint8, for images from afar")
 
 
-def _user_pool(dataset):
-    given = dataset.server_images is not None or dataset.server_labels is not None
+def _get_user_pool(dataset):
+    has_server_examples = dataset.server_images is not None or dataset.server_labels is not None
     require(
-        given,
+        has_server_examples,
         "server_data",
         "user",
         "a data set with server_images and server_labels (see dataset_from_arrays)",
@@ -186,7 +197,7 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
             "training examples drawn at random before the rest is split, so that no client holds "
             "them (size n_0; default 1 % of all)",
             draw=_draw_held_out,
-            withheld=_held_out_size,
+            withheld=_count_held_out,
         ),
         ServerSource(
             "clients",
@@ -196,29 +207,31 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
         ServerSource(
             "glyphs",
             "letters and digits drawn from a script font at several sizes and rotations (FSLsyn)",
-            pool=_glyph_pool,
-            check=_check_glyphs,
+            pool=_make_glyph_pool,
+            check=_validate_glyph_options,
             font=lambda *, font, **_: open_font(font),
         ),
         ServerSource(
             "stl10",
             "images of STL-10 of the classes that it shares with the data set (FSLsyn, for "
             "CIFAR-10)",
-            pool=_stl10_pool,
+            pool=_make_stl10_pool,
         ),
-        ServerSource("user", "the data set's own server_images and server_labels", pool=_user_pool),
+        ServerSource(
+            "user", "the data set's own server_images and server_labels", pool=_get_user_pool
+        ),
     ),
     argument="server_data",
 )
 
 
-@door
+@validate_arguments
 def register_server_source(
     name: str,
     description: str = "",
     *,
     draw: Callable[..., Any] | None = None,
-    pool: Callable[..., Pool] | None = None,
+    pool: Callable[..., LabeledImages] | None = None,
     withheld: Callable[..., int] | None = None,
     check: Callable[..., dict[str, Any]] | None = None,
 ) -> None:
@@ -241,5 +254,5 @@ def register_server_source(
         raise ConfigError(f"server_data {name!r}: expected draw or pool, one of the two")
     if withheld is not None and draw is None:
         raise ConfigError(f"server_data {name!r}: withheld is for sources that draw")
-    text = description or first_line(draw or pool)
+    text = description or get_summary_line(draw or pool)
     SERVER_SOURCES.add(ServerSource(name, text, draw, pool, withheld, check))

@@ -6,10 +6,10 @@ from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.data.dataset import Dataset
 
 # What STL-10 calls otherwise than CIFAR-10.
-_ALSO_CALLED = {"car": "automobile"}
+_CLASS_SYNONYMS = {"car": "automobile"}
 
 
-def shared_class_images(
+def select_shared_class_images(
     stl10: Dataset, dataset: Dataset, per_class: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(images, labels): the first `per_class` training images of every class both sets have.
@@ -23,11 +23,13 @@ def shared_class_images(
     Raises `ConfigError` where the sets share no class, the sizes do not divide, or a class has
     fewer images.
     """
-    names = [_ALSO_CALLED.get(name, name) for name in stl10.class_names]
-    shared = [name for name in dataset.class_names if name in names]
-    require(len(shared) > 0, "class_names", dataset.class_names, "some of STL-10's, as CIFAR-10's")
+    names = [_CLASS_SYNONYMS.get(name, name) for name in stl10.class_names]
+    shared_names = [name for name in dataset.class_names if name in names]
+    require(
+        len(shared_names) > 0, "class_names", dataset.class_names, "some of STL-10's, as CIFAR-10's"
+    )
     images, labels = [], []
-    for name in shared:
+    for name in shared_names:
         members = np.flatnonzero(stl10.train_labels == names.index(name))
         require(
             per_class <= len(members),
@@ -48,7 +50,9 @@ def block_mean(images: np.ndarray, height: int, width: int) -> np.ndarray:
         raise ConfigError(
             f"images of {height}x{width}: expected sides that divide {full_height}x{full_width}"
         )
-    down, across = full_height // height, full_width // width
-    blocks = images.reshape(count, height, down, width, across, channels)
+    block_height, block_width = full_height // height, full_width // width
+    blocks = images.reshape(count, height, block_height, width, block_width, channels)
     sums = blocks.sum((2, 4), dtype=np.int64)
-    return ((2 * sums + down * across) // (2 * down * across)).astype(np.uint8)
+    return ((2 * sums + block_height * block_width) // (2 * block_height * block_width)).astype(
+        np.uint8
+    )

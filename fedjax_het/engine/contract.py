@@ -12,8 +12,8 @@
         change = jax.tree.map(jnp.subtract, local.variables, broadcast.variables)
         return Upload(mean=change, sum=jnp.int32(1)), state, ()
 
-The engine weighs: of what is in `Upload.mean` the server gets the average that the run's settings
-ask for, of what is in `Upload.sum` the sum. A method has no weights to forget.
+The engine weighs: of what is in `ClientUpdate.mean` the server gets the average that the run's settings
+ask for, of what is in `ClientUpdate.sum` the sum. A method has no weights to forget.
 """
 
 import functools
@@ -24,21 +24,23 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.common.arrays import is_key
+from fedjax_het.common.arrays import is_prng_key
 from fedjax_het.common.errors import ConfigError
 
 Tree = Any
 HyperParameters = dict[str, jax.Array]  # float32 scalars by name
 
 
-class Client(NamedTuple):
+class ClientInfo(NamedTuple):
     """What a client knows of itself in a round; scalars but for `start`."""
 
     id: jax.Array  # int32; of a pair of client and class where those are what the lanes run through
     num_samples: jax.Array  # int32
     num_steps: jax.Array  # int32, over all passes
     key: jax.Array  # its own of this round; a step's is fold_in(key, step)
-    start: jax.Array  # [I, H, W, C] stored images that it starts from; I = 0 in local training
+    init_images: (
+        jax.Array
+    )  # [I, H, W, C] stored images that it starts from; I = 0 in local training
 
 
 class Batch(NamedTuple):
@@ -47,10 +49,10 @@ class Batch(NamedTuple):
     images: jax.Array  # [B, H, W, C] uint8 or float32
     labels: jax.Array  # [B] int32
     mask: jax.Array  # [B] float32
-    number: jax.Array  # [] int32: the client's steps so far in this round
+    step_index: jax.Array  # [] int32: the client's steps so far in this round
 
 
-class Upload(NamedTuple):
+class ClientUpdate(NamedTuple):
     """What a client sends, and what the server gets of all.
 
     mean: averaged over the round's clients, with the weights of the run's `averaging`. Zero where
@@ -66,43 +68,43 @@ class Upload(NamedTuple):
     sum: Tree = ()
 
 
-class InitClient(Protocol):
+class InitClientFunction(Protocol):
     """-> what a client keeps between rounds, before its first; () if nothing."""
 
     def __call__(self, hp: HyperParameters, variables: Tree) -> Tree: ...
 
 
-class BeginRound(Protocol):
+class BeginRoundFunction(Protocol):
     """-> local: what a client carries from step to step."""
 
     def __call__(
-        self, hp: HyperParameters, broadcast: Tree, state: Tree, client: Client
+        self, hp: HyperParameters, message: Tree, state: Tree, client: ClientInfo
     ) -> Tree: ...
 
 
-class TakeStep(Protocol):
+class StepFunction(Protocol):
     """-> (local, of the same structure, shapes and types; the minibatch's mean loss, a scalar)."""
 
     def __call__(
         self,
         hp: HyperParameters,
-        broadcast: Tree,
+        message: Tree,
         local: Tree,
         batch: Batch,
-        client: Client,
+        client: ClientInfo,
         key: jax.Array,
     ) -> tuple[Tree, jax.Array]: ...
 
 
-class EndRound(Protocol):
+class EndRoundFunction(Protocol):
     """-> (upload, state, of the same structure, shapes and types; output, any arrays)."""
 
     def __call__(
-        self, hp: HyperParameters, broadcast: Tree, local: Tree, state: Tree, client: Client
-    ) -> tuple[Upload, Tree, Tree]: ...
+        self, hp: HyperParameters, message: Tree, local: Tree, state: Tree, client: ClientInfo
+    ) -> tuple[ClientUpdate, Tree, Tree]: ...
 
 
-class ClientMethod(NamedTuple):
+class ClientAlgorithm(NamedTuple):
     """How one client trains: pure functions of a single client.
 
     init(hp, variables) -> state
@@ -115,10 +117,10 @@ class ClientMethod(NamedTuple):
     random keys).
     """
 
-    init: InitClient
-    begin: BeginRound
-    step: TakeStep
-    end: EndRound
+    init: InitClientFunction
+    begin: BeginRoundFunction
+    step: StepFunction
+    end: EndRoundFunction
     extra_passes: int = 0
 
 
@@ -127,63 +129,77 @@ class ContractError(ConfigError):
     function, and the leaf."""
 
 
-def checked_client(method: ClientMethod) -> ClientMethod:
+def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
     """The same method, whose functions say which of them breaks the contract, and where.
 
     All checks are of shapes and types, made while the program is traced: none is in the program.
     """
 
-    def begin(hp, broadcast, state, client):
-        given = (hp, broadcast, state, client)
-        local = call("ClientMethod.begin", method.begin, BeginRound, *given)
-        return _require_some("ClientMethod.begin", local, "what a client carries, () if nothing")
+    def begin(hp, message, state, client):
+        args = (hp, message, state, client)
+        local = call_user_function(
+            "ClientAlgorithm.begin", algorithm.begin, BeginRoundFunction, *args
+        )
+        return _require_arrays(
+            "ClientAlgorithm.begin", local, "what a client carries, () if nothing"
+        )
 
-    def step(hp, broadcast, local, batch, client, key):
-        name = "ClientMethod.step"
-        given = (hp, broadcast, local, batch, client, key)
-        moved, loss = parts(name, call(name, method.step, TakeStep, *given), ("local", "loss"))
-        require_like(f"{name}: local", moved, local, "what `begin` made")
+    def step(hp, message, local, batch, client, key):
+        name = "ClientAlgorithm.step"
+        args = (hp, message, local, batch, client, key)
+        new_local, loss = unpack_tuple(
+            name, call_user_function(name, algorithm.step, StepFunction, *args), ("local", "loss")
+        )
+        require_like(f"{name}: local", new_local, local, "what `begin` made")
         require_scalar(f"{name}: loss", loss)
-        return moved, loss
+        return new_local, loss
 
-    def end(hp, broadcast, local, state, client):
-        name = "ClientMethod.end"
-        found = call(name, method.end, EndRound, hp, broadcast, local, state, client)
-        upload, new, output = parts(name, found, ("upload", "state", "output"))
-        require_upload(f"{name}: upload", upload)
-        require_like(f"{name}: state", new, state, "what `init` made")
-        return upload, new, output
+    def end(hp, message, local, state, client):
+        name = "ClientAlgorithm.end"
+        outputs = call_user_function(
+            name, algorithm.end, EndRoundFunction, hp, message, local, state, client
+        )
+        update, new_state, output = unpack_tuple(name, outputs, ("upload", "state", "output"))
+        require_client_update(f"{name}: upload", update)
+        require_like(f"{name}: state", new_state, state, "what `init` made")
+        return update, new_state, output
 
     def init(hp, variables):
-        state = call("ClientMethod.init", method.init, InitClient, hp, variables)
-        return _require_some("ClientMethod.init", state, "what a client keeps, () if nothing")
+        state = call_user_function(
+            "ClientAlgorithm.init", algorithm.init, InitClientFunction, hp, variables
+        )
+        return _require_arrays("ClientAlgorithm.init", state, "what a client keeps, () if nothing")
 
-    if getattr(method.begin, "is_checked", False):
-        return method
+    if getattr(algorithm.begin, "is_checked", False):
+        return algorithm
     begin.is_checked = True  # type: ignore[attr-defined]
-    return ClientMethod(init, begin, step, end, method.extra_passes)
+    return ClientAlgorithm(init, begin, step, end, algorithm.extra_passes)
 
 
-def _require_some(name: str, found: Any, expected: str) -> Any:
+def _require_arrays(name: str, tree: Any, expected: str) -> Any:
     """Arrays, in whatever structure; None is what a function returns that forgets to."""
-    if found is None:
+    if tree is None:
         raise ContractError(f"{name} returned None: expected {expected}")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):
-            place = jax.tree_util.keystr(path)
-            raise ContractError(f"{name}: {place or 'it'} is {kind_of(leaf)}: expected an array")
-    return found
+            leaf_path = jax.tree_util.keystr(path)
+            raise ContractError(
+                f"{name}: {leaf_path or 'it'} is {describe_value(leaf)}: expected an array"
+            )
+    return tree
 
 
-def call(name: str, function: Callable, protocol: type, *args: Any) -> Any:
+def call_user_function(name: str, function: Callable, protocol: type, *args: Any) -> Any:
     """`function(*args)`. Raises ContractError if it does not take as many; what else it raises gets
     a note of its name."""
-    wanted = _arguments(protocol)
+    argument_names = _argument_names(protocol)
     if not callable(function):
-        raise ContractError(f"{name} = {function!r}: expected a function of ({', '.join(wanted)})")
-    if not _takes(function, len(args)):
+        raise ContractError(
+            f"{name} = {function!r}: expected a function of ({', '.join(argument_names)})"
+        )
+    if not _accepts_arguments(function, len(args)):
         signature = inspect.signature(function)
-        raise ContractError(f"{name} takes {signature}: expected ({', '.join(wanted)})")
+        raise ContractError(f"{name} takes {signature}: expected ({', '.join(argument_names)})")
     try:
         return function(*args)
     except ContractError:
@@ -193,91 +209,101 @@ def call(name: str, function: Callable, protocol: type, *args: Any) -> Any:
         raise
 
 
-def parts(name: str, found: Any, names: Sequence[str]) -> tuple:
+def unpack_tuple(name: str, value: Any, names: Sequence[str]) -> tuple:
     """What a function returned, if it is a tuple of these parts."""
-    wanted = f"({', '.join(names)})"
-    if not isinstance(found, tuple) or hasattr(found, "_fields"):
-        raise ContractError(f"{name} returned {kind_of(found)}: expected {wanted}")
-    if len(found) != len(names):
-        raise ContractError(f"{name} returned {len(found)} values: expected {wanted}")
-    return found
+    expected = f"({', '.join(names)})"
+    if not isinstance(value, tuple) or hasattr(value, "_fields"):
+        raise ContractError(f"{name} returned {describe_value(value)}: expected {expected}")
+    if len(value) != len(names):
+        raise ContractError(f"{name} returned {len(value)} values: expected {expected}")
+    return value
 
 
-def require_like(name: str, found: Tree, expected: Tree, what: str) -> None:
+def require_like(name: str, tree: Tree, expected: Tree, origin: str) -> None:
     """Raise ContractError, which names the first leaf, unless structure, shapes and types agree."""
     # jax's stub does not say that structures can be compared.
-    if jax.tree.structure(found) != jax.tree.structure(expected):  # type: ignore[operator]
-        raise ContractError(f"{name}{_first_difference(found, expected)}, as {what}")
-    for (path, leaf), want in zip(
-        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    if jax.tree.structure(tree) != jax.tree.structure(expected):  # type: ignore[operator]
+        raise ContractError(f"{name}{_first_difference(tree, expected)}, as {origin}")
+    for (path, leaf), expected_leaf in zip(
+        jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(expected), strict=True
     ):
-        here, there = type_of(leaf), type_of(want)
-        if here != there:
-            place = jax.tree_util.keystr(path)
-            raise ContractError(f"{name}{place} is {here}: expected {there}, as {what}")
+        actual_type, expected_type = describe_array(leaf), describe_array(expected_leaf)
+        if actual_type != expected_type:
+            leaf_path = jax.tree_util.keystr(path)
+            raise ContractError(
+                f"{name}{leaf_path} is {actual_type}: expected {expected_type}, as {origin}"
+            )
 
 
-def require_scalar(name: str, found: Any) -> None:
-    ok = hasattr(found, "shape") or isinstance(found, float | int)
-    if not ok or jnp.shape(found) != () or not jnp.issubdtype(jnp.result_type(found), jnp.floating):
-        raise ContractError(f"{name} is {kind_of(found)}: expected a float32 scalar")
+def require_scalar(name: str, value: Any) -> None:
+    is_number = hasattr(value, "shape") or isinstance(value, float | int)
+    if (
+        not is_number
+        or jnp.shape(value) != ()
+        or not jnp.issubdtype(jnp.result_type(value), jnp.floating)
+    ):
+        raise ContractError(f"{name} is {describe_value(value)}: expected a float32 scalar")
 
 
-def require_upload(name: str, found: Any) -> None:
-    if not isinstance(found, Upload):
+def require_client_update(name: str, value: Any) -> None:
+    if not isinstance(value, ClientUpdate):
         raise ContractError(
-            f"{name} is {kind_of(found)}: expected Upload(mean=..., sum=...), of which the engine "
+            f"{name} is {describe_value(value)}: expected Upload(mean=..., sum=...), of which the engine "
             "averages the one and adds up the other"
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
-        if is_key(jnp.asarray(leaf)):
-            place = jax.tree_util.keystr(path)
-            raise ContractError(f"{name}{place} is {type_of(leaf)}: random keys have no sum")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        if is_prng_key(jnp.asarray(leaf)):
+            leaf_path = jax.tree_util.keystr(path)
+            raise ContractError(
+                f"{name}{leaf_path} is {describe_array(leaf)}: random keys have no sum"
+            )
 
 
-def type_of(leaf: Any) -> str:
+def describe_array(leaf: Any) -> str:
     """An array's type and shape: `float32[10,3]`."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
     return f"{dtype}[{','.join(map(str, jnp.shape(leaf)))}]"
 
 
-def kind_of(found: Any) -> str:
+def describe_value(value: Any) -> str:
     """What something is, in a word or two."""
-    if found is None:
+    if value is None:
         return "None"
-    if hasattr(found, "shape") and hasattr(found, "dtype"):
-        return type_of(found)
-    if isinstance(found, tuple) and not hasattr(found, "_fields"):
-        return f"a tuple of {len(found)}"
-    return f"a {type(found).__name__}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return describe_array(value)
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"a tuple of {len(value)}"
+    return f"a {type(value).__name__}"
 
 
-def _first_difference(found: Tree, expected: Tree) -> str:
+def _first_difference(tree: Tree, expected: Tree) -> str:
     """Where two structures part, and how."""
-    here = {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(found)}
-    there = {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(expected)}
-    if extra := sorted(here - there):
-        lacking = sorted(there - here)
-        instead = f", and {lacking[0]} is missing" if lacking and lacking[0] else ""
-        return f"{extra[0]} is one too many{instead}: expected the same structure"
-    if lacking := sorted(there - here):
-        return f"{lacking[0]} is missing: expected the same structure"
-    return f" is {kind_of(found)}: expected {kind_of(expected)}, the same structure"
+    paths = {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)}
+    expected_paths = {
+        jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(expected)
+    }
+    if unexpected := sorted(paths - expected_paths):
+        missing = sorted(expected_paths - paths)
+        missing_note = f", and {missing[0]} is missing" if missing and missing[0] else ""
+        return f"{unexpected[0]} is one too many{missing_note}: expected the same structure"
+    if missing := sorted(expected_paths - paths):
+        return f"{missing[0]} is missing: expected the same structure"
+    return f" is {describe_value(tree)}: expected {describe_value(expected)}, the same structure"
 
 
 @functools.cache
-def _arguments(protocol: type) -> tuple[str, ...]:
+def _argument_names(protocol: type) -> tuple[str, ...]:
     names = tuple(inspect.signature(protocol.__call__).parameters)
     return names[1:]
 
 
-def _takes(function: Callable, count: int) -> bool:
+def _accepts_arguments(function: Callable, num_arguments: int) -> bool:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a built-in one that does not say
         return True
     try:
-        signature.bind(*range(count))
+        signature.bind(*range(num_arguments))
     except TypeError:
         return False
     return True

@@ -14,14 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from fedjax_het.nn.products import multiply_adds
+from fedjax_het.nn.products import count_multiply_adds
 
 Mask = tuple[bool, ...]
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # what equations name the program that they go into
-_WORD = 32  # bits
+_CALL_PARAMS = (
+    "jaxpr",
+    "call_jaxpr",
+    "fun_jaxpr",
+)  # what equations name the program that they go into
+_WORD_BITS = 32  # bits
 
 
-class Counting(NamedTuple):
+class FlopsProgram(NamedTuple):
     """A program that counts.
 
     inputs, outputs: of the counted program's leaves, those that it takes and returns, in order.
@@ -33,7 +37,9 @@ class Counting(NamedTuple):
     run: Callable[[Sequence[Any]], tuple[list[Any], int]]
 
 
-def counting(closed: Any, wanted: Sequence[bool] | None = None) -> Counting:
+def make_flops_program(
+    closed_jaxpr: Any, required_outputs: Sequence[bool] | None = None
+) -> FlopsProgram:
     """The program that counts the floating-point operations of a traced one (`ClosedJaxpr`).
 
     wanted: which of its outputs to return besides (default: none).
@@ -42,37 +48,39 @@ def counting(closed: Any, wanted: Sequence[bool] | None = None) -> Counting:
     that are filled up, count as what they are: executed.
     Raises NotImplementedError for a product inside of something that is not known.
     """
-    jaxpr = closed.jaxpr
-    outputs = tuple(wanted or (False,) * len(jaxpr.outvars))
-    look = _Look()
-    used = (True,) * len(jaxpr.outvars)
-    inputs = look.plan(jaxpr, used, outputs).inputs
+    jaxpr = closed_jaxpr.jaxpr
+    outputs = tuple(required_outputs or (False,) * len(jaxpr.outvars))
+    analyzer = _JaxprAnalyzer()
+    used_outputs = (True,) * len(jaxpr.outvars)
+    inputs = analyzer.plan_counting(jaxpr, used_outputs, outputs).inputs
 
     @jax.jit
     def program(leaves):
-        given = _spread(inputs, leaves)
-        total, found = look.run(jaxpr, closed.consts, given, used, outputs, _nothing())
-        return _chosen(outputs, found), total
+        values = _scatter_values(inputs, leaves)
+        total, results = analyzer.run_counting(
+            jaxpr, closed_jaxpr.consts, values, used_outputs, outputs, _zero_count()
+        )
+        return _select(outputs, results), total
 
     def count(leaves: Sequence[Any]) -> tuple[list[Any], int]:
-        found, (high, low) = program(list(leaves))
-        return found, (int(high) << _WORD) + int(low)
+        results, (high, low) = program(list(leaves))
+        return results, (int(high) << _WORD_BITS) + int(low)
 
-    return Counting(inputs, outputs, count)
+    return FlopsProgram(inputs, outputs, count)
 
 
-class _Live(NamedTuple):
+class _LiveProgram(NamedTuple):
     steps: list  # (equation, which of its results are used), the last first
     inputs: Mask
 
 
-class _Planned(NamedTuple):
+class _CountingPlan(NamedTuple):
     steps: list  # (equation, used, wanted) of what is to be done to count, in order
     inputs: Mask
-    fixed: int  # operations of all others
+    static_flops: int  # operations of all others
 
 
-class _Look:
+class _JaxprAnalyzer:
     """Goes through programs; what was found of one is kept.
 
     `used` says which results of a program or equation the counted program has a use for, `wanted`
@@ -80,290 +88,340 @@ class _Look:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple, Any] = {}
+        self._cache: dict[tuple, Any] = {}
 
-    def live(self, jaxpr: Any, used: Mask) -> _Live:
+    def analyze_live(self, jaxpr: Any, used: Mask) -> _LiveProgram:
         """What is left of a program where only these of its results are used."""
         key = (id(jaxpr), used)
-        if key not in self._kept:
-            known, steps = _variables(jaxpr.outvars, used), []
+        if key not in self._cache:
+            live_variables, steps = _select_variables(jaxpr.outvars, used), []
             for equation in reversed(jaxpr.eqns):
-                results = tuple(var in known for var in equation.outvars)
+                results = tuple(var in live_variables for var in equation.outvars)
                 if any(results):
                     steps.append((equation, results))
-                    known |= _variables(equation.invars, self._inputs(equation, results))
-            self._kept[key] = _Live(steps, tuple(var in known for var in jaxpr.invars))
-        return self._kept[key]
+                    live_variables |= _select_variables(
+                        equation.invars, self._equation_inputs(equation, results)
+                    )
+            self._cache[key] = _LiveProgram(
+                steps, tuple(var in live_variables for var in jaxpr.invars)
+            )
+        return self._cache[key]
 
-    def plan(self, jaxpr: Any, used: Mask, wanted: Mask) -> _Planned:
+    def plan_counting(self, jaxpr: Any, used: Mask, required: Mask) -> _CountingPlan:
         """What is to be done to count."""
-        key = (id(jaxpr), used, wanted)
-        if key not in self._kept:
-            known, steps, fixed = _variables(jaxpr.outvars, wanted), [], 0
-            for equation, results in self.live(jaxpr, used).steps:
-                here = tuple(var in known for var in equation.outvars)
-                number = self.fixed(equation, results)
-                if number is not None and not any(here):
-                    fixed += number
+        key = (id(jaxpr), used, required)
+        if key not in self._cache:
+            live_variables, steps, fixed = _select_variables(jaxpr.outvars, required), [], 0
+            for equation, results in self.analyze_live(jaxpr, used).steps:
+                required_results = tuple(var in live_variables for var in equation.outvars)
+                num_flops = self.static_flops(equation, results)
+                if num_flops is not None and not any(required_results):
+                    fixed += num_flops
                     continue
-                steps.append((equation, results, here))
-                known |= _variables(equation.invars, self._inputs(equation, results, here))
-            inputs = tuple(var in known for var in jaxpr.invars)
-            self._kept[key] = _Planned(steps[::-1], inputs, fixed)
-        return self._kept[key]
+                steps.append((equation, results, required_results))
+                live_variables |= _select_variables(
+                    equation.invars, self._equation_inputs(equation, results, required_results)
+                )
+            inputs = tuple(var in live_variables for var in jaxpr.invars)
+            self._cache[key] = _CountingPlan(steps[::-1], inputs, fixed)
+        return self._cache[key]
 
-    def fixed(self, equation: Any, used: Mask) -> int | None:
+    def static_flops(self, equation: Any, used: Mask) -> int | None:
         """Floating-point operations; None where they are known only as it runs."""
-        products = multiply_adds(equation)
+        products = count_multiply_adds(equation)
         if products is not None:
             return 2 * products
         params, name = equation.params, equation.primitive.name
         if name == "while":
-            carry = self._carried(equation, used)
-            of_condition = self._fixed_of(params["cond_jaxpr"].jaxpr, (True,))
-            of_body = self._fixed_of(params["body_jaxpr"].jaxpr, carry)
-            if of_condition != 0:
+            carry = self._while_carry_mask(equation, used)
+            condition_mask = self._program_static_flops(params["cond_jaxpr"].jaxpr, (True,))
+            body_mask = self._program_static_flops(params["body_jaxpr"].jaxpr, carry)
+            if condition_mask != 0:
                 raise NotImplementedError("a product in the condition of a loop")
-            return 0 if of_body == 0 else None
+            return 0 if body_mask == 0 else None
         if name == "scan":
-            each = self._fixed_of(params["jaxpr"].jaxpr, self._scanned(equation, used))
-            return None if each is None else each * params["length"]
+            body_flops = self._program_static_flops(
+                params["jaxpr"].jaxpr, self._scan_result_mask(equation, used)
+            )
+            return None if body_flops is None else body_flops * params["length"]
         if name == "cond":
-            found = {self._fixed_of(branch.jaxpr, used) for branch in params["branches"]}
-            return found.pop() if len(found) == 1 else None
-        inner = _inner(equation)
+            outputs = {
+                self._program_static_flops(branch.jaxpr, used) for branch in params["branches"]
+            }
+            return outputs.pop() if len(outputs) == 1 else None
+        inner = _called_program(equation)
         if inner is not None:
-            return self._fixed_of(inner[0], used)
-        for program in jax.tree.leaves(list(params.values()), is_leaf=_is_program):
-            if _is_program(program):
+            return self._program_static_flops(inner[0], used)
+        for program in jax.tree.leaves(list(params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(program):
                 jaxpr: Any = getattr(program, "jaxpr", program)
-                if self._fixed_of(jaxpr, (True,) * len(jaxpr.outvars)) != 0:
+                if self._program_static_flops(jaxpr, (True,) * len(jaxpr.outvars)) != 0:
                     raise NotImplementedError(f"a product inside of {name!r}")
         return 0
 
-    def _fixed_of(self, jaxpr: Any, used: Mask) -> int | None:
+    def _program_static_flops(self, jaxpr: Any, used: Mask) -> int | None:
         total = 0
-        for step in self.live(jaxpr, used).steps:
-            number = self.fixed(*step)
-            if number is None:
+        for step in self.analyze_live(jaxpr, used).steps:
+            num_flops = self.static_flops(*step)
+            if num_flops is None:
                 return None
-            total += number
+            total += num_flops
         return total
 
-    def _of(self, jaxpr: Any, used: Mask, wanted: Mask | None) -> Mask:
-        if wanted is None:
-            return self.live(jaxpr, used).inputs
-        return self.plan(jaxpr, used, wanted).inputs
+    def _program_inputs(self, jaxpr: Any, used: Mask, required: Mask | None) -> Mask:
+        if required is None:
+            return self.analyze_live(jaxpr, used).inputs
+        return self.plan_counting(jaxpr, used, required).inputs
 
-    def _inputs(self, equation: Any, used: Mask, wanted: Mask | None = None) -> Mask:
+    def _equation_inputs(self, equation: Any, used: Mask, required: Mask | None = None) -> Mask:
         """Of an equation, those that its used results need; where `wanted` is given, those that the
         counting program needs."""
         params, name = equation.params, equation.primitive.name
         if name == "while":
-            first, second = params["cond_nconsts"], params["body_nconsts"]
-            carry = self._carried(equation, used, wanted)
-            of_condition = self._of(params["cond_jaxpr"].jaxpr, (True,), _if(wanted, (True,)))
-            body, kept = params["body_jaxpr"].jaxpr, self._carried(equation, used)
-            of_body = self._of(body, kept, _if(wanted, carry))
-            return (*of_condition[:first], *of_body[:second], *carry)
+            num_cond_consts, num_body_consts = params["cond_nconsts"], params["body_nconsts"]
+            carry = self._while_carry_mask(equation, used, required)
+            condition_mask = self._program_inputs(
+                params["cond_jaxpr"].jaxpr, (True,), _mask_if_required(required, (True,))
+            )
+            body, live_mask = params["body_jaxpr"].jaxpr, self._while_carry_mask(equation, used)
+            body_mask = self._program_inputs(body, live_mask, _mask_if_required(required, carry))
+            return (*condition_mask[:num_cond_consts], *body_mask[:num_body_consts], *carry)
         if name == "scan":
-            constants, carried = params["num_consts"], params["num_carry"]
-            results = self._scanned(equation, used, wanted)
-            kept = self._scanned(equation, used)
-            found = self._of(params["jaxpr"].jaxpr, kept, _if(wanted, results))
-            begin = constants + carried
-            return (*found[:constants], *results[:carried], *found[begin:])
+            num_consts, num_carry = params["num_consts"], params["num_carry"]
+            results = self._scan_result_mask(equation, used, required)
+            live_mask = self._scan_result_mask(equation, used)
+            outputs = self._program_inputs(
+                params["jaxpr"].jaxpr, live_mask, _mask_if_required(required, results)
+            )
+            num_leading = num_consts + num_carry
+            return (*outputs[:num_consts], *results[:num_carry], *outputs[num_leading:])
         if name == "cond":
-            of_each = [self._of(branch.jaxpr, used, wanted) for branch in params["branches"]]
-            return (True, *_union(*of_each))
-        inner = _inner(equation)
+            branch_masks = [
+                self._program_inputs(branch.jaxpr, used, required) for branch in params["branches"]
+            ]
+            return (True, *_union_masks(*branch_masks))
+        inner = _called_program(equation)
         if inner is not None:
-            return self._of(inner[0], used, wanted)
+            return self._program_inputs(inner[0], used, required)
         return (True,) * len(equation.invars)
 
-    def _carried(self, equation: Any, used: Mask, wanted: Mask | None = None) -> Mask:
+    def _while_carry_mask(self, equation: Any, used: Mask, required: Mask | None = None) -> Mask:
         """What of a `while` is carried: its results, and what these and its end depend on."""
         params = equation.params
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        asked = _if(wanted, (True,))
-        carry = used if wanted is None else wanted
-        kept = None if wanted is None else self._carried(equation, used)
-        carry = _union(carry, self._of(params["cond_jaxpr"].jaxpr, (True,), asked)[first:])
+        num_cond_consts, num_body_consts = params["cond_nconsts"], params["body_nconsts"]
+        condition_required = _mask_if_required(required, (True,))
+        carry = used if required is None else required
+        live_mask = None if required is None else self._while_carry_mask(equation, used)
+        carry = _union_masks(
+            carry,
+            self._program_inputs(params["cond_jaxpr"].jaxpr, (True,), condition_required)[
+                num_cond_consts:
+            ],
+        )
         while True:
             body = params["body_jaxpr"].jaxpr
-            found = self._of(body, carry, None) if kept is None else self._of(body, kept, carry)
-            more = _union(carry, found[second:])
-            if more == carry:
+            outputs = (
+                self._program_inputs(body, carry, None)
+                if live_mask is None
+                else self._program_inputs(body, live_mask, carry)
+            )
+            grown_mask = _union_masks(carry, outputs[num_body_consts:])
+            if grown_mask == carry:
                 return carry
-            carry = more
+            carry = grown_mask
 
-    def _scanned(self, equation: Any, used: Mask, wanted: Mask | None = None) -> Mask:
+    def _scan_result_mask(self, equation: Any, used: Mask, required: Mask | None = None) -> Mask:
         """Of a `scan`: which of the results of its body, what is carried first."""
         params = equation.params
-        constants, carried = params["num_consts"], params["num_carry"]
-        results = used if wanted is None else wanted
-        kept = None if wanted is None else self._scanned(equation, used)
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        results = used if required is None else required
+        live_mask = None if required is None else self._scan_result_mask(equation, used)
         jaxpr = params["jaxpr"].jaxpr
         while True:
-            found = (
-                self._of(jaxpr, results, None) if kept is None else self._of(jaxpr, kept, results)
+            outputs = (
+                self._program_inputs(jaxpr, results, None)
+                if live_mask is None
+                else self._program_inputs(jaxpr, live_mask, results)
             )
-            own = found[constants : constants + carried]
-            more = (*_union(results[:carried], own), *results[carried:])
-            if more == results:
+            carried_mask = outputs[num_consts : num_consts + num_carry]
+            grown_mask = (*_union_masks(results[:num_carry], carried_mask), *results[num_carry:])
+            if grown_mask == results:
                 return results
-            results = more
+            results = grown_mask
 
     # --- the counting program ---------------------------------------------------------------------
 
-    def run(self, jaxpr, constants, given, used: Mask, wanted: Mask, total):
+    def run_counting(self, jaxpr, num_consts, values, used: Mask, required: Mask, total):
         """Count: -> (total, results; None for those not wanted). Nothing is `given` where nothing
         is needed."""
-        plan = self.plan(jaxpr, used, wanted)
-        values = dict(zip(jaxpr.constvars, constants, strict=True))
-        values |= dict(zip(jaxpr.invars, given, strict=True))
+        plan = self.plan_counting(jaxpr, used, required)
+        environment = dict(zip(jaxpr.constvars, num_consts, strict=True))
+        environment |= dict(zip(jaxpr.invars, values, strict=True))
 
         def read(var):
-            return var.val if isinstance(var, Literal) else values.get(var)
+            return var.val if isinstance(var, Literal) else environment.get(var)
 
-        total = _plus(total, plan.fixed)
-        for equation, results, here in plan.steps:
+        total = _add_to_count(total, plan.static_flops)
+        for equation, results, required_results in plan.steps:
             inputs = [read(var) for var in equation.invars]
-            total, found = self._step(equation, inputs, results, here, total)
-            values |= dict(zip(equation.outvars, found, strict=True))
+            total, outputs = self._run_equation(equation, inputs, results, required_results, total)
+            environment |= dict(zip(equation.outvars, outputs, strict=True))
         return total, [
-            read(var) if is_ else None for var, is_ in zip(jaxpr.outvars, wanted, strict=True)
+            read(var) if is_ else None for var, is_ in zip(jaxpr.outvars, required, strict=True)
         ]
 
-    def _step(self, equation, inputs, used: Mask, wanted: Mask, total):
+    def _run_equation(self, equation, inputs, used: Mask, required: Mask, total):
         name = equation.primitive.name
         if name == "while":
-            return self._while(equation, inputs, used, wanted, total)
+            return self._run_while(equation, inputs, used, required, total)
         if name == "scan":
-            return self._scan(equation, inputs, used, wanted, total)
+            return self._run_scan(equation, inputs, used, required, total)
         if name == "cond":
-            return self._cond(equation, inputs, used, wanted, total)
-        inner = _inner(equation)
+            return self._run_cond(equation, inputs, used, required, total)
+        inner = _called_program(equation)
         if inner is not None:
-            return self.run(*inner, inputs, used, wanted, total)
-        number = self.fixed(equation, used)
-        assert number is not None
-        made = equation.primitive.bind(*inputs, **equation.params)
-        made = made if equation.primitive.multiple_results else [made]
-        return _plus(total, number), made
+            return self.run_counting(*inner, inputs, used, required, total)
+        num_flops = self.static_flops(equation, used)
+        assert num_flops is not None
+        results = equation.primitive.bind(*inputs, **equation.params)
+        results = results if equation.primitive.multiple_results else [results]
+        return _add_to_count(total, num_flops), results
 
-    def _while(self, equation, inputs, used, wanted, total):
+    def _run_while(self, equation, inputs, used, required, total):
         params = equation.params
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        kept, carry = self._carried(equation, used), self._carried(equation, used, wanted)
-        of_condition, of_body = inputs[:first], inputs[first : first + second]
+        num_cond_consts, num_body_consts = params["cond_nconsts"], params["body_nconsts"]
+        live_mask, carry = (
+            self._while_carry_mask(equation, used),
+            self._while_carry_mask(equation, used, required),
+        )
+        condition_consts, body_consts = (
+            inputs[:num_cond_consts],
+            inputs[num_cond_consts : num_cond_consts + num_body_consts],
+        )
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
 
-        def go_on(carried):
-            given = [*of_condition, *_spread(carry, carried[1])]
-            _, (found,) = self.run(
-                condition.jaxpr, condition.consts, given, (True,), (True,), _nothing()
+        def is_continuing(num_carry):
+            values = [*condition_consts, *_scatter_values(carry, num_carry[1])]
+            _, (outputs,) = self.run_counting(
+                condition.jaxpr, condition.consts, values, (True,), (True,), _zero_count()
             )
-            return found
+            return outputs
 
-        def step(carried):
-            total, values = carried
-            given = [*of_body, *_spread(carry, values)]
-            total, found = self.run(body.jaxpr, body.consts, given, kept, carry, total)
-            return total, _chosen(carry, found)
+        def step(num_carry):
+            total, values = num_carry
+            body_inputs = [*body_consts, *_scatter_values(carry, values)]
+            total, outputs = self.run_counting(
+                body.jaxpr, body.consts, body_inputs, live_mask, carry, total
+            )
+            return total, _select(carry, outputs)
 
-        start = total, _chosen(carry, inputs[first + second :])
-        total, found = jax.lax.while_loop(go_on, step, start)
-        return total, _spread(carry, found)
+        start = total, _select(carry, inputs[num_cond_consts + num_body_consts :])
+        total, outputs = jax.lax.while_loop(is_continuing, step, start)
+        return total, _scatter_values(carry, outputs)
 
-    def _scan(self, equation, inputs, used, wanted, total):
+    def _run_scan(self, equation, inputs, used, required, total):
         params = equation.params
-        constants, carried = params["num_consts"], params["num_carry"]
-        kept, results = self._scanned(equation, used), self._scanned(equation, used, wanted)
-        carry, stacked = results[:carried], results[carried:]
-        body, rows = params["jaxpr"], inputs[constants + carried :]
-        there = tuple(row is not None for row in rows)
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        live_mask, results = (
+            self._scan_result_mask(equation, used),
+            self._scan_result_mask(equation, used, required),
+        )
+        carry, stacked = results[:num_carry], results[num_carry:]
+        body, rows = params["jaxpr"], inputs[num_consts + num_carry :]
+        is_present = tuple(row is not None for row in rows)
 
-        def step(now, row):
-            total, values = now
-            given = [*inputs[:constants], *_spread(carry, values), *_spread(there, row)]
-            total, found = self.run(body.jaxpr, body.consts, given, kept, results, total)
-            return (total, _chosen(carry, found[:carried])), _chosen(stacked, found[carried:])
+        def step(carry_values, row_values):
+            total, values = carry_values
+            body_inputs = [
+                *inputs[:num_consts],
+                *_scatter_values(carry, values),
+                *_scatter_values(is_present, row_values),
+            ]
+            total, outputs = self.run_counting(
+                body.jaxpr, body.consts, body_inputs, live_mask, results, total
+            )
+            return (total, _select(carry, outputs[:num_carry])), _select(
+                stacked, outputs[num_carry:]
+            )
 
-        start = total, _chosen(carry, inputs[constants : constants + carried])
-        (total, last), made = jax.lax.scan(
+        start = total, _select(carry, inputs[num_consts : num_consts + num_carry])
+        (total, last), stacked_values = jax.lax.scan(
             step,
             start,
-            _chosen(there, rows),
+            _select(is_present, rows),
             length=params["length"],
             reverse=params["reverse"],
         )
-        return total, [*_spread(carry, last), *_spread(stacked, made)]
+        return total, [*_scatter_values(carry, last), *_scatter_values(stacked, stacked_values)]
 
-    def _cond(self, equation, inputs, used, wanted, total):
+    def _run_cond(self, equation, inputs, used, required, total):
         index, *operands = inputs
-        there = tuple(operand is not None for operand in operands)
+        is_present = tuple(operand is not None for operand in operands)
 
-        def branch(closed):
-            def taken(total, operands):
-                given = _spread(there, operands)
-                total, found = self.run(closed.jaxpr, closed.consts, given, used, wanted, total)
-                return total, [jnp.asarray(value) for value in _chosen(wanted, found)]
+        def branch(closed_jaxpr):
+            def run_branch(total, operands):
+                values = _scatter_values(is_present, operands)
+                total, outputs = self.run_counting(
+                    closed_jaxpr.jaxpr, closed_jaxpr.consts, values, used, required, total
+                )
+                return total, [jnp.asarray(value) for value in _select(required, outputs)]
 
-            return taken
+            return run_branch
 
         branches = [branch(closed) for closed in equation.params["branches"]]
-        total, found = jax.lax.switch(index, branches, total, _chosen(there, operands))
-        return total, _spread(wanted, found)
+        total, outputs = jax.lax.switch(index, branches, total, _select(is_present, operands))
+        return total, _scatter_values(required, outputs)
 
 
-def _inner(equation: Any) -> tuple[Any, Sequence[Any]] | None:
+def _called_program(equation: Any) -> tuple[Any, Sequence[Any]] | None:
     """(program, its constants) of an equation that calls one with all of its inputs."""
     if equation.primitive.name == "shard_map":
         return None
-    for name in _CALLS:
+    for name in _CALL_PARAMS:
         program = equation.params.get(name)
-        if program is not None and _is_program(program):
+        if program is not None and _is_jaxpr(program):
             jaxpr = getattr(program, "jaxpr", program)
             if len(jaxpr.invars) == len(equation.invars):
                 return jaxpr, getattr(program, "consts", ())
     return None
 
 
-def _is_program(value: Any) -> bool:
+def _is_jaxpr(value: Any) -> bool:
     return hasattr(getattr(value, "jaxpr", value), "eqns")
 
 
-def _variables(variables: Sequence[Any], mask: Mask) -> set:
+def _select_variables(variables: Sequence[Any], mask: Mask) -> set:
     pairs = zip(variables, mask, strict=True)
     return {var for var, is_ in pairs if is_ and not isinstance(var, Literal)}
 
 
-def _if(wanted: Mask | None, mask: Mask) -> Mask | None:
-    return None if wanted is None else mask
+def _mask_if_required(required: Mask | None, mask: Mask) -> Mask | None:
+    return None if required is None else mask
 
 
-def _union(*masks: Mask) -> Mask:
+def _union_masks(*masks: Mask) -> Mask:
     return tuple(map(any, zip(*masks, strict=True)))
 
 
-def _chosen(mask: Mask, values: Sequence[Any]) -> list[Any]:
+def _select(mask: Mask, values: Sequence[Any]) -> list[Any]:
     return [value for value, is_ in zip(values, mask, strict=True) if is_]
 
 
-def _spread(mask: Mask, values: Sequence[Any]) -> list[Any]:
+def _scatter_values(mask: Mask, values: Sequence[Any]) -> list[Any]:
     """The inverse of `_chosen`, None in between."""
-    given = iter(values)
-    return [next(given) if is_ else None for is_ in mask]
+    remaining = iter(values)
+    return [next(remaining) if is_ else None for is_ in mask]
 
 
-def _nothing():
+def _zero_count():
     return jnp.uint32(0), jnp.uint32(0)
 
 
-def _plus(total, number: int):
+def _add_to_count(total, increment: int):
     """A number of two words and one of Python."""
     high, low = total
-    below = np.uint32(number & (2**_WORD - 1))
-    sum_ = low + below
-    return high + np.uint32(number >> _WORD) + (sum_ < below).astype(jnp.uint32), sum_
+    low_word = np.uint32(increment & (2**_WORD_BITS - 1))
+    low_sum = low + low_word
+    return high + np.uint32(increment >> _WORD_BITS) + (low_sum < low_word).astype(
+        jnp.uint32
+    ), low_sum

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import jax
 
-CROWDED = 0.4  # of the maps that a process may have; the next program adds its own
+MAX_MMAP_FRACTION = 0.4  # of the maps that a process may have; the next program adds its own
 
 
-def maps_in_use() -> int:
+def count_memory_maps() -> int:
     """Of this process; 0 where the system does not tell."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
@@ -22,7 +22,7 @@ def maps_in_use() -> int:
         return 0
 
 
-def most_maps() -> int | None:
+def read_max_memory_maps() -> int | None:
     """That a process may have; None where the system does not tell."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text())
@@ -30,16 +30,16 @@ def most_maps() -> int | None:
         return None
 
 
-def is_crowded() -> bool:
-    most = most_maps()
-    return most is not None and maps_in_use() > CROWDED * most
+def is_near_mmap_limit() -> bool:
+    max_maps = read_max_memory_maps()
+    return max_maps is not None and count_memory_maps() > MAX_MMAP_FRACTION * max_maps
 
 
-def make_room(*forget: Callable[[], None]) -> None:
+def evict_programs_if_needed(*evict_callbacks: Callable[[], None]) -> None:
     """Where it is crowded, let go of compiled programs: by each of `forget`, then of all that jax
     keeps, which are compiled or read from the cache folder again if they are called again."""
-    for drop in (*forget, jax.clear_caches):
-        if not is_crowded():
+    for evict in (*evict_callbacks, jax.clear_caches):
+        if not is_near_mmap_limit():
             return
-        drop()
+        evict()
         gc.collect()

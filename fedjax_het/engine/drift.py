@@ -18,70 +18,75 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.contract import ClientMethod, Upload
+from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate
 
 Tree = Any
 
 
-class _Sent(NamedTuple):
+class _DriftSums(NamedTuple):
     """What is averaged where drift is measured."""
 
-    own: Tree
+    update: Tree
     direction: Tree
-    square: jax.Array
+    squared_norm: jax.Array
 
 
-class Watch:
+class DriftMonitor:
     """Drift of what is traced inside `watching`."""
 
     def __init__(self, structure: Any):
-        self.structure = structure  # of the weights
-        self.found: dict[str, jax.Array] | None = None
+        self.params_structure = structure  # of the weights
+        self.values: dict[str, jax.Array] | None = None
 
 
-_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_MONITOR: ContextVar[DriftMonitor | None] = ContextVar("watch", default=None)
 
 
 @contextlib.contextmanager
-def watching(params: Tree) -> Iterator[Watch]:
+def monitor_drift(params: Tree) -> Iterator[DriftMonitor]:
     """The first training of clients that is traced inside is measured; `params`: of a model like
     those that clients send changes of."""
-    watch = Watch(jax.tree.structure(params))
-    token = _WATCH.set(watch)
+    monitor = DriftMonitor(jax.tree.structure(params))
+    token = _MONITOR.set(monitor)
     try:
-        yield watch
+        yield monitor
     finally:
-        _WATCH.reset(token)
+        _MONITOR.reset(token)
 
 
-def watched(method: ClientMethod) -> tuple[ClientMethod, Callable[[Upload], Upload]]:
+def with_drift_monitoring(
+    algorithm: ClientAlgorithm,
+) -> tuple[ClientAlgorithm, Callable[[ClientUpdate], ClientUpdate]]:
     """(the method, whose uploads have what drift needs; what makes of their average the method's
     own, and notes the drift); the same method where nothing is watched, or was already."""
-    watch = _WATCH.get()
-    if watch is None or watch.found is not None:
-        return method, lambda upload: upload
+    monitor = _MONITOR.get()
+    if monitor is None or monitor.values is not None:
+        return algorithm, lambda update: update
 
-    def end(hp, broadcast, local, state, client):
-        upload, state, output = method.end(hp, broadcast, local, state, client)
-        change = _change(upload.mean, watch.structure)
+    def end(hp, message, local, state, client):
+        update, state, output = algorithm.end(hp, message, local, state, client)
+        change = _find_model_change(update.mean, monitor.params_structure)
         norm = optax.tree.norm(change)
         direction = jax.tree.map(lambda d: d / jnp.maximum(norm, 1e-30), change)
-        return upload._replace(mean=_Sent(upload.mean, direction, norm**2)), state, output
+        return update._replace(mean=_DriftSums(update.mean, direction, norm**2)), state, output
 
-    def read(upload: Upload) -> Upload:
-        sent = upload.mean
-        mean = _change(sent.own, watch.structure)
+    def read_update(update: ClientUpdate) -> ClientUpdate:
+        drift_sums = update.mean
+        mean = _find_model_change(drift_sums.update, monitor.params_structure)
         norm = optax.tree.norm(mean)
-        along = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, sent.direction, mean)))
-        spread = jnp.sqrt(jnp.maximum(sent.square - norm**2, 0))
-        safe = jnp.where(norm > 0, norm, jnp.nan)
-        watch.found = {"drift_cosine": along / safe, "drift_distance": spread / safe}
-        return upload._replace(mean=sent.own)
+        inner_product = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, drift_sums.direction, mean)))
+        deviation = jnp.sqrt(jnp.maximum(drift_sums.squared_norm - norm**2, 0))
+        safe_norm = jnp.where(norm > 0, norm, jnp.nan)
+        monitor.values = {
+            "drift_cosine": inner_product / safe_norm,
+            "drift_distance": deviation / safe_norm,
+        }
+        return update._replace(mean=drift_sums.update)
 
-    return method._replace(end=end), read
+    return algorithm._replace(end=end), read_update
 
 
-def _change(mean: Tree, structure: Any) -> Tree:
+def _find_model_change(mean: Tree, structure: Any) -> Tree:
     """The change of the weights in what a client sends: of the whole, or of one of its parts."""
     parts = [mean]
     while parts:
@@ -92,10 +97,10 @@ def _change(mean: Tree, structure: Any) -> Tree:
             parts[:0] = [part["params"]] if "params" in part else list(part.values())
         elif isinstance(part, tuple):
             parts[:0] = part
-    nothing_sent()
+    raise_no_model_change()
 
 
-def nothing_sent() -> NoReturn:
+def raise_no_model_change() -> NoReturn:
     """Say that clients of this method send no change of the model."""
     raise ConfigError(
         "measures = 'drift': expected a method whose clients send changes of the model, as this "

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.common.arrays import AnyArray, with_rows_of_zeros
-from fedjax_het.engine.lanes import ClientModels, Examples, client_row
-from fedjax_het.engine.server import fit, shuffled
-from fedjax_het.engine.sharing import ALONE, Sharing
-from fedjax_het.engine.stretches import TEACHERS, loop
+from fedjax_het.common.arrays import AnyArray, pad_rows
+from fedjax_het.engine.lanes import ClientModels, Examples, get_client_row
+from fedjax_het.engine.server import make_shuffled_batches, train_on_examples
+from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.engine.stretches import TEACHERS, resumable_loop
 from fedjax_het.engine.task import Task
 
 Tree = Any
 
-_AT_ONCE = 128  # images of a forward pass
+_FORWARD_BATCH_SIZE = 128  # images of a forward pass
 
 
-def logits_of(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
+def compute_logits(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
     """`[n, C]` of stored images `[n, H, W, C]`, of the network as it is evaluated.
 
     Cost: one pass, with the activations of `_AT_ONCE` images in memory.
@@ -28,39 +28,43 @@ def logits_of(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
 
     # Whole pieces: mapped image by image (`lax.map` with a batch size), networks with max pooling
     # took up to twice the time on CPU.
-    count = len(images)
-    size = min(_AT_ONCE, count)
-    padded = with_rows_of_zeros(images, -count % size)
+    num_images = len(images)
+    batch_size = min(_FORWARD_BATCH_SIZE, num_images)
+    padded = pad_rows(images, -num_images % batch_size)
 
-    def logits(piece):
-        return task.model.apply(variables, task.normalise(piece), train=False)[0]
+    def logits(batch):
+        return task.model.apply(variables, task.normalize(batch), train=False)[0]
 
-    by_piece = jax.lax.map(logits, padded.reshape(-1, size, *images.shape[1:]))
-    return by_piece.reshape(-1, by_piece.shape[-1])[:count]
+    batch_logits = jax.lax.map(logits, padded.reshape(-1, batch_size, *images.shape[1:]))
+    return batch_logits.reshape(-1, batch_logits.shape[-1])[:num_images]
 
 
 def sum_over_models(
-    function: Callable[[Tree], jax.Array], models: ClientModels, samples: int
+    function: Callable[[Tree], jax.Array], models: ClientModels, num_samples: int
 ) -> jax.Array:
     """Sum of `function(variables)`, an array, over the models that are present, one at a time;
     `samples`: that it looks at."""
 
     def add(i, total):
-        return total + jnp.where(models.present[i], function(client_row(models.variables, i)), 0)
+        return total + jnp.where(
+            models.is_present[i], function(get_client_row(models.variables, i)), 0
+        )
 
     first = jax.tree.map(lambda a: a[0], models.variables)
-    nothing = jnp.zeros_like(jax.eval_shape(function, first))
-    return loop(TEACHERS, len(models.present), add, nothing, samples=samples / 3)
+    zeros = jnp.zeros_like(jax.eval_shape(function, first))
+    return resumable_loop(
+        TEACHERS, len(models.is_present), add, zeros, samples_per_iteration=num_samples / 3
+    )
 
 
-def weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
+def compute_weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
     """Sum of leaves `[S, ...]`, weighted by `[S]`, in full precision on every backend."""
     return jax.tree.map(
         lambda leaf: (weights.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0), trees
     )
 
 
-def distilled(
+def distill_student(
     task: Task,
     student: Tree,
     images: AnyArray,
@@ -70,16 +74,16 @@ def distilled(
     optimizer: optax.GradientTransformation,
     batch_size: int,
     epochs: jax.Array | int,
-    most_epochs: int | None = None,
-    collects: Callable[[jax.Array], jax.Array] | None = None,
-    sharing: Sharing = ALONE,
+    max_epochs: int | None = None,
+    is_averaged_step: Callable[[jax.Array], jax.Array] | None = None,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
     """The student after minibatch steps on KL(targets || its predictions), mean over samples.
 
     Args:
       images: `[n, H, W, C]` as stored. targets: `[n, C]` probabilities.
       key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
-      optimizer: starts afresh. epochs: over the images; may be traced: then at most `most_epochs`.
+      optimizer: starts afresh. epochs: over the images; may be traced: then at most `max_epochs`.
       collects: says of the number of steps done, from 1, whether the variables then reached are
         part of the mean that is returned (stochastic weight averaging); of those after the last
         step if none are, or `collects` is None.
@@ -87,27 +91,29 @@ def distilled(
     """
     order_key, step_key = jax.random.split(key)
     # Their cross-entropy differs from the divergence by what does not depend on the student.
-    learn = partial(
-        fit,
+    train = partial(
+        train_on_examples,
         student,
         Examples(images, targets),
-        shuffled(order_key, len(images), batch_size),
+        make_shuffled_batches(order_key, len(images), batch_size),
         task.loss_and_gradient,
         optimizer=optimizer,
         epochs=epochs,
-        most_epochs=most_epochs,
+        max_epochs=max_epochs,
         key=step_key,
-        sharing=sharing,
+        server_parallelism=server_parallelism,
     )
-    if collects is None:
-        return learn()[0]
+    if is_averaged_step is None:
+        return train()[0]
 
-    def collect(done, variables, collected):
-        mean, count = collected
-        due = collects(done)
-        count += due
-        share = jnp.where(due, 1 / jnp.maximum(count, 1), 0)
-        return jax.tree.map(lambda m, v: m + share * (v - m), mean, variables), count
+    def update_average(step, variables, average_state):
+        mean, count = average_state
+        is_due = is_averaged_step(step)
+        count += is_due
+        weight = jnp.where(is_due, 1 / jnp.maximum(count, 1), 0)
+        return jax.tree.map(lambda m, v: m + weight * (v - m), mean, variables), count
 
-    last, (mean, count) = learn(watch=collect, watched=(student, jnp.int32(0)))
-    return jax.tree.map(lambda m, v: jnp.where(count > 0, m, v), mean, last)
+    final_variables, (mean, count) = train(
+        step_callback=update_average, callback_state=(student, jnp.int32(0))
+    )
+    return jax.tree.map(lambda m, v: jnp.where(count > 0, m, v), mean, final_variables)

@@ -11,19 +11,19 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.common.arrays import AnyArray, row_of
+from fedjax_het.common.arrays import AnyArray, take_row
 from fedjax_het.data import Partition
 from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.measured import Measure, added, finished
-from fedjax_het.engine.memory import whole_bytes
-from fedjax_het.engine.plan import BLOCK, Plan
+from fedjax_het.engine.measured import Metric, finish_metric, sum_metrics
+from fedjax_het.engine.memory import memory_limit_bytes
+from fedjax_het.engine.plan import PER_BLOCK, ExecutionPlan
 from fedjax_het.engine.task import Task
 
-BATCH = 250  # images at a time, of a CPU whose caches they have to fit
+CPU_BATCH_SIZE = 250  # images at a time, of a CPU whose caches they have to fit
 # An accelerator waits for the host between batches: it takes as many as a share of its memory
 # holds, by what networks keep of a pixel at a time (128 channels, four times over).
-MOST, SHARE, BYTES_A_PIXEL = 5000, 1 / 8, 4 * 4 * 128
-UNKNOWN_BYTES = 2**35  # of a device that does not say how much it has
+MAX_BATCH_SIZE, MEMORY_FRACTION, BYTES_PER_PIXEL = 5000, 1 / 8, 4 * 4 * 128
+DEFAULT_MEMORY_BYTES = 2**35  # of a device that does not say how much it has
 
 
 class EvaluationSet(NamedTuple):
@@ -40,73 +40,81 @@ class Evaluation(NamedTuple):
     accuracy: jax.Array  # []
     loss: jax.Array  # [] mean cross-entropy in nats
     domain_accuracy: jax.Array | None  # [G] of each domain's images; None without domains
-    measured: dict[str, jax.Array]  # what `measures` find, by name
+    metrics: dict[str, jax.Array]  # what `measures` find, by name
 
     @classmethod
-    def missing(cls, num_domains: int, shapes: Mapping[str, tuple[int, ...]]) -> "Evaluation":
+    def missing(
+        cls, num_domains: int, metric_shapes: Mapping[str, tuple[int, ...]]
+    ) -> "Evaluation":
         """NaN everywhere: nothing was measured. shapes: of what `measures` find."""
         nan = jnp.float32(jnp.nan)
-        measured = {name: jnp.full(shape, nan) for name, shape in shapes.items()}
-        return cls(nan, nan, jnp.full(num_domains, nan) if num_domains else None, measured)
+        metrics = {name: jnp.full(shape, nan) for name, shape in metric_shapes.items()}
+        return cls(nan, nan, jnp.full(num_domains, nan) if num_domains else None, metrics)
 
 
 class ClientEvaluation(NamedTuple):
     """What was measured of clients' models on their own tests."""
 
     accuracy: jax.Array  # [K] float32; NaN without a test, and where a logit is not finite
-    sound: jax.Array  # [] bool: whether all logits are finite
+    is_finite: jax.Array  # [] bool: whether all logits are finite
 
 
-def right_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """[...] float32: 1 where the largest of `logits` [..., C] is the label's, else 0; NaN where one
     of them is not finite, so that no mean hides it. The largest of NaN would be class 0."""
-    right = (logits.argmax(-1) == labels).astype(jnp.float32)
-    return jnp.where(jnp.isfinite(logits).all(-1), right, jnp.nan)
+    is_correct = (logits.argmax(-1) == labels).astype(jnp.float32)
+    return jnp.where(jnp.isfinite(logits).all(-1), is_correct, jnp.nan)
 
 
-def test_batches(plan: Plan, images: np.ndarray) -> tuple[int, int]:
+def compute_test_batches(plan: ExecutionPlan, images: np.ndarray) -> tuple[int, int]:
     """(size, number) of the batches of each block that hold so many images `[N, H, W, C]`.
 
     They depend on the kind of device and on its memory: of an accelerator's, sums of losses are
     those of a CPU to rounding, and the numbers of images the same.
     """
-    of_block = -(-len(images) // plan.blocks)
-    most = BATCH
+    images_per_block = -(-len(images) // plan.blocks)
+    max_batch_size = CPU_BATCH_SIZE
     if plan.platform != "cpu":
-        whole = whole_bytes(plan.devices) or UNKNOWN_BYTES
-        fitting = int(SHARE * whole / (plan.width * BYTES_A_PIXEL * np.prod(images.shape[1:3])))
-        most = max(BATCH, min(MOST, fitting))
-        most = -(-of_block // -(-of_block // most))  # all of them alike
-    batch = min(most, of_block)
-    return batch, -(-len(images) // (plan.blocks * batch))
+        memory_bytes = memory_limit_bytes(plan.devices) or DEFAULT_MEMORY_BYTES
+        fitting_batch_size = int(
+            MEMORY_FRACTION
+            * memory_bytes
+            / (plan.num_parallel * BYTES_PER_PIXEL * np.prod(images.shape[1:3]))
+        )
+        max_batch_size = max(CPU_BATCH_SIZE, min(MAX_BATCH_SIZE, fitting_batch_size))
+        max_batch_size = -(
+            -images_per_block // -(-images_per_block // max_batch_size)
+        )  # all of them alike
+    batch_size = min(max_batch_size, images_per_block)
+    return batch_size, -(-len(images) // (plan.blocks * batch_size))
 
 
-def evaluation_set(
-    plan: Plan, images: np.ndarray, labels: np.ndarray, domains: np.ndarray | None = None
+def place_evaluation_set(
+    plan: ExecutionPlan, images: np.ndarray, labels: np.ndarray, domains: np.ndarray | None = None
 ) -> EvaluationSet:
     """Place a test set on the plan's devices: a block on each, or all blocks on all."""
-    count, blocks = len(labels), plan.blocks
-    batch, batches = test_batches(plan, images)
-    short = blocks * batches * batch - count
-    images = np.concatenate([images, np.zeros((short, *images.shape[1:]), images.dtype)])
-    labels = np.concatenate([labels, np.full(short, -1, labels.dtype)]).astype(np.int32)
-    shape = (blocks, batches, batch)
+    num_images, blocks = len(labels), plan.blocks
+    batch_size, num_batches = compute_test_batches(plan, images)
+    num_padding = blocks * num_batches * batch_size - num_images
+    images = np.concatenate([images, np.zeros((num_padding, *images.shape[1:]), images.dtype)])
+    labels = np.concatenate([labels, np.full(num_padding, -1, labels.dtype)]).astype(np.int32)
+    shape = (blocks, num_batches, batch_size)
     if domains is not None:
-        domains = np.concatenate([domains, np.zeros(short, domains.dtype)]).astype(np.int32)
+        domains = np.concatenate([domains, np.zeros(num_padding, domains.dtype)]).astype(np.int32)
         domains = domains.reshape(shape)
     images = images.reshape(*shape, *images.shape[1:])
-    return plan.put(EvaluationSet(images, labels.reshape(shape), domains), BLOCK)
+    return plan.put(EvaluationSet(images, labels.reshape(shape), domains), PER_BLOCK)
 
 
 def evaluate(
     task: Task,
-    plan: Plan,
+    plan: ExecutionPlan,
     variables,
     data: EvaluationSet,
     num_batches: jax.Array | int | None = None,
     *,
     num_domains: int = 0,
-    measures: tuple[Measure, ...] = (),
+    metrics: tuple[Metric, ...] = (),
 ) -> Evaluation:
     """Accuracy and loss on the first `num_batches` in each block, accuracy per domain, and what
     else is to be measured: `measures` of examples.
@@ -115,68 +123,76 @@ def evaluate(
     gets NaN, and so does what a logit that is not finite is part of.
     """
     assert bool(num_domains) == (data.domains is not None)
-    total = data.labels.shape[1]
-    num_batches = total if num_batches is None else num_batches
+    max_batches = data.labels.shape[1]
+    num_batches = max_batches if num_batches is None else num_batches
 
-    def block(variables, num_batches, data):
+    def evaluate_block(variables, num_batches, data):
         images, labels, domains = data
 
-        def add(i, sums):
-            target = row_of(labels, i)
-            known = target >= 0
-            shown = task.normalise(row_of(images, i))
-            logits, _ = task.model.apply(variables, shown, train=False)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, abs(target))
-            right = jnp.where(known, right_of(logits, target), 0)
-            counts = jnp.stack(
+        def add_batch(i, sums):
+            target_labels = take_row(labels, i)
+            is_real = target_labels >= 0
+            inputs = task.normalize(take_row(images, i))
+            logits, _ = task.model.apply(variables, inputs, train=False)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, abs(target_labels))
+            is_correct = jnp.where(is_real, correct(logits, target_labels), 0)
+            base_sums = jnp.stack(
                 [
-                    right.sum(),
-                    jnp.where(known, losses, 0).sum(),
-                    known.sum(dtype=jnp.float32),
+                    is_correct.sum(),
+                    jnp.where(is_real, losses, 0).sum(),
+                    is_real.sum(dtype=jnp.float32),
                 ]
             )
-            if domains is None and not measures:
-                return sums + counts
-            parts = [counts]
+            if domains is None and not metrics:
+                return sums + base_sums
+            sums_of_batch = [base_sums]
             if domains is not None:
-                member = row_of(domains, i)[:, None] == jnp.arange(num_domains)
-                parts += [jnp.where(member, n[:, None], 0).sum(0) for n in (right, known)]
-            if measures:
-                parts.append(ravel_pytree(_added(measures, logits, target))[0])
-            return sums + jnp.concatenate(parts)
+                is_in_domain = take_row(domains, i)[:, None] == jnp.arange(num_domains)
+                sums_of_batch += [
+                    jnp.where(is_in_domain, values[:, None], 0).sum(0)
+                    for values in (is_correct, is_real)
+                ]
+            if metrics:
+                sums_of_batch.append(ravel_pytree(_sum_metrics(metrics, logits, target_labels))[0])
+            return sums + jnp.concatenate(sums_of_batch)
 
-        return jax.lax.fori_loop(0, num_batches, add, jnp.zeros(counted + size))
+        return jax.lax.fori_loop(0, num_batches, add_batch, jnp.zeros(num_counts + num_metric_sums))
 
-    counted = 3 + 2 * num_domains
-    size, split = _unravelled(measures, task.model.num_classes)
-    sums = plan.sum_over_blocks(block, (variables, num_batches), data)
-    right, members = sums[3 : 3 + num_domains], sums[3 + num_domains : counted]
-    domain_accuracy = right / members if num_domains else None
-    measured: dict[str, jax.Array] = {}
-    if measures:
-        for measure, own in zip(measures, split(sums[counted:]), strict=True):
-            measured |= finished(measure, own)
-    return Evaluation(sums[0] / sums[2], sums[1] / sums[2], domain_accuracy, measured)
+    num_counts = 3 + 2 * num_domains
+    num_metric_sums, unravel_metric_sums = _make_unraveler(metrics, task.model.num_classes)
+    sums = plan.sum_over_blocks(evaluate_block, (variables, num_batches), data)
+    num_correct_by_domain, num_images_by_domain = (
+        sums[3 : 3 + num_domains],
+        sums[3 + num_domains : num_counts],
+    )
+    domain_accuracy = num_correct_by_domain / num_images_by_domain if num_domains else None
+    metric_values: dict[str, jax.Array] = {}
+    if metrics:
+        for metric, metric_sums in zip(
+            metrics, unravel_metric_sums(sums[num_counts:]), strict=True
+        ):
+            metric_values |= finish_metric(metric, metric_sums)
+    return Evaluation(sums[0] / sums[2], sums[1] / sums[2], domain_accuracy, metric_values)
 
 
-def _added(measures: tuple[Measure, ...], logits: jax.Array, target: jax.Array) -> Any:
-    known = (target >= 0).astype(jnp.float32)
-    return added(measures, logits.astype(jnp.float32), jnp.maximum(target, 0), known)
+def _sum_metrics(metrics: tuple[Metric, ...], logits: jax.Array, labels: jax.Array) -> Any:
+    mask = (labels >= 0).astype(jnp.float32)
+    return sum_metrics(metrics, logits.astype(jnp.float32), jnp.maximum(labels, 0), mask)
 
 
-def _unravelled(
-    measures: tuple[Measure, ...], num_classes: int
+def _make_unraveler(
+    metrics: tuple[Metric, ...], num_classes: int
 ) -> tuple[int, Callable[[jax.Array], Any]]:
     """(how many sums `measures` keep, what makes of them as one row those of each measure)."""
-    if not measures:
+    if not metrics:
         return 0, lambda row: ()
     shapes = jax.eval_shape(
-        functools.partial(_added, measures),
+        functools.partial(_sum_metrics, metrics),
         jax.ShapeDtypeStruct((2, num_classes), jnp.float32),
         jax.ShapeDtypeStruct((2,), jnp.int32),
     )
-    row, split = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, np.float32), shapes))
-    return row.size, split
+    flat_sums, unravel = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, np.float32), shapes))
+    return flat_sums.size, unravel
 
 
 class ClientTests(NamedTuple):
@@ -186,40 +202,44 @@ class ClientTests(NamedTuple):
     indices: np.ndarray  # [D, G, V, M, B] int32 positions in the test split; -1 is padding
 
 
-class TestsShape(NamedTuple):
+class ClientTestsShape(NamedTuple):
     """Static sizes that hold for the tests of one federation, or of several."""
 
-    groups: int  # clients of a lane, one after the other
-    batches: int
-    batch: int
+    num_groups: int  # clients of a lane, one after the other
+    num_batches: int
+    batch_size: int
 
 
-def tests_shape(plan: Plan, tests: Partition) -> TestsShape:
+def compute_client_tests_shape(plan: ExecutionPlan, tests: Partition) -> ClientTestsShape:
     """What `client_tests` needs for these."""
-    tested, most = int((tests.sizes > 0).sum()), int(tests.sizes.max())
-    batches = -(-most // BATCH)
-    return TestsShape(-(-tested // (plan.blocks * plan.lanes)), batches, -(-most // batches))
+    num_tested, max_test_size = int((tests.sizes > 0).sum()), int(tests.sizes.max())
+    num_batches = -(-max_test_size // CPU_BATCH_SIZE)
+    return ClientTestsShape(
+        -(-num_tested // (plan.blocks * plan.lanes)), num_batches, -(-max_test_size // num_batches)
+    )
 
 
-def client_tests(plan: Plan, tests: Partition, shape: TestsShape) -> ClientTests:
+def make_client_tests(
+    plan: ExecutionPlan, tests: Partition, shape: ClientTestsShape
+) -> ClientTests:
     """The positions that `tests` gives the clients, spread over blocks and lanes."""
-    groups, batches, batch = shape
-    places = groups * plan.blocks * plan.lanes
-    clients = np.full(places, tests.num_clients, np.int32)
-    indices = np.full((places, batches * batch), -1, np.int32)
-    for place, k in enumerate(np.flatnonzero(tests.sizes).tolist()):
-        held = tests.client(k)
-        clients[place], indices[place, : len(held)] = k, held
-    lanes = (groups, plan.blocks, plan.lanes)
-    indices = indices.reshape(*lanes, batches, batch)
+    num_groups, num_batches, batch_size = shape
+    num_slots = num_groups * plan.blocks * plan.lanes
+    clients = np.full(num_slots, tests.num_clients, np.int32)
+    indices = np.full((num_slots, num_batches * batch_size), -1, np.int32)
+    for slot, k in enumerate(np.flatnonzero(tests.sizes).tolist()):
+        test_indices = tests.client_indices(k)
+        clients[slot], indices[slot, : len(test_indices)] = k, test_indices
+    lanes = (num_groups, plan.blocks, plan.lanes)
+    indices = indices.reshape(*lanes, num_batches, batch_size)
     return ClientTests(clients.reshape(lanes).swapaxes(0, 1), indices.swapaxes(0, 1))
 
 
 def evaluate_clients(
     task: Task,
-    plan: Plan,
-    model_of: Callable,
-    source,
+    plan: ExecutionPlan,
+    get_model: Callable,
+    model_source,
     tests: ClientTests,
     examples: Examples,
     num_clients: int,
@@ -234,34 +254,36 @@ def evaluate_clients(
     Cost: one pass over all tests; a client of each lane at a time.
     """
 
-    def of_client(source, examples, k, indices):
-        variables = model_of(source, k)
+    def evaluate_client(model_source, examples, client_id, indices):
+        variables = get_model(model_source, client_id)
 
-        def add(m, sums):
-            at = row_of(indices, m)
-            images = task.normalise(examples.images[at])
+        def add_batch(m, sums):
+            positions = take_row(indices, m)
+            images = task.normalize(examples.images[positions])
             logits, _ = task.model.apply(variables, images, train=False)
-            known = at >= 0
-            right = jnp.where(known, right_of(logits, examples.labels[at]), 0)
-            return sums + jnp.stack([right.sum(), known.sum(dtype=jnp.float32)])
+            is_real = positions >= 0
+            is_correct = jnp.where(is_real, correct(logits, examples.labels[positions]), 0)
+            return sums + jnp.stack([is_correct.sum(), is_real.sum(dtype=jnp.float32)])
 
-        return jax.lax.fori_loop(0, indices.shape[0], add, jnp.zeros(2))
+        return jax.lax.fori_loop(0, indices.shape[0], add_batch, jnp.zeros(2))
 
-    def block(source, examples, num_groups, part):
-        clients, indices = part
+    def evaluate_block(model_source, examples, num_groups, block_tests):
+        clients, indices = block_tests
 
-        def one_group(g, sums):
-            here = row_of(clients, g)
-            counts = of_lanes(source, examples, here, row_of(indices, g))
-            return sums.at[here].add(counts, mode="drop")
+        def evaluate_group(g, sums):
+            group_clients = take_row(clients, g)
+            counts = evaluate_lanes(model_source, examples, group_clients, take_row(indices, g))
+            return sums.at[group_clients].add(counts, mode="drop")
 
-        return jax.lax.fori_loop(0, num_groups, one_group, jnp.zeros((num_clients, 2)))
+        return jax.lax.fori_loop(0, num_groups, evaluate_group, jnp.zeros((num_clients, 2)))
 
-    def single(source, examples, clients, indices):
-        return of_client(source, examples, clients[0], indices[0])[None]
+    def evaluate_single_lane(model_source, examples, clients, indices):
+        return evaluate_client(model_source, examples, clients[0], indices[0])[None]
 
-    of_lanes = jax.vmap(of_client, (None, None, 0, 0)) if plan.lanes > 1 else single
-    shared = (source, examples, num_groups)
-    sums = plan.sum_over_blocks(block, shared, (tests.clients, tests.indices))
+    evaluate_lanes = (
+        jax.vmap(evaluate_client, (None, None, 0, 0)) if plan.lanes > 1 else evaluate_single_lane
+    )
+    replicated_args = (model_source, examples, num_groups)
+    sums = plan.sum_over_blocks(evaluate_block, replicated_args, (tests.clients, tests.indices))
     accuracy = jnp.where(sums[:, 1] > 0, sums[:, 0] / jnp.maximum(sums[:, 1], 1), jnp.nan)
     return ClientEvaluation(accuracy, jnp.isfinite(sums).all())

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
+def compute_fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
     """Of shares `[rounds, K]`, NaN for a client without a test; in float64, `[rounds]` each.
 
     worst_decile: the mean of the worst tenth of clients (rounded up). accuracy_variance: over
@@ -11,16 +11,16 @@ def fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
     all are served alike. NaN in rounds in which nobody was tested.
     """
     names = ("worst_decile", "accuracy_variance", "accuracy_gini")
-    found = {name: np.full(len(accuracy), np.nan) for name in names}
+    values = {name: np.full(len(accuracy), np.nan) for name in names}
     for r, row in enumerate(np.asarray(accuracy, np.float64)):
-        known = np.sort(row[np.isfinite(row)])
-        if not len(known):
+        tested = np.sort(row[np.isfinite(row)])
+        if not len(tested):
             continue
-        worst = known[: -(-len(known) // 10)]
-        ranks = np.arange(1, len(known) + 1)
-        total = known.sum()
-        spread = (2 * ranks - len(known) - 1) @ known
-        gini = spread / (len(known) * total) if total > 0 else 0.0
-        for name, value in zip(names, (worst.mean(), known.var(), gini), strict=True):
-            found[name][r] = value
-    return found
+        worst_decile = tested[: -(-len(tested) // 10)]
+        ranks = np.arange(1, len(tested) + 1)
+        total = tested.sum()
+        weighted_rank_sum = (2 * ranks - len(tested) - 1) @ tested
+        gini = weighted_rank_sum / (len(tested) * total) if total > 0 else 0.0
+        for name, value in zip(names, (worst_decile.mean(), tested.var(), gini), strict=True):
+            values[name][r] = value
+    return values

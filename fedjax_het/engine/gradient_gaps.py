@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.engine.contract import ClientMethod, Upload
+from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate
 from fedjax_het.engine.lanes import Cohort, train_cohort
-from fedjax_het.engine.local import Broadcast
-from fedjax_het.engine.plan import Plan
-from fedjax_het.engine.server import gradient_moments, shuffled
-from fedjax_het.engine.stretches import SURVEY
+from fedjax_het.engine.local import ServerMessage
+from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.engine.server import compute_gradient_moments, make_shuffled_batches
+from fedjax_het.engine.stretches import DIAGNOSTICS
 from fedjax_het.engine.task import Task
 
 Tree = Any
 
 # Names of the curves.
-GAPS = (
+GRADIENT_GAP_NAMES = (
     "client_gap",
     "server_gap",
     "gradient_norm",
@@ -29,7 +29,7 @@ GAPS = (
 )
 
 
-class Survey(NamedTuple):
+class ClientDiagnostics(NamedTuple):
     """What is measured on all clients' training data every so many rounds, before a round.
 
     measure(hp, state, cohort) -> a scalar for each of `names`; `cohort` is of all clients, weighted
@@ -40,12 +40,12 @@ class Survey(NamedTuple):
     measure: Callable[..., dict[str, jax.Array]]
 
 
-def gradient_gaps(
+def measure_gradient_gaps(
     task: Task,
-    plan: Plan,
+    plan: ExecutionPlan,
     variables: Tree,
     cohort: Cohort,
-    of_server: Callable[[Tree], Tree] | None = None,
+    server_gradient: Callable[[Tree], Tree] | None = None,
 ) -> dict[str, jax.Array]:
     """FSL's Fig. 9: xi^2 = ||grad f_0 - grad F||^2 and G^2 = mean_i ||grad f_i - grad F||^2
     (`server_gap`, `client_gap`); ||grad F||, with which they are DynaFed's Assumption 3, xi <=
@@ -64,55 +64,69 @@ def gradient_gaps(
       of_server: the gradient of f_0 where the server's data are not its examples.
     Cost: one pass over all clients' data; memory of two gradients per lane.
     """
-    broadcast = Broadcast(variables)
+    message = ServerMessage(variables)
     key = jax.random.key(0)  # clients draw nothing
-    result = train_cohort(_measuring(task), plan, {}, broadcast, (), key, cohort, name=SURVEY)
-    present = jnp.maximum(result.num_trained, 1)
-    whole = result.upload.mean
-    mean, square, squares_of_batches = (total / present for total in result.upload.sum)
-    own, noise = jnp.full_like(whole, jnp.nan), jnp.float32(jnp.nan)
-    if of_server is not None:
-        own = ravel_pytree(of_server(variables))[0]
-    elif (examples := cohort.server) is not None:
-        size = cohort.schedule.batches.shape[-1]
-        batches = shuffled(key, len(examples.labels), size)
-        gradient, of_batches = gradient_moments(task, variables, examples, batches)
-        own = ravel_pytree(gradient)[0]
-        noise = of_batches - own @ own
+    result = train_cohort(
+        _gradient_client(task), plan, {}, message, (), key, cohort, loop_name=DIAGNOSTICS
+    )
+    num_trained = jnp.maximum(result.num_trained, 1)
+    mean_gradient = result.update.mean
+    unweighted_mean, mean_squared_norm, mean_squared_batch_norm = (
+        total / num_trained for total in result.update.sum
+    )
+    server_gradient_vector, server_noise = (
+        jnp.full_like(mean_gradient, jnp.nan),
+        jnp.float32(jnp.nan),
+    )
+    if server_gradient is not None:
+        server_gradient_vector = ravel_pytree(server_gradient(variables))[0]
+    elif (examples := cohort.server_examples) is not None:
+        batch_size = cohort.schedule.batches.shape[-1]
+        batches = make_shuffled_batches(key, len(examples.labels), batch_size)
+        gradient, squared_batch_norm = compute_gradient_moments(task, variables, examples, batches)
+        server_gradient_vector = ravel_pytree(gradient)[0]
+        server_noise = squared_batch_norm - server_gradient_vector @ server_gradient_vector
     return {
-        "client_gap": square - 2 * mean @ whole + whole @ whole,
-        "server_gap": jnp.square(own - whole).sum(),
-        "gradient_norm": jnp.linalg.norm(whole),
-        "server_norm": jnp.linalg.norm(own),
-        "client_noise": squares_of_batches - square,
-        "server_noise": noise,
+        "client_gap": mean_squared_norm
+        - 2 * unweighted_mean @ mean_gradient
+        + mean_gradient @ mean_gradient,
+        "server_gap": jnp.square(server_gradient_vector - mean_gradient).sum(),
+        "gradient_norm": jnp.linalg.norm(mean_gradient),
+        "server_norm": jnp.linalg.norm(server_gradient_vector),
+        "client_noise": mean_squared_batch_norm - mean_squared_norm,
+        "server_noise": server_noise,
     }
 
 
-def _measuring(task: Task) -> ClientMethod:
+def _gradient_client(task: Task) -> ClientAlgorithm:
     """A client that stays and sends its gradient: averaged, and added up with its square and with
     those of its minibatches."""
 
-    def begin(hp, broadcast, state, client):
-        return jax.tree.map(jnp.zeros_like, broadcast.variables["params"]), jnp.zeros(())
+    def begin(hp, message, state, client):
+        return jax.tree.map(jnp.zeros_like, message.variables["params"]), jnp.zeros(())
 
-    def step(hp, broadcast, local, batch, client, key):
-        total, square = local
-        share = batch.mask.sum() / client.num_samples
-        loss, gradient, _ = task.loss_and_gradient(broadcast.variables, batch, None, train=False)
-        total = jax.tree.map(lambda sum_, g: sum_ + share * g, total, gradient)
-        return (total, square + share * optax.tree.norm(gradient, squared=True)), loss
+    def step(hp, message, local, batch, client, key):
+        gradient_sum, squared_batch_norm = local
+        fraction = batch.mask.sum() / client.num_samples
+        loss, gradient, _ = task.loss_and_gradient(message.variables, batch, None, train=False)
+        gradient_sum = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradient_sum, gradient)
+        return (
+            gradient_sum,
+            squared_batch_norm + fraction * optax.tree.norm(gradient, squared=True),
+        ), loss
 
-    def end(hp, broadcast, local, state, client):
-        total, of_batches = local
-        gradient = ravel_pytree(total)[0]
-        sums = (gradient, jnp.square(gradient).sum(), of_batches)
-        return Upload(mean=gradient, sum=sums), (), ()
+    def end(hp, message, local, state, client):
+        gradient_tree, squared_batch_norm = local
+        gradient = ravel_pytree(gradient_tree)[0]
+        sums = (gradient, jnp.square(gradient).sum(), squared_batch_norm)
+        return ClientUpdate(mean=gradient, sum=sums), (), ()
 
-    return ClientMethod(lambda hp, variables: (), begin, step, end)
+    return ClientAlgorithm(lambda hp, variables: (), begin, step, end)
 
 
-def own_losses(task: Task, plan: Plan, models: Tree, cohort: Cohort) -> tuple[jax.Array, Tree]:
+def measure_client_losses(
+    task: Task, plan: ExecutionPlan, models: Tree, cohort: Cohort
+) -> tuple[jax.Array, Tree]:
     """Each client's mean loss `[K]` over all its data under its own model, and the gradients
     `[K, ...]` of these, all of the network as it is evaluated; 0 of clients without data.
 
@@ -122,31 +136,31 @@ def own_losses(task: Task, plan: Plan, models: Tree, cohort: Cohort) -> tuple[ja
     Cost: one pass over all clients' data; memory of a gradient for each client.
     """
 
-    def begin(hp, broadcast, state, client):
+    def begin(hp, message, state, client):
         return jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.gradient), state.variables
 
-    def step(hp, broadcast, local, batch, client, key):
-        total, gradients, variables = local
-        share = batch.mask.sum() / client.num_samples
+    def step(hp, message, local, batch, client, key):
+        loss_sum, gradients, variables = local
+        fraction = batch.mask.sum() / client.num_samples
         loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
-        gradients = jax.tree.map(lambda sum_, g: sum_ + share * g, gradients, gradient)
-        return (total + share * loss, gradients, variables), loss
+        gradients = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradients, gradient)
+        return (loss_sum + fraction * loss, gradients, variables), loss
 
-    def end(hp, broadcast, local, state, client):
-        return Upload(), _Own(state.variables, *local[:2]), ()
+    def end(hp, message, local, state, client):
+        return ClientUpdate(), _ClientLossState(state.variables, *local[:2]), ()
 
     num_clients = len(jax.tree.leaves(models)[0])
-    blank = jax.tree.map(jnp.zeros_like, models["params"])
-    states = _Own(models, jnp.zeros(num_clients), blank)
-    method = ClientMethod(lambda hp, variables: (), begin, step, end)
-    plan = plan.holds_all_clients
-    found = train_cohort(
-        method, plan, {}, (), states, jax.random.key(0), cohort, name=SURVEY
+    zero_gradient = jax.tree.map(jnp.zeros_like, models["params"])
+    states = _ClientLossState(models, jnp.zeros(num_clients), zero_gradient)
+    client_algorithm = ClientAlgorithm(lambda hp, variables: (), begin, step, end)
+    plan = plan.with_replicated_client_states
+    client_states = train_cohort(
+        client_algorithm, plan, {}, (), states, jax.random.key(0), cohort, loop_name=DIAGNOSTICS
     ).states
-    return found.loss, found.gradient
+    return client_states.loss, client_states.gradient
 
 
-class _Own(NamedTuple):
+class _ClientLossState(NamedTuple):
     """What is known of a client's model."""
 
     variables: Tree

@@ -16,15 +16,21 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.common.arrays import AnyArray, row_of, with_row
-from fedjax_het.engine.contract import Batch, Client, ClientMethod, Upload, checked_client
-from fedjax_het.engine.drift import watched
-from fedjax_het.engine.packing import from_words, to_words
-from fedjax_het.engine.plan import AXIS, Plan
+from fedjax_het.common.arrays import AnyArray, set_row, take_row
+from fedjax_het.engine.contract import (
+    Batch,
+    ClientAlgorithm,
+    ClientInfo,
+    ClientUpdate,
+    with_contract_checks,
+)
+from fedjax_het.engine.drift import with_drift_monitoring
+from fedjax_het.engine.packing import bitcast_from_words, bitcast_to_words
+from fedjax_het.engine.plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.engine.schedule import RoundSchedule
-from fedjax_het.engine.sharing import once_known
-from fedjax_het.engine.soundness import still_finite
-from fedjax_het.engine.stretches import BLOCKS, CLIENTS, TURNS, across, cut
+from fedjax_het.engine.sharing import order_after
+from fedjax_het.engine.soundness import has_no_new_nonfinite
+from fedjax_het.engine.stretches import BLOCKS, CLIENTS, TURNS, map_loop, split_loop
 
 Tree = Any
 
@@ -41,12 +47,12 @@ class Cohort(NamedTuple):
 
     schedule: RoundSchedule
     examples: Examples
-    server: Examples | None = None  # [n_0, ...] the server's own; None where it has none
+    server_examples: Examples | None = None  # [n_0, ...] the server's own; None where it has none
     inputs: dict[str, Tree] = {}  # noqa: RUF012  what the method asked for, by name
 
 
 class CohortResult(NamedTuple):
-    upload: Upload  # of all the round's clients: their weighted mean, and their sum
+    update: ClientUpdate  # of all the round's clients: their weighted mean, and their sum
     num_trained: jax.Array  # [] int32: clients (or pairs) of the round that trained
     states: Tree  # as they were given; clients that took no part are unchanged
     outputs: Any
@@ -65,20 +71,20 @@ class ClientModels(NamedTuple):
 
     variables: Tree  # [S, ...]
     weights: jax.Array  # [S] float32: of the clients in the round's average; 0 of the absent
-    present: jax.Array  # [S] bool
+    is_present: jax.Array  # [S] bool
 
 
 def train_cohort(
-    method: ClientMethod,
-    plan: Plan,
+    algorithm: ClientAlgorithm,
+    plan: ExecutionPlan,
     hp,
-    broadcast,
+    message,
     states,
     key,
     cohort: Cohort,
     *,
-    gather: bool = False,
-    name: str = CLIENTS,
+    gather_models: bool = False,
+    loop_name: str = CLIENTS,
 ) -> CohortResult:
     """Run local training of every client of a round.
 
@@ -93,96 +99,117 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    method, read = watched(checked_client(method))
-    block: Callable[..., tuple] = partial(_block, method, plan, name)
-    shared = (hp, broadcast, states, key, cohort.examples, schedule.longest)
-    of_the_round = (
+    algorithm, read_update = with_drift_monitoring(with_contract_checks(algorithm))
+    run_block: Callable[..., tuple] = partial(_run_block, algorithm, plan, loop_name)
+    replicated_args = (hp, message, states, key, cohort.examples, schedule.max_steps)
+    round_fields = (
         "round",
         "num_clients",
-        "evaluate",
-        "trial",
-        "share",
-        "longest",
+        "is_eval_round",
+        "is_verification",
+        "weight_fraction",
+        "max_steps",
         "participants",
     )
     # No lane reads these: they have no axis of blocks, or every block's are needed together.
-    unread: dict[str, Any] = dict.fromkeys((*of_the_round, "census", "census_pairs"))
-    lanes = schedule._replace(**unread)
+    unused_fields: dict[str, Any] = dict.fromkeys(
+        (*round_fields, "full_pass_indices", "full_pass_pair_ids")
+    )
+    lanes = schedule._replace(**unused_fields)
 
-    def with_slots(outputs, part: RoundSchedule):
-        return (outputs, part.client_ids, part.weights, part.num_steps) if gather else outputs
-
-    if plan.spreads != AXIS:
-
-        def in_turn(run, spans, carried):
-            return jax.lax.map(lambda given: run(spans, given[0], given[1]), (carried, lanes))
-
-        sums, new, outputs = across(
-            in_turn, lambda part: block(*shared, part), TURNS, len(schedule.rows)
+    def pair_with_slots(outputs, block_schedule: RoundSchedule):
+        return (
+            (outputs, block_schedule.client_ids, block_schedule.weights, block_schedule.num_steps)
+            if gather_models
+            else outputs
         )
-        outputs = with_slots(outputs, lanes)
+
+    if plan.mesh_axis != LANES_AXIS:
+
+        def run_blocks_in_turn(run, spans, carries):
+            return jax.lax.map(
+                lambda block_args: run(spans, block_args[0], block_args[1]), (carries, lanes)
+            )
+
+        sums, new_states, outputs = map_loop(
+            run_blocks_in_turn,
+            lambda block_schedule: run_block(*replicated_args, block_schedule),
+            TURNS,
+            len(schedule.state_rows),
+        )
+        outputs = pair_with_slots(outputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
-        states = _put_back(plan, states, new, schedule.rows)
+        states = _scatter_client_states(plan, states, new_states, schedule.state_rows)
     else:
-        split = plan.splits_clients and bool(jax.tree.leaves(states))
-        of_clients = P(AXIS) if split else P()
+        is_split = plan.has_sharded_client_states and bool(jax.tree.leaves(states))
+        client_spec = P(LANES_AXIS) if is_split else P()
 
-        def sharded(hp, broadcast, states, key, examples, longest, lanes):
-            part = jax.tree.map(lambda a: a[0], lanes)
-            table, read = _fetched(states, part) if split else (states, part)
-            sums, new, outputs = block(hp, broadcast, table, key, examples, longest, read)
-            rows = part.rows if jax.tree.leaves(new) else ()
-            found = new, rows, with_slots(outputs, part)
-            sums, (new, rows, outputs) = _exchange(plan, sums, found)
-            if split:
-                rows = _own_rows(states, rows)
-            return sums, _put_back(plan, states, new, rows), outputs
+        def run_on_device(hp, message, states, key, examples, longest, lanes):
+            block_schedule = jax.tree.map(lambda a: a[0], lanes)
+            state_table, table_schedule = (
+                _fetch_client_states(states, block_schedule)
+                if is_split
+                else (states, block_schedule)
+            )
+            sums, new_states, outputs = run_block(
+                hp, message, state_table, key, examples, longest, table_schedule
+            )
+            rows = block_schedule.state_rows if jax.tree.leaves(new_states) else ()
+            row_outputs = new_states, rows, pair_with_slots(outputs, block_schedule)
+            sums, (new_states, rows, outputs) = _exchange_between_devices(plan, sums, row_outputs)
+            if is_split:
+                rows = _local_rows(states, rows)
+            return sums, _scatter_client_states(plan, states, new_states, rows), outputs
 
-        def on_devices(run, spans, carried):
+        def map_devices(run, spans, carries):
             return jax.shard_map(
                 run,
                 mesh=plan.mesh,
-                in_specs=(P(), P(AXIS), P(), P(), of_clients, P(), P(), P(), P(AXIS)),
-                out_specs=((P(), of_clients, P()), P(AXIS), P()),
+                in_specs=(P(), P(LANES_AXIS), P(), P(), client_spec, P(), P(), P(), P(LANES_AXIS)),
+                out_specs=((P(), client_spec, P()), P(LANES_AXIS), P()),
                 check_vma=False,
-            )(spans, carried, *shared, lanes)
+            )(spans, carries, *replicated_args, lanes)
 
-        sums, states, outputs = across(on_devices, sharded, BLOCKS, len(schedule.rows))
-    if gather:
-        outputs = _models(schedule, *outputs)
-    upload, loss, count, trained, unsound = sums
-    loss = jnp.where(unsound > 0, jnp.nan, loss / jnp.maximum(count, 1))
-    upload = read(upload)
-    return CohortResult(upload, trained.astype(jnp.int32), states, outputs, loss)
+        sums, states, outputs = map_loop(
+            map_devices, run_on_device, BLOCKS, len(schedule.state_rows)
+        )
+    if gather_models:
+        outputs = _select_client_models(schedule, *outputs)
+    upload, loss, num_samples, num_trained, num_nonfinite = sums
+    loss = jnp.where(num_nonfinite > 0, jnp.nan, loss / jnp.maximum(num_samples, 1))
+    upload = read_update(upload)
+    return CohortResult(upload, num_trained.astype(jnp.int32), states, outputs, loss)
 
 
-def for_each_client(tree: Tree, num_clients: int) -> Tree:
+def tile_over_clients(tree: Tree, num_clients: int) -> Tree:
     """One client's state -> the same for all, with leading axis K."""
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (num_clients, *a.shape)), tree)
 
 
-def client_row(states: Tree, client: jax.Array | int) -> Tree:
+def get_client_row(states: Tree, client: jax.Array | int) -> Tree:
     """A client's state of all clients' `[K, ...]`, or of a table, by row. A number beyond the last
     gives the last's."""
-    return jax.tree.map(lambda s: row_of(s, jnp.minimum(client, s.shape[0] - 1)), states)
+    return jax.tree.map(lambda s: take_row(s, jnp.minimum(client, s.shape[0] - 1)), states)
 
 
-def _models(schedule: RoundSchedule, variables, ids, weights, num_steps) -> ClientModels:
+def _select_client_models(
+    schedule: RoundSchedule, variables, client_ids, weights, num_steps
+) -> ClientModels:
     """The models of the slots `[D, V, J, ...]`, by client.
 
     What the slots are is gathered with them: read from the schedule, it could be on other devices.
     """
-    wanted = schedule.participants
-    slots = (ids.reshape(-1) == wanted[:, None]).argmax(1)
-    present = (wanted < schedule.num_clients) & (num_steps.reshape(-1)[slots] > 0)
+    participants = schedule.participants
+    slot_index = (client_ids.reshape(-1) == participants[:, None]).argmax(1)
+    is_present = (participants < schedule.num_clients) & (num_steps.reshape(-1)[slot_index] > 0)
     return ClientModels(
-        jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[slots], variables),
-        jnp.where(present, weights.reshape(-1)[slots], 0),
-        present,
+        jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[slot_index], variables),
+        jnp.where(is_present, weights.reshape(-1)[slot_index], 0),
+        is_present,
     )
 
 
-def _exchange(plan: Plan, sums, rows):
+def _exchange_between_devices(plan: ExecutionPlan, sums, rows):
     """-> (sums over devices, rows of all devices `[D, V, J, ...]`, any tree).
 
     On CPUs by one collective, because XLA's CPU devices share a pool of threads: two that are ready
@@ -192,29 +219,39 @@ def _exchange(plan: Plan, sums, rows):
     is less to send, and rows alone are gathered.
     """
     if plan.platform != "cpu":
-        return jax.lax.psum(sums, AXIS), jax.lax.all_gather(rows, AXIS)
+        return jax.lax.psum(sums, LANES_AXIS), jax.lax.all_gather(rows, LANES_AXIS)
     leaves, structure = jax.tree.flatten((sums, rows))
     num_sums = len(jax.tree.leaves(sums))
     if len(leaves) == num_sums and all(leaf.dtype == jnp.float32 for leaf in leaves):
-        summed, unravel = ravel_pytree(sums)
-        return unravel(jax.lax.psum(summed, AXIS)), rows
-    members: dict[Any, list[int]] = {}  # which leaves are of each type
+        flat_sums, unravel = ravel_pytree(sums)
+        return unravel(jax.lax.psum(flat_sums, LANES_AXIS)), rows
+    leaves_by_dtype: dict[Any, list[int]] = {}  # which leaves are of each type
     for i, leaf in enumerate(leaves):
-        members.setdefault(leaf.dtype, []).append(i)
-    flat = [jnp.concatenate([leaves[i].reshape(-1) for i in kind]) for kind in members.values()]
-    words = [to_words(part) for part in flat]
-    everyones = jax.lax.all_gather(jnp.concatenate(words), AXIS)  # [D, ...]
-    gathered = list(leaves)
-    parts = _split(everyones, [word.size for word in words])
-    for kind, part, like in zip(members.values(), parts, flat, strict=True):
-        pieces = _split(from_words(part, like), [leaves[i].size for i in kind])
-        for i, piece in zip(kind, pieces, strict=True):
-            gathered[i] = piece.reshape(piece.shape[0], *leaves[i].shape)
-    totals = [part.sum(0, dtype=part.dtype) for part in gathered[:num_sums]]
-    return jax.tree.unflatten(structure, totals + gathered[num_sums:])
+        leaves_by_dtype.setdefault(leaf.dtype, []).append(i)
+    flat_by_dtype = [
+        jnp.concatenate([leaves[i].reshape(-1) for i in leaf_indices])
+        for leaf_indices in leaves_by_dtype.values()
+    ]
+    words = [bitcast_to_words(rows_of_dtype) for rows_of_dtype in flat_by_dtype]
+    gathered_words = jax.lax.all_gather(jnp.concatenate(words), LANES_AXIS)  # [D, ...]
+    gathered_leaves = list(leaves)
+    parts = _split_columns(gathered_words, [word.size for word in words])
+    for leaf_indices, rows_of_dtype, template in zip(
+        leaves_by_dtype.values(), parts, flat_by_dtype, strict=True
+    ):
+        pieces = _split_columns(
+            bitcast_from_words(rows_of_dtype, template), [leaves[i].size for i in leaf_indices]
+        )
+        for i, piece in zip(leaf_indices, pieces, strict=True):
+            gathered_leaves[i] = piece.reshape(piece.shape[0], *leaves[i].shape)
+    totals = [
+        rows_of_dtype.sum(0, dtype=rows_of_dtype.dtype)
+        for rows_of_dtype in gathered_leaves[:num_sums]
+    ]
+    return jax.tree.unflatten(structure, totals + gathered_leaves[num_sums:])
 
 
-def _split(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+def _split_columns(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     """`rows` [D, n] as pieces of so many columns."""
     ends = np.cumsum([0, *sizes])
     return [
@@ -222,38 +259,52 @@ def _split(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     ]
 
 
-def _fetched(states, part: Any):
+def _fetch_client_states(states, block_schedule: Any):
     """The states of the clients in this device's slots, of all clients' that are split over the
     devices: -> (a table `[V * J, ...]`, the lanes' schedule with its rows). Two collectives, one
     after the other: devices say which rows they want, then every one gives those that it holds, bit
     by bit, and zeros for the others.
     """
     # After the collectives of what comes before the clients.
-    rows = once_known(part.num_segments.astype(jnp.float32), part.rows.reshape(-1))
-    wanted, held = jax.lax.all_gather(rows, AXIS), jax.tree.leaves(states)[0].shape[0]
-    wanted = jnp.minimum(wanted, held * len(wanted) - 1)  # as `client_row` does
-    mine = _own_rows(states, wanted)
-    is_here = (mine < held)[..., None]
-    found = jax.vmap(jax.vmap(partial(client_row, states)))(mine)  # [D, V * J, ...]
-    leaves, structure = jax.tree.flatten(found)
-    words = [jax.vmap(jax.vmap(to_words))(leaf) for leaf in leaves]
-    given = jnp.where(is_here, jnp.concatenate(words, axis=-1), jnp.uint32(0))
-    own = jax.lax.psum_scatter(given, AXIS)  # [V * J, words]
-    parts = _split(own, [word.shape[-1] for word in words])
-    table = [from_words(part, leaf[0, 0]) for part, leaf in zip(parts, leaves, strict=True)]
-    slots = jnp.arange(part.rows.size, dtype=part.rows.dtype).reshape(part.rows.shape)
-    return jax.tree.unflatten(structure, table), part._replace(rows=slots)
+    rows = order_after(
+        block_schedule.num_segments.astype(jnp.float32), block_schedule.state_rows.reshape(-1)
+    )
+    requested_rows, num_local_rows = (
+        jax.lax.all_gather(rows, LANES_AXIS),
+        jax.tree.leaves(states)[0].shape[0],
+    )
+    requested_rows = jnp.minimum(
+        requested_rows, num_local_rows * len(requested_rows) - 1
+    )  # as `get_client_row` does
+    local_rows = _local_rows(states, requested_rows)
+    is_local = (local_rows < num_local_rows)[..., None]
+    requested_states = jax.vmap(jax.vmap(partial(get_client_row, states)))(
+        local_rows
+    )  # [D, V * J, ...]
+    leaves, structure = jax.tree.flatten(requested_states)
+    words = [jax.vmap(jax.vmap(bitcast_to_words))(leaf) for leaf in leaves]
+    sent_words = jnp.where(is_local, jnp.concatenate(words, axis=-1), jnp.uint32(0))
+    received_words = jax.lax.psum_scatter(sent_words, LANES_AXIS)  # [V * J, words]
+    parts = _split_columns(received_words, [word.shape[-1] for word in words])
+    table = [
+        bitcast_from_words(block_schedule, leaf[0, 0])
+        for block_schedule, leaf in zip(parts, leaves, strict=True)
+    ]
+    table_rows = jnp.arange(
+        block_schedule.state_rows.size, dtype=block_schedule.state_rows.dtype
+    ).reshape(block_schedule.state_rows.shape)
+    return jax.tree.unflatten(structure, table), block_schedule._replace(state_rows=table_rows)
 
 
-def _own_rows(states, rows):
+def _local_rows(states, rows):
     """Rows of all clients' states as those of this device's part; what it does not hold is beyond
     its last."""
-    held = jax.tree.leaves(states)[0].shape[0]
-    own = rows - held * jax.lax.axis_index(AXIS)
-    return jnp.where((own >= 0) & (own < held), own, held)
+    num_local_rows = jax.tree.leaves(states)[0].shape[0]
+    local_rows = rows - num_local_rows * jax.lax.axis_index(LANES_AXIS)
+    return jnp.where((local_rows >= 0) & (local_rows < num_local_rows), local_rows, num_local_rows)
 
 
-def _put_back(plan: Plan, states, new, rows):
+def _scatter_client_states(plan: ExecutionPlan, states, new_states, rows):
     """Write the states of a round's clients, `[D, V, J, ...]`, to their rows `[D, V, J]`.
 
     On a CPU row by row, which happens in place: its scatter copies the states of all K clients. An
@@ -262,33 +313,35 @@ def _put_back(plan: Plan, states, new, rows):
     if not jax.tree.leaves(states):
         return states
     rows = rows.reshape(-1)
-    flat = jax.tree.map(lambda n: n.reshape(rows.shape + n.shape[3:]), new)
+    flat_states = jax.tree.map(lambda n: n.reshape(rows.shape + n.shape[3:]), new_states)
     if plan.platform != "cpu":
 
-        def scatter(all_, new):
+        def scatter(all_states, new_states):
             # Unused slots: beyond the last row, which drops them, and each somewhere else.
-            unused = all_.shape[0] + jnp.arange(len(rows))
-            places = jnp.where(rows < all_.shape[0], rows, unused)
-            return all_.at[places].set(
-                new, mode="drop", unique_indices=True, wrap_negative_indices=False
+            unused = all_states.shape[0] + jnp.arange(len(rows))
+            target_rows = jnp.where(rows < all_states.shape[0], rows, unused)
+            return all_states.at[target_rows].set(
+                new_states, mode="drop", unique_indices=True, wrap_negative_indices=False
             )
 
-        return jax.tree.map(scatter, states, flat)
+        return jax.tree.map(scatter, states, flat_states)
 
-    def put(i, states):
-        place = row_of(rows, i)
+    def write_row(i, states):
+        row_index = take_row(rows, i)
 
-        def put_leaf(all_, new):
-            keep = place >= all_.shape[0]  # an unused slot
-            row = jnp.where(keep, client_row(all_, place), row_of(new, i))
-            return with_row(all_, row, place)
+        def put_leaf(all_states, new_states):
+            is_unused = row_index >= all_states.shape[0]  # an unused slot
+            row = jnp.where(
+                is_unused, get_client_row(all_states, row_index), take_row(new_states, i)
+            )
+            return set_row(all_states, row, row_index)
 
-        return jax.tree.map(put_leaf, states, flat)
+        return jax.tree.map(put_leaf, states, flat_states)
 
-    return jax.lax.fori_loop(0, rows.shape[0], put, states)
+    return jax.lax.fori_loop(0, rows.shape[0], write_row, states)
 
 
-class _Running(NamedTuple):
+class _ActiveClient(NamedTuple):
     """One lane's client in training."""
 
     local: Tree
@@ -297,65 +350,72 @@ class _Running(NamedTuple):
     samples: jax.Array  # [] float32, how many
 
 
-class _Slots(NamedTuple):
+class _LaneSlots(NamedTuple):
     """The clients of each lane, one after the other; leading axes V and J."""
 
     ids: jax.Array
     num_samples: jax.Array
     num_steps: jax.Array
-    seeds: jax.Array
+    init_example_ids: jax.Array
     weights: jax.Array
-    rows: jax.Array
+    state_rows: jax.Array
 
 
-class _Lane(NamedTuple):
+class _LaneFunctions(NamedTuple):
     """What a lane does for the client in one of its slots."""
 
-    begin: Callable[[_Slots, jax.Array], _Running]
-    step: Callable[..., _Running]  # (slots, slot, running, indices of the minibatch, its size)
+    begin: Callable[[_LaneSlots, jax.Array], _ActiveClient]
+    step: Callable[..., _ActiveClient]  # (slots, slot, running, indices of the minibatch, its size)
     # -> (weighed upload, whether the state is as finite as it was, state, output)
-    end: Callable[[_Slots, jax.Array, _Running], tuple]
+    end: Callable[[_LaneSlots, jax.Array, _ActiveClient], tuple]
 
 
-def _lane(method: ClientMethod, hp, broadcast, states, key, examples: Examples) -> _Lane:
+def _make_lane_functions(
+    algorithm: ClientAlgorithm, hp, message, states, key, examples: Examples
+) -> _LaneFunctions:
     """The lane's functions of a method; `states` holds everyone's rows."""
 
-    def client_of(slots: _Slots, slot):
-        here = jax.tree.map(lambda a: row_of(a, slot), slots)
-        client_key = jax.random.fold_in(key, here.ids)
-        start = examples.images[here.seeds]
-        return Client(here.ids, here.num_samples, here.num_steps, client_key, start)
-
-    def begin(slots, slot):
-        state = client_row(states, row_of(slots.rows, slot))
-        local = method.begin(hp, broadcast, state, client_of(slots, slot))
-        zero = jnp.zeros((), jnp.float32)
-        return _Running(local, jnp.int32(0), zero, zero)
-
-    def step(slots, slot, running, indices, size):
-        client = client_of(slots, slot)
-        mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
-        batch = Batch(examples.images[indices], examples.labels[indices], mask, running.steps)
-        step_key = jax.random.fold_in(client.key, running.steps)
-        local, loss = method.step(hp, broadcast, running.local, batch, client, step_key)
-        samples_seen = size.astype(jnp.float32)
-        return _Running(
-            local,
-            running.steps + 1,
-            running.loss + loss * samples_seen,
-            running.samples + samples_seen,
+    def make_client_info(slots: _LaneSlots, slot):
+        slot_values = jax.tree.map(lambda a: take_row(a, slot), slots)
+        client_key = jax.random.fold_in(key, slot_values.ids)
+        init_images = examples.images[slot_values.init_example_ids]
+        return ClientInfo(
+            slot_values.ids, slot_values.num_samples, slot_values.num_steps, client_key, init_images
         )
 
-    def end(slots, slot, running):
-        state, client = client_row(states, row_of(slots.rows, slot)), client_of(slots, slot)
-        upload, new, output = method.end(hp, broadcast, running.local, state, client)
-        sound = still_finite(new, state)
-        return _weighed(upload, row_of(slots.weights, slot)), sound, new, output
+    def begin(slots, slot):
+        state = get_client_row(states, take_row(slots.state_rows, slot))
+        local = algorithm.begin(hp, message, state, make_client_info(slots, slot))
+        zero = jnp.zeros((), jnp.float32)
+        return _ActiveClient(local, jnp.int32(0), zero, zero)
 
-    return _Lane(begin, step, end)
+    def step(slots, slot, active, indices, size):
+        client = make_client_info(slots, slot)
+        mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
+        batch = Batch(examples.images[indices], examples.labels[indices], mask, active.steps)
+        step_key = jax.random.fold_in(client.key, active.steps)
+        local, loss = algorithm.step(hp, message, active.local, batch, client, step_key)
+        num_samples = size.astype(jnp.float32)
+        return _ActiveClient(
+            local,
+            active.steps + 1,
+            active.loss + loss * num_samples,
+            active.samples + num_samples,
+        )
+
+    def end(slots, slot, active):
+        state, client = (
+            get_client_row(states, take_row(slots.state_rows, slot)),
+            make_client_info(slots, slot),
+        )
+        update, new_state, output = algorithm.end(hp, message, active.local, state, client)
+        is_finite = has_no_new_nonfinite(new_state, state)
+        return _weight_update(update, take_row(slots.weights, slot)), is_finite, new_state, output
+
+    return _LaneFunctions(begin, step, end)
 
 
-def _block(method, plan, name, hp, broadcast, states, key, examples, longest, schedule):
+def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, max_steps, schedule):
     """One block of lanes: -> ((upload, loss, samples, clients, those whose state is not finite any
     more: sums), states, outputs).
 
@@ -363,144 +423,166 @@ def _block(method, plan, name, hp, broadcast, states, key, examples, longest, sc
     in stretches is cut between steps of the lanes, of which the longest of all blocks has
     `longest`.
     """
-    num_lanes, lane = plan.lanes, _lane(method, hp, broadcast, states, key, examples)
-    over_lanes = partial(_over_lanes, num_lanes)
-    slots = _Slots(
+    num_lanes, lane_functions = (
+        plan.lanes,
+        _make_lane_functions(algorithm, hp, message, states, key, examples),
+    )
+    map_lanes = partial(_map_lanes, num_lanes)
+    slots = _LaneSlots(
         schedule.client_ids,
         schedule.num_samples,
         schedule.num_steps,
-        schedule.seeds,
+        schedule.init_example_ids,
         schedule.weights,
-        schedule.rows,
+        schedule.state_rows,
     )
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     first_slots = jnp.zeros(num_lanes, jnp.int32)
-    running = over_lanes(lane.begin)(slots, first_slots)
-    shapes = jax.eval_shape(over_lanes(lane.end), slots, first_slots, running)
-    upload_shape, _, *slot_shapes = shapes
-    upload = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), upload_shape)
+    active = map_lanes(lane_functions.begin)(slots, first_slots)
+    shapes = jax.eval_shape(map_lanes(lane_functions.end), slots, first_slots, active)
+    update_shape, _, *slot_shapes = shapes
+    update_sums = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), update_shape)
     num_slots = schedule.client_ids.shape[1]
     new_states, outputs = jax.tree.map(
         lambda s: jnp.zeros((s.shape[0], num_slots, *s.shape[1:]), s.dtype), tuple(slot_shapes)
     )
 
-    def segment(g, carry, part=None):
+    def run_segment(g, carry, step_range=None):
         """Segment g; of it the steps in `part`, (first, last), where it is cut."""
-        running, sums, new_states, outputs = carry
-        slot, starts, ends, last = (
-            row_of(a, g)
-            for a in (schedule.slots, schedule.starts, schedule.ends, schedule.segment_ends)
+        active, sums, new_states, outputs = carry
+        slot, starts_client, ends_client, last = (
+            take_row(a, g)
+            for a in (
+                schedule.active_slots,
+                schedule.starts_client,
+                schedule.ends_client,
+                schedule.segment_ends,
+            )
         )
-        first = jnp.where(g == 0, 0, row_of(schedule.segment_ends, jnp.maximum(g - 1, 0)))
-        chosen = plan.in_step or part is not None
-        if part is not None:
-            starts, ends = starts & (first >= part[0]), ends & (last <= part[1])
-            first, last = jnp.maximum(first, part[0]), jnp.minimum(last, part[1])
-        fresh = over_lanes(lane.begin)(slots, slot)
-        running = _where(chosen, starts, fresh, running)
+        first = jnp.where(g == 0, 0, take_row(schedule.segment_ends, jnp.maximum(g - 1, 0)))
+        needs_select = plan.is_lockstep or step_range is not None
+        if step_range is not None:
+            starts_client, ends_client = (
+                starts_client & (first >= step_range[0]),
+                ends_client & (last <= step_range[1]),
+            )
+            first, last = jnp.maximum(first, step_range[0]), jnp.minimum(last, step_range[1])
+        new_active = map_lanes(lane_functions.begin)(slots, slot)
+        active = _select_by_lane(needs_select, starts_client, new_active, active)
 
         # The loop is inside the lane, whose arrays then have no axis for it: with one lane the
         # weights are updated in place, which XLA does not do through a reshape.
-        def train(slots, slot, running, batches, sizes):
-            def one_step(t, running):
-                return lane.step(slots, slot, running, row_of(batches, t), row_of(sizes, t))
+        def train_lane(slots, slot, active, batches, sizes):
+            def train_step(t, active):
+                return lane_functions.step(
+                    slots, slot, active, take_row(batches, t), take_row(sizes, t)
+                )
 
             if plan.platform == "cpu":
-                return jax.lax.fori_loop(first, last, one_step, running)
+                return jax.lax.fori_loop(first, last, train_step, active)
             # The lane's steps are told from the loop's: a count of its own is one more launch.
-            before = running.steps
+            initial_steps = active.steps
 
-            def counted(t, running):
-                running = one_step(t, running._replace(steps=before + t - first))
-                return running._replace(steps=before)
+            def counted_step(t, active):
+                active = train_step(t, active._replace(steps=initial_steps + t - first))
+                return active._replace(steps=initial_steps)
 
-            running = jax.lax.fori_loop(first, last, counted, running)
-            return running._replace(steps=before + jnp.maximum(last - first, 0))
+            active = jax.lax.fori_loop(first, last, counted_step, active)
+            return active._replace(steps=initial_steps + jnp.maximum(last - first, 0))
 
-        running = over_lanes(train)(slots, slot, running, batches, batch_sizes)
-        sent, sound, new, output = over_lanes(lane.end)(slots, slot, running)
-        sent = _where(chosen, ends, sent, jax.tree.map(jnp.zeros_like, sent))
-        upload, loss, count, trained, unsound = sums
-        upload = jax.tree.map(lambda total, s: total + s.sum(0, dtype=s.dtype), upload, sent)
-        loss += jnp.where(ends, running.loss, 0).sum()
-        count += jnp.where(ends, running.samples, 0).sum()
-        trained += ends.sum(dtype=jnp.float32)
-        write = partial(_write, plan, slot, ends)
-        unsound += (ends & ~sound).sum(dtype=jnp.float32)
-        sums = (upload, loss, count, trained, unsound)
-        return running, sums, write(new_states, new), write(outputs, output)
+        active = map_lanes(train_lane)(slots, slot, active, batches, batch_sizes)
+        weighted_update, is_finite, new_state, output = map_lanes(lane_functions.end)(
+            slots, slot, active
+        )
+        weighted_update = _select_by_lane(
+            needs_select,
+            ends_client,
+            weighted_update,
+            jax.tree.map(jnp.zeros_like, weighted_update),
+        )
+        update_sums, loss, num_samples, num_trained, num_nonfinite = sums
+        update_sums = jax.tree.map(
+            lambda total, s: total + s.sum(0, dtype=s.dtype), update_sums, weighted_update
+        )
+        loss += jnp.where(ends_client, active.loss, 0).sum()
+        num_samples += jnp.where(ends_client, active.samples, 0).sum()
+        num_trained += ends_client.sum(dtype=jnp.float32)
+        write_to_slots = partial(_write_to_slots, plan, slot, ends_client)
+        num_nonfinite += (ends_client & ~is_finite).sum(dtype=jnp.float32)
+        sums = (update_sums, loss, num_samples, num_trained, num_nonfinite)
+        return active, sums, write_to_slots(new_states, new_state), write_to_slots(outputs, output)
 
-    def go(first, last, carry):
+    def run_segments(first, last, carry):
         if isinstance(first, int):  # all of it
-            return jax.lax.fori_loop(0, schedule.num_segments, segment, carry)
+            return jax.lax.fori_loop(0, schedule.num_segments, run_segment, carry)
         ends = schedule.segment_ends
-        used = jnp.arange(len(ends)) < schedule.num_segments
+        is_used = jnp.arange(len(ends)) < schedule.num_segments
         begins = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
-        segments = (used & (ends <= first)).sum(), (used & (begins < last)).sum()
-        return jax.lax.fori_loop(*segments, partial(segment, part=(first, last)), carry)
+        segments = (is_used & (ends <= first)).sum(), (is_used & (begins < last)).sum()
+        return jax.lax.fori_loop(*segments, partial(run_segment, step_range=(first, last)), carry)
 
     zero = jnp.zeros((), jnp.float32)
-    carry = (running, (upload, zero, zero, zero, zero), new_states, outputs)
+    carry = (active, (update_sums, zero, zero, zero, zero), new_states, outputs)
     num_steps, batch_size = batches.shape[1:]
-    total = row_of(schedule.segment_ends, jnp.maximum(schedule.num_segments - 1, 0))
-    return cut(
-        name,
+    total = take_row(schedule.segment_ends, jnp.maximum(schedule.num_segments - 1, 0))
+    return split_loop(
+        loop_name,
         jnp.where(schedule.num_segments > 0, total, 0),
-        go,
+        run_segments,
         carry,
-        longest=longest,
-        most=num_steps,
-        samples=num_lanes * batch_size,
+        max_total=max_steps,
+        max_iterations=num_steps,
+        samples_per_iteration=num_lanes * batch_size,
     )[1:]
 
 
-def _weighed(upload: Upload, weight: jax.Array) -> Upload:
-    """What is added up over the clients, in at least 32 bits: see `Upload`."""
+def _weight_update(update: ClientUpdate, weight: jax.Array) -> ClientUpdate:
+    """What is added up over the clients, in at least 32 bits: see `ClientUpdate`."""
 
-    def widened(leaf, integers):
+    def widen(leaf, integer_type):
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-        return leaf.astype(jnp.promote_types(leaf.dtype, integers))
+        return leaf.astype(jnp.promote_types(leaf.dtype, integer_type))
 
-    def unsigned(leaf):
+    def is_unsigned(leaf):
         return jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.unsignedinteger)
 
-    mean = jax.tree.map(lambda leaf: weight * widened(leaf, jnp.float32), upload.mean)
+    mean = jax.tree.map(lambda leaf: weight * widen(leaf, jnp.float32), update.mean)
     total = jax.tree.map(
-        lambda leaf: widened(leaf, jnp.uint32 if unsigned(leaf) else jnp.int32), upload.sum
+        lambda leaf: widen(leaf, jnp.uint32 if is_unsigned(leaf) else jnp.int32), update.sum
     )
-    return Upload(mean, total)
+    return ClientUpdate(mean, total)
 
 
-def _over_lanes(num_lanes: int, function: Callable) -> Callable:
+def _map_lanes(num_lanes: int, function: Callable) -> Callable:
     """Map over the leading lane axis; one lane is called as it is, without a batch axis."""
     if num_lanes > 1:
         return jax.vmap(function)
 
-    def single(*args):
+    def run_single_lane(*args):
         out = function(*jax.tree.map(lambda a: jax.lax.index_in_dim(a, 0, keepdims=False), args))
         return jax.tree.map(lambda a: a[None], out)
 
-    return single
+    return run_single_lane
 
 
-def _where(in_step: bool, condition, new, old):
+def _select_by_lane(is_lockstep: bool, condition, new, old):
     """Lane-wise choice; on a lane of its own every segment starts and ends a client."""
-    if not in_step:
+    if not is_lockstep:
         return new
-    shape = lambda a: condition.reshape(condition.shape + (1,) * (a.ndim - 1))  # noqa: E731
-    return jax.tree.map(lambda n, o: jnp.where(shape(n), n, o), new, old)
+    expand = lambda a: condition.reshape(condition.shape + (1,) * (a.ndim - 1))  # noqa: E731
+    return jax.tree.map(lambda n, o: jnp.where(expand(n), n, o), new, old)
 
 
-def _write(plan: Plan, slot, ends, buffers, values):
+def _write_to_slots(plan: ExecutionPlan, slot, ends_client, buffers, values):
     """Write each lane's value to its client's slot where the client ends."""
 
-    def write_leaf(buffer, value, slot, end):
-        if not plan.in_step:
-            return with_row(buffer, value, slot)
-        place = jnp.where(end, slot, buffer.shape[0])  # beyond the last: dropped
-        return buffer.at[place].set(value, mode="drop", wrap_negative_indices=False)
+    def write_leaf(buffer, value, slot, has_ended):
+        if not plan.is_lockstep:
+            return set_row(buffer, value, slot)
+        target_slot = jnp.where(has_ended, slot, buffer.shape[0])  # beyond the last: dropped
+        return buffer.at[target_slot].set(value, mode="drop", wrap_negative_indices=False)
 
-    over_lanes = _over_lanes(plan.lanes, write_leaf)
-    return jax.tree.map(lambda b, v: over_lanes(b, v, slot, ends), buffers, values)
+    map_lanes = _map_lanes(plan.lanes, write_leaf)
+    return jax.tree.map(lambda b, v: map_lanes(b, v, slot, ends_client), buffers, values)

@@ -9,16 +9,30 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.common.errors import require
-from fedjax_het.engine.contract import Batch, Client, ClientMethod, ContractError, Upload
-from fedjax_het.engine.optimizers import OPTIMIZERS, OWN, RATE, Details, transformation
-from fedjax_het.engine.rate_schedules import step_factor
+from fedjax_het.engine.contract import (
+    Batch,
+    ClientAlgorithm,
+    ClientInfo,
+    ClientUpdate,
+    ContractError,
+)
+from fedjax_het.engine.optimizers import (
+    LR_NAME,
+    OPTIMIZERS,
+    USER_OBJECT,
+    LocalTrainingOptions,
+    make_transformation,
+)
+from fedjax_het.engine.rate_schedules import make_step_lr_factor
 from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, count_parameters
 
 Tree = Any
 
 
-SMALL = 2**15  # weights of a network whose step takes less time than starting its operations
+SMALL_NETWORK_SIZE = (
+    2**15
+)  # weights of a network whose step takes less time than starting its operations
 
 
 class LocalTraining(NamedTuple):
@@ -31,12 +45,12 @@ class LocalTraining(NamedTuple):
     """Keep every client's optimiser state across rounds (as DynaFed's code does, where each
     client owns one Adam whose moments survive the weights' being overwritten) or reset it."""
     batch_size: int = 32
-    scored: str = "global"
+    evaluated_model: str = "global"
     """Which of a client's models its own test is for, of those that the method has: "global", or
     "client", its model after local training, which is then kept."""
-    hands_out_models: bool = False
+    returns_client_models: bool = False
     """Whether a round gives all its clients' models to what refines the server's."""
-    details: Details = Details()
+    options: LocalTrainingOptions = LocalTrainingOptions()
 
     @property
     def epochs(self) -> int:
@@ -45,78 +59,90 @@ class LocalTraining(NamedTuple):
         return self.local_epochs
 
 
-class Accumulated(NamedTuple):
+class AccumulatedGradient(NamedTuple):
     """An optimiser's state where a step has several minibatches."""
 
-    optimizer: Tree
-    total: Tree  # of the gradients since its last step
-    number: jax.Array  # [] int32: how many they are
+    optimizer_state: Tree
+    gradient_sum: Tree  # of the gradients since its last step
+    num_gradients: jax.Array  # [] int32: how many they are
 
 
-class Broadcast(NamedTuple):
+class ServerMessage(NamedTuple):
     """What the server sends every client of a round."""
 
     variables: Tree
     extra: Tree = ()
 
 
-class Local(NamedTuple):
+class ClientTrainState(NamedTuple):
     """A client in training."""
 
     variables: Tree
-    optimizer: Tree
-    memory: Tree  # a method's own accumulator; () if none
+    optimizer_state: Tree
+    aux: Tree  # a method's own accumulator; () if none
 
 
-def no_adjustment(hp, gradient, local, broadcast, batch, client):
-    return gradient, local.memory
+def keep_gradient(hp, gradient, local, message, batch, client):
+    return gradient, local.aux
 
 
-def begin_training(training: LocalTraining, hp, variables: Tree, kept: Tree, memory: Tree = ()):
+def begin_local_training(
+    training: LocalTraining, hp, variables: Tree, kept_optimizer_state: Tree, aux: Tree = ()
+):
     """A client at the start of a round; `kept` is its optimiser's state, if that is kept."""
-    optimizer = kept if training.keep_state else new_optimizer(training, hp, variables)
-    return Local(variables, optimizer, memory)
+    optimizer_state = (
+        kept_optimizer_state
+        if training.keep_state
+        else init_local_optimizer(training, hp, variables)
+    )
+    return ClientTrainState(variables, optimizer_state, aux)
 
 
-def new_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
+def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
     """The state of a local optimiser that has not made a step."""
     params = variables["params"]
-    state = _optimizer(training, hp).init(params)
-    if training.details.accumulation == 1:
+    state = _make_local_optimizer(training, hp).init(params)
+    if training.options.accumulation_steps == 1:
         return state
-    return Accumulated(state, jax.tree.map(jnp.zeros_like, params), jnp.int32(0))
+    return AccumulatedGradient(state, jax.tree.map(jnp.zeros_like, params), jnp.int32(0))
 
 
-def _optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
-    name, details = training.optimizer, training.details
+def _make_local_optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
+    name, options = training.optimizer, training.options
     assert name is not None, "clients that condense have none"
-    factor = None if details.schedule is None else step_factor(details.schedule, hp)
-    optimizer = transformation(name, details, hp, factor)
+    lr_factor = (
+        None if options.lr_schedule is None else make_step_lr_factor(options.lr_schedule, hp)
+    )
+    optimizer = make_transformation(name, options, hp, lr_factor)
     # Of a small network all that is kept is one row: a step, and what is done with clients' states,
     # are then a few operations, not a few for each layer (with Adam a program of 70 % the size,
     # compiled and run in 4/5 of the time; large networks, whose rows are copied, lose as much).
     # An optimiser that keeps nothing has nothing to gain.
-    flat = name != OWN and OPTIMIZERS[name].flat and _is_small(training.task.model)
-    return optax.flatten(optimizer) if flat else optimizer
+    is_flattened = (
+        name != USER_OBJECT
+        and OPTIMIZERS[name].is_elementwise
+        and _is_small_network(training.task.model)
+    )
+    return optax.flatten(optimizer) if is_flattened else optimizer
 
 
 @functools.lru_cache(maxsize=64)
-def _is_small(model: Model) -> bool:
-    return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL
+def _is_small_network(model: Model) -> bool:
+    return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL_NETWORK_SIZE
 
 
-def kept_optimizer(training: LocalTraining, optimizer: Tree) -> Tree:
+def select_kept_optimizer_state(training: LocalTraining, optimizer_state: Tree) -> Tree:
     """What of an optimiser's state a client keeps between rounds."""
-    return optimizer if training.keep_state else ()
+    return optimizer_state if training.keep_state else ()
 
 
-def descend(
+def apply_gradient(
     training: LocalTraining,
     hp,
     variables: Tree,
     gradient: Tree,
-    optimizer: Tree,
-    at: tuple[Batch, Client] | None = None,
+    optimizer_state: Tree,
+    step_context: tuple[Batch, ClientInfo] | None = None,
 ):
     """One step of the local optimiser -> (variables, optimiser's state).
 
@@ -125,105 +151,117 @@ def descend(
     last minibatch of the round is a step of fewer. `at`: which minibatch of which client this is,
     as the method's `step` gets them, which is needed then.
     """
-    params, most = variables["params"], training.details.accumulation
-    update = _optimizer(training, hp).update
-    if most == 1:
-        updates, optimizer = update(gradient, optimizer, params)
-        return {**variables, "params": optax.apply_updates(params, updates)}, optimizer
-    if at is None:
+    params, accumulation_steps = variables["params"], training.options.accumulation_steps
+    update = _make_local_optimizer(training, hp).update
+    if accumulation_steps == 1:
+        updates, optimizer_state = update(gradient, optimizer_state, params)
+        return {**variables, "params": optax.apply_updates(params, updates)}, optimizer_state
+    if step_context is None:
         raise ContractError("descend: expected at=(batch, client), since steps are accumulated")
-    batch, client = at
-    total = jax.tree.map(jnp.add, optimizer.total, gradient)
-    count = optimizer.number + 1
+    batch, client = step_context
+    gradient_sum = jax.tree.map(jnp.add, optimizer_state.gradient_sum, gradient)
+    num_gradients = optimizer_state.num_gradients + 1
 
-    def step(params, state):
-        mean = jax.tree.map(lambda g: g / count, total)
+    def apply_step(params, state):
+        mean = jax.tree.map(lambda g: g / num_gradients, gradient_sum)
         updates, state = update(mean, state, params)
-        nothing = jax.tree.map(jnp.zeros_like, total)
-        return optax.apply_updates(params, updates), Accumulated(state, nothing, jnp.int32(0))
+        zero_gradient = jax.tree.map(jnp.zeros_like, gradient_sum)
+        return optax.apply_updates(params, updates), AccumulatedGradient(
+            state, zero_gradient, jnp.int32(0)
+        )
 
-    def wait(params, state):
-        return params, Accumulated(state, total, count)
+    def accumulate(params, state):
+        return params, AccumulatedGradient(state, gradient_sum, num_gradients)
 
-    due = (count == most) | (batch.number + 1 == client.num_steps)
-    params, optimizer = jax.lax.cond(due, step, wait, params, optimizer.optimizer)
-    return {**variables, "params": params}, optimizer
+    is_due = (num_gradients == accumulation_steps) | (batch.step_index + 1 == client.num_steps)
+    params, optimizer_state = jax.lax.cond(
+        is_due, apply_step, accumulate, params, optimizer_state.optimizer_state
+    )
+    return {**variables, "params": params}, optimizer_state
 
 
-def optimizer_steps(training: LocalTraining, minibatches: Any) -> Any:
+def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:
     """Steps of the local optimiser in a round of so many minibatches."""
-    most = training.details.accumulation
-    return minibatches if most == 1 else -(-minibatches // most)
+    accumulation_steps = training.options.accumulation_steps
+    return num_minibatches if accumulation_steps == 1 else -(-num_minibatches // accumulation_steps)
 
 
-def plain_sgd(training: LocalTraining) -> LocalTraining:
+def with_plain_sgd(training: LocalTraining) -> LocalTraining:
     """The same with steps of SGD alone."""
-    return training._replace(optimizer="sgd", keep_state=False, details=Details())
+    return training._replace(optimizer="sgd", keep_state=False, options=LocalTrainingOptions())
 
 
-def require_one_rate(training: LocalTraining, why: str) -> None:
+def require_constant_lr(training: LocalTraining, reason: str) -> None:
     """Raise ConfigError unless every local step is of the rate `local_lr`, which a method reads
     itself. why: in a few words what of."""
-    schedule, given = training.details.schedule, training.details.numbers
-    require(schedule is None, "lr_step_schedule", schedule, f"none: {why}")
-    known = training.optimizer != OWN or RATE in given
-    require(known, f"hp {RATE}", None, f"a number, beside the optimizer that is passed: {why}")
+    schedule, hp_names = training.options.lr_schedule, training.options.optional_hyperparameters
+    require(schedule is None, "lr_step_schedule", schedule, f"none: {reason}")
+    has_lr = training.optimizer != USER_OBJECT or LR_NAME in hp_names
+    require(
+        has_lr, f"hp {LR_NAME}", None, f"a number, beside the optimizer that is passed: {reason}"
+    )
 
 
-def training_step(training: LocalTraining, adjust: Callable = no_adjustment) -> Callable:
-    """The step of a `ClientMethod` that moves `local.variables` along the adjusted gradient.
+def make_training_step(training: LocalTraining, adjust: Callable = keep_gradient) -> Callable:
+    """The step of a `ClientAlgorithm` that moves `local.variables` along the adjusted gradient.
 
     `adjust(hp, gradient, local, broadcast, batch, client)` returns the gradient that the optimiser
-    sees and the new `local.memory`.
+    sees and the new `local.aux`.
     """
 
-    def step(hp, broadcast, local, batch, client, key):
+    def step(hp, message, local, batch, client, key):
         loss, gradient, variables = training.task.loss_and_gradient(local.variables, batch, key)
-        gradient, memory = adjust(hp, gradient, local, broadcast, batch, client)
-        variables, optimizer = descend(
-            training, hp, variables, gradient, local.optimizer, (batch, client)
+        gradient, aux = adjust(hp, gradient, local, message, batch, client)
+        variables, optimizer_state = apply_gradient(
+            training, hp, variables, gradient, local.optimizer_state, (batch, client)
         )
-        return Local(variables, optimizer, memory), loss
+        return ClientTrainState(variables, optimizer_state, aux), loss
 
     return step
 
 
-def pulled(gradient: Tree, params: Tree, anchor: Tree, strength) -> Tree:
+def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength) -> Tree:
     """The gradient of f + strength / 2 ||params - anchor||^2, given that of f."""
     return jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
 
 
-def local_sgd(training: LocalTraining, *, adjust: Callable = no_adjustment) -> ClientMethod:
+def make_local_sgd(training: LocalTraining, *, adjust: Callable = keep_gradient) -> ClientAlgorithm:
     """Plain local training: step along the gradient, send back the change of the variables.
 
-    Methods differ in `adjust`, see `training_step`.
+    Methods differ in `adjust`, see `make_training_step`.
 
     Upload: the mean of client - server over all variables, so that batch-norm statistics are
     averaged like weights. State: the optimiser's, if it is kept.
     """
 
     def init(hp, variables):
-        return kept_optimizer(training, new_optimizer(training, hp, variables))
+        return select_kept_optimizer_state(training, init_local_optimizer(training, hp, variables))
 
-    def begin(hp, broadcast, state, client):
-        return begin_training(training, hp, broadcast.variables, state)
+    def begin(hp, message, state, client):
+        return begin_local_training(training, hp, message.variables, state)
 
-    def end(hp, broadcast, local, state, client):
-        change = jax.tree.map(jnp.subtract, local.variables, broadcast.variables)
-        return Upload(mean=change), kept_optimizer(training, local.optimizer), ()
+    def end(hp, message, local, state, client):
+        change = jax.tree.map(jnp.subtract, local.variables, message.variables)
+        return (
+            ClientUpdate(mean=change),
+            select_kept_optimizer_state(training, local.optimizer_state),
+            (),
+        )
 
-    return ClientMethod(init, begin, training_step(training, adjust), end)
+    return ClientAlgorithm(init, begin, make_training_step(training, adjust), end)
 
 
-def whole_model(training: LocalTraining) -> ClientMethod:
+def make_local_model_training(training: LocalTraining) -> ClientAlgorithm:
     """Plain local training of a copy of the model received, of which the client keeps all: its
     state is the model, and nothing is sent."""
 
-    def begin(hp, broadcast, state, client):
-        fresh = new_optimizer(training, hp, broadcast.variables)
-        return Local(broadcast.variables, fresh, ())
+    def begin(hp, message, state, client):
+        optimizer_state = init_local_optimizer(training, hp, message.variables)
+        return ClientTrainState(message.variables, optimizer_state, ())
 
-    def end(hp, broadcast, local, state, client):
-        return Upload(), local.variables, ()
+    def end(hp, message, local, state, client):
+        return ClientUpdate(), local.variables, ()
 
-    return ClientMethod(lambda hp, variables: variables, begin, training_step(training), end)
+    return ClientAlgorithm(
+        lambda hp, variables: variables, begin, make_training_step(training), end
+    )

@@ -16,18 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 
 Tree = Any
-Sums = Callable[[jax.Array, jax.Array, jax.Array], Tree]
-Finish = Callable[[Tree], dict[str, jax.Array]]
-BINS = 15  # of the calibration error
+BatchSumsFunction = Callable[[jax.Array, jax.Array, jax.Array], Tree]
+FinishFunction = Callable[[Tree], dict[str, jax.Array]]
+NUM_CALIBRATION_BINS = 15  # of the calibration error
 
 
-class Measure(NamedTuple):
+class Metric(NamedTuple):
     """A measure; one of the three.
 
     sums, finish: of the global model on the test images, in every evaluation, on the devices.
@@ -35,122 +35,128 @@ class Measure(NamedTuple):
       pytree of arrays, which is added up over all batches; finish(their total) -> arrays by name.
     of_clients: of the accuracies of clients on their own tests `[rounds, K]`, NaN where there is
       none: -> `[rounds]` by name, in NumPy.
-    of_uploads: names of what is found of what clients send in a round; see `engine.drift`.
+    update_metric_names: names of what is found of what clients send in a round; see `engine.drift`.
     """
 
     name: str
     description: str
-    sums: Sums | None = None
-    finish: Finish | None = None
-    of_clients: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None
-    of_uploads: tuple[str, ...] = ()
+    sums: BatchSumsFunction | None = None
+    finish: FinishFunction | None = None
+    from_client_accuracy: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None
+    update_metric_names: tuple[str, ...] = ()
 
 
-def by_class(logits: jax.Array, labels: jax.Array, known: jax.Array) -> jax.Array:
+def confusion_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
     """[C, C]: images by their class and by what was predicted; NaN where a logit is not finite."""
-    classes = logits.shape[-1]
-    ok = jnp.where(jnp.isfinite(logits).all(-1), known, jnp.where(known > 0, jnp.nan, 0.0))
-    true = (labels[:, None] == jnp.arange(classes)).astype(jnp.float32)
-    said = (logits.argmax(-1)[:, None] == jnp.arange(classes)).astype(jnp.float32)
-    return jnp.einsum("bc,bd->cd", true * ok[:, None], said, precision="highest")
+    num_classes = logits.shape[-1]
+    weights = jnp.where(jnp.isfinite(logits).all(-1), mask, jnp.where(mask > 0, jnp.nan, 0.0))
+    true_classes = (labels[:, None] == jnp.arange(num_classes)).astype(jnp.float32)
+    predicted_classes = (logits.argmax(-1)[:, None] == jnp.arange(num_classes)).astype(jnp.float32)
+    return jnp.einsum(
+        "bc,bd->cd", true_classes * weights[:, None], predicted_classes, precision="highest"
+    )
 
 
-def class_shares(table: jax.Array, over: int) -> jax.Array:
+def class_fractions(table: jax.Array, axis: int) -> jax.Array:
     """Of the diagonal in the sums over an axis; NaN where there is nothing."""
-    totals = table.sum(over)
+    totals = table.sum(axis)
     return jnp.where(totals > 0, jnp.diagonal(table) / jnp.maximum(totals, 1), jnp.nan)
 
 
 def macro_f1(table: jax.Array) -> jax.Array:
     """The mean over the classes that are there, or are predicted, of 2 TP / (2 TP + FP + FN)."""
-    right = jnp.diagonal(table)
-    either = table.sum(0) + table.sum(1)
-    seen = either > 0
-    return (jnp.where(seen, 2 * right / jnp.maximum(either, 1), 0)).sum() / seen.sum()
+    num_correct = jnp.diagonal(table)
+    num_true_or_predicted = table.sum(0) + table.sum(1)
+    is_present = num_true_or_predicted > 0
+    return (
+        jnp.where(is_present, 2 * num_correct / jnp.maximum(num_true_or_predicted, 1), 0)
+    ).sum() / is_present.sum()
 
 
-def in_bins(logits: jax.Array, labels: jax.Array, known: jax.Array) -> jax.Array:
+def reliability_bins(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
     """[3, BINS]: images, their confidence and how many are right, by confidence."""
     confidence = jax.nn.softmax(logits).max(-1)
-    right = (logits.argmax(-1) == labels).astype(jnp.float32)
+    is_correct = (logits.argmax(-1) == labels).astype(jnp.float32)
     # The bins are (0, 1/15], (1/15, 2/15], ...
-    place = jnp.clip(jnp.ceil(confidence * BINS) - 1, 0, BINS - 1)
-    member = (place[:, None] == jnp.arange(BINS)) * known[:, None]
-    bad = jnp.where(jnp.isfinite(logits).all(-1) | (known == 0), 0.0, jnp.nan).sum()
-    values = jnp.stack([jnp.ones_like(confidence), confidence, right])
-    values = jnp.where(known > 0, values, 0)
-    return jnp.einsum("nb,bk->nk", values, member, precision="highest") + bad
+    bin_index = jnp.clip(
+        jnp.ceil(confidence * NUM_CALIBRATION_BINS) - 1, 0, NUM_CALIBRATION_BINS - 1
+    )
+    bin_mask = (bin_index[:, None] == jnp.arange(NUM_CALIBRATION_BINS)) * mask[:, None]
+    nan_if_nonfinite = jnp.where(jnp.isfinite(logits).all(-1) | (mask == 0), 0.0, jnp.nan).sum()
+    values = jnp.stack([jnp.ones_like(confidence), confidence, is_correct])
+    values = jnp.where(mask > 0, values, 0)
+    return jnp.einsum("nb,bk->nk", values, bin_mask, precision="highest") + nan_if_nonfinite
 
 
 def calibration_error(bins: jax.Array) -> jax.Array:
     """Sum over bins of |right - confidence|, by all images."""
-    count, confidence, right = bins
-    return jnp.abs(right - confidence).sum() / count.sum()
+    count, confidence, num_correct = bins
+    return jnp.abs(num_correct - confidence).sum() / count.sum()
 
 
-def _fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
-    from fedjax_het.engine.fairness import fairness
+def _fairness_metrics(accuracy: np.ndarray) -> dict[str, np.ndarray]:
+    from fedjax_het.engine.fairness import compute_fairness
 
-    return fairness(accuracy)
+    return compute_fairness(accuracy)
 
 
-MEASURES: Registry[Measure] = Registry(
+METRICS: Registry[Metric] = Registry(
     "measure",
     (
-        Measure(
+        Metric(
             "class_accuracy",
             "accuracy on the images of each class",
-            by_class,
-            lambda table: {"class_accuracy": class_shares(table, 1)},
+            confusion_matrix,
+            lambda table: {"class_accuracy": class_fractions(table, 1)},
         ),
-        Measure(
+        Metric(
             "macro_f1",
             "unweighted mean of the classes' F1",
-            by_class,
+            confusion_matrix,
             lambda table: {"macro_f1": macro_f1(table)},
         ),
-        Measure(
+        Metric(
             "calibration",
             "expected calibration error in 15 bins of confidence (Guo et al., 2017)",
-            in_bins,
+            reliability_bins,
             lambda bins: {"calibration_error": calibration_error(bins)},
         ),
-        Measure(
+        Metric(
             "confusion",
             "images by class and by what was predicted",
-            by_class,
+            confusion_matrix,
             lambda table: {"confusion": table},
         ),
-        Measure(
+        Metric(
             "fairness",
             "over clients' own tests: mean of the worst tenth, variance, Gini coefficient",
-            of_clients=_fairness,
+            from_client_accuracy=_fairness_metrics,
         ),
-        Measure(
+        Metric(
             "drift",
             "how far a round's clients go from one another: mean cosine to their mean, relative "
             "distance from it",
-            of_uploads=("drift_cosine", "drift_distance"),
+            update_metric_names=("drift_cosine", "drift_distance"),
         ),
     ),
     argument="measures",
 )
 
 
-def chosen(text: str | None) -> tuple[Measure, ...]:
+def parse_metrics(text: str | None) -> tuple[Metric, ...]:
     """Those that the setting `measures` names. Raises ConfigError for an unknown name, or one that
     is there twice."""
     names = [name.strip(" ") for name in text.split(",")] if text and text.strip(" ") else []
-    found = tuple(MEASURES.require(name) for name in names)
+    metrics = tuple(METRICS.require(name) for name in names)
     require(len(set(names)) == len(names), "measures", text, "each name once")
-    return found
+    return metrics
 
 
-@door
+@validate_arguments
 def register_measure(name: str, sums: Any, finish: Any, description: str = "") -> None:
     """Make a measure of one's own known to runs and sweeps, as long as this process lasts.
 
-    sums, finish: see `Measure`, and the example above: pure functions of JAX.
+    sums, finish: see `Metric`, and the example above: pure functions of JAX.
     description: for `fedjax-het list`.
 
     Raises: ConfigError for a name of the package's own or no word, and for what is no function.
@@ -158,66 +164,81 @@ def register_measure(name: str, sums: Any, finish: Any, description: str = "") -
     """
     for argument, function in (("sums", sums), ("finish", finish)):
         require(callable(function), argument, function, "a function")
-    MEASURES.add(Measure(name, description or "a measure of the user's own", sums, finish))
+    METRICS.add(Metric(name, description or "a measure of the user's own", sums, finish))
 
 
-def shapes_of(measures: tuple[Measure, ...], num_classes: int) -> dict[str, tuple[int, ...]]:
+def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tuple[int, ...]]:
     """What is measured in an evaluation, by name, and its shape. Raises ConfigError for functions
     that do not return what they are to, and for names that two of them have."""
-    found: dict[str, tuple[int, ...]] = {}
-    for measure in measures:
-        if measure.sums is None:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for metric in metrics:
+        if metric.sums is None:
             continue
-        for name, leaf in _traced(measure, num_classes).items():
-            free = name not in found and not name.startswith(_TAKEN)
+        for name, leaf in _trace_metric(metric, num_classes).items():
+            is_free = name not in shapes and not name.startswith(_RESERVED_PREFIXES)
             expected = "a name that nothing else that is measured has"
-            require(free, f"measure {measure.name!r}", name, expected)
-            found[name] = tuple(leaf.shape)
-    return found
+            require(is_free, f"measure {metric.name!r}", name, expected)
+            shapes[name] = tuple(leaf.shape)
+    return shapes
 
 
-_TAKEN = ("test_", "train_", "client_", "mean_client_", "bytes_", "update_norm", "drift_")
+_RESERVED_PREFIXES = (
+    "test_",
+    "train_",
+    "client_",
+    "mean_client_",
+    "bytes_",
+    "update_norm",
+    "drift_",
+)
 
 
-def _traced(measure: Measure, num_classes: int) -> dict[str, Any]:
+def _trace_metric(metric: Metric, num_classes: int) -> dict[str, Any]:
     shape = jax.ShapeDtypeStruct
-    given = (
+    argument_shapes = (
         shape((2, num_classes), jnp.float32),
         shape((2,), jnp.int32),
         shape((2,), jnp.float32),
     )
 
-    def once(*given):
-        return finished(measure, _added(measure, *given))
+    def compute_metric(*arguments):
+        return finish_metric(metric, _batch_sums(metric, *arguments))
 
     try:
-        return jax.eval_shape(once, *given)
+        return jax.eval_shape(compute_metric, *argument_shapes)
     except ConfigError:
         raise
     except Exception as error:  # whatever a user's function raises
-        what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        description = (
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        )
         raise ConfigError(
-            one_line(
-                f"measure {measure.name!r}: expected sums(logits, labels, known) and finish(sums) "
-                f"that can be traced, but one raises {what}"
+            to_one_line(
+                f"measure {metric.name!r}: expected sums(logits, labels, known) and finish(sums) "
+                f"that can be traced, but one raises {description}"
             )
         ) from error
 
 
-def _added(measure: Measure, logits, labels, known) -> Tree:
-    assert measure.sums is not None
-    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), measure.sums(logits, labels, known))
+def _batch_sums(metric: Metric, logits, labels, mask) -> Tree:
+    assert metric.sums is not None
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), metric.sums(logits, labels, mask))
 
 
-def added(measures: tuple[Measure, ...], logits, labels, known) -> tuple[Tree, ...]:
+def sum_metrics(metrics: tuple[Metric, ...], logits, labels, mask) -> tuple[Tree, ...]:
     """The sums of a batch, of each."""
-    return tuple(_added(measure, logits, labels, known) for measure in measures)
+    return tuple(_batch_sums(metric, logits, labels, mask) for metric in metrics)
 
 
-def finished(measure: Measure, sums: Tree) -> dict[str, jax.Array]:
+def finish_metric(metric: Metric, sums: Tree) -> dict[str, jax.Array]:
     """What is found of the total."""
-    assert measure.finish is not None
-    found = measure.finish(sums)
-    named = isinstance(found, dict) and all(isinstance(name, str) for name in found)
-    require(named, f"measure {measure.name!r}", type(found).__name__, "a dict of arrays by name")
-    return {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
+    assert metric.finish is not None
+    values = metric.finish(sums)
+    is_dict_of_arrays = isinstance(values, dict) and all(isinstance(name, str) for name in values)
+    require(
+        is_dict_of_arrays,
+        f"measure {metric.name!r}",
+        type(values).__name__,
+        "a dict of arrays by name",
+    )
+    return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}

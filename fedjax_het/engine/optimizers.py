@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import ConfigError, require
-from fedjax_het.common.records import Bounds, Number, above
+from fedjax_het.common.records import Bounds, HyperParameter, exclusive_lower_bound
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import REQUIRED, first_line, parameters_of
-from fedjax_het.nn.digest import hash_of_traces
+from fedjax_het.common.signatures import REQUIRED, get_keyword_parameters, get_summary_line
+from fedjax_het.nn.digest import hash_jaxprs
 
-Rate = Any  # a scalar, or a function of the optimiser's steps so far that returns one
-OWN = "user"  # the name of an optimiser that is passed to the run itself
+LearningRate = Any  # a scalar, or a function of the optimiser's steps so far that returns one
+USER_OBJECT = "user"  # the name of an optimiser that is passed to the run itself
 
 
 class LocalOptimizer(NamedTuple):
@@ -37,58 +37,58 @@ class LocalOptimizer(NamedTuple):
 
     name: str
     make: Callable[..., optax.GradientTransformation]
-    numbers: dict[str, Number]
+    hyperparameters: dict[str, HyperParameter]
     description: str = ""
-    optional: dict[str, Number] = {}  # noqa: RUF012
+    optional_hyperparameters: dict[str, HyperParameter] = {}  # noqa: RUF012
     options: dict[str, bool] = {}  # noqa: RUF012
-    flat: bool = False
+    is_elementwise: bool = False
 
 
-class Details(NamedTuple):
+class LocalTrainingOptions(NamedTuple):
     """What local training is besides its optimiser's name; static.
 
     options: of the optimiser, those that are not as by default.
     numbers: of `hp`, those of local training that are there only where they are given.
-    schedule: of the rate over a client's steps, one of `SCHEDULES`; None: it is constant.
+    schedule: of the rate over a client's steps, one of `LR_SCHEDULES`; None: it is constant.
     accumulation: minibatches of a step.
     steps: minibatches of a round; None: they are those of its epochs.
     own: of the optimiser "user": a `GradientTransformation`, or a function of `hp` that makes one.
     """
 
-    options: tuple[tuple[str, bool], ...] = ()
-    numbers: tuple[str, ...] = ()
-    schedule: str | None = None
-    accumulation: int = 1
-    steps: int | None = None
-    own: Any = None
+    optimizer_options: tuple[tuple[str, bool], ...] = ()
+    optional_hyperparameters: tuple[str, ...] = ()
+    lr_schedule: str | None = None
+    accumulation_steps: int = 1
+    num_steps: int | None = None
+    user_optimizer: Any = None
 
 
-PREFIX = "local_"
-RATE = f"{PREFIX}lr"
-_FADING = Bounds(0, 1, open_high=True)  # 1 would forget nothing
+LOCAL_PREFIX = "local_"
+LR_NAME = f"{LOCAL_PREFIX}lr"
+_DECAY_BOUNDS = Bounds(0, 1, open_high=True)  # 1 would forget nothing
 _BOUNDS = {
-    **dict.fromkeys(("b1", "b2", "b3", "decay", "momentum", "rho"), _FADING),
+    **dict.fromkeys(("b1", "b2", "b3", "decay", "momentum", "rho"), _DECAY_BOUNDS),
     "initial_accumulator_value": Bounds(0),
 }
 # Of any optimiser: numbers that are there only where they are given; see `transformation`.
-CLIP_VALUE, CLIP_NORM, DECAY = (
-    f"{PREFIX}{name}" for name in ("clip_value", "clip_norm", "weight_decay")
+CLIP_VALUE_NAME, CLIP_NORM_NAME, WEIGHT_DECAY_NAME = (
+    f"{LOCAL_PREFIX}{name}" for name in ("clip_value", "clip_norm", "weight_decay")
 )
-OF_ANY = {
-    CLIP_VALUE: Number(1.0, above(0)),
-    CLIP_NORM: Number(10.0, above(0)),
-    DECAY: Number(1e-4, Bounds(0)),
+COMMON_HYPERPARAMETERS = {
+    CLIP_VALUE_NAME: HyperParameter(1.0, exclusive_lower_bound(0)),
+    CLIP_NORM_NAME: HyperParameter(10.0, exclusive_lower_bound(0)),
+    WEIGHT_DECAY_NAME: HyperParameter(1e-4, Bounds(0)),
 }
 
 
-def of_signature(
+def optimizer_from_signature(
     name: str,
     make: Callable[..., optax.GradientTransformation],
-    rate: float,
+    default_lr: float,
     description: str = "",
     *,
-    old: Mapping[str, float] | None = None,
-    flat: bool = False,
+    fixed_hyperparameters: Mapping[str, float] | None = None,
+    is_elementwise: bool = False,
 ) -> LocalOptimizer:
     """The entry of a function `make(learning_rate, ...)`.
 
@@ -97,43 +97,49 @@ def of_signature(
     (masks, types) stays as it is.
     old: the numbers that runs have always had, with their defaults; the others are then optional.
     """
-    numbers = {RATE: Number(rate, Bounds(0))}
-    optional: dict[str, Number] = {}
+    hyperparameters = {LR_NAME: HyperParameter(default_lr, Bounds(0))}
+    optional: dict[str, HyperParameter] = {}
     options: dict[str, bool] = {}
-    for argument, default in parameters_of(make, besides=("learning_rate",)).items():
-        called = f"{PREFIX}{argument}"
+    for argument, default in get_keyword_parameters(make, exclude=("learning_rate",)).items():
+        hp_name = f"{LOCAL_PREFIX}{argument}"
         if isinstance(default, bool):
             if not argument.endswith("mask"):
                 options[argument] = default
         elif isinstance(default, int | float):
-            number = Number(float(default), _BOUNDS.get(argument, Bounds(0)))
-            (numbers if old is None or called in old else optional)[called] = number
+            hyperparameter = HyperParameter(float(default), _BOUNDS.get(argument, Bounds(0)))
+            (
+                hyperparameters
+                if fixed_hyperparameters is None or hp_name in fixed_hyperparameters
+                else optional
+            )[hp_name] = hyperparameter
         elif default is None and argument in _BOUNDS:
-            optional[called] = Number(0.9, _BOUNDS[argument])
-    for called, value in (old or {}).items():
-        numbers[called] = numbers[called]._replace(default=value)
-    return LocalOptimizer(name, make, numbers, description, optional, options, flat)
+            optional[hp_name] = HyperParameter(0.9, _BOUNDS[argument])
+    for hp_name, value in (fixed_hyperparameters or {}).items():
+        hyperparameters[hp_name] = hyperparameters[hp_name]._replace(default=value)
+    return LocalOptimizer(
+        name, make, hyperparameters, description, optional, options, is_elementwise
+    )
 
 
-def _plain(learning_rate: Rate) -> optax.GradientTransformation:
+def _sgd(learning_rate: LearningRate) -> optax.GradientTransformation:
     return optax.sgd(learning_rate)
 
 
-def _momentum(learning_rate: Rate, momentum: float = 0.9) -> optax.GradientTransformation:
+def _momentum(learning_rate: LearningRate, momentum: float = 0.9) -> optax.GradientTransformation:
     return optax.sgd(learning_rate, momentum=momentum)
 
 
-def _nesterov(learning_rate: Rate, momentum: float = 0.9) -> optax.GradientTransformation:
+def _nesterov(learning_rate: LearningRate, momentum: float = 0.9) -> optax.GradientTransformation:
     return optax.sgd(learning_rate, momentum=momentum, nesterov=True)
 
 
-def _sm3(learning_rate: Rate, momentum: float = 0.9) -> optax.GradientTransformation:
+def _sm3(learning_rate: LearningRate, momentum: float = 0.9) -> optax.GradientTransformation:
     """optax's, whose own rate is no schedule."""
     return optax.chain(optax.scale_by_sm3(momentum), optax.scale_by_learning_rate(learning_rate))
 
 
 # Name, the rate's default, whether every weight is treated alike, and what it is.
-_OF_OPTAX = (
+_OPTAX_OPTIMIZERS = (
     ("rmsprop", 1e-3, True, "gradients by the root of their mean square (Hinton, 2012)"),
     ("adagrad", 1e-2, True, "gradients by the root of the sum of squares (Duchi et al., 2011)"),
     ("adadelta", 1.0, True, "steps as long as the last ones were (Zeiler, 2012)"),
@@ -154,37 +160,52 @@ _OF_OPTAX = (
 )
 
 
-def _built_in() -> list[LocalOptimizer]:
+def _make_builtin_optimizers() -> list[LocalOptimizer]:
     """Those that this optax has."""
-    known = {
-        name: of_signature(name, getattr(optax, name), rate, words, flat=flat)
-        for name, rate, flat, words in _OF_OPTAX
+    optax_optimizers = {
+        name: optimizer_from_signature(
+            name, getattr(optax, name), default_lr, description, is_elementwise=is_elementwise
+        )
+        for name, default_lr, is_elementwise, description in _OPTAX_OPTIMIZERS
         if hasattr(optax, name)
     }
     return [
-        of_signature("sgd", _plain, 0.01, "plain steps along the gradient"),
-        of_signature("momentum", _momentum, 0.01, "SGD with heavy-ball momentum", flat=True),
-        of_signature("adam", optax.adam, 1e-3, "Adam (Kingma and Ba, 2015)", old={}, flat=True),
-        of_signature(
+        optimizer_from_signature("sgd", _sgd, 0.01, "plain steps along the gradient"),
+        optimizer_from_signature(
+            "momentum", _momentum, 0.01, "SGD with heavy-ball momentum", is_elementwise=True
+        ),
+        optimizer_from_signature(
+            "adam",
+            optax.adam,
+            1e-3,
+            "Adam (Kingma and Ba, 2015)",
+            fixed_hyperparameters={},
+            is_elementwise=True,
+        ),
+        optimizer_from_signature(
             "adamw",
             optax.adamw,
             1e-3,
             "Adam with decoupled weight decay (Loshchilov and Hutter, 2019)",
-            old={DECAY: 1e-4},
-            flat=True,
+            fixed_hyperparameters={WEIGHT_DECAY_NAME: 1e-4},
+            is_elementwise=True,
         ),
-        of_signature("nesterov", _nesterov, 0.01, "SGD with Nesterov's momentum", flat=True),
-        *known.values(),
-        of_signature("sm3", _sm3, 0.1, "Adagrad by rows and columns (Anil et al., 2019)"),
+        optimizer_from_signature(
+            "nesterov", _nesterov, 0.01, "SGD with Nesterov's momentum", is_elementwise=True
+        ),
+        *optax_optimizers.values(),
+        optimizer_from_signature(
+            "sm3", _sm3, 0.1, "Adagrad by rows and columns (Anil et al., 2019)"
+        ),
     ]
 
 
 OPTIMIZERS: Registry[LocalOptimizer] = Registry(
-    "local optimiser", _built_in(), argument="local_optimizer"
+    "local optimiser", _make_builtin_optimizers(), argument="local_optimizer"
 )
 
 
-@door
+@validate_arguments
 def register_optimizer(name: str, make: Any, description: str = "") -> None:
     """Make an optimiser of one's own known to runs, sweeps and reports, as long as this process
     lasts.
@@ -204,40 +225,61 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
       function.
     """
     expected = "a function of learning_rate that returns an optax.GradientTransformation"
-    parameters = parameters_of(make) if callable(make) else {}
-    ok = "learning_rate" in parameters and not isinstance(make, optax.GradientTransformation)
-    require(ok and not inspect.isclass(make), "make", make, expected)
-    require(name != OWN, "name", name, "another one: a run's own object has this one")
+    parameters = get_keyword_parameters(make) if callable(make) else {}
+    has_learning_rate = "learning_rate" in parameters and not isinstance(
+        make, optax.GradientTransformation
+    )
+    require(has_learning_rate and not inspect.isclass(make), "make", make, expected)
+    require(name != USER_OBJECT, "name", name, "another one: a run's own object has this one")
     for argument, default in parameters.items():
-        fits = default is not REQUIRED or argument == "learning_rate"
-        require(fits, f"make's argument {argument}", "without a default", "one with a default")
-    rate = parameters["learning_rate"]
-    usual = float(rate) if isinstance(rate, int | float) else 0.01
-    entry = of_signature(name, make, usual, description or first_line(make))
-    numbers = {number: of.default for number, of in entry.numbers.items()}
-    check_transformation(name, partial(_made, entry, {}), numbers)
+        has_default = default is not REQUIRED or argument == "learning_rate"
+        require(
+            has_default, f"make's argument {argument}", "without a default", "one with a default"
+        )
+    signature_lr = parameters["learning_rate"]
+    default_lr = float(signature_lr) if isinstance(signature_lr, int | float) else 0.01
+    entry = optimizer_from_signature(name, make, default_lr, description or get_summary_line(make))
+    default_values = {
+        hp_name: hyperparameter.default for hp_name, hyperparameter in entry.hyperparameters.items()
+    }
+    check_transformation(name, partial(_make_from_entry, entry, {}), default_values)
     OPTIMIZERS.add(entry)
 
 
-def optimizer_numbers(name: str) -> dict[str, Number]:
+def optimizer_hyperparameters(name: str) -> dict[str, HyperParameter]:
     """The numeric hyper-parameters that a run with this optimiser always has."""
-    return {} if name == OWN else OPTIMIZERS[name].numbers
+    return {} if name == USER_OBJECT else OPTIMIZERS[name].hyperparameters
 
 
-def optional_numbers(name: str, given: Mapping[str, Any]) -> dict[str, Number]:
+def optional_optimizer_hyperparameters(
+    name: str, hp: Mapping[str, Any]
+) -> dict[str, HyperParameter]:
     """Those that it has where they are given. The user's own reads what its function does, so that
     any `local_...` of `given` may be one."""
-    if name == OWN:
-        read = {each: Number(0.0, Bounds()) for each in given if each.startswith(PREFIX)}
-        return {**read, RATE: Number(0.01, Bounds(0)), **OF_ANY}
+    if name == USER_OBJECT:
+        user_hyperparameters = {
+            hp_name: HyperParameter(0.0, Bounds())
+            for hp_name in hp
+            if hp_name.startswith(LOCAL_PREFIX)
+        }
+        return {
+            **user_hyperparameters,
+            LR_NAME: HyperParameter(0.01, Bounds(0)),
+            **COMMON_HYPERPARAMETERS,
+        }
     entry = OPTIMIZERS[name]
     return {
-        each: of for each, of in {**OF_ANY, **entry.optional}.items() if each not in entry.numbers
+        hp_name: hyperparameter
+        for hp_name, hyperparameter in {
+            **COMMON_HYPERPARAMETERS,
+            **entry.optional_hyperparameters,
+        }.items()
+        if hp_name not in entry.hyperparameters
     }
 
 
-def transformation(
-    name: str, details: Details, hp: Any, factor: Callable[[Any], Any] | None = None
+def make_transformation(
+    name: str, options: LocalTrainingOptions, hp: Any, lr_factor: Callable[[Any], Any] | None = None
 ) -> optax.GradientTransformation:
     """The optimiser of these numbers.
 
@@ -249,105 +291,129 @@ def transformation(
 
     factor(steps): of the rate, by the optimiser's own count.
     """
-    if name == OWN:
-        own: tuple[str, ...] = ()
-        made = own_transformation(details.own, hp)
+    if name == USER_OBJECT:
+        entry_hyperparameters: tuple[str, ...] = ()
+        base_transformation = make_user_transformation(options.user_optimizer, hp)
     else:
         entry = OPTIMIZERS[name]
-        made, own = (
-            _made(entry, dict(details.options), hp, factor, details.numbers),
-            (*entry.numbers,),
+        base_transformation, entry_hyperparameters = (
+            _make_from_entry(
+                entry,
+                dict(options.optimizer_options),
+                hp,
+                lr_factor,
+                options.optional_hyperparameters,
+            ),
+            (*entry.hyperparameters,),
         )
-    before = [
-        of(hp[number])
-        for number, of in (
-            (CLIP_VALUE, optax.clip),
-            (CLIP_NORM, optax.clip_by_global_norm),
-            (DECAY, optax.add_decayed_weights),
+    gradient_transformations = [
+        make_gradient_transformation(hp[hp_name])
+        for hp_name, make_gradient_transformation in (
+            (CLIP_VALUE_NAME, optax.clip),
+            (CLIP_NORM_NAME, optax.clip_by_global_norm),
+            (WEIGHT_DECAY_NAME, optax.add_decayed_weights),
         )
-        if number in details.numbers and number not in own
+        if hp_name in options.optional_hyperparameters and hp_name not in entry_hyperparameters
     ]
-    return optax.chain(*before, made) if before else made
+    return (
+        optax.chain(*gradient_transformations, base_transformation)
+        if gradient_transformations
+        else base_transformation
+    )
 
 
-def _made(
+def _make_from_entry(
     entry: LocalOptimizer,
     options: Mapping[str, bool],
     hp: Any,
-    factor: Callable[[Any], Any] | None = None,
-    given: tuple[str, ...] = (),
+    lr_factor: Callable[[Any], Any] | None = None,
+    optional_names: tuple[str, ...] = (),
 ) -> optax.GradientTransformation:
-    rate: Rate = hp[RATE]
-    if factor is not None:
-        rate = lambda count: hp[RATE] * factor(count)  # noqa: E731
-    read = [*entry.numbers, *(name for name in entry.optional if name in given)]
-    numbers = {name.removeprefix(PREFIX): hp[name] for name in read if name != RATE}
-    return entry.make(rate, **numbers, **options)
+    learning_rate: LearningRate = hp[LR_NAME]
+    if lr_factor is not None:
+        learning_rate = lambda count: hp[LR_NAME] * lr_factor(count)  # noqa: E731
+    hp_names = [
+        *entry.hyperparameters,
+        *(name for name in entry.optional_hyperparameters if name in optional_names),
+    ]
+    values = {name.removeprefix(LOCAL_PREFIX): hp[name] for name in hp_names if name != LR_NAME}
+    return entry.make(learning_rate, **values, **options)
 
 
-def own_transformation(own: Any, hp: Any) -> optax.GradientTransformation:
+def make_user_transformation(user_optimizer: Any, hp: Any) -> optax.GradientTransformation:
     """What a user's object is with these numbers."""
-    return own if isinstance(own, optax.GradientTransformation) else own(hp)
+    return (
+        user_optimizer
+        if isinstance(user_optimizer, optax.GradientTransformation)
+        else user_optimizer(hp)
+    )
 
 
 def check_transformation(
-    name: str, make: Callable[[Any], optax.GradientTransformation], numbers: Mapping[str, float]
+    name: str,
+    make: Callable[[Any], optax.GradientTransformation],
+    default_values: Mapping[str, float],
 ) -> None:
     """Raise ConfigError, in one line, unless `make(hp)` is a transformation whose updates are as
     the gradients, and whose state keeps its shapes. Cost: an abstract evaluation."""
-    what, params = f"optimizer {name!r}", _small_tree()
+    label, params = f"optimizer {name!r}", _make_small_tree()
 
-    def steps(hp, params):
-        made = make(hp)
+    def init_and_update(hp, params):
+        transformation = make(hp)
         require(
-            isinstance(made, optax.GradientTransformation),
-            what,
-            made,
+            isinstance(transformation, optax.GradientTransformation),
+            label,
+            transformation,
             "an optax.GradientTransformation, or a function of hp that returns one",
         )
-        state = made.init(params)
-        return state, made.update(params, state, params)
+        state = transformation.init(params)
+        return state, transformation.update(params, state, params)
 
     try:
-        hp = {each: jnp.float32(value) for each, value in numbers.items()}
-        state, (updates, after) = jax.eval_shape(steps, hp, params)
+        hp = {hp_name: jnp.float32(value) for hp_name, value in default_values.items()}
+        state, (updates, new_state) = jax.eval_shape(init_and_update, hp, params)
     except ConfigError:
         raise
     except KeyError as error:
-        given = ", ".join(numbers) or "none is given"
-        said = f"{what} reads hp[{error}]: expected it among the hyper-parameters ({given})"
-        raise ConfigError(said) from error
+        hp_names = ", ".join(default_values) or "none is given"
+        text = f"{label} reads hp[{error}]: expected it among the hyper-parameters ({hp_names})"
+        raise ConfigError(text) from error
     except Exception as error:  # of a user's function
-        raise ConfigError(f"{what} fails: {type(error).__name__}: {error}") from error
-    ok = _kinds(updates) == _kinds(params)
-    require(ok, what, "updates of other shapes", "updates of the shapes of the gradients")
-    ok = _kinds(state) == _kinds(after)
-    require(ok, what, "a state that changes its shapes", "one that keeps them")
+        raise ConfigError(f"{label} fails: {type(error).__name__}: {error}") from error
+    is_matching = _shapes_and_dtypes(updates) == _shapes_and_dtypes(params)
+    require(is_matching, label, "updates of other shapes", "updates of the shapes of the gradients")
+    is_matching = _shapes_and_dtypes(state) == _shapes_and_dtypes(new_state)
+    require(is_matching, label, "a state that changes its shapes", "one that keeps them")
 
 
-def optimizer_digest(own: Any, hp: Mapping[str, float]) -> str:
+def compute_optimizer_digest(user_optimizer: Any, hp: Mapping[str, float]) -> str:
     """16 hexadecimal digits: the hash of what a user's object computes, from the traces of its
     `init` and `update` on a small tree, the numbers of `hp` being traced, with the arrays that they
     close over. Names do not enter, nor how the state is nested. Another version of jax or optax may
     give another digest. Cost: two traces."""
-    numbers = {name: jnp.float32(value) for name, value in hp.items()}
-    params = _small_tree()
+    traced_hp = {name: jnp.float32(value) for name, value in hp.items()}
+    params = _make_small_tree()
 
-    def begun(hp, params):
-        return jax.tree.leaves(own_transformation(own, hp).init(params))
+    def traced_init(hp, params):
+        return jax.tree.leaves(make_user_transformation(user_optimizer, hp).init(params))
 
-    def updated(hp, state, params):
-        updates, state = own_transformation(own, hp).update(params, state, params)
+    def traced_update(hp, state, params):
+        updates, state = make_user_transformation(user_optimizer, hp).update(params, state, params)
         return updates, jax.tree.leaves(state)
 
-    state = jax.eval_shape(lambda hp: own_transformation(own, hp).init(params), numbers)
-    traces = jax.make_jaxpr(begun)(numbers, params), jax.make_jaxpr(updated)(numbers, state, params)
-    return hash_of_traces(traces).hexdigest()[:16]
+    state = jax.eval_shape(
+        lambda hp: make_user_transformation(user_optimizer, hp).init(params), traced_hp
+    )
+    traces = (
+        jax.make_jaxpr(traced_init)(traced_hp, params),
+        jax.make_jaxpr(traced_update)(traced_hp, state, params),
+    )
+    return hash_jaxprs(traces).hexdigest()[:16]
 
 
-def _small_tree() -> dict[str, Any]:
+def _make_small_tree() -> dict[str, Any]:
     return {"b": jnp.zeros(2), "w": jnp.zeros((3, 2))}
 
 
-def _kinds(tree: Any) -> Any:
+def _shapes_and_dtypes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from fedjax_het.engine.generators import generators
+from fedjax_het.engine.generators import iter_generators
 
 
 class Stream(enum.IntEnum):
@@ -34,30 +34,32 @@ class Purpose(enum.IntEnum):
     """
 
     SERVER = 2**32 - 1  # what a method does with the model after a round, and keeps from the start
-    NETWORKS = 2**32 - 2  # networks that clients draw while they condense
+    CONDENSATION_NETWORKS = 2**32 - 2  # networks that clients draw while they condense
     TUNING = 2**32 - 3  # copies of the global model that clients tune to be scored
     MIXING = 2**32 - 4  # what a step's minibatch is mixed with
-    GENERATED = 2**32 - 5  # what a client has generated beside a step's minibatch
+    GENERATED_SAMPLES = 2**32 - 5  # what a client has generated beside a step's minibatch
     GENERATOR = 2**32 - 6  # the generator at the server, at its start and in every round
-    LOGITS = 2**32 - 7  # noise on what clients tell of their logits, where that is private
+    LOGIT_NOISE = 2**32 - 7  # noise on what clients tell of their logits, where that is private
 
 
-def key_for(key: jax.Array, purpose: Purpose) -> jax.Array:
+def fold_in_purpose(key: jax.Array, purpose: Purpose) -> jax.Array:
     """The key of one purpose at a node."""
     return jax.random.fold_in(key, int(purpose))
 
 
-def device_key(seed: int, stream: Stream) -> jax.Array:
+def make_stream_key(seed: int, stream: Stream) -> jax.Array:
     """The typed key of one stream of a run."""
     return jax.random.fold_in(jax.random.key(seed), int(stream))
 
 
-def host_rng(seed: int, stream: Stream, *path: int) -> np.random.Generator:
+def make_host_rng(seed: int, stream: Stream, *path: int) -> np.random.Generator:
     """A NumPy generator for one node of the key tree, e.g. `(seed, BATCHES, round, client)`."""
     return np.random.default_rng([seed, int(stream), *path])
 
 
-def host_rngs(seed: int, stream: Stream, *path: int | np.ndarray) -> Iterator[np.random.Generator]:
-    """`host_rng` for many nodes, one after the other, some ten times faster: numbers of the path
+def iter_host_rngs(
+    seed: int, stream: Stream, *path: int | np.ndarray
+) -> Iterator[np.random.Generator]:
+    """`make_host_rng` for many nodes, one after the other, some ten times faster: numbers of the path
     that are arrays `[n]` have one entry for each. The generator of one ends with the next."""
-    return generators((seed, int(stream), *path))
+    return iter_generators((seed, int(stream), *path))

@@ -10,10 +10,10 @@ import optax
 
 from fedjax_het.engine.contract import Batch
 from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.sharing import ALONE, Sharing
-from fedjax_het.engine.stretches import SERVER, SURVEY, cut, loop
+from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.engine.stretches import DIAGNOSTICS, SERVER, resumable_loop, split_loop
 from fedjax_het.engine.task import Task
-from fedjax_het.nn.spread import own_rows
+from fedjax_het.nn.spread import take_local_rows
 
 Tree = Any
 
@@ -30,7 +30,7 @@ class LossAndGradient(Protocol):
         """
 
 
-class Batches(NamedTuple):
+class BatchPlan(NamedTuple):
     """In which order epochs visit n examples, and how many a step takes.
 
     order(epoch) -> `[n]` positions, of which the epoch visits the first `num_visited`.
@@ -44,100 +44,102 @@ class Batches(NamedTuple):
     size: int
 
     @property
-    def per_epoch(self) -> int | jax.Array:
+    def steps_per_epoch(self) -> int | jax.Array:
         """Steps of an epoch."""
         return -(-self.num_visited // self.size)
 
-    def take(self, order: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def take_batch(self, order: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Positions and mask `[size]` of step `step`, counted within its epoch, whose order this
         is; the mask is float32."""
-        place = step * self.size + jnp.arange(self.size)
-        inside = (place < self.num_visited).astype(jnp.float32)
-        return order[place % jnp.maximum(self.num_visited, 1)], inside
+        positions = step * self.size + jnp.arange(self.size)
+        mask = (positions < self.num_visited).astype(jnp.float32)
+        return order[positions % jnp.maximum(self.num_visited, 1)], mask
 
 
-def shuffled(key: jax.Array, num_examples: int, batch_size: int) -> Batches:
+def make_shuffled_batches(key: jax.Array, num_examples: int, batch_size: int) -> BatchPlan:
     """Every epoch is a permutation of its own, which depends on `key` and its number alone."""
 
     def order(epoch):
         return jax.random.permutation(jax.random.fold_in(key, epoch), num_examples)
 
-    return Batches(order, num_examples, min(batch_size, num_examples))
+    return BatchPlan(order, num_examples, min(batch_size, num_examples))
 
 
-def shuffled_present(key: jax.Array, present: jax.Array, batch_size: int) -> Batches:
+def make_masked_shuffled_batches(key: jax.Array, present: jax.Array, batch_size: int) -> BatchPlan:
     """As `shuffled`, of those examples alone that are `present` `[n]`, which may be traced."""
 
     def order(epoch):
         draws = jax.random.uniform(jax.random.fold_in(key, epoch), present.shape)
         return jnp.argsort(jnp.where(present, draws, jnp.inf))
 
-    return Batches(order, present.sum(), min(batch_size, len(present)))
+    return BatchPlan(order, present.sum(), min(batch_size, len(present)))
 
 
-def in_order(num_examples: int, batch_size: int) -> Batches:
+def make_sequential_batches(num_examples: int, batch_size: int) -> BatchPlan:
     """Every epoch goes through the examples as they stand."""
-    return Batches(
+    return BatchPlan(
         lambda epoch: jnp.arange(num_examples), num_examples, min(batch_size, num_examples)
     )
 
 
-class Learner(NamedTuple):
+class ServerTrainState(NamedTuple):
     """What steps of training change."""
 
     variables: Tree  # {"params": tree, ...}, of which the optimiser moves the parameters
-    moments: Tree  # the optimiser's
-    watched: Tree = ()
+    optimizer_state: Tree  # the optimiser's
+    callback_state: Tree = ()
 
 
-def _unwatched(done: jax.Array, variables: Tree, watched: Tree) -> Tree:
-    return watched
+def _keep_watched(num_steps: jax.Array, variables: Tree, callback_state: Tree) -> Tree:
+    return callback_state
 
 
-def stepping(
-    batch_of: Callable[..., Batch],
+def make_server_step(
+    make_batch: Callable[..., Batch],
     loss_and_gradient: LossAndGradient,
     *,
     optimizer: optax.GradientTransformation,
     key: jax.Array | None = None,
-    watch: Callable[[jax.Array, Tree, Tree], Tree] = _unwatched,
-    sharing: Sharing = ALONE,
-) -> Callable[..., Learner]:
+    step_callback: Callable[[jax.Array, Tree, Tree], Tree] = _keep_watched,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
+) -> Callable[..., ServerTrainState]:
     """-> step(number, learner, *more) -> learner: a step of all training at the server, on the
-    batch `batch_of(number, *more)`. `fit` goes through epochs of examples, FedGen's generator draws
+    batch `make_batch(number, *more)`. `fit` goes through epochs of examples, FedGen's generator draws
     a batch for each step. Arguments as in `fit`.
     """
 
-    shared_loss_and_gradient = shared_among(sharing, loss_and_gradient)
+    sharded_loss_and_gradient = shard_loss_and_gradient(server_parallelism, loss_and_gradient)
 
-    def step(number, learner, *more):
-        variables, moments, watched = learner
-        step_key = None if key is None else jax.random.fold_in(key, number)
-        _, gradient, variables = shared_loss_and_gradient(
-            variables, batch_of(number, *more), step_key
+    def step(step_index, train_state, *batch_args):
+        variables, optimizer_state, callback_state = train_state
+        step_key = None if key is None else jax.random.fold_in(key, step_index)
+        _, gradient, variables = sharded_loss_and_gradient(
+            variables, make_batch(step_index, *batch_args), step_key
         )
-        updates, moments = optimizer.update(gradient, moments, variables["params"])
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, variables["params"])
         variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
-        return Learner(variables, moments, watch(number + 1, variables, watched))
+        return ServerTrainState(
+            variables, optimizer_state, step_callback(step_index + 1, variables, callback_state)
+        )
 
     return step
 
 
-def fit(
+def train_on_examples(
     variables: Tree,
     examples: Examples,
-    batches: Batches,
+    batches: BatchPlan,
     loss_and_gradient: LossAndGradient,
     *,
     optimizer: optax.GradientTransformation,
     epochs: int | jax.Array,
-    most_epochs: int | None = None,
+    max_epochs: int | None = None,
     first_epoch: int | jax.Array = 0,
     key: jax.Array | None = None,
-    watch: Callable[[jax.Array, Tree, Tree], Tree] = _unwatched,
-    watched: Tree = (),
-    sharing: Sharing = ALONE,
-    samples: float | None = None,
+    step_callback: Callable[[jax.Array, Tree, Tree], Tree] = _keep_watched,
+    callback_state: Tree = (),
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
+    samples_per_step: float | None = None,
 ) -> tuple[Tree, Tree]:
     """(variables, watched) after `epochs` epochs of minibatch steps; to be jitted by the caller.
 
@@ -146,7 +148,7 @@ def fit(
       examples: `[n, ...]` images and labels, in whatever form `loss_and_gradient` reads them: as
         stored or normalised, classes or probabilities.
       optimizer: starts afresh.
-      epochs: may be traced; most_epochs: then, at most so many. first_epoch: the number of the
+      epochs: may be traced; max_epochs: then, at most so many. first_epoch: the number of the
         first, where others went before: orders and keys go on from there.
       key: of what steps draw, see `LossAndGradient`: a step's depends on it and on the step's
         number, counted over all epochs, alone. None: steps are given none.
@@ -156,68 +158,85 @@ def fit(
     Cost: epochs * batches.per_epoch steps, one after the other, of which a device takes its part of
       the samples; one collective a step, of the gradient. The order of the examples once an epoch.
     """
-    per_epoch = batches.per_epoch
+    num_steps_per_epoch = batches.steps_per_epoch
 
-    def batch_of(step, order, first):
-        index, mask = batches.take(order, step - first)
+    def make_batch(step, order, first):
+        index, mask = batches.take_batch(order, step - first)
         return Batch(examples.images[index], examples.labels[index], mask, step)
 
-    step = stepping(
-        batch_of, loss_and_gradient, optimizer=optimizer, key=key, watch=watch, sharing=sharing
+    step = make_server_step(
+        make_batch,
+        loss_and_gradient,
+        optimizer=optimizer,
+        key=key,
+        step_callback=step_callback,
+        server_parallelism=server_parallelism,
     )
 
-    def epoch(number, learner, part=None):
+    def run_epoch(epoch_index, train_state, step_range=None):
         """An epoch; of it the steps in `part`, (first, last), where it is cut."""
-        order, first = batches.order(number), number * per_epoch
-        begin, end = first, first + per_epoch
-        if part is not None:
-            begin, end = jnp.maximum(begin, part[0]), jnp.minimum(end, part[1])
+        order, first = batches.order(epoch_index), epoch_index * num_steps_per_epoch
+        begin, end = first, first + num_steps_per_epoch
+        if step_range is not None:
+            begin, end = jnp.maximum(begin, step_range[0]), jnp.minimum(end, step_range[1])
         return jax.lax.fori_loop(
-            begin, end, lambda number, learner: step(number, learner, order, first), learner
+            begin,
+            end,
+            lambda step_index, train_state: step(step_index, train_state, order, first),
+            train_state,
         )
 
-    def go(first, last, learner):
+    def run_steps(first, last, train_state):
         if isinstance(first, int):  # all of it
-            return jax.lax.fori_loop(first_epoch, first_epoch + epochs, epoch, learner)
-        each = jnp.maximum(per_epoch, 1)
-        part = first + first_epoch * per_epoch, last + first_epoch * per_epoch
-        numbers = first_epoch + first // each, first_epoch + -(-last // each)
-        return jax.lax.fori_loop(*numbers, partial(epoch, part=part), learner)
+            return jax.lax.fori_loop(first_epoch, first_epoch + epochs, run_epoch, train_state)
+        epoch_length = jnp.maximum(num_steps_per_epoch, 1)
+        step_range = (
+            first + first_epoch * num_steps_per_epoch,
+            last + first_epoch * num_steps_per_epoch,
+        )
+        epoch_range = first_epoch + first // epoch_length, first_epoch + -(-last // epoch_length)
+        return jax.lax.fori_loop(
+            *epoch_range, partial(run_epoch, step_range=step_range), train_state
+        )
 
-    start = Learner(variables, optimizer.init(variables["params"]), watched)
-    most = epochs if most_epochs is None else most_epochs
-    learner = cut(
+    start = ServerTrainState(variables, optimizer.init(variables["params"]), callback_state)
+    max_num_epochs = epochs if max_epochs is None else max_epochs
+    train_state = split_loop(
         SERVER,
-        epochs * per_epoch,
-        go,
+        epochs * num_steps_per_epoch,
+        run_steps,
         start,
-        most=most * steps_per_epoch(len(examples.labels), batches.size),
-        samples=batches.size if samples is None else samples,
+        max_iterations=max_num_epochs * count_steps_per_epoch(len(examples.labels), batches.size),
+        samples_per_iteration=batches.size if samples_per_step is None else samples_per_step,
     )
-    return learner.variables, learner.watched
+    return train_state.variables, train_state.callback_state
 
 
-def shared_among(sharing: Sharing, loss_and_gradient: LossAndGradient) -> LossAndGradient:
+def shard_loss_and_gradient(
+    server_parallelism: ServerParallelism, loss_and_gradient: LossAndGradient
+) -> LossAndGradient:
     """The same, of which each device takes its part of the batch's samples.
 
     A network with a state (batch norm) sees what fills up the last part: batches that do not split
     evenly every device takes whole.
     """
 
-    def of_batch(variables: Tree, batch: Batch, key: jax.Array | None):
-        if sharing.axis is None or (variables.get("state") and len(batch.mask) % sharing.parts):
+    def compute_on_batch(variables: Tree, batch: Batch, key: jax.Array | None):
+        if server_parallelism.axis is None or (
+            variables.get("state") and len(batch.mask) % server_parallelism.num_devices
+        ):
             return loss_and_gradient(variables, batch, key)
 
-        with sharing.spread():
-            images, labels, mask = own_rows((batch.images, batch.labels, batch.mask))
-            part = Batch(images, labels, mask, batch.number)
+        with server_parallelism.shard_batch():
+            images, labels, mask = take_local_rows((batch.images, batch.labels, batch.mask))
+            device_batch = Batch(images, labels, mask, batch.step_index)
             # Each device's new state is that of the whole batch.
-            loss, gradient, variables = loss_and_gradient(variables, part, key)
-        weight = jnp.maximum(part.mask.sum(), 1) / jnp.maximum(batch.mask.sum(), 1)
-        own = jax.tree.map(lambda mean: mean * weight, (loss, gradient))
-        return *sharing.total(own), variables
+            loss, gradient, variables = loss_and_gradient(variables, device_batch, key)
+        weight = jnp.maximum(device_batch.mask.sum(), 1) / jnp.maximum(batch.mask.sum(), 1)
+        weighted_values = jax.tree.map(lambda mean: mean * weight, (loss, gradient))
+        return *server_parallelism.sum_over_devices(weighted_values), variables
 
-    return of_batch
+    return compute_on_batch
 
 
 def train_on_server(
@@ -229,73 +248,87 @@ def train_on_server(
     batch_size: int,
     lr: float | jax.Array,
     epochs: int | jax.Array,
-    most_epochs: int | None = None,
+    max_epochs: int | None = None,
     first_epoch: int | jax.Array = 0,
-    sharing: Sharing = ALONE,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
     """Variables after `epochs` epochs of plain minibatch SGD, each a shuffle of its own.
 
     Args:
       examples: `[n_0, ...]` as stored.
       key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
-      lr, epochs: may be traced; most_epochs: then, at most so many. first_epoch: the number of the
+      lr, epochs: may be traced; max_epochs: then, at most so many. first_epoch: the number of the
         first, where others went before.
     Cost: epochs * ceil(n_0 / batch_size) steps, one after the other, shared as `fit` says.
     """
     order_key, step_key = jax.random.split(key)
-    return fit(
+    return train_on_examples(
         variables,
         examples,
-        shuffled(order_key, len(examples.labels), batch_size),
+        make_shuffled_batches(order_key, len(examples.labels), batch_size),
         task.loss_and_gradient,
         optimizer=optax.sgd(lr),
         epochs=epochs,
-        most_epochs=most_epochs,
+        max_epochs=max_epochs,
         first_epoch=first_epoch,
         key=step_key,
-        sharing=sharing,
+        server_parallelism=server_parallelism,
     )[0]
 
 
-def mean_gradient(
-    task: Task, variables: Tree, examples: Examples, *, batch_size: int, sharing: Sharing = ALONE
+def compute_mean_gradient(
+    task: Task,
+    variables: Tree,
+    examples: Examples,
+    *,
+    batch_size: int,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
     """The gradient of the mean loss of all examples `[n_0, ...]`, as stored, of the network as it
     is evaluated (no dropout, kept batch-norm statistics).
 
     Cost: a pass over them, `batch_size` at a time, shared as `fit` says.
     """
-    batches = in_order(len(examples.labels), batch_size)
-    return gradient_moments(task, variables, examples, batches, sharing=sharing)[0]
+    batches = make_sequential_batches(len(examples.labels), batch_size)
+    return compute_gradient_moments(
+        task, variables, examples, batches, server_parallelism=server_parallelism
+    )[0]
 
 
-def gradient_moments(
-    task: Task, variables: Tree, examples: Examples, batches: Batches, *, sharing: Sharing = ALONE
+def compute_gradient_moments(
+    task: Task,
+    variables: Tree,
+    examples: Examples,
+    batches: BatchPlan,
+    *,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> tuple[Tree, jax.Array]:
     """`mean_gradient`, and the mean over examples of the squared length of the gradient of the
     minibatch that they are in; by the first epoch of `batches`, of all examples."""
-    count, order = len(examples.labels), batches.order(jnp.int32(0))
+    num_examples, order = len(examples.labels), batches.order(jnp.int32(0))
 
-    def slope(variables, batch, key):
+    def evaluation_gradient(variables, batch, key):
         return task.loss_and_gradient(variables, batch, key, train=False)
 
-    of_batch = shared_among(sharing, slope)
+    compute_on_batch = shard_loss_and_gradient(server_parallelism, evaluation_gradient)
 
     def add(step, totals):
-        mean, square = totals
-        index, mask = batches.take(order, step)
+        mean, mean_squared_norm = totals
+        index, mask = batches.take_batch(order, step)
         batch = Batch(examples.images[index], examples.labels[index], mask, step)
-        _, gradient, _ = of_batch(variables, batch, None)
-        share = mask.sum() / count
-        mean = jax.tree.map(lambda total, g: total + share * g, mean, gradient)
-        return mean, square + share * optax.tree.norm(gradient, squared=True)
+        _, gradient, _ = compute_on_batch(variables, batch, None)
+        fraction = mask.sum() / num_examples
+        mean = jax.tree.map(lambda total, g: total + fraction * g, mean, gradient)
+        return mean, mean_squared_norm + fraction * optax.tree.norm(gradient, squared=True)
 
     zeros = jax.tree.map(jnp.zeros_like, variables["params"])
     start = (zeros, jnp.zeros(()))
-    return loop(SURVEY, batches.per_epoch, add, start, samples=batches.size)
+    return resumable_loop(
+        DIAGNOSTICS, batches.steps_per_epoch, add, start, samples_per_iteration=batches.size
+    )
 
 
-def epoch_batch(
+def get_epoch_batch(
     key: jax.Array, step: jax.Array, num_examples: int, batch_size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Which examples step `step`, counted over all epochs, takes: positions and mask
@@ -303,11 +336,13 @@ def epoch_batch(
 
     Cost: the order of all examples, in every step.
     """
-    batches = shuffled(key, num_examples, batch_size)
-    per_epoch = batches.per_epoch
-    return batches.take(batches.order(step // per_epoch), step % per_epoch)
+    batches = make_shuffled_batches(key, num_examples, batch_size)
+    num_steps_per_epoch = batches.steps_per_epoch
+    return batches.take_batch(
+        batches.order(step // num_steps_per_epoch), step % num_steps_per_epoch
+    )
 
 
-def steps_per_epoch(num_examples: int, batch_size: int) -> int:
+def count_steps_per_epoch(num_examples: int, batch_size: int) -> int:
     """Minibatches of an epoch, the last of which may be smaller."""
     return -(-num_examples // batch_size)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.common.arrays import host_values
-from fedjax_het.engine.plan import AXIS, Plan
+from fedjax_het.common.arrays import fetch_to_host
+from fedjax_het.engine.plan import LANES_AXIS, ExecutionPlan
 
 Tree = Any
 
 
-def not_finite(tree: Tree) -> jax.Array:
+def count_nonfinite(tree: Tree) -> jax.Array:
     """[L] int32: how many entries of each of the L floating leaves are infinite or NaN. Keys,
     integers and truth values have none.
 
@@ -25,36 +25,44 @@ def not_finite(tree: Tree) -> jax.Array:
     return jnp.stack(counts) if counts else jnp.zeros(0, jnp.int32)
 
 
-def still_finite(new: Tree, old: Tree) -> jax.Array:
+def has_no_new_nonfinite(new: Tree, old: Tree) -> jax.Array:
     """[] bool: whether no leaf has more entries that are not finite than it had in `old`, which is
     looked at only where there are some now.
 
     Cost: one pass over `new`.
     """
-    now = not_finite(new)
-    return jax.lax.cond(now.any(), lambda: (now <= not_finite(old)).all(), lambda: jnp.array(True))
+    new_counts = count_nonfinite(new)
+    return jax.lax.cond(
+        new_counts.any(),
+        lambda: (new_counts <= count_nonfinite(old)).all(),
+        lambda: jnp.array(True),
+    )
 
 
-def not_finite_apart(plan: Plan, tree: Tree) -> jax.Array:
+def count_nonfinite_replicated(plan: ExecutionPlan, tree: Tree) -> jax.Array:
     """`not_finite` of what all devices hold.
 
     Cost: one pass over it. No collective: where devices share the lanes each counts in its own
       copy, which XLA, left to itself, would share out; see `lanes._exchange`.
     """
-    if plan.spreads != AXIS:
-        return not_finite(tree)
-    alone = jax.shard_map(not_finite, mesh=plan.mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    return alone(tree)
+    if plan.mesh_axis != LANES_AXIS:
+        return count_nonfinite(tree)
+    count_on_device = jax.shard_map(
+        count_nonfinite, mesh=plan.mesh, in_specs=P(), out_specs=P(), check_vma=False
+    )
+    return count_on_device(tree)
 
 
-def not_finite_of_runs(state: Any, *, apart: bool) -> np.ndarray:
+def count_nonfinite_per_run(state: Any, *, has_run_axis: bool) -> np.ndarray:
     """[F, L] on the host: `not_finite` of the state of each run; `apart`: whether they have an axis
     for it, else there is one."""
-    return np.atleast_2d(host_values((_of_each if apart else _of_one)(state)))
+    return np.atleast_2d(
+        fetch_to_host((_count_each_run if has_run_axis else _count_single_run)(state))
+    )
 
 
-_of_one = jax.jit(not_finite)
-_of_each = jax.jit(jax.vmap(not_finite))
+_count_single_run = jax.jit(count_nonfinite)
+_count_each_run = jax.jit(jax.vmap(count_nonfinite))
 
 
 def _is_float(leaf: Any) -> bool:

@@ -20,13 +20,17 @@ import jax
 import jax.numpy as jnp
 
 Tree = Any
-Whole = int | jax.Array
+IntScalar = int | jax.Array
 
 # How what loops carry is spread, where `across` takes them over several devices or turns.
-WHOLE, BLOCKS, TURNS = "whole on every device", "a block's on its device", "one block after another"
+REPLICATED_CARRY, BLOCKS, TURNS = (
+    "whole on every device",
+    "a block's on its device",
+    "one block after another",
+)
 
 CLIENTS, SERVER, SOFT_LABELS = "clients", "server", "soft labels"
-TUNING, SURVEY, TEACHERS = "tuning", "survey", "teachers"
+TUNING, DIAGNOSTICS, TEACHERS = "tuning", "survey", "teachers"
 
 
 class Loop(NamedTuple):
@@ -36,76 +40,76 @@ class Loop(NamedTuple):
     """What the round is at in it, as progress says."""
 
 
-class Found(NamedTuple):
+class LoopTrace(NamedTuple):
     """What a stretch leaves; `carried` and `kinds` are nested alike, as `across` is."""
 
-    carried: list[Any]
+    carries: list[Any]
     totals: list[jax.Array]  # [] int32 of each loop: its iterations, once those before are done
     loops: list[Loop]
-    kinds: list[Any]
+    layouts: list[Any]
 
 
-class _Frame:
+class _LoopFrame:
     """The loops met so far in one part of a stretch.
 
     spans: `[n, 2]` of all loops of the round: iterations done, and to be done after this call. None
       where it is only to be found out which loops there are. given: what they carried.
     """
 
-    def __init__(self, spans: jax.Array | None, given: Sequence[Any], first: int = 0):
-        self.spans, self.given, self.first = spans, given, first
-        self.found = Found([], [], [], [])
+    def __init__(self, spans: jax.Array | None, carries: Sequence[Any], first_index: int = 0):
+        self.spans, self.carries, self.first_index = spans, carries, first_index
+        self.trace = LoopTrace([], [], [], [])
 
     @property
-    def index(self) -> int:
+    def next_index(self) -> int:
         """Of the next loop."""
-        return self.first + len(self.found.loops)
+        return self.first_index + len(self.trace.loops)
 
-    def span(self) -> tuple[jax.Array, jax.Array]:
+    def next_span(self) -> tuple[jax.Array, jax.Array]:
         assert self.spans is not None
-        return self.spans[self.index, 0], self.spans[self.index, 1]
+        return self.spans[self.next_index, 0], self.spans[self.next_index, 1]
 
-    def carried(self) -> Any:
+    def next_carry(self) -> Any:
         """What the next loop, or the next part, was given."""
-        return self.given[len(self.found.carried)]
+        return self.carries[len(self.trace.carries)]
 
 
-_FRAME: ContextVar[_Frame | None] = ContextVar("frame", default=None)
+_FRAME: ContextVar[_LoopFrame | None] = ContextVar("frame", default=None)
 
 
-class Meter:
+class SampleCounter:
     """Adds up how many samples the loops that are traced train on."""
 
     def __init__(self):
-        self.samples, self.times = 0.0, 1
+        self.num_samples, self.multiplier = 0.0, 1
 
 
-_METER: ContextVar[Meter | None] = ContextVar("meter", default=None)
+_SAMPLE_COUNTER: ContextVar[SampleCounter | None] = ContextVar("meter", default=None)
 
 
 @contextlib.contextmanager
-def metered() -> Iterator[Meter]:
+def count_samples() -> Iterator[SampleCounter]:
     """What is traced inside is added up in the meter."""
-    with _set(_METER, Meter()) as meter:
-        yield meter
+    with _set_context_var(_SAMPLE_COUNTER, SampleCounter()) as counter:
+        yield counter
 
 
 @contextlib.contextmanager
-def in_stretch(spans: jax.Array | None, given: Sequence[Any]) -> Iterator[Found]:
-    """What is traced inside is a stretch; see `_Frame`."""
-    with _set(_FRAME, _Frame(spans, given)) as frame:
-        yield frame.found
+def resume_round(spans: jax.Array | None, carries: Sequence[Any]) -> Iterator[LoopTrace]:
+    """What is traced inside is a stretch; see `_LoopFrame`."""
+    with _set_context_var(_FRAME, _LoopFrame(spans, carries)) as frame:
+        yield frame.trace
 
 
-def loop(
+def resumable_loop(
     name: str,
-    total: Whole,
+    total: IntScalar,
     body: Callable[[Any, Tree], Tree],
-    start: Tree,
+    init: Tree,
     *,
-    longest: Whole | None = None,
-    most: Whole | None = None,
-    samples: float = 0,
+    max_total: IntScalar | None = None,
+    max_iterations: IntScalar | None = None,
+    samples_per_iteration: float = 0,
 ) -> Tree:
     """`fori_loop(0, total, body, start)`, which a round in stretches may be cut in.
 
@@ -115,21 +119,29 @@ def loop(
         on, of which a third counts where they are only seen.
     """
 
-    def go(first: Whole, last: Whole, carried: Tree) -> Tree:
-        return jax.lax.fori_loop(first, last, body, carried)
+    def run_iterations(first: IntScalar, last: IntScalar, carry: Tree) -> Tree:
+        return jax.lax.fori_loop(first, last, body, carry)
 
-    return cut(name, total, go, start, longest=longest, most=most, samples=samples)
+    return split_loop(
+        name,
+        total,
+        run_iterations,
+        init,
+        max_total=max_total,
+        max_iterations=max_iterations,
+        samples_per_iteration=samples_per_iteration,
+    )
 
 
-def cut(
+def split_loop(
     name: str,
-    total: Whole,
-    go: Callable[[Any, Any, Tree], Tree],
-    start: Tree,
+    total: IntScalar,
+    run_iterations: Callable[[Any, Any, Tree], Tree],
+    init: Tree,
     *,
-    longest: Whole | None = None,
-    most: Whole | None = None,
-    samples: float = 0,
+    max_total: IntScalar | None = None,
+    max_iterations: IntScalar | None = None,
+    samples_per_iteration: float = 0,
 ) -> Tree:
     """`go(0, total, start)`, or the part of it that is due. Arguments as in `loop`.
 
@@ -137,30 +149,30 @@ def cut(
       go(first, last, carried) -> what is carried after iterations `first` to `last` - 1; `first` is
         a plain 0 where it is all of them.
     """
-    _count(total if most is None else most, samples)
+    _add_samples(total if max_iterations is None else max_iterations, samples_per_iteration)
     frame = _FRAME.get()
     if frame is None:
-        return go(0, total, start)
+        return run_iterations(0, total, init)
     if frame.spans is None:
-        carried = go(0, total, start)
+        carry = run_iterations(0, total, init)
     else:
-        done, due = frame.span()
-        given = frame.carried()
-        start = jax.tree.map(lambda new, old: jnp.where(done > 0, old, new), start, given)
-        carried = go(jnp.minimum(done, total), jnp.minimum(due, total), start)
-    carries, totals, loops, kinds = frame.found
-    carries.append(carried)
-    totals.append(jnp.asarray(total if longest is None else longest, jnp.int32))
+        num_done, num_due = frame.next_span()
+        saved_carry = frame.next_carry()
+        init = jax.tree.map(lambda new, old: jnp.where(num_done > 0, old, new), init, saved_carry)
+        carry = run_iterations(jnp.minimum(num_done, total), jnp.minimum(num_due, total), init)
+    carries, totals, loops, layouts = frame.trace
+    carries.append(carry)
+    totals.append(jnp.asarray(total if max_total is None else max_total, jnp.int32))
     loops.append(Loop(name))
-    kinds.append(WHOLE)
-    return carried
+    layouts.append(REPLICATED_CARRY)
+    return carry
 
 
-def across(
-    mapped: Callable[..., tuple[Any, Any, Any]],
+def map_loop(
+    mapper: Callable[..., tuple[Any, Any, Any]],
     function: Callable[..., Any],
-    kind: str = WHOLE,
-    turns: int = 1,
+    layout: str = REPLICATED_CARRY,
+    num_turns: int = 1,
 ) -> Any:
     """The result of `function`, which meets loops, where `mapped` takes it: over devices, or
     blocks, or into a branch.
@@ -174,101 +186,103 @@ def across(
     """
     frame = _FRAME.get()
     if frame is None:
-        with _times(turns):
-            return mapped(lambda spans, carried, *args: (function(*args), (), ()), (), ())[0]
-    looking = frame.spans is None
-    inner: list[_Frame] = []
+        with _multiply_samples(num_turns):
+            return mapper(lambda spans, carries, *args: (function(*args), (), ()), (), ())[0]
+    is_tracing = frame.spans is None
+    inner_frames: list[_LoopFrame] = []
 
-    def run(spans, carried, *args):
-        if kind == BLOCKS:
-            carried = jax.tree.map(lambda a: a[0], carried)
-        here = _Frame(None if looking else spans, carried, frame.index)
-        inner[:] = [here]
-        with _set(_FRAME, here):
+    def run(spans, carries, *args):
+        if layout == BLOCKS:
+            carries = jax.tree.map(lambda a: a[0], carries)
+        inner_frame = _LoopFrame(None if is_tracing else spans, carries, frame.next_index)
+        inner_frames[:] = [inner_frame]
+        with _set_context_var(_FRAME, inner_frame):
             result = function(*args)
-        carried = here.found.carried
-        if kind == BLOCKS:
-            carried = jax.tree.map(lambda a: a[None], carried)
-        return result, carried, here.found.totals
+        carries = inner_frame.trace.carries
+        if layout == BLOCKS:
+            carries = jax.tree.map(lambda a: a[None], carries)
+        return result, carries, inner_frame.trace.totals
 
-    with _times(turns):
-        result, carried, totals = mapped(
-            run, *(((), ()) if looking else (frame.spans, frame.carried()))
+    with _multiply_samples(num_turns):
+        result, carries, totals = mapper(
+            run, *(((), ()) if is_tracing else (frame.spans, frame.next_carry()))
         )
-    if kind == TURNS:
+    if layout == TURNS:
         totals = [total.max() for total in totals]
-    (here,) = inner
-    frame.found.carried.append(carried)
-    frame.found.totals.extend(totals)
-    frame.found.loops.extend(here.found.loops)
-    frame.found.kinds.append([kind] * len(carried) if kind == BLOCKS else here.found.kinds)
+    (inner_frame,) = inner_frames
+    frame.trace.carries.append(carries)
+    frame.trace.totals.extend(totals)
+    frame.trace.loops.extend(inner_frame.trace.loops)
+    frame.trace.layouts.append(
+        [layout] * len(carries) if layout == BLOCKS else inner_frame.trace.layouts
+    )
     return result
 
 
-def either(
-    due: Any, when: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
+def cond_with_loops(
+    predicate: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any
 ) -> Any:
     """`lax.cond(due, when, otherwise, *operands)`, of which `when` meets loops."""
     frame = _FRAME.get()
     if frame is None:
-        return jax.lax.cond(due, when, otherwise, *operands)
+        return jax.lax.cond(predicate, true_fun, false_fun, *operands)
     if frame.spans is None:
-        return across(lambda run, *given: run(*given, *operands), when)
+        return map_loop(lambda run, *loop_args: run(*loop_args, *operands), true_fun)
 
-    def choice(run, spans, carried):
-        def stay(spans, carried, *operands):
-            return otherwise(*operands), carried, [jnp.int32(0)] * _num_loops(carried)
+    def choose_branch(run, spans, carries):
+        def skip(spans, carries, *operands):
+            return false_fun(*operands), carries, [jnp.int32(0)] * _num_loops(carries)
 
-        return jax.lax.cond(due, run, stay, spans, carried, *operands)
+        return jax.lax.cond(predicate, run, skip, spans, carries, *operands)
 
-    return across(choice, when)
+    return map_loop(choose_branch, true_fun)
 
 
-def done() -> Any:
+def has_finished_loops() -> Any:
     """Whether the loops met so far are done after this call: True outside a stretch, so that a
     product with it, or a conjunction, changes nothing there."""
     frame = _FRAME.get()
     if frame is None or frame.spans is None:
         return True
-    known = jnp.bool_(True)
-    for i, total in enumerate(frame.found.totals):
-        known &= frame.spans[frame.first + i, 1] >= total
-    return known
+    is_finished = jnp.bool_(True)
+    for i, total in enumerate(frame.trace.totals):
+        is_finished &= frame.spans[frame.first_index + i, 1] >= total
+    return is_finished
 
 
-def next_done(total: Whole) -> Any:
+def can_finish_next_loop(total: IntScalar) -> Any:
     """Whether the next loop to be met, of so many iterations, is done after this call."""
     frame = _FRAME.get()
     if frame is None or frame.spans is None:
         return True
-    return frame.span()[1] >= total
+    return frame.next_span()[1] >= total
 
 
-def _num_loops(carried: Sequence[Any]) -> int:
-    return sum(_num_loops(part) if isinstance(part, list) else 1 for part in carried)
+def _num_loops(carries: Sequence[Any]) -> int:
+    return sum(_num_loops(part) if isinstance(part, list) else 1 for part in carries)
 
 
-def _count(iterations: Any, samples: float) -> None:
-    meter = _METER.get()
-    if meter is not None:
-        meter.samples += float(iterations) * samples * meter.times
+def _add_samples(iterations: Any, samples_per_iteration: float) -> None:
+    counter = _SAMPLE_COUNTER.get()
+    if counter is not None:
+        counter.num_samples += float(iterations) * samples_per_iteration * counter.multiplier
 
 
 @contextlib.contextmanager
-def _times(turns: int) -> Iterator[None]:
-    meter = _METER.get()
-    if meter is None:
+def _multiply_samples(num_turns: int) -> Iterator[None]:
+    counter = _SAMPLE_COUNTER.get()
+    if counter is None:
         yield
         return
-    meter.times *= turns
+    counter.multiplier *= num_turns
     try:
         yield
     finally:
-        meter.times //= turns
+        counter.multiplier //= num_turns
 
 
 @contextlib.contextmanager
-def _set(variable: ContextVar, value: Any) -> Iterator[Any]:
+def _set_context_var(variable: ContextVar, value: Any) -> Iterator[Any]:
     token = variable.set(value)
     try:
         yield value

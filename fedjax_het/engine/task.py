@@ -12,22 +12,24 @@ from fedjax_het.engine.contract import Batch
 from fedjax_het.nn import Model, micro_batched_value_and_grad
 
 
-def cross_entropies(network: Callable, images: jax.Array, labels: jax.Array):
+def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.Array):
     """Every sample's cross-entropy in nats, see `Task.loss_and_gradient`."""
     logits, state = network(images)
     if labels.ndim == 2:
         return optax.softmax_cross_entropy(logits, labels), state
-    return jax.lax.platform_dependent(logits, labels, cpu=_by_row, default=_by_choice), state
+    return jax.lax.platform_dependent(
+        logits, labels, cpu=_cross_entropy_by_gather, default=_cross_entropy_by_mask
+    ), state
 
 
-_by_row = optax.softmax_cross_entropy_with_integer_labels
+_cross_entropy_by_gather = optax.softmax_cross_entropy_with_integer_labels
 
 
-def _by_choice(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def _cross_entropy_by_mask(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The same numbers, for accelerators: the gradient of what is picked by position is a scatter,
     an operation of its own."""
-    own = labels[..., None] == jnp.arange(logits.shape[-1])
-    return jax.nn.logsumexp(logits, axis=-1) - jnp.where(own, logits, 0).sum(-1)
+    is_label = labels[..., None] == jnp.arange(logits.shape[-1])
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.where(is_label, logits, 0).sum(-1)
 
 
 class Task(NamedTuple):
@@ -37,13 +39,13 @@ class Task(NamedTuple):
     mean: tuple[float, ...]  # per channel, of images scaled to [0, 1]
     std: tuple[float, ...]
 
-    def normalise(self, images: jax.Array) -> jax.Array:
+    def normalize(self, images: jax.Array) -> jax.Array:
         """Stored images -> float32 network input: (x / 255 - mean) / std; floats are not divided.
 
         Written as one multiply and one add per value, so that it fuses with the gather.
         """
-        unit = 255.0 if images.dtype == jnp.uint8 else 1.0
-        scale = (1 / (unit * np.asarray(self.std))).astype(np.float32)
+        max_value = 255.0 if images.dtype == jnp.uint8 else 1.0
+        scale = (1 / (max_value * np.asarray(self.std))).astype(np.float32)
         shift = (-np.asarray(self.mean) / np.asarray(self.std)).astype(np.float32)
         return images.astype(jnp.float32) * scale + shift
 
@@ -54,8 +56,8 @@ class Task(NamedTuple):
         key,
         *,
         train: bool = True,
-        losses: Callable = cross_entropies,
-        more: tuple = (),
+        sample_losses: Callable = per_sample_cross_entropy,
+        extra_sample_arrays: tuple = (),
     ):
         """Mean loss in nats over the batch's samples -> (loss, gradient, variables).
 
@@ -75,18 +77,20 @@ class Task(NamedTuple):
                     {**variables, "params": params}, images, train=train, key=key
                 )
 
-            images = self.normalise(batch["images"])
-            each, state = losses(network, images, batch["labels"], *batch["more"])
-            return (each * batch["mask"]).sum(), state
+            images = self.normalize(batch["images"])
+            losses, state = sample_losses(network, images, batch["labels"], *batch["more"])
+            return (losses * batch["mask"]).sum(), state
 
-        gradient_of = micro_batched_value_and_grad(loss_sum, self.model.micro_batch, has_aux=True)
+        value_and_grad = micro_batched_value_and_grad(
+            loss_sum, self.model.micro_batch, has_aux=True
+        )
         samples = {
             "images": batch.images,
             "labels": batch.labels,
             "mask": batch.mask,
-            "more": more,
+            "more": extra_sample_arrays,
         }
-        (value, state), gradient = gradient_of(variables["params"], samples)
-        count = jnp.maximum(batch.mask.sum(), 1)
-        gradient = jax.tree.map(lambda g: g / count, gradient)
-        return value / count, gradient, {**variables, "state": state}
+        (loss_total, state), gradient = value_and_grad(variables["params"], samples)
+        num_samples = jnp.maximum(batch.mask.sum(), 1)
+        gradient = jax.tree.map(lambda g: g / num_samples, gradient)
+        return loss_total / num_samples, gradient, {**variables, "state": state}

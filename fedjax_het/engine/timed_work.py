@@ -9,140 +9,156 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.contract import ClientMethod, Upload
-from fedjax_het.engine.footprint import bytes_of_compiled, least_bytes
+from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate
+from fedjax_het.engine.footprint import get_compiled_bytes, lower_bound_bytes
 from fedjax_het.engine.lanes import Cohort, Examples, train_cohort
-from fedjax_het.engine.local import Broadcast, LocalTraining, local_sgd, plain_sgd
-from fedjax_het.engine.optimizers import OWN, Details, optimizer_numbers
-from fedjax_het.engine.plan import make_plan
+from fedjax_het.engine.local import LocalTraining, ServerMessage, make_local_sgd, with_plain_sgd
+from fedjax_het.engine.optimizers import (
+    USER_OBJECT,
+    LocalTrainingOptions,
+    optimizer_hyperparameters,
+)
+from fedjax_het.engine.plan import make_execution_plan
 from fedjax_het.engine.schedule import Scheduler
 from fedjax_het.engine.server import train_on_server
-from fedjax_het.engine.sharing import Sharing
+from fedjax_het.engine.sharing import ServerParallelism
 from fedjax_het.engine.task import Task
-from fedjax_het.engine.units import ClientUnits
+from fedjax_het.engine.units import ClientWork
 
-STEPS = 8  # per client and timing
-SERVER_STEPS = 2  # of which one can take half a second
-REPEATS = 3
-ENOUGH_SECONDS = 1.0  # a timing that took so long is not repeated
+STEPS_PER_CLIENT = 8  # per client and timing
+NUM_SERVER_STEPS = 2  # of which one can take half a second
+NUM_REPEATS = 3
+MAX_REPEAT_SECONDS = 1.0  # a timing that took so long is not repeated
 
 
-class NoRoomToTime(Exception):
+class WorkloadMemoryError(Exception):
     """A program needs `needed` bytes on each device, and fewer are free."""
 
-    def __init__(self, needed: int):
-        super().__init__(f"{needed / 1e9:.2f} GB are needed")
-        self.needed = needed
+    def __init__(self, needed_bytes: int):
+        super().__init__(f"{needed_bytes / 1e9:.2f} GB are needed")
+        self.needed_bytes = needed_bytes
 
 
-def seconds_per_step(
+def time_client_step(
     training: LocalTraining,
-    images: int | None,
+    images_per_pair: int | None,
     batch_size: int,
     devices: Sequence[jax.Device],
-    lanes: int,
-    clients: int,
-    free: int | None,
+    num_lanes: int,
+    num_clients: int,
+    free_bytes: int | None,
 ) -> float:
     """What a client's step takes a device, of `clients` clients on each: as many for few lanes as
     for many, to be fair.
 
     images: that a pair of a client and a class condenses; None where clients train.
-    free: bytes on each device. Raises NoRoomToTime, before anything runs, where it needs more.
+    free: bytes on each device. Raises WorkloadMemoryError, before anything runs, where it needs more.
     Cost: a compilation, and some calls.
     """
-    plan, task = make_plan(lanes, devices), training.task
+    plan, task = make_execution_plan(num_lanes, devices), training.task
     model = task.model
-    clients, each = plan.blocks * clients, STEPS * batch_size
+    num_clients, samples_per_client = plan.blocks * num_clients, STEPS_PER_CLIENT * batch_size
     partition = partition_from_clients(
-        [np.arange(k * each, (k + 1) * each) for k in range(clients)]
+        [
+            np.arange(k * samples_per_client, (k + 1) * samples_per_client)
+            for k in range(num_clients)
+        ]
     )
     scheduler = Scheduler(
         partition,
-        ClientUnits(partition, 1, batch_size),
+        ClientWork(partition, 1, batch_size),
         seed=0,
-        rounds=1,
+        num_rounds=1,
         participation=1.0,
         averaging="uniform",
         eval_every=1,
         blocks=plan.blocks,
-        lanes=lanes,
+        lanes=num_lanes,
     )
     rng = np.random.default_rng(0)
-    shown = rng.integers(0, 256, (clients * each, *model.input_shape), dtype=np.uint8)
-    labels = rng.integers(0, model.num_classes, clients * each)
-    if images is None:
-        method, hp = local_sgd(_usual(training)), _numbers(training)
+    images = rng.integers(
+        0, 256, (num_clients * samples_per_client, *model.input_shape), dtype=np.uint8
+    )
+    labels = rng.integers(0, model.num_classes, num_clients * samples_per_client)
+    if images_per_pair is None:
+        client_algorithm, hp = (
+            make_local_sgd(_with_default_options(training)),
+            _default_hyperparameter_values(training),
+        )
     else:
-        method, hp = _condensing(task, images), {}
+        client_algorithm, hp = _make_condensing_client(task, images_per_pair), {}
 
-    def run(hp, variables, key, cohort):
-        return train_cohort(method, plan, hp, Broadcast(variables), (), key, cohort).upload
+    def train_clients(hp, variables, key, cohort):
+        return train_cohort(
+            client_algorithm, plan, hp, ServerMessage(variables), (), key, cohort
+        ).update
 
-    examples = Examples(shown, np.asarray(labels, np.int32))
+    examples = Examples(images, np.asarray(labels, np.int32))
     variables = jax.jit(model.init)(jax.random.key(0))
-    inputs = (hp, variables, jax.random.key(1), Cohort(scheduler.round(0), examples))
-    program = jax.jit(run)
-    _require_room(least_bytes(program.trace(*inputs).jaxpr), free)
-    placed = plan.put(inputs)
-    compiled = program.lower(*placed).compile()
-    _require_room(bytes_of_compiled(compiled), free)
-    return _best_of(compiled, placed) / (clients * STEPS)
+    inputs = (hp, variables, jax.random.key(1), Cohort(scheduler.make_round(0), examples))
+    program = jax.jit(train_clients)
+    _require_memory(lower_bound_bytes(program.trace(*inputs).jaxpr), free_bytes)
+    placed_inputs = plan.put(inputs)
+    compiled = program.lower(*placed_inputs).compile()
+    _require_memory(get_compiled_bytes(compiled), free_bytes)
+    return _time_fastest_call(compiled, placed_inputs) / (num_clients * STEPS_PER_CLIENT)
 
 
-def _require_room(needed: int, free: int | None) -> None:
-    if free is not None and needed > free:
-        raise NoRoomToTime(needed)
+def _require_memory(needed_bytes: int, free_bytes: int | None) -> None:
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise WorkloadMemoryError(needed_bytes)
 
 
-def _usual(training: LocalTraining) -> LocalTraining:
+def _with_default_options(training: LocalTraining) -> LocalTraining:
     """Local training without what is the run's own, which costs a step little."""
-    if training.optimizer == OWN:
-        return plain_sgd(training)
-    return training._replace(keep_state=False, details=Details())
+    if training.optimizer == USER_OBJECT:
+        return with_plain_sgd(training)
+    return training._replace(keep_state=False, options=LocalTrainingOptions())
 
 
-def _numbers(training: LocalTraining) -> dict[str, Any]:
-    optimizer = _usual(training).optimizer
+def _default_hyperparameter_values(training: LocalTraining) -> dict[str, Any]:
+    optimizer = _with_default_options(training).optimizer
     assert optimizer is not None
-    numbers = optimizer_numbers(optimizer)
-    return {name: np.float32(number.default) for name, number in numbers.items()}
+    hyperparameters = optimizer_hyperparameters(optimizer)
+    return {
+        name: np.float32(hyperparameter.default) for name, hyperparameter in hyperparameters.items()
+    }
 
 
-def _condensing(task: Task, images: int) -> ClientMethod:
+def _make_condensing_client(task: Task, images_per_pair: int) -> ClientAlgorithm:
     """A pair's images move towards a batch's mean embedding, as in distribution matching."""
     model = task.model
     embed = model.embed
     assert embed is not None  # methods that condense require it
 
-    def begin(hp, broadcast, state, client):
-        return jax.random.normal(client.key, (images, *model.input_shape))
+    def begin(hp, message, state, client):
+        return jax.random.normal(client.key, (images_per_pair, *model.input_shape))
 
-    def step(hp, broadcast, local, batch, client, key):
+    def step(hp, message, local, batch, client, key):
         def mean(images):
-            return embed(broadcast.variables, images, train=False)[0].mean(0)
+            return embed(message.variables, images, train=False)[0].mean(0)
 
-        real = mean(task.normalise(batch.images))
+        real = mean(task.normalize(batch.images))
         distance = lambda images: jnp.square(real - mean(images)).sum()  # noqa: E731
         value, gradient = jax.value_and_grad(distance)(local)
         return local - gradient, value
 
-    def end(hp, broadcast, local, state, client):
-        return Upload(sum=local.sum()), state, ()
+    def end(hp, message, local, state, client):
+        return ClientUpdate(sum=local.sum()), state, ()
 
-    return ClientMethod(lambda hp, variables: (), begin, step, end)
+    return ClientAlgorithm(lambda hp, variables: (), begin, step, end)
 
 
-def seconds_per_server_step(
-    task: Task, batch_size: int, devices: Sequence[jax.Device], *, shared: bool
+def time_server_step(
+    task: Task, batch_size: int, devices: Sequence[jax.Device], *, is_sharded: bool
 ) -> float:
     """What a step of the server's training takes devices that share it, or do all of it alike."""
-    plan, model = make_plan(1, devices, shares_server=shared), task.model
-    rng, count = np.random.default_rng(0), SERVER_STEPS * batch_size
-    images = rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
-    labels = rng.integers(0, model.num_classes, count).astype(np.int32)
+    plan, model = make_execution_plan(1, devices, has_sharded_server=is_sharded), task.model
+    rng, num_images = np.random.default_rng(0), NUM_SERVER_STEPS * batch_size
+    images = rng.integers(0, 256, (num_images, *model.input_shape), dtype=np.uint8)
+    labels = rng.integers(0, model.num_classes, num_images).astype(np.int32)
 
-    def learn(sharing: Sharing, variables, examples, key):
+    def train(server_parallelism: ServerParallelism, variables, examples, key):
         return train_on_server(
             task,
             variables,
@@ -151,21 +167,24 @@ def seconds_per_server_step(
             batch_size=batch_size,
             lr=0.01,
             epochs=1,
-            sharing=sharing,
+            server_parallelism=server_parallelism,
         )
 
     variables = jax.jit(model.init)(jax.random.key(0))
     examples = Examples(jnp.asarray(images), jnp.asarray(labels))
     inputs = plan.put((variables, examples, jax.random.key(1)))
-    return _best_of(jax.jit(lambda *args: plan.shared(learn, *args)), inputs) / SERVER_STEPS
+    return (
+        _time_fastest_call(jax.jit(lambda *args: plan.shard_server_work(train, *args)), inputs)
+        / NUM_SERVER_STEPS
+    )
 
 
-def _best_of(program: Callable, inputs: tuple) -> float:
+def _time_fastest_call(program: Callable, inputs: tuple) -> float:
     """Seconds of the fastest of some calls, compilation apart."""
-    taken: list[float] = []
+    call_seconds: list[float] = []
     jax.block_until_ready(program(*inputs))
-    while len(taken) < REPEATS and sum(taken) < ENOUGH_SECONDS:
+    while len(call_seconds) < NUM_REPEATS and sum(call_seconds) < MAX_REPEAT_SECONDS:
         start = time.perf_counter()
         jax.block_until_ready(program(*inputs))
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+        call_seconds.append(time.perf_counter() - start)
+    return min(call_seconds)

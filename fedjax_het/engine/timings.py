@@ -10,72 +10,89 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_het.common.cache import cache_root, private_folder
+from fedjax_het.common.cache import get_cache_dir, make_private_dir
 from fedjax_het.common.files import write_atomically
 
 log = logging.getLogger("fedjax_het")
 
-FILE = "lanes.json"
-FORMAT = 2  # files of another are as if they were not there
+CACHE_FILE = "lanes.json"
+FORMAT_VERSION = 2  # files of another are as if they were not there
 
 
 class Timing(NamedTuple):
     """Of one way to do some work."""
 
     seconds: float | None  # per step; None where it could not be done
-    more_than: int = 0  # bytes on each device that it needs more than, where it could not be done
+    insufficient_bytes: int = (
+        0  # bytes on each device that it needs more than, where it could not be done
+    )
 
-    def holds(self, free: int | None) -> bool:
+    def is_valid_for(self, free_bytes: int | None) -> bool:
         """Whether it is still to be believed where so much is free (None: nobody knows)."""
-        return self.seconds is not None or free is None or free <= self.more_than
+        return (
+            self.seconds is not None or free_bytes is None or free_bytes <= self.insufficient_bytes
+        )
 
 
-def recall(device_kind: str, work: str) -> dict[str, Timing]:
+def load_timings(device_kind: str, workload: str) -> dict[str, Timing]:
     """What is known of some work, by way."""
-    ways = _table().get(device_kind, {}).get(work, {})
-    return {way: timing for way, found in ways.items() if (timing := _timing(found)) is not None}
+    candidates = _load_table().get(device_kind, {}).get(workload, {})
+    return {
+        candidate: timing
+        for candidate, entry in candidates.items()
+        if (timing := _parse_timing(entry)) is not None
+    }
 
 
-def recall_all(device_kind: str) -> dict[str, dict[str, Timing]]:
+def load_all_timings(device_kind: str) -> dict[str, dict[str, Timing]]:
     """What is known of a kind of device: by work, by way."""
-    return {work: recall(device_kind, work) for work in _table().get(device_kind, {})}
+    return {
+        workload: load_timings(device_kind, workload)
+        for workload in _load_table().get(device_kind, {})
+    }
 
 
-def remember(device_kind: str, work: str, found: Mapping[str, Timing]) -> None:
+def save_timings(device_kind: str, workload: str, timings: Mapping[str, Timing]) -> None:
     """Add to what is known; where it cannot be written, it is timed again next time."""
-    table = _table()
-    ways = table.setdefault(device_kind, {}).setdefault(work, {})
-    for way, timing in found.items():
-        done = timing.seconds is not None
-        ways[way] = timing.seconds if done else {"more_than": timing.more_than}
+    table = _load_table()
+    candidates = table.setdefault(device_kind, {}).setdefault(workload, {})
+    for candidate, timing in timings.items():
+        is_timed = timing.seconds is not None
+        candidates[candidate] = (
+            timing.seconds if is_timed else {"insufficient_bytes": timing.insufficient_bytes}
+        )
     try:
-        text = json.dumps({"format": FORMAT, "devices": table}, indent=1).encode()
-        write_atomically(private_folder() / FILE, lambda file: file.write(text), private=True)
+        text = json.dumps({"format": FORMAT_VERSION, "devices": table}, indent=1).encode()
+        write_atomically(
+            make_private_dir() / CACHE_FILE, lambda file: file.write(text), private=True
+        )
     except OSError as error:
         log.info("the choice of lanes is not remembered: %s", error)
 
 
-def _table() -> dict[str, dict[str, dict[str, Any]]]:
+def _load_table() -> dict[str, dict[str, dict[str, Any]]]:
     try:
-        known = json.loads((cache_root() / FILE).read_text())
+        contents = json.loads((get_cache_dir() / CACHE_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    if not isinstance(known, dict) or known.get("format") != FORMAT:
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT_VERSION:
         return {}
-    table: Any = known.get("devices")
+    table: Any = contents.get("devices")
     if not isinstance(table, dict):
         return {}
-    return {kind: works for kind, works in table.items() if _is_table(works)}
+    return {kind: workloads for kind, workloads in table.items() if _is_timing_table(workloads)}
 
 
-def _is_table(works: Any) -> bool:
-    return isinstance(works, dict) and all(isinstance(ways, dict) for ways in works.values())
+def _is_timing_table(workloads: Any) -> bool:
+    return isinstance(workloads, dict) and all(
+        isinstance(candidates, dict) for candidates in workloads.values()
+    )
 
 
-def _timing(found: Any) -> Timing | None:
+def _parse_timing(entry: Any) -> Timing | None:
     """An entry of the file; None for one that is none."""
-    if isinstance(found, dict):
-        found, seconds = found.get("more_than"), None
-        return Timing(seconds, found) if isinstance(found, int) else None
-    is_time = isinstance(found, int | float) and not isinstance(found, bool) and found > 0
-    return Timing(float(found)) if is_time else None
+    if isinstance(entry, dict):
+        entry, seconds = entry.get("insufficient_bytes"), None
+        return Timing(seconds, entry) if isinstance(entry, int) else None
+    is_time = isinstance(entry, int | float) and not isinstance(entry, bool) and entry > 0
+    return Timing(float(entry)) if is_time else None

@@ -11,10 +11,10 @@ import numpy as np
 
 from fedjax_het.common.errors import require
 from fedjax_het.data import Partition
-from fedjax_het.engine.randomness import Stream, host_rng, host_rngs
+from fedjax_het.engine.randomness import Stream, iter_host_rngs, make_host_rng
 
 
-class ClientUnits:
+class ClientWork:
     """Clients that go through their data, `passes` times with a fresh shuffle each; the last,
     smaller batch of a pass is kept.
 
@@ -25,86 +25,99 @@ class ClientUnits:
       stream: whose randomness shuffles.
     """
 
-    num_seeds = 0
-    takes_census = False
+    num_init_examples = 0
+    needs_full_pass = False
 
     def __init__(
         self,
         partition: Partition,
-        passes: int,
+        num_passes: int,
         batch_size: int,
         *,
-        steps: int | None = None,
-        further: int = 0,
+        max_num_steps: int | None = None,
+        extra_batches: int = 0,
         stream: Stream = Stream.BATCHES,
     ):
         self._partition, self.batch_size = partition, batch_size
         self._stream = stream
         self.sizes = partition.sizes  # [U] examples held
         per_pass = -(-partition.sizes // batch_size)
-        most = passes * per_pass + further * (per_pass > 0)
-        self._passes = -(-most // np.maximum(per_pass, 1))  # [U] begun in a round
-        self.steps = most if steps is None else np.minimum(most, steps)  # [U] in a round
+        max_steps = num_passes * per_pass + extra_batches * (per_pass > 0)
+        self._num_passes = -(-max_steps // np.maximum(per_pass, 1))  # [U] begun in a round
+        self.num_steps = (
+            max_steps if max_num_steps is None else np.minimum(max_steps, max_num_steps)
+        )  # [U] in a round
         # [U] processed in a round: whole passes, and full batches of the last one
-        passed = self.steps // np.maximum(per_pass, 1)
-        self.samples = passed * partition.sizes + (self.steps - passed * per_pass) * batch_size
-        self.pairs = np.zeros_like(partition.sizes)
+        num_full_passes = self.num_steps // np.maximum(per_pass, 1)
+        self.num_samples = (
+            num_full_passes * partition.sizes
+            + (self.num_steps - num_full_passes * per_pass) * batch_size
+        )
+        self.num_pairs = np.zeros_like(partition.sizes)
 
-    def of_clients(self, clients: np.ndarray) -> np.ndarray:
+    def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Their units, client after client."""
         return clients
 
-    def seeds(self, seed: int, round_index: int, units: np.ndarray) -> np.ndarray:
+    def draw_init_examples(self, seed: int, round_index: int, work_ids: np.ndarray) -> np.ndarray:
         """Real examples that each unit starts from, `[n, I]`."""
-        return np.zeros((len(units), 0), np.int32)
+        return np.zeros((len(work_ids), 0), np.int32)
 
-    def batches(
-        self, seed: int, round_index: int, units: np.ndarray
+    def draw_batches(
+        self, seed: int, round_index: int, work_ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Indices `[steps, B]` and sizes `[steps]`, of one unit after the other.
 
         A batch that is not full is filled up with samples of the client's own, which the loss
         masks: only batch-norm statistics can see them.
         """
-        sizes, passes = self.sizes[units], self._passes[units]
+        sizes, num_passes = self.sizes[work_ids], self._num_passes[work_ids]
         per_pass = -(-sizes // self.batch_size)
-        order = self._shuffled(seed, round_index, units)
+        order = self._shuffle_examples(seed, round_index, work_ids)
         # A pass begins where the last one ended: in `order`, in padded entries, and in batches.
-        held, filled = np.repeat(sizes, passes), np.repeat(per_pass, passes)
-        entries = filled * self.batch_size
-        within = counted(entries)
-        at = np.repeat(held.cumsum() - held, entries) + within % np.repeat(held, entries)
-        batch_sizes = np.full(filled.sum(), self.batch_size, np.int32)
-        left = held % self.batch_size
-        batch_sizes[(filled.cumsum() - 1)[left > 0]] = left[left > 0]
-        whole = order[at].astype(np.int32).reshape(-1, self.batch_size)
-        made, wanted = passes * per_pass, self.steps[units]
-        if (made == wanted).all():
-            return whole, batch_sizes
-        kept = counted(made) < np.repeat(wanted, made)
-        return whole[kept], batch_sizes[kept]
+        pass_sizes, pass_batches = np.repeat(sizes, num_passes), np.repeat(per_pass, num_passes)
+        padded_sizes = pass_batches * self.batch_size
+        offset_in_pass = concatenate_aranges(padded_sizes)
+        positions = np.repeat(
+            pass_sizes.cumsum() - pass_sizes, padded_sizes
+        ) + offset_in_pass % np.repeat(pass_sizes, padded_sizes)
+        batch_sizes = np.full(pass_batches.sum(), self.batch_size, np.int32)
+        remainder = pass_sizes % self.batch_size
+        batch_sizes[(pass_batches.cumsum() - 1)[remainder > 0]] = remainder[remainder > 0]
+        batches = order[positions].astype(np.int32).reshape(-1, self.batch_size)
+        num_generated, num_required = num_passes * per_pass, self.num_steps[work_ids]
+        if (num_generated == num_required).all():
+            return batches, batch_sizes
+        is_kept = concatenate_aranges(num_generated) < np.repeat(num_required, num_generated)
+        return batches[is_kept], batch_sizes[is_kept]
 
-    def _shuffled(self, seed: int, round_index: int, units: np.ndarray) -> np.ndarray:
+    def _shuffle_examples(self, seed: int, round_index: int, work_ids: np.ndarray) -> np.ndarray:
         """What they hold, unit after unit, each once for every pass in an order of its own."""
-        sizes, offsets, passes = self.sizes[units], self._partition.offsets, self._passes[units]
-        repeated = np.repeat(sizes, passes)
-        order = np.repeat(np.repeat(offsets[units], passes), repeated) + counted(repeated)
+        sizes, offsets, pass_counts = (
+            self.sizes[work_ids],
+            self._partition.offsets,
+            self._num_passes[work_ids],
+        )
+        pass_sizes = np.repeat(sizes, pass_counts)
+        order = np.repeat(
+            np.repeat(offsets[work_ids], pass_counts), pass_sizes
+        ) + concatenate_aranges(pass_sizes)
         order = self._partition.indices[order]
         end = 0
-        rngs = host_rngs(seed, self._stream, round_index, units)
-        for size, times, rng in zip(sizes.tolist(), passes.tolist(), rngs, strict=True):
-            for _ in range(times):
+        rngs = iter_host_rngs(seed, self._stream, round_index, work_ids)
+        for size, num_passes, rng in zip(sizes.tolist(), pass_counts.tolist(), rngs, strict=True):
+            for _ in range(num_passes):
                 end += size
                 rng.shuffle(order[end - size : end])
         return order
 
 
-def counted(lengths: np.ndarray) -> np.ndarray:
+def concatenate_aranges(lengths: np.ndarray) -> np.ndarray:
     """0, 1, ... up to each length, one after the other."""
     return np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
 
 
-class PairWork(NamedTuple):
+class CondensationWork(NamedTuple):
     """How a method's clients condense; static.
 
     ipc: images of each class (the literature's "images per class").
@@ -120,13 +133,13 @@ class PairWork(NamedTuple):
     ipc: int
     steps: int
     threshold: int
-    seeds_per_image: int = 0
-    top_up: bool = False
-    by_client: bool = False
-    census: bool = False
+    init_examples_per_image: int = 0
+    repeats_examples: bool = False
+    is_per_client: bool = False
+    needs_full_pass: bool = False
 
 
-class PairUnits:
+class ClientClassWork:
     """Pairs of a client k and a class c, with the number k * C + c; or clients, `by_client`.
 
     Raises ConfigError if no client could fill a class: `ipc` or the threshold is too large.
@@ -137,127 +150,166 @@ class PairUnits:
         partition: Partition,
         labels: np.ndarray,
         num_classes: int,
-        work: PairWork,
+        condensation: CondensationWork,
         batch_size: int,
     ):
         counts = partition.label_counts(labels, num_classes)  # [K, C]
-        most = int(counts.max())
-        require(work.ipc <= most, "ipc", work.ipc, f"at most {most}, the most that a client holds")
+        max_class_count = int(counts.max())
         require(
-            work.threshold <= most,
-            "threshold",
-            work.threshold,
-            f"at most {most}, the most examples of one class that a client holds",
+            condensation.ipc <= max_class_count,
+            "ipc",
+            condensation.ipc,
+            f"at most {max_class_count}, the most that a client holds",
         )
-        self._partition, self._labels, self._work = partition, np.asarray(labels), work
+        require(
+            condensation.threshold <= max_class_count,
+            "threshold",
+            condensation.threshold,
+            f"at most {max_class_count}, the most examples of one class that a client holds",
+        )
+        self._partition, self._labels, self._condensation = (
+            partition,
+            np.asarray(labels),
+            condensation,
+        )
         self._num_classes, self.batch_size = num_classes, batch_size
-        self._kept = counts >= max(1, work.threshold)  # [K, C]
-        self.takes_census = work.census
-        images = work.ipc * work.seeds_per_image
-        self.num_seeds = images * (num_classes if work.by_client else 1)
-        seen = counts if not work.top_up else np.maximum(counts, batch_size)
-        samples = work.steps * np.where(self._kept, np.minimum(seen, batch_size), 0)
-        kept = self._kept.astype(np.int64)
+        self._has_pair = counts >= max(1, condensation.threshold)  # [K, C]
+        self.needs_full_pass = condensation.needs_full_pass
+        num_init_examples = condensation.ipc * condensation.init_examples_per_image
+        self.num_init_examples = num_init_examples * (
+            num_classes if condensation.is_per_client else 1
+        )
+        num_available = (
+            counts if not condensation.repeats_examples else np.maximum(counts, batch_size)
+        )
+        samples = condensation.steps * np.where(
+            self._has_pair, np.minimum(num_available, batch_size), 0
+        )
+        num_pairs = self._has_pair.astype(np.int64)
 
-        def axis(of_pairs: np.ndarray) -> np.ndarray:
-            return of_pairs.sum(1) if work.by_client else np.ravel(of_pairs)
+        def per_work_item(pair_values: np.ndarray) -> np.ndarray:
+            return pair_values.sum(1) if condensation.is_per_client else np.ravel(pair_values)
 
-        self.sizes, self.samples = axis(np.where(self._kept, counts, 0)), axis(samples)
-        self.pairs, self.steps = axis(kept), work.steps * axis(kept)
+        self.sizes, self.num_samples = (
+            per_work_item(np.where(self._has_pair, counts, 0)),
+            per_work_item(samples),
+        )
+        self.num_pairs, self.num_steps = (
+            per_work_item(num_pairs),
+            condensation.steps * per_work_item(num_pairs),
+        )
 
-    def of_clients(self, clients: np.ndarray) -> np.ndarray:
+    def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Their units, client after client."""
-        if self._work.by_client:
+        if self._condensation.is_per_client:
             return clients
         return (clients[:, None] * self._num_classes + np.arange(self._num_classes)).reshape(-1)
 
-    def seeds(self, seed: int, round_index: int, units: np.ndarray) -> np.ndarray:
+    def draw_init_examples(self, seed: int, round_index: int, work_ids: np.ndarray) -> np.ndarray:
         """Real examples that each unit starts from, `[n, I]`: for each image different ones, as far
         as there are."""
-        drawn = [self._seeds(seed, round_index, int(unit)) for unit in units]
-        return np.stack(drawn) if drawn else np.zeros((0, self.num_seeds), np.int32)
+        init_examples = [
+            self._draw_init_examples(seed, round_index, int(work_id)) for work_id in work_ids
+        ]
+        return (
+            np.stack(init_examples)
+            if init_examples
+            else np.zeros((0, self.num_init_examples), np.int32)
+        )
 
-    def batches(
-        self, seed: int, round_index: int, units: np.ndarray
+    def draw_batches(
+        self, seed: int, round_index: int, work_ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Indices `[steps, B]` and sizes `[steps]`, of one unit after the other; the classes of a
         client take turns.
 
         Every step draws anew, without replacement.
         """
-        made = [self._batches(seed, round_index, int(unit)) for unit in units]
-        none = np.zeros((0, self.batch_size), np.int32), np.zeros(0, np.int32)
-        indices, sizes = zip(none, *made, strict=True)
+        drawn_batches = [
+            self._draw_work_item_batches(seed, round_index, int(work_id)) for work_id in work_ids
+        ]
+        empty = np.zeros((0, self.batch_size), np.int32), np.zeros(0, np.int32)
+        indices, sizes = zip(empty, *drawn_batches, strict=True)
         return np.concatenate(indices), np.concatenate(sizes)
 
-    def _seeds(self, seed: int, round_index: int, unit: int) -> np.ndarray:
-        per, ipc = self._work.seeds_per_image, self._work.ipc
-        out = np.zeros((self._num_classes, ipc * per), np.int32)
-        for client, label in self._pairs_of(unit):
-            held = self._examples(client, label)
-            rng = self._rng(seed, round_index, client, label, 1)
-            drawn: np.ndarray | list[np.ndarray]
-            if per == 1:
-                rounds = -(-ipc // len(held))
-                drawn = np.concatenate([rng.permutation(held) for _ in range(rounds)])[:ipc]
+    def _draw_init_examples(self, seed: int, round_index: int, work_id: int) -> np.ndarray:
+        num_per_image, ipc = self._condensation.init_examples_per_image, self._condensation.ipc
+        init_examples_by_class = np.zeros((self._num_classes, ipc * num_per_image), np.int32)
+        for client, label in self._pairs_of_work_item(work_id):
+            class_examples = self._class_examples(client, label)
+            rng = self._make_rng(seed, round_index, client, label, 1)
+            init_examples: np.ndarray | list[np.ndarray]
+            if num_per_image == 1:
+                num_permutations = -(-ipc // len(class_examples))
+                init_examples = np.concatenate(
+                    [rng.permutation(class_examples) for _ in range(num_permutations)]
+                )[:ipc]
             else:
-                drawn = [
-                    rng.choice(held, per, replace=len(held) < per) for _ in range(ipc * (per > 0))
+                init_examples = [
+                    rng.choice(
+                        class_examples, num_per_image, replace=len(class_examples) < num_per_image
+                    )
+                    for _ in range(ipc * (num_per_image > 0))
                 ]
-            out[label] = np.reshape(drawn, -1)
-        if self._work.by_client:
-            return out.reshape(-1)
-        return out[unit % self._num_classes]
+            init_examples_by_class[label] = np.reshape(init_examples, -1)
+        if self._condensation.is_per_client:
+            return init_examples_by_class.reshape(-1)
+        return init_examples_by_class[work_id % self._num_classes]
 
-    def _batches(self, seed: int, round_index: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
-        drawn = [self._draws(seed, round_index, *pair) for pair in self._pairs_of(unit)]
-        indices = np.stack([i for i, _ in drawn], 1)  # [steps, classes of the unit, B]
-        sizes = np.array([size for _, size in drawn], np.int32)
-        return indices.reshape(-1, self.batch_size), np.tile(sizes, self._work.steps)
+    def _draw_work_item_batches(
+        self, seed: int, round_index: int, work_id: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        pair_batches = [
+            self._draw_pair_batches(seed, round_index, *pair)
+            for pair in self._pairs_of_work_item(work_id)
+        ]
+        indices = np.stack([i for i, _ in pair_batches], 1)  # [steps, classes of the unit, B]
+        sizes = np.array([size for _, size in pair_batches], np.int32)
+        return indices.reshape(-1, self.batch_size), np.tile(sizes, self._condensation.steps)
 
-    def census_batches(self, blocks: int) -> int:
+    def count_full_pass_batches(self, num_blocks: int) -> int:
         """Batches of each block that hold the examples of all clients: every round's, at most."""
-        return -(-len(self._partition.indices) // (blocks * self.batch_size))
+        return -(-len(self._partition.indices) // (num_blocks * self.batch_size))
 
-    def fill_census(self, examples: np.ndarray, pairs: np.ndarray, clients: np.ndarray) -> None:
+    def fill_full_pass(self, examples: np.ndarray, pairs: np.ndarray, clients: np.ndarray) -> None:
         """Write all examples of these clients, and their pairs, to `[D, M, B]` each.
 
         Batch after batch, one to each block in turn; what is left over is padding.
         """
-        present = np.sort(clients)
-        held = np.concatenate([self._held(k) for k in present])
-        owner = np.repeat(present, self._partition.sizes[present])
-        none = self._partition.num_clients * self._num_classes
-        blocks, batches, size = pairs.shape
+        sorted_clients = np.sort(clients)
+        example_ids = np.concatenate([self._client_examples(k) for k in sorted_clients])
+        client_ids = np.repeat(sorted_clients, self._partition.sizes[sorted_clients])
+        padding_id = self._partition.num_clients * self._num_classes
+        num_blocks, num_batches, size = pairs.shape
         for out, values, padding in (
-            (examples, held, 0),
-            (pairs, owner * self._num_classes + self._labels[held], none),
+            (examples, example_ids, 0),
+            (pairs, client_ids * self._num_classes + self._labels[example_ids], padding_id),
         ):
             flat = np.full(out.size, padding, out.dtype)
-            flat[: len(held)] = values
-            out[...] = flat.reshape(batches, blocks, size).swapaxes(0, 1)
+            flat[: len(example_ids)] = values
+            out[...] = flat.reshape(num_batches, num_blocks, size).swapaxes(0, 1)
 
-    def _pairs_of(self, unit: int) -> list[tuple[int, int]]:
-        if self._work.by_client:
-            return [(unit, int(label)) for label in np.flatnonzero(self._kept[unit])]
+    def _pairs_of_work_item(self, unit: int) -> list[tuple[int, int]]:
+        if self._condensation.is_per_client:
+            return [(unit, int(label)) for label in np.flatnonzero(self._has_pair[unit])]
         return [divmod(unit, self._num_classes)]
 
-    def _examples(self, client: int, label: int) -> np.ndarray:
-        held = self._held(client)
+    def _class_examples(self, client: int, label: int) -> np.ndarray:
+        held = self._client_examples(client)
         return held[self._labels[held] == label]
 
-    def _held(self, client: int) -> np.ndarray:
+    def _client_examples(self, client: int) -> np.ndarray:
         offsets = self._partition.offsets
         return self._partition.indices[offsets[client] : offsets[client + 1]]
 
-    def _rng(self, seed: int, round_index: int, client: int, label: int, use: int):
+    def _make_rng(self, seed: int, round_index: int, client: int, label: int, use: int):
         pair = client * self._num_classes + label
-        return host_rng(seed, Stream.BATCHES, round_index, pair, use)
+        return make_host_rng(seed, Stream.BATCHES, round_index, pair, use)
 
-    def _draws(self, seed: int, round_index: int, client: int, label: int):
+    def _draw_pair_batches(self, seed: int, round_index: int, client: int, label: int):
         """A pair's batches `[steps, B]`, and how many entries of each count."""
-        held, size = self._examples(client, label), self.batch_size
-        rng, steps = self._rng(seed, round_index, client, label, 0), self._work.steps
+        held, size = self._class_examples(client, label), self.batch_size
+        rng, steps = self._make_rng(seed, round_index, client, label, 0), self._condensation.steps
         if len(held) > size:
             out = np.empty((steps, size), np.int32)
             for first in range(0, steps, 100):
@@ -265,7 +317,7 @@ class PairUnits:
                 order = rng.random((len(some), len(held)), dtype=np.float32)
                 some[...] = held[np.argpartition(order, size, axis=1)[:, :size]]
             return out, size
-        if self._work.top_up:
+        if self._condensation.repeats_examples:
             again = held[rng.integers(0, len(held), (steps, size - len(held)))]
             return np.hstack([np.tile(held, (steps, 1)), again]).astype(np.int32), size
         return np.tile(np.resize(held, size), (steps, 1)).astype(np.int32), len(held)

@@ -21,18 +21,20 @@ def rolling_mean(curve: np.ndarray, window: int = WINDOW) -> np.ndarray:
     return means.reindex(rounds.index).to_numpy()
 
 
-def rise_time(curve: np.ndarray, window: int = WINDOW, share: float = 0.9) -> int | None:
+def rise_time(curve: np.ndarray, window: int = WINDOW, fraction: float = 0.9) -> int | None:
     """The first round, from 1, at which the running mean reaches `share` of its last value.
 
     None of a curve that was never measured. A run that learns nothing rises in its first round:
     read a rise time beside its accuracy.
     """
     means = rolling_mean(curve, window)
-    known = means[np.isfinite(means)]
-    return rounds_to(curve, share * known[-1], window) if len(known) else None
+    finite_means = means[np.isfinite(means)]
+    return (
+        rounds_to_reach(curve, fraction * finite_means[-1], window) if len(finite_means) else None
+    )
 
 
-def rounds_to(curve: np.ndarray, value: float, window: int = WINDOW) -> int | None:
+def rounds_to_reach(curve: np.ndarray, value: float, window: int = WINDOW) -> int | None:
     """The first round, from 1, at which the running mean reaches `value`; None if it never does."""
     # Measured in float32, where what is exactly 0.88 may be a little less.
     reached = np.float32(rolling_mean(curve, window)) >= np.float32(value)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Costs(NamedTuple):
+class TrainingCost(NamedTuple):
     """Of a run, up to and with a round.
 
     rounds: from 1. bytes_up, bytes_down: of all clients. client_samples: that clients trained on.
@@ -23,17 +23,24 @@ class Costs(NamedTuple):
     seconds: float
 
 
-def costs_to(
+def cost_to_reach(
     metrics: Mapping[str, np.ndarray], summary: Mapping[str, Any], accuracy: float, curve: str
-) -> Costs | None:
+) -> TrainingCost | None:
     """Until a curve first reaches `accuracy`, a share; None where it never does."""
     reached = np.flatnonzero(metrics[curve] >= accuracy)
     if not len(reached):
         return None
     rounds = int(reached[0]) + 1
-    up, down, samples = (
+    bytes_up, bytes_down, client_samples = (
         float(metrics[name][:rounds].sum()) for name in ("bytes_up", "bytes_down", "client_samples")
     )
-    each = summary.get("sample_flops")
+    sample_flops = summary.get("sample_flops")
     seconds = rounds / summary["rounds"] * summary["round_seconds"] + summary["server_seconds"]
-    return Costs(rounds, up, down, samples, None if each is None else each * samples, seconds)
+    return TrainingCost(
+        rounds,
+        bytes_up,
+        bytes_down,
+        client_samples,
+        None if sample_flops is None else sample_flops * client_samples,
+        seconds,
+    )

@@ -10,16 +10,16 @@ import numpy as np
 
 from fedjax_het.common.errors import require
 
-FALSE_ALARMS = 0.001
-_BLOCK = 2**24  # distances at a time
+FALSE_POSITIVE_RATE = 0.001
+_BLOCK_SIZE = 2**24  # distances at a time
 
 
-class Attack(NamedTuple):
+class AttackResult(NamedTuple):
     """How well scores tell members from others.
 
     auc: the chance that a member scores above another image; 0.5 is a guess. p_value: of
     Mann and Whitney's test that it is one. found: the share of members above the score that one in
-    a thousand others reach (`FALSE_ALARMS`), which a guess puts at that thousandth.
+    a thousand others reach (`FALSE_POSITIVE_RATE`), which a guess puts at that thousandth.
     """
 
     auc: float
@@ -27,7 +27,7 @@ class Attack(NamedTuple):
     found: float
 
 
-def attack(members: np.ndarray, others: np.ndarray) -> Attack:
+def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> AttackResult:
     """From the scores [N] of members and [M] of others; ConfigError where either has none or one
     that is not finite."""
     from scipy import stats
@@ -36,13 +36,13 @@ def attack(members: np.ndarray, others: np.ndarray) -> Attack:
     for name, scores in (("members", members), ("others", others)):
         ok = scores.ndim == 1 and len(scores) > 0 and bool(np.isfinite(scores).all())
         require(ok, name, f"{scores.shape}", "finite scores, at least one")
-    found = stats.mannwhitneyu(members, others)
-    threshold = np.quantile(others, 1 - FALSE_ALARMS, method="higher")
-    auc = float(found.statistic) / (len(members) * len(others))
-    return Attack(auc, float(found.pvalue), float((members > threshold).mean()))
+    test_result = stats.mannwhitneyu(members, others)
+    threshold = np.quantile(others, 1 - FALSE_POSITIVE_RATE, method="higher")
+    auc = float(test_result.statistic) / (len(members) * len(others))
+    return AttackResult(auc, float(test_result.pvalue), float((members > threshold).mean()))
 
 
-class Neighbours(NamedTuple):
+class NeighborComparison(NamedTuple):
     """Where made-up images have their nearest real ones, of members and of as many others.
 
     members, others: [M] distances to the nearest of each. share: of those whose nearest is a
@@ -56,21 +56,31 @@ class Neighbours(NamedTuple):
     p_value: float
 
 
-def neighbours(made: np.ndarray, members: np.ndarray, others: np.ndarray) -> Neighbours:
+def compare_neighbors(
+    synthetic: np.ndarray, members: np.ndarray, others: np.ndarray
+) -> NeighborComparison:
     """Of made-up images [M, ...]; ConfigError unless there are as many members as others, without
     which the larger side has the nearer neighbours."""
     from scipy import stats
 
     require(len(members) == len(others), "members", len(members), f"{len(others)}, as many others")
-    here, there = nearest(made, members), nearest(made, others)
-    closer, farther = int((here < there).sum()), int((here > there).sum())
-    decided = closer + farther
-    p_value = stats.binomtest(closer, decided).pvalue if decided else 1.0
-    share = (closer + (len(here) - decided) / 2) / len(here)
-    return Neighbours(here, there, float(share), float(p_value))
+    member_distances, other_distances = (
+        nearest_distances(synthetic, members),
+        nearest_distances(synthetic, others),
+    )
+    num_closer, num_farther = (
+        int((member_distances < other_distances).sum()),
+        int((member_distances > other_distances).sum()),
+    )
+    num_decided = num_closer + num_farther
+    p_value = stats.binomtest(num_closer, num_decided).pvalue if num_decided else 1.0
+    member_share = (num_closer + (len(member_distances) - num_decided) / 2) / len(member_distances)
+    return NeighborComparison(
+        member_distances, other_distances, float(member_share), float(p_value)
+    )
 
 
-def nearest(images: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+def nearest_distances(images: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     """[M] the distance of each image [M, ...] to the nearest candidate [N, ...]: the root of the
     mean squared difference of their values.
 
@@ -80,10 +90,10 @@ def nearest(images: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     images, candidates = (
         np.asarray(a, np.float32).reshape(len(a), -1) for a in (images, candidates)
     )
-    lengths, found = np.square(candidates).sum(1), []
-    for part in np.array_split(images, max(1, len(images) * len(candidates) // _BLOCK)):
-        products = lengths - 2 * part @ candidates.T
+    squared_norms, distances = np.square(candidates).sum(1), []
+    for block in np.array_split(images, max(1, len(images) * len(candidates) // _BLOCK_SIZE)):
+        products = squared_norms - 2 * block @ candidates.T
         best = candidates[products.argmin(1)]
         # From the difference itself: that of the products would be rounding where both are alike.
-        found.append(np.sqrt(np.square(part - best).mean(1, dtype=np.float64)))
-    return np.concatenate(found)
+        distances.append(np.sqrt(np.square(block - best).mean(1, dtype=np.float64)))
+    return np.concatenate(distances)

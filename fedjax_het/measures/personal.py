@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_het.common.errors import ConfigError, require, require_name
 
 
-class BestMean(NamedTuple):
+class BestMeanAccuracy(NamedTuple):
     """accuracy: the highest mean over clients. round: the first, from 1, that reached it."""
 
     accuracy: float
@@ -63,37 +63,37 @@ class GroupWeights(NamedTuple):
             return np.divide(self.weights.diagonal(), strongest)
 
 
-def group_weights(weights: np.ndarray, groups: np.ndarray) -> GroupWeights:
-    """Who takes from whom, by group. Arguments and errors are those of `group_contrast`."""
-    weights, groups = _grouped(weights, groups)
+def compute_group_weights(weights: np.ndarray, groups: np.ndarray) -> GroupWeights:
+    """Who takes from whom, by group. Arguments and errors are those of `compute_group_contrast`."""
+    weights, groups = _validate_groups(weights, groups)
     names = np.array(list(dict.fromkeys(groups.tolist())))
-    member = (groups == names[:, None]).astype(np.float64)
-    others = weights * ~np.eye(len(weights), dtype=bool)
-    pairs = np.outer(member.sum(1), member.sum(1)) - np.diag(member.sum(1))
+    membership = (groups == names[:, None]).astype(np.float64)
+    off_diagonal = weights * ~np.eye(len(weights), dtype=bool)
+    num_pairs = np.outer(membership.sum(1), membership.sum(1)) - np.diag(membership.sum(1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return GroupWeights(names, np.divide(member @ others @ member.T, pairs))
+        return GroupWeights(names, np.divide(membership @ off_diagonal @ membership.T, num_pairs))
 
 
-def group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupContrast:
+def compute_group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupContrast:
     """How much more clients take from their own group than from others.
 
     weights: [K, K], row i what client i takes from each. groups: [K] names of groups, see
-    `client_groups`. `ratio` is inf where nothing passes between groups. ConfigError for shapes
+    `get_client_groups`. `ratio` is inf where nothing passes between groups. ConfigError for shapes
     that do not fit.
     """
-    weights, groups = _grouped(weights, groups)
-    same = groups[:, None] == groups
-    self_ = np.eye(len(weights), dtype=bool)
+    weights, groups = _validate_groups(weights, groups)
+    is_same_group = groups[:, None] == groups
+    is_self = np.eye(len(weights), dtype=bool)
     inside, between = (
         float(weights[pairs].mean()) if pairs.any() else float("nan")
-        for pairs in (same & ~self_, ~same)
+        for pairs in (is_same_group & ~is_self, ~is_same_group)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = float(np.divide(inside, between))
-    return GroupContrast(inside, between, ratio, float(weights[self_].mean()))
+    return GroupContrast(inside, between, ratio, float(weights[is_self].mean()))
 
 
-def _grouped(weights: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _validate_groups(weights: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     weights, groups = np.asarray(weights, np.float64), np.asarray(groups)
     ok = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
     require(ok, "shape of weights", weights.shape, "[K, K], a row for each client")
@@ -108,14 +108,14 @@ def mean_accuracies(accuracies: np.ndarray) -> np.ndarray:
 
     Clients that were never measured are left out; a round in which another one was not is NaN.
     """
-    accuracies = _checked("accuracies", accuracies, 2)
-    measured = ~np.isnan(accuracies).all(0)
-    if not measured.any():
+    accuracies = _validate_accuracies("accuracies", accuracies, 2)
+    is_measured = ~np.isnan(accuracies).all(0)
+    if not is_measured.any():
         return np.full(len(accuracies), np.nan)
-    return accuracies[:, measured].mean(1)
+    return accuracies[:, is_measured].mean(1)
 
 
-def best_mean_accuracy(accuracies: np.ndarray) -> BestMean:
+def best_mean_accuracy(accuracies: np.ndarray) -> BestMeanAccuracy:
     """BMTA, best mean testing accuracy (FedAMP, section 7), of accuracies [R, K].
 
     The maximum over rounds of the unweighted mean over clients: one round for all of them, not
@@ -124,7 +124,7 @@ def best_mean_accuracy(accuracies: np.ndarray) -> BestMean:
     means = mean_accuracies(accuracies)
     require(not np.isnan(means).all(), "accuracies", "all NaN", "at least one measured round")
     best = int(np.nanargmax(means))
-    return BestMean(float(means[best]), best + 1)
+    return BestMeanAccuracy(float(means[best]), best + 1)
 
 
 def worst_decile(accuracies: np.ndarray) -> float:
@@ -133,7 +133,7 @@ def worst_decile(accuracies: np.ndarray) -> float:
     A tenth is rounded down (6 of 62) and is at least one client. Clients without a measurement are
     left out; raises `ConfigError` where that leaves none.
     """
-    accuracies = _checked("accuracies", accuracies, 1)
+    accuracies = _validate_accuracies("accuracies", accuracies, 1)
     accuracies = np.sort(accuracies[~np.isnan(accuracies)])
     require(len(accuracies) > 0, "accuracies", "all NaN", "at least one measured client")
     return float(accuracies[: max(1, len(accuracies) // 10)].mean())
@@ -164,25 +164,25 @@ def wilcoxon(
 
     require_name("alternative", alternative, ("two-sided", "greater", "less"))
     require_name("zero_method", zero_method, ("wilcox", "pratt", "zsplit"))
-    a, b = _checked("a", a, 1), _checked("b", b, 1)
+    a, b = _validate_accuracies("a", a, 1), _validate_accuracies("b", b, 1)
     require(len(a) == len(b), "len(b)", len(b), f"len(a) = {len(a)}: the same clients")
-    missing = np.isnan(a)
-    if (missing != np.isnan(b)).any():
-        client = int((missing != np.isnan(b)).argmax())
+    is_missing = np.isnan(a)
+    if (is_missing != np.isnan(b)).any():
+        client = int((is_missing != np.isnan(b)).argmax())
         raise ConfigError(
             f"a[{client}], b[{client}] = {a[client]}, {b[client]}: expected both measured or none"
         )
-    difference = np.round(a[~missing] - b[~missing], 6)
+    difference = np.round(a[~is_missing] - b[~is_missing], 6)
     require(len(difference) > 0, "a", "all NaN", "at least one measured client")
     ties = int((difference == 0).sum())
     statistic, p_value = 0.0, 1.0
     if ties < len(difference):
-        found = stats.wilcoxon(difference, alternative=alternative, zero_method=zero_method)
-        statistic, p_value = float(found.statistic), float(found.pvalue)
+        test_result = stats.wilcoxon(difference, alternative=alternative, zero_method=zero_method)
+        statistic, p_value = float(test_result.statistic), float(test_result.pvalue)
     return PairedTest(statistic, p_value, len(difference), ties, float(np.median(difference)))
 
 
-def _checked(argument: str, values, rank: int) -> np.ndarray:
+def _validate_accuracies(argument: str, values, rank: int) -> np.ndarray:
     values = np.asarray(values)
     axes = {1: "[K], one for each client", 2: "[rounds, K]"}[rank]
     ok = values.ndim == rank and values.size > 0 and np.issubdtype(values.dtype, np.number)

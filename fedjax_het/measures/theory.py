@@ -20,7 +20,7 @@ class GradientError(NamedTuple):
     relative: float
 
 
-def gradient_error(gaps: np.ndarray, norms: np.ndarray) -> GradientError:
+def fit_gradient_error(gaps: np.ndarray, norms: np.ndarray) -> GradientError:
     """The delta and epsilon, neither negative, that hold in all measured rounds and whose bound is
     lowest on their average.
 
@@ -30,12 +30,12 @@ def gradient_error(gaps: np.ndarray, norms: np.ndarray) -> GradientError:
     from scipy.optimize import linprog
 
     gaps, norms = np.asarray(gaps, np.float64), np.asarray(norms, np.float64)
-    known = np.isfinite(gaps) & np.isfinite(norms)
-    require(bool(known.any()), "gaps", "all NaN", "a measured round")
-    gaps, norms = gaps[known], norms[known]
+    is_measured = np.isfinite(gaps) & np.isfinite(norms)
+    require(bool(is_measured.any()), "gaps", "all NaN", "a measured round")
+    gaps, norms = gaps[is_measured], norms[is_measured]
     bound = np.stack([norms, np.ones_like(norms)], axis=1)
-    found = linprog(bound.mean(0), A_ub=-bound, b_ub=-gaps, bounds=(0, None))
-    delta, epsilon = found.x
+    solution = linprog(bound.mean(0), A_ub=-bound, b_ub=-gaps, bounds=(0, None))
+    delta, epsilon = solution.x
     return GradientError(float(delta), float(epsilon), float((gaps / norms).max()))
 
 
@@ -51,13 +51,13 @@ class ProgressTerms(NamedTuple):
     drift: np.ndarray
 
 
-def progress_terms(
+def compute_progress_terms(
     curves: Mapping[str, np.ndarray],
     *,
     gamma: float,
     server_lr: float,
     num_clients: int,
-    sampled: int,
+    cohort_size: int,
     client_steps: float,
     server_steps: float,
 ) -> ProgressTerms:
@@ -72,7 +72,7 @@ def progress_terms(
         `server_noise` [R] of a run (`engine.gradient_gaps`).
       server_lr: eta_g. num_clients, sampled: N and S. client_steps, server_steps: K and K_0.
     """
-    whole, own, apart, between, noise, own_noise = (
+    gradient_norm, server_norm, server_gap, client_gap, client_noise, server_noise = (
         np.asarray(curves[name], np.float64)
         for name in (
             "gradient_norm",
@@ -83,23 +83,30 @@ def progress_terms(
             "server_noise",
         )
     )
-    more = 1 + gamma
-    both = (whole**2 + own**2 - apart) / 2  # <grad F, grad f_0>
-    mixed = (whole**2 + 2 * gamma * both + gamma**2 * own**2) / more**2
-    drawn = (num_clients - sampled) / max(num_clients - 1, 1)  # rho_s
+    one_plus_gamma = 1 + gamma
+    inner_product = (gradient_norm**2 + server_norm**2 - server_gap) / 2  # <grad F, grad f_0>
+    mixed_squared_norm = (
+        gradient_norm**2 + 2 * gamma * inner_product + gamma**2 * server_norm**2
+    ) / one_plus_gamma**2
+    sampling_factor = (num_clients - cohort_size) / max(num_clients - 1, 1)  # rho_s
     kappa = max(4 * gamma**3, 2 / server_lr**2 + 3 * gamma**2)
-    psi = gamma**2 * own_noise / server_steps + (noise / client_steps + drawn * between) / sampled
+    psi = (
+        gamma**2 * server_noise / server_steps
+        + (client_noise / client_steps + sampling_factor * client_gap) / cohort_size
+    )
     phi = (
         gamma**2 * psi
-        + 2 * gamma**2 / sampled * (noise / client_steps + drawn * between)
-        + (2 * between + noise / client_steps) / server_lr**2
+        + 2 * gamma**2 / cohort_size * (client_noise / client_steps + sampling_factor * client_gap)
+        + (2 * client_gap + client_noise / client_steps) / server_lr**2
     )
-    first = min(server_lr, 1 / gamma if gamma else np.inf, 8 / 9) / 4  # (11)
-    step = min(first, min(1, more**2 / (2 * kappa)) / (8 * more))  # and (13)
-    h = gamma + 0.5 - step * more / 2 * (3 * gamma + 3 + 16 * kappa * step)
+    max_first_step = min(server_lr, 1 / gamma if gamma else np.inf, 8 / 9) / 4  # (11)
+    step = min(
+        max_first_step, min(1, one_plus_gamma**2 / (2 * kappa)) / (8 * one_plus_gamma)
+    )  # and (13)
+    h = gamma + 0.5 - step * one_plus_gamma / 2 * (3 * gamma + 3 + 16 * kappa * step)
     return ProgressTerms(
         step,
-        descent=h * mixed,
+        descent=h * mixed_squared_norm,
         noise=5 * step * psi,
-        drift=8 * step**2 * (gamma * kappa / more * apart + phi),
+        drift=8 * step**2 * (gamma * kappa / one_plus_gamma * server_gap + phi),
     )

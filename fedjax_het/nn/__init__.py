@@ -2,15 +2,15 @@
 
 from fedjax_het.nn.conv import conv2d
 from fedjax_het.nn.conv_products import CONV_IMPLS
-from fedjax_het.nn.digest import network_digest
-from fedjax_het.nn.flops import training_flops
+from fedjax_het.nn.digest import compute_network_digest
+from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.generator import Generator, make_generator
-from fedjax_het.nn.micro_batch import micro_batched_value_and_grad, piece_size
+from fedjax_het.nn.micro_batch import choose_micro_batch_size, micro_batched_value_and_grad
 from fedjax_het.nn.models import Head, Model, Variables, count_parameters
-from fedjax_het.nn.network import Network, as_model
-from fedjax_het.nn.networks import NETWORKS, make_model, network_options, register_network
-from fedjax_het.nn.norms import norm_mask, norms_of, with_norms
-from fedjax_het.nn.projection import with_projection_head
+from fedjax_het.nn.network import NetworkSpec, to_model
+from fedjax_het.nn.networks import NETWORKS, get_network_options, make_model, register_network
+from fedjax_het.nn.norms import get_norm_variables, norm_mask, replace_norm_variables
+from fedjax_het.nn.projection import add_projection_head
 
 __all__ = [
     "CONV_IMPLS",
@@ -18,21 +18,21 @@ __all__ = [
     "Generator",
     "Head",
     "Model",
-    "Network",
+    "NetworkSpec",
     "Variables",
-    "as_model",
+    "add_projection_head",
+    "choose_micro_batch_size",
+    "compute_network_digest",
     "conv2d",
     "count_parameters",
+    "count_training_flops",
+    "get_network_options",
+    "get_norm_variables",
     "make_generator",
     "make_model",
     "micro_batched_value_and_grad",
-    "network_digest",
-    "network_options",
     "norm_mask",
-    "norms_of",
-    "piece_size",
     "register_network",
-    "training_flops",
-    "with_norms",
-    "with_projection_head",
+    "replace_norm_variables",
+    "to_model",
 ]

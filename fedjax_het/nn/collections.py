@@ -9,22 +9,22 @@ import numpy as np
 from fedjax_het.common.errors import ConfigError
 from fedjax_het.nn.models import Variables
 
-FLAGS = ("train", "training", "deterministic")  # what functions call the training flag
+TRAINING_FLAGS = ("train", "training", "deterministic")  # what functions call the training flag
 
 
-def flag_of(parameters: Mapping[str, Any]) -> str | None:
+def find_training_flag(parameters: Mapping[str, Any]) -> str | None:
     """The parameter of a function that says whether it is training, if it has one."""
-    return next((name for name in FLAGS if name in parameters), None)
+    return next((name for name in TRAINING_FLAGS if name in parameters), None)
 
 
-def as_flag(flag: str | None, train: bool) -> dict[str, bool]:
+def make_flag_arguments(flag: str | None, train: bool) -> dict[str, bool]:
     """The training flag as keyword arguments."""
     if flag is None:
         return {}
     return {flag: not train if flag == "deterministic" else train}
 
 
-def other_collections(by_collection: Mapping[str, Any]) -> tuple[str, ...]:
+def list_state_collections(by_collection: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the collections besides the parameters, sorted."""
     return tuple(sorted(name for name in by_collection if name != "params"))
 
@@ -55,10 +55,10 @@ def to_collections(variables: Variables, collections: Sequence[str]) -> dict[str
 
 def _check_leaves(kind: str, tree: Any, *, floats: bool) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-        if array and not (floats and not np.issubdtype(leaf.dtype, np.inexact)):
+        is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        if is_array and not (floats and not np.issubdtype(leaf.dtype, np.inexact)):
             continue
-        found = f"of type {leaf.dtype}" if array else f"a {type(leaf).__name__}"
+        actual = f"of type {leaf.dtype}" if is_array else f"a {type(leaf).__name__}"
         expected = "an array of floats" if floats else "an array"
-        where = jax.tree_util.keystr(path)
-        raise ConfigError(f"{kind}{where} of its variables is {found}: expected {expected}")
+        location = jax.tree_util.keystr(path)
+        raise ConfigError(f"{kind}{location} of its variables is {actual}: expected {expected}")

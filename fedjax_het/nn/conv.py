@@ -42,132 +42,140 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
-    impl = conv_products.what_is_automatic() if impl == conv_products.AUTO else impl
+    impl = conv_products.get_auto_impl() if impl == conv_products.AUTO else impl
     # jax adds its settings to `jax.config` at run time: its types do not name them.
     settings: Any = jax.config
     precision = settings.jax_default_matmul_precision
-    of = Convolution((height, width), (rows, columns), padding, stride, impl, precision)
-    return OUTPUT.bind(x[None], kernel[None], of=of)[0]
+    convolution = Convolution((height, width), (rows, columns), padding, stride, impl, precision)
+    return CONV_OUTPUT.bind(x[None], kernel[None], of=convolution)[0]
 
 
-def _output_shape(x: tuple[int, ...], kernel: tuple[int, ...], of: Convolution) -> tuple[int, ...]:
-    return (*x[:2], *of.output_size, kernel[-1])
+def _output_shape(
+    x: tuple[int, ...], kernel: tuple[int, ...], convolution: Convolution
+) -> tuple[int, ...]:
+    return (*x[:2], *convolution.output_size, kernel[-1])
 
 
 def _input_shape(
-    outputs: tuple[int, ...], kernel: tuple[int, ...], of: Convolution
+    outputs: tuple[int, ...], kernel: tuple[int, ...], convolution: Convolution
 ) -> tuple[int, ...]:
-    return (*outputs[:2], *of.size, kernel[-2])
+    return (*outputs[:2], *convolution.size, kernel[-2])
 
 
-def _kernel_shape(x: tuple[int, ...], outputs: tuple[int, ...], of: Convolution) -> tuple[int, ...]:
-    return (x[0], *of.window, x[-1], outputs[-1])
+def _kernel_shape(
+    x: tuple[int, ...], outputs: tuple[int, ...], convolution: Convolution
+) -> tuple[int, ...]:
+    return (x[0], *convolution.window, x[-1], outputs[-1])
 
 
-def by_lanes(
+def apply_per_lane(
     function: Callable, left: Array, right: Array, *, of: Convolution, platform: str
 ) -> Array:
     """A product of arrays with a leading axis of lanes, [L, ...] each, by that of one lane: as it
     is lowered for "cpu", "tpu" or another platform."""
     lanes, cpu = left.shape[0], platform == "cpu"
-    own = partial(function, conv_products.with_lanes(of, lanes, platform), cpu=cpu)
-    with _precision(of.precision):
+    lane_function = partial(function, conv_products.resolve_auto_impl(of, lanes, platform), cpu=cpu)
+    with _set_matmul_precision(of.precision):
         if lanes == 1:
-            return own(left[0], right[0])[None]
+            return lane_function(left[0], right[0])[None]
         if of.impl == conv_products.UNROLLED:
-            return jnp.stack([own(left[lane], right[lane]) for lane in range(lanes)])
+            return jnp.stack([lane_function(left[lane], right[lane]) for lane in range(lanes)])
         if cpu:
-            return jax.lax.map(lambda both: own(*both), (left, right))
-        return jax.vmap(own)(left, right)
+            return jax.lax.map(lambda operands: lane_function(*operands), (left, right))
+        return jax.vmap(lane_function)(left, right)
 
 
-def _product(name: str, shape_of: Callable, function: Callable) -> Primitive:
+def _make_primitive(name: str, output_shape: Callable, function: Callable) -> Primitive:
     """An operation on two arrays with a leading axis of lanes, [L, ...] each.
 
     Args:
       shape_of: `(shape, shape, of) -> shape` of the result.
       function: `(of, array, array, cpu=...) -> array` without lanes.
     """
-    product = Primitive(name)
+    primitive = Primitive(name)
 
-    @product.def_abstract_eval
+    @primitive.def_abstract_eval
     def _(left, right, *, of):
-        return left.update(shape=shape_of(left.shape, right.shape, of), weak_type=False)
+        return left.update(shape=output_shape(left.shape, right.shape, of), weak_type=False)
 
-    @product.def_impl
+    @primitive.def_impl
     def _(left, right, *, of):
         (platform,) = {device.platform for device in jnp.asarray(left).devices()}
-        return _compiled(function, of, platform)(left, right)
+        return _compile(function, of, platform)(left, right)
 
     for platform in (None, "cpu", "tpu"):  # None: of which nothing else is said
-        own = partial(by_lanes, function, platform=platform or "gpu")
-        lowered = mlir.lower_fun(own, multiple_results=False)
-        mlir.register_lowering(product, lowered, platform=platform)
-    return product
+        lowering_function = partial(apply_per_lane, function, platform=platform or "gpu")
+        lowering_rule = mlir.lower_fun(lowering_function, multiple_results=False)
+        mlir.register_lowering(primitive, lowering_rule, platform=platform)
+    return primitive
 
 
-def _precision(name: str | None) -> contextlib.AbstractContextManager:
+def _set_matmul_precision(name: str | None) -> contextlib.AbstractContextManager:
     """As it was where the convolution was asked for: it is lowered somewhere else."""
     return contextlib.nullcontext() if name is None else jax.default_matmul_precision(name)
 
 
 @cache
-def _compiled(function: Callable, of: Convolution, platform: str) -> Callable:
-    return jax.jit(partial(by_lanes, function, of=of, platform=platform))
+def _compile(function: Callable, convolution: Convolution, platform: str) -> Callable:
+    return jax.jit(partial(apply_per_lane, function, of=convolution, platform=platform))
 
 
-OUTPUT = _product("conv2d", _output_shape, conv_products.output)
-INPUT = _product("conv2d_input", _input_shape, conv_products.input_gradient)
-KERNEL = _product("conv2d_kernel", _kernel_shape, conv_products.kernel_gradient)
-
-ad.defbilinear(
-    OUTPUT,
-    lambda outputs, _, kernel, *, of: INPUT.bind(outputs, kernel, of=of),
-    lambda outputs, x, _, *, of: KERNEL.bind(x, outputs, of=of),
+CONV_OUTPUT = _make_primitive("conv2d", _output_shape, conv_products.compute_output)
+CONV_INPUT_GRADIENT = _make_primitive(
+    "conv2d_input", _input_shape, conv_products.compute_input_gradient
 )
-ad.defbilinear(
-    INPUT,
-    lambda x, _, kernel, *, of: OUTPUT.bind(x, kernel, of=of),
-    lambda x, outputs, _, *, of: KERNEL.bind(x, outputs, of=of),
-)
-ad.defbilinear(
-    KERNEL,
-    lambda kernel, _, outputs, *, of: INPUT.bind(outputs, kernel, of=of),
-    lambda kernel, x, _, *, of: OUTPUT.bind(x, kernel, of=of),
+CONV_KERNEL_GRADIENT = _make_primitive(
+    "conv2d_kernel", _kernel_shape, conv_products.compute_kernel_gradient
 )
 
+ad.defbilinear(
+    CONV_OUTPUT,
+    lambda outputs, _, kernel, *, of: CONV_INPUT_GRADIENT.bind(outputs, kernel, of=of),
+    lambda outputs, x, _, *, of: CONV_KERNEL_GRADIENT.bind(x, outputs, of=of),
+)
+ad.defbilinear(
+    CONV_INPUT_GRADIENT,
+    lambda x, _, kernel, *, of: CONV_OUTPUT.bind(x, kernel, of=of),
+    lambda x, outputs, _, *, of: CONV_KERNEL_GRADIENT.bind(x, outputs, of=of),
+)
+ad.defbilinear(
+    CONV_KERNEL_GRADIENT,
+    lambda kernel, _, outputs, *, of: CONV_INPUT_GRADIENT.bind(outputs, kernel, of=of),
+    lambda kernel, x, _, *, of: CONV_OUTPUT.bind(x, kernel, of=of),
+)
 
-def _as_lanes(product, operands, axes, *, of):
+
+def _batch_as_lanes(primitive, operands, axes, *, of):
     """The rule of `jax.vmap`: those mapped over are lanes."""
-    number = next(
+    axis_size = next(
         operand.shape[axis]
         for operand, axis in zip(operands, axes, strict=True)
         if axis is not None
     )
     left, right = (
-        jnp.broadcast_to(operand[None], (number, *operand.shape))
+        jnp.broadcast_to(operand[None], (axis_size, *operand.shape))
         if axis is None
         else jnp.moveaxis(operand, axis, 0)
         for operand, axis in zip(operands, axes, strict=True)
     )
     lanes = left.shape[1]
     merged = (operand.reshape(-1, *operand.shape[2:]) for operand in (left, right))
-    out = product.bind(*merged, of=of)
-    return out.reshape(number, lanes, *out.shape[1:]), 0
+    out = primitive.bind(*merged, of=of)
+    return out.reshape(axis_size, lanes, *out.shape[1:]), 0
 
 
-def _as_samples(product, operands, axes, *, of):
+def _batch_as_samples(primitive, operands, axes, *, of):
     """The same where the second operand is a kernel: of one kernel, they are more samples."""
     samples, kernel = operands
     if axes[1] is not None:
-        return _as_lanes(product, operands, axes, of=of)
+        return _batch_as_lanes(primitive, operands, axes, of=of)
     samples = jnp.moveaxis(samples, axes[0], 1)  # [L, number, B, ...]
-    lanes, number, batch = samples.shape[:3]
-    merged = samples.reshape(lanes, number * batch, *samples.shape[3:])
-    out = product.bind(merged, kernel, of=of)
-    return out.reshape(lanes, number, batch, *out.shape[2:]), 1
+    lanes, axis_size, batch = samples.shape[:3]
+    merged = samples.reshape(lanes, axis_size * batch, *samples.shape[3:])
+    out = primitive.bind(merged, kernel, of=of)
+    return out.reshape(lanes, axis_size, batch, *out.shape[2:]), 1
 
 
-batching.primitive_batchers[OUTPUT] = partial(_as_samples, OUTPUT)
-batching.primitive_batchers[INPUT] = partial(_as_samples, INPUT)
-batching.primitive_batchers[KERNEL] = partial(_as_lanes, KERNEL)
+batching.primitive_batchers[CONV_OUTPUT] = partial(_batch_as_samples, CONV_OUTPUT)
+batching.primitive_batchers[CONV_INPUT_GRADIENT] = partial(_batch_as_samples, CONV_INPUT_GRADIENT)
+batching.primitive_batchers[CONV_KERNEL_GRADIENT] = partial(_batch_as_lanes, CONV_KERNEL_GRADIENT)

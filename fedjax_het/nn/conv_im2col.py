@@ -18,18 +18,18 @@ def _barrier(array: Array, cpu: bool) -> Array:
     return jax.lax.optimization_barrier(array) if cpu else array
 
 
-def output(x: Array, kernel: Array, *, padding: int, stride: int) -> Array:
+def compute_output(x: Array, kernel: Array, *, padding: int, stride: int) -> Array:
     """-> [B, H', W', O] of x [B, H, W, I] and kernel [kh, kw, I, O]."""
     height, width = kernel.shape[:2]
-    patches = _patches(x, (height, width), padding, stride)
+    patches = _extract_patches(x, (height, width), padding, stride)
     return patches @ kernel.reshape(-1, kernel.shape[-1])
 
 
-def kernel_gradient(
+def compute_kernel_gradient(
     x: Array, outputs: Array, *, window: Sides, padding: int, stride: int, cpu: bool
 ) -> Array:
     """-> [kh, kw, I, O], of x and of a cotangent of the outputs [B, H', W', O]."""
-    patches = _patches(x, window, padding, stride)
+    patches = _extract_patches(x, window, padding, stride)
     columns, rows = (array.reshape(-1, array.shape[-1]) for array in (patches, outputs))
     if columns.shape[1] <= rows.shape[1]:  # the narrower of the two is the one to transpose
         kernel = _barrier(columns.T, cpu) @ rows
@@ -38,21 +38,21 @@ def kernel_gradient(
     return kernel.reshape(*window, x.shape[-1], outputs.shape[-1])
 
 
-def input_gradient(
+def compute_input_gradient(
     outputs: Array, kernel: Array, *, size: Sides, padding: int, stride: int, cpu: bool
 ) -> Array:
     """-> [B, H, W, I], H and W being `size`, of a cotangent of the outputs and of the kernel."""
-    turned = _barrier(kernel.reshape(-1, kernel.shape[-1]).T, cpu)
-    shares = _barrier(outputs.reshape(-1, kernel.shape[-1]) @ turned, cpu)
-    shares = shares.reshape(*outputs.shape[:3], *kernel.shape[:3])
-    if shares.dtype.itemsize < 4:
-        shares = shares.astype(jnp.float32)
+    kernel_matrix = _barrier(kernel.reshape(-1, kernel.shape[-1]).T, cpu)
+    patch_gradients = _barrier(outputs.reshape(-1, kernel.shape[-1]) @ kernel_matrix, cpu)
+    patch_gradients = patch_gradients.reshape(*outputs.shape[:3], *kernel.shape[:3])
+    if patch_gradients.dtype.itemsize < 4:
+        patch_gradients = patch_gradients.astype(jnp.float32)
     if stride == 1:
-        return _sum_of_patches(shares, padding).astype(outputs.dtype)
-    return _sum_of_strided_patches(shares, padding, stride, size).astype(outputs.dtype)
+        return _fold_patches(patch_gradients, padding).astype(outputs.dtype)
+    return _fold_strided_patches(patch_gradients, padding, stride, size).astype(outputs.dtype)
 
 
-def _patches(x: Array, window: Sides, padding: int, stride: int) -> Array:
+def _extract_patches(x: Array, window: Sides, padding: int, stride: int) -> Array:
     """[B, H', W', kh kw I]: for each pixel of the outputs what the kernel sees, in its order."""
     margins = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), margins)
@@ -65,36 +65,36 @@ def _patches(x: Array, window: Sides, padding: int, stride: int) -> Array:
     return jnp.concatenate(shifted, axis=-1)
 
 
-def _sum_of_patches(shares: Array, padding: int) -> Array:
+def _fold_patches(patch_gradients: Array, padding: int) -> Array:
     """The transpose of `_patches`: add [B, H', W', kh, kw, I] up, where each was read."""
-    batch, height, width, kernel_height, kernel_width, channels = shares.shape
-    margins = (batch, height + kernel_height - 1, width + kernel_width - 1, channels)
-    total = jnp.zeros(margins, shares.dtype)
+    batch, height, width, kernel_height, kernel_width, channels = patch_gradients.shape
+    padded_shape = (batch, height + kernel_height - 1, width + kernel_width - 1, channels)
+    total = jnp.zeros(padded_shape, patch_gradients.dtype)
     for row in range(kernel_height):
         for column in range(kernel_width):
-            here = (slice(None), slice(row, row + height), slice(column, column + width))
-            total = total.at[here].add(shares[:, :, :, row, column])
+            window = (slice(None), slice(row, row + height), slice(column, column + width))
+            total = total.at[window].add(patch_gradients[:, :, :, row, column])
     bottom, right = total.shape[1] - padding, total.shape[2] - padding
     return total[:, padding:bottom, padding:right]
 
 
-def _sum_of_strided_patches(shares: Array, padding: int, stride: int, size: Sides) -> Array:
+def _fold_strided_patches(patch_gradients: Array, padding: int, stride: int, size: Sides) -> Array:
     """The same where patches begin `stride` pixels apart in an input of `size` (height, width).
 
     Pixels whose rows and columns leave the same remainders share patches with each other alone:
     each such part of the input is a sum of patches of stride 1.
     """
-    batch, *_, channels = shares.shape
+    batch, *_, channels = patch_gradients.shape
     height, width = (-(-(pixels + 2 * padding) // stride) for pixels in size)
 
-    def part(row, column):
-        sharing = shares[:, :, :, row::stride, column::stride]
-        if sharing.size == 0:  # a kernel smaller than its stride skips pixels
-            return jnp.zeros((batch, height, width, channels), shares.dtype)
-        total = _sum_of_patches(sharing, 0)
-        unread = (height - total.shape[1], width - total.shape[2])
-        return jnp.pad(total, ((0, 0), (0, unread[0]), (0, unread[1]), (0, 0)))
+    def fold_phase(row, column):
+        phase_gradients = patch_gradients[:, :, :, row::stride, column::stride]
+        if phase_gradients.size == 0:  # a kernel smaller than its stride skips pixels
+            return jnp.zeros((batch, height, width, channels), patch_gradients.dtype)
+        total = _fold_patches(phase_gradients, 0)
+        num_padding = (height - total.shape[1], width - total.shape[2])
+        return jnp.pad(total, ((0, 0), (0, num_padding[0]), (0, num_padding[1]), (0, 0)))
 
-    rows = [jnp.stack([part(r, c) for c in range(stride)], axis=3) for r in range(stride)]
+    rows = [jnp.stack([fold_phase(r, c) for c in range(stride)], axis=3) for r in range(stride)]
     total = jnp.stack(rows, axis=2).reshape(batch, height * stride, width * stride, channels)
     return total[:, padding : padding + size[0], padding : padding + size[1]]

@@ -22,9 +22,9 @@ from fedjax_het.nn import conv_im2col, conv_native
 
 ConvImpl = Literal["auto", "native", "im2col", "unrolled"]
 AUTO, NATIVE, IM2COL, UNROLLED = CONV_IMPLS = get_args(ConvImpl)
-_AUTO: ContextVar[str] = ContextVar("conv_impl", default=AUTO)
+_AUTO_IMPL: ContextVar[str] = ContextVar("conv_impl", default=AUTO)
 
-MOST_IN_VAIN = 1.4  # pixels of an input gradient for each of its outputs: the rest is padding
+MAX_PADDING_RATIO = 1.4  # pixels of an input gradient for each of its outputs: the rest is padding
 
 Sides = tuple[int, int]  # height, width
 
@@ -42,76 +42,108 @@ class Convolution(NamedTuple):
     @property
     def output_size(self) -> Sides:
         height, width = (
-            (pixels + 2 * self.padding - reach) // self.stride + 1
-            for pixels, reach in zip(self.size, self.window, strict=True)
+            (pixels + 2 * self.padding - window_side) // self.stride + 1
+            for pixels, window_side in zip(self.size, self.window, strict=True)
         )
         return height, width
 
 
 @contextlib.contextmanager
-def automatic(impl: str) -> Iterator[None]:
+def override_auto_impl(impl: str) -> Iterator[None]:
     """What is traced inside takes `impl` for "auto"."""
-    token = _AUTO.set(impl)
+    token = _AUTO_IMPL.set(impl)
     try:
         yield
     finally:
-        _AUTO.reset(token)
+        _AUTO_IMPL.reset(token)
 
 
-def what_is_automatic() -> str:
-    return _AUTO.get()
+def get_auto_impl() -> str:
+    return _AUTO_IMPL.get()
 
 
-def with_lanes(of: Convolution, lanes: int, platform: str) -> Convolution:
+def resolve_auto_impl(convolution: Convolution, lanes: int, platform: str) -> Convolution:
     """The same with what is automatic chosen for so many kernels side by side; on a CPU each
     product chooses for itself."""
-    if of.impl != AUTO or platform == "cpu":
-        return of
-    return of._replace(impl=NATIVE if lanes == 1 or platform == "tpu" else IM2COL)
+    if convolution.impl != AUTO or platform == "cpu":
+        return convolution
+    return convolution._replace(impl=NATIVE if lanes == 1 or platform == "tpu" else IM2COL)
 
 
-def output(of: Convolution, x: Array, kernel: Array, *, cpu: bool) -> Array:
+def compute_output(convolution: Convolution, x: Array, kernel: Array, *, cpu: bool) -> Array:
     """-> [B, H', W', O] of x [B, H, W, I] and kernel [kh, kw, I, O]."""
     channels, features = kernel.shape[2:]
-    enough = features >= 32 or channels * features >= 128
-    if not _is_native(of, x, cpu=cpu, faster=enough):
-        return conv_im2col.output(x, kernel, padding=of.padding, stride=of.stride)
-    native = conv_native.output_on_cpu if cpu else conv_native.output
-    return native(x, kernel, padding=of.padding, stride=of.stride)
-
-
-def kernel_gradient(of: Convolution, x: Array, outputs: Array, *, cpu: bool) -> Array:
-    """-> [kh, kw, I, O], of x and of a cotangent of the outputs [B, H', W', O]."""
-    each_pixel = of.stride == 1
-    if not _is_native(of, x, cpu=cpu, faster=each_pixel):
-        return conv_im2col.kernel_gradient(
-            x, outputs, window=of.window, padding=of.padding, stride=of.stride, cpu=cpu
+    is_native_faster = features >= 32 or channels * features >= 128
+    if not _is_native(convolution, x, cpu=cpu, is_native_faster=is_native_faster):
+        return conv_im2col.compute_output(
+            x, kernel, padding=convolution.padding, stride=convolution.stride
         )
-    if cpu and each_pixel:
-        return conv_native.kernel_gradient_on_cpu(x, outputs, padding=of.padding)
-    return conv_native.kernel_gradient(
-        x, outputs, window=of.window, padding=of.padding, stride=of.stride
+    native = conv_native.compute_output_on_cpu if cpu else conv_native.compute_output
+    return native(x, kernel, padding=convolution.padding, stride=convolution.stride)
+
+
+def compute_kernel_gradient(
+    convolution: Convolution, x: Array, outputs: Array, *, cpu: bool
+) -> Array:
+    """-> [kh, kw, I, O], of x and of a cotangent of the outputs [B, H', W', O]."""
+    has_unit_stride = convolution.stride == 1
+    if not _is_native(convolution, x, cpu=cpu, is_native_faster=has_unit_stride):
+        return conv_im2col.compute_kernel_gradient(
+            x,
+            outputs,
+            window=convolution.window,
+            padding=convolution.padding,
+            stride=convolution.stride,
+            cpu=cpu,
+        )
+    if cpu and has_unit_stride:
+        return conv_native.compute_kernel_gradient_on_cpu(x, outputs, padding=convolution.padding)
+    return conv_native.compute_kernel_gradient(
+        x,
+        outputs,
+        window=convolution.window,
+        padding=convolution.padding,
+        stride=convolution.stride,
     )
 
 
-def input_gradient(of: Convolution, outputs: Array, kernel: Array, *, cpu: bool) -> Array:
+def compute_input_gradient(
+    convolution: Convolution, outputs: Array, kernel: Array, *, cpu: bool
+) -> Array:
     """-> [B, H, W, I] of a cotangent of the outputs and of the kernel."""
     channels, features = kernel.shape[2:]
-    same_form = of.stride == 1 and of.padding < min(of.window)
-    few_in_vain = math.prod(of.size) <= MOST_IN_VAIN * math.prod(of.output_size)
-    faster = same_form and few_in_vain and channels > 1 and channels * features >= 96
-    if not _is_native(of, outputs, cpu=cpu, faster=faster):
-        return conv_im2col.input_gradient(
-            outputs, kernel, size=of.size, padding=of.padding, stride=of.stride, cpu=cpu
+    is_plain_convolution = convolution.stride == 1 and convolution.padding < min(convolution.window)
+    has_little_padding = math.prod(convolution.size) <= MAX_PADDING_RATIO * math.prod(
+        convolution.output_size
+    )
+    is_native_faster = (
+        is_plain_convolution and has_little_padding and channels > 1 and channels * features >= 96
+    )
+    if not _is_native(convolution, outputs, cpu=cpu, is_native_faster=is_native_faster):
+        return conv_im2col.compute_input_gradient(
+            outputs,
+            kernel,
+            size=convolution.size,
+            padding=convolution.padding,
+            stride=convolution.stride,
+            cpu=cpu,
         )
-    if cpu and same_form:
-        return conv_native.input_gradient_on_cpu(outputs, kernel, padding=of.padding)
-    return conv_native.input_gradient(
-        outputs, kernel, size=of.size, padding=of.padding, stride=of.stride
+    if cpu and is_plain_convolution:
+        return conv_native.compute_input_gradient_on_cpu(
+            outputs, kernel, padding=convolution.padding
+        )
+    return conv_native.compute_input_gradient(
+        outputs,
+        kernel,
+        size=convolution.size,
+        padding=convolution.padding,
+        stride=convolution.stride,
     )
 
 
-def _is_native(of: Convolution, numbers: Array, *, cpu: bool, faster: bool) -> bool:
-    if of.impl != AUTO or not cpu:
-        return of.impl != IM2COL
-    return faster and max(of.window) > 1 and numbers.dtype == jnp.float32
+def _is_native(
+    convolution: Convolution, array: Array, *, cpu: bool, is_native_faster: bool
+) -> bool:
+    if convolution.impl != AUTO or not cpu:
+        return convolution.impl != IM2COL
+    return is_native_faster and max(convolution.window) > 1 and array.dtype == jnp.float32

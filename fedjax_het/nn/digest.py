@@ -11,10 +11,10 @@ import numpy as np
 
 from fedjax_het.nn.models import Model
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_MEMORY_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-def network_digest(model: Model) -> str:
+def compute_network_digest(model: Model) -> str:
     """16 hexadecimal digits: the hash of what the network computes, from its traces.
 
     In it are the shapes of the variables and the programs of `init` and of `apply`, in evaluation
@@ -26,24 +26,24 @@ def network_digest(model: Model) -> str:
     variables = jax.eval_shape(model.init, key)
     programs = [jax.make_jaxpr(model.init)(key)]
     for train in (False, True):
-        more = {"key": key} if train else {}
+        key_argument = {"key": key} if train else {}
 
-        def applied(variables, images, more=more, train=train):
-            return model.apply(variables, images, train=train, **more)
+        def apply_model(variables, images, key_argument=key_argument, train=train):
+            return model.apply(variables, images, train=train, **key_argument)
 
-        programs.append(jax.make_jaxpr(applied)(variables, images))
-    sha = hash_of_traces(programs)
+        programs.append(jax.make_jaxpr(apply_model)(variables, images))
+    sha = hash_jaxprs(programs)
     leaves, structure = jax.tree.flatten(variables)
     sha.update(f"{structure}{[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}".encode())
     return sha.hexdigest()[:16]
 
 
-def hash_of_traces(programs: Iterable[Any]) -> Any:
+def hash_jaxprs(programs: Iterable[Any]) -> Any:
     """SHA-256 of what programs compute, by `jax.make_jaxpr`, with the arrays that they close over;
     it takes more by its `update`."""
     sha = hashlib.sha256()
     for program in programs:
-        sha.update(_ADDRESS.sub("", str(program)).encode())
+        sha.update(_MEMORY_ADDRESS.sub("", str(program)).encode())
         for constant in program.consts:
             constant = jnp.asarray(constant)
             if not jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):

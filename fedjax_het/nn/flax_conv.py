@@ -10,7 +10,7 @@ import jax
 from fedjax_het.nn.conv import conv2d
 
 
-def is_plain_conv(module: nn.Module) -> bool:
+def is_supported_conv(module: nn.Module) -> bool:
     """Whether a layer is an `nn.Conv` of two dimensions with one group, no dilation, equal strides
     and nothing else about it that `conv2d` does not do."""
     return (
@@ -18,8 +18,8 @@ def is_plain_conv(module: nn.Module) -> bool:
         and not isinstance(module.kernel_size, int)
         and len(module.kernel_size) == 2
         and module.feature_group_count == 1
-        and {*_pair(module.input_dilation), *_pair(module.kernel_dilation)} == {1}
-        and len(set(_pair(module.strides))) == 1
+        and {*_to_pair(module.input_dilation), *_to_pair(module.kernel_dilation)} == {1}
+        and len(set(_to_pair(module.strides))) == 1
         and module.precision is None
         and module.conv_general_dilated is None
         and module.conv_general_dilated_cls is None
@@ -27,18 +27,18 @@ def is_plain_conv(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def own_convolution(module: nn.Conv) -> Iterator[None]:
+def override_convolution(module: nn.Conv) -> Iterator[None]:
     """Inside, a call of `module` takes `conv2d`, by flax's own field for another convolution."""
 
-    def convolve(x, kernel, strides, padding, **same_as_usual: Any) -> jax.Array:
+    def convolve(x, kernel, strides, padding, **kwargs: Any) -> jax.Array:
         if isinstance(padding, str):
             padding = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-        amounts = {amount for side in padding for amount in side}
-        if len(amounts) > 1 or min(amounts) < 0:
+        pad_widths = {width for side in padding for width in side}
+        if len(pad_widths) > 1 or min(pad_widths) < 0:
             zero = jax.numpy.zeros((), x.dtype)
             x = jax.lax.pad(x, zero, [(0, 0, 0), *((*side, 0) for side in padding), (0, 0, 0)])
-            amounts = {0}
-        return conv2d(x, kernel, amounts.pop(), stride=strides[0])
+            pad_widths = {0}
+        return conv2d(x, kernel, pad_widths.pop(), stride=strides[0])
 
     # A module's fields are frozen for users; the call that reads this one is between these lines.
     object.__setattr__(module, "conv_general_dilated", convolve)
@@ -48,7 +48,7 @@ def own_convolution(module: nn.Conv) -> Iterator[None]:
         object.__setattr__(module, "conv_general_dilated", None)
 
 
-def _pair(value: Any) -> tuple[int, ...]:
+def _to_pair(value: Any) -> tuple[int, ...]:
     """A setting of both axes as flax reads it: None is 1."""
     if value is None:
         return (1, 1)

@@ -3,10 +3,10 @@
 import jax
 
 from fedjax_het.nn.models import Model
-from fedjax_het.nn.products import multiply_adds
+from fedjax_het.nn.products import count_multiply_adds
 
 
-def training_flops(model: Model) -> int:
+def count_training_flops(model: Model) -> int:
     """Floating-point operations that one training sample takes: 2 per multiply-add.
 
     Counted are the products of convolutions (their zero padding included, as is usual) and fully
@@ -14,25 +14,25 @@ def training_flops(model: Model) -> int:
     kernel and input, which the first layer has no need of. Everything else (norms, pooling, the
     optimiser) is not. What a program really executes may be more.
     """
-    forward = _products_of_forward(model)
+    forward = _list_forward_multiply_adds(model)
     return 2 * (3 * sum(forward) - forward[0])
 
 
-def _products_of_forward(model: Model) -> list[int]:
+def _list_forward_multiply_adds(model: Model) -> list[int]:
     """Multiply-adds of each layer for one sample, in order."""
     variables = jax.eval_shape(model.init, jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, *model.input_shape), "float32")
-    traced = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
-    return list(_products(traced(variables, image).jaxpr))
+    trace = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
+    return list(_iter_multiply_adds(trace(variables, image).jaxpr))
 
 
-def _products(jaxpr):
+def _iter_multiply_adds(jaxpr):
     for equation in jaxpr.eqns:
-        found = multiply_adds(equation)
-        if found is not None:
-            yield found
+        count = count_multiply_adds(equation)
+        if count is not None:
+            yield count
             continue
         for parameter in equation.params.values():
             inner = getattr(parameter, "jaxpr", parameter)
             if hasattr(inner, "eqns"):
-                yield from _products(inner)
+                yield from _iter_multiply_adds(inner)

@@ -51,7 +51,7 @@ def make_generator(num_classes: int, num_features: int, hidden: int, noise_size:
     def apply(variables, noise, labels, *, train):
         if not train:
             return module.apply(variables, noise, labels, train=False), variables["state"]
-        features, new = module.apply(variables, noise, labels, train=True, mutable=["state"])
-        return features, new["state"]
+        features, updates = module.apply(variables, noise, labels, train=True, mutable=["state"])
+        return features, updates["state"]
 
     return Generator(noise_size, init, apply)

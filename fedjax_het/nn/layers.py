@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.conv import conv2d
-from fedjax_het.nn.spread import num_parts, over_whole_batch, row_numbers
+from fedjax_het.nn.spread import get_global_row_indices, get_num_shards, sum_over_shards
 
 NORM_EPSILON = 1e-5
 BATCH_NORM_MOMENTUM = 0.1  # weight of the new batch, as PyTorch counts it
@@ -19,7 +19,7 @@ def uniform_fan_in(fan_in: int):
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
-def weights_and_bias(module: nn.Module, kernel_shape: tuple[int, ...], glorot: bool):
+def create_kernel_and_bias(module: nn.Module, kernel_shape: tuple[int, ...], glorot: bool):
     """The parameters of a linear or convolution layer, drawn as PyTorch or (glorot) Keras does.
 
     Glorot's are U(±√(6 / (fan_in + fan_out))), with biases of zero.
@@ -38,7 +38,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        kernel, bias = weights_and_bias(self, (x.shape[-1], self.features), self.glorot)
+        kernel, bias = create_kernel_and_bias(self, (x.shape[-1], self.features), self.glorot)
         return x @ kernel + bias
 
 
@@ -53,7 +53,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x):
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
-        kernel, bias = weights_and_bias(self, kernel_shape, self.glorot)
+        kernel, bias = create_kernel_and_bias(self, kernel_shape, self.glorot)
         x = conv2d(x, kernel, self.padding, self.impl)
         return x + bias if self.add_bias else x
 
@@ -78,13 +78,13 @@ class ResidualConv(nn.Module):
         return conv2d(x, kernel, padding, self.impl, self.stride)
 
 
-def _in_32_bits(x):
+def _to_float32(x):
     """Numbers as statistics are taken of them."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
-def _as_given(normalised, x):
-    return normalised.astype(x.dtype) if x.dtype.itemsize < 4 else normalised
+def _cast_like(normalized, x):
+    return normalized.astype(x.dtype) if x.dtype.itemsize < 4 else normalized
 
 
 class InstanceNorm(nn.Module):
@@ -94,12 +94,12 @@ class InstanceNorm(nn.Module):
     def __call__(self, x, train):
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        given, x = x, _in_32_bits(x)
+        inputs, x = x, _to_float32(x)
         mean = x.mean(axis=(1, 2), keepdims=True)
         variance = jnp.square(x - mean).mean(axis=(1, 2), keepdims=True)
         factor = jax.lax.rsqrt(variance + NORM_EPSILON) * scale
         # One multiplication and addition a pixel.
-        return _as_given(x * factor + (shift - mean * factor), given)
+        return _cast_like(x * factor + (shift - mean * factor), inputs)
 
 
 class BatchNorm(nn.Module):
@@ -117,25 +117,25 @@ class BatchNorm(nn.Module):
         shift = self.param("bias", nn.initializers.zeros, channels)
         running_mean = self.variable("state", "mean", jnp.zeros, channels)
         running_variance = self.variable("state", "variance", jnp.ones, channels)
-        given, x = x, _in_32_bits(x)
+        inputs, x = x, _to_float32(x)
         if train:
-            count = num_parts() * (x.size // x.shape[-1])
+            count = get_num_shards() * (x.size // x.shape[-1])
 
-            def mean_of(numbers):
-                if num_parts() == 1:
-                    return numbers.mean(axis=(0, 1, 2))
-                return over_whole_batch(numbers.sum(axis=(0, 1, 2))) / count
+            def compute_mean(values):
+                if get_num_shards() == 1:
+                    return values.mean(axis=(0, 1, 2))
+                return sum_over_shards(values.sum(axis=(0, 1, 2))) / count
 
-            mean = mean_of(x)
-            variance = mean_of(jnp.square(x - mean))
+            mean = compute_mean(x)
+            variance = compute_mean(jnp.square(x - mean))
             if not self.is_initializing():
                 unbiased = variance * (count / max(count - 1, 1))
                 for running, new in ((running_mean, mean), (running_variance, unbiased)):
                     running.value += BATCH_NORM_MOMENTUM * (new - running.value)
         else:
             mean, variance = running_mean.value, running_variance.value
-        normalised = (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
-        return _as_given(normalised, given)
+        normalized = (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
+        return _cast_like(normalized, inputs)
 
 
 NORMS = {"group": InstanceNorm, "instance": InstanceNorm, "batch": BatchNorm, "none": None}
@@ -183,9 +183,11 @@ class Dropout(nn.Module):
             return x
         flat = x.reshape(x.shape[0], -1)
         key, words = self.make_rng("dropout"), (-(-flat.shape[1] // 4),)
-        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_numbers(x.shape[0]))
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(
+            get_global_row_indices(x.shape[0])
+        )
         bits = jax.vmap(lambda key: jax.random.bits(key, words))(keys)
         bits = jax.lax.optimization_barrier(bits)  # or they are drawn again in the backward pass
         draws = jnp.concatenate([(bits >> shift) & 255 for shift in (0, 8, 16, 24)], axis=1)
-        keep = draws[:, : flat.shape[1]] >= round(256 * self.rate)
-        return jnp.where(keep, flat / (1 - self.rate), 0).reshape(x.shape)
+        mask = draws[:, : flat.shape[1]] >= round(256 * self.rate)
+        return jnp.where(mask, flat / (1 - self.rate), 0).reshape(x.shape)

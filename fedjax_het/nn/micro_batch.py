@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.common.arrays import with_rows_of_zeros
+from fedjax_het.common.arrays import pad_rows
 
 Tree = Any
 
@@ -29,59 +29,59 @@ def micro_batched_value_and_grad(
     """
     value_and_grad = jax.value_and_grad(loss_sum, has_aux=has_aux)
 
-    def of_batch(params, batch):
-        def function(samples):
+    def accumulate(params, batch):
+        def compute_sums(samples):
             return value_and_grad(params, samples), ()
 
-        return in_pieces(function, batch, micro_batch=micro_batch)[0]
+        return accumulate_micro_batches(compute_sums, batch, micro_batch=micro_batch)[0]
 
-    return of_batch
+    return accumulate
 
 
-def in_pieces(
+def accumulate_micro_batches(
     function: Callable[[Tree], tuple[Tree, Tree]],
     samples: Tree,
     *,
     micro_batch: int | None,
-    fill_up: bool = False,
+    pad_last: bool = False,
 ) -> tuple[Tree, Tree]:
     """`function(samples) -> (sums over samples, an entry for each sample)`, in equal pieces of the
-    samples as `piece_size` has them.
+    samples as `choose_micro_batch_size` has them.
 
-    fill_up: samples of zeros add nothing to the sums, so that the last piece may be filled up with
+    pad_last: samples of zeros add nothing to the sums, so that the last piece may be filled up with
         them: all pieces then are of `micro_batch` samples.
     """
-    number = jax.tree.leaves(samples)[0].shape[0]
-    if fill_up and micro_batch is not None and number > micro_batch and _cuts_batches():
-        missing = -number % micro_batch
-        filled = jax.tree.map(lambda leaf: with_rows_of_zeros(leaf, missing), samples)
-        sums, entries = in_pieces(function, filled, micro_batch=micro_batch)
-        return sums, jax.tree.map(lambda leaf: leaf[:number], entries)
-    piece = piece_size(number, micro_batch)
-    if piece == number:
+    num_samples = jax.tree.leaves(samples)[0].shape[0]
+    if pad_last and micro_batch is not None and num_samples > micro_batch and _uses_micro_batches():
+        num_padding = -num_samples % micro_batch
+        padded = jax.tree.map(lambda leaf: pad_rows(leaf, num_padding), samples)
+        sums, entries = accumulate_micro_batches(function, padded, micro_batch=micro_batch)
+        return sums, jax.tree.map(lambda leaf: leaf[:num_samples], entries)
+    size = choose_micro_batch_size(num_samples, micro_batch)
+    if size == num_samples:
         return function(samples)
-    pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, piece, *leaf.shape[1:]), samples)
+    micro_batches = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), samples)
 
-    def add_piece(total, samples):
+    def add_micro_batch(total, samples):
         sums, entries = function(samples)
         return jax.tree.map(jnp.add, total, sums), entries
 
     # `zeros_like` of these shapes also takes over which mesh axes they vary on.
-    first = jax.tree.map(lambda leaf: leaf[0], pieces)
-    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, first)[0])
-    sums, entries = jax.lax.scan(add_piece, nothing, pieces)
-    return sums, jax.tree.map(lambda leaf: leaf.reshape(number, *leaf.shape[2:]), entries)
+    first_micro_batch = jax.tree.map(lambda leaf: leaf[0], micro_batches)
+    zero_sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, first_micro_batch)[0])
+    sums, entries = jax.lax.scan(add_micro_batch, zero_sums, micro_batches)
+    return sums, jax.tree.map(lambda leaf: leaf.reshape(num_samples, *leaf.shape[2:]), entries)
 
 
-def piece_size(batch_size: int, micro_batch: int | None) -> int:
+def choose_micro_batch_size(batch_size: int, micro_batch: int | None) -> int:
     """How many of a batch to take at once: equal pieces of at most `micro_batch` on a CPU, if one
     at least half as large divides the batch; else all."""
-    if micro_batch is None or not _cuts_batches():
+    if micro_batch is None or not _uses_micro_batches():
         return batch_size
     divisors = (size for size in range(micro_batch, 0, -1) if batch_size % size == 0)
     largest = next(divisors, batch_size)
     return largest if 2 * largest >= micro_batch else batch_size
 
 
-def _cuts_batches() -> bool:
+def _uses_micro_batches() -> bool:
     return jax.default_backend() == "cpu"

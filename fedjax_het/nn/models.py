@@ -20,7 +20,7 @@ class Head(NamedTuple):
     path: tuple[str, ...]
     apply: Callable[[Any, jax.Array], jax.Array]
 
-    def parameters(self, variables: Variables) -> Any:
+    def get_parameters(self, variables: Variables) -> Any:
         """Its parameters among those of the network."""
         layer = variables["params"]
         for name in self.path:
@@ -63,10 +63,10 @@ class Model(NamedTuple):
     embed: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
     norm_layers: Callable[[], frozenset[tuple[str, ...]]] = frozenset
     head: Head | None = None
-    spreads: bool = False
+    can_shard_batch: bool = False
 
 
-def cached_samples(height: int, width: int, channels: int) -> int:
+def count_cached_samples(height: int, width: int, channels: int) -> int:
     """How many samples' activations of a layer with such outputs fit a core's cache; at least 2."""
     return max(2, CACHED_ACTIVATIONS // (height * width * channels))
 

@@ -5,25 +5,30 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 
-from fedjax_het.common.doors import door
-from fedjax_het.common.errors import ConfigError, is_whole, require, shown
-from fedjax_het.common.signatures import call_with, called, checked_given, parameters_of
+from fedjax_het.common.doors import validate_arguments
+from fedjax_het.common.errors import ConfigError, format_value, is_integer_at_least, require
+from fedjax_het.common.signatures import (
+    call_with_supported,
+    get_keyword_parameters,
+    get_qualified_name,
+    validate_keyword_arguments,
+)
 from fedjax_het.common.variables import require_devices
-from fedjax_het.nn.contract import check_network, errors_named
-from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.contract import check_model, reraise_as_config_error
+from fedjax_het.nn.flax_model import make_flax_model
 from fedjax_het.nn.models import Model
-from fedjax_het.nn.pair_model import pair_model
+from fedjax_het.nn.pair_model import make_pair_model
 
 # What a function of a network is given, and what flax adds to every module's fields.
-MOST = 2**16  # pixels of a side, channels, classes
-_FILLED_IN = ("input_shape", "num_classes", "parent", "name")
-WHAT_MAKES_ONE = (
+MAX_SIZE = 2**16  # pixels of a side, channels, classes
+_INFERRED_ARGUMENTS = ("input_shape", "num_classes", "parent", "name")
+ACCEPTED_NETWORKS = (
     "a flax.linen module or its class, an (init, apply) pair, a Model, or a function that returns "
     "one of them"
 )
 
 
-class Network(NamedTuple):
+class NetworkSpec(NamedTuple):
     """A network that can be named.
 
     make: a function `make(input_shape, num_classes, **options)`, each passed only where its
@@ -39,16 +44,20 @@ class Network(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """Its options, as the signature has them, with their defaults or `REQUIRED`."""
-        return parameters_of(self.make, besides=_FILLED_IN) if _makes(self.make) else {}
+        return (
+            get_keyword_parameters(self.make, exclude=_INFERRED_ARGUMENTS)
+            if _is_factory(self.make)
+            else {}
+        )
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def validate_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options that it takes, as their annotations have them. Raises ConfigError."""
         owner = f"network {self.name!r}"
-        return checked_given(owner, options, self.make, self.options, "option")
+        return validate_keyword_arguments(owner, options, self.make, self.options, "option")
 
 
-@door
-def as_model(
+@validate_arguments
+def to_model(
     network: Any,
     input_shape: Sequence[int],
     num_classes: int,
@@ -57,7 +66,7 @@ def as_model(
 ) -> Model:
     """What a user writes as a `Model` for images of `input_shape` (height, width, channels).
 
-    network: as `Network.make`. options: what its signature takes besides.
+    network: as `NetworkSpec.make`. options: what its signature takes besides.
     Cost: three abstract evaluations.
     Raises: ConfigError in one line, before anything compiles, that names the network, the function
       and the shape or leaf: for an option that it does not have, a call that fails, logits that are
@@ -65,54 +74,60 @@ def as_model(
       or dropout and batch norm without a training flag.
     """
     owner = f"network {name!r}"
-    model = model_of(Network(name, network), input_shape, num_classes, options)
-    function = f"{_core(network)}.__call__" if _is_flax(network) else _core(network)
+    model = build_model(NetworkSpec(name, network), input_shape, num_classes, options)
+    function = (
+        f"{_get_function_name(network)}.__call__"
+        if _is_flax_module(network)
+        else _get_function_name(network)
+    )
     fits = model.input_shape == tuple(input_shape)
     require(fits, owner, model.input_shape, f"one of {tuple(input_shape)} images")
-    check_network(model, owner, function, num_classes)
+    check_model(model, owner, function, num_classes)
     return model
 
 
-def model_of(
-    network: Network, input_shape: Sequence[int], num_classes: int, options: dict[str, Any]
+def build_model(
+    network: NetworkSpec, input_shape: Sequence[int], num_classes: int, options: dict[str, Any]
 ) -> Model:
-    """The network's `Model`, unchecked but for its options; see `as_model`."""
-    sides = [size for size in input_shape if is_whole(size, 1) and int(size) <= MOST]
+    """The network's `Model`, unchecked but for its options; see `to_model`."""
+    sides = [size for size in input_shape if is_integer_at_least(size, 1) and int(size) <= MAX_SIZE]
     ok = len(input_shape) == 3 == len(sides)
-    expected = f"three positive integers of at most {MOST}: height, width, channels"
+    expected = f"three positive integers of at most {MAX_SIZE}: height, width, channels"
     require(ok, "input_shape", input_shape, expected)
-    ok = is_whole(num_classes, 1) and int(num_classes) <= MOST
-    require(ok, "num_classes", num_classes, f"a positive whole number of at most {MOST}")
+    ok = is_integer_at_least(num_classes, 1) and int(num_classes) <= MAX_SIZE
+    require(ok, "num_classes", num_classes, f"a positive whole number of at most {MAX_SIZE}")
     require_devices()  # for shapes alone, but jax asks for them
     height, width, channels = (int(size) for size in input_shape)
     shape = (height, width, channels)
     owner = f"network {network.name!r}"
-    options = network.checked(options)
-    with errors_named(owner, called(network.make)):
-        made = network.make
-        if _makes(made):
-            offered = {"input_shape": shape, "num_classes": int(num_classes)}
-            made = call_with(made, offered, **options)
-        return _wrapped(made, owner, shape, int(num_classes))._replace(name=network.name)
+    options = network.validate_options(options)
+    with reraise_as_config_error(owner, get_qualified_name(network.make)):
+        definition = network.make
+        if _is_factory(definition):
+            available_arguments = {"input_shape": shape, "num_classes": int(num_classes)}
+            definition = call_with_supported(definition, available_arguments, **options)
+        return _wrap_model(definition, owner, shape, int(num_classes))._replace(name=network.name)
 
 
-def check_makes_network(name: str, make: Any) -> None:
+def check_network_definition(name: str, make: Any) -> None:
     """Raise ConfigError for what is no network and no function."""
-    require(_makes(make) or _is_network(make), f"network {name!r}", make, WHAT_MAKES_ONE)
+    require(_is_factory(make) or _is_network(make), f"network {name!r}", make, ACCEPTED_NETWORKS)
 
 
-def _wrapped(made: Any, owner: str, shape: tuple[int, int, int], num_classes: int) -> Model:
-    if isinstance(made, Model):
-        return made
-    if isinstance(made, nn.Module):
-        return flax_model(made, shape)
-    if _is_pair(made):
-        module = getattr(made[0], "__self__", None)
+def _wrap_model(
+    definition: Any, owner: str, shape: tuple[int, int, int], num_classes: int
+) -> Model:
+    if isinstance(definition, Model):
+        return definition
+    if isinstance(definition, nn.Module):
+        return make_flax_model(definition, shape)
+    if _is_pair(definition):
+        module = getattr(definition[0], "__self__", None)
         if isinstance(module, nn.Module):  # (module.init, module.apply)
-            return flax_model(module, shape)
-        init, apply = made
-        return pair_model(init, apply, shape, num_classes)
-    raise ConfigError(f"{owner} = {shown(made)}: expected {WHAT_MAKES_ONE}")
+            return make_flax_model(module, shape)
+        init, apply = definition
+        return make_pair_model(init, apply, shape, num_classes)
+    raise ConfigError(f"{owner} = {format_value(definition)}: expected {ACCEPTED_NETWORKS}")
 
 
 def _is_pair(value: Any) -> bool:
@@ -123,16 +138,16 @@ def _is_network(value: Any) -> bool:
     return isinstance(value, Model | nn.Module) or _is_pair(value)
 
 
-def _makes(value: Any) -> bool:
+def _is_factory(value: Any) -> bool:
     """Whether it must be called for a network. A module can be called too, but is one."""
     return callable(value) and not _is_network(value)
 
 
-def _is_flax(value: Any) -> bool:
+def _is_flax_module(value: Any) -> bool:
     is_class = isinstance(value, type) and issubclass(value, nn.Module)
     return is_class or isinstance(value, nn.Module)
 
 
-def _core(network: Any) -> str:
+def _get_function_name(network: Any) -> str:
     """What to call the user's function in messages."""
-    return called(network[1]) if _is_pair(network) else called(network)
+    return get_qualified_name(network[1]) if _is_pair(network) else get_qualified_name(network)

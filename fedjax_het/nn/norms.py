@@ -19,24 +19,26 @@ def norm_mask(model: Model, variables: Variables) -> Tree:
     """
     layers = model.norm_layers()
 
-    def inside(path, leaf):
+    def is_norm_leaf(path, leaf):
         inner = path[1:]  # without "params" or "state"
         names = tuple(jax.tree_util.keystr(inner, simple=True, separator="/").split("/"))
         return any(names[: len(layer)] == layer for layer in layers)
 
-    return jax.tree_util.tree_map_with_path(inside, variables)
+    return jax.tree_util.tree_map_with_path(is_norm_leaf, variables)
 
 
-def norms_of(model: Model, variables: Variables) -> tuple[jax.Array, ...]:
+def get_norm_variables(model: Model, variables: Variables) -> tuple[jax.Array, ...]:
     """The leaves that `norm_mask` marks, in order."""
     leaves, marks = jax.tree.leaves(variables), jax.tree.leaves(norm_mask(model, variables))
     return tuple(leaf for leaf, mark in zip(leaves, marks, strict=True) if mark)
 
 
-def with_norms(model: Model, variables: Variables, norms: Sequence[jax.Array]) -> Variables:
+def replace_norm_variables(
+    model: Model, variables: Variables, norms: Sequence[jax.Array]
+) -> Variables:
     """`variables` with these in place of the leaves that `norm_mask` marks."""
     leaves, structure = jax.tree.flatten(variables)
     marks = jax.tree.leaves(norm_mask(model, variables))
-    own = iter(norms)
-    merged = [next(own) if mark else leaf for leaf, mark in zip(leaves, marks, strict=True)]
+    norm_values = iter(norms)
+    merged = [next(norm_values) if mark else leaf for leaf, mark in zip(leaves, marks, strict=True)]
     return jax.tree.unflatten(structure, merged)

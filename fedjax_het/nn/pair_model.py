@@ -7,22 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.common.signatures import parameters_of
+from fedjax_het.common.signatures import get_keyword_parameters
 from fedjax_het.nn.collections import (
-    FLAGS,
-    as_flag,
-    flag_of,
-    other_collections,
+    TRAINING_FLAGS,
+    find_training_flag,
+    list_state_collections,
+    make_flag_arguments,
     to_collections,
     to_state,
     to_variables,
 )
 from fedjax_het.nn.models import Model
 
-_KEYS = ("key", "rng")  # what `apply` may call the key
+_KEY_NAMES = ("key", "rng")  # what `apply` may call the key
 
 
-def pair_model(
+def make_pair_model(
     init: Callable, apply: Callable, input_shape: tuple[int, int, int], num_classes: int
 ) -> Model:
     """A `Model` of `init(key)`, `init(key, images)` or `init(key, images, train)`, and of
@@ -37,47 +37,49 @@ def pair_model(
     """
     image = jnp.zeros((1, *input_shape))
 
-    def drawn(key: jax.Array) -> tuple[Any, bool]:
-        variables = init(*_first_arguments(init, key, image), **_flag(init, False))
-        named = isinstance(variables, Mapping) and "params" in variables
-        return (dict(variables) if named else {"params": variables}), named
+    def draw_variables(key: jax.Array) -> tuple[Any, bool]:
+        variables = init(
+            *_list_init_arguments(init, key, image), **_make_function_flag(init, False)
+        )
+        has_collections = isinstance(variables, Mapping) and "params" in variables
+        return (dict(variables) if has_collections else {"params": variables}), has_collections
 
-    found: dict[str, Any] = {}
+    structure: dict[str, Any] = {}
 
-    def survey(key: jax.Array) -> None:
-        by_collection, found["named"] = drawn(key)
-        found["collections"] = other_collections(by_collection)
+    def record_structure(key: jax.Array) -> None:
+        by_collection, structure["named"] = draw_variables(key)
+        structure["collections"] = list_state_collections(by_collection)
 
-    jax.eval_shape(survey, jax.random.key(0))
-    named, collections = found["named"], found["collections"]
+    jax.eval_shape(record_structure, jax.random.key(0))
+    has_collections, collections = structure["named"], structure["collections"]
 
     def model_init(key: jax.Array):
-        return to_variables(drawn(key)[0], collections)
+        return to_variables(draw_variables(key)[0], collections)
 
     def model_apply(variables, x, *, train, key=None):
         by_collection = to_collections(variables, collections)
-        how = {name: key for name in _KEYS if name in parameters_of(apply)}
-        given = by_collection if named else by_collection["params"]
-        out = apply(given, x, **_flag(apply, train), **how)
+        key_arguments = {name: key for name in _KEY_NAMES if name in get_keyword_parameters(apply)}
+        apply_variables = by_collection if has_collections else by_collection["params"]
+        out = apply(apply_variables, x, **_make_function_flag(apply, train), **key_arguments)
         if not (isinstance(out, tuple) and len(out) == 2):
             return out, variables["state"]
-        logits, new = out
+        logits, updates = out
         if not (train and collections):
             return logits, variables["state"]
-        return logits, to_state({**by_collection, **new}, collections)
+        return logits, to_state({**by_collection, **updates}, collections)
 
     return Model("pair", input_shape, num_classes, model_init, model_apply)
 
 
-def _first_arguments(init: Callable, key: jax.Array, image: jax.Array) -> tuple[Any, ...]:
+def _list_init_arguments(init: Callable, key: jax.Array, image: jax.Array) -> tuple[Any, ...]:
     positional = [
         parameter
         for parameter in inspect.signature(init).parameters.values()
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and parameter.name not in FLAGS
+        and parameter.name not in TRAINING_FLAGS
     ]
     return (key, image)[: max(1, len(positional))]
 
 
-def _flag(function: Callable, train: bool) -> dict[str, bool]:
-    return as_flag(flag_of(parameters_of(function)), train)
+def _make_function_flag(function: Callable, train: bool) -> dict[str, bool]:
+    return make_flag_arguments(find_training_flag(get_keyword_parameters(function)), train)

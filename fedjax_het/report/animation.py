@@ -10,23 +10,23 @@ import numpy as np
 
 from fedjax_het.common.errors import require
 from fedjax_het.common.files import write_atomically
-from fedjax_het.common.pictures import any_letters
+from fedjax_het.common.pictures import ignore_missing_glyphs
 from fedjax_het.condensation.synthetic import SyntheticData
-from fedjax_het.report.collaboration import plot_collaboration, similar_order
-from fedjax_het.report.synthetic_images import mosaic, stacked
+from fedjax_het.report.collaboration import order_by_similarity, plot_collaboration
+from fedjax_het.report.synthetic_images import make_mosaic, stack_mosaics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SECONDS = 8.0  # of a whole turn, at most
-_FRAMES = 40
-_SLOWEST, _LAST = 0.6, 2.0  # seconds: of a picture, of the last one
+MAX_DURATION_SECONDS = 8.0  # of a whole turn, at most
+_MAX_FRAMES = 40
+_MAX_FRAME_SECONDS, _LAST_FRAME_SECONDS = 0.6, 2.0  # seconds: of a picture, of the last one
 
 
 def write_animation(
     path: str | os.PathLike,
     frames: Sequence[Any],
-    draw: "Callable[[Any], Figure]",
+    draw_frame: "Callable[[Any], Figure]",
     *,
     dpi: int = 90,
 ) -> Path:
@@ -39,20 +39,25 @@ def write_animation(
 
     require(len(frames) > 0, "frames", frames, "at least one")
     path = Path(path)
-    pictures = []
+    frame_images = []
     for frame in frames:
         buffer = io.BytesIO()
-        with any_letters():
-            draw(frame).savefig(buffer, format="png", dpi=dpi)
-        picture = Image.open(buffer).convert("RGB")
-        pictures.append(picture.quantize(128, dither=Image.Dither.NONE))
-    each = int(1000 * min(_SLOWEST, SECONDS / len(frames)))
-    times = [each] * (len(frames) - 1) + [int(1000 * _LAST)]
-    first, *rest = pictures
+        with ignore_missing_glyphs():
+            draw_frame(frame).savefig(buffer, format="png", dpi=dpi)
+        frame_image = Image.open(buffer).convert("RGB")
+        frame_images.append(frame_image.quantize(128, dither=Image.Dither.NONE))
+    frame_milliseconds = int(1000 * min(_MAX_FRAME_SECONDS, MAX_DURATION_SECONDS / len(frames)))
+    durations = [frame_milliseconds] * (len(frames) - 1) + [int(1000 * _LAST_FRAME_SECONDS)]
+    first_image, *other_images = frame_images
     write_atomically(
         path,
-        lambda file: first.save(
-            file, format="GIF", save_all=True, append_images=rest, duration=times, loop=0
+        lambda file: first_image.save(
+            file,
+            format="GIF",
+            save_all=True,
+            append_images=other_images,
+            duration=durations,
+            loop=0,
         ),
     )
     return path
@@ -75,32 +80,34 @@ def animate_synthesis(
     require(num_images >= 1, "num_images", num_images, "a number >= 1")
     iterations = sorted(snapshots)
     logits = np.asarray(snapshots[iterations[-1]].label_logits, np.float64)
-    rows = favoured_rows(logits, num_images)
+    rows = select_samples_by_class(logits, num_images)
     images = np.stack([np.asarray(snapshots[n].images, np.float64) for n in iterations])
-    low, high = (edge(images, axis=(0, 2, 3, 4), keepdims=True) for edge in (np.min, np.max))
-    shown = (images - low) / np.maximum(high - low, np.finfo(np.float32).tiny)
+    low, high = (reduce(images, axis=(0, 2, 3, 4), keepdims=True) for reduce in (np.min, np.max))
+    scaled_images = (images - low) / np.maximum(high - low, np.finfo(np.float32).tiny)
     names = [str(c) if class_names is None else class_names[c] for c in rows]
     height, width = images.shape[2:4]
 
-    def draw(place: int) -> "Figure":
+    def draw_frame(index: int) -> "Figure":
         grid = np.ones((len(rows), num_images, height, width, images.shape[-1]))
         for row, members in enumerate(rows.values()):
-            grid[row, : len(members)] = shown[place, members]
-        mosaics = {"": (names, mosaic(grid, lambda image: image))}
-        title = f"DynaFed's synthesis, iteration {iterations[place]:,} of {iterations[-1]:,}"
-        return stacked(mosaics, title, height, 0.6 / max(height, width))
+            grid[row, : len(members)] = scaled_images[index, members]
+        mosaics = {"": (names, make_mosaic(grid, lambda image: image))}
+        title = f"DynaFed's synthesis, iteration {iterations[index]:,} of {iterations[-1]:,}"
+        return stack_mosaics(mosaics, title, height, 0.6 / max(height, width))
 
-    return write_animation(path, range(len(iterations)), draw)
+    return write_animation(path, range(len(iterations)), draw_frame)
 
 
-def favoured_rows(logits: np.ndarray, most: int) -> dict[int, list[int]]:
+def select_samples_by_class(logits: np.ndarray, max_samples: int) -> dict[int, list[int]]:
     """By class, the samples [P, C] whose soft label favours it: up to `most`, the surest first."""
-    shares = np.exp(logits - logits.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    favoured = shares.argmax(1)
+    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    favored_classes = probabilities.argmax(1)
     return {
-        int(c): sorted(np.flatnonzero(favoured == c).tolist(), key=lambda k: -shares[k, c])[:most]
-        for c in np.unique(favoured)
+        int(c): sorted(
+            np.flatnonzero(favored_classes == c).tolist(), key=lambda k: -probabilities[k, c]
+        )[:max_samples]
+        for c in np.unique(favored_classes)
     }
 
 
@@ -117,20 +124,24 @@ def animate_collaboration(
     weights: [rounds, K, K], as `result.metrics["collaboration"]` has them. Returns the path.
     """
     weights = np.asarray(weights, np.float64)
-    fits = weights.ndim == 3 and len(weights) > 0
-    require(fits, "shape of weights", weights.shape, "[rounds, K, K] of at least one round")
-    ids = similar_order([weights[-1]], groups)
-    largest = float(np.nanmax(np.where(np.eye(len(ids), dtype=bool), 0, weights)))
+    is_valid_shape = weights.ndim == 3 and len(weights) > 0
+    require(
+        is_valid_shape, "shape of weights", weights.shape, "[rounds, K, K] of at least one round"
+    )
+    client_ids = order_by_similarity([weights[-1]], groups)
+    max_weight = float(np.nanmax(np.where(np.eye(len(client_ids), dtype=bool), 0, weights)))
 
-    def draw(place: int) -> "Figure":
-        said = ", ".join(filter(None, [title, f"round {place + 1}"]))
-        return plot_collaboration(weights[place], groups, [said], scale=largest, order=ids)
+    def draw_frame(index: int) -> "Figure":
+        title_text = ", ".join(filter(None, [title, f"round {index + 1}"]))
+        return plot_collaboration(
+            weights[index], groups, [title_text], scale=max_weight, order=client_ids
+        )
 
-    return write_animation(path, some_of(len(weights), _FRAMES), draw)
+    return write_animation(path, select_evenly_spaced(len(weights), _MAX_FRAMES), draw_frame)
 
 
-def some_of(count: int, most: int) -> list[int]:
+def select_evenly_spaced(count: int, max_count: int) -> list[int]:
     """Up to `most` of the first `count` numbers, evenly, the first and the last among them."""
-    if count <= most:
+    if count <= max_count:
         return list(range(count))
-    return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
+    return sorted({round(k * (count - 1) / (max_count - 1)) for k in range(max_count)})

@@ -11,11 +11,11 @@ from fedjax_het.settings.spec import RunSpec
 
 AVERAGE = "average"
 # What places a cell besides its row and its domain: settings of its runs.
-PLACE = ("dataset", "model", "alpha", "classes")
+COLUMN_SETTINGS = ("dataset", "model", "alpha", "classes")
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell of a paper's table: its place, and the runs (one per seed) that fill it."""
 
     dataset: str
@@ -37,22 +37,22 @@ class Cell:
         return next((level for level in levels if level is not None), None)
 
     @property
-    def place(self) -> tuple:
+    def column_key(self) -> tuple:
         """What it shares with the other rows of its column."""
         return self.dataset, self.model, self.level
 
     @property
-    def group(self) -> str:
+    def column_label(self) -> str:
         """Its place in words, but for the row."""
-        place = {name: getattr(self, name) for name in PLACE}
-        return describe_settings(place) + (f", {self.domain}" if self.domain else "")
+        column_settings = {name: getattr(self, name) for name in COLUMN_SETTINGS}
+        return describe_settings(column_settings) + (f", {self.domain}" if self.domain else "")
 
 
-def with_setting(row: str, name: str, value: Any) -> str:
+def add_row_setting(row: str, name: str, value: Any) -> str:
     """The row with one more setting, or with another value of one that it has."""
     method, variant = parse_row(row)
     settings = {**variant, name: value}
-    return f"{method}({', '.join(f'{key}={one!r}' for key, one in settings.items())})"
+    return f"{method}({', '.join(f'{key}={setting_value!r}' for key, setting_value in settings.items())})"
 
 
 def parse_row(row: str) -> tuple[str, dict[str, Any]]:
@@ -60,24 +60,26 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
 
     `parse_row("fedaf(ipc=10)")` is `("fedaf", {"ipc": 10})`. ConfigError for what reads otherwise.
     """
-    method, bracket, inside = row.partition("(")
-    pairs = inside.removesuffix(")").split(",") if bracket else []
+    method, separator, arguments_text = row.partition("(")
+    pairs = arguments_text.removesuffix(")").split(",") if separator else []
     try:
-        named = dict(pair.split("=") for pair in pairs)
-        return method, {name.strip(): literal_eval(value.strip()) for name, value in named.items()}
+        value_texts = dict(pair.split("=") for pair in pairs)
+        return method, {
+            name.strip(): literal_eval(value.strip()) for name, value in value_texts.items()
+        }
     except (ValueError, SyntaxError) as error:
         raise ConfigError(
             f"methods = {row!r}: expected a method, or one with settings: 'fedaf(ipc=10)'"
         ) from error
 
 
-def row_text(row: str, *, without: Mapping[str, Any] | None = None) -> str:
+def format_row(row: str, *, omit: Mapping[str, Any] | None = None) -> str:
     """A row in few words, for figures: `dynafed(synthetic='real')` is "dynafed, real". without:
     settings that go without saying."""
     method, settings = parse_row(row)
-    words = [
+    parts = [
         value if isinstance(value, str) else name if value is True else f"{name} {value}"
         for name, value in settings.items()
-        if (without or {}).get(name) != value
+        if (omit or {}).get(name) != value
     ]
-    return ", ".join([method, *words])
+    return ", ".join([method, *parts])

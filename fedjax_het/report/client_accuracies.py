@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require, require_name
-from fedjax_het.common.pictures import plain_axes
+from fedjax_het.common.pictures import style_axes
 from fedjax_het.measures.personal import wilcoxon
 from fedjax_het.report.style import (
-    GREYS,
-    empty_panel,
-    is_leftmost,
+    GRAYS,
+    assign_method_colors,
+    is_leftmost_panel,
     make_panels,
-    method_colours,
+    mark_empty_panel,
 )
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SPREAD = 0.3  # of the points of a method, to either side
+_POINT_SPREAD = 0.3  # of the points of a method, to either side
 
 
-@door
+@validate_arguments
 def plot_client_accuracies(
-    panels: Mapping[str, Mapping[str, np.ndarray]], *, focus: Sequence[str] = ()
+    panels: Mapping[str, Mapping[str, np.ndarray]], *, highlight: Sequence[str] = ()
 ) -> "Figure":
     """A panel for each mapping of methods to accuracies [K], shares: a box and a point per client.
 
@@ -37,58 +37,62 @@ def plot_client_accuracies(
     focus: methods that are in colour, the others being grey; default: all are.
     """
     require(len(panels) > 0, "panels", "none", "at least one")
-    most = max(len(methods) for methods in panels.values())
-    width = max(3.6, 1.0 + 0.42 * most)
+    max_methods = max(len(methods) for methods in panels.values())
+    width = max(3.6, 1.0 + 0.42 * max_methods)
     columns = max(1, int(14 / width))
     figure, axes = make_panels(list(panels), columns=columns, size=(width, 3.6), sharey="none")
-    named = dict.fromkeys(name for methods in panels.values() for name in methods)
-    shown = [name for name in named if name in focus] or list(named)
-    colours = dict.fromkeys(named, GREYS[1]) | method_colours(shown)
+    methods_in_order = dict.fromkeys(name for methods in panels.values() for name in methods)
+    highlighted_methods = [name for name in methods_in_order if name in highlight] or list(
+        methods_in_order
+    )
+    colors = dict.fromkeys(methods_in_order, GRAYS[1]) | assign_method_colors(highlighted_methods)
     for title, methods in panels.items():
-        _draw(axes[title], methods, colours)
-        if is_leftmost(axes[title]):
+        _draw_boxes(axes[title], methods, colors)
+        if is_leftmost_panel(axes[title]):
             axes[title].set_ylabel("Test accuracy of a client (%)", fontsize=10)
     return figure
 
 
-def _draw(panel: "Axes", methods: Mapping[str, np.ndarray], colours: dict[str, str]) -> None:
-    plain_axes(panel)
+def _draw_boxes(panel: "Axes", methods: Mapping[str, np.ndarray], colors: dict[str, str]) -> None:
+    style_axes(panel)
     if not methods:
-        return empty_panel(panel, "not run")
+        return mark_empty_panel(panel, "not run")
     panel.grid(visible=False, axis="x")
-    for place, (method, accuracies) in enumerate(methods.items()):
+    for position, (method, accuracies) in enumerate(methods.items()):
         values = 100 * np.asarray(accuracies, np.float64)
         values = values[~np.isnan(values)]
         if not len(values):
             continue
-        colour = colours[method]
+        color = colors[method]
         panel.boxplot(
             values,
-            positions=[place],
+            positions=[position],
             widths=0.7,
             showfliers=False,
             showmeans=True,
             manage_ticks=False,
-            medianprops={"color": colour, "lw": 1.6},
-            boxprops={"color": colour},
-            whiskerprops={"color": colour},
-            capprops={"color": colour},
+            medianprops={"color": color, "lw": 1.6},
+            boxprops={"color": color},
+            whiskerprops={"color": color},
+            capprops={"color": color},
             meanprops={
                 "marker": "D",
                 "markersize": 4,
                 "markerfacecolor": "white",
-                "markeredgecolor": colour,
+                "markeredgecolor": color,
                 "zorder": 4,
             },
         )
-        x = place + np.linspace(-_SPREAD, _SPREAD, len(values))
-        panel.scatter(x, values, s=9, color=colour, alpha=0.45, linewidth=0)
+        x = position + np.linspace(-_POINT_SPREAD, _POINT_SPREAD, len(values))
+        panel.scatter(x, values, s=9, color=color, alpha=0.45, linewidth=0)
     panel.set_xticks(range(len(methods)), list(methods), rotation=45, ha="right", fontsize=9)
     panel.set_xlim(-0.6, len(methods) - 0.4)
 
 
-@door
-def paired_tests(accuracies: Mapping[str, np.ndarray], methods: Sequence[str]) -> "pd.DataFrame":
+@validate_arguments
+def run_paired_tests(
+    accuracies: Mapping[str, np.ndarray], methods: Sequence[str]
+) -> "pd.DataFrame":
     """Wilcoxon's signed-rank test of each of `methods` against every other method.
 
     accuracies: by method [K], shares, of the same clients in the same order.
@@ -100,20 +104,20 @@ def paired_tests(accuracies: Mapping[str, np.ndarray], methods: Sequence[str]) -
     rows = []
     for method in methods:
         require_name("methods", method, accuracies)
-        for against, theirs in accuracies.items():
-            if against == method:
+        for baseline, baseline_accuracies in accuracies.items():
+            if baseline == method:
                 continue
-            test = wilcoxon(accuracies[method], theirs)
-            difference = np.asarray(accuracies[method]) - np.asarray(theirs)
+            test_result = wilcoxon(accuracies[method], baseline_accuracies)
+            difference = np.asarray(accuracies[method]) - np.asarray(baseline_accuracies)
             rows.append(
                 {
                     "method": method,
-                    "against": against,
-                    "clients": test.num_pairs,
-                    "ties": test.num_ties,
+                    "against": baseline,
+                    "clients": test_result.num_pairs,
+                    "ties": test_result.num_ties,
                     "mean_difference": 100 * float(np.nanmean(difference)),
-                    "median_difference": 100 * test.median_difference,
-                    "p_value": test.p_value,
+                    "median_difference": 100 * test_result.median_difference,
+                    "p_value": test_result.p_value,
                 }
             )
     return pd.DataFrame(rows)

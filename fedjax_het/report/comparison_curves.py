@@ -4,39 +4,44 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fedjax_het.common.doors import door
-from fedjax_het.common.text import classes_text
+from fedjax_het.common.doors import validate_arguments
+from fedjax_het.common.text import format_classes_per_client
 from fedjax_het.measures.convergence import WINDOW
-from fedjax_het.report.cell import AVERAGE, Cell, parse_row, row_text
-from fedjax_het.report.comparison import measure_of, reported_value, runs_made, scores_own_models
-from fedjax_het.report.curves import Curve, draw_curves
-from fedjax_het.report.grouping import diverged
-from fedjax_het.report.learning_curves import SMOOTHED_ROUNDS, values_by_round
-from fedjax_het.report.small_multiples import draw_apart
+from fedjax_het.report.cell import AVERAGE, TableCell, format_row, parse_row
+from fedjax_het.report.comparison import (
+    get_compared_metric,
+    get_reported_value,
+    is_personal_evaluation,
+    select_cell_runs,
+)
+from fedjax_het.report.curves import Curve, plot_curve_panels
+from fedjax_het.report.grouping import is_diverged
+from fedjax_het.report.learning_curves import SMOOTHING_WINDOW, pivot_curves_by_round
+from fedjax_het.report.small_multiples import plot_small_multiples
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 # Of the learning curves: the measure, over how many rounds it is smoothed, what the table's is.
-_CURVES = {
-    "final_accuracy": ("test_accuracy", SMOOTHED_ROUNDS, "final"),
+_CURVE_METRICS = {
+    "final_accuracy": ("test_accuracy", SMOOTHING_WINDOW, "final"),
     "best_accuracy": ("test_accuracy", 1, "best"),
     "window_accuracy": ("test_accuracy", WINDOW, "final"),
     "bmta": ("mean_client_accuracy", 1, "best"),
 }
 
 
-@door
-def plot_curves(
-    cells: Sequence[Cell],
+@validate_arguments
+def plot_table_curves(
+    cells: Sequence[TableCell],
     results: "pd.DataFrame",
     curves: "pd.DataFrame",
     reported: "pd.DataFrame",
     *,
-    focus: Sequence[str] = (),
-    apart: bool = False,
-    names: Mapping[str, str] = MappingProxyType({}),
+    highlight: Sequence[str] = (),
+    separate_panels: bool = False,
+    display_names: Mapping[str, str] = MappingProxyType({}),
 ) -> "Figure":
     """The measure against round: a row of panels per data set and network, a column per alpha or
     number of labels, or a panel per domain, or of a table without any a panel per data set and
@@ -51,60 +56,67 @@ def plot_curves(
     apart: a small panel for each line, with the others behind it.
     names: what rows are called instead of their settings.
     """
-    measure, window, kind = _CURVES[measure_of(reported)]
-    several_models = len({cell.model for cell in cells}) > 1
+    metric, window, reported_kind = _CURVE_METRICS[get_compared_metric(reported)]
+    has_several_models = len({cell.model for cell in cells}) > 1
     levels = {cell.level for cell in cells}
 
-    def title(cell: Cell) -> str:
-        place = [cell.dataset, *([cell.model] if several_models else [])]
+    def make_panel_title(cell: TableCell) -> str:
+        title_parts = [cell.dataset, *([cell.model] if has_several_models else [])]
         if cell.level is not None:
-            place.append(cell.domain or _level_text(cell))
-        return ", ".join(place)
+            title_parts.append(cell.domain or _format_level(cell))
+        return ", ".join(title_parts)
 
     settings = [parse_row(cell.method)[1] for cell in cells]
-    shared = {
+    shared_settings = {
         name: value
         for name, value in (settings[0] if cells else {}).items()
-        if all(own.get(name) == value for own in settings)
+        if all(row_settings.get(name) == value for row_settings in settings)
     }
     lines = []
     for cell in cells:
-        made = runs_made(cell, results)
+        cell_results = select_cell_runs(cell, results)
         lines.append(
             Curve(
-                panel=title(cell),
+                panel=make_panel_title(cell),
                 method=parse_row(cell.method)[0],
-                label=names.get(cell.method) or row_text(cell.method, without=shared),
-                runs=values_by_round(made, curves, _metric(cell, measure)),
-                diverged=bool(len(made) and diverged(made).any()),
-                reported=reported_value(cell, reported)["reported_mean"],
+                label=display_names.get(cell.method)
+                or format_row(cell.method, omit=shared_settings),
+                runs=pivot_curves_by_round(cell_results, curves, _get_curve_metric(cell, metric)),
+                diverged=bool(len(cell_results) and is_diverged(cell_results).any()),
+                reported=get_reported_value(cell, reported)["reported_mean"],
             )
         )
-    panels = list(dict.fromkeys(map(title, cells)))
-    if apart:
-        return draw_apart(lines, panels, measure=measure, window=window, reported=kind)
-    divided = levels != {None}
-    return draw_curves(
+    panels = list(dict.fromkeys(map(make_panel_title, cells)))
+    if separate_panels:
+        return plot_small_multiples(
+            lines, panels, metric=metric, window=window, reported_kind=reported_kind
+        )
+    has_levels = levels != {None}
+    return plot_curve_panels(
         lines,
         panels,
-        columns=len(levels) if divided else len(panels),
-        measure=measure,
-        sharey="row" if divided else "none",
+        columns=len(levels) if has_levels else len(panels),
+        metric=metric,
+        sharey="row" if has_levels else "none",
         window=window,
-        reported=kind,
-        focus=focus,
+        reported_kind=reported_kind,
+        highlight=highlight,
     )
 
 
-def _metric(cell: Cell, measure: str) -> str:
+def _get_curve_metric(cell: TableCell, metric: str) -> str:
     """The metric behind a cell's line; `measure` is that of a global model on all tests."""
-    personal = scores_own_models(cell)
+    is_personal = is_personal_evaluation(cell)
     if cell.domain not in (None, AVERAGE):
-        return f"{'client_accuracy' if personal else measure}_{cell.domain}"
-    if personal:
-        return _CURVES["bmta"][0]
-    return measure if cell.domain is None else f"{measure}_domains"
+        return f"{'client_accuracy' if is_personal else metric}_{cell.domain}"
+    if is_personal:
+        return _CURVE_METRICS["bmta"][0]
+    return metric if cell.domain is None else f"{metric}_domains"
 
 
-def _level_text(cell: Cell) -> str:
-    return f"alpha = {cell.alpha:g}" if cell.classes is None else classes_text(cell.classes)
+def _format_level(cell: TableCell) -> str:
+    return (
+        f"alpha = {cell.alpha:g}"
+        if cell.classes is None
+        else format_classes_per_client(cell.classes)
+    )

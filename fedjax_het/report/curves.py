@@ -4,23 +4,28 @@ import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.common.pictures import plain_axes
-from fedjax_het.common.text import DIVERGED, figure_text
-from fedjax_het.report.line_ends import MARK, End, draw_mark, name_ends
-from fedjax_het.report.measures import measure_label, scale_of
+from fedjax_het.common.pictures import style_axes
+from fedjax_het.common.text import DIVERGED, escape_mathtext
+from fedjax_het.report.line_ends import (
+    REPORTED_MARKER,
+    LineLabel,
+    draw_reported_marker,
+    label_line_ends,
+)
+from fedjax_het.report.measures import get_display_scale, get_metric_label
 from fedjax_het.report.style import (
-    GREYS,
+    GRAYS,
     PALETTE,
-    Sharing,
+    AxisSharing,
     add_note,
-    distinct_colours,
-    empty_panel,
-    is_leftmost,
-    is_lowest,
-    line_styles,
+    assign_distinct_colors,
+    clip_percent_limits,
+    is_bottom_panel,
+    is_leftmost_panel,
+    make_line_styles,
     make_panels,
-    whole_ticks,
-    within_percent,
+    mark_empty_panel,
+    set_integer_ticks,
 )
 
 if TYPE_CHECKING:
@@ -28,10 +33,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MANY = len(PALETTE)  # lines: beyond, no colours are left
-_NAMED_GREYS = 5  # beyond, the best of them alone has its name
-_THICK, _MEDIUM, _THIN = 2.0, 1.6, 1.0
-_BAND = 0.13
+MAX_COLORED_LINES = len(PALETTE)  # lines: beyond, no colours are left
+_MAX_LABELED_GRAYS = 5  # beyond, the best of them alone has its name
+_THICK_WIDTH, _MEDIUM_WIDTH, _THIN_WIDTH = 2.0, 1.6, 1.0
+_BAND_ALPHA = 0.13
 
 
 class Curve(NamedTuple):
@@ -48,7 +53,7 @@ class Curve(NamedTuple):
     """A final value to compare with."""
 
 
-class Averaged(NamedTuple):
+class AveragedCurve(NamedTuple):
     """What is drawn of a curve, by the round."""
 
     mean: "pd.Series"
@@ -56,51 +61,55 @@ class Averaged(NamedTuple):
     high: "pd.Series"
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     """How a line is drawn."""
 
-    colour: str
+    color: str
     linestyle: Any
     width: float
-    named: bool
+    is_labeled: bool
     """At its end."""
-    main: bool
+    is_highlighted: bool
     """Whether it has a band, and lies above the others."""
 
 
-def averaged(curve: Curve, window: int, log: bool) -> Averaged:
+def average_curve(curve: Curve, window: int, is_log: bool) -> AveragedCurve:
     """Running means over `window` measured rounds, where there are as many before; their mean over
     seeds, and one standard deviation to both sides. Where `log`, of the logarithms."""
     import numpy as np
     import pandas as pd
 
-    columns = {name: values.dropna().rolling(window).mean() for name, values in curve.runs.items()}
-    runs = pd.DataFrame(columns).dropna(how="all").sort_index()
-    if log:
+    smoothed_runs = {
+        name: values.dropna().rolling(window).mean() for name, values in curve.runs.items()
+    }
+    runs = pd.DataFrame(smoothed_runs).dropna(how="all").sort_index()
+    if is_log:
         runs = np.log10(runs)
-    mean, spread = runs.mean(axis=1), runs.std(axis=1).fillna(0)
-    parts = (mean, mean - spread, mean + spread)
-    return Averaged(*(10**part if log else part for part in parts))
+    mean, std = runs.mean(axis=1), runs.std(axis=1).fillna(0)
+    series = (mean, mean - std, mean + std)
+    return AveragedCurve(
+        *(10**series_values if is_log else series_values for series_values in series)
+    )
 
 
-def fitting_window(curves: Sequence[Curve], window: int) -> int:
+def choose_window(curves: Sequence[Curve], window: int) -> int:
     """`window`, or 1 where a run has fewer than twice as many measured rounds: a mean of what is
     not there would bend the line."""
     lengths = [values.count() for curve in curves for _, values in curve.runs.items()]
     return window if lengths and min(lengths) >= 2 * window else 1
 
 
-def draw_curves(
+def plot_curve_panels(
     curves: Sequence[Curve],
     panels: Sequence[str],
     *,
     columns: int,
-    measure: str = "test_accuracy",
-    sharey: Sharing = "row",
+    metric: str = "test_accuracy",
+    sharey: AxisSharing = "row",
     window: int = 1,
-    reported: str = "final",
-    log: bool = False,
-    focus: Collection[str] = (),
+    reported_kind: str = "final",
+    is_log: bool = False,
+    highlight: Collection[str] = (),
 ) -> "Figure":
     """The figure of these lines, each with its name at its end. A panel without any run says so.
 
@@ -110,143 +119,178 @@ def draw_curves(
     (`small_multiples.draw_apart`). A triangle at the right edge is the reported value, of the kind
     that `reported` names. `window`: over how many measured rounds a line is a running mean.
     """
-    from fedjax_het.report.small_multiples import draw_apart
+    from fedjax_het.report.small_multiples import plot_small_multiples
 
-    there = [curve for curve in curves if len(curve.runs)]
-    window = fitting_window(there, window)
-    looks = looks_of(there, focus)
-    if not looks and there:
-        return draw_apart(
-            curves, panels, measure=measure, window=window, reported=reported, log=log
+    available_curves = [curve for curve in curves if len(curve.runs)]
+    window = choose_window(available_curves, window)
+    styles = choose_line_styles(available_curves, highlight)
+    if not styles and available_curves:
+        return plot_small_multiples(
+            curves, panels, metric=metric, window=window, reported_kind=reported_kind, is_log=is_log
         )
-    figure, axes = make_panels(panels, columns=columns, size=(3.5, 2.7), sharey=sharey)
+    figure, panels_by_title = make_panels(panels, columns=columns, size=(3.5, 2.7), sharey=sharey)
     width, height = figure.get_size_inches()
     figure.set_size_inches(max(4.4, width), height + 0.3)
-    ends: dict[str, list[tuple[Curve, float]]] = {panel: [] for panel in panels}
-    for curve in there:
-        lines = averaged(curve, window, log)
-        draw_line(axes[curve.panel], curve, lines, looks[curve.label])
-        ends[curve.panel].append((curve, float(lines.mean.iloc[-1])))
-    for title, panel in axes.items():
-        plain_axes(panel)
+    line_ends: dict[str, list[tuple[Curve, float]]] = {panel: [] for panel in panels}
+    for curve in available_curves:
+        averaged_curve = average_curve(curve, window, is_log)
+        draw_line(panels_by_title[curve.panel], curve, averaged_curve, styles[curve.label])
+        line_ends[curve.panel].append((curve, float(averaged_curve.mean.iloc[-1])))
+    for title, panel in panels_by_title.items():
+        style_axes(panel)
         if panel.lines:
-            set_limits(panel, measure, log)
+            set_axis_limits(panel, metric, is_log)
         else:
-            lost = any(curve.diverged and curve.panel == title for curve in curves)
-            empty_panel(panel, "diverged" if lost else "not run")
-        if is_leftmost(panel):
-            panel.set_ylabel(axis_label(there, measure, window, log), fontsize=9)
-        if is_lowest(panel, axes.values()):
+            has_diverged = any(curve.diverged and curve.panel == title for curve in curves)
+            mark_empty_panel(panel, "diverged" if has_diverged else "not run")
+        if is_leftmost_panel(panel):
+            panel.set_ylabel(make_y_label(available_curves, metric, window, is_log), fontsize=9)
+        if is_bottom_panel(panel, panels_by_title.values()):
             panel.set_xlabel("Round", fontsize=9)
-    name_ends(figure, {panel: _names(ends[title], looks) for title, panel in axes.items()})
-    add_note(figure, note(curves, looks, reported))
+    label_line_ends(
+        figure,
+        {
+            panel: _make_line_labels(line_ends[title], styles)
+            for title, panel in panels_by_title.items()
+        },
+    )
+    add_note(figure, make_note(curves, styles, reported_kind))
     return figure
 
 
-def looks_of(curves: Sequence[Curve], focus: Collection[str]) -> dict[str, Look]:
+def choose_line_styles(curves: Sequence[Curve], highlight: Collection[str]) -> dict[str, LineStyle]:
     """By label; none where there are more lines than colours and none of them is in `focus`."""
     lines = list(dict.fromkeys((curve.method, curve.label) for curve in curves))
-    main = [line for line in lines if line[0] in focus]
-    if main and len(main) <= MANY:
+    highlighted_lines = [line for line in lines if line[0] in highlight]
+    if highlighted_lines and len(highlighted_lines) <= MAX_COLORED_LINES:
         # Of few methods in many variants: shades would not be told apart.
-        colours = distinct_colours(main)
-        looks = {label: Look(colours[label], "-", _THICK, True, True) for _, label in main}
-    elif len({method for method, _ in main or lines}) <= MANY:
-        looks = {
-            label: Look(style["color"], style["linestyle"], _MEDIUM, True, True)
-            for label, style in line_styles(main or lines).items()
+        colors = assign_distinct_colors(highlighted_lines)
+        styles = {
+            label: LineStyle(colors[label], "-", _THICK_WIDTH, True, True)
+            for _, label in highlighted_lines
+        }
+    elif len({method for method, _ in highlighted_lines or lines}) <= MAX_COLORED_LINES:
+        styles = {
+            label: LineStyle(style["color"], style["linestyle"], _MEDIUM_WIDTH, True, True)
+            for label, style in make_line_styles(highlighted_lines or lines).items()
         }
     else:
         return {}
-    rest = [label for _, label in lines if label not in looks]
-    few = len(rest) <= _NAMED_GREYS
-    for place, label in enumerate(rest):
-        grey = GREYS[place % len(GREYS)] if few else GREYS[1]
-        looks[label] = Look(grey, "-", _THIN, named=few, main=False)
-    return looks
+    remaining_labels = [label for _, label in lines if label not in styles]
+    has_few_remaining = len(remaining_labels) <= _MAX_LABELED_GRAYS
+    for index, label in enumerate(remaining_labels):
+        gray = GRAYS[index % len(GRAYS)] if has_few_remaining else GRAYS[1]
+        styles[label] = LineStyle(
+            gray, "-", _THIN_WIDTH, is_labeled=has_few_remaining, is_highlighted=False
+        )
+    return styles
 
 
-def draw_line(panel: "Axes", curve: Curve, lines: Averaged, look: Look) -> None:
+def draw_line(panel: "Axes", curve: Curve, averaged_curve: AveragedCurve, style: LineStyle) -> None:
     """A line, its band, and the mark of its reported value, if the line is to be named; the
     vertical axis has room for it."""
-    alone: dict[str, Any] = (
-        {"marker": "o", "markersize": 4} if len(lines.mean) == 1 else {}
+    point_options: dict[str, Any] = (
+        {"marker": "o", "markersize": 4} if len(averaged_curve.mean) == 1 else {}
     )  # a point
     panel.plot(
-        lines.mean.index,
-        lines.mean,
-        color=look.colour,
-        linestyle=look.linestyle,
-        lw=look.width,
+        averaged_curve.mean.index,
+        averaged_curve.mean,
+        color=style.color,
+        linestyle=style.linestyle,
+        lw=style.width,
         label=curve.label,
-        zorder=3 if look.main else 2,
-        **alone,
+        zorder=3 if style.is_highlighted else 2,
+        **point_options,
     )
-    if curve.runs.shape[1] > 1 and look.main:
+    if curve.runs.shape[1] > 1 and style.is_highlighted:
         panel.fill_between(
-            lines.mean.index, lines.low, lines.high, color=look.colour, alpha=_BAND, linewidth=0
+            averaged_curve.mean.index,
+            averaged_curve.low,
+            averaged_curve.high,
+            color=style.color,
+            alpha=_BAND_ALPHA,
+            linewidth=0,
         )
-    if look.named and not math.isnan(curve.reported):
-        draw_mark(panel, curve.reported, look.colour, curve.label)
-        panel.update_datalim([(lines.mean.index[-1], curve.reported)])
+    if style.is_labeled and not math.isnan(curve.reported):
+        draw_reported_marker(panel, curve.reported, style.color, curve.label)
+        panel.update_datalim([(averaged_curve.mean.index[-1], curve.reported)])
         panel.autoscale_view()
 
 
-def set_limits(panel: "Axes", measure: str, log: bool) -> None:
+def set_axis_limits(panel: "Axes", metric: str, is_log: bool) -> None:
     """The last round is the right edge; accuracies stay within 0 and 100."""
-    whole_ticks(panel)
+    set_integer_ticks(panel)
     first, last = panel.dataLim.intervalx
     panel.set_xlim(0 if first < last else first - 1, last)
-    if log:
+    if is_log:
         panel.set_yscale("log")
-    elif scale_of(measure) == 100:
-        within_percent(panel)
+    elif get_display_scale(metric) == 100:
+        clip_percent_limits(panel)
 
 
-def axis_label(curves: Sequence[Curve], measure: str, window: int, log: bool) -> str:
+def make_y_label(curves: Sequence[Curve], metric: str, window: int, is_log: bool) -> str:
     """The measure, and of what the lines are means."""
-    seeds = sorted({curve.runs.shape[1] for curve in curves})
-    over = []
+    seed_counts = sorted({curve.runs.shape[1] for curve in curves})
+    averaging_texts = []
     if window > 1:
-        rounds = {step for curve in curves for step in set(curve.runs.index.to_series().diff()[1:])}
-        over.append(f"{window} rounds" if rounds == {1.0} else f"{window} tested rounds")
-    if seeds and seeds[-1] > 1:
-        over.append(f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds")
-    kind = "geometric mean" if log else "mean"
-    label = figure_text(measure_label(measure))
-    return f"{label}\n{kind} of {' and '.join(over)}" if over else label
+        round_steps = {
+            step for curve in curves for step in set(curve.runs.index.to_series().diff()[1:])
+        }
+        averaging_texts.append(
+            f"{window} rounds" if round_steps == {1.0} else f"{window} tested rounds"
+        )
+    if seed_counts and seed_counts[-1] > 1:
+        averaging_texts.append(
+            f"{seed_counts[0]} seeds"
+            if len(seed_counts) == 1
+            else f"{seed_counts[0]} to {seed_counts[-1]} seeds"
+        )
+    mean_name = "geometric mean" if is_log else "mean"
+    label = escape_mathtext(get_metric_label(metric))
+    return f"{label}\n{mean_name} of {' and '.join(averaging_texts)}" if averaging_texts else label
 
 
-def note(curves: Sequence[Curve], looks: dict[str, Look], reported: str) -> str:
+def make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], reported_kind: str) -> str:
     """What a legend would say, in a line."""
-    there = [curve for curve in curves if len(curve.runs)]
+    available_curves = [curve for curve in curves if len(curve.runs)]
     parts = []
-    if any(curve.runs.shape[1] > 1 and looks[curve.label].main for curve in there):
+    if any(
+        curve.runs.shape[1] > 1 and styles[curve.label].is_highlighted for curve in available_curves
+    ):
         parts.append("band: one standard deviation over seeds")
-    if any(looks[curve.label].named and not math.isnan(curve.reported) for curve in there):
-        parts.append(f"{'◂' if MARK == '<' else MARK}: reported {reported} value")
-    unnamed = [label for label, look in looks.items() if not look.named]
-    if unnamed:
-        parts.append(f"grey: {', '.join(unnamed)}, the best of them named")
-    lost = list(dict.fromkeys(curve.label for curve in curves if curve.diverged))
-    if lost:
-        parts.append(f"{DIVERGED} runs that diverged are left out: {', '.join(lost)}")
+    if any(
+        styles[curve.label].is_labeled and not math.isnan(curve.reported)
+        for curve in available_curves
+    ):
+        parts.append(
+            f"{'◂' if REPORTED_MARKER == '<' else REPORTED_MARKER}: reported {reported_kind} value"
+        )
+    unlabeled_curves = [label for label, style in styles.items() if not style.is_labeled]
+    if unlabeled_curves:
+        parts.append(f"grey: {', '.join(unlabeled_curves)}, the best of them named")
+    diverged_labels = list(dict.fromkeys(curve.label for curve in curves if curve.diverged))
+    if diverged_labels:
+        parts.append(f"{DIVERGED} runs that diverged are left out: {', '.join(diverged_labels)}")
     return "; ".join(parts)
 
 
-def _names(ends: Sequence[tuple[Curve, float]], looks: dict[str, Look]) -> list[End]:
+def _make_line_labels(
+    curve_ends: Sequence[tuple[Curve, float]], styles: dict[str, LineStyle]
+) -> list[LineLabel]:
     """Of a panel's lines: those that are named, and the best of the others."""
-    unnamed = [(height, curve.label) for curve, height in ends if not looks[curve.label].named]
-    best = max(unnamed)[1] if unnamed else ""
-    emphasis = any(not look.main for look in looks.values())
+    unlabeled_ends = [
+        (height, curve.label) for curve, height in curve_ends if not styles[curve.label].is_labeled
+    ]
+    best = max(unlabeled_ends)[1] if unlabeled_ends else ""
+    has_highlight = any(not style.is_highlighted for style in styles.values())
     return [
-        End(
+        LineLabel(
             f"{curve.label} {DIVERGED}" if curve.diverged else curve.label,
             height,
-            look.colour,
-            bold=emphasis and look.main,
+            style.color,
+            bold=has_highlight and style.is_highlighted,
         )
-        for curve, height in ends
-        for look in [looks[curve.label]]
-        if look.named or curve.label == best
+        for curve, height in curve_ends
+        for style in [styles[curve.label]]
+        if style.is_labeled or curve.label == best
     ]

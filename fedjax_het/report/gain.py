@@ -3,16 +3,16 @@
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.errors import require
-from fedjax_het.common.pictures import plain_axes
+from fedjax_het.common.pictures import style_axes
 from fedjax_het.report.cell import parse_row
-from fedjax_het.report.style import add_legend, empty_panel, is_leftmost, make_panels
+from fedjax_het.report.style import add_legend, is_leftmost_panel, make_panels, mark_empty_panel
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 
-def plot_gain(table: "pd.DataFrame", *, base: str) -> "Figure":
+def plot_accuracy_gain(table: "pd.DataFrame", *, baseline: str) -> "Figure":
     """Mean accuracy of a method's variants minus that of row `base`, against the one setting in
     which they differ: a panel per data set and network, a line per alpha, from dark to light.
 
@@ -24,47 +24,57 @@ def plot_gain(table: "pd.DataFrame", *, base: str) -> "Figure":
     from matplotlib.lines import Line2D
 
     rows = list(dict.fromkeys(table["method"]))
-    expected = f"{base!r} and at least one variant of another method"
-    require(base in rows and len(rows) > 1, "methods", rows, expected)
-    places = list(dict.fromkeys(zip(table["dataset"], table["model"], strict=True)))
+    expected = f"{baseline!r} and at least one variant of another method"
+    require(baseline in rows and len(rows) > 1, "methods", rows, expected)
+    dataset_models = list(dict.fromkeys(zip(table["dataset"], table["model"], strict=True)))
     figure, panels = make_panels(
-        [f"{dataset}, {model}" for dataset, model in places],
-        columns=len(places),
+        [f"{dataset}, {model}" for dataset, model in dataset_models],
+        columns=len(dataset_models),
         size=(4.6, 3.2),
         sharey="none",
     )
     alphas = sorted(table["alpha"].unique())
-    shades = colormaps["viridis"]([0.8 * n / max(1, len(alphas) - 1) for n in range(len(alphas))])
-    reported = False
-    for (dataset, model), panel in zip(places, panels.values(), strict=True):
-        own = table[(table["dataset"] == dataset) & (table["model"] == model)]
-        for alpha, shade in zip(alphas, shades, strict=True):
-            at = own[own["alpha"] == alpha].set_index("method")
-            settings = {row: parse_row(row)[1] for row in at.index if row != base}
-            setting = next(next(iter(own)) for own in settings.values() if len(own) == 1)
+    alpha_colors = colormaps["viridis"](
+        [0.8 * n / max(1, len(alphas) - 1) for n in range(len(alphas))]
+    )
+    has_reported = False
+    for (dataset, model), panel in zip(dataset_models, panels.values(), strict=True):
+        panel_rows = table[(table["dataset"] == dataset) & (table["model"] == model)]
+        for alpha, color in zip(alphas, alpha_colors, strict=True):
+            rows_at_alpha = panel_rows[panel_rows["alpha"] == alpha].set_index("method")
+            settings = {row: parse_row(row)[1] for row in rows_at_alpha.index if row != baseline}
+            setting = next(
+                next(iter(row_settings))
+                for row_settings in settings.values()
+                if len(row_settings) == 1
+            )
             # Rows of other settings, controls among them, are no point of this line.
-            variants = at.loc[[row for row, own in settings.items() if [*own] == [setting]]]
+            variants = rows_at_alpha.loc[
+                [row for row, row_settings in settings.items() if [*row_settings] == [setting]]
+            ]
             x = [settings[row][setting] for row in variants.index]
-            for column, line in (("mean", "-"), ("reported_mean", "--")):
-                gain = variants[column] - at[column].get(base)
+            for column, line_style in (("mean", "-"), ("reported_mean", "--")):
+                gain = variants[column] - rows_at_alpha[column].get(baseline)
                 if gain.notna().any():
-                    reported |= line == "--"
-                    label = f"alpha = {alpha:g}" if line == "-" else f"_{alpha:g}"
-                    panel.plot(x, gain, color=shade, linestyle=line, marker="o", ms=4, label=label)
-        plain_axes(panel)
+                    has_reported |= line_style == "--"
+                    label = f"alpha = {alpha:g}" if line_style == "-" else f"_{alpha:g}"
+                    panel.plot(
+                        x, gain, color=color, linestyle=line_style, marker="o", ms=4, label=label
+                    )
+        style_axes(panel)
         if not panel.lines:
-            empty_panel(panel, "not run")
+            mark_empty_panel(panel, "not run")
             continue
         panel.set_xticks(x)
         panel.set_xlabel(setting, fontsize=10)
         panel.axhline(0, color="#444444", lw=0.8, label="_zero")
-        if is_leftmost(panel):
-            panel.set_ylabel(f"Gain over {base} (points)", fontsize=10)
+        if is_leftmost_panel(panel):
+            panel.set_ylabel(f"Gain over {baseline} (points)", fontsize=10)
     handles = [
         Line2D([], [], color=shade, lw=2, label=f"alpha = {alpha:g}")
-        for alpha, shade in zip(alphas, shades, strict=True)
+        for alpha, shade in zip(alphas, alpha_colors, strict=True)
     ]
-    if reported:
+    if has_reported:
         handles.append(Line2D([], [], color="#444444", linestyle="--", label="reported"))
     add_legend(figure, handles)
     return figure

@@ -3,38 +3,38 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import ConfigError, require_name
-from fedjax_het.common.records import Count
-from fedjax_het.report.curves import Curve, draw_curves
+from fedjax_het.common.records import PositiveInt
+from fedjax_het.report.curves import Curve, plot_curve_panels
 from fedjax_het.report.grouping import (
-    chosen_settings,
-    diverged,
-    figure_lines,
+    group_figure_lines,
     group_runs,
-    is_shared,
+    is_diverged,
+    is_shared_setting,
+    resolve_group_settings,
 )
-from fedjax_het.report.measures import measure_label, scale_of
-from fedjax_het.report.style import Sharing
-from fedjax_het.running.store import newest
+from fedjax_het.report.measures import get_display_scale, get_metric_label
+from fedjax_het.report.style import AxisSharing
+from fedjax_het.running.store import select_newest
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SMOOTHED_ROUNDS = 5
+SMOOTHING_WINDOW = 5
 
 
-@door
+@validate_arguments
 def plot_learning_curves(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",
     *,
     by: Sequence[str] | None = None,
     panels: Sequence[str] | None = None,
-    measure: str = "test_accuracy",
-    window: Count = SMOOTHED_ROUNDS,
-    focus: Sequence[str] = (),
+    metric: str = "test_accuracy",
+    window: PositiveInt = SMOOTHING_WINDOW,
+    highlight: Sequence[str] = (),
 ) -> "Figure":
     """A line per method and hyper-parameters, a panel for each of the other settings.
 
@@ -54,45 +54,47 @@ def plot_learning_curves(
     Errors:
       ConfigError for a setting, measure or method that these runs do not have.
     """
-    results = newest(results)
-    by = chosen_settings(results, by)
-    for name in focus:
+    results = select_newest(results)
+    by = resolve_group_settings(results, by)
+    for name in highlight:
         require_name("focus", name, results["algorithm"].unique())
-    panels = chosen_settings(results, panels) if panels else list(filter(is_shared, by))
+    panels = (
+        resolve_group_settings(results, panels) if panels else list(filter(is_shared_setting, by))
+    )
     if not len(curves):
         raise ConfigError("curves = none: expected those of `load_curves`")
-    require_name("measure", measure, [n for n in curves.columns if n not in ("digest", "round")])
+    require_name("metric", metric, [n for n in curves.columns if n not in ("digest", "round")])
     lines = [
         Curve(
             line.panel,
             line.method,
             line.label,
-            runs=values_by_round(line.runs, curves, measure),
-            diverged=bool(diverged(line.runs).any()),
+            runs=pivot_curves_by_round(line.runs, curves, metric),
+            diverged=bool(is_diverged(line.runs).any()),
         )
-        for line in figure_lines(results, by, panels)
+        for line in group_figure_lines(results, by, panels)
     ]
     titles = list(dict.fromkeys(line.panel for line in lines))
-    sharey: Sharing = "row" if "dataset" in panels else "all"
-    return draw_curves(
+    sharey: AxisSharing = "row" if "dataset" in panels else "all"
+    return plot_curve_panels(
         lines,
         titles,
-        columns=columns_of(results, panels),
-        measure=measure,
+        columns=count_panel_columns(results, panels),
+        metric=metric,
         sharey=sharey,
         window=window,
-        focus=focus,
+        highlight=highlight,
     )
 
 
-def columns_of(results: "pd.DataFrame", panels: Sequence[str]) -> int:
+def count_panel_columns(results: "pd.DataFrame", panels: Sequence[str]) -> int:
     """As many panels beside each other as the last of these settings has values; where their
     number differs between data sets, the most of one."""
     groups = group_runs(results, [name for name in panels if name == "dataset"])
     return max(len(group_runs(runs, panels[-1:])) for _, runs in groups)
 
 
-@door
+@validate_arguments
 def plot_gradient_gaps(
     results: "pd.DataFrame",
     curves: "pd.DataFrame",
@@ -108,34 +110,41 @@ def plot_gradient_gaps(
     Arguments and errors are those of `plot_learning_curves`; `by`: what tells lines of a panel
     apart.
     """
-    results = newest(results)
-    names = [*chosen_settings(results, panels), *(chosen_settings(results, by) if by else ())]
+    results = select_newest(results)
+    names = [
+        *resolve_group_settings(results, panels),
+        *(resolve_group_settings(results, by) if by else ()),
+    ]
     lines = []
-    for method, measure in (("fsl", "server_gap"), ("fedavg", "client_gap")):
-        require_name("measure", measure, list(curves.columns))
-        for line in figure_lines(results, names, panels):
-            values = values_by_round(line.runs, curves, measure)
-            label = measure_label(measure) + (f", {line.label}" if by else "")
-            lines.append(Curve(line.panel, method, label, values, bool(diverged(line.runs).any())))
-    return draw_curves(
+    for method, metric in (("fsl", "server_gap"), ("fedavg", "client_gap")):
+        require_name("metric", metric, list(curves.columns))
+        for line in group_figure_lines(results, names, panels):
+            values = pivot_curves_by_round(line.runs, curves, metric)
+            label = get_metric_label(metric) + (f", {line.label}" if by else "")
+            lines.append(
+                Curve(line.panel, method, label, values, bool(is_diverged(line.runs).any()))
+            )
+    return plot_curve_panels(
         lines,
         list(dict.fromkeys(line.panel for line in lines)),
-        columns=columns_of(results, panels),
-        measure="gradient_gap",
+        columns=count_panel_columns(results, panels),
+        metric="gradient_gap",
         sharey="row" if "dataset" in panels else "all",
-        log=True,
+        is_log=True,
     )
 
 
-def values_by_round(
-    runs: "pd.DataFrame", curves: "pd.DataFrame", measure: str = "test_accuracy"
+def pivot_curves_by_round(
+    runs: "pd.DataFrame", curves: "pd.DataFrame", metric: str = "test_accuracy"
 ) -> "pd.DataFrame":
     """A row per measured round, a column per run, but for those that diverged. Accuracies are in
     percent."""
     import pandas as pd
 
-    if not len(curves) or not len(runs) or measure not in curves:
+    if not len(curves) or not len(runs) or metric not in curves:
         return pd.DataFrame()
-    wanted = runs["digest"][~diverged(runs)]
-    own = curves[curves["digest"].isin(wanted)].dropna(subset=measure)
-    return scale_of(measure) * own.pivot(index="round", columns="digest", values=measure)
+    converged_digests = runs["digest"][~is_diverged(runs)]
+    run_curves = curves[curves["digest"].isin(converged_digests)].dropna(subset=metric)
+    return get_display_scale(metric) * run_curves.pivot(
+        index="round", columns="digest", values=metric
+    )

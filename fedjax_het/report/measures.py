@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from fedjax_het.common.errors import require_name
-from fedjax_het.common.text import one_line
-from fedjax_het.report.grouping import diverged, is_numeric, setting_columns
+from fedjax_het.common.text import to_one_line
+from fedjax_het.report.grouping import is_diverged, is_numeric, list_setting_columns
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_LABELS = {
+_METRIC_LABELS = {
     "final_accuracy": "Test accuracy (%)",
     "final_accuracy_std": "Deviation of the last five rounds (%)",
     "best_accuracy": "Best test accuracy (%)",
@@ -34,57 +34,65 @@ _LABELS = {
     "bytes_down": "Bytes sent to clients",
 }
 # Those of a running mean over 20 rounds.
-OF_WINDOW = ("window_accuracy", "rise_time", "rounds_to_half")
+ROLLING_MEAN_METRICS = ("window_accuracy", "rise_time", "rounds_to_half")
 # Accuracies by another name.
-_SHARES = ("bmta", "bmta_worst_decile")
+_OTHER_ACCURACIES = ("bmta", "bmta_worst_decile")
 
 
-def scale_of(measure: str) -> float:
+def get_display_scale(metric: str) -> float:
     """Accuracies are shown in percent, everything else as it is."""
-    return 100 if "accuracy" in measure or measure in _SHARES else 1
+    return 100 if "accuracy" in metric or metric in _OTHER_ACCURACIES else 1
 
 
-def higher_is_better(measure: str) -> bool:
-    return scale_of(measure) == 100 and not measure.endswith("_std")
+def is_higher_better(metric: str) -> bool:
+    return get_display_scale(metric) == 100 and not metric.endswith("_std")
 
 
-def usual_measure(results: "pd.DataFrame") -> str:
+def choose_default_metric(results: "pd.DataFrame") -> str:
     """What a folder of runs is about: `final_accuracy`; `bmta` where at least as many runs have
     that: personalised methods may have no global model."""
     if "bmta" not in results:
         return "final_accuracy"
-    good = results[~diverged(results)]
-    tested, final = (int(good[name].notna().sum()) for name in ("bmta", "final_accuracy"))
-    return "bmta" if tested and tested >= final else "final_accuracy"
+    converged_runs = results[~is_diverged(results)]
+    num_client_tested, num_globally_tested = (
+        int(converged_runs[name].notna().sum()) for name in ("bmta", "final_accuracy")
+    )
+    return (
+        "bmta"
+        if num_client_tested and num_client_tested >= num_globally_tested
+        else "final_accuracy"
+    )
 
 
-def beside_of(measure: str) -> tuple[str, str, str]:
+def get_companion_metric(metric: str) -> tuple[str, str, str]:
     """What stands beside a measure in an overview: a measure, its heading and what it is."""
-    if measure.startswith("bmta"):
-        about = "mean over the worst tenth of clients in the round of the best mean"
-        return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {about}"
-    if measure == "window_accuracy":
-        about = "the first round at which the running mean over 20 reaches 90 % of its last value"
-        return "rise_time", "Rise time", f"Rise time: {about}, mean over seeds"
+    if metric.startswith("bmta"):
+        description = "mean over the worst tenth of clients in the round of the best mean"
+        return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {description}"
+    if metric == "window_accuracy":
+        description = (
+            "the first round at which the running mean over 20 reaches 90 % of its last value"
+        )
+        return "rise_time", "Rise time", f"Rise time: {description}, mean over seeds"
     return "best_accuracy", "Best (%)", "Best: mean over seeds of a run's best round"
 
 
-def measure_label(measure: str) -> str:
+def get_metric_label(metric: str) -> str:
     """For an axis or a heading."""
-    return _LABELS.get(measure) or one_line(measure)
+    return _METRIC_LABELS.get(metric) or to_one_line(metric)
 
 
-def require_measure(results: "pd.DataFrame", measure: str) -> None:
+def require_result_metric(results: "pd.DataFrame", metric: str) -> None:
     """ConfigError unless `measure` is a column of numbers, and no setting."""
-    settings = setting_columns(results)
+    settings = list_setting_columns(results)
     names = [n for n in results.columns if n not in settings and is_numeric(results[n])]
-    require_name("measure", measure, names)
+    require_name("metric", metric, names)
 
 
-def values_of(results: "pd.DataFrame", measure: str) -> "pd.Series":
+def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
     """One number per run, accuracies in percent; NaN where a run does not have it."""
     import pandas as pd
 
-    if measure not in results:
+    if metric not in results:
         return pd.Series(float("nan"), index=results.index)
-    return scale_of(measure) * pd.to_numeric(results[measure], errors="coerce")
+    return get_display_scale(metric) * pd.to_numeric(results[metric], errors="coerce")

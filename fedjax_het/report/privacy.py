@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from fedjax_het.common.pictures import plain_axes
-from fedjax_het.report.grouping import diverged
-from fedjax_het.report.measures import measure_label, values_of
+from fedjax_het.common.pictures import style_axes
+from fedjax_het.report.grouping import is_diverged
+from fedjax_het.report.measures import get_metric_label, get_metric_values
 from fedjax_het.report.style import (
     add_legend,
-    empty_panel,
-    is_leftmost,
+    assign_method_colors,
+    is_leftmost_panel,
     make_panels,
-    method_colours,
+    mark_empty_panel,
 )
 
 if TYPE_CHECKING:
@@ -25,18 +25,18 @@ def plot_privacy(results: "pd.DataFrame", curves: "pd.DataFrame") -> "Figure":
     summary has one, a line for each method with the range over seeds; across the panel, the same
     without privacy (dashed), and of images that stay what they begin as (`image_lr` 0; dotted). A
     run of which epsilon is not finite has none."""
-    good = results[~diverged(results)]
+    good = results[~is_diverged(results)]
     datasets = list(dict.fromkeys(good["dataset"]))
     figure, panels = make_panels(datasets, columns=len(datasets), size=(4.8, 3.4), sharey="none")
-    colours = method_colours(good["algorithm"])
+    colours = assign_method_colors(good["algorithm"])
     for dataset, panel in panels.items():
-        plain_axes(panel)
+        style_axes(panel)
         own = good[good["dataset"] == dataset]
         if "epsilon" not in own or own["epsilon"].isna().all():
-            empty_panel(panel, "no private run")
+            mark_empty_panel(panel, "no private run")
             continue
         for method, runs in own.groupby("algorithm", sort=False):
-            accuracy, colour = values_of(runs, _MEASURE), colours[method]
+            accuracy, colour = get_metric_values(runs, _MEASURE), colours[method]
             private = runs["epsilon"].notna()
             at = accuracy[private].groupby(runs["epsilon"][private]).agg(["mean", "min", "max"])
             panel.plot(at.index, at["mean"], color=colour, marker="o", ms=4, label=method)
@@ -47,8 +47,8 @@ def plot_privacy(results: "pd.DataFrame", curves: "pd.DataFrame") -> "Figure":
                     panel.axhline(accuracy[shown].mean(), color=colour, ls=style, lw=1)
         panel.set_xscale("log")
         panel.set_xlabel("epsilon", fontsize=10)
-        if is_leftmost(panel):
-            panel.set_ylabel(measure_label(_MEASURE), fontsize=10)
+        if is_leftmost_panel(panel):
+            panel.set_ylabel(get_metric_label(_MEASURE), fontsize=10)
     lines = next(iter(panels.values())).lines
     add_legend(figure, [line for line in lines if line.get_marker() == "o"])
     return figure

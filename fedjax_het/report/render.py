@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require
 from fedjax_het.common.text import (
     DIVERGED,
     MINUS,
     MISSING,
-    latex_text,
-    markdown_text,
-    one_line,
+    escape_latex,
+    escape_markdown,
+    to_one_line,
 )
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Section:
+class TableSection:
     """Rows to be compared with each other."""
 
     rows: tuple[dict[str, str], ...]
@@ -30,7 +30,7 @@ class Section:
     """What the rows have in common; empty where a table is not divided."""
     labels: dict[str, str] | None = None
     """The title as columns, for Markdown: `{"alpha": "0.01"}`."""
-    best: frozenset[tuple[int, str]] = frozenset()
+    best_cells: frozenset[tuple[int, str]] = frozenset()
     """Row and column of the best values: bold in LaTeX."""
 
 
@@ -39,54 +39,64 @@ class TextTable:
     """A table as people read it."""
 
     title: str
-    names: tuple[str, ...]
+    label_columns: tuple[str, ...]
     """Columns that name a row: on the left, aligned to the left."""
-    values: tuple[str, ...]
+    value_columns: tuple[str, ...]
     """The other columns, aligned to the right."""
-    sections: tuple[Section, ...]
+    sections: tuple[TableSection, ...]
     notes: tuple[str, ...] = ()
 
 
-def number_text(value: float, form: str = ".2f") -> str:
+def format_number(value: float, format_spec: str = ".2f") -> str:
     """A number with a real minus sign; `form` is Python's format of it."""
-    return MISSING if math.isnan(value) else f"{value:{form}}".replace("-", MINUS)
+    return MISSING if math.isnan(value) else f"{value:{format_spec}}".replace("-", MINUS)
 
 
-def p_text(value: float) -> str:
+def format_p_value(value: float) -> str:
     """A p-value."""
-    return "<0.001" if value < 0.001 else number_text(value, ".3f")
+    return "<0.001" if value < 0.001 else format_number(value, ".3f")
 
 
-def number_form(values: Iterable[float]) -> str:
+def choose_number_format(values: Iterable[float]) -> str:
     """A format for all of these: four digits, or whole numbers where there are large ones."""
-    known = [abs(value) for value in values if not math.isnan(value)]
-    return ",.0f" if max(known, default=0) >= 10_000 else ".4g"
+    magnitudes = [abs(value) for value in values if not math.isnan(value)]
+    return ",.0f" if max(magnitudes, default=0) >= 10_000 else ".4g"
 
 
-def plus_minus(mean: float, std: float, *, diverged: bool = False, form: str = ".2f") -> str:
+def format_mean_std(
+    mean: float, std: float, *, diverged: bool = False, format_spec: str = ".2f"
+) -> str:
     """`64.00 ± 2.83 †`; the mean alone where there is no deviation."""
     if math.isnan(mean):
         return f"diverged {DIVERGED}" if diverged else MISSING
-    deviation = [] if math.isnan(std) else ["±", number_text(std, form)]
-    return " ".join([number_text(mean, form), *deviation, *([DIVERGED] if diverged else [])])
+    deviation = [] if math.isnan(std) else ["±", format_number(std, format_spec)]
+    return " ".join(
+        [format_number(mean, format_spec), *deviation, *([DIVERGED] if diverged else [])]
+    )
 
 
-def seeds_text(made: int, planned: int) -> str:
+def format_seed_count(num_completed: int, num_planned: int) -> str:
     """How many seeds were run: `3`, or `2 of 3` where some are missing."""
-    if not planned:
+    if not num_planned:
         return MISSING
-    return str(made) if made == planned else f"{made} of {planned}"
+    return (
+        str(num_completed) if num_completed == num_planned else f"{num_completed} of {num_planned}"
+    )
 
 
-def best_of(values: Sequence[float]) -> list[int]:
+def find_best_indices(values: Sequence[float]) -> list[int]:
     """The places of the highest value as printed. None where fewer than two can be compared."""
-    known = {place: round(value, 2) for place, value in enumerate(values) if not math.isnan(value)}
-    if len(known) < 2:
+    rounded_values = {
+        index: round(value, 2) for index, value in enumerate(values) if not math.isnan(value)
+    }
+    if len(rounded_values) < 2:
         return []
-    return [place for place, value in known.items() if value == max(known.values())]
+    return [
+        index for index, value in rounded_values.items() if value == max(rounded_values.values())
+    ]
 
 
-@door
+@validate_arguments
 def print_table(table: TextTable, *, console: Any = None) -> None:
     """Print a table by rich: its sections under their titles, then the notes.
 
@@ -97,137 +107,147 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    usable = console is None or callable(getattr(console, "print", None))
-    require(usable, "console", console, "a rich.console.Console, or None for the terminal")
+    is_usable = console is None or callable(getattr(console, "print", None))
+    require(is_usable, "console", console, "a rich.console.Console, or None for the terminal")
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:
             console = Console(width=100, color_system=None, highlight=False)
-    table = _shown(table)
-    columns = (*table.names, *table.values)
+    table = _make_printable(table)
+    columns = (*table.label_columns, *table.value_columns)
     rows = [row for section in table.sections for row in section.rows]
     widths = {n: max(len(n), *(len(row[n]) for row in rows)) for n in columns} if rows else {}
-    titled = any(section.title for section in table.sections)
-    if rows and titled:
+    has_titles = any(section.title for section in table.sections)
+    if rows and has_titles:
         widths[columns[0]] += 2
 
-    def grid(header: bool) -> Table:
-        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=header, pad_edge=False)
+    def make_grid(header: bool) -> Table:
+        rich_table = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=header, pad_edge=False)
         for name in columns:
-            justify: Literal["left", "right"] = "left" if name in table.names else "right"
-            heading = _plain(name)[0]
-            grid.add_column(heading, justify=justify, width=widths[name], no_wrap=True)
-        return grid
+            justify: Literal["left", "right"] = "left" if name in table.label_columns else "right"
+            heading_text = _make_rich_texts(name)[0]
+            rich_table.add_column(heading_text, justify=justify, width=widths[name], no_wrap=True)
+        return rich_table
 
-    def print_whole(grid: Table) -> None:
+    def print_untruncated(rich_table: Table) -> None:
         width = console.width
         console.width = 10_000  # no cell is cut
-        console.print(grid)
+        console.print(rich_table)
         console.width = width
 
-    console.print(*_plain(table.title), style="bold")
+    console.print(*_make_rich_texts(table.title), style="bold")
     if rows:
-        print_whole(grid(header=True))
+        print_untruncated(make_grid(header=True))
     for section in table.sections:
         if section.title:
-            console.print(*_plain(section.title), style="bold")
-        body = grid(header=False)
+            console.print(*_make_rich_texts(section.title), style="bold")
+        body = make_grid(header=False)
         for row in section.rows:
             texts = [row[name] for name in columns]
-            body.add_row(*_plain("  " + texts[0] if titled else texts[0], *texts[1:]))
-        print_whole(body)
+            body.add_row(*_make_rich_texts("  " + texts[0] if has_titles else texts[0], *texts[1:]))
+        print_untruncated(body)
     console.print()
     for note in table.notes:
-        console.print(*_plain(note))
+        console.print(*_make_rich_texts(note))
 
 
-def _shown(table: TextTable) -> TextTable:
+def _make_printable(table: TextTable) -> TextTable:
     """The table with every text in one printable line."""
 
-    def row(texts: dict[str, str]) -> dict[str, str]:
-        return {one_line(name): one_line(text) for name, text in texts.items()}
+    def make_row_printable(texts: dict[str, str]) -> dict[str, str]:
+        return {to_one_line(name): to_one_line(text) for name, text in texts.items()}
 
     return replace(
         table,
-        title=one_line(table.title),
-        names=tuple(map(one_line, table.names)),
-        values=tuple(map(one_line, table.values)),
+        title=to_one_line(table.title),
+        label_columns=tuple(map(to_one_line, table.label_columns)),
+        value_columns=tuple(map(to_one_line, table.value_columns)),
         sections=tuple(
-            replace(section, title=one_line(section.title), rows=tuple(map(row, section.rows)))
+            replace(
+                section,
+                title=to_one_line(section.title),
+                rows=tuple(map(make_row_printable, section.rows)),
+            )
             for section in table.sections
         ),
-        notes=tuple(map(one_line, table.notes)),
+        notes=tuple(map(to_one_line, table.notes)),
     )
 
 
-def _plain(*texts: str) -> list:
+def _make_rich_texts(*texts: str) -> list:
     from rich.text import Text
 
     return [Text(text) for text in texts]  # not markup: a text may hold brackets
 
 
-@door
+@validate_arguments
 def to_markdown(table: TextTable) -> str:
     """A Markdown section: title, table, notes as a list. Titles of sections become columns."""
     labels = list(dict.fromkeys(n for section in table.sections for n in section.labels or ()))
-    names = [*labels, *table.names]
+    names = [*labels, *table.label_columns]
     lines = [
-        f"# {markdown_text(table.title)}",
+        f"# {escape_markdown(table.title)}",
         "",
-        _markdown_row([*names, *table.values]),
-        f"|{' --- |' * len(names)}{' ---: |' * len(table.values)}",
+        _format_markdown_row([*names, *table.value_columns]),
+        f"|{' --- |' * len(names)}{' ---: |' * len(table.value_columns)}",
     ]
     for section in table.sections:
         for row in section.rows:
-            texts = {**(section.labels or {}), **row}
-            lines.append(_markdown_row([texts[name] for name in (*names, *table.values)]))
-    return "\n".join([*lines, "", *[f"- {markdown_text(note)}" for note in table.notes], ""])
+            row_texts = {**(section.labels or {}), **row}
+            lines.append(
+                _format_markdown_row([row_texts[name] for name in (*names, *table.value_columns)])
+            )
+    return "\n".join([*lines, "", *[f"- {escape_markdown(note)}" for note in table.notes], ""])
 
 
-def _markdown_row(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(map(markdown_text, texts)) + " |"
+def _format_markdown_row(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(map(escape_markdown, texts)) + " |"
 
 
-@door
+@validate_arguments
 def to_latex(table: TextTable) -> str:
     """A LaTeX table that needs `\\usepackage{booktabs}`; the best of a section in bold."""
-    columns = (*table.names, *table.values)
-    titled = any(section.title for section in table.sections)
-    alignment = "l" * len(table.names) + "r" * len(table.values)
+    columns = (*table.label_columns, *table.value_columns)
+    has_titles = any(section.title for section in table.sections)
+    alignment = "l" * len(table.label_columns) + "r" * len(table.value_columns)
     lines = [
         r"\begin{table}",
         r"\centering",
         r"\small",
-        rf"\caption{{{latex_text(table.title)}}}",
+        rf"\caption{{{escape_latex(table.title)}}}",
         rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
         r"\toprule",
-        _latex_row([latex_text(name) for name in columns]),
+        _format_latex_row([escape_latex(name) for name in columns]),
     ]
     for section in table.sections:
         lines.append(r"\midrule")
         if section.title:
-            title = rf"\multicolumn{{{len(columns)}}}{{@{{}}l}}{{{latex_text(section.title)}}}"
-            lines.append(_latex_row([title]))
-        for place, row in enumerate(section.rows):
-            texts = [
-                rf"\textbf{{{latex_text(row[n])}}}"
-                if (place, n) in section.best
-                else latex_text(row[n])
+            title = rf"\multicolumn{{{len(columns)}}}{{@{{}}l}}{{{escape_latex(section.title)}}}"
+            lines.append(_format_latex_row([title]))
+        for row_index, row in enumerate(section.rows):
+            row_texts = [
+                rf"\textbf{{{escape_latex(row[n])}}}"
+                if (row_index, n) in section.best_cells
+                else escape_latex(row[n])
                 for n in columns
             ]
-            lines.append(_latex_row([r"\quad " + texts[0] if titled else texts[0], *texts[1:]]))
+            lines.append(
+                _format_latex_row(
+                    [r"\quad " + row_texts[0] if has_titles else row_texts[0], *row_texts[1:]]
+                )
+            )
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.notes:
-        notes = r"\\".join(f"\n{latex_text(note)}" for note in table.notes)
-        lines += ["", r"\medskip", rf"\parbox{{\linewidth}}{{\footnotesize{notes}}}"]
+        notes_text = r"\\".join(f"\n{escape_latex(note)}" for note in table.notes)
+        lines += ["", r"\medskip", rf"\parbox{{\linewidth}}{{\footnotesize{notes_text}}}"]
     return "\n".join([*lines, r"\end{table}", ""])
 
 
-def _latex_row(texts: Sequence[str]) -> str:
+def _format_latex_row(texts: Sequence[str]) -> str:
     return " & ".join(texts) + r" \\"
 
 
-@door
+@validate_arguments
 def to_csv(frame: "pd.DataFrame") -> str:
     """The numbers themselves, of twelve digits; what is missing is empty."""
     return frame.to_csv(index=False, float_format="%.12g", lineterminator="\n")

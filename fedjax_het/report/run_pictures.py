@@ -5,21 +5,23 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.common.pictures import plain_axes, write_figure
-from fedjax_het.common.text import figure_text
-from fedjax_het.data import Dataset, Partition, client_groups, plot_partition
+from fedjax_het.common.pictures import style_axes, write_figure
+from fedjax_het.common.text import escape_mathtext
+from fedjax_het.data import Dataset, Partition, get_client_groups, plot_partition
 from fedjax_het.measures.personal import mean_accuracies
-from fedjax_het.report.line_ends import End, name_ends
-from fedjax_het.report.style import GREYS, PALETTE, add_note, whole_ticks
+from fedjax_het.report.line_ends import LineLabel, label_line_ends
+from fedjax_het.report.style import GRAYS, PALETTE, add_note, set_integer_ticks
 from fedjax_het.running.result import Result
 
 
-def draw_run(result: Result, dataset: Dataset, partition: Partition, directory: str | Path) -> None:
+def write_run_figures(
+    result: Result, dataset: Dataset, partition: Partition, directory: str | Path
+) -> None:
     """Write `curve.png`, `partition.png` and, for a method that makes images, `synthesis.png` and
     `synthesis.gif` or `condensed.png`, for one whose clients learn from each other
     `collaboration.png`, and `collaboration.gif` where its rounds were recorded (option history)."""
     directory = Path(directory)
-    plot_curve(result, directory / "curve.png")
+    plot_run_curve(result, directory / "curve.png")
     plot_partition(
         partition,
         dataset.train_labels,
@@ -35,7 +37,7 @@ def draw_run(result: Result, dataset: Dataset, partition: Partition, directory: 
         _plot_collaboration(result, partition, directory / "collaboration")
 
 
-def plot_curve(result: Result, path: str | Path) -> None:
+def plot_run_curve(result: Result, path: str | Path) -> None:
     """Test accuracy against the round, and below it the training loss.
 
     Where clients have tests of their own: their mean accuracy, in a band from the 10th to the 90th
@@ -45,56 +47,68 @@ def plot_curve(result: Result, path: str | Path) -> None:
 
     spec = result.spec
     figure = Figure(figsize=(6.4, 4.8), layout="constrained")
-    axes, loss = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    accuracy_panel, loss_panel = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     rounds = 1 + np.arange(spec.rounds)
-    ends = []
+    line_labels = []
     if "client_accuracy" in result.metrics:
-        ends += _draw_clients(axes, rounds, 100 * result.metrics["client_accuracy"])
+        line_labels += _draw_client_band(
+            accuracy_panel, rounds, 100 * result.metrics["client_accuracy"]
+        )
     accuracy = 100 * result.metrics["test_accuracy"]
-    known = np.isfinite(accuracy)
-    if known.any() or not ends:
-        colour = GREYS[0] if ends else PALETTE[0]
-        name = "global model on all tests" if ends else "all test images"
-        (line,) = axes.plot(rounds[known], accuracy[known], label=name, color=colour, lw=1.6)
-        line.set_marker("o" if known.sum() == 1 else "")
-        ends += [End(name, accuracy[known][-1], colour)] if known.any() else []
-    trained = result.metrics["train_loss"]
-    loss.plot(rounds, trained, color=PALETTE[1], lw=1.2, label="training loss")
-    for panel in (axes, loss):
-        plain_axes(panel)
-    axes.set(ylabel="Test accuracy (%)", xlim=(1, max(2, spec.rounds)))
-    whole_ticks(axes)
-    condensed = "condensed_images" in result.artifacts
-    kind = "Loss of condensation" if condensed else "Training loss\nof clients (nats)"
-    loss.set(xlabel="Round", ylabel=kind, ylim=(0, None))
-    split = spec.partition + (f", alpha {spec.alpha:g}" if spec.alpha is not None else "")
-    end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
-    title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {split}{end}"
-    axes.set_title(figure_text(title), fontsize=10)
-    name_ends(figure, {axes: ends})
-    band = "client_accuracy" in result.metrics
-    add_note(figure, "band: from the 10th to the 90th percentile of clients" if band else "")
+    is_measured = np.isfinite(accuracy)
+    if is_measured.any() or not line_labels:
+        color = GRAYS[0] if line_labels else PALETTE[0]
+        name = "global model on all tests" if line_labels else "all test images"
+        (line,) = accuracy_panel.plot(
+            rounds[is_measured], accuracy[is_measured], label=name, color=color, lw=1.6
+        )
+        line.set_marker("o" if is_measured.sum() == 1 else "")
+        line_labels += (
+            [LineLabel(name, accuracy[is_measured][-1], color)] if is_measured.any() else []
+        )
+    train_loss = result.metrics["train_loss"]
+    loss_panel.plot(rounds, train_loss, color=PALETTE[1], lw=1.2, label="training loss")
+    for panel in (accuracy_panel, loss_panel):
+        style_axes(panel)
+    accuracy_panel.set(ylabel="Test accuracy (%)", xlim=(1, max(2, spec.rounds)))
+    set_integer_ticks(accuracy_panel)
+    has_condensed_images = "condensed_images" in result.artifacts
+    loss_label = (
+        "Loss of condensation" if has_condensed_images else "Training loss\nof clients (nats)"
+    )
+    loss_panel.set(xlabel="Round", ylabel=loss_label, ylim=(0, None))
+    partition_text = spec.partition + (f", alpha {spec.alpha:g}" if spec.alpha is not None else "")
+    divergence_text = (
+        f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
+    )
+    title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {partition_text}{divergence_text}"
+    accuracy_panel.set_title(escape_mathtext(title), fontsize=10)
+    label_line_ends(figure, {accuracy_panel: line_labels})
+    has_band = "client_accuracy" in result.metrics
+    add_note(figure, "band: from the 10th to the 90th percentile of clients" if has_band else "")
     write_figure(path, figure)
 
 
-def _draw_clients(axes, rounds: np.ndarray, accuracies: np.ndarray) -> list[End]:
+def _draw_client_band(panel, rounds: np.ndarray, accuracies: np.ndarray) -> list[LineLabel]:
     """The mean over clients and its band, of percentages [rounds, K]; the mean's end."""
     mean = mean_accuracies(accuracies)
-    known = np.isfinite(mean)
-    rounds, mean, accuracies = rounds[known], mean[known], accuracies[known]
-    name, colour = "mean of clients' own tests", PALETTE[0]
-    axes.plot(rounds, mean, color=colour, lw=1.6, label=name)
-    tested = np.isfinite(accuracies).any(0)
-    low, high = np.percentile(accuracies[:, tested], (10, 90), axis=1) if len(mean) else ([], [])
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.15, lw=0)
-    return [End(name, float(mean[-1]), colour)] if len(mean) else []
+    is_measured = np.isfinite(mean)
+    rounds, mean, accuracies = rounds[is_measured], mean[is_measured], accuracies[is_measured]
+    name, color = "mean of clients' own tests", PALETTE[0]
+    panel.plot(rounds, mean, color=color, lw=1.6, label=name)
+    is_tested_client = np.isfinite(accuracies).any(0)
+    low, high = (
+        np.percentile(accuracies[:, is_tested_client], (10, 90), axis=1) if len(mean) else ([], [])
+    )
+    panel.fill_between(rounds, low, high, color=color, alpha=0.15, lw=0)
+    return [LineLabel(name, float(mean[-1]), color)] if len(mean) else []
 
 
 def _plot_collaboration(result: Result, partition: Partition, stem: Path) -> None:
     from fedjax_het.report import plot_collaboration
     from fedjax_het.report.animation import animate_collaboration
 
-    groups = client_groups(partition) if "clients_per_group" in partition.parameters else None
+    groups = get_client_groups(partition) if "clients_per_group" in partition.parameters else None
     title = f"{result.spec.algorithm} on {result.spec.dataset}"
     figure = plot_collaboration(
         result.artifacts["collaboration"],
@@ -112,9 +126,9 @@ def _plot_snapshots(artifacts: dict[str, np.ndarray], dataset: Dataset, stem: Pa
     from fedjax_het.report.animation import animate_synthesis
     from fedjax_het.report.synthetic_images import plot_synthesis
 
-    logits = artifacts["synthetic_label_logits"][artifacts["snapshot_samples"]]
+    label_logits = artifacts["synthetic_label_logits"][artifacts["snapshot_samples"]]
     steps = zip(artifacts["snapshot_iterations"], artifacts["snapshots"], strict=True)
-    snapshots = {int(n): SyntheticData(images, logits, jnp.float32(0)) for n, images in steps}
+    snapshots = {int(n): SyntheticData(images, label_logits, jnp.float32(0)) for n, images in steps}
     names = dataset.class_names or None
     plot_synthesis(snapshots, stem.with_suffix(".png"), class_names=names)
     animate_synthesis(snapshots, stem.with_suffix(".gif"), class_names=names)

@@ -9,13 +9,13 @@ import numpy as np
 
 from fedjax_het.common.errors import require
 from fedjax_het.common.pictures import write_figure
-from fedjax_het.common.text import figure_text
+from fedjax_het.common.text import escape_mathtext
 from fedjax_het.condensation.synthetic import SyntheticData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_IMAGE, _GAP = 0.42, 0.12  # inches, of a condensed image and between clients
+_IMAGE_INCHES, _GAP_INCHES = 0.42, 0.12  # inches, of a condensed image and between clients
 
 
 def plot_synthesis(
@@ -43,11 +43,11 @@ def plot_synthesis(
 
     require(len(snapshots) > 0, "snapshots", snapshots, "at least one iteration")
     iterations = sorted(snapshots)
-    labels = _softmax(np.asarray(snapshots[iterations[-1]].label_logits, np.float64))
+    soft_labels = _softmax(np.asarray(snapshots[iterations[-1]].label_logits, np.float64))
     if samples is None:
-        samples = _surest_of_each_class(labels)[:num_samples]
-    in_range = len(samples) > 0 and all(0 <= sample < len(labels) for sample in samples)
-    require(in_range, "samples", samples, f"indices from 0 to {len(labels) - 1}")
+        samples = _select_most_confident_samples(soft_labels)[:num_samples]
+    is_in_range = len(samples) > 0 and all(0 <= sample < len(soft_labels) for sample in samples)
+    require(is_in_range, "samples", samples, f"indices from 0 to {len(soft_labels) - 1}")
 
     rows, columns = len(samples), len(iterations)
     figure = Figure(figsize=(1.1 * columns + 1.4, 1.1 * rows + 0.4), layout="constrained")
@@ -57,12 +57,16 @@ def plot_synthesis(
         axes[0, column].set_title(f"{iteration:,}", fontsize=9)
         for row, sample in enumerate(samples):
             axis = axes[row, column]
-            axis.imshow(_stretched(images[sample]), cmap="gray", vmin=0, vmax=1)
+            axis.imshow(_rescale_to_unit_range(images[sample]), cmap="gray", vmin=0, vmax=1)
             axis.set(xticks=[], yticks=[])
     for row, sample in enumerate(samples):
-        favoured = int(labels[sample].argmax())
-        name = str(favoured) if class_names is None else figure_text(class_names[favoured])
-        title = f"{name}\n{labels[sample, favoured]:.0%}"
+        favored_class = int(soft_labels[sample].argmax())
+        name = (
+            str(favored_class)
+            if class_names is None
+            else escape_mathtext(class_names[favored_class])
+        )
+        title = f"{name}\n{soft_labels[sample, favored_class]:.0%}"
         axes[row, 0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
     figure.supxlabel("iteration of the synthesis (top), soft label (left)", fontsize=8)
     write_figure(path, figure)
@@ -93,8 +97,10 @@ def plot_condensed(
     Errors: ConfigError: no pair, or arguments that do not fit together.
     """
     images, clients, classes = np.asarray(images), np.asarray(clients), np.asarray(classes)
-    fits = images.ndim == 5 and images.size > 0
-    require(fits, "shape of images", images.shape, "[P, ipc, H, W, C] with at least one pair")
+    is_valid_shape = images.ndim == 5 and images.size > 0
+    require(
+        is_valid_shape, "shape of images", images.shape, "[P, ipc, H, W, C] with at least one pair"
+    )
     for name, values in (("clients", clients), ("classes", classes)):
         require(values.shape == images.shape[:1], f"shape of {name}", values.shape, "[P]")
     require((mean is None) == (std is None), "std", std, "given where mean is, and only there")
@@ -102,39 +108,47 @@ def plot_condensed(
     require(num_pairs >= 1, "num_pairs", num_pairs, "a number >= 1")
 
     order = np.lexsort((classes, clients))[:num_pairs]
-    shown = images[order, :num_images].astype(np.float64)
+    shown_images = images[order, :num_images].astype(np.float64)
     if mean is None or std is None:
-        pixels = _stretched
+        to_pixels = _rescale_to_unit_range
     else:
-        shown = (shown * np.asarray(std) + np.asarray(mean)).clip(0, 1)
-        pixels = _as_stored
-    names = [str(c) if class_names is None else figure_text(class_names[c]) for c in classes[order]]
-    rows_of = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
+        shown_images = (shown_images * np.asarray(std) + np.asarray(mean)).clip(0, 1)
+        to_pixels = _identity
+    names = [
+        str(c) if class_names is None else escape_mathtext(class_names[c]) for c in classes[order]
+    ]
+    rows_by_client = {client: np.flatnonzero(clients[order] == client) for client in clients[order]}
     panels = {
-        f"client {client}": ([names[row] for row in rows], mosaic(shown[rows], pixels))
-        for client, rows in rows_of.items()
+        f"client {client}": (
+            [names[row] for row in rows],
+            make_mosaic(shown_images[rows], to_pixels),
+        )
+        for client, rows in rows_by_client.items()
     }
-    part = "" if len(order) == len(images) else f", {len(order)} of {len(images)} pairs"
+    subset_text = "" if len(order) == len(images) else f", {len(order)} of {len(images)} pairs"
     height, width = images.shape[2:4]
-    figure = stacked(
-        panels, f"condensed images by client and class{part}", height, _IMAGE / max(height, width)
+    figure = stack_mosaics(
+        panels,
+        f"condensed images by client and class{subset_text}",
+        height,
+        _IMAGE_INCHES / max(height, width),
     )
     write_figure(path, figure)
 
 
-def mosaic(shown: np.ndarray, pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def make_mosaic(images: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """`[n, m, H, W, C]` -> `[n (H + 1) - 1, m (W + 1) - 1, 3]`, a white pixel between images;
     `pixels` of an image is what is shown of it."""
-    rows, columns, height, width = shown.shape[:4]
+    rows, columns, height, width = images.shape[:4]
     mosaic = np.ones((rows * (height + 1) - 1, columns * (width + 1) - 1, 3))
     for i, j in np.ndindex(rows, columns):
-        place = np.s_[i * (height + 1) :, j * (width + 1) :]
-        mosaic[place][:height, :width] = np.atleast_3d(pixels(shown[i, j]))
+        region = np.s_[i * (height + 1) :, j * (width + 1) :]
+        mosaic[region][:height, :width] = np.atleast_3d(to_pixels(images[i, j]))
     return mosaic
 
 
-def stacked(
-    panels: Mapping[str, tuple[list[str], np.ndarray]], title: str, height: int, pixel: float
+def stack_mosaics(
+    panels: Mapping[str, tuple[list[str], np.ndarray]], title: str, height: int, pixel_inches: float
 ) -> "Figure":
     """A figure of mosaics, one below the other, with a name for every row of images.
 
@@ -145,40 +159,46 @@ def stacked(
 
     longest = max(len(name) for names, _ in panels.values() for name in names)
     left = 0.9 + 0.08 * longest
-    across = next(picture.shape[1] for _, picture in panels.values()) * pixel
-    down = sum((len(picture) + 1) * pixel + _GAP for _, picture in panels.values())
-    figure = Figure(figsize=(max(left + across + 0.2, 3.2), down + 0.4))
+    mosaic_width = next(picture.shape[1] for _, picture in panels.values()) * pixel_inches
+    mosaic_heights = sum(
+        (len(picture) + 1) * pixel_inches + _GAP_INCHES for _, picture in panels.values()
+    )
+    figure = Figure(figsize=(max(left + mosaic_width + 0.2, 3.2), mosaic_heights + 0.4))
     full_width, full_height = figure.get_size_inches()
     top = full_height - 0.4
     for label, (names, picture) in panels.items():
-        tall = len(picture) * pixel
-        x, y = left / full_width, (top - tall) / full_height
-        panel = figure.add_axes((x, y, across / full_width, tall / full_height))
+        mosaic_height = len(picture) * pixel_inches
+        x, y = left / full_width, (top - mosaic_height) / full_height
+        panel = figure.add_axes((x, y, mosaic_width / full_width, mosaic_height / full_height))
         panel.imshow(picture, interpolation="nearest")
         panel.set_yticks(np.arange(len(names)) * (height + 1) + (height - 1) / 2, names, fontsize=8)
         panel.set_xticks([])
         panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
         figure.text(
-            0.1 / full_width, (top - tall / 2) / full_height, label, va="center", fontsize=8
+            0.1 / full_width,
+            (top - mosaic_height / 2) / full_height,
+            label,
+            va="center",
+            fontsize=8,
         )
-        top -= tall + _GAP
+        top -= mosaic_height + _GAP_INCHES
     figure.text(0.1 / full_width, 1 - 0.2 / full_height, title, va="center", fontsize=9)
     return figure
 
 
-def _surest_of_each_class(labels: np.ndarray) -> list[int]:
+def _select_most_confident_samples(soft_labels: np.ndarray) -> list[int]:
     """For each class that some sample favours, the sample with the highest probability of it."""
-    favoured = labels.argmax(1)
-    classes = np.unique(favoured)
-    return [int(np.where(favoured == c, labels[:, c], -1).argmax()) for c in classes]
+    favored_classes = soft_labels.argmax(1)
+    classes = np.unique(favored_classes)
+    return [int(np.where(favored_classes == c, soft_labels[:, c], -1).argmax()) for c in classes]
 
 
-def _as_stored(image: np.ndarray) -> np.ndarray:
+def _identity(image: np.ndarray) -> np.ndarray:
     return image
 
 
-def _stretched(image: np.ndarray) -> np.ndarray:
+def _rescale_to_unit_range(image: np.ndarray) -> np.ndarray:
     """`[H, W, C]` to `[0, 1]`; one channel is dropped to `[H, W]`. A flat image becomes black."""
     low, high = image.min(), image.max()
     image = (image - low) / max(high - low, np.finfo(np.float32).tiny)

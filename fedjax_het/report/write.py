@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require
 from fedjax_het.common.files import make_output_directory, write_atomically
 from fedjax_het.common.pictures import write_figure
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 from fedjax_het.measures.convergence import WINDOW
-from fedjax_het.report.against import plot_against_alpha
-from fedjax_het.report.grouping import chosen_settings
-from fedjax_het.report.heat_map import numeric_pair, plot_heat_map
-from fedjax_het.report.learning_curves import SMOOTHED_ROUNDS, plot_learning_curves
-from fedjax_het.report.measures import OF_WINDOW, usual_measure
-from fedjax_het.report.overview import overview_table, pivot_table, summarise_runs
+from fedjax_het.report.against import plot_metric_vs_alpha
+from fedjax_het.report.grouping import resolve_group_settings
+from fedjax_het.report.heat_map import find_numeric_pair, plot_heat_map
+from fedjax_het.report.learning_curves import SMOOTHING_WINDOW, plot_learning_curves
+from fedjax_het.report.measures import ROLLING_MEAN_METRICS, choose_default_metric
+from fedjax_het.report.overview import make_overview_table, make_pivot_table, summarize_runs
 from fedjax_het.report.render import TextTable, print_table, to_csv, to_latex, to_markdown
-from fedjax_het.running.store import load_curves, load_results, newest
+from fedjax_het.running.store import load_curves, load_results, select_newest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedjax_het")
 
 
-class WrittenReport(NamedTuple):
+class ReportFiles(NamedTuple):
     """What `write_report` made."""
 
     tables: list[TextTable]
     paths: list[Path]
 
 
-@door
+@validate_arguments
 def write_report(
     directory: str | os.PathLike,
     *,
     by: Sequence[str] | None = None,
-    measure: str | None = None,
+    metric: str | None = None,
     output_dir: str | os.PathLike | None = None,
-) -> WrittenReport:
+) -> ReportFiles:
     """Read a folder of results and write its tables and figures into it, or into `output_dir`.
 
     `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png` always;
@@ -63,45 +63,45 @@ def write_report(
       ConfigError where the folder holds no results, and for a setting or measure they do not have.
     """
     directory = Path(directory)
-    results = newest(load_results(directory))
+    results = select_newest(load_results(directory))
     require(len(results) > 0, "directory", str(directory), "a folder with results of runs")
-    by = chosen_settings(results, by)
-    measure = usual_measure(results) if measure is None else measure
-    chosen: dict[str, Any] = {"by": by, "measure": measure}
+    by = resolve_group_settings(results, by)
+    metric = choose_default_metric(results) if metric is None else metric
+    grouping: dict[str, Any] = {"by": by, "metric": metric}
     title = f"{directory.resolve().name}: {len(results)} runs"
-    alphas = results["alpha"].nunique() if "alpha" in by else 0
+    num_alphas = results["alpha"].nunique() if "alpha" in by else 0
 
-    tables = [overview_table(results, title=title, **chosen)]
-    if alphas > 1:
-        tables.insert(0, pivot_table(results, title=title, **chosen))
+    tables = [make_overview_table(results, title=title, **grouping)]
+    if num_alphas > 1:
+        tables.insert(0, make_pivot_table(results, title=title, **grouping))
     texts = {
         "overview.md": "\n".join(map(to_markdown, tables)),
         "overview.tex": "\n".join(map(to_latex, tables)),
-        "overview.csv": to_csv(summarise_runs(results, **chosen)),
+        "overview.csv": to_csv(summarize_runs(results, **grouping)),
     }
-    curve = "mean_client_accuracy" if measure.startswith("bmta") else "test_accuracy"
-    window = WINDOW if measure in OF_WINDOW else SMOOTHED_ROUNDS
-    curves = load_curves(directory, of=results)
+    curve_metric = "mean_client_accuracy" if metric.startswith("bmta") else "test_accuracy"
+    window = WINDOW if metric in ROLLING_MEAN_METRICS else SMOOTHING_WINDOW
+    curves = load_curves(directory, results=results)
     figures = {
         "learning_curves.png": lambda: plot_learning_curves(
-            results, curves, by=by, measure=curve, window=window
+            results, curves, by=by, metric=curve_metric, window=window
         )
     }
-    if alphas > 1:
-        name = "accuracy" if measure == "final_accuracy" else measure
-        figures[f"{name}_against_alpha.png"] = lambda: plot_against_alpha(results, **chosen)
-    if pair := numeric_pair(results, by):
-        figures["heat_map.png"] = lambda: plot_heat_map(results, x=pair[0], y=pair[1], **chosen)
+    if num_alphas > 1:
+        name = "accuracy" if metric == "final_accuracy" else metric
+        figures[f"{name}_against_alpha.png"] = lambda: plot_metric_vs_alpha(results, **grouping)
+    if pair := find_numeric_pair(results, by):
+        figures["heat_map.png"] = lambda: plot_heat_map(results, x=pair[0], y=pair[1], **grouping)
 
     folder = directory if output_dir is None else make_output_directory(output_dir)
-    return WrittenReport(tables, _write(folder, texts, figures))
+    return ReportFiles(tables, _write_files(folder, texts, figures))
 
 
-def publish(
+def write_table_files(
     directory: Path,
     stem: str,
     table: TextTable,
-    numbers: "pd.DataFrame",
+    frame: "pd.DataFrame",
     figures: "Mapping[str, Figure] | None" = None,
 ) -> list[str]:
     """Print a table; write it as `<stem>.md` and `<stem>.tex`, its numbers as `<stem>.csv`, and the
@@ -111,13 +111,15 @@ def publish(
     texts = {
         f"{stem}.md": to_markdown(table),
         f"{stem}.tex": to_latex(table),
-        f"{stem}.csv": to_csv(numbers),
+        f"{stem}.csv": to_csv(frame),
     }
-    made = {name: (lambda figure=figure: figure) for name, figure in (figures or {}).items()}
-    return [path.name for path in _write(directory, texts, made)]
+    draw_functions = {
+        name: (lambda figure=figure: figure) for name, figure in (figures or {}).items()
+    }
+    return [path.name for path in _write_files(directory, texts, draw_functions)]
 
 
-def _write(
+def _write_files(
     directory: Path, texts: Mapping[str, str], figures: "Mapping[str, Callable[[], Figure]]"
 ) -> list[Path]:
     """Write these files; -> those that are there. Why others are not is a line in the log; what the
@@ -129,33 +131,33 @@ def _write(
             if name in texts:
                 write_text(directory / name, texts[name])
             else:
-                _draw(directory / name, figures[name])
+                _write_drawn_figure(directory / name, figures[name])
         except OSError as error:
             missing = ", ".join(names[names.index(name) :])
             text = (
                 f"{missing}: not written to {str(directory)!r} ({error.strerror or error}); "
                 "output_dir (--output-dir) names another place"
             )
-            log.warning("%s", one_line(text))
+            log.warning("%s", to_one_line(text))
             return paths
-        except _Undrawn as error:
-            warnings.warn(f"{name} is left out: {one_line(str(error))}", stacklevel=3)
+        except _DrawingError as error:
+            warnings.warn(f"{name} is left out: {to_one_line(str(error))}", stacklevel=3)
         else:
             paths.append(directory / name)
     return paths
 
 
-class _Undrawn(Exception):
+class _DrawingError(Exception):
     """A figure cannot be drawn."""
 
 
-def _draw(path: Path, figure: "Callable[[], Figure]") -> None:
+def _write_drawn_figure(path: Path, draw: "Callable[[], Figure]") -> None:
     try:
-        write_figure(path, figure())
+        write_figure(path, draw())
     except OSError:
         raise
     except Exception as error:  # of what strangers' results hold
-        raise _Undrawn(f"{type(error).__name__}: {error}") from error
+        raise _DrawingError(f"{type(error).__name__}: {error}") from error
 
 
 def write_text(path: Path, text: str) -> None:

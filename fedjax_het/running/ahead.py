@@ -4,10 +4,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 from fedjax_het.engine.rounds import ChunkInputs
-from fedjax_het.running.runs import Runs
+from fedjax_het.running.runs import GroupState
 
 
-class Ahead:
+class InputPrefetcher:
     """The inputs of the next calls, as many as there is room for.
 
     Two are made ahead, so that a call that takes the devices less time than the host finds one that
@@ -15,12 +15,12 @@ class Ahead:
     context: its thread ends there, with what it is at. What fails in the thread fails in `take`.
     """
 
-    def __init__(self, runs: Runs):
-        self._runs = runs
-        self._made: dict[tuple[int, int], Future[ChunkInputs]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fedjax_het-schedules")
+    def __init__(self, group_state: GroupState):
+        self._group_state = group_state
+        self._futures: dict[tuple[int, int], Future[ChunkInputs]] = {}
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="fedjax_het-schedules")
 
-    def __enter__(self) -> "Ahead":
+    def __enter__(self) -> "InputPrefetcher":
         return self
 
     def __exit__(
@@ -29,30 +29,35 @@ class Ahead:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._executor.shutdown(cancel_futures=True)
 
-    def take(self, first: int, count: int) -> ChunkInputs:
+    def get(self, first: int, count: int) -> ChunkInputs:
         """Those of rounds `first .. first + count - 1`."""
-        made = self._made.pop((first, count), None)
-        if made is not None:
-            return made.result()
-        self._drop()
-        return self._runs.call(first, count)
+        future = self._futures.pop((first, count), None)
+        if future is not None:
+            return future.result()
+        self._cancel_all()
+        return self._group_state.build_chunk_inputs(first, count)
 
-    def prepare(self, first: int, count: int) -> None:
+    def prefetch(self, first: int, count: int) -> None:
         """Make those of the calls from round `first` on, of `count` rounds each."""
-        wanted: list[tuple[int, int]] = []
-        while first < self._runs.rounds and len(wanted) < self._runs.room.ahead:
-            count = min(count, self._runs.rounds - first)
-            wanted.append((first, count))
+        calls: list[tuple[int, int]] = []
+        while (
+            first < self._group_state.total_rounds
+            and len(calls) < self._group_state.limits.num_prefetch
+        ):
+            count = min(count, self._group_state.total_rounds - first)
+            calls.append((first, count))
             first += count
-        if not self._made.keys() <= set(wanted):
-            self._drop()
-        for call in wanted:
-            if call not in self._made:
-                self._made[call] = self._thread.submit(self._runs.call, *call)
+        if not self._futures.keys() <= set(calls):
+            self._cancel_all()
+        for call in calls:
+            if call not in self._futures:
+                self._futures[call] = self._executor.submit(
+                    self._group_state.build_chunk_inputs, *call
+                )
 
-    def _drop(self) -> None:
-        for made in self._made.values():
-            made.cancel()
-        self._made.clear()
+    def _cancel_all(self) -> None:
+        for future in self._futures.values():
+            future.cancel()
+        self._futures.clear()

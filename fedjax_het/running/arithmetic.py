@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.algorithms.contract import HostWork
-from fedjax_het.common.doors import door
+from fedjax_het.algorithms.contract import ServerStage
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require
-from fedjax_het.common.records import Count
+from fedjax_het.common.records import PositiveInt
 from fedjax_het.data import Dataset
-from fedjax_het.engine.counting import Counting, counting
+from fedjax_het.engine.counting import FlopsProgram, make_flops_program
 from fedjax_het.engine.randomness import Stream
 from fedjax_het.engine.rounds import ChunkInputs
 from fedjax_het.running.placement import DEVICE_STATE, Placement
-from fedjax_het.running.prepare import prepare, unspread
-from fedjax_het.running.runs import Runs, begin_states, gathered, state_shapes
+from fedjax_het.running.prepare import on_single_device, prepare_group
+from fedjax_het.running.runs import GroupState, compute_state_shapes, init_group, init_states
 from fedjax_het.settings.spec import RunSpec
 
 
-class Work(NamedTuple):
+class ServerStageFlops(NamedTuple):
     """Work of the server between two rounds: its name, how many rounds are done before it (0:
     pretraining), and its floating-point operations."""
 
@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class RunFlops:
     """Floating-point operations of a run, 2 for each multiply-add.
 
     Attributes:
@@ -44,34 +44,38 @@ class Arithmetic:
     """
 
     rounds: np.ndarray
-    between: tuple[Work, ...] = ()
+    server_stages: tuple[ServerStageFlops, ...] = ()
     tuning: int = 0
 
     @property
     def total(self) -> float:
         """Of the whole run."""
-        return float(self.rounds.sum() + sum(work.flops for work in self.between))
+        return float(self.rounds.sum() + sum(stage.flops for stage in self.server_stages))
 
-    def after(self, rounds: int) -> float:
+    def compute_cumulative(self, rounds: int) -> float:
         """Of so many rounds, and of all work before the last of them."""
         require(0 <= rounds <= len(self.rounds), "rounds", rounds, f"from 0 to {len(self.rounds)}")
-        done = sum(work.flops for work in self.between if work.before_round < rounds)
-        return float(self.rounds[:rounds].sum() + done)
+        server_flops = sum(
+            stage.flops for stage in self.server_stages if stage.before_round < rounds
+        )
+        return float(self.rounds[:rounds].sum() + server_flops)
 
     @property
-    def so_far(self) -> np.ndarray:
+    def cumulative(self) -> np.ndarray:
         """[rounds]: `after` each of them."""
-        return np.array([self.after(done) for done in range(1, len(self.rounds) + 1)])
+        return np.array(
+            [self.compute_cumulative(rounds) for rounds in range(1, len(self.rounds) + 1)]
+        )
 
 
-@door
-def count(
+@validate_arguments
+def count_flops(
     spec: RunSpec,
     dataset: Dataset | None = None,
     *,
-    lanes: Count = 1,
+    lanes: PositiveInt = 1,
     data_dir: str | os.PathLike | None = None,
-) -> Arithmetic:
+) -> RunFlops:
     """The floating-point operations that a run takes, all of it: clients' training and
     condensation, the server's training, distillation and synthesis, pretraining.
 
@@ -93,109 +97,149 @@ def count(
       round's schedule.
     """
     placement = Placement(lanes=lanes, blocks=1, devices=1, client_state=DEVICE_STATE)
-    group = unspread(prepare([spec], dataset=dataset, placement=placement, data_dir=data_dir))
-    runs = gathered(group, group.federations)
-    return _counted(runs)
+    group = on_single_device(
+        prepare_group([spec], dataset=dataset, placement=placement, data_dir=data_dir)
+    )
+    group_state = init_group(group, group.prepared_runs)
+    return _count_run(group_state)
 
 
-class _Traced(NamedTuple):
+class _TracedProgram(NamedTuple):
     """A program of a run. before, after: its inputs around the state, as leaves."""
 
     jaxpr: Any
-    before: list
-    after: list
+    leading_inputs: list
+    trailing_inputs: list
 
-    def counting(self, kept: tuple[bool, ...]) -> Counting:
+    def build_flop_counter(self, required_leaves: tuple[bool, ...]) -> FlopsProgram:
         """It, counting, with these leaves of the state among what it returns."""
-        more = len(self.jaxpr.jaxpr.outvars) - len(kept)
-        return counting(self.jaxpr, (*kept, *(False,) * more))
+        num_outputs = len(self.jaxpr.jaxpr.outvars) - len(required_leaves)
+        return make_flops_program(self.jaxpr, (*required_leaves, *(False,) * num_outputs))
 
-    def needs(self, counts: Counting, size: int) -> tuple[bool, ...]:
+    def get_required_leaves(self, counter: FlopsProgram, num_leaves: int) -> tuple[bool, ...]:
         """Which leaves of the state, of so many, decide how much is done."""
-        return counts.inputs[len(self.before) : len(self.before) + size]
+        return counter.inputs[len(self.leading_inputs) : len(self.leading_inputs) + num_leaves]
 
 
-def _counted(runs: Runs) -> Arithmetic:
-    works = runs.algorithm.host_work
-    traced = [_rounds_of(runs), *(_work_of(runs, work) for work in works)]
-    shapes = jax.tree.leaves(state_shapes(runs))
-    kept, counts = _with_what_decides(traced, len(shapes))
-    state = _first_state(runs, kept)
+def _count_run(group_state: GroupState) -> RunFlops:
+    stages = group_state.algorithm.server_stages
+    traced_programs = [
+        _trace_rounds(group_state),
+        *(_trace_server_stage(group_state, stage) for stage in stages),
+    ]
+    shapes = jax.tree.leaves(compute_state_shapes(group_state))
+    required_leaves, counters = _find_control_leaves(traced_programs, len(shapes))
+    state = _init_required_leaves(group_state, required_leaves)
 
-    def counted(which: int, after: list) -> int:
+    def execute_and_count(index: int, trailing_inputs: list) -> int:
         nonlocal state
-        own = counts[which]
-        whole = [*traced[which].before, *state, *after]
-        leaves = [leaf for leaf, is_ in zip(whole, own.inputs, strict=True) if is_]
-        new, flops = own.run(leaves)
-        found = iter(new)
-        state = [next(found) if is_ else None for is_ in kept]
+        counter = counters[index]
+        inputs = [*traced_programs[index].leading_inputs, *state, *trailing_inputs]
+        leaves = [
+            leaf for leaf, is_required in zip(inputs, counter.inputs, strict=True) if is_required
+        ]
+        outputs, flops = counter.run(leaves)
+        outputs_iterator = iter(outputs)
+        state = [next(outputs_iterator) if is_required else None for is_required in required_leaves]
         return flops
 
-    between, rounds = [], []
-    for done in range(runs.rounds):
-        for i, work in enumerate(works):
-            if work.before_round == done:
-                between.append(Work(work.name, done, counted(i + 1, traced[i + 1].after)))
-        rounds.append(counted(0, jax.tree.leaves(_inputs(runs, done, tested=False))))
+    server_stages, rounds = [], []
+    for round_index in range(group_state.total_rounds):
+        for i, stage in enumerate(stages):
+            if stage.before_round == round_index:
+                server_stages.append(
+                    ServerStageFlops(
+                        stage.name,
+                        round_index,
+                        execute_and_count(i + 1, traced_programs[i + 1].trailing_inputs),
+                    )
+                )
+        rounds.append(
+            execute_and_count(
+                0,
+                jax.tree.leaves(_build_round_inputs(group_state, round_index, is_evaluated=False)),
+            )
+        )
     tuning = 0
-    if runs.algorithm.tuning is not None:
-        ends = state
-        tested = _inputs(runs, runs.rounds - 1, tested=True)
-        tuning = counted(0, jax.tree.leaves(tested))
-        state = ends
-        tuning -= counted(0, jax.tree.leaves(_untuned(tested)))
-    return Arithmetic(np.array(rounds, np.float64), tuple(between), tuning)
+    if group_state.algorithm.fine_tuning is not None:
+        final_state = state
+        evaluated_inputs = _build_round_inputs(
+            group_state, group_state.total_rounds - 1, is_evaluated=True
+        )
+        tuning = execute_and_count(0, jax.tree.leaves(evaluated_inputs))
+        state = final_state
+        tuning -= execute_and_count(0, jax.tree.leaves(_without_tuning_steps(evaluated_inputs)))
+    return RunFlops(np.array(rounds, np.float64), tuple(server_stages), tuning)
 
 
-def _rounds_of(runs: Runs) -> _Traced:
-    inputs = _inputs(runs, 0, tested=False)
-    program = runs.group.program.chunk.program
-    return _Traced(program.trace(state_shapes(runs), inputs).jaxpr, [], jax.tree.leaves(inputs))
+def _trace_rounds(group_state: GroupState) -> _TracedProgram:
+    inputs = _build_round_inputs(group_state, 0, is_evaluated=False)
+    program = group_state.group.program.chunk.program
+    return _TracedProgram(
+        program.trace(compute_state_shapes(group_state), inputs).jaxpr, [], jax.tree.leaves(inputs)
+    )
 
 
-def _work_of(runs: Runs, work: HostWork) -> _Traced:
+def _trace_server_stage(group_state: GroupState, stage: ServerStage) -> _TracedProgram:
     """All iterations of work between rounds."""
-    program = runs.group.program.host_work[work.name].program
-    hp, after = runs.kept["hp"], (runs.keys(Stream.SERVER), jnp.int32(work.total))
-    inputs = (hp, state_shapes(runs), *after, runs.kept.get("server"))
-    leaves = jax.tree.leaves(hp), jax.tree.leaves((*after, inputs[-1]))
-    return _Traced(program.trace(*inputs).jaxpr, *leaves)
+    program = group_state.group.program.server_stages[stage.name].program
+    hp, trailing_inputs = (
+        group_state.cached_inputs["hp"],
+        (group_state.build_keys(Stream.SERVER), jnp.int32(stage.num_iterations)),
+    )
+    inputs = (
+        hp,
+        compute_state_shapes(group_state),
+        *trailing_inputs,
+        group_state.cached_inputs.get("server_examples"),
+    )
+    leaves = jax.tree.leaves(hp), jax.tree.leaves((*trailing_inputs, inputs[-1]))
+    return _TracedProgram(program.trace(*inputs).jaxpr, *leaves)
 
 
-def _inputs(runs: Runs, done: int, *, tested: bool) -> ChunkInputs:
+def _build_round_inputs(
+    group_state: GroupState, round_index: int, *, is_evaluated: bool
+) -> ChunkInputs:
     """What the program reads for the next round, with tests after it or without."""
-    inputs = runs.call(done, 1)
-    evaluate = np.full_like(inputs.schedule.evaluate, tested)
-    return inputs._replace(schedule=inputs.schedule._replace(evaluate=evaluate))
+    inputs = group_state.build_chunk_inputs(round_index, 1)
+    evaluate = np.full_like(inputs.schedule.is_eval_round, is_evaluated)
+    return inputs._replace(schedule=inputs.schedule._replace(is_eval_round=evaluate))
 
 
-def _untuned(inputs: ChunkInputs) -> ChunkInputs:
+def _without_tuning_steps(inputs: ChunkInputs) -> ChunkInputs:
     """The same, but copies have no minibatch to be tuned on."""
-    assert inputs.tuning is not None
-    none = {name: 0 * getattr(inputs.tuning, name) for name in ("longest", "num_segments")}
-    return inputs._replace(tuning=inputs.tuning._replace(**none))
+    assert inputs.tuning_schedule is not None
+    zeros = {
+        name: 0 * getattr(inputs.tuning_schedule, name) for name in ("max_steps", "num_segments")
+    }
+    return inputs._replace(tuning_schedule=inputs.tuning_schedule._replace(**zeros))
 
 
-def _with_what_decides(
-    traced: Sequence[_Traced], size: int
-) -> tuple[tuple[bool, ...], list[Counting]]:
+def _find_control_leaves(
+    programs: Sequence[_TracedProgram], num_leaves: int
+) -> tuple[tuple[bool, ...], list[FlopsProgram]]:
     """Which leaves of the state, of so many, decide how much is done in any program, or what these
     leaves become: these are computed as in the run. -> (they, the counting programs)."""
-    kept = (False,) * size
+    required_leaves = (False,) * num_leaves
     while True:
-        counts = [one.counting(kept) for one in traced]
-        needs = (one.needs(own, size) for one, own in zip(traced, counts, strict=True))
-        more = tuple(map(any, zip(kept, *needs, strict=True)))
-        if more == kept:
-            return kept, counts
-        kept = more
+        counters = [program.build_flop_counter(required_leaves) for program in programs]
+        required_by_program = (
+            program.get_required_leaves(counter, num_leaves)
+            for program, counter in zip(programs, counters, strict=True)
+        )
+        extended = tuple(map(any, zip(required_leaves, *required_by_program, strict=True)))
+        if extended == required_leaves:
+            return required_leaves, counters
+        required_leaves = extended
 
 
-def _first_state(runs: Runs, kept: tuple[bool, ...]) -> list:
+def _init_required_leaves(group_state: GroupState, required_leaves: tuple[bool, ...]) -> list:
     """The leaves that are kept of the state before the first round, None for others."""
-    if not any(kept):
-        return [None] * len(kept)
-    begin_states(runs)
-    leaves = jax.tree.leaves(runs.state)
-    return [leaf if is_ else None for leaf, is_ in zip(leaves, kept, strict=True)]
+    if not any(required_leaves):
+        return [None] * len(required_leaves)
+    init_states(group_state)
+    leaves = jax.tree.leaves(group_state.state)
+    return [
+        leaf if is_required else None
+        for leaf, is_required in zip(leaves, required_leaves, strict=True)
+    ]

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.common.doors import door
-from fedjax_het.common.records import Count
+from fedjax_het.common.doors import validate_arguments
+from fedjax_het.common.records import PositiveInt
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset
-from fedjax_het.running.advance import start
-from fedjax_het.running.checkpoints import Checkpoints
+from fedjax_het.running.advance import start_runs
+from fedjax_het.running.checkpoints import CheckpointWriter
 from fedjax_het.running.placement import Placement
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.runs import gathered
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.runs import init_group
 from fedjax_het.settings.spec import RunSpec
 
 
@@ -30,10 +30,10 @@ class RoundTimes(NamedTuple):
     lanes: str
 
 
-@door
+@validate_arguments
 def benchmark_rounds(
     spec: RunSpec,
-    rounds: Count,
+    rounds: PositiveInt,
     dataset: Dataset | None = None,
     *,
     placement: Placement = Placement(),
@@ -42,23 +42,23 @@ def benchmark_rounds(
     and no evaluation inside."""
     require_variables()
     spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
-    group = prepare([spec], dataset=dataset, placement=placement)
-    runs = gathered(group, group.federations)
-    start(runs, Checkpoints())
+    group = prepare_group([spec], dataset=dataset, placement=placement)
+    group_state = init_group(group, group.prepared_runs)
+    start_runs(group_state, CheckpointWriter())
     seconds = []
     for r in range(rounds):
-        inputs = jax.block_until_ready(runs.call(r, 1))
-        began = time.perf_counter()
-        runs.load_states([r])
-        runs.state, _ = jax.block_until_ready(group.program.chunk(runs.state, inputs))
-        runs.store_states([r])
-        seconds.append(time.perf_counter() - began)
-    scheduler = group.federations[0].scheduler
+        inputs = jax.block_until_ready(group_state.build_chunk_inputs(r, 1))
+        start_time = time.perf_counter()
+        group_state.load_client_states([r])
+        group_state.state, _ = jax.block_until_ready(group.program.chunk(group_state.state, inputs))
+        group_state.store_client_states([r])
+        seconds.append(time.perf_counter() - start_time)
+    scheduler = group.prepared_runs[0].scheduler
     return RoundTimes(
         seconds,
-        scheduler.work.samples[:rounds].tolist(),
-        [scheduler.participants(r) for r in range(rounds)],
-        runs.spent.compiling,
-        group.useful_fraction(group.federations),
+        scheduler.work_counts.samples[:rounds].tolist(),
+        [scheduler.draw_cohort(r) for r in range(rounds)],
+        group_state.timing.compile_seconds,
+        group.useful_work_fraction(group.prepared_runs),
         group.plan.describe(),
     )

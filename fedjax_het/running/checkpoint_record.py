@@ -4,108 +4,134 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedjax_het.common.environment import environment
-from fedjax_het.common.errors import ConfigError, is_whole
-from fedjax_het.common.text import one_line
-from fedjax_het.engine.checkpoint import damaged, not_finite, read_checkpoint
-from fedjax_het.settings.local_training import depends_on_end
+from fedjax_het.common.environment import describe_environment
+from fedjax_het.common.errors import ConfigError, is_integer_at_least
+from fedjax_het.common.text import to_one_line
+from fedjax_het.engine.checkpoint import (
+    make_damaged_checkpoint_error,
+    nonfinite_array_names,
+    read_checkpoint,
+)
+from fedjax_het.settings.local_training import is_horizon_dependent
 from fedjax_het.settings.spec import RunSpec
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_checkpoint_record(path: Path) -> dict[str, Any]:
     """The record of a checkpoint that is whole and says what it must. Raises DamagedFileError."""
     record, arrays = read_checkpoint(path)
     if not isinstance(record, dict):
-        raise damaged(path, f"its record is a {type(record).__name__}")
-    for name, fits in _fields(record).items():
-        if name not in record or not fits(record[name]):
-            raise damaged(path, f"{name} = {record.get(name)!r}")
-    wrong = sorted(set(not_finite(arrays)) - set(record["not_finite"]))
-    if wrong:
-        raise damaged(path, f"{wrong[0]} is not finite")
+        raise make_damaged_checkpoint_error(path, f"its record is a {type(record).__name__}")
+    for name, is_valid in _build_field_checks(record).items():
+        if name not in record or not is_valid(record[name]):
+            raise make_damaged_checkpoint_error(path, f"{name} = {record.get(name)!r}")
+    unexpected_nonfinite = sorted(set(nonfinite_array_names(arrays)) - set(record["not_finite"]))
+    if unexpected_nonfinite:
+        raise make_damaged_checkpoint_error(path, f"{unexpected_nonfinite[0]} is not finite")
     return record
 
 
-def _fields(record: dict[str, Any]) -> dict[str, Callable[[Any], bool]]:
+def _build_field_checks(record: dict[str, Any]) -> dict[str, Callable[[Any], bool]]:
     """By name, whether a value can be one."""
     spec = record.get("spec")
     rounds = spec.get("rounds") if isinstance(spec, dict) else None
-    most = int(rounds) if rounds is not None and is_whole(rounds, 1) else 0
+    max_rounds = int(rounds) if rounds is not None and is_integer_at_least(rounds, 1) else 0
     done = record.get("round")
     return {
         "digest": lambda value: isinstance(value, str),
-        "spec": lambda value: isinstance(value, dict) and most > 0,
+        "spec": lambda value: isinstance(value, dict) and max_rounds > 0,
         "dataset": lambda value: isinstance(value, str),
         "partition": lambda value: isinstance(value, str),
-        "round": lambda value: is_whole(value, 0) and value <= most,
-        "stopped": lambda value: value is None or (is_whole(value, 1) and value <= done),
+        "round": lambda value: is_integer_at_least(value, 0) and value <= max_rounds,
+        "stopped": lambda value: value is None or (is_integer_at_least(value, 1) and value <= done),
         "work": lambda value: (
-            isinstance(value, dict) and all(is_whole(count, 0) for count in value.values())
+            isinstance(value, dict)
+            and all(is_integer_at_least(count, 0) for count in value.values())
         ),
-        "blocks": lambda value: is_whole(value, 1),
-        "lanes": lambda value: is_whole(value, 1),
-        "touched": lambda value: value is None or is_whole(value, 0),
-        "within": lambda value: value is None or _stands(value),
+        "blocks": lambda value: is_integer_at_least(value, 1),
+        "lanes": lambda value: is_integer_at_least(value, 1),
+        "touched": lambda value: value is None or is_integer_at_least(value, 0),
+        "within": lambda value: value is None or _is_round_progress(value),
         "seconds": lambda value: isinstance(value, int | float) and 0 <= value < float("inf"),
         "not_finite": lambda value: isinstance(value, list) and all(map(_is_text, value)),
         "begun_under": lambda value: value is None or isinstance(value, dict),
-        **{name: lambda value: value is not None for name in environment()},
+        **{name: lambda value: value is not None for name in describe_environment()},
     }
 
 
-def _stands(value: Any) -> bool:
-    """Whether it says where a round stands: see `running.long_rounds.Within`."""
+def _is_round_progress(value: Any) -> bool:
+    """Whether it says where a round stands: see `running.long_rounds.RoundProgress`."""
     if not isinstance(value, dict) or value.keys() != {"done", "totals"}:
         return False
     done, totals = value["done"], value["totals"]
     if not (isinstance(done, list) and isinstance(totals, list) and len(totals) < len(done)):
         return False
-    whole = all(is_whole(count, 0) for count in done + totals)
-    return whole and done[: len(totals)] == totals
+    all_counts = all(is_integer_at_least(count, 0) for count in done + totals)
+    return all_counts and done[: len(totals)] == totals
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def require_own(path: Path, record: dict[str, Any], spec: RunSpec, *, longer: bool = False) -> None:
+def require_matching_settings(
+    path: Path, record: dict[str, Any], spec: RunSpec, *, allow_more_rounds: bool = False
+) -> None:
     """Raise ConfigError if the checkpoint is of other settings; not, where it may be `longer`, if
     the number of rounds is all that differs, of which no more are done than there are to be, and on
     which its rates do not depend."""
     if record["digest"] == spec.digest():
         return
-    then, now = record["spec"], spec.resolved().to_dict()
-    names = [k for k in {**now, **then} if then.get(k) != now.get(k)]
-    ends = depends_on_end(spec)
-    if longer and names == ["rounds"] and record["round"] <= now["rounds"] and not ends:
+    checkpoint_settings, current_settings = record["spec"], spec.resolved().to_dict()
+    names = [
+        k
+        for k in {**current_settings, **checkpoint_settings}
+        if checkpoint_settings.get(k) != current_settings.get(k)
+    ]
+    depends_on_last_round = is_horizon_dependent(spec)
+    if (
+        allow_more_rounds
+        and names == ["rounds"]
+        and record["round"] <= current_settings["rounds"]
+        and not depends_on_last_round
+    ):
         return
-    differ = [f"{k} {then.get(k)!r} -> {now.get(k)!r}" for k in names]
-    more = ""
+    differences = [
+        f"{k} {checkpoint_settings.get(k)!r} -> {current_settings.get(k)!r}" for k in names
+    ]
+    details = ""
     if names == ["rounds"]:
-        more = f"; {record['round']} are done"
-        if ends:
-            more += f", at rates of {spec.lr_schedule} to another end, unless hp lr_length says it"
+        details = f"; {record['round']} are done"
+        if depends_on_last_round:
+            details += (
+                f", at rates of {spec.lr_schedule} to another end, unless hp lr_length says it"
+            )
     raise ConfigError(
-        one_line(
+        to_one_line(
             f"checkpoint = {str(path)!r}: expected this configuration's, but it is another "
-            f"one's ({', '.join(differ)}{more}); use its settings or another output_dir, or remove "
+            f"one's ({', '.join(differences)}{details}); use its settings or another output_dir, or remove "
             "it"
         )
     )
 
 
-def begun_under(path: Path, record: dict[str, Any], resume_anyway: bool) -> dict[str, Any] | None:
+def check_environment(
+    path: Path, record: dict[str, Any], resume_anyway: bool
+) -> dict[str, Any] | None:
     """What a run was begun under, where that was another version, device or precision. Raises
     ConfigError unless it is to be resumed anyway."""
-    now = environment()
-    then = {name: record[name] for name in now}
-    differ = [f"{name} {then[name]} -> {now[name]}" for name in now if then[name] != now[name]]
-    if differ and not resume_anyway:
+    current_environment = describe_environment()
+    checkpoint_environment = {name: record[name] for name in current_environment}
+    differences = [
+        f"{name} {checkpoint_environment[name]} -> {current_environment[name]}"
+        for name in current_environment
+        if checkpoint_environment[name] != current_environment[name]
+    ]
+    if differences and not resume_anyway:
         raise ConfigError(
-            one_line(
+            to_one_line(
                 f"checkpoint = {str(path)!r}: expected one of this version and device, but it is "
-                f"another one's ({', '.join(differ)}), and its bits may differ; resume_anyway "
+                f"another one's ({', '.join(differences)}), and its bits may differ; resume_anyway "
                 "(--resume-anyway) goes on from it, which the result then says; or remove it"
             )
         )
-    return record["begun_under"] or (then if differ else None)
+    return record["begun_under"] or (checkpoint_environment if differences else None)

@@ -24,125 +24,136 @@ from pathlib import Path
 from typing import NamedTuple
 
 LEASE_SECONDS = 60.0  # of silence, after which an owner is taken for dead
-BEATS = 6  # signs of life in a lease
+HEARTBEATS_PER_LEASE = 6  # signs of life in a lease
 
 log = logging.getLogger("fedjax_het")
 
 
-class Owner(NamedTuple):
+class LeaseOwner(NamedTuple):
     """A worker: what its claims say of it."""
 
     host: str
-    machine: str  # and its space of process numbers; another one after a restart
+    machine_id: str  # and its space of process numbers; another one after a restart
     pid: int
-    started: int | None  # when the process was, as the system counts; None where it does not tell
-    token: str  # of one `Claims`
+    start_ticks: (
+        int | None
+    )  # when the process was, as the system counts; None where it does not tell
+    token: str  # of one `Leases`
 
     def __str__(self) -> str:
         host = "".join(letter for letter in str(self.host) if letter.isprintable())
         return f"{host} (process {self.pid})"
 
 
-class _Watched(NamedTuple):
+class _Observation(NamedTuple):
     content: bytes
-    seen: float  # when last looked at
-    silent: float  # seconds that it has been the same
+    seen_at: float  # when last looked at
+    silent_seconds: float  # seconds that it has been the same
 
 
-class Claims:
+class Leases:
     """Those of one worker in a folder (None: nobody else is there, and nothing is written)."""
 
-    def __init__(self, folder: Path | None, *, now: Callable[[], float] = time.monotonic):
-        self.folder, self._now = folder, now
-        self.owner = _this_process()
-        self._held: dict[str, bool] = {}  # of each run claimed, whether that is written
-        self._watched: dict[str, _Watched] = {}
-        self._count = 0
+    def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.monotonic):
+        self.folder, self._clock = folder, clock
+        self.owner = _describe_process()
+        self._leases: dict[str, bool] = {}  # of each run claimed, whether that is written
+        self._observations: dict[str, _Observation] = {}
+        self._heartbeat_count = 0
         self._closed = threading.Event()
-        self._beating: threading.Thread | None = None
-        self._warned = False
+        self._heartbeat_thread: threading.Thread | None = None
+        self._has_warned = False
 
-    def __enter__(self) -> "Claims":
+    def __enter__(self) -> "Leases":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def take(self, digest: str) -> bool:
+    def acquire(self, digest: str) -> bool:
         """Whether the run is this worker's now: nobody's, or a dead owner's, it becomes so."""
-        if self.folder is None or self.holds(digest):
+        if self.folder is None or self.is_held(digest):
             return True
-        self._held.pop(digest, None)
-        if self.owner_of(digest) is not None:
+        self._leases.pop(digest, None)
+        if self.find_owner(digest) is not None:
             return False
-        watched = self._watched.pop(digest, None)
+        observation = self._observations.pop(digest, None)
         try:
-            if watched is not None and not self._remove(digest, watched.content):
+            if observation is not None and not self._remove_file(digest, observation.content):
                 return False
-            if not self._make(digest):
+            if not self._create_file(digest):
                 return False
         except OSError as error:
-            self._warn(error)
-        self._held[digest] = not self._warned
-        if self._beating is None:
-            self._beating = threading.Thread(target=self._beat, name="claims", daemon=True)
-            self._beating.start()
+            self._warn_once(error)
+        self._leases[digest] = not self._has_warned
+        if self._heartbeat_thread is None:
+            self._heartbeat_thread = threading.Thread(
+                target=self._run_heartbeat, name="claims", daemon=True
+            )
+            self._heartbeat_thread.start()
         return True
 
-    def holds(self, digest: str) -> bool:
+    def is_held(self, digest: str) -> bool:
         """Whether the run is still this worker's, as the file says now."""
-        if self.folder is None or self._held.get(digest) is False:
+        if self.folder is None or self._leases.get(digest) is False:
             return True
-        return digest in self._held and _owner(_read(self.folder / digest)) == self.owner
+        return (
+            digest in self._leases and _parse_owner(_read_file(self.folder / digest)) == self.owner
+        )
 
-    def give_back(self, digest: str) -> None:
+    def release(self, digest: str) -> None:
         """The run may be another's, or is done."""
-        if self._held.pop(digest, None) and self.folder is not None:
-            content = _read(self.folder / digest)
-            if _owner(content) == self.owner:
+        if self._leases.pop(digest, None) and self.folder is not None:
+            content = _read_file(self.folder / digest)
+            if _parse_owner(content) == self.owner:
                 assert content is not None
                 with contextlib.suppress(OSError):  # then it lasts for a lease
-                    self._remove(digest, content)
+                    self._remove_file(digest, content)
 
-    def owner_of(self, digest: str) -> str | None:
+    def find_owner(self, digest: str) -> str | None:
         """Who else is at the run, in words; None if nobody who lives."""
-        if self.folder is None or digest in self._held:
+        if self.folder is None or digest in self._leases:
             return None
-        content, now = _read(self.folder / digest), self._now()
+        content, now = _read_file(self.folder / digest), self._clock()
         if content is None:
-            self._watched.pop(digest, None)
+            self._observations.pop(digest, None)
             return None
-        owner, last = _owner(content), self._watched.get(digest)
-        silent = 0.0
-        if last is not None and last.content == content:
+        owner, previous = _parse_owner(content), self._observations.get(digest)
+        silent_seconds = 0.0
+        if previous is not None and previous.content == content:
             # Nobody watched for most of a long gap: this process may have been suspended in it.
-            silent = last.silent + min(now - last.seen, LEASE_SECONDS / BEATS)
-        self._watched[digest] = _Watched(content, now, silent)
-        gone = owner is not None and _is_gone(owner, self.owner)
-        if gone or silent >= LEASE_SECONDS:
+            silent_seconds = previous.silent_seconds + min(
+                now - previous.seen_at, LEASE_SECONDS / HEARTBEATS_PER_LEASE
+            )
+        self._observations[digest] = _Observation(content, now, silent_seconds)
+        is_dead = owner is not None and _is_dead(owner, self.owner)
+        if is_dead or silent_seconds >= LEASE_SECONDS:
             return None
         return "another worker" if owner is None else str(owner)
 
-    def others(self) -> dict[str, str]:
+    def list_other_owners(self) -> dict[str, str]:
         """Who else is at which runs, by name of the run, in words."""
         owners = {}
-        for digest in self._names():
-            if (owner := self.owner_of(digest)) is not None:
+        for digest in self._list_lease_files():
+            if (owner := self.find_owner(digest)) is not None:
                 owners[digest] = owner
         return owners
 
     def close(self) -> None:
         """Give everything back."""
         self._closed.set()
-        if self._beating is not None and self._beating is not threading.current_thread():
-            self._beating.join()
-        for digest in list(self._held):
-            self.give_back(digest)
+        if (
+            self._heartbeat_thread is not None
+            and self._heartbeat_thread is not threading.current_thread()
+        ):
+            self._heartbeat_thread.join()
+        for digest in list(self._leases):
+            self.release(digest)
         if self.folder is not None:
             with contextlib.suppress(OSError):  # others' claims are in it, or it was never made
                 self.folder.rmdir()
 
-    def _names(self) -> list[str]:
+    def _list_lease_files(self) -> list[str]:
         if self.folder is None:
             return []
         try:
@@ -151,7 +162,7 @@ class Claims:
             return []
         return sorted(name for name in names if "." not in name)
 
-    def _make(self, digest: str) -> bool:
+    def _create_file(self, digest: str) -> bool:
         """Make the file, unless another was faster."""
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -162,51 +173,53 @@ class Claims:
             return False
         try:
             with open(handle, "wb") as file:
-                file.write(self._content())
+                file.write(self._build_content())
         except OSError:
             path.unlink(missing_ok=True)
             raise
         return True
 
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
+    def _warn_once(self, error: OSError) -> None:
+        if not self._has_warned:
             log.warning(
                 "no claims can be written in %s (%s): other workers may make the same runs",
                 self.folder,
                 error.strerror,
             )
-        self._warned = True
+        self._has_warned = True
 
-    def _remove(self, digest: str, content: bytes) -> bool:
+    def _remove_file(self, digest: str, content: bytes) -> bool:
         """Remove the claim that says this, and no other: of several who try, one does."""
         assert self.folder is not None
         path = self.folder / digest
-        aside = self.folder / f"{digest}.{self.owner.token}"
+        moved_path = self.folder / f"{digest}.{self.owner.token}"
         try:
-            path.rename(aside)
+            path.rename(moved_path)
         except FileNotFoundError:
             return False
-        found = _read(aside)
-        own = _owner(found) == self.owner  # which may have beaten since it was read
-        right = found == content or own
-        if not right:  # made, or gone on with, since it was looked at: back to its place
+        moved_content = _read_file(moved_path)
+        is_own_lease = (
+            _parse_owner(moved_content) == self.owner
+        )  # which may have beaten since it was read
+        is_expected = moved_content == content or is_own_lease
+        if not is_expected:  # made, or gone on with, since it was looked at: back to its place
             with contextlib.suppress(OSError):
-                os.link(aside, path)
-        aside.unlink(missing_ok=True)
-        return right
+                os.link(moved_path, path)
+        moved_path.unlink(missing_ok=True)
+        return is_expected
 
-    def _content(self) -> bytes:
-        self._count += 1
-        return f"{self._count:012} {json.dumps(self.owner)}\n".encode()
+    def _build_content(self) -> bytes:
+        self._heartbeat_count += 1
+        return f"{self._heartbeat_count:012} {json.dumps(self.owner)}\n".encode()
 
-    def _beat(self) -> None:
-        while not self._closed.wait(LEASE_SECONDS / BEATS):
-            self.renew()
+    def _run_heartbeat(self) -> None:
+        while not self._closed.wait(LEASE_SECONDS / HEARTBEATS_PER_LEASE):
+            self.renew_all()
 
-    def renew(self) -> None:
+    def renew_all(self) -> None:
         """Count up in all claims that are still this worker's."""
-        for digest, written in list(self._held.items()):
-            if written:
+        for digest, is_written in list(self._leases.items()):
+            if is_written:
                 with contextlib.suppress(OSError):  # gone, or the disk is: `holds` will see
                     self._renew(digest)
 
@@ -215,21 +228,21 @@ class Claims:
         # What is written through this handle goes where the file goes: if it is moved away between
         # the look and the stroke, another's claim in its place is not touched.
         with open(self.folder / digest, "r+b", buffering=0) as file:
-            if _owner(file.read()) == self.owner:
+            if _parse_owner(file.read()) == self.owner:
                 file.seek(0)
-                file.write(self._content())
+                file.write(self._build_content())
 
 
 @contextlib.contextmanager
-def stopped_in_order() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """SIGTERM, where nobody else sees to it, ends the program as Ctrl-C does, so that claims are
     given back at once."""
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, stop)
@@ -239,22 +252,24 @@ def stopped_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _this_process() -> Owner:
+def _describe_process() -> LeaseOwner:
     host, pid = socket.gethostname(), os.getpid()
     parts = [host]
     with contextlib.suppress(OSError):  # no Linux
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
-    return Owner(host, " ".join(parts), pid, _started(pid), secrets.token_hex(8))
+    return LeaseOwner(host, " ".join(parts), pid, _read_start_ticks(pid), secrets.token_hex(8))
 
 
-def _is_gone(owner: Owner, here: Owner) -> bool:
+def _is_dead(owner: LeaseOwner, local_owner: LeaseOwner) -> bool:
     """Whether the owner is a process of this machine that is no more."""
-    same = owner.machine == here.machine and here.started is not None
-    return same and _started(owner.pid) != owner.started
+    is_same_machine = (
+        owner.machine_id == local_owner.machine_id and local_owner.start_ticks is not None
+    )
+    return is_same_machine and _read_start_ticks(owner.pid) != owner.start_ticks
 
 
-def _started(pid: int) -> int | None:
+def _read_start_ticks(pid: int) -> int | None:
     """When a process began, in ticks since the machine did; None if there is none, or only what a
     parent has not collected yet, or where the system does not tell."""
     try:
@@ -264,7 +279,7 @@ def _started(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def _read(path: Path) -> bytes | None:
+def _read_file(path: Path) -> bytes | None:
     """None if it is not there; nothing if it cannot be read."""
     try:
         return path.read_bytes()
@@ -274,9 +289,9 @@ def _read(path: Path) -> bytes | None:
         return b""
 
 
-def _owner(content: bytes | None) -> Owner | None:
+def _parse_owner(content: bytes | None) -> LeaseOwner | None:
     """None of what is being written just now, or is no claim."""
     try:
-        return Owner(*json.loads((content or b"")[13:]))
+        return LeaseOwner(*json.loads((content or b"")[13:]))
     except (ValueError, TypeError):
         return None

@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_het.common.cache import cache_root
-from fedjax_het.common.environment import environment
-from fedjax_het.common.hardware import unused_hardware
+from fedjax_het.common.cache import get_cache_dir
+from fedjax_het.common.environment import describe_environment
+from fedjax_het.common.hardware import describe_unused_hardware
 from fedjax_het.common.variables import (
-    JAX_CACHE,
+    JAX_COMPILATION_CACHE_DIR,
     JAX_CPU_DEVICES,
-    MEMORY_SHARE,
+    MEMORY_FRACTION,
     XLA_FLAGS,
-    text_of,
+    get_text,
 )
-from fedjax_het.engine.memory import free_ram, own_devices
-from fedjax_het.engine.timings import Timing, recall_all
-from fedjax_het.nn.computing import used_precision
+from fedjax_het.engine.memory import free_host_bytes, local_devices
+from fedjax_het.engine.timings import Timing, load_all_timings
+from fedjax_het.nn.computing import describe_precision
 
 _PLUGIN = re.compile(r"jax-(cuda|rocm)\d+-plugin|libtpu")
-WHILE_GRAPHS = 12030  # CUDA's version from which graphs have loops and branches
+MIN_CUDA_FOR_GRAPH_LOOPS = 12030  # CUDA's version from which graphs have loops and branches
 
 
-class Advice(NamedTuple):
+class Recommendation(NamedTuple):
     """A setting that helps on a backend.
 
     setting: as it is written into the environment, before jax is first used. why: it helps.
@@ -35,77 +35,84 @@ class Advice(NamedTuple):
     """
 
     setting: str
-    why: str
+    reason: str
     is_set: bool
 
 
-def advice(backend: str, version: int | None = None) -> list[Advice]:
+def recommend_settings(backend: str, version: int | None = None) -> list[Recommendation]:
     """The settings that help on "cpu", "gpu" or "tpu", by what the environment has now.
 
     version: of CUDA, as 12030 for 12.3; None where there is none, or nobody tells.
     """
     if backend not in ("gpu", "cuda"):
         return []
-    flags = text_of(XLA_FLAGS)
-    cache = cache_root() / "autotune"
+    flags = get_text(XLA_FLAGS)
+    cache = get_cache_dir() / "autotune"
 
-    def flag(name: str, value: str, why: str) -> Advice:
-        return Advice(f"XLA_FLAGS={name}={value}", why, name in flags)
+    def recommend_flag(name: str, value: str, reason: str) -> Recommendation:
+        return Recommendation(f"XLA_FLAGS={name}={value}", reason, name in flags)
 
-    found = [
-        flag(
+    recommendations = [
+        recommend_flag(
             "--xla_gpu_per_fusion_autotune_cache_dir",
             str(cache),
             "keeps which kernels were found fastest, so that the next process compiles sooner",
         ),
-        Advice(
-            f"{MEMORY_SHARE.name}=0.9",
+        Recommendation(
+            f"{MEMORY_FRACTION.name}=0.9",
             "lets jax take nine tenths of the memory instead of three quarters",
-            bool(text_of(MEMORY_SHARE)),
+            bool(get_text(MEMORY_FRACTION)),
         ),
     ]
-    if version is None or version >= WHILE_GRAPHS:
-        graphs = flag(
+    if version is None or version >= MIN_CUDA_FOR_GRAPH_LOOPS:
+        graphs = recommend_flag(
             "--xla_gpu_enable_command_buffer",
             "+WHILE,+CONDITIONAL",
             "makes whole chunks of rounds one CUDA graph, loops and all (CUDA 12.3 or newer)",
         )
-        found.insert(0, graphs)
-    return found
+        recommendations.insert(0, graphs)
+    return recommendations
 
 
-def about_devices(devices: Sequence[jax.Device] | None = None) -> Iterator[str]:
+def describe_devices(devices: Sequence[jax.Device] | None = None) -> Iterator[str]:
     """Lines for a user: versions, devices and their memory, precision, flags, and what short
     timings found on them before. Starts jax's backend; ConfigError where that cannot be."""
-    made_in = environment()
-    devices = devices or own_devices(jax.devices())
+    current_environment = describe_environment()
+    devices = devices or local_devices(jax.devices())
     first, backend = devices[0], jax.default_backend()
     names = ("fedjax_het", "jax", "jaxlib")
-    versions = [f"{name} {made_in[name]}" for name in names]
-    yield f"versions: {', '.join([*versions, *plugins()])}, Python {platform.python_version()}"
-    yield f"backend: {backend}, {len(devices)} x {first.device_kind}{_driver(first)}"
-    if line := unused_hardware():
+    versions = [f"{name} {current_environment[name]}" for name in names]
+    yield f"versions: {', '.join([*versions, *list_plugins()])}, Python {platform.python_version()}"
+    yield f"backend: {backend}, {len(devices)} x {first.device_kind}{_describe_driver(first)}"
+    if line := describe_unused_hardware():
         yield f"note: {line}"
-    yield from _memory(devices)
-    asked = None if made_in["matmul_precision"] == "default" else made_in["matmul_precision"]
-    said = f"asked for by jax: {asked}" if asked else "the backend's own"
-    yield f"precision: {used_precision(None, asked, first.platform)} ({said})"
-    yield from _settings(backend, _cuda_version(first))
-    yield from _timings(first.device_kind)
+    yield from _describe_memory(devices)
+    requested = (
+        None
+        if current_environment["matmul_precision"] == "default"
+        else current_environment["matmul_precision"]
+    )
+    origin = f"asked for by jax: {requested}" if requested else "the backend's own"
+    yield f"precision: {describe_precision(None, requested, first.platform)} ({origin})"
+    yield from _describe_settings(backend, _get_cuda_version(first))
+    yield from _describe_timings(first.device_kind)
 
 
-def plugins() -> list[str]:
+def list_plugins() -> list[str]:
     """The installed packages that bring jax other devices than CPUs, with their versions."""
-    found = importlib.metadata.distributions()
-    named = {(each.name or "").lower().replace("_", "-"): each.version for each in found}
-    return [f"{name} {named[name]}" for name in sorted(named) if _PLUGIN.fullmatch(name)]
+    distributions = importlib.metadata.distributions()
+    versions = {
+        (distribution.name or "").lower().replace("_", "-"): distribution.version
+        for distribution in distributions
+    }
+    return [f"{name} {versions[name]}" for name in sorted(versions) if _PLUGIN.fullmatch(name)]
 
 
-def _memory(devices: Sequence[jax.Device]) -> Iterator[str]:
+def _describe_memory(devices: Sequence[jax.Device]) -> Iterator[str]:
     if devices[0].platform == "cpu":
-        free = free_ram()
-        said = "unknown" if free is None else f"{free / 1e9:.1f} GB free"
-        yield f"memory: {said}, of the machine that they share"
+        free_bytes = free_host_bytes()
+        free_text = "unknown" if free_bytes is None else f"{free_bytes / 1e9:.1f} GB free"
+        yield f"memory: {free_text}, of the machine that they share"
         return
     for device in devices:
         stats = device.memory_stats() or {}
@@ -113,47 +120,51 @@ def _memory(devices: Sequence[jax.Device]) -> Iterator[str]:
             yield f"memory of device {device.id}: unknown"
             continue
         limit = stats["bytes_limit"]
-        free = limit - stats.get("bytes_in_use", 0)
-        yield f"memory of device {device.id}: {free / 1e9:.1f} of {limit / 1e9:.1f} GB free"
+        free_bytes = limit - stats.get("bytes_in_use", 0)
+        yield f"memory of device {device.id}: {free_bytes / 1e9:.1f} of {limit / 1e9:.1f} GB free"
 
 
-def _settings(backend: str, version: int | None) -> Iterator[str]:
-    known = (XLA_FLAGS, JAX_CPU_DEVICES, JAX_CACHE, MEMORY_SHARE)
-    there = [f"{each.name}={text_of(each)}" for each in known if text_of(each)]
-    yield f"set: {', '.join(there) or 'no flags'}"
+def _describe_settings(backend: str, version: int | None) -> Iterator[str]:
+    variables = (XLA_FLAGS, JAX_CPU_DEVICES, JAX_COMPILATION_CACHE_DIR, MEMORY_FRACTION)
+    assignments = [
+        f"{variable.name}={get_text(variable)}" for variable in variables if get_text(variable)
+    ]
+    yield f"set: {', '.join(assignments) or 'no flags'}"
     # jax adds its settings to `jax.config` at run time: its types do not name them.
     settings: Any = jax.config
     yield f"compiled programs are kept in {settings.jax_compilation_cache_dir or 'no folder'}"
-    if backend == "cpu" and not text_of(JAX_CPU_DEVICES) and "device" not in text_of(XLA_FLAGS):
+    if backend == "cpu" and not get_text(JAX_CPU_DEVICES) and "device" not in get_text(XLA_FLAGS):
         yield "set by fedjax_het: a device for each core"
-    missing = [each for each in advice(backend, version) if not each.is_set]
-    if not missing:
+    recommendations = [
+        variable for variable in recommend_settings(backend, version) if not variable.is_set
+    ]
+    if not recommendations:
         yield "would help: nothing that is known of"
-    for each in missing:
-        yield f"would help: {each.setting}"
-        yield f"    {each.why}"
+    for recommendation in recommendations:
+        yield f"would help: {recommendation.setting}"
+        yield f"    {recommendation.reason}"
 
 
-def _timings(device_kind: str) -> Iterator[str]:
-    known = recall_all(device_kind)
-    if not known:
+def _describe_timings(device_kind: str) -> Iterator[str]:
+    timings = load_all_timings(device_kind)
+    if not timings:
         yield "timings of lanes: none yet"
         return
     yield "timings, in ms a step (by lanes, and what computes convolutions):"
-    for work, ways in sorted(known.items()):
-        yield f"  {work.partition('|')[2].replace('|', ', ')}"
-        yield f"    {', '.join(f'{way}: {_in_ms(timing)}' for way, timing in ways.items())}"
+    for workload, candidates in sorted(timings.items()):
+        yield f"  {workload.partition('|')[2].replace('|', ', ')}"
+        yield f"    {', '.join(f'{candidate}: {_format_milliseconds(timing)}' for candidate, timing in candidates.items())}"
 
 
-def _in_ms(timing: Timing) -> str:
+def _format_milliseconds(timing: Timing) -> str:
     return "too large, or failed" if timing.seconds is None else f"{1000 * timing.seconds:.3g}"
 
 
-def _driver(device: jax.Device) -> str:
-    version = _cuda_version(device)
+def _describe_driver(device: jax.Device) -> str:
+    version = _get_cuda_version(device)
     return "" if version is None else f", CUDA {version // 1000}.{version % 1000 // 10}"
 
 
-def _cuda_version(device: jax.Device) -> int | None:
-    found = re.search(r"cuda (\d+)", getattr(device.client, "platform_version", ""))
-    return int(found[1]) if found else None
+def _get_cuda_version(device: jax.Device) -> int | None:
+    match = re.search(r"cuda (\d+)", getattr(device.client, "platform_version", ""))
+    return int(match[1]) if match else None

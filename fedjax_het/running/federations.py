@@ -10,23 +10,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.algorithms.contract import Algorithm, Holdings
+from fedjax_het.algorithms.contract import Algorithm, FederationData
 from fedjax_het.data import Dataset, Partition, ServerData
-from fedjax_het.data.server_data import Pool
-from fedjax_het.engine.evaluation import TestsShape, tests_shape
+from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.engine.evaluation import ClientTestsShape, compute_client_tests_shape
 from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.plan import Plan
+from fedjax_het.engine.plan import ExecutionPlan
 from fedjax_het.engine.randomness import Stream
-from fedjax_het.engine.rate_schedules import is_of_host, rate_factors
-from fedjax_het.engine.schedule import Scheduler, Shape, common_shape
-from fedjax_het.engine.units import ClientUnits, PairUnits
-from fedjax_het.running.splits import Split
-from fedjax_het.settings.spec import ResolvedSpec
+from fedjax_het.engine.rate_schedules import (
+    compute_round_lr_factors,
+    is_round_schedule_hyperparameter,
+)
+from fedjax_het.engine.schedule import Scheduler, ScheduleShape, merge_shapes
+from fedjax_het.engine.units import ClientClassWork, ClientWork
+from fedjax_het.running.splits import DataAssignment
+from fedjax_het.settings.spec import ResolvedRunSpec
 
-FEW_RUNS, FEW_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
+MAX_TRIAL_RUNS, MAX_TRIAL_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
 
 
-class Initial(NamedTuple):
+class InitialModel(NamedTuple):
     """A first model that is not drawn, on the host, and what tells it from others."""
 
     variables: Any
@@ -34,191 +37,244 @@ class Initial(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
+class PreparedRun:
     """One run made ready on the host.
 
-    `inputs` is what its method asks for besides, see `Algorithm.inputs`: pytrees by name; `initial`
+    `inputs` is what its method asks for besides, see `Algorithm.round_inputs`: pytrees by name; `initial`
     the model that it begins with, where that is in a file.
     """
 
-    spec: ResolvedSpec
-    split: Split
+    spec: ResolvedRunSpec
+    data_assignment: DataAssignment
     scheduler: Scheduler
-    tuning: Scheduler | None = None  # of all clients, where copies are tuned to be scored
-    survey: Scheduler | None = None  # of all clients, where their gradients are measured
-    inputs: dict[str, Any] = field(default_factory=dict)
-    initial: Initial | None = None
+    tuning_scheduler: Scheduler | None = None  # of all clients, where copies are tuned to be scored
+    diagnostics_scheduler: Scheduler | None = (
+        None  # of all clients, where their gradients are measured
+    )
+    method_inputs: dict[str, Any] = field(default_factory=dict)
+    initial_model: InitialModel | None = None
 
     @property
     def partition(self) -> Partition:
-        return self.split.partition
+        return self.data_assignment.partition
 
     @property
-    def tests(self) -> Partition | None:
-        return self.split.tests
+    def client_tests(self) -> Partition | None:
+        return self.data_assignment.client_tests
 
     @property
-    def server(self) -> ServerData | None:
-        return self.split.server
+    def server_data(self) -> ServerData | None:
+        return self.data_assignment.server_data
 
     @property
     def hp(self) -> dict[str, Any]:
         """Its numeric hyper-parameters as programs read them."""
-        read = (item for item in self.spec.hp.items() if not is_of_host(item[0]))
-        return {name: np.float32(value) for name, value in read}
+        traced_items = (
+            item for item in self.spec.hp.items() if not is_round_schedule_hyperparameter(item[0])
+        )
+        return {name: np.float32(value) for name, value in traced_items}
 
     @functools.cached_property
-    def rates(self) -> np.ndarray:
+    def lr_factors(self) -> np.ndarray:
         """[R] float32: what `local_lr` is multiplied with in each round."""
         spec = self.spec
-        return rate_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
+        return compute_round_lr_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
 
 
-class Shapes(NamedTuple):
+class GroupShapes(NamedTuple):
     """Static sizes that hold for every round of all federations of a group."""
 
-    schedule: Shape
-    tuning: Shape | None
-    survey: Shape | None
-    tests: TestsShape | None
+    schedule: ScheduleShape
+    tuning: ScheduleShape | None
+    diagnostics: ScheduleShape | None
+    client_tests: ClientTestsShape | None
 
 
-def federation_of(
-    spec: ResolvedSpec,
-    split: Split,
-    units: ClientUnits | PairUnits,
+def build_prepared_run(
+    spec: ResolvedRunSpec,
+    data_assignment: DataAssignment,
+    work_items: ClientWork | ClientClassWork,
     algorithm: Algorithm,
     *,
     blocks: int,
     lanes: int,
-    initial: Initial | None = None,
-) -> Federation:
+    initial_model: InitialModel | None = None,
+) -> PreparedRun:
     """The run of resolved settings, on so many blocks of lanes."""
-    on = {"blocks": blocks, "lanes": lanes}
+    layout = {"blocks": blocks, "lanes": lanes}
     scheduler = Scheduler(
-        split.trained_on,
-        units,
+        data_assignment.training_partition,
+        work_items,
         seed=spec.seed,
-        rounds=spec.rounds,
+        num_rounds=spec.rounds,
         participation=spec.participation,
         averaging=spec.averaging,
         eval_every=spec.eval_every,
-        **on,
+        **layout,
     )
-    tuning = survey = None
-    if algorithm.tuning is not None:
-        copies, own = algorithm.tuning, split.partition
-        tuned = ClientUnits(
-            own, copies.epochs, spec.batch_size, steps=copies.steps, stream=Stream.TUNING
+    tuning_scheduler = diagnostics_scheduler = None
+    if algorithm.fine_tuning is not None:
+        tuning, partition = algorithm.fine_tuning, data_assignment.partition
+        tuning_work = ClientWork(
+            partition,
+            tuning.epochs,
+            spec.batch_size,
+            max_num_steps=tuning.steps,
+            stream=Stream.TUNING,
         )
-        tuning = _all_clients(spec, own, tuned, rounds=spec.rounds, averaging=None, **on)
+        tuning_scheduler = _build_full_participation_scheduler(
+            spec, partition, tuning_work, rounds=spec.rounds, averaging=None, **layout
+        )
     if spec.gradient_gaps:  # one round, which serves whenever gradients are due
-        once = ClientUnits(split.partition, 1, spec.batch_size)
-        survey = _all_clients(spec, split.partition, once, rounds=1, averaging="weighted", **on)
-    return Federation(spec, split, scheduler, tuning, survey, initial=initial)
+        diagnostics_work = ClientWork(data_assignment.partition, 1, spec.batch_size)
+        diagnostics_scheduler = _build_full_participation_scheduler(
+            spec,
+            data_assignment.partition,
+            diagnostics_work,
+            rounds=1,
+            averaging="weighted",
+            **layout,
+        )
+    return PreparedRun(
+        spec,
+        data_assignment,
+        scheduler,
+        tuning_scheduler,
+        diagnostics_scheduler,
+        initial_model=initial_model,
+    )
 
 
-def first_rounds(
-    specs: Sequence[ResolvedSpec],
+def build_trial_schedulers(
+    specs: Sequence[ResolvedRunSpec],
     partitions: Sequence[Partition],
-    units: Sequence[ClientUnits | PairUnits],
+    work_items: Sequence[ClientWork | ClientClassWork],
     blocks: int,
     lanes: int,
 ) -> list[Scheduler]:
     """Of some of the runs, on so many lanes: enough to tell how long the lanes wait."""
-    few = itertools.islice(zip(specs, partitions, units, strict=True), FEW_RUNS)
+    trial_runs = itertools.islice(zip(specs, partitions, work_items, strict=True), MAX_TRIAL_RUNS)
     return [
         Scheduler(
             partition,
-            own,
+            items,
             seed=spec.seed,
-            rounds=min(spec.rounds, FEW_ROUNDS),
+            num_rounds=min(spec.rounds, MAX_TRIAL_ROUNDS),
             participation=spec.participation,
             averaging=spec.averaging,
             eval_every=spec.eval_every,
             blocks=blocks,
             lanes=lanes,
         )
-        for spec, partition, own in few
+        for spec, partition, items in trial_runs
     ]
 
 
-def _all_clients(
-    spec: ResolvedSpec, partition: Partition, units: ClientUnits, *, rounds: int, **settings: Any
+def _build_full_participation_scheduler(
+    spec: ResolvedRunSpec,
+    partition: Partition,
+    work_items: ClientWork,
+    *,
+    rounds: int,
+    **settings: Any,
 ) -> Scheduler:
     """Every client in every round that is evaluated."""
     return Scheduler(
         partition,
-        units,
+        work_items,
         seed=spec.seed,
-        rounds=rounds,
+        num_rounds=rounds,
         participation=1.0,
         eval_every=spec.eval_every,
         **settings,
     )
 
 
-def units_of(
-    spec: ResolvedSpec, trained_on: Partition, dataset: Dataset, algorithm: Algorithm
-) -> ClientUnits | PairUnits:
+def build_work_items(
+    spec: ResolvedRunSpec, training_partition: Partition, dataset: Dataset, algorithm: Algorithm
+) -> ClientWork | ClientClassWork:
     """What the lanes of a run go through."""
-    if algorithm.pairs is None:
-        passes = (spec.local_epochs or 0) + algorithm.extra_passes
-        return ClientUnits(trained_on, passes, spec.batch_size, further=spec.local_steps or 0)
+    if algorithm.condensation_work is None:
+        num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
+        return ClientWork(
+            training_partition, num_passes, spec.batch_size, extra_batches=spec.local_steps or 0
+        )
     labels, num_classes = dataset.train_labels, dataset.num_classes
-    return PairUnits(trained_on, labels, num_classes, algorithm.pairs, spec.batch_size)
-
-
-def shapes_of(federations: Sequence[Federation], plan: Plan) -> Shapes:
-    """Sizes that hold for all of them."""
-    first = federations[0]
-    tuning = survey = tests = None
-    shape_of = partial(common_shape, width=plan.width)
-    if first.tuning is not None:
-        tuning = shape_of([f.tuning for f in federations if f.tuning])
-    if first.survey is not None:
-        survey = shape_of([f.survey for f in federations if f.survey])
-    if first.tests is not None:
-        shapes = (tests_shape(plan, f.tests) for f in federations if f.tests is not None)
-        tests = TestsShape(*map(max, zip(*shapes, strict=True)))
-    schedule = shape_of([f.scheduler for f in federations])
-    return Shapes(schedule, tuning, survey, tests)
-
-
-def server_examples_of(
-    federation: Federation, dataset: Dataset, pool: Pool | None
-) -> Examples | None:
-    """What a federation's server learns from, on the host; None where it has nothing."""
-    if federation.server is None:
-        return None
-    return Examples(*federation.server.examples(dataset, pool))
-
-
-def holdings_of(federation: Federation, dataset: Dataset, pool: Pool | None) -> Holdings:
-    """What a method's own functions of the host read."""
-    spec, samples = federation.spec, None
-    if spec.local_steps is not None:
-        own, steps = federation.partition, spec.local_steps
-        samples = int(ClientUnits(own, 0, spec.batch_size, further=steps).samples.sum())
-    return Holdings(
-        dataset,
-        federation.partition,
-        server_examples_of(federation, dataset, pool),
-        spec.local_epochs,
-        spec.partition_seed,
-        samples,
+    return ClientClassWork(
+        training_partition, labels, num_classes, algorithm.condensation_work, spec.batch_size
     )
 
 
-def with_method_inputs(
-    federations: Sequence[Federation], algorithm: Algorithm, dataset: Dataset, pool: Pool | None
-) -> list[Federation]:
+def compute_group_shapes(prepared_runs: Sequence[PreparedRun], plan: ExecutionPlan) -> GroupShapes:
+    """Sizes that hold for all of them."""
+    first = prepared_runs[0]
+    tuning = diagnostics = client_tests = None
+    compute_shape = partial(merge_shapes, num_parallel=plan.num_parallel)
+    if first.tuning_scheduler is not None:
+        tuning = compute_shape([f.tuning_scheduler for f in prepared_runs if f.tuning_scheduler])
+    if first.diagnostics_scheduler is not None:
+        diagnostics = compute_shape(
+            [f.diagnostics_scheduler for f in prepared_runs if f.diagnostics_scheduler]
+        )
+    if first.client_tests is not None:
+        shapes = (
+            compute_client_tests_shape(plan, f.client_tests)
+            for f in prepared_runs
+            if f.client_tests is not None
+        )
+        client_tests = ClientTestsShape(*map(max, zip(*shapes, strict=True)))
+    schedule = compute_shape([f.scheduler for f in prepared_runs])
+    return GroupShapes(schedule, tuning, diagnostics, client_tests)
+
+
+def get_server_examples(
+    prepared_run: PreparedRun, dataset: Dataset, pool: LabeledImages | None
+) -> Examples | None:
+    """What a federation's server learns from, on the host; None where it has nothing."""
+    if prepared_run.server_data is None:
+        return None
+    return Examples(*prepared_run.server_data.get_examples(dataset, pool))
+
+
+def build_federation_data(
+    prepared_run: PreparedRun, dataset: Dataset, pool: LabeledImages | None
+) -> FederationData:
+    """What a method's own functions of the host read."""
+    spec, samples_per_client = prepared_run.spec, None
+    if spec.local_steps is not None:
+        partition, steps = prepared_run.partition, spec.local_steps
+        samples_per_client = int(
+            ClientWork(partition, 0, spec.batch_size, extra_batches=steps).num_samples.sum()
+        )
+    return FederationData(
+        dataset,
+        prepared_run.partition,
+        get_server_examples(prepared_run, dataset, pool),
+        spec.local_epochs,
+        spec.partition_seed,
+        samples_per_client,
+    )
+
+
+def add_method_inputs(
+    prepared_runs: Sequence[PreparedRun],
+    algorithm: Algorithm,
+    dataset: Dataset,
+    pool: LabeledImages | None,
+) -> list[PreparedRun]:
     """The same, with what their method asks for besides."""
-    if not algorithm.inputs:
-        return list(federations)
-    holdings = [holdings_of(federation, dataset, pool) for federation in federations]
-    made = {wanted.name: wanted.make(holdings) for wanted in algorithm.inputs}
+    if not algorithm.round_inputs:
+        return list(prepared_runs)
+    federation_data = [
+        build_federation_data(prepared_run, dataset, pool) for prepared_run in prepared_runs
+    ]
+    inputs_by_name = {
+        round_input.name: round_input.make_inputs(federation_data)
+        for round_input in algorithm.round_inputs
+    }
     return [
-        dataclasses.replace(federation, inputs={name: trees[i] for name, trees in made.items()})
-        for i, federation in enumerate(federations)
+        dataclasses.replace(
+            prepared_run, method_inputs={name: trees[i] for name, trees in inputs_by_name.items()}
+        )
+        for i, prepared_run in enumerate(prepared_runs)
     ]

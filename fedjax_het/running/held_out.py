@@ -8,35 +8,46 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.algorithms.contract import Tuning
+from fedjax_het.algorithms.contract import FineTuning
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.engine.evaluation import ClientTests, client_tests, evaluate_clients, tests_shape
-from fedjax_het.engine.guard import CheckedProgram
-from fedjax_het.engine.lanes import Cohort, Examples, client_row, for_each_client, train_cohort
-from fedjax_het.engine.local import Broadcast, whole_model
-from fedjax_het.engine.plan import Plan, make_plan
-from fedjax_het.engine.randomness import Purpose, Stream, device_key, key_for
+from fedjax_het.engine.evaluation import (
+    ClientTests,
+    compute_client_tests_shape,
+    evaluate_clients,
+    make_client_tests,
+)
+from fedjax_het.engine.guard import VerifiedJit
+from fedjax_het.engine.lanes import (
+    Cohort,
+    Examples,
+    get_client_row,
+    tile_over_clients,
+    train_cohort,
+)
+from fedjax_het.engine.local import ServerMessage, make_local_model_training
+from fedjax_het.engine.plan import ExecutionPlan, make_execution_plan
+from fedjax_het.engine.randomness import Purpose, Stream, fold_in_purpose, make_stream_key
 from fedjax_het.engine.schedule import RoundSchedule, Scheduler
-from fedjax_het.engine.units import ClientUnits
-from fedjax_het.running.programs import Signature, algorithm_of, training_of
-from fedjax_het.running.splits import HeldOut
-from fedjax_het.settings.spec import ResolvedSpec
+from fedjax_het.engine.units import ClientWork
+from fedjax_het.running.programs import Signature, build_algorithm, build_local_training
+from fedjax_het.running.splits import HeldOutClients
+from fedjax_het.settings.spec import ResolvedRunSpec
 
-MOST_LANES = 8  # clients that are tuned at a time
+MAX_LANES = 8  # clients that are tuned at a time
 
 
 class HeldOutAccuracy(NamedTuple):
     """Shares of each held-out client's own test, `[H]`; NaN where it has none."""
 
-    received: np.ndarray  # of the global model
-    tuned: np.ndarray | None  # of its copy, fine-tuned; None where clients do not train
+    global_model: np.ndarray  # of the global model
+    tuned_model: np.ndarray | None  # of its copy, fine-tuned; None where clients do not train
 
 
-def held_out_accuracy(
+def evaluate_held_out_clients(
     signature: Signature,
-    spec: ResolvedSpec,
+    spec: ResolvedRunSpec,
     dataset: Dataset,
-    held_out: HeldOut,
+    held_out: HeldOutClients,
     variables: Any,
     hp: dict[str, Any],
 ) -> HeldOutAccuracy:
@@ -46,38 +57,44 @@ def held_out_accuracy(
     does, else by local training without the method's terms, for `held_out_epochs`.
     Cost: a compilation; a pass over the clients' tests, and their epochs, on one device.
     """
-    clients = held_out.partition.num_clients
-    plan = make_plan(min(clients, MOST_LANES), 1, spread=None)
-    examples, tests = _apart(dataset.test_images, dataset.test_labels, held_out.tests)
-    asked = jax.device_put(client_tests(plan, tests, tests_shape(plan, tests)))
-    given = (hp, variables, asked, examples)
-    received = np.asarray(_scoring(signature, plan, clients)(*given))
-    tuning = _tuning(signature)
+    num_clients = held_out.partition.num_clients
+    plan = make_execution_plan(min(num_clients, MAX_LANES), 1, mesh_axis=None)
+    examples, tests = _select_examples(dataset.test_images, dataset.test_labels, held_out.tests)
+    device_tests = jax.device_put(
+        make_client_tests(plan, tests, compute_client_tests_shape(plan, tests))
+    )
+    program_inputs = (hp, variables, device_tests, examples)
+    global_accuracy = np.asarray(_build_evaluation(signature, plan, num_clients)(*program_inputs))
+    tuning = _get_tuning(signature)
     if tuning is None:
-        return HeldOutAccuracy(received, None)
+        return HeldOutAccuracy(global_accuracy, None)
     if spec.held_out_epochs is not None:
         tuning = tuning._replace(epochs=spec.held_out_epochs, steps=None)
-    train, own = _apart(dataset.train_images, dataset.train_labels, held_out.partition)
-    scheduler = _scheduler(spec, own, tuning, plan)
-    program = _tuning_and_scoring(signature, plan, clients)
+    train_examples, partition = _select_examples(
+        dataset.train_images, dataset.train_labels, held_out.partition
+    )
+    scheduler = _build_tuning_scheduler(spec, partition, tuning, plan)
+    program = _build_tuned_evaluation(signature, plan, num_clients)
     # As copies were tuned in a round after the last one.
-    after = jax.random.fold_in(device_key(spec.seed, Stream.TRAIN), spec.rounds)
-    key = key_for(after, Purpose.TUNING)
-    program.verify((*given, scheduler.first_step(0), train, key))
-    _, tuned = program(*given, scheduler.round(0), train, key)
-    return HeldOutAccuracy(received, np.asarray(tuned))
+    round_key = jax.random.fold_in(make_stream_key(spec.seed, Stream.TRAIN), spec.rounds)
+    key = fold_in_purpose(round_key, Purpose.TUNING)
+    program.verify((*program_inputs, scheduler.make_first_step_round(0), train_examples, key))
+    _, tuned_accuracy = program(*program_inputs, scheduler.make_round(0), train_examples, key)
+    return HeldOutAccuracy(global_accuracy, np.asarray(tuned_accuracy))
 
 
-def _scheduler(spec: ResolvedSpec, own: Partition, tuning: Tuning, plan: Plan) -> Scheduler:
+def _build_tuning_scheduler(
+    spec: ResolvedRunSpec, partition: Partition, tuning: FineTuning, plan: ExecutionPlan
+) -> Scheduler:
     """Of the round in which all of them tune."""
-    units = ClientUnits(
-        own, tuning.epochs, spec.batch_size, steps=tuning.steps, stream=Stream.TUNING
+    work_items = ClientWork(
+        partition, tuning.epochs, spec.batch_size, max_num_steps=tuning.steps, stream=Stream.TUNING
     )
     return Scheduler(
-        own,
-        units,
+        partition,
+        work_items,
         seed=spec.seed,
-        rounds=1,
+        num_rounds=1,
         participation=1.0,
         averaging=None,
         eval_every=1,
@@ -87,61 +104,69 @@ def _scheduler(spec: ResolvedSpec, own: Partition, tuning: Tuning, plan: Plan) -
 
 
 @functools.lru_cache(maxsize=32)
-def _scoring(signature: Signature, plan: Plan, clients: int) -> Callable:
+def _build_evaluation(signature: Signature, plan: ExecutionPlan, num_clients: int) -> Callable:
     """-> accuracies `[clients]` of what was received."""
 
-    def received(hp, variables, tests, examples):
-        return _score(signature, plan, clients, lambda model, k: model, variables, tests, examples)
+    def evaluate_global_model(hp, variables, tests, examples):
+        return _evaluate_clients(
+            signature, plan, num_clients, lambda model, k: model, variables, tests, examples
+        )
 
-    return jax.jit(received)
+    return jax.jit(evaluate_global_model)
 
 
 @functools.lru_cache(maxsize=32)
-def _tuning_and_scoring(signature: Signature, plan: Plan, clients: int) -> CheckedProgram:
+def _build_tuned_evaluation(
+    signature: Signature, plan: ExecutionPlan, num_clients: int
+) -> VerifiedJit:
     """-> (tuned copies `[clients, ...]`, their accuracies)."""
-    tuning = _tuning(signature)
+    tuning = _get_tuning(signature)
     assert tuning is not None
-    client = tuning.client
+    client = tuning.client_algorithm
 
-    def tuned(hp, variables, tests, examples, schedule: RoundSchedule, train: Examples, key):
-        copies = for_each_client(variables, clients)
-        cohort, sent = Cohort(schedule, train), Broadcast(variables)
-        made = train_cohort(client, plan, hp, sent, copies, key, cohort).states
-        return made, _score(signature, plan, clients, client_row, made, tests, examples)
+    def tune_and_evaluate(
+        hp, variables, tests, examples, schedule: RoundSchedule, train_examples: Examples, key
+    ):
+        copies = tile_over_clients(variables, num_clients)
+        cohort, message = Cohort(schedule, train_examples), ServerMessage(variables)
+        tuned_models = train_cohort(client, plan, hp, message, copies, key, cohort).states
+        return tuned_models, _evaluate_clients(
+            signature, plan, num_clients, get_client_row, tuned_models, tests, examples
+        )
 
-    return CheckedProgram(
-        tuned,
-        baseline=lambda args: (for_each_client(args[1], clients), 0.0),
+    return VerifiedJit(
+        tune_and_evaluate,
+        baseline=lambda args: (tile_over_clients(args[1], num_clients), 0.0),
         name="held-out clients",
     )
 
 
-def _score(
+def _evaluate_clients(
     signature: Signature,
-    plan: Plan,
-    clients: int,
-    model_of: Callable,
-    source: Any,
+    plan: ExecutionPlan,
+    num_clients: int,
+    get_model: Callable,
+    models: Any,
     tests: ClientTests,
     examples: Examples,
 ) -> jax.Array:
-    task, groups = training_of(signature).task, tests.clients.shape[1]
-    given = (model_of, source, tests, examples, clients, groups)
-    return evaluate_clients(task, plan, *given).accuracy
+    task, groups = build_local_training(signature).task, tests.clients.shape[1]
+    evaluation_inputs = (get_model, models, tests, examples, num_clients, groups)
+    return evaluate_clients(task, plan, *evaluation_inputs).accuracy
 
 
-def _tuning(signature: Signature) -> Tuning | None:
+def _get_tuning(signature: Signature) -> FineTuning | None:
     """How a client tunes its copy; None where clients do not train."""
-    tuning, training = algorithm_of(signature).tuning, training_of(signature)
+    tuning, training = build_algorithm(signature).fine_tuning, build_local_training(signature)
     if tuning is None and training.optimizer is not None:
-        return Tuning(whole_model(training), 1)
+        return FineTuning(make_local_model_training(training), 1)
     return tuning
 
 
-def _apart(
+def _select_examples(
     images: np.ndarray, labels: np.ndarray, partition: Partition
 ) -> tuple[Examples, Partition]:
     """Of a split, what these clients have, and where in it."""
-    chosen, indices = np.unique(partition.indices, return_inverse=True)
-    examples = Examples(images[chosen], np.asarray(labels[chosen], np.int32))
+    selected, indices = np.unique(partition.indices, return_inverse=True)
+    examples = Examples(images[selected], np.asarray(labels[selected], np.int32))
     return jax.device_put(examples), dataclasses.replace(partition, indices=indices)

@@ -10,71 +10,75 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.engine.plan import BLOCK, RUN, RUNS, SHARED, Plan
-from fedjax_het.engine.rounds import ChunkInputs, loops_of
+from fedjax_het.engine.plan import PER_BLOCK, PER_RUN, REPLICATED, RUNS_AXIS, ExecutionPlan
+from fedjax_het.engine.rounds import ChunkInputs, trace_loops
 from fedjax_het.engine.stretches import BLOCKS
-from fedjax_het.running.inputs import kinds_of
-from fedjax_het.running.programs import Program, sample_flops, work_key
+from fedjax_het.running.inputs import get_input_kinds
+from fedjax_het.running.programs import CompiledPrograms, flops_per_sample, workload_key
 
 Tree = Any
 
 # What takes about a minute: a core at 30 GFLOP/s or a small accelerator at 15 TFLOP/s.
 LONG_FLOPS = {"cpu": 2e12}
-LONG_FLOPS_ELSEWHERE = 1e15
+DEFAULT_LONG_FLOPS = 1e15
 
 
-class Stretched(NamedTuple):
+class LoopLayout(NamedTuple):
     """How the rounds of runs that go in step are cut."""
 
-    plan: Plan
-    names: list[str]  # of the loops
-    kinds: list[Any]  # how what they carry is spread
-    carried: Tree  # as shapes
+    plan: ExecutionPlan
+    loop_names: list[str]  # of the loops
+    sharding_kinds: list[Any]  # how what they carry is spread
+    carry_shapes: Tree  # as shapes
 
-    def spans(self, due: int) -> Tree:
+    def build_spans(self, num_iterations: int) -> Tree:
         """From the first iteration of every loop to so many."""
-        return self.plan.put(np.tile(np.array([0, due], np.int32), (len(self.names), 1)))
+        return self.plan.put(
+            np.tile(np.array([0, num_iterations], np.int32), (len(self.loop_names), 1))
+        )
 
-    def nothing(self) -> Tree:
+    def init_carry(self) -> Tree:
         """What is carried before the first call."""
-        return self.put(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.carried))
+        return self.place_carry(
+            jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.carry_shapes)
+        )
 
-    def put(self, carried: Tree) -> Tree:
+    def place_carry(self, carry: Tree) -> Tree:
         """What is carried, on the devices."""
-        if self.plan.spreads == RUNS:
-            return self.plan.put(carried, RUN)
+        if self.plan.mesh_axis == RUNS_AXIS:
+            return self.plan.put(carry, PER_RUN)
         return jax.tree.map(
-            lambda kind, part: self.plan.put(part, BLOCK if kind == BLOCKS else SHARED),
-            self.kinds,
-            carried,
+            lambda kind, part: self.plan.put(part, PER_BLOCK if kind == BLOCKS else REPLICATED),
+            self.sharding_kinds,
+            carry,
         )
 
 
 @dataclass
-class Within:
+class RoundProgress:
     """Where a round that has begun stands."""
 
-    carried: Tree
+    carry: Tree
     done: list[int]
     """Iterations of each loop."""
     totals: list[int] = field(default_factory=list)
     """Of the loops that have ended."""
 
     @property
-    def loop(self) -> int:
+    def loop_index(self) -> int:
         """Which one is going on."""
         return len(self.totals)
 
-    def spans(self, count: int) -> np.ndarray:
+    def build_spans(self, count: int) -> np.ndarray:
         """`[n, 2]` of a call in which the loop goes on by so many iterations."""
         first = np.asarray(self.done, np.int32)
         last = first.copy()
-        last[self.loop] += count
+        last[self.loop_index] += count
         return np.stack([first, last], 1)
 
-    def take(self, carried: Tree, count: int, totals: np.ndarray) -> int:
+    def advance(self, carry: Tree, count: int, totals: np.ndarray) -> int:
         """What a call has left; -> the iterations of the loop that was going on."""
-        self.carried, i = carried, self.loop
+        self.carry, i = carry, self.loop_index
         total = int(totals[i])
         self.done[i] = min(self.done[i] + count, total)
         if self.done[i] == total:
@@ -82,28 +86,30 @@ class Within:
         return total
 
     @property
-    def ended(self) -> bool:
-        return self.loop == len(self.done)
+    def is_complete(self) -> bool:
+        return self.loop_index == len(self.done)
 
-    def record(self) -> dict[str, list[int]]:
+    def to_record(self) -> dict[str, list[int]]:
         """Of a checkpoint, which has `carried` besides."""
         return {"done": self.done, "totals": self.totals}
 
 
-def is_long(program: Program, inputs: ChunkInputs) -> bool:
+def is_long_round(program: CompiledPrograms, inputs: ChunkInputs) -> bool:
     """Whether a round takes about a minute or more, by its arithmetic: of a device's federations,
     on all devices together, so that it does not depend on how many there are."""
-    most = LONG_FLOPS.get(jax.default_backend(), LONG_FLOPS_ELSEWHERE)
-    samples = program.work[work_key(inputs)] * program.plan.width
-    return samples * sample_flops(program.signature) > most
+    max_flops = LONG_FLOPS.get(jax.default_backend(), DEFAULT_LONG_FLOPS)
+    samples = program.samples_per_round[workload_key(inputs)] * program.plan.num_parallel
+    return samples * flops_per_sample(program.signature) > max_flops
 
 
-def stretched(program: Program, state: Tree, inputs: ChunkInputs) -> Stretched:
+def trace_loop_layout(program: CompiledPrograms, state: Tree, inputs: ChunkInputs) -> LoopLayout:
     """How rounds are cut. Cost: they are traced."""
-    found = loops_of(program.rounds, kinds_of(program.reader), state, inputs)
-    return Stretched(program.plan, [loop.name for loop in found.loops], found.kinds, found.carried)
+    loops = trace_loops(program.rounds, get_input_kinds(program.program_spec), state, inputs)
+    return LoopLayout(
+        program.plan, [loop.name for loop in loops.loops], loops.layouts, loops.carries
+    )
 
 
-def begun(cut: Stretched) -> Within:
+def start_round(layout: LoopLayout) -> RoundProgress:
     """A round before its first call."""
-    return Within(cut.nothing(), [0] * len(cut.names))
+    return RoundProgress(layout.init_carry(), [0] * len(layout.loop_names))

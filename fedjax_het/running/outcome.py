@@ -10,184 +10,217 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_het.common.arrays import host_values
-from fedjax_het.common.environment import environment
-from fedjax_het.nn.computing import used_precision
-from fedjax_het.running.accounts import measured_names, traffic_curves
-from fedjax_het.running.federations import holdings_of
-from fedjax_het.running.held_out import held_out_accuracy
-from fedjax_het.running.programs import sample_flops
-from fedjax_het.running.result import Result, summarise
-from fedjax_het.running.runs import Runs
-from fedjax_het.running.trained import Inputs, TrainedModel, trained_model
+from fedjax_het.common.arrays import fetch_to_host
+from fedjax_het.common.environment import describe_environment
+from fedjax_het.nn.computing import describe_precision
+from fedjax_het.running.accounts import build_traffic_curves, list_metric_names
+from fedjax_het.running.federations import build_federation_data
+from fedjax_het.running.held_out import evaluate_held_out_clients
+from fedjax_het.running.programs import flops_per_sample
+from fedjax_het.running.result import Result, summarize_metrics
+from fedjax_het.running.runs import GroupState
+from fedjax_het.running.trained import InputSpec, TrainedModel, extract_model
 
 
-def results_of(runs: Runs) -> list[Result]:
+def build_results(group_state: GroupState) -> list[Result]:
     """What was made, in the order of the federations."""
-    return [_result(runs, i, state) for i, state in enumerate(runs.host_states())]
+    return [
+        _build_result(group_state, i, state) for i, state in enumerate(group_state.fetch_states())
+    ]
 
 
-def result_of(runs: Runs, i: int) -> Result:
+def build_result(group_state: GroupState, i: int) -> Result:
     """That of one of them, which has just ended: the others may go on, and change its state."""
-    return _result(runs, i, runs.host_states()[i])
+    return _build_result(group_state, i, group_state.fetch_states()[i])
 
 
-def digest_of(runs: Runs, i: int) -> str:
+def compute_run_digest(group_state: GroupState, i: int) -> str:
     """The name of a run's files, before there is a result."""
-    summary = {**_data(runs, i), **environment()}
-    return Result(runs.federations[i].spec, {}, summary).digest()
+    summary = {**_summarize_data(group_state, i), **describe_environment()}
+    return Result(group_state.prepared_runs[i].spec, {}, summary).digest()
 
 
-def models_of(runs: Runs, i: int, state: Any) -> Callable[[int | None], TrainedModel]:
+def build_model_getter(
+    group_state: GroupState, i: int, state: Any
+) -> Callable[[int | None], TrainedModel]:
     """What gives the models of a run in this state."""
-    group, federation = runs.group, runs.federations[i]
+    group, prepared_run = group_state.group, group_state.prepared_runs[i]
     return functools.partial(
-        trained_model,
+        extract_model,
         group.program.signature,
-        federation.spec,
-        Inputs.of(group.dataset),
+        prepared_run.spec,
+        InputSpec.from_dataset(group.dataset),
         state,
-        federation.hp,
+        prepared_run.hp,
     )
 
 
-def _result(runs: Runs, i: int, state: Any) -> Result:
-    algorithm, group, federation = runs.algorithm, runs.group, runs.federations[i]
-    rounds, early = runs.rounds_of(i), runs.early.get(i)
-    once = algorithm.first_traffic(holdings_of(federation, group.dataset, group.pool))
-    traffic = algorithm.traffic(federation.hp, state)
-    moved = traffic_curves(federation.scheduler.work, traffic, once, rounds)
-    metrics = runs.curves[i] | moved
+def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
+    algorithm, group, prepared_run = (
+        group_state.algorithm,
+        group_state.group,
+        group_state.prepared_runs[i],
+    )
+    rounds, early_stop = group_state.rounds_completed(i), group_state.early_stops.get(i)
+    initial_traffic = algorithm.initial_traffic(
+        build_federation_data(prepared_run, group.dataset, group.pool)
+    )
+    traffic = algorithm.traffic(prepared_run.hp, state)
+    traffic_by_round = build_traffic_curves(
+        prepared_run.scheduler.work_counts, traffic, initial_traffic, rounds
+    )
+    metrics = group_state.curves[i] | traffic_by_round
     summary = {
-        "algorithm": federation.spec.algorithm,
+        "algorithm": prepared_run.spec.algorithm,
         "dataset": group.dataset.name,
-        "seed": federation.spec.seed,
-        **summarise(
-            runs.curves[i],
+        "seed": prepared_run.spec.seed,
+        **summarize_metrics(
+            group_state.curves[i],
             group.dataset.domain_names,
-            stopped=runs.stopped[i] is not None,
-            ended=None if early is None else rounds,
+            has_diverged=group_state.diverged_rounds[i] is not None,
+            last_round=None if early_stop is None else rounds,
         ),
-        **_measured(runs, i),
-        **_finite(algorithm.summary(federation.hp, state)),
+        **_summarize_requested_metrics(group_state, i),
+        **_replace_nonfinite(algorithm.summary(prepared_run.hp, state)),
         "rounds": rounds,
-        **({} if early is None else {"stopped_early": early.summary()}),
-        **_costs(runs, i),
+        **({} if early_stop is None else {"stopped_early": early_stop.to_summary()}),
+        **_summarize_costs(group_state, i),
         "bytes_up": float(metrics["bytes_up"].sum()),
         "bytes_down": float(metrics["bytes_down"].sum()),
-        **_data(runs, i),
+        **_summarize_data(group_state, i),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        **environment(),
-        **({"begun_under": runs.begun_under[i]} if i in runs.begun_under else {}),
+        **describe_environment(),
+        **({"begun_under": group_state.begun_under[i]} if i in group_state.begun_under else {}),
     }
-    artifacts = {name: host_values(a) for name, a in algorithm.artifacts(state).items()}
-    summary |= _held_out(runs, i, state, artifacts)
-    if runs.pager is not None:
-        state = state._replace(clients=runs.pager.states[i])
+    artifacts = {name: fetch_to_host(a) for name, a in algorithm.artifacts(state).items()}
+    summary |= _evaluate_held_out_clients(group_state, i, state, artifacts)
+    if group_state.pager is not None:
+        state = state._replace(clients=group_state.pager.states[i])
     return Result(
-        federation.spec,
+        prepared_run.spec,
         metrics,
         summary,
         artifacts,
         state,
-        federation.partition,
-        federation.tests,
-        models_of(runs, i, state),
-        held_out=federation.split.held_out,
+        prepared_run.partition,
+        prepared_run.client_tests,
+        build_model_getter(group_state, i, state),
+        held_out=prepared_run.data_assignment.held_out,
     )
 
 
-def _measured(runs: Runs, i: int) -> dict[str, float | None]:
+def _summarize_requested_metrics(group_state: GroupState, i: int) -> dict[str, float | None]:
     """Of the curves of its `measures` with one value a round, the mean of the last five that were
     measured, as `final_accuracy` is of accuracies."""
-    found: dict[str, float | None] = {}
-    for name in measured_names(runs.group.program.measuring):
-        curve = runs.curves[i][name]
-        seen = curve[np.isfinite(curve)] if curve.ndim == 1 else curve[:0]
+    summary: dict[str, float | None] = {}
+    for name in list_metric_names(group_state.group.program.evaluation):
+        curve = group_state.curves[i][name]
+        finite_values = curve[np.isfinite(curve)] if curve.ndim == 1 else curve[:0]
         if curve.ndim == 1:
-            gone = runs.stopped[i] is not None or not len(seen)
-            found[f"final_{name}"] = None if gone else float(seen[-5:].mean())
-    return found
+            is_undefined = group_state.diverged_rounds[i] is not None or not len(finite_values)
+            summary[f"final_{name}"] = None if is_undefined else float(finite_values[-5:].mean())
+    return summary
 
 
-def _held_out(runs: Runs, i: int, state: Any, artifacts: dict[str, Any]) -> dict[str, Any]:
+def _evaluate_held_out_clients(
+    group_state: GroupState, i: int, state: Any, artifacts: dict[str, Any]
+) -> dict[str, Any]:
     """For the summary, the mean accuracies of clients that took no part, where there are any; each
     one's go to `artifacts`."""
-    federation, get = runs.federations[i], runs.algorithm.global_model
-    held_out = federation.split.held_out
-    if held_out is None or get is None:
+    prepared_run, get_global_model = (
+        group_state.prepared_runs[i],
+        group_state.algorithm.global_model,
+    )
+    held_out = prepared_run.data_assignment.held_out
+    if held_out is None or get_global_model is None:
         return {}
-    program, variables = runs.group.program, jax.tree.map(host_values, get(state))
-    found = held_out_accuracy(
+    program, variables = (
+        group_state.group.program,
+        jax.tree.map(fetch_to_host, get_global_model(state)),
+    )
+    accuracy = evaluate_held_out_clients(
         program.signature,
-        federation.spec,
-        runs.group.dataset,
+        prepared_run.spec,
+        group_state.group.dataset,
         held_out,
         variables,
-        federation.hp,
+        prepared_run.hp,
     )
     artifacts["held_out_clients"] = held_out.clients
-    artifacts["held_out_accuracy"] = found.received
-    if found.tuned is not None:
-        artifacts["held_out_tuned_accuracy"] = found.tuned
+    artifacts["held_out_accuracy"] = accuracy.global_model
+    if accuracy.tuned_model is not None:
+        artifacts["held_out_tuned_accuracy"] = accuracy.tuned_model
     return {
         f"{name}_accuracy": float(np.mean(values))
-        for name, values in (("held_out", found.received), ("held_out_tuned", found.tuned))
+        for name, values in (
+            ("held_out", accuracy.global_model),
+            ("held_out_tuned", accuracy.tuned_model),
+        )
         if values is not None and np.isfinite(values).all()
     }
 
 
-def _finite(summary: Any) -> Any:
+def _replace_nonfinite(summary: Any) -> Any:
     """The same, with None for numbers that are not finite, which a file cannot hold."""
     if isinstance(summary, dict):
-        return {name: _finite(value) for name, value in summary.items()}
+        return {name: _replace_nonfinite(value) for name, value in summary.items()}
     return None if isinstance(summary, float) and not math.isfinite(summary) else summary
 
 
-def _costs(runs: Runs, i: int) -> dict[str, Any]:
+def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
     """Where and how fast a run was made: its share of what those in step took together."""
-    spent, group, width = runs.spent, runs.group, runs.plan.width
-    made_together, on_device = len(runs.federations), i // width * width
-    neighbours = runs.federations[on_device : on_device + width]
+    timing, group, num_parallel = (
+        group_state.timing,
+        group_state.group,
+        group_state.plan.num_parallel,
+    )
+    num_runs, first_on_device = len(group_state.prepared_runs), i // num_parallel * num_parallel
+    device_runs = group_state.prepared_runs[first_on_device : first_on_device + num_parallel]
     seconds = group.lane_choice.seconds
     return {
-        "client_samples_per_second": spent.samples_per_second,
-        "useful_work_fraction": group.useful_fraction(neighbours),
-        "sample_flops": sample_flops(group.program.signature),
-        "compile_seconds": spent.compiling,
-        "round_seconds": spent.rounds / made_together,
-        "server_seconds": spent.host_work / made_together,
-        "wall_seconds": spent.wall(made_together),
-        "made_together": made_together,
-        "lanes": runs.plan.describe(),
-        "lane_probe_seconds_per_step": {str(lanes): taken for lanes, taken in seconds.items()},
+        "client_samples_per_second": timing.samples_per_second,
+        "useful_work_fraction": group.useful_work_fraction(device_runs),
+        "sample_flops": flops_per_sample(group.program.signature),
+        "compile_seconds": timing.compile_seconds,
+        "round_seconds": timing.round_seconds / num_runs,
+        "server_seconds": timing.server_seconds / num_runs,
+        "wall_seconds": timing.compute_wall_seconds(num_runs),
+        "made_together": num_runs,
+        "lanes": group_state.plan.describe(),
+        "lane_probe_seconds_per_step": {
+            str(lanes): step_seconds for lanes, step_seconds in seconds.items()
+        },
         "client_state": group.client_state,
-        "precision": _precision(runs),
+        "precision": _get_precision(group_state),
         "conv_impl": group.lane_choice.conv_impl,
-        "unfused": group.program.chunk.unfused,
+        "unfused": group.program.chunk.is_unfused,
     }
 
 
-def _precision(runs: Runs) -> str:
+def _get_precision(group_state: GroupState) -> str:
     """In what the run's networks were computed."""
-    asked = environment()["matmul_precision"]
-    assert runs.plan.mesh is not None
-    (platform,) = {device.platform for device in runs.plan.mesh.devices.flat}
-    precision = runs.group.program.signature.precision
-    return used_precision(precision, None if asked == "default" else asked, platform)
+    requested = describe_environment()["matmul_precision"]
+    assert group_state.plan.mesh is not None
+    (platform,) = {device.platform for device in group_state.plan.mesh.devices.flat}
+    precision = group_state.group.program.signature.precision
+    return describe_precision(precision, None if requested == "default" else requested, platform)
 
 
-def _data(runs: Runs, i: int) -> dict[str, Any]:
+def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
     """What a run learned from, in numbers."""
-    group, federation = runs.group, runs.federations[i]
-    server = group.server_summary(federation)
+    group, prepared_run = group_state.group, group_state.prepared_runs[i]
+    server = group.summarize_server_data(prepared_run)
     return {
         "dataset_digest": group.dataset.digest(),
-        "partition_digest": federation.partition.digest(),
-        "split": dataclasses.asdict(group.split(federation)),
+        "partition_digest": prepared_run.partition.digest(),
+        "split": dataclasses.asdict(group.summarize_partition(prepared_run)),
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": group.dataset.note,
-        **group.program.own_digests(federation.spec.hp),
-        **federation.split.own,
-        **({} if federation.initial is None else {"initial_digest": federation.initial.digest}),
+        **group.program.user_object_digests(prepared_run.spec.hp),
+        **prepared_run.data_assignment.user_digests,
+        **(
+            {}
+            if prepared_run.initial_model is None
+            else {"compute_initial_digest": prepared_run.initial_model.digest}
+        ),
     }

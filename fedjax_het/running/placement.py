@@ -10,31 +10,39 @@ import jax
 import numpy as np
 
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.common.environment import environment
-from fedjax_het.common.errors import is_whole, require, require_name
-from fedjax_het.common.records import plain
-from fedjax_het.engine.memory import free_bytes
-from fedjax_het.engine.plan import AXIS, RUNS, Plan, make_plan
+from fedjax_het.common.environment import describe_environment
+from fedjax_het.common.errors import is_integer_at_least, require, require_name
+from fedjax_het.common.records import to_python_scalar
+from fedjax_het.engine.memory import usable_free_bytes
+from fedjax_het.engine.plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan, make_execution_plan
 from fedjax_het.engine.probe import (
     LaneChoice,
-    Work,
+    Workload,
     choose_lanes,
-    choose_sharing,
-    known_convolutions,
+    choose_server_sharding,
+    lookup_conv_impl,
 )
-from fedjax_het.engine.schedule import Scheduler, cohort_size
-from fedjax_het.running.places import balanced, best_places
-from fedjax_het.running.programs import Program, Signature, client_state_bytes, training_of
-from fedjax_het.settings.spec import ResolvedSpec
+from fedjax_het.engine.schedule import Scheduler, compute_cohort_size
+from fedjax_het.running.places import balance_parallel_runs, choose_parallelism
+from fedjax_het.running.programs import (
+    CompiledPrograms,
+    Signature,
+    build_local_training,
+    compute_client_state_bytes,
+)
+from fedjax_het.settings.spec import ResolvedRunSpec
 
 AUTO = "auto"
 # Where the states of all clients are: all on each device, a part on each, or on the host.
 DEVICE_STATE, SPLIT_STATE, HOST_STATE = "device", "split", "host"
-SHARED, ALONE = "shared", "alone"  # what devices that share a federation do of its server's work
+SHARDED_SERVER, REPLICATED_SERVER = (
+    "shared",
+    "alone",
+)  # what devices that share a federation do of its server's work
 # Of a device's memory: if all clients' states take more, they are on the host. Checking a program's
 # numbers holds four copies on every device, and CPU devices share the memory with the host.
-STATE_SHARE = 1 / 8
-MOST_LANES, MOST_BYTES = 2**16, 2**60  # more are something else
+MAX_STATE_FRACTION = 1 / 8
+MAX_LANES, MAX_BYTES = 2**16, 2**60  # more are something else
 
 
 @dataclass(frozen=True)
@@ -77,23 +85,25 @@ class Placement:
 
     def __post_init__(self) -> None:
         for name in ("lanes", "blocks", "width", "memory", "devices"):
-            object.__setattr__(self, name, plain(getattr(self, name)))
+            object.__setattr__(self, name, to_python_scalar(getattr(self, name)))
         for name in ("lanes", "width"):
             value = getattr(self, name)
-            ok = (isinstance(value, str) and value == AUTO) or _is_count(value, MOST_LANES)
-            require(ok, name, value, f"'auto' or a whole number >= 1, at most {MOST_LANES}")
-        for name, most in (("blocks", MOST_LANES), ("memory", MOST_BYTES)):
+            is_valid = (isinstance(value, str) and value == AUTO) or _is_positive_int(
+                value, MAX_LANES
+            )
+            require(is_valid, name, value, f"'auto' or a whole number >= 1, at most {MAX_LANES}")
+        for name, maximum in (("blocks", MAX_LANES), ("memory", MAX_BYTES)):
             value = getattr(self, name)
-            ok = value is None or _is_count(value, most)
-            require(ok, name, value, f"a whole number >= 1, at most {most}, or None")
-        require_name("spread", self.spread, (AUTO, AXIS, RUNS))
-        require_name("server_work", self.server_work, (AUTO, SHARED, ALONE))
+            is_valid = value is None or _is_positive_int(value, maximum)
+            require(is_valid, name, value, f"a whole number >= 1, at most {maximum}, or None")
+        require_name("spread", self.spread, (AUTO, LANES_AXIS, RUNS_AXIS))
+        require_name("server_work", self.server_work, (AUTO, SHARDED_SERVER, REPLICATED_SERVER))
         require_name(
             "client_state", self.client_state, (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
         )
         require(
             self.devices is None
-            or _is_count(self.devices, MOST_LANES)
+            or _is_positive_int(self.devices, MAX_LANES)
             or _are_devices(self.devices),
             "devices",
             self.devices,
@@ -101,203 +111,246 @@ class Placement:
         )
 
     @property
-    def on_chosen_cpus(self) -> bool:
+    def has_explicit_cpus(self) -> bool:
         """Whether CPU devices were asked for."""
         if not isinstance(self.devices, Sequence):
             return False
         return all(device.platform == "cpu" for device in self.devices)
 
-    def present_devices(self) -> list[jax.Device]:
+    def list_devices(self) -> list[jax.Device]:
         """The devices. Raises ConfigError if there are fewer."""
         if isinstance(self.devices, Sequence):
             return list(self.devices)
-        there = jax.devices()
-        fits = self.devices is None or self.devices <= len(there)
-        require(fits, "devices", self.devices, f"1 to {len(there)}, the devices that there are")
-        return there[: self.devices]
+        available = jax.devices()
+        is_available = self.devices is None or self.devices <= len(available)
+        require(
+            is_available,
+            "devices",
+            self.devices,
+            f"1 to {len(available)}, the devices that there are",
+        )
+        return available[: self.devices]
 
 
-def _is_count(value: Any, most: int) -> bool:
-    return is_whole(value, 1) and int(value) <= most
+def _is_positive_int(value: Any, maximum: int) -> bool:
+    return is_integer_at_least(value, 1) and int(value) <= maximum
 
 
-def _are_devices(found: Any) -> bool:
-    sequence = isinstance(found, Sequence) and len(found) > 0
-    return sequence and all(isinstance(device, jax.Device) for device in found)
+def _are_devices(value: Any) -> bool:
+    is_sequence = isinstance(value, Sequence) and len(value) > 0
+    return is_sequence and all(isinstance(device, jax.Device) for device in value)
 
 
-def blocks_of(placement: Placement, devices: Sequence[jax.Device], spec: ResolvedSpec) -> int:
+def choose_num_blocks(
+    placement: Placement, devices: Sequence[jax.Device], spec: ResolvedRunSpec
+) -> int:
     """Blocks of lanes: no more than clients that take part in a round."""
-    sampled = cohort_size(spec.num_clients, spec.participation)
-    return placement.blocks or min(len(devices), sampled)
+    cohort = compute_cohort_size(spec.num_clients, spec.participation)
+    return placement.blocks or min(len(devices), cohort)
 
 
-def lanes_of(
+def choose_num_lanes(
     placement: Placement,
     signature: Signature,
     algorithm: Algorithm,
     devices: Sequence[jax.Device],
     blocks: int,
-    specs: Sequence[ResolvedSpec],
-    planned: Callable[[int], Sequence[Scheduler]],
-    count: int,
+    specs: Sequence[ResolvedRunSpec],
+    build_schedulers: Callable[[int], Sequence[Scheduler]],
+    num_runs: int,
 ) -> LaneChoice:
     """How many lanes there are in each block, for so many runs.
 
     planned(lanes): schedules of the first rounds of some of them.
     """
-    spec, pairs = specs[0], algorithm.pairs
-    images = None if pairs is None else pairs.ipc
-    work = Work(training_of(signature), spec.batch_size, _label(signature), images)
+    spec, pairs = specs[0], algorithm.condensation_work
+    images_per_class = None if pairs is None else pairs.ipc
+    workload = Workload(
+        build_local_training(signature),
+        spec.batch_size,
+        _format_network_label(signature),
+        images_per_class,
+    )
     if placement.lanes != AUTO:
         lanes = int(placement.lanes)
-        return LaneChoice(lanes, 1, {}, known_convolutions(work, devices[:blocks], lanes))
+        return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices[:blocks], lanes))
     if pairs is not None and jax.default_backend() == "cpu":
         return LaneChoice(1, 1, {})  # pairs go in turn
 
     @functools.cache
-    def steps(lanes: int) -> np.ndarray:
+    def count_block_steps(lanes: int) -> np.ndarray:
         """[rounds, blocks] of the longest lanes."""
-        return np.concatenate([scheduler.work.block_steps for scheduler in planned(lanes)])
+        return np.concatenate(
+            [scheduler.work_counts.block_steps for scheduler in build_schedulers(lanes)]
+        )
 
-    def waiting(lanes: int) -> float:
-        useful = steps(1).sum()  # of one lane in each block
-        return float(steps(lanes).max(1).sum() * blocks * lanes / max(1, useful))
+    def idle_factor(lanes: int) -> float:
+        useful_steps = count_block_steps(1).sum()  # of one lane in each block
+        return float(count_block_steps(lanes).max(1).sum() * blocks * lanes / max(1, useful_steps))
 
-    taking_part = cohort_size(spec.num_clients, spec.participation)
+    cohort = compute_cohort_size(spec.num_clients, spec.participation)
     if pairs is not None:
-        taking_part = int(max(scheduler.work.pairs.max() for scheduler in planned(1)))
+        cohort = int(max(scheduler.work_counts.pairs.max() for scheduler in build_schedulers(1)))
     return choose_lanes(
-        work,
+        workload,
         devices=devices[:blocks],
-        cohort_size=max(1, taking_part),
-        federations=1 if pairs is not None else count,
-        waiting=waiting,
-        memory=placement.memory,
+        cohort_size=max(1, cohort),
+        num_runs=1 if pairs is not None else num_runs,
+        idle_factor=idle_factor,
+        memory_bytes=placement.memory,
     )
 
 
-def shares_server(
+def should_shard_server_work(
     placement: Placement,
     signature: Signature,
     algorithm: Algorithm,
     devices: Sequence[jax.Device],
 ) -> bool:
     """Whether devices that share a federation share its server's work."""
-    task, batch_size = training_of(signature).task, algorithm.server_batch
-    if not batch_size or placement.server_work == ALONE or not task.model.spreads:
+    task, batch_size = build_local_training(signature).task, algorithm.server_batch_size
+    if (
+        not batch_size
+        or placement.server_work == REPLICATED_SERVER
+        or not task.model.can_shard_batch
+    ):
         return False
-    if placement.server_work == SHARED:
+    if placement.server_work == SHARDED_SERVER:
         return True
-    return choose_sharing(task, batch_size=batch_size, devices=devices, label=_label(signature))
+    return choose_server_sharding(
+        task, batch_size=batch_size, devices=devices, label=_format_network_label(signature)
+    )
 
 
-def _label(signature: Signature) -> str:
+def _format_network_label(signature: Signature) -> str:
     """The network, as timings name it."""
     shape, num_classes = signature.input_shape, signature.num_classes
-    precision = signature.precision or environment()["matmul_precision"]
+    precision = signature.precision or describe_environment()["matmul_precision"]
     return f"{signature.model} {signature.model_options} {shape} {num_classes} {precision}"
 
 
-def plan_of(
+def build_plan(
     placement: Placement,
     devices: Sequence[jax.Device],
     blocks: int,
-    choice: LaneChoice,
+    lane_choice: LaneChoice,
     schedulers: Sequence[Scheduler],
-    count: int,
-    shares_server: Callable[[], bool],
-) -> Plan:
+    num_runs: int,
+    server_sharding_check: Callable[[], bool],
+) -> ExecutionPlan:
     """The plan of so many federations, of which some have these schedulers.
 
     shares_server(): whether their server's work is shared, asked where it could be.
     """
-    spread, width = placement.spread, choice.width
+    mesh_axis, num_parallel = placement.spread, lane_choice.num_parallel
     if placement.width != AUTO:
-        width = int(placement.width)
-        spread = RUNS if spread == AUTO and width > 1 else spread
-    width = balanced(count, len(devices), width)
+        num_parallel = int(placement.width)
+        mesh_axis = RUNS_AXIS if mesh_axis == AUTO and num_parallel > 1 else mesh_axis
+    num_parallel = balance_parallel_runs(num_runs, len(devices), num_parallel)
     if len(devices) < blocks:
-        spread = RUNS
-    if spread == AUTO:
-        spread, width = _fastest_spread(schedulers, count, len(devices), choice, width)
-    if spread == AXIS:
-        shares = blocks > 1 and shares_server()
-        return make_plan(choice.lanes, devices[:blocks], blocks=blocks, shares_server=shares)
-    return make_plan(choice.lanes, devices, spread=RUNS, blocks=blocks, width=width)
+        mesh_axis = RUNS_AXIS
+    if mesh_axis == AUTO:
+        mesh_axis, num_parallel = _choose_fastest_mesh_axis(
+            schedulers, num_runs, len(devices), lane_choice, num_parallel
+        )
+    if mesh_axis == LANES_AXIS:
+        has_sharded_server = blocks > 1 and server_sharding_check()
+        return make_execution_plan(
+            lane_choice.lanes,
+            devices[:blocks],
+            blocks=blocks,
+            has_sharded_server=has_sharded_server,
+        )
+    return make_execution_plan(
+        lane_choice.lanes, devices, mesh_axis=RUNS_AXIS, blocks=blocks, num_parallel=num_parallel
+    )
 
 
-def _fastest_spread(
-    schedulers: Sequence[Scheduler], count: int, devices: int, choice: LaneChoice, most: int
+def _choose_fastest_mesh_axis(
+    schedulers: Sequence[Scheduler],
+    num_runs: int,
+    num_devices: int,
+    lane_choice: LaneChoice,
+    max_parallel: int,
 ) -> tuple[str, int]:
     """Whether devices should share every federation, or have federations of their own, and how many
     of these side by side."""
-    if count == 1:
-        return AXIS, 1
-    work = schedulers[0].work
-    together = work.block_steps.sum() / max(1, (work.block_steps.max(1) * devices).sum())
-    best = best_places(
-        count,
-        devices,
-        lanes=choice.lanes,
-        most=most,
-        seconds=choice.seconds,
-        together=max(together, 1e-9),
+    if num_runs == 1:
+        return LANES_AXIS, 1
+    work = schedulers[0].work_counts
+    utilization = work.block_steps.sum() / max(1, (work.block_steps.max(1) * num_devices).sum())
+    parallelism = choose_parallelism(
+        num_runs,
+        num_devices,
+        lanes=lane_choice.lanes,
+        max_parallel=max_parallel,
+        step_seconds=lane_choice.seconds,
+        utilization=max(utilization, 1e-9),
     )
-    return best.spread, best.width
+    return parallelism.mesh_axis, parallelism.num_parallel
 
 
-def narrower_plan(plan: Plan, width: int) -> Plan:
+def reduce_parallel_runs(plan: ExecutionPlan, num_parallel: int) -> ExecutionPlan:
     """`width` federations at a time on each device; 0: one at a time on all devices."""
     assert plan.mesh is not None
-    if width:
-        return plan._replace(width=width)
+    if num_parallel:
+        return plan._replace(num_parallel=num_parallel)
     devices = list(plan.mesh.devices.flat)
-    return make_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
+    return make_execution_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
 
 
-def client_state_of(placement: Placement, program: Program, spec: ResolvedSpec) -> str:
+def choose_client_state(
+    placement: Placement, program: CompiledPrograms, spec: ResolvedRunSpec
+) -> str:
     """Where clients' states are to be: on the devices, a part on each, or on the host."""
-    size, asked = client_state_bytes(program, spec), placement.client_state
-    if not size or asked == DEVICE_STATE:
+    state_bytes, requested = compute_client_state_bytes(program, spec), placement.client_state
+    if not state_bytes or requested == DEVICE_STATE:
         return DEVICE_STATE
-    pageable, plan = program.algorithm.pageable, program.plan
-    if asked in (SPLIT_STATE, HOST_STATE):
+    pageable, plan = program.algorithm.can_page_state, program.plan
+    if requested in (SPLIT_STATE, HOST_STATE):
         require(
             pageable,
             "client_state",
-            asked,
+            requested,
             f"'device' or 'auto': {spec.algorithm} needs the states of all clients at once"
-            + (", to score their own models" if spec.tests_clients else ""),
+            + (", to score their own models" if spec.has_client_tests else ""),
         )
-    if asked == SPLIT_STATE and len(plan.devices) > 1 and plan.spreads == AXIS:
-        fits = _can_split(plan, spec)
+    if requested == SPLIT_STATE and len(plan.devices) > 1 and plan.mesh_axis == LANES_AXIS:
+        can_split = _can_split_client_states(plan, spec)
         expected = (
             f"'auto', or of one process a num_clients that {len(plan.devices)} devices divide"
         )
-        require(fits, "client_state", asked, f"{expected} (there are {spec.num_clients})")
+        require(can_split, "client_state", requested, f"{expected} (there are {spec.num_clients})")
         return SPLIT_STATE
-    if asked == SPLIT_STATE:  # one device has all of a run's
+    if requested == SPLIT_STATE:  # one device has all of a run's
         return DEVICE_STATE
-    if asked == HOST_STATE:
+    if requested == HOST_STATE:
         return HOST_STATE
     if not pageable:
         return DEVICE_STATE
     assert plan.mesh is not None
-    allowed = placement.memory or free_bytes(plan.mesh.local_devices)
-    needed = size * spec.num_clients * plan.width
-    if not plan.agreed(int(allowed is not None and needed > STATE_SHARE * allowed)):
+    available_bytes = placement.memory or usable_free_bytes(plan.mesh.local_devices)
+    required_bytes = state_bytes * spec.num_clients * plan.num_parallel
+    if not plan.sync_across_processes(
+        int(available_bytes is not None and required_bytes > MAX_STATE_FRACTION * available_bytes)
+    ):
         return DEVICE_STATE
-    all_take_part = cohort_size(spec.num_clients, spec.participation) == spec.num_clients
-    if plan.platform != "cpu" and _can_split(plan, spec):
-        few = all_take_part or needed <= STATE_SHARE * (allowed or 0) * len(plan.devices)
-        if few:
+    full_participation = (
+        compute_cohort_size(spec.num_clients, spec.participation) == spec.num_clients
+    )
+    if plan.platform != "cpu" and _can_split_client_states(plan, spec):
+        fits_split = full_participation or required_bytes <= MAX_STATE_FRACTION * (
+            available_bytes or 0
+        ) * len(plan.devices)
+        if fits_split:
             return SPLIT_STATE
-    return DEVICE_STATE if all_take_part else HOST_STATE
+    return DEVICE_STATE if full_participation else HOST_STATE
 
 
-def _can_split(plan: Plan, spec: ResolvedSpec) -> bool:
+def _can_split_client_states(plan: ExecutionPlan, spec: ResolvedRunSpec) -> bool:
     """Whether several devices of one process could each hold as many clients' states."""
     assert plan.mesh is not None
-    several = plan.spreads == AXIS and len(plan.devices) > 1 and not plan.mesh.is_multi_process
-    return several and spec.num_clients % len(plan.devices) == 0
+    has_several_devices = (
+        plan.mesh_axis == LANES_AXIS and len(plan.devices) > 1 and not plan.mesh.is_multi_process
+    )
+    return has_several_devices and spec.num_clients % len(plan.devices) == 0

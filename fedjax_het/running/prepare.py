@@ -7,113 +7,113 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedjax_het.algorithms import entry_of
+from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.data import Dataset, Partition, PartitionSummary, ServerSummary
-from fedjax_het.data.server_data import Pool
-from fedjax_het.engine.plan import AXIS, Plan
+from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.engine.plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.engine.probe import LaneChoice
-from fedjax_het.engine.schedule import useful_fraction
+from fedjax_het.engine.schedule import compute_useful_fraction
 from fedjax_het.running.federations import (
-    Federation,
-    Shapes,
-    federation_of,
-    first_rounds,
-    shapes_of,
-    units_of,
-    with_method_inputs,
+    GroupShapes,
+    PreparedRun,
+    add_method_inputs,
+    build_prepared_run,
+    build_trial_schedulers,
+    build_work_items,
+    compute_group_shapes,
 )
-from fedjax_het.running.initial import initial_of
-from fedjax_het.running.inputs import Source, group_inputs
-from fedjax_het.running.needs import require_room_for_plan, require_room_for_settings
+from fedjax_het.running.initial import load_initial_model
+from fedjax_het.running.inputs import InputContext, build_group_inputs
+from fedjax_het.running.needs import require_memory_for_plan, require_memory_for_settings
 from fedjax_het.running.placement import (
     DEVICE_STATE,
     SPLIT_STATE,
     Placement,
-    blocks_of,
-    client_state_of,
-    lanes_of,
-    narrower_plan,
-    plan_of,
-    shares_server,
+    build_plan,
+    choose_client_state,
+    choose_num_blocks,
+    choose_num_lanes,
+    reduce_parallel_runs,
+    should_shard_server_work,
 )
 from fedjax_het.running.programs import (
-    Program,
+    CompiledPrograms,
     Signature,
-    algorithm_of,
-    make_room_for_programs,
-    network_of,
-    program_of,
-    signature_of,
-    static_key,
+    build_algorithm,
+    build_network,
+    build_programs,
+    build_signature,
+    compute_static_key,
+    evict_programs,
 )
-from fedjax_het.running.splits import dataset_of, server_pool_of, split_of
-from fedjax_het.running.traffic import require_traffic
+from fedjax_het.running.splits import assign_data, load_server_pool, resolve_dataset
+from fedjax_het.running.traffic import check_traffic_contract
 from fedjax_het.settings.spec import RunSpec
 
 log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RunGroup:
     """Federations that the same programs serve, `program.plan.capacity` of them at a time."""
 
-    program: Program
-    federations: list[Federation]
-    source: Source  # of what the programs read
-    shared: dict[str, Any]  # the part of it that is the same for all
+    program: CompiledPrograms
+    prepared_runs: list[PreparedRun]
+    context: InputContext  # of what the programs read
+    shared_inputs: dict[str, Any]  # the part of it that is the same for all
     lane_choice: LaneChoice
     client_state: str = DEVICE_STATE
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ExecutionPlan:
         return self.program.plan
 
     @property
     def dataset(self) -> Dataset:
-        return self.source.dataset
+        return self.context.dataset
 
     @property
-    def pool(self) -> Pool | None:
+    def pool(self) -> LabeledImages | None:
         """What the server's examples are from besides those of training."""
-        return self.source.pool
+        return self.context.pool
 
     @property
-    def shapes(self) -> Shapes:
-        return self.source.shapes
+    def shapes(self) -> GroupShapes:
+        return self.context.shapes
 
-    def split(self, federation: Federation) -> PartitionSummary:
+    def summarize_partition(self, prepared_run: PreparedRun) -> PartitionSummary:
         """A federation's partition in numbers."""
-        return federation.partition.summary(self.dataset.train_labels, self.dataset.num_classes)
+        return prepared_run.partition.summarize(self.dataset.train_labels, self.dataset.num_classes)
 
-    def server_summary(self, federation: Federation) -> ServerSummary | None:
+    def summarize_server_data(self, prepared_run: PreparedRun) -> ServerSummary | None:
         """The server's examples in numbers; None where it has none."""
-        if federation.server is None:
+        if prepared_run.server_data is None:
             return None
-        return federation.server.summary(self.dataset, federation.partition, self.pool)
+        return prepared_run.server_data.summarize(self.dataset, prepared_run.partition, self.pool)
 
-    def useful_fraction(self, federations: Sequence[Federation]) -> float:
+    def useful_work_fraction(self, prepared_runs: Sequence[PreparedRun]) -> float:
         """Share of the samples that the lanes of these, in step, run through which are clients'."""
-        schedulers = [f.scheduler for f in federations]
-        return useful_fraction(schedulers, together=self.plan.spreads == AXIS)
+        schedulers = [f.scheduler for f in prepared_runs]
+        return compute_useful_fraction(schedulers, is_concurrent=self.plan.mesh_axis == LANES_AXIS)
 
 
-def prepare(
+def prepare_group(
     specs: Sequence[RunSpec],
     *,
     dataset: Dataset | None = None,
     partitions: Sequence[Partition] | None = None,
-    own_partition: Partition | None = None,
+    user_partition: Partition | None = None,
     network: Any = None,
     optimizer: Any = None,
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
-    pool: Pool | None = None,
-    count: int | None = None,
-) -> Group:
+    pool: LabeledImages | None = None,
+    num_runs: int | None = None,
+) -> RunGroup:
     """Check the settings, make the partitions, place the data. Nothing is compiled yet.
 
     Args:
-      specs: of one `static_key`.
+      specs: of one `compute_static_key`.
       dataset: the user's own, or one that is loaded already.
       partitions: those that the settings name, one for each, where they are made already.
       own_partition: the user's, in the place of those.
@@ -121,63 +121,88 @@ def prepare(
       optimizer: the user's own, for specs whose local optimiser is "user".
       placement: where they go.
       data_dir: of the prepared data (default: TFDS_DATA_DIR).
-      pool: what `server_pool_of` gives for them, where it is there already.
+      pool: what `load_server_pool` gives for them, where it is there already.
       count: of the runs that are made by these programs, of which these may be some; how devices
         are shared out depends on it (default: these are all).
     Raises: ConfigError.
     """
-    make_room_for_programs()
-    resolved = [spec.resolved() for spec in specs]
-    assert len({static_key(spec) for spec in resolved}) == 1
-    spec = resolved[0]
-    dataset = dataset_of(spec, dataset, data_dir, caller="simulate")
-    devices = placement.present_devices()
-    signature = signature_of(spec, dataset, network, optimizer)
-    require_room_for_settings(spec, dataset, signature, placement, devices)
-    algorithm = algorithm_of(signature)
-    _say_what_lacks(signature)
-    initial = initial_of(spec, signature)
-    pool = server_pool_of(spec, dataset, data_dir) if pool is None else pool
+    evict_programs()
+    resolved_specs = [spec.resolved() for spec in specs]
+    assert len({compute_static_key(spec) for spec in resolved_specs}) == 1
+    spec = resolved_specs[0]
+    dataset = resolve_dataset(spec, dataset, data_dir, caller="simulate")
+    devices = placement.list_devices()
+    signature = build_signature(spec, dataset, network, optimizer)
+    require_memory_for_settings(spec, dataset, signature, placement, devices)
+    algorithm = build_algorithm(signature)
+    _warn_missing_norm_layers(signature)
+    initial_model = load_initial_model(spec, signature)
+    pool = load_server_pool(spec, dataset, data_dir) if pool is None else pool
 
-    shares = algorithm.shares_server_data
-    made: Sequence[Partition | None] = partitions or (None,) * len(resolved)
-    splits = [
-        split_of(each, dataset, pool, partition=given, own=own_partition, shares_server_data=shares)
-        for each, given in zip(resolved, made, strict=True)
+    trains_on_server_data = algorithm.trains_on_server_data
+    named_partitions: Sequence[Partition | None] = partitions or (None,) * len(resolved_specs)
+    data_assignments = [
+        assign_data(
+            resolved_spec,
+            dataset,
+            pool,
+            partition=named_partition,
+            user_partition=user_partition,
+            trains_on_server_data=trains_on_server_data,
+        )
+        for resolved_spec, named_partition in zip(resolved_specs, named_partitions, strict=True)
     ]
-    units = [
-        units_of(each, split.trained_on, dataset, algorithm)
-        for each, split in zip(resolved, splits, strict=True)
+    work_items = [
+        build_work_items(resolved_spec, data_assignment.training_partition, dataset, algorithm)
+        for resolved_spec, data_assignment in zip(resolved_specs, data_assignments, strict=True)
     ]
-    blocks = blocks_of(placement, devices, spec)
-    count = count or len(resolved)
-    trained_on = [split.trained_on for split in splits]
-    planned = functools.partial(first_rounds, resolved, trained_on, units, blocks)
-    choice = lanes_of(placement, signature, algorithm, devices, blocks, resolved, planned, count)
-    if choice.conv_impl != signature.conv_impl:
-        log.info("convolutions: %s", choice.conv_impl)
-        signature = signature._replace(conv_impl=choice.conv_impl)
-    federations = [
-        federation_of(*each, algorithm, blocks=blocks, lanes=choice.lanes, initial=initial)
-        for each in zip(resolved, splits, units, strict=True)
+    blocks = choose_num_blocks(placement, devices, spec)
+    num_runs = num_runs or len(resolved_specs)
+    training_partitions = [
+        data_assignment.training_partition for data_assignment in data_assignments
     ]
-    federations = with_method_inputs(federations, algorithm, dataset, pool)
-    share = functools.partial(shares_server, placement, signature, algorithm, devices[:blocks])
-    schedulers = [f.scheduler for f in federations]
-    plan = plan_of(placement, devices, blocks, choice, schedulers, count, share)
-    program = program_of(signature, plan)
-    client_state = client_state_of(placement, program, spec)
+    build_schedulers = functools.partial(
+        build_trial_schedulers, resolved_specs, training_partitions, work_items, blocks
+    )
+    lane_choice = choose_num_lanes(
+        placement, signature, algorithm, devices, blocks, resolved_specs, build_schedulers, num_runs
+    )
+    if lane_choice.conv_impl != signature.conv_impl:
+        log.info("convolutions: %s", lane_choice.conv_impl)
+        signature = signature._replace(conv_impl=lane_choice.conv_impl)
+    prepared_runs = [
+        build_prepared_run(
+            *resolved_spec,
+            algorithm,
+            blocks=blocks,
+            lanes=lane_choice.lanes,
+            initial_model=initial_model,
+        )
+        for resolved_spec in zip(resolved_specs, data_assignments, work_items, strict=True)
+    ]
+    prepared_runs = add_method_inputs(prepared_runs, algorithm, dataset, pool)
+    server_sharding_check = functools.partial(
+        should_shard_server_work, placement, signature, algorithm, devices[:blocks]
+    )
+    schedulers = [f.scheduler for f in prepared_runs]
+    plan = build_plan(
+        placement, devices, blocks, lane_choice, schedulers, num_runs, server_sharding_check
+    )
+    program = build_programs(signature, plan)
+    client_state = choose_client_state(placement, program, spec)
     if client_state == SPLIT_STATE:
-        program = program_of(signature, plan._replace(splits_clients=True))
-    require_traffic(program, federations, dataset, pool)
-    require_room_for_plan(program, federations[0], client_state, placement)
-    return _placed(program, dataset, pool, federations, choice, client_state)
+        program = build_programs(signature, plan._replace(has_sharded_client_states=True))
+    check_traffic_contract(program, prepared_runs, dataset, pool)
+    require_memory_for_plan(program, prepared_runs[0], client_state, placement)
+    return _place_group(program, dataset, pool, prepared_runs, lane_choice, client_state)
 
 
-def _say_what_lacks(signature: Signature) -> None:
+def _warn_missing_norm_layers(signature: Signature) -> None:
     """Warn of a network without what makes the method another one than its base."""
-    needs = entry_of(signature.algorithm, dict(signature.options)).needs
-    if "norms" in needs and not network_of(signature).norm_layers():
+    required_features = get_algorithm_spec(
+        signature.algorithm, dict(signature.options)
+    ).required_data
+    if "norms" in required_features and not build_network(signature).norm_layers():
         log.warning(
             "note: %s is about normalisation layers, and network %r has none that are known as "
             "such: this is FedAvg",
@@ -186,29 +211,33 @@ def _say_what_lacks(signature: Signature) -> None:
         )
 
 
-def narrower(group: Group, width: int) -> Group:
+def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
     """The same federations, `width` at a time on each device; 0: one at a time on all devices."""
-    program = program_of(group.program.signature, narrower_plan(group.plan, width))
-    same = (group.federations, group.lane_choice, group.client_state)
-    return _placed(program, group.dataset, group.pool, *same)
+    program = build_programs(
+        group.program.signature, reduce_parallel_runs(group.plan, num_parallel)
+    )
+    unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
+    return _place_group(program, group.dataset, group.pool, *unchanged_fields)
 
 
-def unspread(group: Group) -> Group:
+def on_single_device(group: RunGroup) -> RunGroup:
     """The same federations on the default device, of which programs know nothing."""
-    program = program_of(group.program.signature, group.plan._replace(mesh=None))
-    same = (group.federations, group.lane_choice, group.client_state)
-    return _placed(program, group.dataset, group.pool, *same)
+    program = build_programs(group.program.signature, group.plan._replace(mesh=None))
+    unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
+    return _place_group(program, group.dataset, group.pool, *unchanged_fields)
 
 
-def _placed(
-    program: Program,
+def _place_group(
+    program: CompiledPrograms,
     dataset: Dataset,
-    pool: Pool | None,
-    federations: list[Federation],
-    choice: LaneChoice,
+    pool: LabeledImages | None,
+    prepared_runs: list[PreparedRun],
+    lane_choice: LaneChoice,
     client_state: str,
-) -> Group:
+) -> RunGroup:
     """A group with its data on the devices."""
-    shapes = shapes_of(federations, program.plan)
-    source = Source(program.plan, program.reader, dataset, pool, shapes)
-    return Group(program, federations, source, group_inputs(source), choice, client_state)
+    shapes = compute_group_shapes(prepared_runs, program.plan)
+    context = InputContext(program.plan, program.program_spec, dataset, pool, shapes)
+    return RunGroup(
+        program, prepared_runs, context, build_group_inputs(context), lane_choice, client_state
+    )

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fedjax_het.common import manner
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 
 # Seconds between lines where there is no terminal: a twentieth of those gone, within these.
-SELDOM, SELDOMEST = 30.0, 600.0
+MIN_LINE_SECONDS, MAX_LINE_SECONDS = 30.0, 600.0
 JSON_SECONDS = 1.0  # between objects of one phase
 
 
@@ -28,82 +28,85 @@ class Progress(NamedTuple):
     accuracy: float = math.nan  # the latest measured, mean over the runs
 
 
-Show = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]
 
 
 @contextlib.contextmanager
-def progress_line(
-    title: str, *, quiet: bool = False, passing: bool = False, first: str = "compiling"
-) -> Iterator[Show | None]:
+def show_progress(
+    title: str, *, quiet: bool = False, transient: bool = False, initial_phase: str = "compiling"
+) -> Iterator[ProgressCallback | None]:
     """Yields a `progress` callable for `simulate`; None when quiet.
 
-    What is `passing` is one of many: of it nothing stays on a terminal, and a pipe sees a line only
+    What is `transient` is one of many: of it nothing stays on a terminal, and a pipe sees a line only
     if it takes long. first: what goes on before the first call.
     """
-    title, how = one_line(title), manner.manner()
-    if quiet or how == manner.QUIET:
+    title, mode = to_one_line(title), manner.output_mode()
+    if quiet or mode == manner.QUIET:
         yield None
-    elif how == manner.JSON:
-        yield _objects(title)
+    elif mode == manner.JSON:
+        yield _build_json_logger(title)
     elif sys.stderr.isatty():
-        from fedjax_het.running.progress_area import shown
+        from fedjax_het.running.progress_area import show_panel
 
-        with shown(title, passing, first=first) as show:
+        with show_panel(title, transient, initial_phase=initial_phase) as show:
             yield show
     else:
-        yield _plain(title, passing)
+        yield _build_line_printer(title, transient)
 
 
-def parts_of(progress: Progress) -> dict[str, str]:
+def format_progress_parts(progress: Progress) -> dict[str, str]:
     """What there is to say, by its kind, the most important first: accuracy, time to go, rate,
     client samples."""
     unit = "rounds" if progress.phase == "rounds" else "iterations"
     parts = {}
     if math.isfinite(progress.accuracy):
         parts["accuracy"] = f"accuracy {100 * progress.accuracy:.1f} %"
-    parts["to go"] = f"{clock(progress.seconds_to_go)} to go"
+    parts["to go"] = f"{format_duration(progress.seconds_to_go)} to go"
     parts["rate"] = f"{progress.rate:.3g} {unit}/s"
     if progress.samples_per_second:
         parts["samples"] = f"{progress.samples_per_second:,.0f} client samples/s"
     return parts
 
 
-def describe(progress: Progress) -> str:
+def format_progress(progress: Progress) -> str:
     """The latest accuracy, time to go and rates, in one line."""
-    return ", ".join(parts_of(progress).values())
+    return ", ".join(format_progress_parts(progress).values())
 
 
-def _plain(title: str, passing: bool) -> Show:
-    began = time.monotonic()
-    last = began if passing else -math.inf
+def _build_line_printer(title: str, transient: bool) -> ProgressCallback:
+    start_time = time.monotonic()
+    last_time = start_time if transient else -math.inf
 
     def show(progress: Progress) -> None:
-        nonlocal last
+        nonlocal last_time
         now = time.monotonic()
-        last_line_due = not passing and progress.done >= progress.total
-        if now - last < min(max(SELDOM, (now - began) / 20), SELDOMEST) and not last_line_due:
+        is_last_line = not transient and progress.done >= progress.total
+        if (
+            now - last_time < min(max(MIN_LINE_SECONDS, (now - start_time) / 20), MAX_LINE_SECONDS)
+            and not is_last_line
+        ):
             return
-        last = now
-        stand = f"{progress.phase} {progress.done}/{progress.total}"
-        print(f"{title}: {stand}, {describe(progress)}", file=sys.stderr, flush=True)
+        last_time = now
+        position = f"{progress.phase} {progress.done}/{progress.total}"
+        print(f"{title}: {position}, {format_progress(progress)}", file=sys.stderr, flush=True)
 
     return show
 
 
-def _objects(title: str) -> Show:
-    last: dict[str, float] = {}
+def _build_json_logger(title: str) -> ProgressCallback:
+    last_times: dict[str, float] = {}
 
     def show(progress: Progress) -> None:
         now = time.monotonic()
-        due = now - last.get(progress.phase, -math.inf) >= JSON_SECONDS
-        if due or progress.done >= progress.total:
-            last[progress.phase] = now
-            manner.tell("progress", title=title, **progress._asdict())
+        is_due = now - last_times.get(progress.phase, -math.inf) >= JSON_SECONDS
+        if is_due or progress.done >= progress.total:
+            last_times[progress.phase] = now
+            manner.log_event("progress", title=title, **progress._asdict())
 
     return show
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration in words: `8.3 s`, `2:05`, `1:10:00`."""
     if not math.isfinite(seconds):
         return "?"

@@ -14,60 +14,62 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fedjax_het.common.doors import door
-from fedjax_het.common.environment import environment
+from fedjax_het.common.doors import validate_arguments
+from fedjax_het.common.environment import describe_environment
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.records import Count, NonNegative
-from fedjax_het.common.variables import RAY_ADDRESS, require_variables, text_of
+from fedjax_het.common.records import NonNegativeFloat, PositiveInt
+from fedjax_het.common.variables import RAY_ADDRESS, get_text, require_variables
 from fedjax_het.data import Dataset
-from fedjax_het.running.ledger import Job, Ledger, teller
+from fedjax_het.running.ledger import Job, SweepProgress, build_status_printer
 from fedjax_het.running.placement import Placement
-from fedjax_het.running.programs import static_key, with_network, with_optimizer
-from fedjax_het.running.rescue import Keeper
+from fedjax_het.running.programs import apply_user_network, apply_user_optimizer, compute_static_key
+from fedjax_het.running.rescue import ResultWriter
 from fedjax_het.running.result import Result
-from fedjax_het.running.splits import data_given
+from fedjax_het.running.splits import build_dataset_selector
 from fedjax_het.running.store import load_result
-from fedjax_het.running.sweeps import SweepResult, make_runs, names_of
+from fedjax_het.running.sweeps import SweepResult, compute_run_digests, execute_runs
 from fedjax_het.running.trackers import require_trackers
-from fedjax_het.running.trackers.tracking import with_trackers
-from fedjax_het.settings.spec import ResolvedSpec, RunSpec
+from fedjax_het.running.trackers.tracking import add_tracker_callback
+from fedjax_het.settings.spec import ResolvedRunSpec, RunSpec
 
-PARTS = 2  # for each task that runs at once, so that none is long alone at the end
-TRIES = 10  # of a part that is lost again and again
+PARTS_PER_SLOT = 2  # for each task that runs at once, so that none is long alone at the end
+MAX_ATTEMPTS = 10  # of a part that is lost again and again
 
 
-class LostError(Exception):
+class TaskLostError(Exception):
     """A task's process or machine is no more."""
 
 
 class Cluster(Protocol):
     """What is asked of Ray."""
 
-    def slots(self) -> int:
+    def count_slots(self) -> int:
         """Tasks that run at once."""
 
     def submit(self, function: Callable, *arguments: Any) -> Any:
         """Start a task: -> a ticket."""
 
-    def first_done(self, tickets: Sequence[Any]) -> Any:
+    def wait_for_first(self, tickets: Sequence[Any]) -> Any:
         """Wait for one of them."""
 
     def get(self, ticket: Any) -> Any:
-        """What it returned. Raises what it raised, and LostError."""
+        """What it returned. Raises what it raised, and TaskLostError."""
 
     def close(self) -> None:
         """Stop what still runs."""
 
 
-class Part(NamedTuple):
+class SweepPart(NamedTuple):
     """What a task is told."""
 
-    named: dict[str, ResolvedSpec]  # its runs, by the names of their files
-    counts: Counter[str]  # of all runs of the sweep, by signature
+    specs_by_digest: dict[str, ResolvedRunSpec]  # its runs, by the names of their files
+    runs_per_signature: Counter[str]  # of all runs of the sweep, by signature
     directory: Path
-    mark: str  # a file in it, by which a machine knows it as the same
-    data: dict[str, Any]  # which runs have the user's data set; network and folder of data
+    marker_file: str  # a file in it, by which a machine knows it as the same
+    data_arguments: dict[
+        str, Any
+    ]  # which runs have the user's data set; network and folder of data
     placement: Placement
     resume_anyway: bool
     keep_state: bool
@@ -75,14 +77,14 @@ class Part(NamedTuple):
     setup: Callable[[], object] | None
 
 
-@door
+@validate_arguments
 def sweep_on_ray(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike,
     *,
     address: str | None = None,
-    cpus_per_task: Count = 1,
-    gpus_per_task: NonNegative = 0,
+    cpus_per_task: PositiveInt = 1,
+    gpus_per_task: NonNegativeFloat = 0,
     dataset: Dataset | None = None,
     network: Any = None,
     optimizer: Any = None,
@@ -108,133 +110,152 @@ def sweep_on_ray(
     Raises: ConfigError as `sweep` does, and if no machine of the cluster has so much.
     """
     require_variables(devices=False)
-    resolved = [with_optimizer(with_network(spec, network), optimizer).resolved() for spec in specs]
+    resolved_specs = [
+        apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
+        for spec in specs
+    ]
     require(
         placement.devices is None, "devices", placement.devices, "None: tasks use what Ray gives"
     )
     directory = make_output_directory(directory).resolve()
     require_trackers(track, directory, argument="directory")
-    data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
-    data["optimizer"] = optimizer
-    told = teller(progress)
+    data_arguments = {
+        "dataset": build_dataset_selector(resolved_specs, dataset),
+        "network": network,
+        "data_dir": data_dir,
+    }
+    data_arguments["optimizer"] = optimizer
+    print_line = build_status_printer(progress)
     cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
-    with contextlib.closing(cluster), _marked(directory) as mark:
-        made_in = cluster.get(cluster.submit(_environment, setup))
-        names, named = names_of(resolved, dataset, network, data_dir, made_in, optimizer=optimizer)
-        found = {name: load_result(directory, name) for name in named}
-        known = {name: result for name, result in found.items() if result is not None}
-        if known:
-            told(f"{len(known)} of {len(named)} runs are in {directory} already")
-        missing = {name: spec for name, spec in named.items() if name not in known}
-        counts = Counter(static_key(spec) for spec in named.values())
+    with contextlib.closing(cluster), _create_marker_file(directory) as marker_file:
+        task_environment = cluster.get(cluster.submit(_get_environment, setup))
+        digests, specs_by_digest = compute_run_digests(
+            resolved_specs, dataset, network, data_dir, task_environment, optimizer=optimizer
+        )
+        stored_results = {name: load_result(directory, name) for name in specs_by_digest}
+        results = {name: result for name, result in stored_results.items() if result is not None}
+        if results:
+            print_line(f"{len(results)} of {len(specs_by_digest)} runs are in {directory} already")
+        missing_specs = {
+            name: spec for name, spec in specs_by_digest.items() if name not in results
+        }
+        runs_per_signature = Counter(compute_static_key(spec) for spec in specs_by_digest.values())
         parts = [
-            Part(
+            SweepPart(
                 part,
-                counts,
+                runs_per_signature,
                 directory,
-                mark,
-                data,
+                marker_file,
+                data_arguments,
                 placement,
                 resume_anyway,
                 keep_state,
                 tuple(track),
                 setup,
             )
-            for part in parts_of(missing, PARTS * cluster.slots(), cpus_per_task)
+            for part in split_into_parts(
+                missing_specs, PARTS_PER_SLOT * cluster.count_slots(), cpus_per_task
+            )
         ]
-        ledger = Ledger(len(missing), progress)
+        sweep_progress = SweepProgress(len(missing_specs), progress)
         reasons: dict[str, str] = {}
-        keeper = Keeper(directory)
-        for part, (made, not_run) in _done(cluster, parts, told):
-            jobs = {name: Job(spec, name, None) for name, spec in part.named.items()}
-            for name, result in made.items():
+        result_writer = ResultWriter(directory)
+        for part, (part_results, not_run) in _iterate_completed(cluster, parts, print_line):
+            jobs = {name: Job(spec, name, None) for name, spec in part.specs_by_digest.items()}
+            for name, result in part_results.items():
                 if load_result(directory, name) is None:
-                    keeper.keep(result)
-                ledger.returned(jobs[name], result)
+                    result_writer.write(result)
+                sweep_progress.report_returned(jobs[name], result)
             for digest, reason in not_run.items():
-                lost = [job for job in jobs.values() if job.spec.digest() == digest]
-                ledger.cannot(lost, reason, shown=reason not in reasons.values())
+                rejected_jobs = [job for job in jobs.values() if job.spec.digest() == digest]
+                sweep_progress.report_rejected(
+                    rejected_jobs, reason, show_reason=reason not in reasons.values()
+                )
                 reasons[digest] = reason
-            known |= made
-    together = SweepResult([known.get(name) for name in names], reasons)
-    keeper.require_all(together)
-    return together
+            results |= part_results
+    sweep_result = SweepResult([results.get(name) for name in digests], reasons)
+    result_writer.require_all_written(sweep_result)
+    return sweep_result
 
 
-def parts_of(
-    named: dict[str, ResolvedSpec], most: int, at_once: int
-) -> Iterator[dict[str, ResolvedSpec]]:
+def split_into_parts(
+    specs_by_digest: dict[str, ResolvedRunSpec], max_parts: int, min_part_size: int
+) -> Iterator[dict[str, ResolvedRunSpec]]:
     """Runs of one signature each, in about so many parts, none without need smaller than what a
     task makes at once."""
     groups: dict[str, list[str]] = {}
-    for name, spec in named.items():
-        groups.setdefault(static_key(spec), []).append(name)
+    for name, spec in specs_by_digest.items():
+        groups.setdefault(compute_static_key(spec), []).append(name)
     for names in groups.values():
-        count = -(-most * len(names) // len(named))
-        count = max(1, min(count, len(names) // at_once))
+        count = -(-max_parts * len(names) // len(specs_by_digest))
+        count = max(1, min(count, len(names) // min_part_size))
         for i in range(count):
-            yield {name: named[name] for name in names[i::count]}
+            yield {name: specs_by_digest[name] for name in names[i::count]}
 
 
-def _done(
-    cluster: Cluster, parts: Sequence[Part], progress: Callable[[str], None]
-) -> Iterator[tuple[Part, tuple[dict[str, Result], dict[str, str]]]]:
+def _iterate_completed(
+    cluster: Cluster, parts: Sequence[SweepPart], progress: Callable[[str], None]
+) -> Iterator[tuple[SweepPart, tuple[dict[str, Result], dict[str, str]]]]:
     """All parts as they are done; what is lost is begun again. What one raises is raised when the
     others are done."""
-    tries, failure = Counter[int](), None
-    tickets = {cluster.submit(make_part, part): i for i, part in enumerate(parts)}
+    attempts, failure = Counter[int](), None
+    tickets = {cluster.submit(execute_part, part): i for i, part in enumerate(parts)}
     while tickets:
-        ticket = cluster.first_done(list(tickets))
+        ticket = cluster.wait_for_first(list(tickets))
         i = tickets.pop(ticket)
         try:
             yield parts[i], cluster.get(ticket)
-        except LostError as error:
-            tries[i] += 1
-            if tries[i] == TRIES:
+        except TaskLostError as error:
+            attempts[i] += 1
+            if attempts[i] == MAX_ATTEMPTS:
                 raise
             text = " ".join(str(error).split())[:100]
-            progress(f"a task of {len(parts[i].named)} runs was lost ({text}): begun again")
-            tickets[cluster.submit(make_part, parts[i])] = i
+            progress(
+                f"a task of {len(parts[i].specs_by_digest)} runs was lost ({text}): begun again"
+            )
+            tickets[cluster.submit(execute_part, parts[i])] = i
         except Exception as error:
             failure = failure or error
     if failure is not None:
         raise failure
 
 
-def make_part(part: Part) -> tuple[dict[str, Result], dict[str, str]]:
+def execute_part(part: SweepPart) -> tuple[dict[str, Result], dict[str, str]]:
     """In a task: -> results by the names of their files, and why others were not run."""
     if part.setup is not None:
         part.setup()
-    shared = (part.directory / part.mark).exists()
-    known, reasons = make_runs(
-        part.named,
-        Keeper(part.directory if shared else None, rescue=False),  # results are returned, too
-        part.data,
+    has_shared_folder = (part.directory / part.marker_file).exists()
+    results, reasons = execute_runs(
+        part.specs_by_digest,
+        ResultWriter(
+            part.directory if has_shared_folder else None, use_fallback=False
+        ),  # results are returned, too
+        part.data_arguments,
         None,  # what is said is said once, where the sweep was asked for
         part.placement,
         resume_anyway=part.resume_anyway,
         keep_state=part.keep_state,
-        callbacks=with_trackers((), part.track if shared else (), part.directory),
-        counts=part.counts,
+        callbacks=add_tracker_callback((), part.track if has_shared_folder else (), part.directory),
+        runs_per_signature=part.runs_per_signature,
     )
-    return known, reasons
+    return results, reasons
 
 
-def _environment(setup: Callable[[], object] | None) -> dict[str, Any]:
+def _get_environment(setup: Callable[[], object] | None) -> dict[str, Any]:
     if setup is not None:
         setup()
-    return environment()
+    return describe_environment()
 
 
 @contextlib.contextmanager
-def _marked(directory: Path) -> Iterator[str]:
+def _create_marker_file(directory: Path) -> Iterator[str]:
     """A file that only those have who see the same folder."""
-    mark = directory / f".shared-{secrets.token_hex(8)}"
-    mark.touch()
+    marker = directory / f".shared-{secrets.token_hex(8)}"
+    marker.touch()
     try:
-        yield mark.name
+        yield marker.name
     finally:
-        mark.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
 
 
 class RayCluster:
@@ -249,44 +270,53 @@ class RayCluster:
             raise ConfigError(
                 "launcher = 'ray': expected the package ray: pip install 'fedjax_het[ray]'"
             ) from None
-        self._ray, self._asked = ray, {"CPU": cpus, "GPU": gpus}
-        self._began = not ray.is_initialized()
-        if self._began:
+        self._ray, self._task_resources = ray, {"CPU": cpus, "GPU": gpus}
+        self._owns_cluster = not ray.is_initialized()
+        if self._owns_cluster:
             try:
                 ray.init(address=address, logging_level="warning")
             except (ConnectionError, ValueError) as error:
-                why, name = " ".join(str(error).split()), "ray_address"
-                if address is None and text_of(RAY_ADDRESS):
-                    name, address = RAY_ADDRESS.name, text_of(RAY_ADDRESS)
+                reason, name = " ".join(str(error).split()), "ray_address"
+                if address is None and get_text(RAY_ADDRESS):
+                    name, address = RAY_ADDRESS.name, get_text(RAY_ADDRESS)
                 raise ConfigError(
-                    f"{name} = {address!r}: expected that of a cluster of Ray's ({why})"
+                    f"{name} = {address!r}: expected that of a cluster of Ray's ({reason})"
                 ) from error
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for kind, name in (("CPU", "cpus_per_task"), ("GPU", "gpus_per_task")):
-            most = max(node.get(kind, 0) for node in nodes)
-            fits = self._asked[kind] <= most
-            require(fits, name, self._asked[kind], f"at most {most:g}, what a machine of Ray's has")
-        self._slots = int(
+            maximum = max(node.get(kind, 0) for node in nodes)
+            is_available = self._task_resources[kind] <= maximum
+            require(
+                is_available,
+                name,
+                self._task_resources[kind],
+                f"at most {maximum:g}, what a machine of Ray's has",
+            )
+        self._num_slots = int(
             sum(
-                min(node.get(kind, 0) // asked for kind, asked in self._asked.items() if asked)
+                min(
+                    node.get(kind, 0) // requested
+                    for kind, requested in self._task_resources.items()
+                    if requested
+                )
                 for node in nodes
             )
         )
 
-    def slots(self) -> int:
-        return max(1, self._slots)
+    def count_slots(self) -> int:
+        return max(1, self._num_slots)
 
     def submit(self, function: Callable, *arguments: Any) -> Any:
         settings = {
-            "num_cpus": self._asked["CPU"],
-            "num_gpus": self._asked["GPU"],
+            "num_cpus": self._task_resources["CPU"],
+            "num_gpus": self._task_resources["GPU"],
             "max_retries": 0,  # `_done` begins them again, and says so
             "max_calls": 0,  # a process keeps its compiled programs for the next part
-            "runtime_env": {"env_vars": {"JAX_NUM_CPU_DEVICES": str(self._asked["CPU"])}},
+            "runtime_env": {"env_vars": {"JAX_NUM_CPU_DEVICES": str(self._task_resources["CPU"])}},
         }
         return self._ray.remote(**settings)(function).remote(*arguments)
 
-    def first_done(self, tickets: Sequence[Any]) -> Any:
+    def wait_for_first(self, tickets: Sequence[Any]) -> Any:
         (done, *_), _ = self._ray.wait(list(tickets), num_returns=1)
         return done
 
@@ -297,8 +327,8 @@ class RayCluster:
         except exceptions.RayTaskError as error:
             raise getattr(error, "cause", None) or error from error
         except exceptions.RayError as error:
-            raise LostError(str(error) or type(error).__name__) from error
+            raise TaskLostError(str(error) or type(error).__name__) from error
 
     def close(self) -> None:
-        if self._began:
+        if self._owns_cluster:
             self._ray.shutdown()

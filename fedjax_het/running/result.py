@@ -10,43 +10,43 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import numpy as np
 
-from fedjax_het.common.arrays import from_file, save_arrays, to_file
-from fedjax_het.common.environment import run_digest
+from fedjax_het.common.arrays import decode_arrays, encode_arrays, save_arrays
+from fedjax_het.common.environment import compute_run_digest
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import DamagedFileError, write_atomically
-from fedjax_het.common.records import Bounds, number
-from fedjax_het.common.text import one_line
+from fedjax_het.common.records import Bounds, validate_number
+from fedjax_het.common.text import to_one_line
 from fedjax_het.data import Partition
-from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to
-from fedjax_het.measures.costs import Costs, costs_to
+from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to_reach
+from fedjax_het.measures.costs import TrainingCost, cost_to_reach
 from fedjax_het.measures.personal import best_mean_accuracy, worst_decile
-from fedjax_het.running.continuing import state_path
+from fedjax_het.running.continuing import build_state_path
 from fedjax_het.running.stored import (
-    checked_arrays,
-    checked_spec,
-    checked_summary,
-    from_text,
-    plain,
-    to_text,
+    decode_record,
+    encode_record,
+    to_json_value,
+    validate_arrays,
+    validate_spec,
+    validate_summary,
 )
 from fedjax_het.running.views import (
-    as_html,
-    described,
-    measured_curve,
-    plotted,
-    rounds_dataset,
-    rounds_frame,
+    build_rounds_dataframe,
+    build_rounds_dataset,
+    format_result,
+    format_result_html,
+    get_accuracy_curve_name,
+    plot_metric,
 )
-from fedjax_het.settings.files import settings_text
-from fedjax_het.settings.spec import ResolvedSpec
+from fedjax_het.settings.files import spec_to_yaml
+from fedjax_het.settings.spec import ResolvedRunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from matplotlib.axes import Axes
 
-    from fedjax_het.running.splits import HeldOut
-    from fedjax_het.running.synthetic_sets import SyntheticSet
+    from fedjax_het.running.splits import HeldOutClients
+    from fedjax_het.running.synthetic_sets import SyntheticDataset
     from fedjax_het.running.trained import TrainedModel
 
 
@@ -60,13 +60,13 @@ class Result:
     clients have tests of their own also client_accuracy `[rounds, K]` and mean_client_accuracy, and
     where clients have names client_accuracy_<name>; and what a method records besides.
     `artifacts` holds what a method leaves besides (arrays). `state` is the final federation
-    (its `clients` a `HostState` where they are on the host: ask it for `client(k)`),
+    (its `clients` a `HostClientStates` where they are on the host: ask it for `client(k)`),
     `partition` how the data were split, `tests` which test images each client has, if any, and
     `models` gives trained models, see `model`, `held_out` are the clients that took no part; none
     of them is saved here.
     """
 
-    spec: ResolvedSpec
+    spec: ResolvedRunSpec
     metrics: dict[str, np.ndarray]
     summary: dict[str, Any]
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Result:
     partition: Partition | None = None
     tests: Partition | None = None
     models: Callable[..., Any] | None = field(default=None, repr=False)
-    held_out: "HeldOut | None" = field(default=None, repr=False)
+    held_out: "HeldOutClients | None" = field(default=None, repr=False)
 
     @property
     def final_accuracy(self) -> float | None:
@@ -117,17 +117,17 @@ class Result:
         """Sent to them."""
         return float(self.summary["bytes_down"])
 
-    def costs_to(self, accuracy: float) -> Costs | None:
+    def costs_to(self, accuracy: float) -> TrainingCost | None:
         """What it took until the accuracy, that of the global model or the mean on clients' own
         tests where there is none, was first that high; None if it never was."""
-        accuracy = number("accuracy", accuracy, Bounds(0, 1))
-        return costs_to(self.metrics, self.summary, accuracy, measured_curve(self))
+        accuracy = validate_number("accuracy", accuracy, Bounds(0, 1))
+        return cost_to_reach(self.metrics, self.summary, accuracy, get_accuracy_curve_name(self))
 
     def __repr__(self) -> str:
-        return described(self)
+        return format_result(self)
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        return format_result_html(self)
 
     def plot(
         self,
@@ -141,16 +141,16 @@ class Result:
         metric: one of `metrics` that has a value by round (default: the accuracy). x: what it is
         drawn against, rounds or the bytes moved until then. Raises ConfigError for other names.
         """
-        return plotted(self, metric, x=x, axes=axes)
+        return plot_metric(self, metric, x=x, axes=axes)
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per round, from 1, a column per metric that has a value by round."""
-        return rounds_frame(self)
+        return build_rounds_dataframe(self)
 
     def to_xarray(self) -> "xr.Dataset":
         """All metrics with named dimensions: round, client. Needs the extra `xarray`; ConfigError
         without it."""
-        return rounds_dataset(self)
+        return build_rounds_dataset(self)
 
     def model(
         self, client: int | None = None, *, network: Any = None, optimizer: Any = None
@@ -178,31 +178,31 @@ class Result:
         """Write that model to a file that `load_model` reads; see `TrainedModel.save`."""
         return self.model(client, network=network, optimizer=optimizer).save(path)
 
-    def synthetic_set(self, *, network: Any = None) -> "SyntheticSet":
+    def synthetic_dataset(self, *, network: Any = None) -> "SyntheticDataset":
         """The images that the method has made, in the data's own scale, with their labels. Raises
         ConfigError for methods that make none, and where `model` does."""
-        from fedjax_het.running.synthetic_sets import synthetic_set
+        from fedjax_het.running.synthetic_sets import build_synthetic_dataset
 
-        inputs = self.model(network=network).inputs
-        return synthetic_set(self.artifacts, inputs, self.spec.algorithm)
+        inputs = self.model(network=network).input_spec
+        return build_synthetic_dataset(self.artifacts, inputs, self.spec.algorithm)
 
-    def save_synthetic(self, path: str | Path, *, network: Any = None) -> Path:
-        """Write that set to a plain .npz, which other code can train on; see `SyntheticSet`."""
-        return self.synthetic_set(network=network).save(path)
+    def save_synthetic_dataset(self, path: str | Path, *, network: Any = None) -> Path:
+        """Write that set to a plain .npz, which other code can train on; see `SyntheticDataset`."""
+        return self.synthetic_dataset(network=network).save(path)
 
     def digest(self) -> str:
         """The name of its files: settings, package version, device and precision, hashed; and what
-        is not as the settings name it: see `running.splits.own_parts`."""
+        is not as the settings name it: see `running.splits.collect_user_digests`."""
         summary = self.summary
         data = summary.get("dataset_digest") if self.spec.dataset == "user" else None
-        return run_digest(
+        return compute_run_digest(
             self.spec.digest(),
             summary,
             summary.get("own_dataset") or data,
             summary.get("network_digest"),
             summary.get("own_partition"),
-            summary.get("initial_digest"),
-            summary.get("optimizer_digest"),
+            summary.get("compute_initial_digest"),
+            summary.get("compute_optimizer_digest"),
         )
 
     def save(self, directory: str | Path) -> Path:
@@ -211,14 +211,14 @@ class Result:
 
         Each file is replaced in one step, the JSON last: where it is, the run is complete. It has
         a checksum of itself and of the other file. Values of the summary that JSON does not have
-        are kept as near as can be (`running.stored.plain`). Returns the JSON's path.
+        are kept as near as can be (`running.stored.to_json_value`). Returns the JSON's path.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         name = self.digest()
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
-        arrays = to_file(arrays)
+        arrays = encode_arrays(arrays)
         checksums = []
 
         def write_arrays(file: BinaryIO) -> None:
@@ -228,14 +228,14 @@ class Result:
 
         write_atomically(directory / f"{name}.npz", write_arrays)
         record = {
-            "spec": plain(self.spec.to_dict()),
-            "summary": plain(self.summary),
+            "spec": to_json_value(self.spec.to_dict()),
+            "summary": to_json_value(self.summary),
             "arrays": checksums[-1],
         }
-        text = settings_text(self.spec).encode()
+        text = spec_to_yaml(self.spec).encode()
         write_atomically(directory / f"{name}.yaml", lambda file: file.write(text))
         path = directory / f"{name}.json"
-        write_atomically(path, lambda file: file.write(to_text(record).encode()))
+        write_atomically(path, lambda file: file.write(encode_record(record).encode()))
         return path
 
     @classmethod
@@ -258,41 +258,48 @@ class Result:
                 f"result {str(path)!r}: {error.filename!r} is missing"
             ) from error
         try:
-            read = cls._read(text.decode(), arrays)
+            result = cls._parse(text.decode(), arrays)
         except Exception as error:  # what readers of JSON, zips and arrays raise on arbitrary bytes
-            what = (
+            reason = (
                 f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else error
             )
-            raise DamagedFileError(one_line(f"result {str(path)!r} is damaged ({what})")) from error
-        state = state_path(path.parent, path.stem)
-        read.models = functools.partial(_kept_model, state) if state.exists() else None
-        return read
+            raise DamagedFileError(
+                to_one_line(f"result {str(path)!r} is damaged ({reason})")
+            ) from error
+        state = build_state_path(path.parent, path.stem)
+        result.models = functools.partial(_load_state_model, state) if state.exists() else None
+        return result
 
     @classmethod
-    def _read(cls, text: str, arrays: bytes) -> "Result":
-        record = from_text(text)
-        expected = record.get("arrays")
-        found = hashlib.sha256(arrays).hexdigest()
-        require(expected in (None, found), "checksum of the .npz", found, f"{expected}")
+    def _parse(cls, text: str, arrays: bytes) -> "Result":
+        record = decode_record(text)
+        expected_checksum = record.get("arrays")
+        checksum = hashlib.sha256(arrays).hexdigest()
+        require(
+            expected_checksum in (None, checksum),
+            "checksum of the .npz",
+            checksum,
+            f"{expected_checksum}",
+        )
         with np.load(io.BytesIO(arrays), allow_pickle=False) as data:
-            metrics, artifacts = checked_arrays(from_file(data))
-        summary = checked_summary(record["summary"])
-        spec = checked_spec(record["spec"], summary.get("fedjax_het"))
-        return cls(cast(ResolvedSpec, spec), metrics, summary, artifacts)  # as it was saved
+            metrics, artifacts = validate_arrays(decode_arrays(data))
+        summary = validate_summary(record["summary"])
+        spec = validate_spec(record["spec"], summary.get("fedjax_het"))
+        return cls(cast(ResolvedRunSpec, spec), metrics, summary, artifacts)  # as it was saved
 
 
-def _kept_model(path: Path, client: int | None, **own: Any) -> "TrainedModel":
-    from fedjax_het.running.kept_models import kept_model
+def _load_state_model(path: Path, client: int | None, **user_objects: Any) -> "TrainedModel":
+    from fedjax_het.running.kept_models import load_state_model
 
-    return kept_model(path, client, **own)
+    return load_state_model(path, client, **user_objects)
 
 
-def summarise(
+def summarize_metrics(
     metrics: dict[str, np.ndarray],
     domain_names: Sequence[str] = (),
     *,
-    stopped: bool = False,
-    ended: int | None = None,
+    has_diverged: bool = False,
+    last_round: int | None = None,
 ) -> dict[str, Any]:
     """The numbers that stand for a curve.
 
@@ -323,47 +330,49 @@ def summarise(
     name = "test_accuracy"
     if np.isnan(metrics[name]).all() and "mean_client_accuracy" in metrics:
         name = "mean_client_accuracy"
-    measured = metrics[name]
-    diverged = stopped or not np.isfinite(metrics["train_loss"][:ended]).all()
-    if ended is None:
-        diverged |= not np.isfinite(measured[-1])
+    accuracies = metrics[name]
+    diverged = has_diverged or not np.isfinite(metrics["train_loss"][:last_round]).all()
+    if last_round is None:
+        diverged |= not np.isfinite(accuracies[-1])
     accuracy = metrics["test_accuracy"]
-    seen = accuracy[np.isfinite(accuracy)]
-    last = _last(accuracy, ended)
-    gone = diverged or not len(last)
+    finite_accuracies = accuracy[np.isfinite(accuracy)]
+    last_accuracies = _select_last_values(accuracy, last_round)
+    is_undefined = diverged or not len(last_accuracies)
     return {
-        "final_accuracy": None if gone else float(last.mean()),
-        "final_accuracy_std": None if gone else float(last.std()),
-        "best_accuracy": float(seen.max()) if len(seen) else None,
-        "last_accuracy": None if gone else float(accuracy[-1] if ended is None else last[-1]),
-        **_summarise_rise(accuracy, gone),
+        "final_accuracy": None if is_undefined else float(last_accuracies.mean()),
+        "final_accuracy_std": None if is_undefined else float(last_accuracies.std()),
+        "best_accuracy": float(finite_accuracies.max()) if len(finite_accuracies) else None,
+        "last_accuracy": None
+        if is_undefined
+        else float(accuracy[-1] if last_round is None else last_accuracies[-1]),
+        **_summarize_rise(accuracy, is_undefined),
         "diverged": bool(diverged),
-        **_summarise_domains(metrics, domain_names),
-        **_summarise_clients(metrics, diverged, ended),
+        **_summarize_domains(metrics, domain_names),
+        **_summarize_clients(metrics, diverged, last_round),
     }
 
 
-def _last(curve: np.ndarray, ended: int | None) -> np.ndarray:
+def _select_last_values(curve: np.ndarray, last_round: int | None) -> np.ndarray:
     """What was measured in the last five rounds; of a run that was ended early, the last five that
     were measured."""
-    if ended is not None:
+    if last_round is not None:
         curve = curve[np.isfinite(curve)]
     return curve[-5:][np.isfinite(curve[-5:])]
 
 
-def _summarise_rise(accuracy: np.ndarray, gone: bool) -> dict[str, Any]:
-    if gone:
+def _summarize_rise(accuracy: np.ndarray, is_undefined: bool) -> dict[str, Any]:
+    if is_undefined:
         return dict.fromkeys(("window_accuracy", "rise_time", "rounds_to_half"))
     means = rolling_mean(accuracy)
     return {
         "window_accuracy": float(means[np.isfinite(means)][-1]),
         "rise_time": rise_time(accuracy),
-        "rounds_to_half": rounds_to(accuracy, 0.5),
+        "rounds_to_half": rounds_to_reach(accuracy, 0.5),
     }
 
 
-def _summarise_clients(
-    metrics: dict[str, np.ndarray], diverged: bool, ended: int | None
+def _summarize_clients(
+    metrics: dict[str, np.ndarray], diverged: bool, last_round: int | None
 ) -> dict[str, Any]:
     if "client_accuracy" not in metrics:
         return {}
@@ -373,27 +382,31 @@ def _summarise_clients(
         names = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy", *by_name)
         return dict.fromkeys(names)
     # A round counts where all clients with a test were measured, see `accounts.curves_of`.
-    whole = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
-    accuracy, best = best_mean_accuracy(whole)
-    last = _last(mean, ended)
+    complete_rounds = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
+    accuracy, best_round = best_mean_accuracy(complete_rounds)
+    last_values = _select_last_values(mean, last_round)
     return {
         "bmta": accuracy,
-        "bmta_round": best,
-        "bmta_worst_decile": worst_decile(metrics["client_accuracy"][best - 1]),
-        "final_client_accuracy": None if diverged or not len(last) else float(last.mean()),
-        **{name: float(metrics[name][best - 1]) for name in by_name},
+        "bmta_round": best_round,
+        "bmta_worst_decile": worst_decile(metrics["client_accuracy"][best_round - 1]),
+        "final_client_accuracy": None
+        if diverged or not len(last_values)
+        else float(last_values.mean()),
+        **{name: float(metrics[name][best_round - 1]) for name in by_name},
     }
 
 
-def _summarise_domains(metrics, domain_names: Sequence[str]) -> dict[str, Any]:
+def _summarize_domains(metrics, domain_names: Sequence[str]) -> dict[str, Any]:
     if not domain_names:
         return {}
     mean = metrics["test_accuracy_domains"]
-    measured = np.isfinite(mean).any()
-    best = int(np.nanargmax(mean)) if measured else 0
-    values = {"best_domains_accuracy": mean[best]}
-    values |= {f"accuracy_{name}": metrics[f"test_accuracy_{name}"][best] for name in domain_names}
+    has_values = np.isfinite(mean).any()
+    best_index = int(np.nanargmax(mean)) if has_values else 0
+    values = {"best_domains_accuracy": mean[best_index]}
+    values |= {
+        f"accuracy_{name}": metrics[f"test_accuracy_{name}"][best_index] for name in domain_names
+    }
     return {
-        "best_domain_round": best + 1 if measured else None,
-        **{name: float(value) if measured else None for name, value in values.items()},
+        "best_domain_round": best_index + 1 if has_values else None,
+        **{name: float(value) if has_values else None for name, value in values.items()},
     }

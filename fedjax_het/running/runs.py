@@ -9,38 +9,45 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.contract import Algorithm, HostWork
-from fedjax_het.common.arrays import host_values
-from fedjax_het.engine.footprint import compiled_bytes
-from fedjax_het.engine.host_state import Pager
-from fedjax_het.engine.plan import RUN, Plan
+from fedjax_het.algorithms.contract import Algorithm, ServerStage
+from fedjax_het.common.arrays import fetch_to_host
+from fedjax_het.engine.footprint import compute_compiled_bytes
+from fedjax_het.engine.host_state import StatePager
+from fedjax_het.engine.plan import PER_RUN, ExecutionPlan
 from fedjax_het.engine.randomness import Stream
 from fedjax_het.engine.rounds import ChunkInputs
-from fedjax_het.running.accounts import Curves, Spent, curves_of
-from fedjax_het.running.federations import Federation
-from fedjax_het.running.inputs import Source, call_inputs, run_inputs
-from fedjax_het.running.long_rounds import Stretched, Within, is_long, stretched
+from fedjax_het.running.accounts import Curves, Timing, build_curves
+from fedjax_het.running.federations import PreparedRun
+from fedjax_het.running.inputs import InputContext, build_chunk_inputs, build_run_inputs
+from fedjax_het.running.long_rounds import (
+    LoopLayout,
+    RoundProgress,
+    is_long_round,
+    trace_loop_layout,
+)
 from fedjax_het.running.placement import HOST_STATE
-from fedjax_het.running.prepare import Group
-from fedjax_het.running.programs import client_state_bytes
+from fedjax_het.running.prepare import RunGroup
+from fedjax_het.running.programs import compute_client_state_bytes
 from fedjax_het.running.progress import Progress
-from fedjax_het.running.stopping import Early
+from fedjax_het.running.stopping import EarlyStop
 
-MAX_CHUNK = 16  # rounds per call of the compiled program, at most
+MAX_ROUNDS_PER_CHUNK = 16  # rounds per call of the compiled program, at most
 MAX_SCHEDULE_BYTES = 2**26  # of the rounds of a call, unless one alone takes more
-MAX_TABLE_BYTES = 2**26  # likewise of client states where they are moved to the devices and back
+MAX_CLIENT_TABLE_BYTES = (
+    2**26
+)  # likewise of client states where they are moved to the devices and back
 
 
-class Room(NamedTuple):
+class ChunkLimits(NamedTuple):
     """What a call of the rounds' program has room for."""
 
-    rounds: int
-    rows: int  # client states on the devices
-    ahead: int = 1  # calls whose inputs are there before they are due
+    max_rounds: int
+    num_rows: int  # client states on the devices
+    num_prefetch: int = 1  # calls whose inputs are there before they are due
 
 
 @dataclass(eq=False)
-class Runs:
+class GroupState:
     """Runs of one group that go in step, and where they stand.
 
     federations: as many as run at once, or fewer. source, kept: of what their program reads, and
@@ -51,29 +58,31 @@ class Runs:
     so many rounds, where something may be decided.
     """
 
-    group: Group
-    federations: list[Federation]
-    source: Source
-    kept: dict[str, Any]
-    room: Room
+    group: RunGroup
+    prepared_runs: list[PreparedRun]
+    context: InputContext
+    cached_inputs: dict[str, Any]
+    limits: ChunkLimits
     curves: list[Curves]  # of each
-    spent: Spent
+    timing: Timing
     progress: Callable[[Progress], None]
     state: Any = None
-    pager: Pager | None = None
-    done: int = 0  # rounds
-    within: Within | None = None  # the next round, where it has begun
-    cut_anyway: bool = False  # whether rounds are cut, long or not
-    stopped: list[int | None] = field(default_factory=list)  # of each: the round it diverged in
-    early: dict[int, Early] = field(default_factory=dict)
-    given: set[int] = field(default_factory=set)
-    pause: int | None = None
+    pager: StatePager | None = None
+    rounds_done: int = 0  # rounds
+    round_progress: RoundProgress | None = None  # the next round, where it has begun
+    force_resumable: bool = False  # whether rounds are cut, long or not
+    diverged_rounds: list[int | None] = field(
+        default_factory=list
+    )  # of each: the round it diverged in
+    early_stops: dict[int, EarlyStop] = field(default_factory=dict)
+    reported: set[int] = field(default_factory=set)
+    pause_every: int | None = None
     begun_under: dict[int, dict] = field(
         default_factory=dict
     )  # of those begun elsewhere: its names
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ExecutionPlan:
         return self.group.plan
 
     @property
@@ -81,105 +90,131 @@ class Runs:
         return self.group.program.algorithm
 
     @property
-    def rounds(self) -> int:
+    def total_rounds(self) -> int:
         """From the first to the last."""
-        return self.federations[0].spec.rounds
+        return self.prepared_runs[0].spec.rounds
 
     @property
-    def going(self) -> list[int]:
+    def active(self) -> list[int]:
         """Those that have neither diverged nor been ended early."""
-        every = range(len(self.federations))
-        return [i for i in every if self.stopped[i] is None and i not in self.early]
+        indices = range(len(self.prepared_runs))
+        return [i for i in indices if self.diverged_rounds[i] is None and i not in self.early_stops]
 
-    def rounds_of(self, i: int) -> int:
+    def rounds_completed(self, i: int) -> int:
         """How many rounds of a run took place so far."""
-        if i in self.early:
-            return self.early[i].round
-        stopped = self.stopped[i]
-        return self.done if stopped is None else stopped
+        if i in self.early_stops:
+            return self.early_stops[i].round
+        diverged_round = self.diverged_rounds[i]
+        return self.rounds_done if diverged_round is None else diverged_round
 
     @property
-    def paged(self) -> bool:
+    def has_paged_states(self) -> bool:
         return self.group.client_state == HOST_STATE
 
     @property
-    def shares_host_work(self) -> bool:
+    def shards_server_stages(self) -> bool:
         """Whether work between rounds is where the rounds are: every run's on its own device, or
         shared by the devices; else it is on one device."""
-        return self.source.apart or self.plan.sharing.axis is not None
+        return self.context.runs_parallel or self.plan.server_parallelism.axis is not None
 
     @functools.cached_property
-    def stretched(self) -> Stretched | None:
+    def loop_layout(self) -> LoopLayout | None:
         """How a round is cut, if it is long; else None.
 
         Traces the rounds' program, which is kept for when it is compiled. Raises ContractError.
         """
-        program, inputs = self.group.program, (state_shapes(self), self.first_step())
+        program, inputs = (
+            self.group.program,
+            (compute_state_shapes(self), self.build_first_step_inputs()),
+        )
         jax.eval_shape(program.chunk.program, *inputs)
-        if not (self.cut_anyway or is_long(program, inputs[1])):
+        if not (self.force_resumable or is_long_round(program, inputs[1])):
             return None
-        return stretched(program, *inputs)
+        return trace_loop_layout(program, *inputs)
 
-    def keys(self, stream: Stream) -> jax.Array:
-        return self.source.keys(stream)
+    def build_keys(self, stream: Stream) -> jax.Array:
+        return self.context.build_keys(stream)
 
-    def call(self, first: int, count: int) -> ChunkInputs:
+    def build_chunk_inputs(self, first: int, count: int) -> ChunkInputs:
         """What the program reads for rounds `first .. first+count-1`."""
-        source = dataclasses.replace(self.source, rounds=range(first, first + count))
-        return call_inputs(source, self.kept)
+        context = dataclasses.replace(self.context, rounds=range(first, first + count))
+        return build_chunk_inputs(context, self.cached_inputs)
 
-    def first_step(self) -> ChunkInputs:
+    def build_first_step_inputs(self) -> ChunkInputs:
         """The same for the first step of every lane of the next round, and of an evaluation."""
-        upcoming = min(self.done, self.rounds - 1)
-        rounds = range(upcoming, upcoming + 1)
-        return call_inputs(dataclasses.replace(self.source, rounds=rounds, trial=True), self.kept)
+        next_round = min(self.rounds_done, self.total_rounds - 1)
+        rounds = range(next_round, next_round + 1)
+        return build_chunk_inputs(
+            dataclasses.replace(self.context, rounds=rounds, first_step_only=True),
+            self.cached_inputs,
+        )
 
-    def load_states(self, rounds: Sequence[int]) -> None:
+    def load_client_states(self, rounds: Sequence[int]) -> None:
         """Put the states of these rounds' clients on the devices, if they are on the host."""
         if self.pager is not None:
             self.state = self.state._replace(clients=())  # makes room
-            self.state = self.state._replace(clients=self.pager.load(rounds))
+            self.state = self.state._replace(clients=self.pager.load_table(rounds))
 
-    def store_states(self, rounds: Sequence[int]) -> None:
+    def store_client_states(self, rounds: Sequence[int]) -> None:
         """Take them back when these rounds are done."""
         if self.pager is not None:
-            self.pager.store(self.state.clients, rounds)
+            self.pager.store_table(self.state.clients, rounds)
 
-    def host_states(self) -> list[Any]:
+    def fetch_states(self) -> list[Any]:
         """Every run's state, on the host."""
-        host = jax.tree.map(host_values, self.state)
-        if not self.source.apart:
+        host = jax.tree.map(fetch_to_host, self.state)
+        if not self.context.runs_parallel:
             return [host]
-        return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.federations))]
+        return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.prepared_runs))]
 
-    def programs(self) -> dict[str, tuple[Any, tuple]]:
+    def list_programs(self) -> dict[str, tuple[Any, tuple]]:
         """(jitted, its inputs: arrays, or shapes placed like them) of what the runs go through, by
         name."""
-        programs, kept, state = self.group.program, self.kept, state_shapes(self)
-        inputs = (kept["hp"], state, self.keys(Stream.SERVER), jnp.int32(1), kept.get("server"))
-        if not self.shares_host_work:
+        programs, cached_inputs, state = (
+            self.group.program,
+            self.cached_inputs,
+            compute_state_shapes(self),
+        )
+        inputs = (
+            cached_inputs["hp"],
+            state,
+            self.build_keys(Stream.SERVER),
+            jnp.int32(1),
+            cached_inputs.get("server_examples"),
+        )
+        if not self.shards_server_stages:
             inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
-        between = {name: (work.program, inputs) for name, work in programs.host_work.items()}
-        of_rounds: tuple[Any, tuple] = (programs.chunk.program, (state, self.first_step()))
-        if (cut := self.stretched) is not None:
-            first_calls = cut.spans(0), cut.carried
-            of_rounds = (programs.stretch.program, (*of_rounds[1], *first_calls))
-        return {"rounds": of_rounds, **between}
+        stage_programs = {
+            name: (stage.program, inputs) for name, stage in programs.server_stages.items()
+        }
+        round_program: tuple[Any, tuple] = (
+            programs.chunk.program,
+            (state, self.build_first_step_inputs()),
+        )
+        if (layout := self.loop_layout) is not None:
+            initial_loop_inputs = layout.build_spans(0), layout.carry_shapes
+            round_program = (
+                programs.partial_round.program,
+                (*round_program[1], *initial_loop_inputs),
+            )
+        return {"rounds": round_program, **stage_programs}
 
-    def work_done(self, work: HostWork) -> int:
+    def stage_iterations_done(self, stage: ServerStage) -> int:
         """Iterations of work between rounds, of each run."""
-        apart = self.source.apart
-        return work.done(jax.tree.map(lambda a: a[0], self.state) if apart else self.state)
+        runs_parallel = self.context.runs_parallel
+        return stage.count_completed(
+            jax.tree.map(lambda a: a[0], self.state) if runs_parallel else self.state
+        )
 
 
-def gathered(
-    group: Group,
-    federations: Sequence[Federation],
+def init_group(
+    group: RunGroup,
+    prepared_runs: Sequence[PreparedRun],
     *,
     progress: Callable[[Progress], None] | None = None,
-    started: float | None = None,
+    start_time: float | None = None,
     records: Sequence[dict] = (),
-) -> Runs:
+) -> GroupState:
     """Runs of a group that are to go in step: nothing is allocated for their states yet.
 
     Args:
@@ -187,97 +222,118 @@ def gathered(
       started: when their wall-clock began (default: now).
       records: of the checkpoints that they are to go on from.
     """
-    assert len(federations) <= group.plan.capacity
-    federations = list(federations)
+    assert len(prepared_runs) <= group.plan.max_parallel_runs
+    prepared_runs = list(prepared_runs)
     # An idle place does the last federation's work once more, or nothing.
-    places = federations + federations[-1:] * (group.plan.capacity - len(federations))
-    room = _room(group, federations)
-    source = dataclasses.replace(
-        group.source,
-        places=places,
-        num_federations=len(federations),
-        num_rows=room.rows if group.client_state == HOST_STATE else None,
-        capacity=room.rounds,
+    slots = prepared_runs + prepared_runs[-1:] * (group.plan.max_parallel_runs - len(prepared_runs))
+    limits = _compute_chunk_limits(group, prepared_runs)
+    context = dataclasses.replace(
+        group.context,
+        slots=slots,
+        num_runs=len(prepared_runs),
+        num_rows=limits.num_rows if group.client_state == HOST_STATE else None,
+        capacity=limits.max_rounds,
     )
-    program, rounds = group.program, federations[0].spec.rounds
-    return Runs(
+    program, rounds = group.program, prepared_runs[0].spec.rounds
+    return GroupState(
         group,
-        federations,
-        source,
-        kept=group.shared | run_inputs(source),
-        room=room,
+        prepared_runs,
+        context,
+        cached_inputs=group.shared_inputs | build_run_inputs(context),
+        limits=limits,
         curves=[
-            curves_of(
-                program.measuring.nothing(program.algorithm, rounds),
+            build_curves(
+                program.evaluation.missing_metrics(program.algorithm, rounds),
                 group.dataset,
                 f.partition,
-                f.tests,
-                program.measuring.measures,
+                f.client_tests,
+                program.evaluation.metrics,
             )
-            for f in federations
+            for f in prepared_runs
         ],
-        spent=Spent() if started is None else Spent(started=started),
+        timing=Timing() if start_time is None else Timing(start_time=start_time),
         progress=progress or (lambda progress: None),
-        stopped=[None] * len(federations),
-        cut_anyway=any(record.get("within") for record in records),
+        diverged_rounds=[None] * len(prepared_runs),
+        force_resumable=any(record.get("within") for record in records),
     )
 
 
-def _room(group: Group, federations: Sequence[Federation]) -> Room:
+def _compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) -> ChunkLimits:
     """As many rounds as schedules, and client states on the host, leave room for."""
-    spec, plan, shapes = federations[0].spec, group.plan, group.shapes
-    scheduled = [shape for shape in (shapes.schedule, shapes.tuning) if shape is not None]
-    bytes_a_round = sum(shape.num_bytes(spec.batch_size) for shape in scheduled)
-    fitting = MAX_SCHEDULE_BYTES // (bytes_a_round * plan.capacity)
-    ahead = 2 if fitting else 1
-    cohort, all_clients = 0, group.program.measuring.num_clients
+    spec, plan, shapes = prepared_runs[0].spec, group.plan, group.shapes
+    schedule_shapes = [shape for shape in (shapes.schedule, shapes.tuning) if shape is not None]
+    bytes_per_round = sum(shape.num_bytes(spec.batch_size) for shape in schedule_shapes)
+    max_rounds = MAX_SCHEDULE_BYTES // (bytes_per_round * plan.max_parallel_runs)
+    num_prefetch = 2 if max_rounds else 1
+    cohort_size, num_clients = 0, group.program.evaluation.num_clients
     if group.client_state == HOST_STATE:
-        cohort = max(f.scheduler.cohort_size for f in federations)
-        row = client_state_bytes(group.program, spec)
-        fitting = min(fitting, MAX_TABLE_BYTES // (row * cohort * plan.width))
-    rounds = max(1, min(MAX_CHUNK, spec.rounds, fitting))
-    rows = min(all_clients, rounds * cohort) if cohort else all_clients
-    return Room(rounds, rows, ahead)
+        cohort_size = max(f.scheduler.cohort_size for f in prepared_runs)
+        row_bytes = compute_client_state_bytes(group.program, spec)
+        max_rounds = min(
+            max_rounds, MAX_CLIENT_TABLE_BYTES // (row_bytes * cohort_size * plan.num_parallel)
+        )
+    rounds = max(1, min(MAX_ROUNDS_PER_CHUNK, spec.rounds, max_rounds))
+    num_rows = min(num_clients, rounds * cohort_size) if cohort_size else num_clients
+    return ChunkLimits(rounds, num_rows, num_prefetch)
 
 
-def require_contract(runs: Runs) -> None:
+def check_method_contract(group_state: GroupState) -> None:
     """Raise ContractError, before anything compiles, if the method's functions do not do what they
-    are to do: see `algorithms.checking.checked_algorithm`.
+    are to do: see `algorithms.checking.validate_algorithm`.
 
     Cost: nothing, as the traces are kept for when the programs are compiled.
     """
-    for program, inputs in runs.programs().values():
+    for program, inputs in group_state.list_programs().values():
         jax.eval_shape(program, *inputs)
 
 
-def state_shapes(runs: Runs) -> Any:
+def compute_state_shapes(group_state: GroupState) -> Any:
     """The states of all runs before the first round, as shapes placed like them."""
-    plan, init = runs.plan, runs.group.program.init(runs.room.rows)
-    shapes = jax.eval_shape(init, runs.kept["hp"], runs.keys(Stream.INIT))
+    plan, init = group_state.plan, group_state.group.program.init(group_state.limits.num_rows)
+    shapes = jax.eval_shape(
+        init, group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)
+    )
 
-    def placed(tree, kind):
-        sharding = plan.sharding(RUN if runs.source.apart else kind)
+    def with_sharding(tree, kind):
+        sharding = plan.sharding(PER_RUN if group_state.context.runs_parallel else kind)
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
         )
 
-    return plan.with_clients(shapes, placed)
+    return plan.map_state(shapes, with_sharding)
 
 
-def begin_states(runs: Runs) -> None:
+def init_states(group_state: GroupState) -> None:
     """Make the states before the first round, where they are to be."""
-    given: list[Any] = [runs.kept["hp"], runs.keys(Stream.INIT)]
-    if (initial := runs.federations[0].initial) is not None:  # the same of all, see `static_key`
-        given.append(runs.source.for_places([initial.variables] * len(runs.source.places)))
-    state = runs.group.program.init(1 if runs.paged else runs.room.rows)(*given)
-    if runs.paged:
-        schedulers = [f.scheduler for f in runs.source.places]
-        runs.pager = Pager(runs.plan, schedulers, state.clients, runs.room.rows)
+    init_arguments: list[Any] = [
+        group_state.cached_inputs["hp"],
+        group_state.build_keys(Stream.INIT),
+    ]
+    if (
+        initial_model := group_state.prepared_runs[0].initial_model
+    ) is not None:  # the same of all, see `compute_static_key`
+        init_arguments.append(
+            group_state.context.stack_slots(
+                [initial_model.variables] * len(group_state.context.slots)
+            )
+        )
+    state = group_state.group.program.init(
+        1 if group_state.has_paged_states else group_state.limits.num_rows
+    )(*init_arguments)
+    if group_state.has_paged_states:
+        schedulers = [f.scheduler for f in group_state.context.slots]
+        group_state.pager = StatePager(
+            group_state.plan, schedulers, state.clients, group_state.limits.num_rows
+        )
         state = state._replace(clients=())
-    runs.state = state if runs.source.apart else runs.plan.with_clients(state, runs.plan.put)
+    group_state.state = (
+        state
+        if group_state.context.runs_parallel
+        else group_state.plan.map_state(state, group_state.plan.put)
+    )
 
 
-def memory_needed(runs: Runs) -> int:
+def measure_required_memory(group_state: GroupState) -> int:
     """Bytes that the programs, which this compiles, need on each device. Nothing is allocated for
     it."""
-    return max(compiled_bytes(*program) for program in runs.programs().values())
+    return max(compute_compiled_bytes(*program) for program in group_state.list_programs().values())

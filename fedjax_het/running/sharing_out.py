@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.running.checkpoints import UNFINISHED, resumable
-from fedjax_het.running.claims import Claims
-from fedjax_het.running.ledger import Job, Ledger, teller
-from fedjax_het.running.programs import static_key
+from fedjax_het.running.checkpoints import UNFINISHED_FOLDER, find_resumable_record
+from fedjax_het.running.claims import Leases
+from fedjax_het.running.ledger import Job, SweepProgress, build_status_printer
+from fedjax_het.running.programs import compute_static_key
 from fedjax_het.running.result import Result
 from fedjax_het.running.store import load_result
-from fedjax_het.settings.spec import ResolvedSpec
+from fedjax_het.settings.spec import ResolvedRunSpec
 
 POLL_SECONDS = 1.0  # between looks at what others do
-CLAIMS = "claims"  # a folder beside the results
+LEASES_FOLDER = "claims"  # a folder beside the results
 
 
-class ClaimLost(Exception):
+class LeaseLostError(Exception):
     """Another worker has taken the run over: this one was silent for too long."""
 
 
-class Sharing:
+class WorkQueue:
     """What is left of a sweep, and who makes it.
 
     known: results by name, of whoever made them. left: the runs that have none yet and could be
@@ -32,190 +32,200 @@ class Sharing:
 
     def __init__(
         self,
-        named: dict[str, ResolvedSpec],
+        specs_by_digest: dict[str, ResolvedRunSpec],
         directory: Path | None,
-        claims: Claims,
+        leases: Leases,
         progress: Callable[[str], None] | None,
         resume_anyway: bool = False,
-        ended: Callable[[ResolvedSpec], Path | None] = lambda spec: None,
+        find_saved_state: Callable[[ResolvedRunSpec], Path | None] = lambda spec: None,
     ):
         """ended: the file of how a run with fewer rounds ended, if there is one."""
-        self.directory, self.claims = directory, claims
-        self._ended = functools.cache(lambda digest: ended(named[digest]))
+        self.directory, self.claims = directory, leases
+        self._find_saved_state = functools.cache(
+            lambda digest: find_saved_state(specs_by_digest[digest])
+        )
         self._resume_anyway = resume_anyway
-        self._unreadable: dict[str, int] = {}  # when results that cannot be read were written
-        self.known: dict[str, Result] = {}
-        self.left = dict(named)
-        self._found()
-        if self.known:
-            line = f"{len(self.known)} of {len(named)} runs are in {directory} already"
-            teller(progress)(line)
-        self.ledger = Ledger(len(self.left), progress)
-        self._checked = time.monotonic()
+        self._unreadable_mtimes: dict[
+            str, int
+        ] = {}  # when results that cannot be read were written
+        self.results: dict[str, Result] = {}
+        self.remaining = dict(specs_by_digest)
+        self._load_new_results()
+        if self.results:
+            line = f"{len(self.results)} of {len(specs_by_digest)} runs are in {directory} already"
+            build_status_printer(progress)(line)
+        self.ledger = SweepProgress(len(self.remaining), progress)
+        self._checked_at = time.monotonic()
 
-    def groups(self) -> Iterator[list[Job]]:
+    def iterate_groups(self) -> Iterator[list[Job]]:
         """Runs that can be made together: of one signature, and at the same point if they resume.
 
         Groups at which nobody is come first: what costs is to compile. Of the first one run is
         claimed at once, so that workers that begin together begin with different groups.
         """
-        chosen: set[str] = set()
+        started: set[str] = set()
         while True:
-            self.look()
-            taken = self.claims.others()
-            free = [d for d in self.left if d not in chosen and d not in taken]
-            busy = {static_key(self.left[d]) for d in taken if d in self.left}
-            groups = self._grouped(free)
+            self.refresh()
+            leased = self.claims.list_other_owners()
+            unleased = [d for d in self.remaining if d not in started and d not in leased]
+            busy_signatures = {
+                compute_static_key(self.remaining[d]) for d in leased if d in self.remaining
+            }
+            groups = self._group_by_signature(unleased)
             if not groups:
                 return
-            if busy and chosen:  # others look for their next group, too: elsewhere
-                groups.sort(key=lambda jobs: self._own_order(jobs[0].spec))
-            jobs = min(groups, key=lambda jobs: static_key(jobs[0].spec) in busy)
-            if chosen or any(self._take(job) for job in jobs):
-                chosen |= {job.digest for job in jobs}
+            if busy_signatures and started:  # others look for their next group, too: elsewhere
+                groups.sort(key=lambda jobs: self._compute_worker_order(jobs[0].spec))
+            jobs = min(groups, key=lambda jobs: compute_static_key(jobs[0].spec) in busy_signatures)
+            if started or any(self._acquire(job) for job in jobs):
+                started |= {job.digest for job in jobs}
                 yield jobs
 
-    def claimed(self, jobs: Sequence[Job], count: int) -> list[int]:
+    def acquire_slots(self, jobs: Sequence[Job], count: int) -> list[int]:
         """Places among `jobs` of up to so many that this worker is to make now: of those that stand
         at one point, the least far first."""
-        places: list[int] = []
+        slots: list[int] = []
         for i in sorted(range(len(jobs)), key=lambda i: (jobs[i].record or {}).get("round", 0)):
             job = jobs[i]
-            apart = places and _point(job.record) != _point(jobs[places[0]].record)
-            if len(places) == count:
+            is_at_other_point = slots and _get_resume_point(job.record) != _get_resume_point(
+                jobs[slots[0]].record
+            )
+            if len(slots) == count:
                 break
-            if job.digest in self.left and not apart and self._take(job):
-                places.append(i)
-        return places
+            if job.digest in self.remaining and not is_at_other_point and self._acquire(job):
+                slots.append(i)
+        return slots
 
-    def parked(self, jobs: Sequence[Job]) -> list[Job]:
+    def suspend(self, jobs: Sequence[Job]) -> list[Job]:
         """The same runs where their checkpoints, just written, have them; they are nobody's now."""
-        records = [self._record(job.digest, own=True) for job in jobs]
-        self.drop(jobs)
+        records = [self._find_record(job.digest, is_leased=True) for job in jobs]
+        self.release(jobs)
         return [job._replace(record=record) for job, record in zip(jobs, records, strict=True)]
 
-    def cannot(self, jobs: Sequence[Job]) -> None:
+    def reject(self, jobs: Sequence[Job]) -> None:
         """These cannot be run."""
         for job in jobs:
-            self.left.pop(job.digest, None)
-            self.claims.give_back(job.digest)
+            self.remaining.pop(job.digest, None)
+            self.claims.release(job.digest)
 
-    def made(self, job: Job, result: Result) -> None:
+    def complete(self, job: Job, result: Result) -> None:
         """This worker has, and what there is of it is on disk."""
-        self.known[job.digest] = result
-        self.left.pop(job.digest, None)
-        self.claims.give_back(job.digest)
+        self.results[job.digest] = result
+        self.remaining.pop(job.digest, None)
+        self.claims.release(job.digest)
 
-    def require(self, jobs: Sequence[Job]) -> None:
-        """Raise ClaimLost unless all are still this worker's; looks at most twice a second."""
+    def require_leases(self, jobs: Sequence[Job]) -> None:
+        """Raise LeaseLostError unless all are still this worker's; looks at most twice a second."""
         now = time.monotonic()
-        if now - self._checked >= 0.5:
-            if not self.holds(jobs):
-                raise ClaimLost
-            self._checked = now
+        if now - self._checked_at >= 0.5:
+            if not self.has_leases(jobs):
+                raise LeaseLostError
+            self._checked_at = now
 
-    def holds(self, jobs: Sequence[Job]) -> bool:
-        return all(self.claims.holds(job.digest) for job in jobs)
+    def has_leases(self, jobs: Sequence[Job]) -> bool:
+        return all(self.claims.is_held(job.digest) for job in jobs)
 
-    def drop(self, jobs: Sequence[Job]) -> None:
+    def release(self, jobs: Sequence[Job]) -> None:
         """What another worker has taken over is its."""
         for job in jobs:
-            self.claims.give_back(job.digest)
+            self.claims.release(job.digest)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Take in what others have made."""
-        if count := self._found():
-            self.ledger.made_elsewhere(count)
+        if count := self._load_new_results():
+            self.ledger.report_elsewhere(count)
 
-    def wait(self) -> bool:
+    def wait_for_work(self) -> bool:
         """Wait while others are at all that is left. Returns whether there is something to make;
         False: nothing is left."""
-        told: set[str] = set()
+        reported_owners: set[str] = set()
         while True:
-            taken = self.claims.others()
-            self.look()
-            if any(digest not in taken for digest in self.left):
+            leased = self.claims.list_other_owners()
+            self.refresh()
+            if any(digest not in leased for digest in self.remaining):
                 return True
-            if not self.left:
+            if not self.remaining:
                 return False
-            at_work = {taken[digest] for digest in self.left}
-            if at_work - told:
-                self.ledger.waiting(len(self.left), sorted(at_work))
-                told |= at_work
+            owners = {leased[digest] for digest in self.remaining}
+            if owners - reported_owners:
+                self.ledger.report_waiting(len(self.remaining), sorted(owners))
+                reported_owners |= owners
             time.sleep(POLL_SECONDS)
 
-    def _found(self) -> int:
+    def _load_new_results(self) -> int:
         """How many more results are there now."""
         if self.directory is None:
             return 0
         # Listing the folder also lets a network file system see what is new.
         names = {path.name for path in self.directory.iterdir()}
-        there = [digest for digest in self.left if f"{digest}.json" in names]
-        return sum(self._load(digest) for digest in there)
+        available = [digest for digest in self.remaining if f"{digest}.json" in names]
+        return sum(self._load_if_readable(digest) for digest in available)
 
-    def _load(self, digest: str) -> bool:
+    def _load_if_readable(self, digest: str) -> bool:
         assert self.directory is not None
         try:
-            written = (self.directory / f"{digest}.json").stat().st_mtime_ns
+            mtime = (self.directory / f"{digest}.json").stat().st_mtime_ns
         except OSError:  # removed meanwhile
             return False
-        if self._unreadable.get(digest) == written:  # which has been said
+        if self._unreadable_mtimes.get(digest) == mtime:  # which has been said
             return False
         result = load_result(self.directory, digest)
         if result is None:
-            self._unreadable[digest] = written
+            self._unreadable_mtimes[digest] = mtime
             return False
-        self.known[digest] = result
-        del self.left[digest]
+        self.results[digest] = result
+        del self.remaining[digest]
         return True
 
-    def _take(self, job: Job) -> bool:
+    def _acquire(self, job: Job) -> bool:
         """Claim a run if it is still to be made, and stands where it did when it was grouped."""
         if self.directory is None:
             return True
-        if not self.claims.take(job.digest):
+        if not self.claims.acquire(job.digest):
             return False
-        self.look()  # its owner may have ended between the last look and now
-        if job.digest in self.left:
-            record = self._record(job.digest, own=True)
-            if _point(record) == _point(job.record):
+        self.refresh()  # its owner may have ended between the last look and now
+        if job.digest in self.remaining:
+            record = self._find_record(job.digest, is_leased=True)
+            if _get_resume_point(record) == _get_resume_point(job.record):
                 return True
-        self.claims.give_back(job.digest)
+        self.claims.release(job.digest)
         return False
 
-    def _record(self, digest: str, *, own: bool) -> dict | None:
+    def _find_record(self, digest: str, *, is_leased: bool) -> dict | None:
         """Of the checkpoint that a run goes on from. own: this worker has claimed the run, and may
         set aside what is damaged."""
         if self.directory is None:
             return None
-        folder, spec = self.directory / UNFINISHED / digest, self.left[digest]
-        return resumable(
+        folder, spec = self.directory / UNFINISHED_FOLDER / digest, self.remaining[digest]
+        return find_resumable_record(
             folder,
             spec,
-            ended=self._ended(digest),
+            saved_state=self._find_saved_state(digest),
             resume_anyway=self._resume_anyway,
-            set_aside=own,
+            quarantine=is_leased,
         )
 
-    def _grouped(self, digests: Sequence[str]) -> list[list[Job]]:
+    def _group_by_signature(self, digests: Sequence[str]) -> list[list[Job]]:
         groups: dict[tuple, list[Job]] = {}
         for digest in digests:
             try:
-                record = self._record(digest, own=False)
+                record = self._find_record(digest, is_leased=False)
             except ConfigError:  # whoever makes the run sets it aside, or says why it stops
                 record = None
-            job = Job(self.left[digest], digest, record)
-            groups.setdefault((static_key(job.spec), _point(record)), []).append(job)
+            job = Job(self.remaining[digest], digest, record)
+            groups.setdefault((compute_static_key(job.spec), _get_resume_point(record)), []).append(
+                job
+            )
         return list(groups.values())
 
-    def _own_order(self, spec: ResolvedSpec) -> str:
-        text = self.claims.owner.token + static_key(spec)
+    def _compute_worker_order(self, spec: ResolvedRunSpec) -> str:
+        text = self.claims.owner.token + compute_static_key(spec)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _point(record: dict | None) -> tuple | None:
+def _get_resume_point(record: dict | None) -> tuple | None:
     """Where a run stands, and in which lanes."""
     if record is None:
         return None
-    where = str(record["work"]), str(record.get("within"))
-    return record["round"], *where, record["blocks"], record["lanes"]
+    progress = str(record["work"]), str(record.get("within"))
+    return record["round"], *progress, record["blocks"], record["lanes"]

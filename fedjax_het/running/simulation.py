@@ -9,35 +9,40 @@ from typing import Any
 
 import jax
 
-from fedjax_het.common.doors import door
-from fedjax_het.common.errors import require, written
+from fedjax_het.common.doors import validate_arguments
+from fedjax_het.common.errors import display_name, require
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.hardware import tell_of_unused_hardware
+from fedjax_het.common.hardware import warn_unused_hardware
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.running.checkpoints import Checkpoints, forget, own_record, resumable
-from fedjax_het.running.continuing import Ended, state_path
-from fedjax_het.running.live import LiveRun
+from fedjax_het.running.checkpoints import (
+    CheckpointWriter,
+    delete_checkpoint,
+    find_checkpoint_record,
+    find_resumable_record,
+)
+from fedjax_het.running.continuing import SavedStateIndex, build_state_path
+from fedjax_het.running.live import Session
 from fedjax_het.running.needs import (
-    NoRoom,
-    require_room_for_programs,
-    smaller,
-    told_in_one_line,
+    InsufficientMemoryError,
+    reduce_memory_use,
+    require_memory_for_programs,
+    translate_out_of_memory,
 )
 from fedjax_het.running.placement import Placement
-from fedjax_het.running.prepare import prepare
-from fedjax_het.running.programs import with_network, with_optimizer
+from fedjax_het.running.prepare import prepare_group
+from fedjax_het.running.programs import apply_user_network, apply_user_optimizer
 from fedjax_het.running.progress import Progress
-from fedjax_het.running.rescue import Keeper, save_run
+from fedjax_het.running.rescue import ResultWriter, save_run_files
 from fedjax_het.running.result import Result
-from fedjax_het.running.runs import gathered
+from fedjax_het.running.runs import init_group
 from fedjax_het.running.stopping import CALLBACK
-from fedjax_het.running.trackers.tracking import with_trackers
+from fedjax_het.running.trackers.tracking import add_tracker_callback
 from fedjax_het.running.watching import Callback
 from fedjax_het.settings.spec import RunSpec
 
 
-@door
+@validate_arguments
 def simulate(
     spec: RunSpec,
     *,
@@ -79,7 +84,7 @@ def simulate(
         on to more rounds, and the loaded result has its models. Of the size of a checkpoint.
       progress: called between chunks of rounds.
       callbacks: called at the start, between chunks and at the end with all that is measured so
-        far, and able to stop the run: see `running.watching.Standing`.
+        far, and able to stop the run: see `running.watching.RunStatus`.
       track: names of trackers, of `TRACKERS`, that keep a record of the run in `output_dir`.
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
@@ -88,13 +93,13 @@ def simulate(
       holds the checkpoint of another configuration, or one that is damaged, or if the run needs
       more memory than there is; before the first round, if its compiled program does, with fewer
       lanes and clients' states on the host, too, where `placement` leaves these open.
-      NotWrittenError, which has the result and says where it is kept, if it could not be written to
+      ResultNotWrittenError, which has the result and says where it is kept, if it could not be written to
       `output_dir`.
 
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
     devices of all of them share the lanes, all return the result, and the first writes it.
     """
-    live = federation(
+    session = federation(
         spec,
         dataset=dataset,
         partition=partition,
@@ -110,12 +115,12 @@ def simulate(
         placement=placement,
         data_dir=data_dir,
     )
-    for _ in live.advance():
+    for _ in session.advance():
         pass
-    return live.result()
+    return session.result()
 
 
-@door
+@validate_arguments
 def federation(
     spec: RunSpec,
     *,
@@ -132,7 +137,7 @@ def federation(
     track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
-) -> LiveRun:
+) -> Session:
     """A federation whose rounds are gone through in a loop; it takes what `simulate` does.
 
         run = federation(spec)
@@ -142,69 +147,75 @@ def federation(
                 break
         result = run.result()
 
-    See `LiveRun.rounds` and `LiveRun.result`. Raises: as `simulate`.
+    See `Session.rounds` and `Session.result`. Raises: as `simulate`.
     """
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     require_variables()
-    if not placement.on_chosen_cpus:
-        tell_of_unused_hardware()
-    spec = with_optimizer(with_network(spec, network), optimizer).resolved()
+    if not placement.has_explicit_cpus:
+        warn_unused_hardware()
+    spec = apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
     folder = None if output_dir is None else make_output_directory(output_dir)
-    require_folder_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
-    callbacks = with_trackers(callbacks, track, folder)
+    require_output_dir_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
+    callbacks = add_tracker_callback(callbacks, track, folder)
     resume = resume or resume_anyway
-    record = there = None
+    record = existing_record = None
     if folder is not None:
-        there = own_record(folder, spec, longer=resume)
+        existing_record = find_checkpoint_record(folder, spec, allow_more_rounds=resume)
         if resume:
-            ended = Ended(folder).before(spec, dataset, partition)
-            record = resumable(folder, spec, ended=ended, resume_anyway=resume_anyway)
+            saved_state = SavedStateIndex(folder).find(spec, dataset, partition)
+            record = find_resumable_record(
+                folder, spec, saved_state=saved_state, resume_anyway=resume_anyway
+            )
     if record is not None:  # the same lanes, so that sums are taken in the same order
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
-    given: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
-    given["optimizer"] = optimizer
-    checkpoints = Checkpoints(None if folder is None else [folder])
-    with told_in_one_line(spec):
-        tried: Placement | None = placement
-        while tried is not None:
-            group = prepare([spec], own_partition=partition, placement=tried, **given)
-            runs = gathered(
+    data_arguments: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
+    data_arguments["optimizer"] = optimizer
+    checkpoints = CheckpointWriter(None if folder is None else [folder])
+    with translate_out_of_memory(spec):
+        candidate: Placement | None = placement
+        while candidate is not None:
+            group = prepare_group(
+                [spec], user_partition=partition, placement=candidate, **data_arguments
+            )
+            group_state = init_group(
                 group,
-                group.federations,
+                group.prepared_runs,
                 progress=progress,
-                started=started,
+                start_time=start_time,
                 records=() if record is None else (record,),
             )
-            if there is not None:
-                checkpoints.require_own_data(runs, [there])
+            if existing_record is not None:
+                checkpoints.require_matching_data(group_state, [existing_record])
             try:
-                require_room_for_programs(runs, placement.memory)
+                require_memory_for_programs(group_state, placement.memory)
                 break
-            except NoRoom:
-                tried = smaller(runs, placement)
-                if tried is None:
+            except InsufficientMemoryError:
+                candidate = reduce_memory_use(group_state, placement)
+                if candidate is None:
                     raise
 
-    def keep(result: Result) -> None:
+    def write_result(result: Result) -> None:
         if jax.process_index() != 0:
             return
         if keep_state and folder is not None:
-            checkpoints.keep(runs, 0, state_path(folder, result.digest()))
-        keeper = Keeper(folder, save_run)
-        keeper.keep(result)
-        keeper.require_all(result)
-        if runs.early and runs.early[0].why == CALLBACK:  # not by its settings: it may go on
-            checkpoints.save(runs, now=True)
+            checkpoints.save_final_state(group_state, 0, build_state_path(folder, result.digest()))
+        result_writer = ResultWriter(folder, save_run_files)
+        result_writer.write(result)
+        result_writer.require_all_written(result)
+        if (
+            group_state.early_stops and group_state.early_stops[0].cause == CALLBACK
+        ):  # not by its settings: it may go on
+            checkpoints.save(group_state, force=True)
         elif folder is not None:
-            forget(folder)
+            delete_checkpoint(folder)
 
-    return LiveRun(runs, checkpoints, record, callbacks, keep)
+    return Session(group_state, checkpoints, record, callbacks, write_result)
 
 
-def require_folder_to_resume(folder: str | Path | None, **asked: bool) -> None:
+def require_output_dir_to_resume(folder: str | Path | None, **resume_options: bool) -> None:
     """ConfigError for a run that is kept nowhere and is to go on, as an argument asks."""
-    for name, value in asked.items():
-        expected = f"an {written('output_dir')}, where checkpoints are kept"
+    for name, value in resume_options.items():
+        expected = f"an {display_name('output_dir')}, where checkpoints are kept"
         require(not value or folder is not None, name, value, expected)

@@ -1,7 +1,7 @@
 """Runs that end before their last round: at a target, at a plateau, or as a callback asks.
 
 What decides is what was measured up to a round, and never how many rounds were computed at a time:
-chunks end before a rule could want them to (`rounds_until`), so that a run's state, its curves and
+chunks end before a rule could want them to (`count_rounds_until_rule`), so that a run's state, its curves and
 its result are all of the round in which it stopped, whatever goes on beside it.
 """
 
@@ -10,66 +10,81 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.running.accounts import Curves, accuracy_name
-from fedjax_het.running.federations import Federation
+from fedjax_het.running.accounts import Curves, get_accuracy_name
+from fedjax_het.running.federations import PreparedRun
 from fedjax_het.settings.spec import RunSpec
 
 TARGET, PLATEAU, CALLBACK = "target", "plateau", "callback"
 
 
-class Early(NamedTuple):
+class EarlyStop(NamedTuple):
     """A run's end before its last round."""
 
     round: int  # the last that took place, from 1; 0: none did
-    why: str  # TARGET, PLATEAU or CALLBACK
+    cause: str  # TARGET, PLATEAU or CALLBACK
     reason: str  # in words
 
-    def summary(self) -> dict[str, str | int]:
+    def to_summary(self) -> dict[str, str | int]:
         """As a result has it."""
-        return {"why": self.why, "round": self.round, "reason": self.reason}
+        return {"why": self.cause, "round": self.round, "reason": self.reason}
 
 
-class Stand(NamedTuple):
+class StoppingState(NamedTuple):
     """How near a run is to its end by its settings, after some rounds."""
 
-    waited: int  # measured rounds since the last gain
-    end: Early | None
+    rounds_without_gain: int  # measured rounds since the last gain
+    early_stop: EarlyStop | None
 
 
-def stand(spec: RunSpec, measured: np.ndarray) -> Stand:
+def evaluate_rules(spec: RunSpec, accuracies: np.ndarray) -> StoppingState:
     """Where the rules stand after the rounds of a curve `[rounds]` of accuracies (float32 shares,
     NaN where nothing was measured). The first round that meets one counts; a target goes before a
     plateau."""
-    best, waited, gain = np.float32(-np.inf), 0, np.float32(spec.min_gain or 0)
-    for at in np.flatnonzero(np.isfinite(measured)):
-        accuracy = np.float32(measured[at])
-        gained = accuracy > best + gain  # in single precision, as accuracies are
-        best, waited = (accuracy, 0) if gained else (best, waited + 1)
+    best, rounds_without_gain, min_gain = np.float32(-np.inf), 0, np.float32(spec.min_gain or 0)
+    for round_index in np.flatnonzero(np.isfinite(accuracies)):
+        accuracy = np.float32(accuracies[round_index])
+        has_improved = accuracy > best + min_gain  # in single precision, as accuracies are
+        best, rounds_without_gain = (
+            (accuracy, 0) if has_improved else (best, rounds_without_gain + 1)
+        )
         if spec.stop_at is not None and accuracy >= np.float32(spec.stop_at):
-            said = f"accuracy {accuracy:.4f} is at least stop_at = {spec.stop_at:g}"
-            return Stand(waited, Early(int(at) + 1, TARGET, said))
-        if spec.patience is not None and waited >= spec.patience:
-            said = f"{waited} measured rounds without a gain over accuracy {best:.4f}"
-            return Stand(waited, Early(int(at) + 1, PLATEAU, said))
-    return Stand(waited, None)
+            reason = f"accuracy {accuracy:.4f} is at least stop_at = {spec.stop_at:g}"
+            return StoppingState(
+                rounds_without_gain, EarlyStop(int(round_index) + 1, TARGET, reason)
+            )
+        if spec.patience is not None and rounds_without_gain >= spec.patience:
+            reason = (
+                f"{rounds_without_gain} measured rounds without a gain over accuracy {best:.4f}"
+            )
+            return StoppingState(
+                rounds_without_gain, EarlyStop(int(round_index) + 1, PLATEAU, reason)
+            )
+    return StoppingState(rounds_without_gain, None)
 
 
-def stand_of(federation: Federation, algorithm: Algorithm, curves: Curves, done: int) -> Stand:
+def evaluate_run_rules(
+    prepared_run: PreparedRun, algorithm: Algorithm, curves: Curves, done: int
+) -> StoppingState:
     """The same of a run whose first `done` rounds are done."""
-    return stand(federation.spec, curves[accuracy_name(algorithm)][:done])
+    return evaluate_rules(prepared_run.spec, curves[get_accuracy_name(algorithm)][:done])
 
 
-def rounds_until(federation: Federation, algorithm: Algorithm, curves: Curves, done: int) -> int:
+def count_rounds_until_rule(
+    prepared_run: PreparedRun, algorithm: Algorithm, curves: Curves, done: int
+) -> int:
     """How many rounds there are to the next one in which a rule may end this run, that one
     included; to its last round without a rule."""
-    spec, scheduler = federation.spec, federation.scheduler
-    if not spec.ends_by_rules:
+    spec, scheduler = prepared_run.spec, prepared_run.scheduler
+    if not spec.has_early_stopping:
         return spec.rounds - done
-    needed = 1  # measured rounds
+    remaining_evaluations = 1  # measured rounds
     if spec.stop_at is None and spec.patience is not None:
-        needed = spec.patience - stand_of(federation, algorithm, curves, done).waited
-    for count, at in enumerate(range(done, spec.rounds), 1):
-        needed -= scheduler.evaluates(at)
-        if needed <= 0:
+        remaining_evaluations = (
+            spec.patience
+            - evaluate_run_rules(prepared_run, algorithm, curves, done).rounds_without_gain
+        )
+    for count, round_index in enumerate(range(done, spec.rounds), 1):
+        remaining_evaluations -= scheduler.is_eval_round(round_index)
+        if remaining_evaluations <= 0:
             return count
     return spec.rounds - done

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import require, require_columns
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 from fedjax_het.running.result import Result
 from fedjax_het.settings.spec import RunSpec
 
@@ -27,7 +27,7 @@ _RUN_FILE = re.compile(r"[0-9a-f]{16}\.json")
 log = logging.getLogger("fedjax_het")
 
 
-@door
+@validate_arguments
 def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
     """The run of that name; None if its files are not there, or, with a line in the log, if they
     are damaged."""
@@ -36,11 +36,11 @@ def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever is in the file
-        log.warning("%s", one_line(str(error)))
+        log.warning("%s", to_one_line(str(error)))
         return None
 
 
-@door
+@validate_arguments
 def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
     """One row per run: `digest`, `settings`, each setting (`hp.prox_mu`), the summary.
 
@@ -53,69 +53,79 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
     cannot be read is left out with a warning. Raises ConfigError where there is no such folder.
     """
     _require_folder(directory)
-    return _frame(_results(directory))
+    return _build_dataframe(_iterate_results(directory))
 
 
-def frame(results: Iterable[Result]) -> "pd.DataFrame":
+def build_dataframe(results: Iterable[Result]) -> "pd.DataFrame":
     """The same of results at hand."""
-    return _frame((result.digest(), result) for result in results)
+    return _build_dataframe((result.digest(), result) for result in results)
 
 
-def settings_digest(spec: RunSpec) -> str:
+def compute_settings_digest(spec: RunSpec) -> str:
     """`RunSpec.digest()`; of settings that this process cannot resolve, because what they name is
     registered in another one, or is no more, the same of the settings as they are."""
     try:
         return spec.digest()
     except Exception:  # names, files and rules that are elsewhere, or of another time
-        return spec.stored_digest()
+        return spec.resolved_digest()
 
 
-def _frame(results: "Iterable[tuple[str, Result]]") -> "pd.DataFrame":
+def _build_dataframe(results: "Iterable[tuple[str, Result]]") -> "pd.DataFrame":
     """One row per run and the name of its files."""
     import pandas as pd
 
     rows = [
         {
             "digest": name,
-            "settings": settings_digest(result.spec),
+            "settings": compute_settings_digest(result.spec),
             # What else a summary holds cannot stand for these.
             **{
                 key: value
-                for key, value in (_flat(result.summary) | _flat(result.spec.to_dict())).items()
+                for key, value in (
+                    _flatten(result.summary) | _flatten(result.spec.to_dict())
+                ).items()
                 if key not in ("digest", "settings")
             },
-            **_own(result),
+            **_mark_user_objects(result),
         }
         for name, result in results
     ]
     return pd.DataFrame(rows)
 
 
-def _own(result: Result) -> dict[str, str]:
+def _mark_user_objects(result: Result) -> dict[str, str]:
     """What stands in the place of names that say less than is so: see `splits.own_parts`."""
-    own = {part: result.summary.get(f"own_{part}") for part in ("dataset", "partition")}
-    short = {part: str(digest)[:8] for part, digest in own.items() if digest}
-    if not short:
+    user_digests = {part: result.summary.get(f"own_{part}") for part in ("dataset", "partition")}
+    short_digests = {part: str(digest)[:8] for part, digest in user_digests.items() if digest}
+    if not short_digests:
         return {}
-    said = {part: f"{getattr(result.spec, part)} (own {digits})" for part, digits in short.items()}
-    return {**said, "settings": "-".join((settings_digest(result.spec), *short.values()))}
+    display_names = {
+        part: f"{getattr(result.spec, part)} (own {digits})"
+        for part, digits in short_digests.items()
+    }
+    return {
+        **display_names,
+        "settings": "-".join((compute_settings_digest(result.spec), *short_digests.values())),
+    }
 
 
-def newest(results: "pd.DataFrame") -> "pd.DataFrame":
+def select_newest(results: "pd.DataFrame") -> "pd.DataFrame":
     """`load_results` with one row per `settings` and data set: the one that finished last."""
     if not len(results):
         return results
     require_columns("results", results, ("dataset", "settings"))
-    of_user = results["dataset"] == "user"  # whose name does not say what it holds
-    data = results["dataset_digest"].where(of_user, "") if of_user.any() else ""
-    marked = results.assign(finished=results.get("finished"), _data=data)
-    ordered = marked.sort_values("finished", kind="stable", na_position="first")
-    return ordered.drop_duplicates(["settings", "_data"], keep="last").drop(columns="_data")
+    is_user_dataset = results["dataset"] == "user"  # whose name does not say what it holds
+    dataset_digests = (
+        results["dataset_digest"].where(is_user_dataset, "") if is_user_dataset.any() else ""
+    )
+    results_with_data = results.assign(finished=results.get("finished"), _data=dataset_digests)
+    sorted_results = results_with_data.sort_values("finished", kind="stable", na_position="first")
+    return sorted_results.drop_duplicates(["settings", "_data"], keep="last").drop(columns="_data")
 
 
-@door
+@validate_arguments
 def load_curves(
-    directory: str | os.PathLike, *, of: "pd.DataFrame | None" = None
+    directory: str | os.PathLike, *, results: "pd.DataFrame | None" = None
 ) -> "pd.DataFrame":
     """One row per run and round: `digest`, `round` (from 1), and a column per metric `[rounds]`.
 
@@ -126,10 +136,10 @@ def load_curves(
 
     _require_folder(directory)
     frames = []
-    if of is not None and len(of):
-        require_columns("of", of, ("digest",))
-    only = None if of is None else set(of["digest"]) if len(of) else set()
-    for name, result in _results(directory, only):
+    if results is not None and len(results):
+        require_columns("of", results, ("digest",))
+    digests = None if results is None else set(results["digest"]) if len(results) else set()
+    for name, result in _iterate_results(directory, digests):
         curves = {metric: values for metric, values in result.metrics.items() if values.ndim == 1}
         rounds = len(next(iter(curves.values()), ()))
         frames.append(pd.DataFrame({"digest": name, "round": range(1, rounds + 1), **curves}))
@@ -137,31 +147,31 @@ def load_curves(
 
 
 def _require_folder(directory: str | os.PathLike) -> None:
-    there = Path(directory).is_dir()
-    require(there, "directory", str(directory), "a folder of results; there is none")
+    exists = Path(directory).is_dir()
+    require(exists, "directory", str(directory), "a folder of results; there is none")
 
 
-def _results(
-    directory: str | os.PathLike, only: set[str] | None = None
+def _iterate_results(
+    directory: str | os.PathLike, digests: set[str] | None = None
 ) -> Iterator[tuple[str, Result]]:
     """The runs that can be read, each with the name of its files."""
     for path in sorted(Path(directory).glob("*.json")):
-        if not _RUN_FILE.fullmatch(path.name) or (only is not None and path.stem not in only):
+        if not _RUN_FILE.fullmatch(path.name) or (digests is not None and path.stem not in digests):
             continue
         try:
             result = Result.load(path)
         except Exception as error:  # whatever is in the file
             text = f"{str(path)!r} is left out: it cannot be read ({error})"
-            warnings.warn(one_line(text), stacklevel=4)
+            warnings.warn(to_one_line(text), stacklevel=4)
         else:
             yield path.stem, result
 
 
-def _flat(values: dict, prefix: str = "") -> dict[str, Any]:
+def _flatten(values: dict, prefix: str = "") -> dict[str, Any]:
     flat = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{name}."))
+            flat.update(_flatten(value, f"{prefix}{name}."))
         else:
             flat[prefix + name] = value
     return flat

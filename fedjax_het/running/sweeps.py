@@ -16,46 +16,46 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from fedjax_het.common.doors import door
-from fedjax_het.common.environment import environment, run_digest
+from fedjax_het.common.doors import validate_arguments
+from fedjax_het.common.environment import compute_run_digest, describe_environment
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.hardware import tell_of_unused_hardware
+from fedjax_het.common.hardware import warn_unused_hardware
 from fedjax_het.common.variables import require_variables
 from fedjax_het.data import Dataset, Partition, load_dataset
-from fedjax_het.data.held_out import of_clients
-from fedjax_het.engine.memory import free_bytes
-from fedjax_het.engine.optimizers import optimizer_digest
-from fedjax_het.nn import as_model, network_digest
-from fedjax_het.running.checkpoints import UNFINISHED
-from fedjax_het.running.claims import Claims, stopped_in_order
-from fedjax_het.running.continuing import Ended
-from fedjax_het.running.initial import initial_digest
+from fedjax_het.data.held_out import select_clients
+from fedjax_het.engine.memory import usable_free_bytes
+from fedjax_het.engine.optimizers import compute_optimizer_digest
+from fedjax_het.nn import compute_network_digest, to_model
+from fedjax_het.running.checkpoints import UNFINISHED_FOLDER
+from fedjax_het.running.claims import Leases, exit_on_sigterm
+from fedjax_het.running.continuing import SavedStateIndex
+from fedjax_het.running.initial import compute_initial_digest
 from fedjax_het.running.ledger import Job
-from fedjax_het.running.needs import NoRoom, require_room_for_programs
+from fedjax_het.running.needs import InsufficientMemoryError, require_memory_for_programs
 from fedjax_het.running.placement import Placement
-from fedjax_het.running.places import balanced
-from fedjax_het.running.prepare import Group, narrower, prepare
-from fedjax_het.running.programs import static_key, with_network, with_optimizer
-from fedjax_het.running.rescue import Keeper
+from fedjax_het.running.places import balance_parallel_runs
+from fedjax_het.running.prepare import RunGroup, prepare_group, with_fewer_parallel_runs
+from fedjax_het.running.programs import apply_user_network, apply_user_optimizer, compute_static_key
+from fedjax_het.running.rescue import ResultWriter
 from fedjax_het.running.result import Result
-from fedjax_het.running.runs import gathered, memory_needed
-from fedjax_het.running.sharing_out import CLAIMS, Sharing
+from fedjax_het.running.runs import init_group, measure_required_memory
+from fedjax_het.running.sharing_out import LEASES_FOLDER, WorkQueue
 from fedjax_het.running.splits import (
-    data_given,
-    dataset_of,
-    own_dataset_digest,
-    server_data_of,
-    server_pool_of,
-    set_apart,
-    split_clients,
+    build_dataset_selector,
+    build_partition,
+    build_server_data,
+    choose_held_out_clients,
+    load_server_pool,
+    resolve_dataset,
+    user_dataset_digest,
 )
-from fedjax_het.running.store import frame, load_result
-from fedjax_het.running.together import Together
-from fedjax_het.running.trackers.tracking import with_trackers
-from fedjax_het.running.views import outcome_of, runs_dataset, setting_of
+from fedjax_het.running.store import build_dataframe, load_result
+from fedjax_het.running.together import GroupRunner
+from fedjax_het.running.trackers.tracking import add_tracker_callback
+from fedjax_het.running.views import build_runs_dataset, format_outcome, format_settings
 from fedjax_het.running.watching import Callback
-from fedjax_het.settings.spec import ResolvedSpec, RunSpec
+from fedjax_het.settings.spec import ResolvedRunSpec, RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedjax_het")
 
-_SHOWN = 10  # runs of a sweep that is printed
-_UNUSABLE = (ConfigError, FileNotFoundError, ImportError)
+_MAX_SHOWN_RUNS = 10  # runs of a sweep that is printed
+_UNUSABLE_ERRORS = (ConfigError, FileNotFoundError, ImportError)
 
 
 class SweepResult(NamedTuple):
@@ -77,32 +77,35 @@ class SweepResult(NamedTuple):
     results: list[Result | None]
     not_run: dict[str, str]
 
-    def summary(self, directory: str | os.PathLike) -> dict[str, Any]:
+    def to_summary(self, directory: str | os.PathLike) -> dict[str, Any]:
         """The sweep in one JSON-able record."""
-        made = [result for result in self.results if result is not None]
+        results = [result for result in self.results if result is not None]
         return {
             "output_dir": str(directory),
             "runs": len(self.results),
-            "results": len(made),
-            "diverged": sum(bool(result.summary["diverged"]) for result in made),
+            "results": len(results),
+            "diverged": sum(bool(result.summary["diverged"]) for result in results),
             "not_run": len(self.not_run),
         }
 
-    def frame(self) -> "pd.DataFrame":
+    def to_pandas(self) -> "pd.DataFrame":
         """The results as `load_results` gives them."""
-        return frame(result for result in self.results if result is not None)
+        return build_dataframe(result for result in self.results if result is not None)
 
     def to_xarray(self) -> "xr.Dataset":
         """Their metrics, with the dimension run, see `Result.to_xarray`: settings that differ are
         coordinates of it."""
-        return runs_dataset([result for result in self.results if result is not None])
+        return build_runs_dataset([result for result in self.results if result is not None])
 
     def __repr__(self) -> str:
-        made = [result for result in self.results if result is not None]
-        lines = [f"SweepResult({len(made)} of {len(self.results)} runs"]
-        lines += [f"  {setting_of(each.spec)}: {outcome_of(each)}" for each in made[:_SHOWN]]
-        if len(made) > _SHOWN:
-            lines.append(f"  and {len(made) - _SHOWN} more")
+        results = [result for result in self.results if result is not None]
+        lines = [f"SweepResult({len(results)} of {len(self.results)} runs"]
+        lines += [
+            f"  {format_settings(result.spec)}: {format_outcome(result)}"
+            for result in results[:_MAX_SHOWN_RUNS]
+        ]
+        if len(results) > _MAX_SHOWN_RUNS:
+            lines.append(f"  and {len(results) - _MAX_SHOWN_RUNS} more")
         lines += [f"  not run: {reason}" for reason in dict.fromkeys(self.not_run.values())]
         return "\n".join(lines) + ")"
 
@@ -116,11 +119,11 @@ class SweepResult(NamedTuple):
             "bmta",
             "wall_seconds",
         )
-        table = self.frame()
-        return table[[name for name in columns if name in table]].to_html(max_rows=_SHOWN)
+        table = self.to_pandas()
+        return table[[name for name in columns if name in table]].to_html(max_rows=_MAX_SHOWN_RUNS)
 
 
-@door
+@validate_arguments
 def sweep(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike | None = None,
@@ -154,7 +157,7 @@ def sweep(
         precision, which the runs' summaries then name (`begun_under`).
       keep_state: write to `directory` how every run ended, as `simulate` does: from there a sweep
         with more rounds goes on, and loaded results have their models.
-      callbacks: called for every run in turn, see `simulate` and `running.watching.Standing`.
+      callbacks: called for every run in turn, see `simulate` and `running.watching.RunStatus`.
       track: names of trackers, of `TRACKERS`, that keep a record of every run in `directory`.
       progress: gets a line per run. With `print`, what is running is shown besides, on standard
         error; with another function or None nothing is.
@@ -162,86 +165,98 @@ def sweep(
         time as memory allows.
     Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
       optional package is missing does not stop the others: see `SweepResult.not_run`. A checkpoint
-      that is damaged is set aside, and its run begun again. NotWrittenError, when all runs are
+      that is damaged is set aside, and its run begun again. ResultNotWrittenError, when all runs are
       made, if results could not be written to `directory`: it has them, and says where they are.
     """
     require_variables()
-    if not placement.on_chosen_cpus:
-        tell_of_unused_hardware()
-    resolved = [with_optimizer(with_network(spec, network), optimizer).resolved() for spec in specs]
+    if not placement.has_explicit_cpus:
+        warn_unused_hardware()
+    resolved_specs = [
+        apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
+        for spec in specs
+    ]
     directory = None if directory is None else make_output_directory(directory)
-    callbacks = with_trackers(callbacks, track, directory, argument="directory")
-    names, named = names_of(resolved, dataset, network, data_dir, optimizer=optimizer)
-    data = {"dataset": data_given(resolved, dataset), "network": network, "data_dir": data_dir}
-    data["optimizer"] = optimizer
-    keeper = Keeper(directory)
-    known, reasons = make_runs(
-        named,
-        keeper,
-        data,
+    callbacks = add_tracker_callback(callbacks, track, directory, argument="directory")
+    digests, specs_by_digest = compute_run_digests(
+        resolved_specs, dataset, network, data_dir, optimizer=optimizer
+    )
+    data_arguments = {
+        "dataset": build_dataset_selector(resolved_specs, dataset),
+        "network": network,
+        "data_dir": data_dir,
+    }
+    data_arguments["optimizer"] = optimizer
+    result_writer = ResultWriter(directory)
+    results, reasons = execute_runs(
+        specs_by_digest,
+        result_writer,
+        data_arguments,
         progress,
         placement,
         resume_anyway=resume_anyway,
         keep_state=keep_state,
         callbacks=callbacks,
     )
-    made = SweepResult([known.get(name) for name in names], reasons)
-    keeper.require_all(made)
-    return made
+    sweep_result = SweepResult([results.get(digest) for digest in digests], reasons)
+    result_writer.require_all_written(sweep_result)
+    return sweep_result
 
 
-def make_runs(
-    named: dict[str, ResolvedSpec],
-    keeper: Keeper,
-    data: dict[str, Any],
+def execute_runs(
+    specs_by_digest: dict[str, ResolvedRunSpec],
+    result_writer: ResultWriter,
+    data_arguments: dict[str, Any],
     progress: Callable[[str], None] | None,
     placement: Placement,
     *,
     resume_anyway: bool = False,
     keep_state: bool = False,
     callbacks: Sequence[Callback] = (),
-    counts: Counter[str] | None = None,
+    runs_per_signature: Counter[str] | None = None,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """The same of runs by the names of their files: -> (results by name, why others were not run,
     by `RunSpec.digest()`).
 
-    keeper: of what is made. data: which runs have the user's data set, see `data_given`; network
+    keeper: of what is made. data: which runs have the user's data set, see `build_dataset_selector`; network
     and folder of data. counts: of all runs of the sweep, by signature, where these are some.
     """
     if placement.devices is None:
         placement = dataclasses.replace(placement, devices=jax.local_devices())
     reasons: dict[str, str] = {}
     # By all runs, not by what is left of them: then it does not matter who begins when.
-    counts = counts or Counter(static_key(spec) for spec in named.values())
-    claims = Claims(None if keeper.folder is None else keeper.folder / CLAIMS)
-    with stopped_in_order(), claims:
-        kept = Ended(keeper.folder)
-        share = Sharing(
-            named,
-            keeper.folder,
-            claims,
+    runs_per_signature = runs_per_signature or Counter(
+        compute_static_key(spec) for spec in specs_by_digest.values()
+    )
+    leases = Leases(None if result_writer.folder is None else result_writer.folder / LEASES_FOLDER)
+    with exit_on_sigterm(), leases:
+        saved_states = SavedStateIndex(result_writer.folder)
+        share = WorkQueue(
+            specs_by_digest,
+            result_writer.folder,
+            leases,
             progress,
             resume_anyway,
-            lambda spec: kept.before(spec, data["dataset"](spec)),
+            lambda spec: saved_states.find(spec, data_arguments["dataset"](spec)),
         )
-        while share.wait():
-            prepared = (
-                _prepared(jobs, data, placement, share, counts, reasons) for jobs in share.groups()
+        while share.wait_for_work():
+            prepared_groups = (
+                _prepare_jobs(jobs, data_arguments, placement, share, runs_per_signature, reasons)
+                for jobs in share.iterate_groups()
             )
-            for jobs, group in _compiled_ahead(prepared, placement.memory):
+            for jobs, group in _precompile_groups(prepared_groups, placement.memory):
                 try:
-                    if group.plan.capacity == 1:  # not even one by itself may fit
-                        one = gathered(group, group.federations[:1])
-                        require_room_for_programs(one, placement.memory)
-                except NoRoom as error:
-                    _cannot(share, reasons, jobs, error)
-                while places := share.claimed(jobs, group.plan.capacity):
-                    some = Together(group, jobs, places, keeper, share, callbacks)
-                    jobs = some.made(keep_state=keep_state)
-    return share.known, reasons
+                    if group.plan.max_parallel_runs == 1:  # not even one by itself may fit
+                        single_run = init_group(group, group.prepared_runs[:1])
+                        require_memory_for_programs(single_run, placement.memory)
+                except InsufficientMemoryError as error:
+                    _reject_jobs(share, reasons, jobs, error)
+                while slots := share.acquire_slots(jobs, group.plan.max_parallel_runs):
+                    group_runner = GroupRunner(group, jobs, slots, result_writer, share, callbacks)
+                    jobs = group_runner.run_jobs(keep_state=keep_state)
+    return share.results, reasons
 
 
-@door
+@validate_arguments
 def plan_sweep(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike,
@@ -257,53 +272,77 @@ def plan_sweep(
     nobody's; "missing".
     """
     directory = Path(directory)
-    usable = directory.is_dir() or not directory.exists()
-    require(usable, "directory", str(directory), "a folder of results, or one to be made")
-    resolved = [with_optimizer(with_network(spec, network), optimizer).resolved() for spec in specs]
-    _, named = names_of(resolved, dataset, network, data_dir, optimizer=optimizer)
+    is_usable = directory.is_dir() or not directory.exists()
+    require(is_usable, "directory", str(directory), "a folder of results, or one to be made")
+    resolved_specs = [
+        apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
+        for spec in specs
+    ]
+    _, specs_by_digest = compute_run_digests(
+        resolved_specs, dataset, network, data_dir, optimizer=optimizer
+    )
 
-    claimed = Claims(directory / CLAIMS).others()
+    leased = Leases(directory / LEASES_FOLDER).list_other_owners()
 
-    def state(digest: str) -> str:
+    def get_state(digest: str) -> str:
         if load_result(directory, digest) is not None:
             return "done"
-        if digest in claimed:
+        if digest in leased:
             return "claimed"
-        return "unfinished" if (directory / UNFINISHED / digest).exists() else "missing"
+        return "unfinished" if (directory / UNFINISHED_FOLDER / digest).exists() else "missing"
 
-    digests = sorted(named, key=lambda digest: static_key(named[digest]))  # stable: else in order
-    return [(digest, named[digest], state(digest)) for digest in digests]
+    digests = sorted(
+        specs_by_digest, key=lambda digest: compute_static_key(specs_by_digest[digest])
+    )  # stable: else in order
+    return [(digest, specs_by_digest[digest], get_state(digest)) for digest in digests]
 
 
-def names_of(
-    specs: Sequence[ResolvedSpec],
+def compute_run_digests(
+    specs: Sequence[ResolvedRunSpec],
     dataset: Dataset | None,
     network: Any,
     data_dir: str | os.PathLike | None,
-    made_in: dict[str, Any] | None = None,
+    run_environment: dict[str, Any] | None = None,
     *,
     optimizer: Any = None,
-) -> tuple[list[str], dict[str, ResolvedSpec]]:
+) -> tuple[list[str], dict[str, ResolvedRunSpec]]:
     """The name of every run's files, and the runs by name, each once.
 
     made_in: the `environment` that they are made in (default: this process's).
     """
-    made_in, given = made_in or environment(), data_given(specs, dataset)
-    digest_of = functools.cache(functools.partial(_network_digest, network, data_dir))
-    names, initial = [], functools.cache(initial_digest)
+    run_environment, select_dataset = (
+        run_environment or describe_environment(),
+        build_dataset_selector(specs, dataset),
+    )
+    compute_network_digest = functools.cache(
+        functools.partial(_compute_network_digest, network, data_dir)
+    )
+    digests, compute_initial_digest_cached = [], functools.cache(compute_initial_digest)
     for spec in specs:
         options = tuple(sorted(spec.model_options.items()))
-        data = given(spec)
-        of_network = digest_of(data, spec.dataset, spec.normalisation, options) if network else None
-        of_data = None if data is None else own_dataset_digest(spec, data)
-        more = {"initial": None if spec.init_from is None else initial(spec.init_from)}
+        data = select_dataset(spec)
+        network_digest_ = (
+            compute_network_digest(data, spec.dataset, spec.normalisation, options)
+            if network
+            else None
+        )
+        dataset_digest = None if data is None else user_dataset_digest(spec, data)
+        other_digests = {
+            "initial": None
+            if spec.init_from is None
+            else compute_initial_digest_cached(spec.init_from)
+        }
         if optimizer is not None:
-            more["optimizer"] = optimizer_digest(optimizer, spec.hp)
-        names.append(run_digest(spec.digest(), made_in, of_data, of_network, **more))
-    return names, dict(zip(names, specs, strict=True))
+            other_digests["optimizer"] = compute_optimizer_digest(optimizer, spec.hp)
+        digests.append(
+            compute_run_digest(
+                spec.digest(), run_environment, dataset_digest, network_digest_, **other_digests
+            )
+        )
+    return digests, dict(zip(digests, specs, strict=True))
 
 
-def _network_digest(
+def _compute_network_digest(
     network: Any,
     data_dir: str | os.PathLike | None,
     dataset: Dataset | None,
@@ -316,121 +355,130 @@ def _network_digest(
     try:
         if dataset is None:
             dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
-    except _UNUSABLE:  # then the run cannot be made, and says why
+    except _UNUSABLE_ERRORS:  # then the run cannot be made, and says why
         return "unknown"
     shape, num_classes = dataset.input_shape, dataset.num_classes
-    return network_digest(as_model(network, shape, num_classes, **dict(options)))
+    return compute_network_digest(to_model(network, shape, num_classes, **dict(options)))
 
 
-def _prepared(
+def _prepare_jobs(
     jobs: list[Job],
-    given: dict[str, Any],
+    data_arguments: dict[str, Any],
     placement: Placement,
-    share: Sharing,
-    counts: Counter[str],
+    work_queue: WorkQueue,
+    runs_per_signature: Counter[str],
     reasons: dict[str, str],
-) -> tuple[list[Job], Group | None]:
+) -> tuple[list[Job], RunGroup | None]:
     """The group of those jobs whose data are there; why the others cannot run goes to `reasons`.
 
-    given: which runs have the user's data set, see `data_given`; network and folder of data.
+    given: which runs have the user's data set, see `build_dataset_selector`; network and folder of data.
     counts: of the runs of each signature.
     """
 
-    cannot = functools.partial(_cannot, share, reasons)
+    reject = functools.partial(_reject_jobs, work_queue, reasons)
     first = jobs[0].spec
     try:
-        dataset = dataset_of(first, given["dataset"](first), given["data_dir"], caller="sweep")
-        pool = server_pool_of(first, dataset, given["data_dir"])
-    except _UNUSABLE as error:
-        cannot(jobs, error)
+        dataset = resolve_dataset(
+            first, data_arguments["dataset"](first), data_arguments["data_dir"], caller="sweep"
+        )
+        pool = load_server_pool(first, dataset, data_arguments["data_dir"])
+    except _UNUSABLE_ERRORS as error:
+        reject(jobs, error)
         return [], None
-    usable: list[Job] = []
+    usable_jobs: list[Job] = []
     partitions: list[Partition] = []
     for job in jobs:
         try:
-            partition = split_clients(job.spec, dataset)
-            ids, apart = set_apart(job.spec, partition)
-            taking_part = of_clients(partition, ids) if len(apart) else partition
-            server_data_of(job.spec, dataset, taking_part, pool)
+            partition = build_partition(job.spec, dataset)
+            ids, held_out_ids = choose_held_out_clients(job.spec, partition)
+            participating = select_clients(partition, ids) if len(held_out_ids) else partition
+            build_server_data(job.spec, dataset, participating, pool)
         except ConfigError as error:
-            cannot([job], error)
+            reject([job], error)
         else:
             partitions.append(partition)
-            usable.append(job)
-    if not usable:
+            usable_jobs.append(job)
+    if not usable_jobs:
         return [], None
-    if (record := usable[0].record) is not None:  # as it began: sums are taken in one order
-        begun = {"lanes": record["lanes"], "blocks": record["blocks"]}
-        placement = dataclasses.replace(placement, **begun)
+    if (record := usable_jobs[0].record) is not None:  # as it began: sums are taken in one order
+        checkpoint_layout = {"lanes": record["lanes"], "blocks": record["blocks"]}
+        placement = dataclasses.replace(placement, **checkpoint_layout)
     try:
-        group = prepare(
-            [job.spec for job in usable],
+        group = prepare_group(
+            [job.spec for job in usable_jobs],
             dataset=dataset,
             partitions=partitions,
-            network=given["network"],
-            optimizer=given["optimizer"],
+            network=data_arguments["network"],
+            optimizer=data_arguments["optimizer"],
             placement=placement,
             pool=pool,
-            count=counts[static_key(first)],
+            num_runs=runs_per_signature[compute_static_key(first)],
         )
-    except NoRoom as error:
-        cannot(usable, error)
+    except InsufficientMemoryError as error:
+        reject(usable_jobs, error)
         return [], None
-    return usable, group
+    return usable_jobs, group
 
 
-def _cannot(share: Sharing, reasons: dict[str, str], unusable: list[Job], error: Exception) -> None:
+def _reject_jobs(
+    work_queue: WorkQueue, reasons: dict[str, str], unusable_jobs: list[Job], error: Exception
+) -> None:
     """Note why these runs are not made."""
-    unusable = [job for job in unusable if job.digest in share.left]
+    unusable_jobs = [job for job in unusable_jobs if job.digest in work_queue.remaining]
     reason = " ".join(str(error).split())
-    share.cannot(unusable)
-    if unusable:
-        share.ledger.cannot(unusable, reason, shown=reason not in reasons.values())
-    reasons.update({job.spec.digest(): reason for job in unusable})
+    work_queue.reject(unusable_jobs)
+    if unusable_jobs:
+        work_queue.ledger.report_rejected(
+            unusable_jobs, reason, show_reason=reason not in reasons.values()
+        )
+    reasons.update({job.spec.digest(): reason for job in unusable_jobs})
 
 
-def _compiled_ahead(
-    prepared: Iterable[tuple[list[Job], Group | None]], memory: int | None
-) -> Iterator[tuple[list[Job], Group]]:
+def _precompile_groups(
+    prepared_groups: Iterable[tuple[list[Job], RunGroup | None]], memory: int | None
+) -> Iterator[tuple[list[Job], RunGroup]]:
     """The groups, one after the other, with as many federations at a time as memory allows; while
     one runs, the next one's programs are compiled.
 
     Groups are prepared in this thread, and when nothing compiles: that may time programs.
     """
     with ThreadPoolExecutor(max_workers=1) as compiler:
-        waiting: tuple[list[Job], Future[Group]] | None = None
-        for jobs, group in prepared:
+        pending: tuple[list[Job], Future[RunGroup]] | None = None
+        for jobs, group in prepared_groups:
             if group is None:
                 continue
             # What the group before leaves free counts, as long as it has not begun.
             assert group.plan.mesh is not None
-            allowed = memory or free_bytes(list(group.plan.mesh.devices.flat))
-            ready = compiler.submit(_fitting, group, allowed)
-            if waiting is not None:
-                yield waiting[0], waiting[1].result()
-            ready.exception()  # waits
-            waiting = jobs, ready
-        if waiting is not None:
-            yield waiting[0], waiting[1].result()
+            available_bytes = memory or usable_free_bytes(list(group.plan.mesh.devices.flat))
+            future = compiler.submit(_fit_to_memory, group, available_bytes)
+            if pending is not None:
+                yield pending[0], pending[1].result()
+            future.exception()  # waits
+            pending = jobs, future
+        if pending is not None:
+            yield pending[0], pending[1].result()
 
 
-def _fitting(group: Group, allowed: int | None) -> Group:
+def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
     """The group, compiled, with as many federations at a time as these bytes on each device
     allow."""
     while True:
-        capacity, width = group.plan.capacity, group.plan.width
-        needed = memory_needed(gathered(group, group.federations[:capacity]))
-        if allowed is None or capacity == 1 or needed <= allowed:
+        capacity, num_parallel = group.plan.max_parallel_runs, group.plan.num_parallel
+        required_bytes = measure_required_memory(init_group(group, group.prepared_runs[:capacity]))
+        if available_bytes is None or capacity == 1 or required_bytes <= available_bytes:
             return group
-        fewer = min(width - 1, max(int(width * allowed / needed), 1 if width > 1 else 0))
+        fewer = min(
+            num_parallel - 1,
+            max(int(num_parallel * available_bytes / required_bytes), 1 if num_parallel > 1 else 0),
+        )
         if fewer:
             assert group.plan.mesh is not None
-            fewer = balanced(len(group.federations), group.plan.mesh.size, fewer)
+            fewer = balance_parallel_runs(len(group.prepared_runs), group.plan.mesh.size, fewer)
         log.info(
             "%d federations on each device would take %.2f GB and %.2f are free: %s",
-            width,
-            needed / 1e9,
-            allowed / 1e9,
+            num_parallel,
+            required_bytes / 1e9,
+            available_bytes / 1e9,
             f"{fewer} at a time" if fewer else "one at a time on all devices",
         )
-        group = narrower(group, fewer)
+        group = with_fewer_parallel_runs(group, fewer)

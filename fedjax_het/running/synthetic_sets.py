@@ -8,10 +8,10 @@ import numpy as np
 from fedjax_het.common.arrays import save_arrays
 from fedjax_het.common.errors import require
 from fedjax_het.common.files import write_atomically
-from fedjax_het.running.trained import Inputs
+from fedjax_het.running.trained import InputSpec
 
 
-class SyntheticSet(NamedTuple):
+class SyntheticDataset(NamedTuple):
     """Synthetic images with their labels.
 
     images: `[M, H, W, C]` float32 in the scale of the data set's pixels ([0, 1]; not clipped): what
@@ -39,32 +39,36 @@ class SyntheticSet(NamedTuple):
         return path
 
 
-def synthetic_set(artifacts: dict[str, np.ndarray], inputs: Inputs, method: str) -> SyntheticSet:
+def build_synthetic_dataset(
+    artifacts: dict[str, np.ndarray], input_spec: InputSpec, method: str
+) -> SyntheticDataset:
     """What is among a run's artifacts: DynaFed's set, or all clients' of the last round (FedDM,
     FedAF). Raises ConfigError for a method that makes none."""
     if "synthetic_images" in artifacts:
-        made = _of_server(artifacts)
+        parts = _collect_server_images(artifacts)
     else:
-        made_any = "condensed_images" in artifacts
-        makers = "a method that makes images: dynafed, feddm or fedaf"
-        require(made_any, "algorithm", method, makers)
-        made = _of_clients(artifacts, inputs.num_classes)
-    mean, std = (np.asarray(each, np.float32) for each in (inputs.mean, inputs.std))
-    images = np.asarray(made["images"], np.float32) * std + mean
-    soft_labels = np.asarray(made["soft_labels"], np.float32)
-    return SyntheticSet(
+        has_images = "condensed_images" in artifacts
+        expected = "a method that makes images: dynafed, feddm or fedaf"
+        require(has_images, "algorithm", method, expected)
+        parts = _collect_client_images(artifacts, input_spec.num_classes)
+    mean, std = (
+        np.asarray(statistic, np.float32) for statistic in (input_spec.mean, input_spec.std)
+    )
+    images = np.asarray(parts["images"], np.float32) * std + mean
+    soft_labels = np.asarray(parts["soft_labels"], np.float32)
+    return SyntheticDataset(
         images,
         soft_labels.argmax(1),
         soft_labels,
         mean,
         std,
-        np.array(inputs.class_names, str),
-        np.asarray(made["step_size"], np.float32),
-        made["clients"],
+        np.array(input_spec.class_names, str),
+        np.asarray(parts["step_size"], np.float32),
+        parts["clients"],
     )
 
 
-def _of_server(artifacts: dict[str, np.ndarray]) -> dict[str, Any]:
+def _collect_server_images(artifacts: dict[str, np.ndarray]) -> dict[str, Any]:
     logits = np.asarray(artifacts["synthetic_label_logits"], np.float64)
     weights = np.exp(logits - logits.max(1, keepdims=True))
     return {
@@ -75,13 +79,13 @@ def _of_server(artifacts: dict[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _of_clients(artifacts: dict[str, np.ndarray], num_classes: int) -> dict[str, Any]:
+def _collect_client_images(artifacts: dict[str, np.ndarray], num_classes: int) -> dict[str, Any]:
     images = artifacts["condensed_images"]  # [pairs of a client and a class, images of each, ...]
-    each = images.shape[1]
-    classes = np.repeat(artifacts["condensed_classes"], each)
+    images_per_pair = images.shape[1]
+    classes = np.repeat(artifacts["condensed_classes"], images_per_pair)
     return {
         "images": images.reshape(-1, *images.shape[2:]),
         "soft_labels": np.eye(num_classes)[classes],
         "step_size": np.nan,
-        "clients": np.repeat(artifacts["condensed_clients"], each).astype(np.int64),
+        "clients": np.repeat(artifacts["condensed_clients"], images_per_pair).astype(np.int64),
     }

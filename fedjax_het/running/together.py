@@ -5,24 +5,24 @@ import math
 from collections.abc import Sequence
 
 from fedjax_het.common.errors import ConfigError
-from fedjax_het.running.advance import advanced, start
-from fedjax_het.running.checkpoints import UNFINISHED, Checkpoints, forget
-from fedjax_het.running.continuing import state_path
+from fedjax_het.running.advance import advance_runs, start_runs
+from fedjax_het.running.checkpoints import UNFINISHED_FOLDER, CheckpointWriter, delete_checkpoint
+from fedjax_het.running.continuing import build_state_path
 from fedjax_het.running.ledger import Job
-from fedjax_het.running.outcome import result_of, results_of
-from fedjax_het.running.prepare import Group
+from fedjax_het.running.outcome import build_result, build_results
+from fedjax_het.running.prepare import RunGroup
 from fedjax_het.running.progress import Progress
-from fedjax_het.running.rescue import Keeper
+from fedjax_het.running.rescue import ResultWriter
 from fedjax_het.running.result import Result
-from fedjax_het.running.runs import Runs, gathered
-from fedjax_het.running.sharing_out import ClaimLost, Sharing
-from fedjax_het.running.watching import Callback, Watch
+from fedjax_het.running.runs import GroupState, init_group
+from fedjax_het.running.sharing_out import LeaseLostError, WorkQueue
+from fedjax_het.running.watching import Callback, CallbackRunner
 
-PAUSES = 8  # of a run, at which others may take the places of those that have ended
-FREE = 0.25  # of the places, at least, that others then find
+NUM_PAUSES = 8  # of a run, at which others may take the places of those that have ended
+MIN_FREE_FRACTION = 0.25  # of the places, at least, that others then find
 
 
-class Together:
+class GroupRunner:
     """A set of runs of a group, no more than go together.
 
     A run that ends before the others, since it diverged or was ended early, is written at once.
@@ -34,104 +34,147 @@ class Together:
 
     def __init__(
         self,
-        group: Group,
+        group: RunGroup,
         jobs: list[Job],
-        places: list[int],
-        keeper: Keeper,
-        share: Sharing,
+        slots: list[int],
+        result_writer: ResultWriter,
+        work_queue: WorkQueue,
         callbacks: Sequence[Callback] = (),
     ):
         """jobs: of all federations of the group. places: among them, of those to be made, which
         this worker has claimed. What another has taken over since is left to it."""
-        self.group, self.jobs, self.places = group, jobs, places
-        self.keeper, self.share, self.callbacks = keeper, share, callbacks
-        self.going = {i: jobs[place] for i, place in enumerate(places)}  # those without a result
-        self.number = len(places)
+        self.group, self.jobs, self.slots = group, jobs, slots
+        self.result_writer, self.work_queue, self.callbacks = result_writer, work_queue, callbacks
+        self.active_jobs = {i: jobs[slot] for i, slot in enumerate(slots)}  # those without a result
+        self.num_runs = len(slots)
         self.folders = None
-        if keeper.folder is not None:
-            self.folders = [keeper.folder / UNFINISHED / job.digest for job in self._jobs]
+        if result_writer.folder is not None:
+            self.folders = [
+                result_writer.folder / UNFINISHED_FOLDER / job.digest for job in self._active_jobs
+            ]
             for folder in self.folders:
                 with contextlib.suppress(OSError):  # which the first checkpoint will say
                     folder.mkdir(parents=True, exist_ok=True)
-        self.checkpoints = Checkpoints(self.folders)
+        self.checkpoints = CheckpointWriter(self.folders)
 
-    def made(self, *, keep_state: bool) -> list[Job]:
+    def run_jobs(self, *, keep_state: bool) -> list[Job]:
         """Make them, as far as they go: -> the group's jobs, of which some may wait elsewhere."""
         try:
-            with self.share.ledger.running(self._jobs) as show:
+            with self.work_queue.ledger.show_running(self._active_jobs) as show_progress:
 
                 def progress(progress: Progress) -> None:
-                    if show is not None:
-                        show(progress)
-                    self.share.require(self._jobs)  # as late as can be before a checkpoint
+                    if show_progress is not None:
+                        show_progress(progress)
+                    self.work_queue.require_leases(
+                        self._active_jobs
+                    )  # as late as can be before a checkpoint
 
                 self._advance(progress, keep_state)
-        except (ClaimLost, ConfigError, OSError):
-            if self.share.holds(self._jobs):
+        except (LeaseLostError, ConfigError, OSError):
+            if self.work_queue.has_leases(self._active_jobs):
                 raise
-            self.share.ledger.lost(self._jobs)
-            self.share.drop(self._jobs)
+            self.work_queue.ledger.report_lost(self._active_jobs)
+            self.work_queue.release(self._active_jobs)
             return self.jobs
-        return self._parked() if self.going else self.jobs
+        return self._suspend() if self.active_jobs else self.jobs
 
     @property
-    def _jobs(self) -> list[Job]:
-        return list(self.going.values())
+    def _active_jobs(self) -> list[Job]:
+        return list(self.active_jobs.values())
 
     def _advance(self, progress, keep_state: bool) -> None:
-        federations = [self.group.federations[place] for place in self.places]
-        records = [job.record for job in self._jobs if job.record is not None]
-        runs = gathered(self.group, federations, progress=progress, records=records)
-        runs.pause = self._pause(runs)
-        watch = Watch(runs, self.checkpoints, self.callbacks)
-        start(runs, self.checkpoints, records or None)
-        watch.begin()
-        for phase in advanced(runs, self.checkpoints):
-            watch.after(phase)
-            ended = [i for i in self.going if i not in runs.going]
-            if ended and runs.going and runs.done < runs.rounds:
-                self._give(runs, watch, {i: result_of(runs, i) for i in ended}, keep_state)
-            if self._is_to_wait(runs):
-                self.checkpoints.save(runs, now=True)
-                if not self.checkpoints.refused:
+        prepared_runs = [self.group.prepared_runs[slot] for slot in self.slots]
+        records = [job.record for job in self._active_jobs if job.record is not None]
+        group_state = init_group(self.group, prepared_runs, progress=progress, records=records)
+        group_state.pause_every = self._compute_pause_interval(group_state)
+        callback_runner = CallbackRunner(group_state, self.checkpoints, self.callbacks)
+        start_runs(group_state, self.checkpoints, records or None)
+        callback_runner.on_start()
+        for phase in advance_runs(group_state, self.checkpoints):
+            callback_runner.on_phase_end(phase)
+            finished = [i for i in self.active_jobs if i not in group_state.active]
+            if (
+                finished
+                and group_state.active
+                and group_state.rounds_done < group_state.total_rounds
+            ):
+                self._write_results(
+                    group_state,
+                    callback_runner,
+                    {i: build_result(group_state, i) for i in finished},
+                    keep_state,
+                )
+            if self._should_repack(group_state):
+                self.checkpoints.save(group_state, force=True)
+                if not self.checkpoints.has_failed:
                     return
-        results = dict(enumerate(results_of(runs)))
-        self._give(runs, watch, {i: results[i] for i in self.going}, keep_state)
+        results = dict(enumerate(build_results(group_state)))
+        self._write_results(
+            group_state, callback_runner, {i: results[i] for i in self.active_jobs}, keep_state
+        )
 
-    def _give(self, runs: Runs, watch: Watch, results: dict[int, Result], keep_state: bool) -> None:
+    def _write_results(
+        self,
+        group_state: GroupState,
+        callback_runner: CallbackRunner,
+        results: dict[int, Result],
+        keep_state: bool,
+    ) -> None:
         """Write these, whose runs have ended."""
-        jobs = [self.going[i] for i in results]
-        if not self.share.holds(jobs):
-            raise ClaimLost
+        jobs = [self.active_jobs[i] for i in results]
+        if not self.work_queue.has_leases(jobs):
+            raise LeaseLostError
         for i, result in results.items():
-            job = self.going.pop(i)
-            if keep_state and self.keeper.folder is not None:
-                self.checkpoints.keep(runs, i, state_path(self.keeper.folder, job.digest))
-            if self.keeper.keep(result) and self.folders is not None:
-                forget(self.folders[i])
-            runs.given.add(i)
-            self.share.made(job, result)
-            watch.end(i, result)
+            job = self.active_jobs.pop(i)
+            if keep_state and self.result_writer.folder is not None:
+                self.checkpoints.save_final_state(
+                    group_state, i, build_state_path(self.result_writer.folder, job.digest)
+                )
+            if self.result_writer.write(result) and self.folders is not None:
+                delete_checkpoint(self.folders[i])
+            group_state.reported.add(i)
+            self.work_queue.complete(job, result)
+            callback_runner.on_run_end(i, result)
             result.state = result.models = None  # a sweep's states together may not fit
-        left = [job for job in self.jobs if job.digest in self.share.left and job not in self._jobs]
-        self.share.ledger.made(jobs, list(results.values()), left, self.number)
+        remaining_jobs = [
+            job
+            for job in self.jobs
+            if job.digest in self.work_queue.remaining and job not in self._active_jobs
+        ]
+        self.work_queue.ledger.report_finished(
+            jobs, list(results.values()), remaining_jobs, self.num_runs
+        )
 
-    def _pause(self, runs: Runs) -> int | None:
+    def _compute_pause_interval(self, group_state: GroupState) -> int | None:
         """Rounds between points at which the set may stop, where some may end before others."""
-        early = any(each.spec.ends_by_rules for each in self.group.federations)
-        return math.ceil(runs.rounds / PAUSES) if early and self.folders is not None else None
+        can_stop_early = any(
+            prepared_run.spec.has_early_stopping for prepared_run in self.group.prepared_runs
+        )
+        return (
+            math.ceil(group_state.total_rounds / NUM_PAUSES)
+            if can_stop_early and self.folders is not None
+            else None
+        )
 
-    def _is_to_wait(self, runs: Runs) -> bool:
+    def _should_repack(self, group_state: GroupState) -> bool:
         """Whether those that are left make room for fuller sets."""
-        if runs.pause is None or runs.done % runs.pause or runs.done == runs.rounds:
+        if (
+            group_state.pause_every is None
+            or group_state.rounds_done % group_state.pause_every
+            or group_state.rounds_done == group_state.total_rounds
+        ):
             return False
-        free = runs.plan.capacity - len(self.going)
-        if runs.within is not None or not self.going or free < FREE * runs.plan.capacity:
+        num_free = group_state.plan.max_parallel_runs - len(self.active_jobs)
+        if (
+            group_state.round_progress is not None
+            or not self.active_jobs
+            or num_free < MIN_FREE_FRACTION * group_state.plan.max_parallel_runs
+        ):
             return False
-        others = [job for job in self.jobs if job.digest in self.share.left]
-        return len(others) > len(self.going)
+        waiting_jobs = [job for job in self.jobs if job.digest in self.work_queue.remaining]
+        return len(waiting_jobs) > len(self.active_jobs)
 
-    def _parked(self) -> list[Job]:
+    def _suspend(self) -> list[Job]:
         """The jobs of the group, those that wait as their checkpoints have them."""
-        waiting = {job.digest: job for job in self.share.parked(self._jobs)}
-        return [waiting.get(job.digest, job) for job in self.jobs]
+        suspended_jobs = {job.digest: job for job in self.work_queue.suspend(self._active_jobs)}
+        return [suspended_jobs.get(job.digest, job) for job in self.jobs]

@@ -13,31 +13,36 @@ import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
-from fedjax_het.common.arrays import host_values
-from fedjax_het.common.doors import door
+from fedjax_het.common.arrays import fetch_to_host
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.files import DamagedFileError, write_atomically
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 from fedjax_het.data import Dataset
-from fedjax_het.data.checks import checked_images, checked_labels, require_below
-from fedjax_het.engine.measured import calibration_error, class_shares, in_bins, macro_f1
+from fedjax_het.data.checks import require_labels_below, validate_images, validate_labels
+from fedjax_het.engine.measured import (
+    calibration_error,
+    class_fractions,
+    macro_f1,
+    reliability_bins,
+)
 from fedjax_het.engine.task import Task
-from fedjax_het.nn import network_digest
+from fedjax_het.nn import compute_network_digest
 from fedjax_het.running.programs import (
     Signature,
-    algorithm_of,
-    network_of,
-    signature_of,
-    training_of,
+    build_algorithm,
+    build_local_training,
+    build_network,
+    build_signature,
 )
-from fedjax_het.settings.layers import USER
-from fedjax_het.settings.spec import ResolvedSpec, RunSpec
+from fedjax_het.settings.layers import USER_PROVIDED
+from fedjax_het.settings.spec import ResolvedRunSpec, RunSpec
 
-BATCH = 500  # images at a time
-FORMAT = 1
+BATCH_SIZE = 500  # images at a time
+FORMAT_VERSION = 1
 
 
-class Inputs(NamedTuple):
+class InputSpec(NamedTuple):
     """What a network was trained to see, and to tell apart."""
 
     dataset: str
@@ -49,7 +54,7 @@ class Inputs(NamedTuple):
     domain_names: tuple[str, ...]
 
     @classmethod
-    def of(cls, dataset: Dataset) -> "Inputs":
+    def from_dataset(cls, dataset: Dataset) -> "InputSpec":
         return cls(
             dataset.name,
             dataset.input_shape,
@@ -61,7 +66,7 @@ class Inputs(NamedTuple):
         )
 
     @classmethod
-    def read(cls, record: dict[str, Any]) -> "Inputs":
+    def from_record(cls, record: dict[str, Any]) -> "InputSpec":
         """From a file's record, which has lists."""
         tuples: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in record.items()
@@ -69,7 +74,7 @@ class Inputs(NamedTuple):
         return cls(**tuples)
 
 
-class Evaluated(NamedTuple):
+class Evaluation(NamedTuple):
     """How good a model is on some images."""
 
     accuracy: float
@@ -84,7 +89,7 @@ class Evaluated(NamedTuple):
     @property
     def class_accuracy(self) -> np.ndarray:
         """[C]: of the images of each class; NaN for one without."""
-        return np.asarray(class_shares(jnp.asarray(self.confusion, jnp.float32), 1))
+        return np.asarray(class_fractions(jnp.asarray(self.confusion, jnp.float32), 1))
 
     @property
     def macro_f1(self) -> float:
@@ -101,8 +106,8 @@ class TrainedModel:
     floats, as those are).
     """
 
-    spec: ResolvedSpec
-    inputs: Inputs
+    spec: ResolvedRunSpec
+    input_spec: InputSpec
     variables: Any
     client: int | None
     task: Task
@@ -110,50 +115,52 @@ class TrainedModel:
 
     def logits(self, images: np.ndarray) -> np.ndarray:
         """[N, C] float32. Cost: one compilation, then a pass of the network."""
-        images = self._checked(images)
-        made = []
-        for first in range(0, len(images), BATCH):
-            part = images[first : first + BATCH]
-            short = min(BATCH, len(images)) - len(part)
-            part = np.concatenate([part, np.zeros((short, *part.shape[1:]), part.dtype)])
-            logits = self._forward(self.variables, part)
-            made.append(np.asarray(logits)[: len(images) - first])
-        return np.concatenate(made)
+        images = self._validate_images(images)
+        logits_batches = []
+        for start in range(0, len(images), BATCH_SIZE):
+            batch = images[start : start + BATCH_SIZE]
+            num_padding = min(BATCH_SIZE, len(images)) - len(batch)
+            batch = np.concatenate([batch, np.zeros((num_padding, *batch.shape[1:]), batch.dtype)])
+            logits = self._forward(self.variables, batch)
+            logits_batches.append(np.asarray(logits)[: len(images) - start])
+        return np.concatenate(logits_batches)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """[N] int: the class of the largest logit; `inputs.class_names` says what it is."""
         return self.logits(images).argmax(1)
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Evaluated:
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Evaluation:
         """On labelled images."""
-        images = self._checked(images)
-        labels = checked_labels("labels", labels, "images", images)
-        require_below("labels", labels, self.inputs.num_classes)
-        found = self.logits(images)
-        bins = in_bins(jnp.asarray(found), jnp.asarray(labels), jnp.ones(len(found)))
-        logits = found.astype(np.float64)
-        finite = bool(np.isfinite(logits).all())
+        images = self._validate_images(images)
+        labels = validate_labels("labels", labels, "images", images)
+        require_labels_below("labels", labels, self.input_spec.num_classes)
+        logits_float32 = self.logits(images)
+        bins = reliability_bins(
+            jnp.asarray(logits_float32), jnp.asarray(labels), jnp.ones(len(logits_float32))
+        )
+        logits = logits_float32.astype(np.float64)
+        is_finite = bool(np.isfinite(logits).all())
         shifted = logits - logits.max(1, keepdims=True)
         log_sums = np.log(np.exp(shifted).sum(1))
         losses = log_sums - shifted[np.arange(len(labels)), labels]
-        confusion = np.zeros((self.inputs.num_classes,) * 2, np.int64)
+        confusion = np.zeros((self.input_spec.num_classes,) * 2, np.int64)
         np.add.at(confusion, (labels, logits.argmax(1)), 1)
-        accuracy = confusion.trace() / len(labels) if finite else float("nan")
+        accuracy = confusion.trace() / len(labels) if is_finite else float("nan")
         error = float(calibration_error(bins))
-        return Evaluated(float(accuracy), float(losses.mean()), confusion, error)
+        return Evaluation(float(accuracy), float(losses.mean()), confusion, error)
 
     def save(self, path: str | Path) -> Path:
         """Write it to one file, whole or not at all, in flax's msgpack, with a checksum: settings,
         normalisation and classes besides the parameters. Returns the path. Raises OSError."""
-        variables = serialization.msgpack_serialize(jax.tree.map(host_values, self.variables))
+        variables = serialization.msgpack_serialize(jax.tree.map(fetch_to_host, self.variables))
         record = {
             "spec": self.spec.to_dict(),
-            "inputs": self.inputs._asdict(),
+            "inputs": self.input_spec._asdict(),
             "client": self.client,
             "network_digest": self.network_digest,
         }
         content = {
-            "fedjax_het_model": FORMAT,
+            "fedjax_het_model": FORMAT_VERSION,
             "record": json.dumps(record),
             "sha256": hashlib.sha256(variables).hexdigest(),
             "variables": variables,
@@ -168,30 +175,32 @@ class TrainedModel:
         task = self.task
 
         def forward(variables, images):
-            return task.model.apply(variables, task.normalise(jnp.asarray(images)), train=False)[0]
+            return task.model.apply(variables, task.normalize(jnp.asarray(images)), train=False)[0]
 
         return jax.jit(forward)
 
-    def _checked(self, images: np.ndarray) -> np.ndarray:
-        images = checked_images("images", np.asarray(images))
-        shape = self.inputs.input_shape
-        fits = images.shape[1:] == shape and len(images) > 0
-        require(fits, "images", f"of shape {images.shape}", f"[N, {', '.join(map(str, shape))}]")
+    def _validate_images(self, images: np.ndarray) -> np.ndarray:
+        images = validate_images("images", np.asarray(images))
+        shape = self.input_spec.input_shape
+        is_valid = images.shape[1:] == shape and len(images) > 0
+        require(
+            is_valid, "images", f"of shape {images.shape}", f"[N, {', '.join(map(str, shape))}]"
+        )
         return images
 
     def __repr__(self) -> str:
-        whose = "the global model" if self.client is None else f"the model of client {self.client}"
+        owner = "the global model" if self.client is None else f"the model of client {self.client}"
         return (
-            f"TrainedModel({self.spec.model} for {self.inputs.input_shape} images of "
-            f"{self.inputs.num_classes} classes, {whose} of {self.spec.algorithm} on "
-            f"{self.inputs.dataset})"
+            f"TrainedModel({self.spec.model} for {self.input_spec.input_shape} images of "
+            f"{self.input_spec.num_classes} classes, {owner} of {self.spec.algorithm} on "
+            f"{self.input_spec.dataset})"
         )
 
 
-def trained_model(
+def extract_model(
     signature: Signature,
-    spec: ResolvedSpec,
-    inputs: Inputs,
+    spec: ResolvedRunSpec,
+    input_spec: InputSpec,
     state: Any,
     hp: Any,
     client: int | None = None,
@@ -205,63 +214,78 @@ def trained_model(
     Raises ConfigError for a client of a method whose clients share the global model, and for the
     global model of a method that has none.
     """
-    for name, own in (("network", network), ("optimizer", optimizer)):
-        require(own is None, name, own, "none: the run has its own")
-    algorithm, task = algorithm_of(signature), training_of(signature).task
+    for name, user_object in (("network", network), ("optimizer", optimizer)):
+        require(user_object is None, name, user_object, "none: the run has its own")
+    algorithm, task = build_algorithm(signature), build_local_training(signature).task
     if client is None:
-        get = algorithm.global_model
+        get_global_model = algorithm.global_model
         require(
-            get is not None,
+            get_global_model is not None,
             "client",
             client,
             f"0 to {spec.num_clients - 1}: {spec.algorithm} has no global model",
         )
-        assert get is not None
-        variables = get(state)
+        assert get_global_model is not None
+        variables = get_global_model(state)
     else:
-        known = algorithm.personal is not None and 0 <= client < spec.num_clients
+        is_available = algorithm.personal_variables is not None and 0 <= client < spec.num_clients
         expected = f"0 to {spec.num_clients - 1}"
-        if algorithm.personal is None:
+        if algorithm.personal_variables is None:
             expected = f"None: clients of {spec.algorithm} have no models of their own"
-        require(known, "client", client, expected)
-        assert algorithm.personal is not None
-        variables = algorithm.personal(hp, state, jnp.int32(client))
+        require(is_available, "client", client, expected)
+        assert algorithm.personal_variables is not None
+        variables = algorithm.personal_variables(hp, state, jnp.int32(client))
         task = task._replace(model=algorithm.personal_model or task.model)
-    digest = network_digest(network_of(signature)) if signature.model == USER else None
-    variables = jax.tree.map(host_values, variables)
-    return TrainedModel(spec, inputs, variables, client, task, digest)
+    digest = (
+        compute_network_digest(build_network(signature))
+        if signature.model == USER_PROVIDED
+        else None
+    )
+    variables = jax.tree.map(fetch_to_host, variables)
+    return TrainedModel(spec, input_spec, variables, client, task, digest)
 
 
-def signature_with(
-    spec: ResolvedSpec, inputs: Inputs, network: Any, digest: str | None, optimizer: Any = None
+def build_signature_from_file(
+    spec: ResolvedRunSpec,
+    input_spec: InputSpec,
+    network: Any,
+    digest: str | None,
+    optimizer: Any = None,
 ) -> Signature:
     """Of a run that is read from a file: with the network that the user passes, if it was the
     user's own, of this digest. Raises ConfigError for one that is missing, or another."""
-    asks = spec.model == USER
+    needs_user_network = spec.model == USER_PROVIDED
     expected = (
-        "the network that it was trained with" if asks else "none, as the model names its own"
+        "the network that it was trained with"
+        if needs_user_network
+        else "none, as the model names its own"
     )
-    require((network is not None) == asks, "network", network, expected)
-    read: Any = inputs  # of a data set, all that is read
-    signature = signature_of(spec, read, network, optimizer)
-    if asks:
-        same = network_digest(network_of(signature)) == digest
-        require(same, "network", network, "the network that it was trained with, and its options")
+    require((network is not None) == needs_user_network, "network", network, expected)
+    dataset_like: Any = input_spec  # of a data set, all that is read
+    signature = build_signature(spec, dataset_like, network, optimizer)
+    if needs_user_network:
+        is_same_network = compute_network_digest(build_network(signature)) == digest
+        require(
+            is_same_network,
+            "network",
+            network,
+            "the network that it was trained with, and its options",
+        )
     return signature
 
 
-class KeptModel(NamedTuple):
+class ModelFile(NamedTuple):
     """What a model's file holds."""
 
     spec: RunSpec
-    inputs: Inputs
+    input_spec: InputSpec
     variables: Any
     client: int | None
     network_digest: str | None
-    digest: str  # of the variables
+    variables_digest: str  # of the variables
 
 
-def read_model(path: Path) -> KeptModel:
+def read_model_file(path: Path) -> ModelFile:
     """The file that `TrainedModel.save` wrote. Raises FileNotFoundError, and DamagedFileError, in
     one line, for a file that is none or is not as it was written."""
     text = path.read_bytes()
@@ -270,27 +294,27 @@ def read_model(path: Path) -> KeptModel:
         if content["sha256"] != hashlib.sha256(content["variables"]).hexdigest():
             raise DamagedFileError("its checksum is another")
         record = json.loads(content["record"])
-        return KeptModel(
+        return ModelFile(
             RunSpec.from_dict(record["spec"]),
-            Inputs.read(record["inputs"]),
+            InputSpec.from_record(record["inputs"]),
             serialization.msgpack_restore(content["variables"]),
             record["client"],
             record["network_digest"],
             content["sha256"],
         )
     except Exception as error:  # of arbitrary bytes
-        what = (
+        reason = (
             str(error)
             if isinstance(error, ConfigError | DamagedFileError)
             else type(error).__name__
         )
-        said = (
-            f"model = {str(path)!r}: expected a model of this program, but it is damaged ({what})"
+        message = (
+            f"model = {str(path)!r}: expected a model of this program, but it is damaged ({reason})"
         )
-        raise DamagedFileError(one_line(said)) from error
+        raise DamagedFileError(to_one_line(message)) from error
 
 
-@door
+@validate_arguments
 def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
     """The model that `TrainedModel.save` wrote.
 
@@ -299,23 +323,34 @@ def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
     Raises: FileNotFoundError; DamagedFileError, in one line, for a file that is none or is not as
       it was written; ConfigError for a network that is missing, or another one.
     """
-    kept = read_model(Path(path))
-    spec = kept.spec.resolved()
-    signature = signature_with(spec, kept.inputs, network, kept.network_digest)
-    task = training_of(signature).task
-    if kept.client is not None:
-        task = task._replace(model=algorithm_of(signature).personal_model or task.model)
-    return TrainedModel(spec, kept.inputs, kept.variables, kept.client, task, kept.network_digest)
+    model_file = read_model_file(Path(path))
+    spec = model_file.spec.resolved()
+    signature = build_signature_from_file(
+        spec, model_file.input_spec, network, model_file.network_digest
+    )
+    task = build_local_training(signature).task
+    if model_file.client is not None:
+        task = task._replace(model=build_algorithm(signature).personal_model or task.model)
+    return TrainedModel(
+        spec,
+        model_file.input_spec,
+        model_file.variables,
+        model_file.client,
+        task,
+        model_file.network_digest,
+    )
 
 
-@door
+@validate_arguments
 def evaluate(
     model: TrainedModel, dataset: Dataset, *, split: Literal["test", "train"] = "test"
-) -> Evaluated:
+) -> Evaluation:
     """How good a model is on a data set's test images, or those of training. Raises ConfigError for
     images of another shape or another number of classes."""
-    classes = model.inputs.num_classes
-    fits = dataset.num_classes == classes
-    require(fits, "num_classes of dataset", dataset.num_classes, f"{classes}, as the model has")
-    images, labels = (getattr(dataset, f"{split}_{what}") for what in ("images", "labels"))
+    num_classes = model.input_spec.num_classes
+    is_valid = dataset.num_classes == num_classes
+    require(
+        is_valid, "num_classes of dataset", dataset.num_classes, f"{num_classes}, as the model has"
+    )
+    images, labels = (getattr(dataset, f"{split}_{part}") for part in ("images", "labels"))
     return model.evaluate(images, labels)

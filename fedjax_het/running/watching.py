@@ -7,7 +7,7 @@
 
 Each is called for every run in turn, on the host: at its start, after every chunk of rounds and
 every part of work between rounds, and at its end, when its result is written. One that keeps
-something of several runs keeps it by `Standing.name`. One that raises ends what it looks at: the
+something of several runs keeps it by `RunStatus.digest`. One that raises ends what it looks at: the
 runs' checkpoints are written, and a note on the error names it.
 """
 
@@ -18,27 +18,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_het.common.doors import of_kind
-from fedjax_het.common.text import one_line
-from fedjax_het.running.accounts import traffic_curves
-from fedjax_het.running.checkpoints import Checkpoints
-from fedjax_het.running.federations import holdings_of
-from fedjax_het.running.outcome import digest_of, models_of
+from fedjax_het.common.doors import validate_type
+from fedjax_het.common.text import to_one_line
+from fedjax_het.running.accounts import build_traffic_curves
+from fedjax_het.running.checkpoints import CheckpointWriter
+from fedjax_het.running.federations import build_federation_data
+from fedjax_het.running.outcome import build_model_getter, compute_run_digest
 from fedjax_het.running.result import Result
-from fedjax_het.running.runs import Runs
-from fedjax_het.running.stopping import CALLBACK, Early
+from fedjax_het.running.runs import GroupState
+from fedjax_het.running.stopping import CALLBACK, EarlyStop
 from fedjax_het.running.trained import TrainedModel
-from fedjax_het.settings.spec import ResolvedSpec
+from fedjax_het.settings.spec import ResolvedRunSpec
 
 START, END = "start", "end"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Standing:
+class RunStatus:
     """Where a run stands, and all it has measured."""
 
-    spec: ResolvedSpec
-    name: str
+    spec: ResolvedRunSpec
+    digest: str
     """That of its result's files."""
     phase: str
     """start, rounds, the name of work between rounds, or end."""
@@ -48,107 +48,111 @@ class Standing:
     metrics: dict[str, np.ndarray]
     """Curves of the rounds that are done, `[done]` and more, as of a `Result`; not to be written
     to."""
-    new: dict[str, np.ndarray]
+    new_metrics: dict[str, np.ndarray]
     """The same of the rounds since the last call."""
-    seconds: float
+    wall_seconds: float
     """Wall-clock so far; runs made together share it."""
     bytes_up: float
     """From clients to the server, so far."""
     bytes_down: float
     result: Result | None = None
     """At its end."""
-    _model: Callable[[int | None], TrainedModel] = field(default=None)  # type: ignore[assignment]
-    _stop: Callable[[str], None] = field(default=None)  # type: ignore[assignment]
+    _get_model: Callable[[int | None], TrainedModel] = field(default=None)  # type: ignore[assignment]
+    _request_stop: Callable[[str], None] = field(default=None)  # type: ignore[assignment]
 
     def model(self, client: int | None = None) -> TrainedModel:
         """The global model as it is now, or a client's, fetched from the devices as it is asked
         for; see `Result.model`."""
-        return self._model(client)
+        return self._get_model(client)
 
     def stop(self, reason: str) -> None:
         """End the run here: its result is of the rounds so far, and its summary's `stopped_early`
         says why. Nothing, after its last round."""
-        self._stop(one_line(of_kind("reason", reason, str)))
+        self._request_stop(to_one_line(validate_type("reason", reason, str)))
 
     def __repr__(self) -> str:
-        run = f"{self.spec.algorithm} on {self.spec.dataset}, seed {self.spec.seed}"
-        return f"Standing({run}: {self.phase}, {self.done} of {self.total} rounds)"
+        description = f"{self.spec.algorithm} on {self.spec.dataset}, seed {self.spec.seed}"
+        return f"Standing({description}: {self.phase}, {self.done} of {self.total} rounds)"
 
 
-Callback = Callable[[Standing], Any]
+Callback = Callable[[RunStatus], Any]
 
 
-class Watch:
+class CallbackRunner:
     """Tells callbacks where runs that go in step stand.
 
-    looks: whether somebody else looks, too, and wants a `Standing` where there are no callbacks.
+    looks: whether somebody else looks, too, and wants a `RunStatus` where there are no callbacks.
     """
 
     def __init__(
         self,
-        runs: Runs,
-        checkpoints: Checkpoints,
+        group_state: GroupState,
+        checkpoints: CheckpointWriter,
         callbacks: Sequence[Callback],
         *,
-        looks: bool = False,
+        always_report: bool = False,
     ):
-        self._runs, self._checkpoints, self._callbacks = runs, checkpoints, callbacks
-        self.looks = looks
-        self._told: dict[int, int] = {}
-        self._names: dict[int, str] = {}
-        self._moved: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._group_state, self._checkpoints, self._callbacks = group_state, checkpoints, callbacks
+        self.always_report = always_report
+        self._rounds_reported: dict[int, int] = {}
+        self._digests: dict[int, str] = {}
+        self._traffic: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def begin(self) -> None:
+    def on_start(self) -> None:
         """Before the first call of this process."""
-        self._tell(range(len(self._runs.federations)), START)
+        self._call_callbacks(range(len(self._group_state.prepared_runs)), START)
 
-    def after(self, phase: str) -> list[Standing]:
+    def on_phase_end(self, phase: str) -> list[RunStatus]:
         """After a call, of every run that has no result yet."""
-        every = range(len(self._runs.federations))
-        return self._tell([i for i in every if i not in self._runs.given], phase)
+        indices = range(len(self._group_state.prepared_runs))
+        return self._call_callbacks(
+            [i for i in indices if i not in self._group_state.reported], phase
+        )
 
-    def end(self, i: int, result: Result) -> None:
+    def on_run_end(self, i: int, result: Result) -> None:
         """When a run's result is written."""
-        self._tell([i], END, result)
+        self._call_callbacks([i], END, result)
 
-    def _tell(self, which: Iterable[int], phase: str, result: Result | None = None) -> list:
-        if not (self._callbacks or self.looks):
+    def _call_callbacks(
+        self, indices: Iterable[int], phase: str, result: Result | None = None
+    ) -> list:
+        if not (self._callbacks or self.always_report):
             return []
         standings = []
-        for i in which:
+        for i in indices:
             standing = self._standing(i, phase, result)
             standings.append(standing)
             for callback in self._callbacks:
                 try:
                     callback(standing)
                 except Exception as error:
-                    self._checkpoints.save(self._runs, now=True)
+                    self._checkpoints.save(self._group_state, force=True)
                     error.add_note(self._note(callback, standing))
                     raise
         return standings
 
-    def _note(self, callback: Callback, standing: Standing) -> str:
+    def _note(self, callback: Callback, standing: RunStatus) -> str:
         name = getattr(callback, "__qualname__", type(callback).__qualname__)
         kept = "no checkpoint is kept" if self._checkpoints.folders is None else "resume goes on"
-        return one_line(f"raised by the callback {name} after round {standing.done} ({kept})")
+        return to_one_line(f"raised by the callback {name} after round {standing.done} ({kept})")
 
-    def _standing(self, i: int, phase: str, result: Result | None) -> Standing:
-        runs, federation = self._runs, self._runs.federations[i]
-        if i not in self._names:
-            self._names[i], self._moved[i] = digest_of(runs, i), self._bytes(i)
-        done, before = runs.rounds_of(i), self._told.get(i, 0)
-        up, down = self._moved[i]
+    def _standing(self, i: int, phase: str, result: Result | None) -> RunStatus:
+        runs, federation = self._group_state, self._group_state.prepared_runs[i]
+        if i not in self._digests:
+            self._digests[i], self._traffic[i] = compute_run_digest(runs, i), self._bytes(i)
+        done, before = runs.rounds_completed(i), self._rounds_reported.get(i, 0)
+        up, down = self._traffic[i]
         metrics = {name: _read_only(curve[:done]) for name, curve in runs.curves[i].items()}
-        self._told[i] = done
-        return Standing(
+        self._rounds_reported[i] = done
+        return RunStatus(
             federation.spec,
-            self._names[i],
+            self._digests[i],
             phase,
             done,
-            runs.rounds,
+            runs.total_rounds,
             metrics,
             {name: curve[before:] for name, curve in metrics.items()},
-            runs.spent.wall(len(runs.federations)),
+            runs.timing.compute_wall_seconds(len(runs.prepared_runs)),
             float(up[:done].sum()),
             float(down[:done].sum()),
             result,
@@ -158,10 +162,12 @@ class Watch:
 
     def _bytes(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """`[rounds]` up and down, as the result counts them."""
-        runs, federation = self._runs, self._runs.federations[i]
+        runs, federation = self._group_state, self._group_state.prepared_runs[i]
         algorithm, found = runs.algorithm, []
         shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape[1:] if runs.source.apart else a.shape, a.dtype),
+            lambda a: jax.ShapeDtypeStruct(
+                a.shape[1:] if runs.context.runs_parallel else a.shape, a.dtype
+            ),
             runs.state,
         )
 
@@ -169,23 +175,27 @@ class Watch:
             found.append(algorithm.traffic(federation.hp, state))
 
         jax.eval_shape(count, shapes)
-        once = algorithm.first_traffic(holdings_of(federation, runs.group.dataset, runs.group.pool))
-        moved = traffic_curves(federation.scheduler.work, found[0], once, runs.rounds)
+        once = algorithm.initial_traffic(
+            build_federation_data(federation, runs.group.dataset, runs.group.pool)
+        )
+        moved = build_traffic_curves(
+            federation.scheduler.work_counts, found[0], once, runs.total_rounds
+        )
         return moved["bytes_up"], moved["bytes_down"]
 
     def _model(self, i: int, result: Result | None, client: int | None) -> TrainedModel:
         if result is not None:
             return result.model(client)
-        runs = self._runs
-        state = runs.host_states()[i]
+        runs = self._group_state
+        state = runs.fetch_states()[i]
         if runs.pager is not None:
             state = state._replace(clients=runs.pager.states[i])
-        return models_of(runs, i, state)(client)
+        return build_model_getter(runs, i, state)(client)
 
     def _stop(self, i: int, reason: str) -> None:
-        runs = self._runs
-        if i in runs.going and runs.done < runs.rounds:
-            runs.early[i] = Early(runs.done, CALLBACK, reason)
+        runs = self._group_state
+        if i in runs.active and runs.rounds_done < runs.total_rounds:
+            runs.early_stops[i] = EarlyStop(runs.rounds_done, CALLBACK, reason)
 
 
 def _read_only(curve: np.ndarray) -> np.ndarray:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.errors import ConfigError, require, require_name, written
-from fedjax_het.common.records import plain
-from fedjax_het.settings.layers import entered, takes_numbers
-from fedjax_het.settings.spec import RunSpec, of_use
+from fedjax_het.common.errors import ConfigError, display_name, require, require_name
+from fedjax_het.common.records import to_python_scalar
+from fedjax_het.settings.layers import supported_hyperparameters, validate_fields
+from fedjax_het.settings.spec import RunSpec, drop_unused_settings
 
-MOST_RUNS = 10**6
-_FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
+MAX_RUNS = 10**6
+_SETTING_NAMES = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
 
 
 def grid(
@@ -34,48 +34,62 @@ def grid(
     exist or that no method of the grid has.
     """
     for name in settings:
-        require_name("setting", name, _FIELDS)
-    lists = {name: _values(name, value) for name, value in settings.items()}
-    hps, choices = _values_by_name("hp", hp), _values_by_name("options", options)
-    count = math.prod(len(values) for part in (lists, hps, choices) for values in part.values())
-    require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS}")
-    unused = {("hp", name) for name in hps} | {("options", name) for name in choices}
-    methods = [METHODS.require(plain(name)) for name in lists.get("algorithm", ())]
-    some_train = any(method.trains_locally for method in methods)
+        require_name("setting", name, _SETTING_NAMES)
+    lists = {name: _list_values(name, value) for name, value in settings.items()}
+    hp_values, option_values = (
+        _list_values_by_name("hp", hp),
+        _list_values_by_name("options", options),
+    )
+    count = math.prod(
+        len(values) for part in (lists, hp_values, option_values) for values in part.values()
+    )
+    require(count <= MAX_RUNS, "grid", f"{count} runs", f"at most {MAX_RUNS}")
+    unused = {("hp", name) for name in hp_values} | {("options", name) for name in option_values}
+    grid_methods = [METHODS.require(to_python_scalar(name)) for name in lists.get("algorithm", ())]
+    has_local_training = any(method.trains_locally for method in grid_methods)
     specs: dict[str, RunSpec] = {}
     for values in _combinations(lists):
-        spec = entered(RunSpec(**values))
-        if some_train:
-            spec = RunSpec(**of_use(spec.algorithm, values))
-        entry = METHODS[spec.algorithm]
-        known = {name: v for name, v in choices.items() if name in entry.option_names}
-        unused -= {("options", name) for name in known}
-        for chosen in _combinations(known):
-            with_options = dataclasses.replace(spec, options=chosen)
-            own = {name: hps[name] for name in takes_numbers(with_options, hps)}
-            unused -= {("hp", name) for name in own}
-            for numbers in _combinations(own):
-                filled = dataclasses.replace(with_options, hp=numbers)
-                specs.setdefault(filled.digest(), filled)
-    for kind, name in sorted(unused):
-        named = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
-        raise ConfigError(f"{written(kind)} {name!r}: none of the methods ({named}) has it")
+        spec = validate_fields(RunSpec(**values))
+        if has_local_training:
+            spec = RunSpec(**drop_unused_settings(spec.algorithm, values))
+        method = METHODS[spec.algorithm]
+        method_options = {
+            name: v for name, v in option_values.items() if name in method.option_names
+        }
+        unused -= {("options", name) for name in method_options}
+        for option_choice in _combinations(method_options):
+            spec_with_options = dataclasses.replace(spec, options=option_choice)
+            method_hps = {
+                name: hp_values[name]
+                for name in supported_hyperparameters(spec_with_options, hp_values)
+            }
+            unused -= {("hp", name) for name in method_hps}
+            for hp_choice in _combinations(method_hps):
+                run = dataclasses.replace(spec_with_options, hp=hp_choice)
+                specs.setdefault(run.digest(), run)
+    for argument, name in sorted(unused):
+        method_names = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
+        raise ConfigError(
+            f"{display_name(argument)} {name!r}: none of the methods ({method_names}) has it"
+        )
     return list(specs.values())
 
 
-def _values(name: str, value: Any) -> list[Any]:
-    value = plain(value)
-    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-    values = list(itertools.islice(value, MOST_RUNS + 1)) if several else [value]
-    require(0 < len(values) <= MOST_RUNS, name, value, f"1 to {MOST_RUNS} values")
+def _list_values(name: str, value: Any) -> list[Any]:
+    value = to_python_scalar(value)
+    is_iterable = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    values = list(itertools.islice(value, MAX_RUNS + 1)) if is_iterable else [value]
+    require(0 < len(values) <= MAX_RUNS, name, value, f"1 to {MAX_RUNS} values")
     return values
 
 
-def _values_by_name(argument: str, given: Any) -> dict[str, list[Any]]:
-    given = {} if given is None else given
-    words = isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
-    require(words, argument, given, "values by name")
-    return {name: _values(f"{argument} {name}", value) for name, value in given.items()}
+def _list_values_by_name(argument: str, mapping: Any) -> dict[str, list[Any]]:
+    mapping = {} if mapping is None else mapping
+    has_string_keys = isinstance(mapping, Mapping) and all(
+        isinstance(name, str) for name in mapping
+    )
+    require(has_string_keys, argument, mapping, "values by name")
+    return {name: _list_values(f"{argument} {name}", value) for name, value in mapping.items()}
 
 
 def _combinations(lists: Mapping[str, list[Any]]) -> Iterable[dict[str, Any]]:

@@ -10,40 +10,52 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, get_origin
 
-from fedjax_het.algorithms import METHODS, Entry, bases, entry_of
-from fedjax_het.algorithms.pretraining import PRETRAINING_NUMBERS
-from fedjax_het.common.errors import is_whole, named_within, require, require_name, written_as
-from fedjax_het.common.records import Number, checked, field_types, number, stored
+from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
+from fedjax_het.algorithms.pretraining import PRETRAINING_HYPERPARAMETERS
+from fedjax_het.common.errors import (
+    display_names,
+    display_names_within,
+    is_integer_at_least,
+    require,
+    require_name,
+)
+from fedjax_het.common.records import (
+    HyperParameter,
+    field_types,
+    to_json_value,
+    validate,
+    validate_number,
+)
 from fedjax_het.common.registry import Registry
 from fedjax_het.data import (
     DATASETS,
-    NORMALISATIONS,
+    NORMALIZATIONS,
     PARTITIONS,
     SERVER_SOURCES,
-    check_server_options,
-    parameter_called,
+    find_parameter_name,
+    resolve_server_options,
 )
-from fedjax_het.engine.measured import chosen
+from fedjax_het.engine.measured import parse_metrics
 from fedjax_het.engine.optimizers import OPTIMIZERS
-from fedjax_het.engine.rate_schedules import SCHEDULES
+from fedjax_het.engine.rate_schedules import LR_SCHEDULES
 from fedjax_het.nn import NETWORKS
 from fedjax_het.settings.local_training import (
-    numbers_of_schedules,
-    optional_numbers_of,
-    require_numbers,
-    with_local_training,
+    lr_schedule_hyperparameters,
+    optional_hyperparameters,
+    require_schedule_hyperparameters,
+    resolve_local_training,
 )
-from fedjax_het.settings.protocols import PROTOCOLS, protocol_values
+from fedjax_het.settings.protocols import PROTOCOLS, get_protocol_defaults
 from fedjax_het.settings.spec import (
-    LOCAL_TRAINING,
+    LOCAL_TRAINING_SETTINGS,
     NETWORK_SETTINGS,
     PARTITION_SETTINGS,
-    SERVER_DATA,
+    SERVER_DATA_SETTINGS,
     RunSpec,
-    of_use,
+    drop_unused_settings,
 )
 
-_CHOICES = {"optimizer_state": ("reset", "keep"), "averaging": ("uniform", "weighted")}
+_CHOICE_SETTINGS = {"optimizer_state": ("reset", "keep"), "averaging": ("uniform", "weighted")}
 _REGISTRIES: dict[str, Registry[Any]] = {
     "algorithm": METHODS,
     "dataset": DATASETS,
@@ -51,192 +63,229 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
     "server_data": SERVER_SOURCES,
 }
-USER = "user"  # the name of a data set, a network or an optimiser that is passed to the run itself
+USER_PROVIDED = (
+    "user"  # the name of a data set, a network or an optimiser that is passed to the run itself
+)
 
 
-def resolve(given: RunSpec) -> RunSpec:
+def resolve(raw_spec: RunSpec) -> RunSpec:
     """The same run with every default written out, and checked. Raises `ConfigError`."""
-    given = entered(given)
-    spec, entry, hp = _but_numbers(given)
-    spec = _with_numbers(given, spec, entry, hp)
-    with named_within("options", entry.option_names):
-        entry.remarks(spec, entry)
+    raw_spec = validate_fields(raw_spec)
+    spec, method, hp = _resolve_except_hyperparameters(raw_spec)
+    spec = _resolve_hyperparameters(raw_spec, spec, method, hp)
+    with display_names_within("options", method.option_names):
+        method.settings_warnings(spec, method)
     return spec
 
 
-def takes_numbers(given: RunSpec, names: Iterable[str]) -> list[str]:
+def supported_hyperparameters(raw_spec: RunSpec, names: Iterable[str]) -> list[str]:
     """Those of these hyper-parameters that a run of these settings can have. Raises ConfigError."""
     names = list(names)
-    spec, entry, _ = _but_numbers(entered(dataclasses.replace(given, hp=dict.fromkeys(names, 0.0))))
-    known = {**_usual_numbers(spec, entry), **optional_numbers_of(spec)}
-    return [name for name in names if name in known]
+    spec, method, _ = _resolve_except_hyperparameters(
+        validate_fields(dataclasses.replace(raw_spec, hp=dict.fromkeys(names, 0.0)))
+    )
+    supported = {**_default_hyperparameters(spec, method), **optional_hyperparameters(spec)}
+    return [name for name in names if name in supported]
 
 
-def _but_numbers(given: RunSpec) -> tuple[RunSpec, Entry, dict[str, Any]]:
+def _resolve_except_hyperparameters(
+    raw_spec: RunSpec,
+) -> tuple[RunSpec, AlgorithmSpec, dict[str, Any]]:
     """-> (the run but for its hyper-parameters, its method, what its protocol says of these)."""
-    entry = entry_of(given.algorithm, given.options)
-    protocol = entry.protocol if given.protocol is None else given.protocol
+    method = get_algorithm_spec(raw_spec.algorithm, raw_spec.options)
+    protocol = method.protocol if raw_spec.protocol is None else raw_spec.protocol
     require_name("protocol", protocol, PROTOCOLS)
-    settings, options, hp = protocol_values(protocol, entry, given.dataset, given.model)
-    settings = of_use(given.algorithm, settings)
-    usual = {name: settings.pop(name, None) for name in SERVER_DATA}
-    usual["pretrain_epochs"] = settings.get("pretrain_epochs")
+    settings, options, hp = get_protocol_defaults(
+        protocol, method, raw_spec.dataset, raw_spec.model
+    )
+    settings = drop_unused_settings(raw_spec.algorithm, settings)
+    protocol_defaults = {name: settings.pop(name, None) for name in SERVER_DATA_SETTINGS}
+    protocol_defaults["pretrain_epochs"] = settings.get("pretrain_epochs")
     # A protocol that is the method's own goes without saying.
-    named = None if protocol == entry.protocol else protocol
-    if given.local_steps is not None:
-        needs = "nothing beside local_steps: clients go by epochs or by steps"
-        require(given.local_epochs is None, "local_epochs", given.local_epochs, needs)
+    explicit_protocol = None if protocol == method.protocol else protocol
+    if raw_spec.local_steps is not None:
+        expected = "nothing beside local_steps: clients go by epochs or by steps"
+        require(raw_spec.local_epochs is None, "local_epochs", raw_spec.local_epochs, expected)
         settings.pop("local_epochs", None)
-    spec = _filled(dataclasses.replace(given, protocol=named), settings)
-    spec = _with_partition(given, spec)
-    spec = _with_network(given, spec)
-    spec = _with_server_data(given, spec, entry, usual)
-    spec = _with_local_tests(given, spec, entry.scored, settings)
-    _check(given, spec, entry)
-    _check_held_out(spec, entry)
-    spec = _with_measures(spec, entry)
-    spec = with_local_training(spec)
-    spec = _with_rules_to_stop(spec)
-    return _with_options(given, spec, entry, options), entry, hp
+    spec = _fill_missing(dataclasses.replace(raw_spec, protocol=explicit_protocol), settings)
+    spec = _resolve_partition(raw_spec, spec)
+    spec = _resolve_network(raw_spec, spec)
+    spec = _resolve_server_data(raw_spec, spec, method, protocol_defaults)
+    spec = _resolve_client_tests(raw_spec, spec, method.evaluated_models, settings)
+    _check_training_settings(raw_spec, spec, method)
+    _check_held_out(spec, method)
+    spec = _resolve_metrics(spec, method)
+    spec = resolve_local_training(spec)
+    spec = _resolve_early_stopping(spec)
+    return _resolve_options(raw_spec, spec, method, options), method, hp
 
 
-def entered(given: RunSpec) -> RunSpec:
+def validate_fields(raw_spec: RunSpec) -> RunSpec:
     """The same with every value of its annotation's kind and within its bounds, as JSON has it, and
     with names that something has. Raises `ConfigError`."""
-    _check_names(given)
+    _check_names(raw_spec)
     values: dict[str, Any] = {}
-    for name, kind in field_types(RunSpec).items():
-        value = getattr(given, name)
-        if get_origin(kind) is dict:
-            words = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-            require(words, name, value, "values by name, e.g. {} for none")
-            values[name] = {key: stored(f"{name} {key}", each) for key, each in value.items()}
+    for name, annotation in field_types(RunSpec).items():
+        value = getattr(raw_spec, name)
+        if get_origin(annotation) is dict:
+            has_string_keys = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+            require(has_string_keys, name, value, "values by name, e.g. {} for none")
+            values[name] = {
+                key: to_json_value(f"{name} {key}", item) for key, item in value.items()
+            }
         else:
-            values[name] = checked(name, value, kind)
-    return dataclasses.replace(given, **values)
+            values[name] = validate(name, value, annotation)
+    return dataclasses.replace(raw_spec, **values)
 
 
-def _check_names(given: RunSpec) -> None:
+def _check_names(raw_spec: RunSpec) -> None:
     """Before anything else, that what is named exists: a misspelt name is what is wrong."""
     for name, registry in _REGISTRIES.items():
-        value = getattr(given, name)
-        own = isinstance(value, str) and value == USER and name in ("dataset", "model")
-        if not own and (value is not None or name in ("algorithm", "dataset")):
+        value = getattr(raw_spec, name)
+        is_user_object = (
+            isinstance(value, str) and value == USER_PROVIDED and name in ("dataset", "model")
+        )
+        if not is_user_object and (value is not None or name in ("algorithm", "dataset")):
             registry.require(value)
-    optimizers = (*OPTIMIZERS, *([USER] if given.local_optimizer == USER else []))
-    chosen: dict[str, Iterable[str]] = {
+    optimizers = (
+        *OPTIMIZERS,
+        *([USER_PROVIDED] if raw_spec.local_optimizer == USER_PROVIDED else []),
+    )
+    valid_names: dict[str, Iterable[str]] = {
         "protocol": PROTOCOLS,
         "local_optimizer": optimizers,
-        "lr_schedule": SCHEDULES,
-        "lr_step_schedule": SCHEDULES,
+        "lr_schedule": LR_SCHEDULES,
+        "lr_step_schedule": LR_SCHEDULES,
     }
-    if given.dataset in DATASETS.built_in:  # a user's own may have names of its own
-        chosen["normalisation"] = NORMALISATIONS
-    for name, valid in (chosen | _CHOICES).items():
-        if getattr(given, name) is not None:
-            require_name(name, getattr(given, name), valid)
+    if raw_spec.dataset in DATASETS.built_in:  # a user's own may have names of its own
+        valid_names["normalisation"] = NORMALIZATIONS
+    for name, valid in (valid_names | _CHOICE_SETTINGS).items():
+        if getattr(raw_spec, name) is not None:
+            require_name(name, getattr(raw_spec, name), valid)
 
 
-def _filled(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
+def _fill_missing(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
     """What is left out, as the protocol has it."""
     missing = {name: value for name, value in settings.items() if getattr(spec, name) is None}
     return dataclasses.replace(spec, **missing)
 
 
-def _with_partition(given: RunSpec, spec: RunSpec) -> RunSpec:
+def _resolve_partition(raw_spec: RunSpec, spec: RunSpec) -> RunSpec:
     """Its partition, with the settings that are among its parameters; its seed."""
     partition = spec.partition or ""  # a protocol names one
     scheme = PARTITIONS.require(partition)
     settings: dict[str, Any] = {}
-    called: dict[str, str] = {}  # a parameter's name, and that of the setting which is its value
+    setting_by_parameter: dict[
+        str, str
+    ] = {}  # a parameter's name, and that of the setting which is its value
     for setting in PARTITION_SETTINGS:
-        parameter = parameter_called(partition, setting)
+        parameter = find_parameter_name(partition, setting)
         if parameter is not None:
-            called[parameter] = setting
+            setting_by_parameter[parameter] = setting
             continue
-        value = getattr(given, setting)
-        able = ", ".join(name for name in PARTITIONS if parameter_called(name, setting))
-        takers = f"no {setting}: the partition {partition} takes none ({able} do)"
-        require(value is None, setting, value, takers)
+        value = getattr(raw_spec, setting)
+        supporting_partitions = ", ".join(
+            name for name in PARTITIONS if find_parameter_name(name, setting)
+        )
+        expected = (
+            f"no {setting}: the partition {partition} takes none ({supporting_partitions} do)"
+        )
+        require(value is None, setting, value, expected)
         settings[setting] = None
-    options = dict(given.partition_options)
-    for name in {*called, *called.values()} & options.keys():
-        setting = called.get(name, name)
-        settings[setting] = _said_once(given, setting, options.pop(name), "partition_options")
+    options = dict(raw_spec.partition_options)
+    for name in {*setting_by_parameter, *setting_by_parameter.values()} & options.keys():
+        setting = setting_by_parameter.get(name, name)
+        settings[setting] = _require_consistent(
+            raw_spec, setting, options.pop(name), "partition_options"
+        )
     spec = dataclasses.replace(spec, partition_options=options, **settings)
-    with names_of_partition(spec):
-        found = scheme.checked(parameters_of_partition(spec))
-    settings |= {called[name]: found[name] for name in called if name in found}
-    options = {name: found[name] for name in options}
+    with display_partition_names(spec):
+        arguments = scheme.validate_parameters(get_partition_arguments(spec))
+    settings |= {
+        setting_by_parameter[name]: arguments[name]
+        for name in setting_by_parameter
+        if name in arguments
+    }
+    options = {name: arguments[name] for name in options}
     seed = spec.seed if spec.partition_seed is None else spec.partition_seed
     return dataclasses.replace(spec, partition_seed=seed, partition_options=options, **settings)
 
 
-def parameters_of_partition(spec: RunSpec) -> dict[str, Any]:
+def get_partition_arguments(spec: RunSpec) -> dict[str, Any]:
     """What a run's partition is made with, by the names of its parameters."""
-    partition, given = spec.partition or "", spec.partition_arguments
-    return {parameter_called(partition, name) or name: value for name, value in given.items()}
+    partition, settings = spec.partition or "", spec.partition_arguments
+    return {find_parameter_name(partition, name) or name: value for name, value in settings.items()}
 
 
-def names_of_partition(spec: RunSpec) -> AbstractContextManager[None]:
+def display_partition_names(spec: RunSpec) -> AbstractContextManager[None]:
     """In here, messages call the partition's parameters what the run's settings do."""
-    called = {name: parameter_called(spec.partition or "", name) for name in PARTITION_SETTINGS}
-    settings = {parameter: name for name, parameter in called.items() if parameter}
+    parameters = {
+        name: find_parameter_name(spec.partition or "", name) for name in PARTITION_SETTINGS
+    }
+    settings = {parameter: name for name, parameter in parameters.items() if parameter}
     options = {name: f"partition_options {name}" for name in spec.partition_options}
-    return written_as(settings | options)
+    return display_names(settings | options)
 
 
-def _said_once(given: RunSpec, setting: str, value: Any, where: str) -> Any:
+def _require_consistent(raw_spec: RunSpec, setting: str, value: Any, options_name: str) -> Any:
     """The value of a setting that is also among a run's options. Raises `ConfigError` if the
     setting has another one."""
-    other = getattr(given, setting)
-    ok = other is None or other == value
-    require(ok, setting, other, f"{value!r}, as {where} say, or only one of the two")
+    setting_value = getattr(raw_spec, setting)
+    ok = setting_value is None or setting_value == value
+    require(ok, setting, setting_value, f"{value!r}, as {options_name} say, or only one of the two")
     return value
 
 
-def _with_network(given: RunSpec, spec: RunSpec) -> RunSpec:
+def _resolve_network(raw_spec: RunSpec, spec: RunSpec) -> RunSpec:
     """Its network's options, each where it is named: those that are settings under their own."""
-    settings = dict(given.network_options)
-    named = {
-        name: _said_once(given, name, settings.pop(name), "network_options")
+    settings = dict(raw_spec.network_options)
+    network_settings = {
+        name: _require_consistent(raw_spec, name, settings.pop(name), "network_options")
         for name in NETWORK_SETTINGS
         if name in settings
     }
-    spec = dataclasses.replace(spec, network_options=settings, **named)
-    if spec.model == USER:
+    spec = dataclasses.replace(spec, network_options=settings, **network_settings)
+    if spec.model == USER_PROVIDED:
         return spec
-    with named_within("network_options", settings):
-        found = NETWORKS.require(spec.model or "").checked(spec.model_options)
-    options = {name: found.pop(name) for name in settings}
-    return dataclasses.replace(spec, network_options=options, **found)
+    with display_names_within("network_options", settings):
+        network_arguments = NETWORKS.require(spec.model or "").validate_options(spec.model_options)
+    options = {name: network_arguments.pop(name) for name in settings}
+    return dataclasses.replace(spec, network_options=options, **network_arguments)
 
 
-def _with_server_data(
-    given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, Any]
+def _resolve_server_data(
+    raw_spec: RunSpec, spec: RunSpec, method: AlgorithmSpec, protocol_defaults: dict[str, Any]
 ) -> RunSpec:
     """Its server's examples, where they have a use, checked; `usual` are the protocol's."""
     epochs, gaps = spec.pretrain_epochs, spec.gradient_gaps or None
     if epochs:
-        needs = "none: the method has no global model to pretrain"
-        require(entry.global_model, "pretrain_epochs", epochs, needs)
-    elif not usual["pretrain_epochs"]:
+        expected = "none: the method has no global model to pretrain"
+        require(method.has_global_model, "pretrain_epochs", epochs, expected)
+    elif not protocol_defaults["pretrain_epochs"]:
         epochs = None  # none, where none is usual, goes without saying
-    surveyed = entry.global_model or entry.surveys
-    needs = "none: the method has no global model whose gradients could be measured"
-    require(gaps is None or surveyed, "gradient_gaps", gaps, needs)
-    if entry.server_data or epochs or (gaps and given.server_data):
-        source = given.server_data or usual["server_data"] or "iid"
-        usual_options = usual["server_options"] or {}
-        usual_options = usual_options if source == (usual["server_data"] or "iid") else {}
-        options = {**usual_options, **given.server_options}
-        with named_within("server_options", {*options, *SERVER_SOURCES.require(source).options}):
-            options = check_server_options(source, options)
+    has_gradients = method.has_global_model or method.has_diagnostics
+    expected = "none: the method has no global model whose gradients could be measured"
+    require(gaps is None or has_gradients, "gradient_gaps", gaps, expected)
+    if method.requires_server_examples or epochs or (gaps and raw_spec.server_data):
+        source = raw_spec.server_data or protocol_defaults["server_data"] or "iid"
+        default_options = protocol_defaults["server_options"] or {}
+        default_options = (
+            default_options if source == (protocol_defaults["server_data"] or "iid") else {}
+        )
+        options = {**default_options, **raw_spec.server_options}
+        with display_names_within(
+            "server_options", {*options, *SERVER_SOURCES.require(source).options}
+        ):
+            options = resolve_server_options(source, options)
     else:
         source, options = None, {}
-        nothing = f"nothing: the server of {spec.algorithm} has no examples, unless it pretrains"
-        for name in SERVER_DATA:
-            require(getattr(given, name) in (None, {}), name, getattr(given, name), nothing)
+        no_use_text = (
+            f"nothing: the server of {spec.algorithm} has no examples, unless it pretrains"
+        )
+        for name in SERVER_DATA_SETTINGS:
+            require(
+                getattr(raw_spec, name) in (None, {}), name, getattr(raw_spec, name), no_use_text
+            )
     return dataclasses.replace(
         spec,
         server_data=source,
@@ -246,126 +295,167 @@ def _with_server_data(
     )
 
 
-def _with_local_tests(
-    given: RunSpec, spec: RunSpec, models: tuple[str, ...], usual: dict[str, Any]
+def _resolve_client_tests(
+    raw_spec: RunSpec, spec: RunSpec, models: tuple[str, ...], protocol_settings: dict[str, Any]
 ) -> RunSpec:
     """Its local tests checked, and left unsaid where they are as without saying; `usual` are the
     protocol's settings."""
-    own = models[0] != "global"
-    tested = own if spec.local_tests is None else spec.local_tests
-    scored, count = spec.scored, spec.test_per_client
-    if not tested:
-        require(not own, "local_tests", False, f"True: {spec.algorithm} has no other test")
+    is_personalized = models[0] != "global"
+    has_client_tests = is_personalized if spec.local_tests is None else spec.local_tests
+    scored, test_size = spec.scored, spec.test_per_client
+    if not has_client_tests:
+        require(
+            not is_personalized, "local_tests", False, f"True: {spec.algorithm} has no other test"
+        )
         for name in ("scored", "test_per_client"):
-            value = getattr(given, name)
+            value = getattr(raw_spec, name)
             require(value is None, name, value, "nothing, or local_tests = True")
-        scored = count = None
+        scored = test_size = None
     if scored is not None:
         require_name("scored", scored, models)
-    stated = None if own else True if tested else False if usual.get("local_tests") else None
-    unsaid = scored == models[0] and "scored" not in usual
+    local_tests = (
+        None
+        if is_personalized
+        else True
+        if has_client_tests
+        else False
+        if protocol_settings.get("local_tests")
+        else None
+    )
+    is_default = scored == models[0] and "scored" not in protocol_settings
     return dataclasses.replace(
         spec,
-        local_tests=stated,
-        scored=None if unsaid else scored,
-        test_per_client=count,
+        local_tests=local_tests,
+        scored=None if is_default else scored,
+        test_per_client=test_size,
     )
 
 
-def _with_measures(spec: RunSpec, entry: Entry) -> RunSpec:
+def _resolve_metrics(spec: RunSpec, method: AlgorithmSpec) -> RunSpec:
     """What it measures besides, each name as it is, in the order given; checked."""
-    found = chosen(spec.measures)
-    for measure in found:
-        ok = measure.sums is None or entry.global_model
-        lacks = f"none of outputs: {spec.algorithm} has no global model that is tested"
-        require(ok, "measures", measure.name, lacks)
-        ok = measure.of_clients is None or spec.tests_clients
-        require(ok, "measures", measure.name, "local_tests = True beside it, or another measure")
-        ok = not measure.of_uploads or entry.trains_locally
-        condense = f"none of changes of the model: clients of {spec.algorithm} send none"
-        require(ok, "measures", measure.name, condense)
-    names = ", ".join(measure.name for measure in found)
+    metrics = parse_metrics(spec.measures)
+    for metric in metrics:
+        ok = metric.sums is None or method.has_global_model
+        no_global_model_text = (
+            f"none of outputs: {spec.algorithm} has no global model that is tested"
+        )
+        require(ok, "measures", metric.name, no_global_model_text)
+        ok = metric.from_client_accuracy is None or spec.has_client_tests
+        require(ok, "measures", metric.name, "local_tests = True beside it, or another measure")
+        ok = not metric.update_metric_names or method.trains_locally
+        no_updates_text = f"none of changes of the model: clients of {spec.algorithm} send none"
+        require(ok, "measures", metric.name, no_updates_text)
+    names = ", ".join(measure.name for measure in metrics)
     return dataclasses.replace(spec, measures=names or None)
 
 
-def _with_rules_to_stop(spec: RunSpec) -> RunSpec:
+def _resolve_early_stopping(spec: RunSpec) -> RunSpec:
     """A least gain of 0 goes without saying. Raises `ConfigError` for one that nothing looks at."""
-    nobody = "nothing, or patience >= 1"
-    require(not spec.min_gain or spec.patience is not None, "min_gain", spec.min_gain, nobody)
+    expected = "nothing, or patience >= 1"
+    require(not spec.min_gain or spec.patience is not None, "min_gain", spec.min_gain, expected)
     return dataclasses.replace(spec, min_gain=spec.min_gain or None)
 
 
-def _check_held_out(spec: RunSpec, entry: Entry) -> None:
+def _check_held_out(spec: RunSpec, method: AlgorithmSpec) -> None:
     """That there is a model for clients that take no part, and something to tune it by."""
     held_out, epochs = spec.held_out_clients, spec.held_out_epochs
-    lacks = f"none: {spec.algorithm} has no global model that could be scored on them"
-    require(held_out is None or entry.global_model, "held_out_clients", held_out, lacks)
-    nobody = "nothing, or held_out_clients >= 1"
-    require(epochs is None or held_out is not None, "held_out_epochs", epochs, nobody)
-    condense = f"0: clients of {spec.algorithm} condense their data instead of training"
-    require(not epochs or entry.trains_locally, "held_out_epochs", epochs, condense)
+    no_global_model_text = (
+        f"none: {spec.algorithm} has no global model that could be scored on them"
+    )
+    require(
+        held_out is None or method.has_global_model,
+        "held_out_clients",
+        held_out,
+        no_global_model_text,
+    )
+    expected = "nothing, or held_out_clients >= 1"
+    require(epochs is None or held_out is not None, "held_out_epochs", epochs, expected)
+    no_training_text = f"0: clients of {spec.algorithm} condense their data instead of training"
+    require(not epochs or method.trains_locally, "held_out_epochs", epochs, no_training_text)
 
 
-def _with_options(given: RunSpec, spec: RunSpec, entry: Entry, usual: dict[str, Any]) -> RunSpec:
+def _resolve_options(
+    raw_spec: RunSpec, spec: RunSpec, method: AlgorithmSpec, protocol_options: dict[str, Any]
+) -> RunSpec:
     """Its method's choices, all of them; the usual base goes without saying."""
-    named = {
+    applicable_options = {
         name: value
-        for name, value in _stated(usual, spec, entry).items()
-        if name in entry.option_names
+        for name, value in _evaluate_rule_values(protocol_options, spec, method).items()
+        if name in method.option_names
     }
-    chosen = {**named, **given.options}
-    base = chosen.pop("base", None)
-    for name in given.options:
-        require_name("options", name, entry.option_names)
-    with named_within("options", entry.option_names):
-        options = entry.fill(chosen)
-    if base not in (None, *bases(entry)[:1]):
+    option_values = {**applicable_options, **raw_spec.options}
+    base = option_values.pop("base", None)
+    for name in raw_spec.options:
+        require_name("options", name, method.option_names)
+    with display_names_within("options", method.option_names):
+        options = method.complete_options(option_values)
+    if base not in (None, *get_possible_bases(method)[:1]):
         options["base"] = base
     return dataclasses.replace(spec, options=options)
 
 
-def _with_numbers(given: RunSpec, spec: RunSpec, entry: Entry, said: dict[str, Any]) -> RunSpec:
+def _resolve_hyperparameters(
+    raw_spec: RunSpec, spec: RunSpec, method: AlgorithmSpec, protocol_hp: dict[str, Any]
+) -> RunSpec:
     """Its numeric hyper-parameters: the method's, what the protocol says, what is given."""
-    usual = _usual_numbers(spec, entry)
-    known = {**optional_numbers_of(spec), **usual}
-    for name in given.hp:
-        require_name("hp", name, known)
-    require_numbers(spec, given.hp)
-    hp = {name: numeric.default for name, numeric in usual.items()}
-    hp.update({name: v for name, v in _stated(said, spec, entry).items() if name in usual})
-    hp.update(given.hp)
-    hp = {name: number(f"hp {name}", value, known[name].bounds) for name, value in hp.items()}
+    defaults = _default_hyperparameters(spec, method)
+    supported = {**optional_hyperparameters(spec), **defaults}
+    for name in raw_spec.hp:
+        require_name("hp", name, supported)
+    require_schedule_hyperparameters(spec, raw_spec.hp)
+    hp = {name: hyperparameter.default for name, hyperparameter in defaults.items()}
+    hp.update(
+        {
+            name: v
+            for name, v in _evaluate_rule_values(protocol_hp, spec, method).items()
+            if name in defaults
+        }
+    )
+    hp.update(raw_spec.hp)
+    hp = {
+        name: validate_number(f"hp {name}", value, supported[name].bounds)
+        for name, value in hp.items()
+    }
     return dataclasses.replace(spec, hp=hp)
 
 
-def _usual_numbers(spec: RunSpec, entry: Entry) -> dict[str, Number]:
+def _default_hyperparameters(spec: RunSpec, method: AlgorithmSpec) -> dict[str, HyperParameter]:
     """Those that such a run always has."""
-    known = entry.hyper_parameters(spec.local_optimizer, spec.options, spec.num_clients or 1)
-    pretraining = PRETRAINING_NUMBERS if spec.pretrain_epochs else {}
-    return {**known, **numbers_of_schedules(spec), **pretraining}
+    method_hyperparameters = method.collect_hyperparameters(
+        spec.local_optimizer, spec.options, spec.num_clients or 1
+    )
+    pretraining = PRETRAINING_HYPERPARAMETERS if spec.pretrain_epochs else {}
+    return {**method_hyperparameters, **lr_schedule_hyperparameters(spec), **pretraining}
 
 
-def _stated(usual: dict[str, Any], spec: RunSpec, entry: Entry) -> dict[str, Any]:
-    """What rules say of this run, without what they leave to the method, see `Rule`."""
-    said = {
-        name: value(vars(spec), entry) if callable(value) else value
-        for name, value in usual.items()
+def _evaluate_rule_values(
+    rule_values: dict[str, Any], spec: RunSpec, method: AlgorithmSpec
+) -> dict[str, Any]:
+    """What rules say of this run, without what they leave to the method, see `DefaultsRule`."""
+    values = {
+        name: value(vars(spec), method) if callable(value) else value
+        for name, value in rule_values.items()
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _check(given: RunSpec, spec: RunSpec, entry: Entry) -> None:
-    if not entry.trains_locally:
-        nothing = f"nothing: clients of {spec.algorithm} condense their data"
-        for name in LOCAL_TRAINING:
-            require(getattr(given, name) in (None, {}), name, getattr(given, name), nothing)
+def _check_training_settings(raw_spec: RunSpec, spec: RunSpec, method: AlgorithmSpec) -> None:
+    if not method.trains_locally:
+        no_training_text = f"nothing: clients of {spec.algorithm} condense their data"
+        for name in LOCAL_TRAINING_SETTINGS:
+            require(
+                getattr(raw_spec, name) in (None, {}),
+                name,
+                getattr(raw_spec, name),
+                no_training_text,
+            )
     for name in ("num_clients", "local_epochs", "batch_size", "rounds", "eval_every"):
         value = getattr(spec, name)
-        if value is None and name in LOCAL_TRAINING:
+        if value is None and name in LOCAL_TRAINING_SETTINGS:
             continue
-        require(is_whole(value, 1), name, value, "a whole number >= 1")
-    clients, least = spec.num_clients, entry.min_clients
-    enough = clients is not None and clients >= least
-    require(enough, "num_clients", clients, f"at least {least}: {spec.algorithm}")
-    if entry.trains_locally:
+        require(is_integer_at_least(value, 1), name, value, "a whole number >= 1")
+    clients, min_clients = spec.num_clients, method.min_clients
+    has_enough_clients = clients is not None and clients >= min_clients
+    require(has_enough_clients, "num_clients", clients, f"at least {min_clients}: {spec.algorithm}")
+    if method.trains_locally:
         require(spec.local_optimizer is not None, "local_optimizer", None, "a name")

@@ -9,16 +9,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_het.algorithms.entry import Entry, Rule
-from fedjax_het.engine.schedule import cohort_size
+from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
+from fedjax_het.engine.schedule import compute_cohort_size
 
 # A server's examples that stand for data of its own: no client holds them. Papers take another data
 # set, or a part of the training split; how many, DynaFed's does not say.
-_PROXY = Rule(settings={"server_data": "held_out", "server_options": {}})
+_PROXY_DATA_RULE = DefaultsRule(settings={"server_data": "held_out", "server_options": {}})
 
 # DynaFed: paper section 6 and appendix; the released code for what the paper leaves open.
 _DYNAFED = (
-    Rule(
+    DefaultsRule(
         settings={
             "partition": "dirichlet_balanced",
             "alpha": 0.01,
@@ -38,7 +38,7 @@ _DYNAFED = (
 # FedAF: sections 5.1 and 5.2 and appendix A. The partition is that of the code which its baselines'
 # settings point at (MOON's); the weight decay of that code, 1e-5, is not stated and left out.
 _FEDAF = (
-    Rule(
+    DefaultsRule(
         settings={
             "partition": "dirichlet_capped",
             "alpha": 0.1,
@@ -53,13 +53,13 @@ _FEDAF = (
             "averaging": "weighted",
         },
     ),
-    Rule(models=("convnet",), settings={"norm": "batch"}),
-    Rule(models=("resnet18",), settings={"stem": "imagenet"}),
-    Rule(
+    DefaultsRule(models=("convnet",), settings={"norm": "batch"}),
+    DefaultsRule(models=("resnet18",), settings={"stem": "imagenet"}),
+    DefaultsRule(
         datasets=("mnist", "fashion_mnist", "cifar10", "cifar100", "domainnet"),
         settings={"normalisation": "fedaf"},
     ),
-    Rule(
+    DefaultsRule(
         datasets=("domainnet",),
         settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     ),
@@ -69,14 +69,14 @@ _FEDAF = (
 # They normalise CIFAR-100 with the constants of CIFAR-10; here it keeps its own.
 _FEDDM = (
     *_FEDAF,
-    Rule(settings={"alpha": 0.5}),
-    Rule(models=("convnet",), settings={"norm": "instance"}),
+    DefaultsRule(settings={"alpha": 0.5}),
+    DefaultsRule(models=("convnet",), settings={"norm": "instance"}),
 )
 
 # FedAMP: section 7 says how clients' data and tests are made; clients, rounds, networks and all of
 # training are in an appendix that could not be read, and chosen here.
 _FEDAMP = (
-    Rule(
+    DefaultsRule(
         settings={
             "partition": "grouped",
             "model": "cnn",
@@ -92,26 +92,26 @@ _FEDAMP = (
         },
         hp={"local_lr": 0.05},
     ),
-    Rule(datasets=("digits",), settings={"model": "mlp", "num_clients": 10}),
-    Rule(datasets=("emnist_byclass",), settings={"num_clients": 62}),
-    Rule(datasets=("cifar100",), settings={"num_clients": 40}),
+    DefaultsRule(datasets=("digits",), settings={"model": "mlp", "num_clients": 10}),
+    DefaultsRule(datasets=("emnist_byclass",), settings={"num_clients": 62}),
+    DefaultsRule(datasets=("cifar100",), settings={"num_clients": 40}),
 )
 
 
-def _server_lr(settings: Mapping[str, Any], entry: Entry) -> float | None:
+def _server_lr(settings: Mapping[str, Any], method: AlgorithmSpec) -> float | None:
     """The root of the cohort's size, for methods whose server steps along the mean change. A method
     with a server_lr among its own numbers has a step of its own, whatever it says."""
-    own = entry.own_numbers(settings["options"], settings["num_clients"])
-    if (entry.base or entry).server_step != "mean" or "server_lr" in own:
+    method_hps = method.collect_method_hyperparameters(settings["options"], settings["num_clients"])
+    if (method.base or method).server_step != "mean" or "server_lr" in method_hps:
         return None
-    return math.sqrt(cohort_size(settings["num_clients"], settings["participation"]))
+    return math.sqrt(compute_cohort_size(settings["num_clients"], settings["participation"]))
 
 
 # FSL: section IV, scenario 1. Its batch size is not stated there: 50 is scenario 2's for EMNIST,
 # and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. Nor is eta_g of FL and DS: the
 # sentence on the implementation gives sqrt(S) for all whose server has such a step.
 _FSL = (
-    Rule(
+    DefaultsRule(
         settings={
             "partition": "classes_per_client",
             "classes": 2,
@@ -129,8 +129,8 @@ _FSL = (
         },
         hp={"server_lr": _server_lr},
     ),
-    Rule(datasets=("cifar10",), settings={"server_options": {"size": 500}}),
-    Rule(
+    DefaultsRule(datasets=("cifar10",), settings={"server_options": {"size": 500}}),
+    DefaultsRule(
         datasets=("emnist_45",),
         settings={
             "num_clients": 45,
@@ -140,7 +140,7 @@ _FSL = (
     ),
 )
 
-PROTOCOLS: dict[str, tuple[Rule, ...]] = {
+PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
     "dynafed": _DYNAFED,
     "fedaf": _FEDAF,
     "feddm": _FEDDM,
@@ -149,8 +149,8 @@ PROTOCOLS: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def protocol_values(
-    protocol: str, entry: Entry, dataset: str, model: str | None
+def get_protocol_defaults(
+    protocol: str, method: AlgorithmSpec, dataset: str, model: str | None
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """(settings, options, hp) of a run under one of `PROTOCOLS`; `model` None: the protocol's.
 
@@ -159,8 +159,8 @@ def protocol_values(
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     hp: dict[str, Any] = {}
-    proxy = (_PROXY,) if "proxy_data" in entry.needs else ()
-    for rule in (*PROTOCOLS[protocol], *proxy, *entry.rules):
+    proxy_rules = (_PROXY_DATA_RULE,) if "proxy_data" in method.required_data else ()
+    for rule in (*PROTOCOLS[protocol], *proxy_rules, *method.rules):
         if rule.matches(protocol, dataset, model or settings.get("model")):
             settings.update(rule.settings)
             options.update(rule.options)

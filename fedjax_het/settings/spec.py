@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.records import Bounds, Count, Positive, Whole, plain
+from fedjax_het.common.records import (
+    Bounds,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    to_python_scalar,
+)
 
 # Settings younger than the first kept results, whose names must not change.
-_ADDED = (
+_OMITTED_WHEN_EMPTY = (
     "protocol",
     "stem",
     "local_tests",
@@ -36,29 +42,31 @@ _ADDED = (
     "patience",
     "min_gain",
 )
-MOST_ROUNDS = 10**6  # and most epochs of one
-_Rounds = Annotated[int, Bounds(1, MOST_ROUNDS)]
-_SampledShare = Annotated[float, Bounds(0, 1, open_low=True)]
+MAX_ROUNDS = 10**6  # and most epochs of one
+_RoundCount = Annotated[int, Bounds(1, MAX_ROUNDS)]
+_ParticipationRate = Annotated[float, Bounds(0, 1, open_low=True)]
 # Numbers that may be written as whole ones.
-_FLOATS = ("alpha", "participation", "stop_at", "min_gain")
+_FLOAT_SETTINGS = ("alpha", "participation", "stop_at", "min_gain")
 # What clients that condense their data instead of training on them have no use for.
-LOCAL_TRAINING = (
+LOCAL_TRAINING_SETTINGS = (
     *("local_epochs", "local_optimizer", "optimizer_state", "averaging"),
     *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
 )
-SERVER_DATA = ("server_data", "server_options")
+SERVER_DATA_SETTINGS = ("server_data", "server_options")
 # Settings that belong to a network, or a partition, among whose parameters they are.
 NETWORK_SETTINGS = ("width", "depth", "norm", "stem")
 PARTITION_SETTINGS = ("alpha", "classes")
 
 
-def of_use(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
+def drop_unused_settings(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Of settings that several methods are compared at, those that this one has a use for."""
-    entry = METHODS[algorithm]
-    unused: tuple[str, ...] = () if entry.trains_locally else LOCAL_TRAINING
-    measured = settings.get("gradient_gaps") and settings.get("server_data")
-    if not (entry.server_data or settings.get("pretrain_epochs") or measured):
-        unused = (*unused, *SERVER_DATA)
+    method = METHODS[algorithm]
+    unused: tuple[str, ...] = () if method.trains_locally else LOCAL_TRAINING_SETTINGS
+    measures_gradients = settings.get("gradient_gaps") and settings.get("server_data")
+    if not (
+        method.requires_server_examples or settings.get("pretrain_epochs") or measures_gradients
+    ):
+        unused = (*unused, *SERVER_DATA_SETTINGS)
     return {name: value for name, value in settings.items() if name not in unused}
 
 
@@ -79,15 +87,15 @@ class RunSpec:
     the protocol's, or the data set's usual ones)."""
     partition: str | None = None
     """How data are split among clients."""
-    alpha: Positive | None = None
+    alpha: PositiveFloat | None = None
     """Dirichlet concentration: small is heterogeneous. For partitions that take one."""
-    classes: Count | None = None
+    classes: PositiveInt | None = None
     """Labels per client; for partitions that take them."""
     model: str | None = None
     """The network."""
-    width: Count | None = None
+    width: PositiveInt | None = None
     """Filters of every convolution (default: the network's)."""
-    depth: Count | None = None
+    depth: PositiveInt | None = None
     """Blocks of the network, of those that take a number (default: the network's)."""
     norm: str | None = None
     """group, instance, batch or none (default: the protocol's, or the network's)."""
@@ -95,15 +103,15 @@ class RunSpec:
     """imagenet or cifar; for resnet18 only (default: imagenet)."""
     network_options: dict[str, Any] = field(default_factory=dict)
     """What else the network takes, e.g. hidden=64; see `fedjax_het.nn.NETWORKS`."""
-    num_clients: Count | None = None
+    num_clients: PositiveInt | None = None
     """In the federation."""
-    participation: _SampledShare | None = None
+    participation: _ParticipationRate | None = None
     """Share of clients sampled each round, in (0, 1]."""
-    local_epochs: _Rounds | None = None
+    local_epochs: _RoundCount | None = None
     """Passes of a client over its data in a round."""
-    batch_size: Count | None = None
+    batch_size: PositiveInt | None = None
     """Of local training; real images of a class and step where clients condense."""
-    rounds: _Rounds | None = None
+    rounds: _RoundCount | None = None
     """Of communication."""
     local_optimizer: str | None = None
     """sgd, momentum, nesterov, adam, adamw or another that `fedjax-het list` names."""
@@ -111,18 +119,18 @@ class RunSpec:
     """reset each round, or keep every client's across rounds."""
     averaging: str | None = None
     """uniform over the round's clients, or weighted by their samples."""
-    eval_every: Count = 1
+    eval_every: PositiveInt = 1
     """Rounds between evaluations; the last five are always evaluated."""
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
     """Of all that is drawn."""
-    partition_seed: Whole | None = None
+    partition_seed: NonNegativeInt | None = None
     """Of the split of the data, and of clients' tests (default: the seed)."""
     protocol: str | None = None
     """Whose settings fill what is left out: dynafed, fedaf, feddm, fedamp or fsl (default: the
     method's own)."""
     local_tests: bool | None = None
     """Test every client on data like its own (default: for methods of personalised models)."""
-    test_per_client: Count | Literal["all"] | None = None
+    test_per_client: PositiveInt | Literal["all"] | None = None
     """Test images of each client (default: 100, or fewer where the test split has too few); all:
     the whole test split for everyone, instead of data like its own."""
     scored: str | None = None
@@ -134,9 +142,9 @@ class RunSpec:
     (default: iid, for methods whose server has some; held_out, where they are a proxy)."""
     server_options: dict[str, Any] = field(default_factory=dict)
     """What that takes, e.g. size; see `fedjax_het.data.SERVER_SOURCES`."""
-    pretrain_epochs: Annotated[int, Bounds(0, MOST_ROUNDS)] | None = None
+    pretrain_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
     """Epochs over the server's examples before the first round."""
-    gradient_gaps: Whole | None = None
+    gradient_gaps: NonNegativeInt | None = None
     """Rounds between measurements of how far the gradients of the server's and the clients' losses
     are from that of all data (default: never)."""
     precision: Literal["float32", "tf32", "bfloat16"] | None = None
@@ -146,10 +154,10 @@ class RunSpec:
     init_from: str | None = None
     """File of the model that the run begins with, as `save_model` writes it (default: weights drawn
     by the seed)."""
-    held_out_clients: Count | None = None
+    held_out_clients: PositiveInt | None = None
     """Clients besides, drawn by the partition's seed, that never take part: the final global model
     is scored on tests like their data, before and after fine-tuning (default: none)."""
-    held_out_epochs: Annotated[int, Bounds(0, MOST_ROUNDS)] | None = None
+    held_out_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
     """Epochs of that fine-tuning, over a held-out client's own data, at the rate before its
     schedule over rounds (default: the method's own tuning, or 1)."""
     measures: str | None = None
@@ -163,15 +171,15 @@ class RunSpec:
     constant)."""
     lr_step_schedule: str | None = None
     """The same over a client's steps, as its optimiser counts them (default: constant)."""
-    local_steps: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
+    local_steps: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
     """Minibatches of a client's round, whatever it holds, instead of local_epochs."""
-    accumulation: Annotated[int, Bounds(1, MOST_ROUNDS)] | None = None
+    accumulation: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
     """Minibatches whose gradients are averaged for a step; what is left at a round's end is a step
     of fewer (default: 1)."""
     stop_at: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
     """Accuracy, in (0, 1], at which the run ends: of the global model, or the mean over clients'
     own tests where there is none; looked at where it is measured (default: never)."""
-    patience: Count | None = None
+    patience: PositiveInt | None = None
     """Measured rounds without a gain in that accuracy after which the run ends (default: never)."""
     min_gain: Annotated[float, Bounds(0, 1)] | None = None
     """What accuracy must exceed the best so far by to be a gain, with patience (default: 0)."""
@@ -182,31 +190,31 @@ class RunSpec:
         """Equal settings have equal values: scalars of NumPy are Python's, 1 is 1.0 where a setting
         is no whole number. Whether they can be used is checked where a run is resolved."""
         for setting in dataclasses.fields(RunSpec):
-            value = plain(getattr(self, setting.name))
+            value = to_python_scalar(getattr(self, setting.name))
             if setting.name == "measures" and isinstance(value, list | tuple):
                 value = ", ".join(map(str, value))
-            if setting.name in _FLOATS and type(value) is int and abs(value) < 2**53:
+            if setting.name in _FLOAT_SETTINGS and type(value) is int and abs(value) < 2**53:
                 value = float(value)
             object.__setattr__(self, setting.name, value)
 
-    def resolved(self) -> "ResolvedSpec":
+    def resolved(self) -> "ResolvedRunSpec":
         """The same run with every default written out, and checked. Raises `ConfigError`."""
         from fedjax_het.settings.layers import resolve
 
-        return cast(ResolvedSpec, resolve(self))
+        return cast(ResolvedRunSpec, resolve(self))
 
     @property
-    def tests_clients(self) -> bool:
+    def has_client_tests(self) -> bool:
         """Whether a resolved run tests every client on data like its own."""
-        return bool(self.local_tests) or METHODS[self.algorithm].scored[0] != "global"
+        return bool(self.local_tests) or METHODS[self.algorithm].evaluated_models[0] != "global"
 
     @property
-    def scored_model(self) -> str:
+    def evaluated_model(self) -> str:
         """Which model a client's own test is for."""
-        return self.scored or METHODS[self.algorithm].scored[0]
+        return self.scored or METHODS[self.algorithm].evaluated_models[0]
 
     @property
-    def ends_by_rules(self) -> bool:
+    def has_early_stopping(self) -> bool:
         """Whether its settings may end it before its last round."""
         return self.stop_at is not None or self.patience is not None
 
@@ -214,20 +222,22 @@ class RunSpec:
     def model_options(self) -> dict[str, Any]:
         """The settings of the network that are given, as `make_model` takes them."""
         values = {name: getattr(self, name) for name in NETWORK_SETTINGS}
-        given = {name: value for name, value in values.items() if value is not None}
-        return {**given, **self.network_options}
+        network_settings = {name: value for name, value in values.items() if value is not None}
+        return {**network_settings, **self.network_options}
 
     @property
     def partition_arguments(self) -> dict[str, Any]:
         """The settings of the partition that are given, as `make_partition` takes them."""
         values = {name: getattr(self, name) for name in PARTITION_SETTINGS}
-        given = {name: value for name, value in values.items() if value is not None}
-        return {**given, **self.partition_options}
+        partition_settings = {name: value for name, value in values.items() if value is not None}
+        return {**partition_settings, **self.partition_options}
 
     def to_dict(self) -> dict[str, Any]:
         """The settings; those that were added later are left out where they say nothing."""
         values = dataclasses.asdict(self)
-        return {k: v for k, v in values.items() if v not in (None, {}) or k not in _ADDED}
+        return {
+            k: v for k, v in values.items() if v not in (None, {}) or k not in _OMITTED_WHEN_EMPTY
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunSpec":
@@ -235,9 +245,9 @@ class RunSpec:
 
     def digest(self) -> str:
         """16 hexadecimal digits that name this run: the hash of the resolved settings."""
-        return self.resolved().stored_digest()
+        return self.resolved().resolved_digest()
 
-    def stored_digest(self) -> str:
+    def resolved_digest(self) -> str:
         """The same of settings that are resolved already, as stored ones are: nothing is looked up,
         so their names may be of what only another process has registered."""
         text = json.dumps(self.to_dict(), sort_keys=True)
@@ -246,7 +256,7 @@ class RunSpec:
 
 if TYPE_CHECKING:
 
-    class ResolvedSpec(RunSpec):
+    class ResolvedRunSpec(RunSpec):
         """The settings that every resolved run has; a name for type checkers alone.
 
         What clients train with is missing here: those that condense their data have none of it.
@@ -261,4 +271,4 @@ if TYPE_CHECKING:
         partition_seed: int
         protocol: str
 else:
-    ResolvedSpec = RunSpec
+    ResolvedRunSpec = RunSpec

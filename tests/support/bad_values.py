@@ -10,10 +10,19 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import numpy as np
 from hypothesis import strategies as st
 
-BAD = object()  # what a value means that means nothing
+INVALID = object()  # what a value means that means nothing
 
-TRICKY = ("a\nb", "\x1b[31mred\x1b[0m", "\u202eabc", "[/bold]", "\r\n", "a\tb", "x" * 3000, "%s{}")
-_words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+TRICKY_TEXTS = (
+    "a\nb",
+    "\x1b[31mred\x1b[0m",
+    "\u202eabc",
+    "[/bold]",
+    "\r\n",
+    "a\tb",
+    "x" * 3000,
+    "%s{}",
+)
+_texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 _scalars = st.one_of(
     st.integers(-9, 9).flatmap(
         lambda n: st.sampled_from([np.int64(n), np.int8(n), np.float32(n / 10), np.float64(n / 10)])
@@ -24,19 +33,23 @@ _scalars = st.one_of(
 )
 
 
-def misspelt(word: str) -> st.SearchStrategy[str]:
+def misspell(word: str) -> st.SearchStrategy[str]:
     """One letter dropped, doubled or changed."""
-    places = st.integers(0, max(0, len(word) - 1))
+    positions = st.integers(0, max(0, len(word) - 1))
     return st.one_of(
-        places.map(lambda i: word[:i] + word[i + 1 :]),
-        places.map(lambda i: word[:i] + word[i : i + 1] * 2 + word[i + 1 :]),
-        st.tuples(places, st.sampled_from("qxz9")).map(
-            lambda both: word[: both[0]] + both[1] + word[both[0] + 1 :]
+        positions.map(lambda i: word[:i] + word[i + 1 :]),
+        positions.map(lambda i: word[:i] + word[i : i + 1] * 2 + word[i + 1 :]),
+        st.tuples(positions, st.sampled_from("qxz9")).map(
+            lambda position_and_letter: (
+                word[: position_and_letter[0]]
+                + position_and_letter[1]
+                + word[position_and_letter[0] + 1 :]
+            )
         ),
     )
 
 
-def values(word: str) -> dict[str, st.SearchStrategy[Any]]:
+def value_strategies(word: str) -> dict[str, st.SearchStrategy[Any]]:
     """By kind of mistake, values of Python; `word` is one that is right somewhere."""
     small = st.integers(-5, 5)
     return {
@@ -59,9 +72,9 @@ def values(word: str) -> dict[str, st.SearchStrategy[Any]]:
         "fractions": st.floats(0.01, 9).filter(lambda x: x != int(x)),
         "whole numbers": st.integers(1, 9),
         "empty words": st.just(""),
-        "misspelt words": misspelt(word),
-        "other words": _words,
-        "escapes": st.sampled_from(TRICKY),
+        "misspelt words": misspell(word),
+        "other words": _texts,
+        "escapes": st.sampled_from(TRICKY_TEXTS),
         "other objects": st.sampled_from(
             [
                 *(object(), b"fedavg", 1j, {1}, range(3), len, decimal.Decimal("0.1"), int),
@@ -71,27 +84,27 @@ def values(word: str) -> dict[str, st.SearchStrategy[Any]]:
     }
 
 
-def as_words(word: str) -> dict[str, st.SearchStrategy[list[str]]]:
+def argument_strategies(word: str) -> dict[str, st.SearchStrategy[list[str]]]:
     """By kind of mistake, what may stand after a flag."""
-    one = {
+    single_argument_strategies = {
         kind: strategy.map(lambda value: [str(value)])
-        for kind, strategy in values(word).items()
+        for kind, strategy in value_strategies(word).items()
         if kind not in ("escapes", "empty words", "NumPy scalars", "NumPy arrays", "mappings")
     }
-    return one | {
+    return single_argument_strategies | {
         "empty words": st.just([""]),
-        "escapes": st.sampled_from(TRICKY).map(lambda text: [text]),
+        "escapes": st.sampled_from(TRICKY_TEXTS).map(lambda text: [text]),
         "JSON": st.sampled_from(
             ["[1,2]", "{}", '{"a": 1}', "null", "true", "[" * 9999, "9" * 5000]
         ).map(lambda text: [text]),
         "missing values": st.just([]),
         "several words": st.lists(
-            _words.filter(lambda w: not w.startswith("-")), min_size=2
+            _texts.filter(lambda w: not w.startswith("-")), min_size=2
         ).filter(all),
     }
 
 
-def scalar(value: Any) -> Any:
+def to_python_scalar(value: Any) -> Any:
     """Python's own number or word for a scalar of NumPy."""
     if isinstance(value, np.ndarray) and value.shape == ():
         value = value[()]
@@ -100,79 +113,85 @@ def scalar(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def meaning(value: Any, kind: Any) -> Any:
+def expected_value(value: Any, annotation: Any) -> Any:
     """What a value means where the annotation `kind` stands, or BAD: written from the rules, not
     from the code. Truth values are no numbers, words no lists, fractions no counts."""
-    value = scalar(value)
+    value = to_python_scalar(value)
     low, high, open_low, open_high = -math.inf, math.inf, False, False
-    while get_origin(kind) is Annotated:
-        kind, *extras = get_args(kind)
+    while get_origin(annotation) is Annotated:
+        annotation, *extras = get_args(annotation)
         bounds = [extra for extra in extras if hasattr(extra, "open_low")]
         low, high, open_low, open_high = bounds[0] if bounds else (low, high, open_low, open_high)
-    if get_origin(kind) in (Union, type(int | None)):
-        found = (meaning(value, member) for member in get_args(kind))
-        return next((each for each in found if each is not BAD), BAD)
-    if get_origin(kind) is Literal:
-        same = (each for each in get_args(kind) if type(each) is type(value) and each == value)
-        return next(same, BAD)
-    if get_origin(kind) is tuple:
-        axes = isinstance(value, np.ndarray) and value.ndim > 0
-        if not (axes or isinstance(value, list | tuple | range)):
-            return BAD
-        items = [meaning(item, get_args(kind)[0]) for item in value]
-        return BAD if any(item is BAD for item in items) else items
-    if kind is type(None):
-        return None if value is None else BAD
-    if kind in (bool, str):
-        return value if isinstance(value, kind) else BAD
-    if get_origin(kind) is dict or kind is dict:
-        named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-        return value if named else BAD
-    wanted = numbers.Integral if kind is int else numbers.Real
-    if isinstance(value, bool) or not isinstance(value, wanted):
-        return BAD
+    if get_origin(annotation) in (Union, type(int | None)):
+        member_values = (expected_value(value, member) for member in get_args(annotation))
+        return next(
+            (member_value for member_value in member_values if member_value is not INVALID), INVALID
+        )
+    if get_origin(annotation) is Literal:
+        matching_literals = (
+            member_value
+            for member_value in get_args(annotation)
+            if type(member_value) is type(value) and member_value == value
+        )
+        return next(matching_literals, INVALID)
+    if get_origin(annotation) is tuple:
+        is_array = isinstance(value, np.ndarray) and value.ndim > 0
+        if not (is_array or isinstance(value, list | tuple | range)):
+            return INVALID
+        items = [expected_value(item, get_args(annotation)[0]) for item in value]
+        return INVALID if any(item is INVALID for item in items) else items
+    if annotation is type(None):
+        return None if value is None else INVALID
+    if annotation in (bool, str):
+        return value if isinstance(value, annotation) else INVALID
+    if get_origin(annotation) is dict or annotation is dict:
+        is_string_keyed = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        return value if is_string_keyed else INVALID
+    number_type = numbers.Integral if annotation is int else numbers.Real
+    if isinstance(value, bool) or not isinstance(value, number_type):
+        return INVALID
     try:
         number = float(value)
         with np.errstate(over="ignore"):
-            single = float(np.float32(number))
+            single_precision = float(np.float32(number))
     except OverflowError:
-        return BAD
-    single = 0.0 if abs(single) < 2.0**-126 else single
-    limit = 2**31 if kind is int else 3.5e38
-    if not (math.isfinite(single) and abs(number) < limit and low <= number <= high):
-        return BAD
-    if (open_low and single <= low) or (open_high and single >= high):
-        return BAD
-    return int(value) if kind is int else number
+        return INVALID
+    single_precision = 0.0 if abs(single_precision) < 2.0**-126 else single_precision
+    limit = 2**31 if annotation is int else 3.5e38
+    if not (math.isfinite(single_precision) and abs(number) < limit and low <= number <= high):
+        return INVALID
+    if (open_low and single_precision <= low) or (open_high and single_precision >= high):
+        return INVALID
+    return int(value) if annotation is int else number
 
 
-def read_word(word: str, kind: Any) -> Any:
+def expected_argument_value(word: str, annotation: Any) -> Any:
     """What one word means on a command line where the annotation `kind` stands, or BAD."""
-    if kind is str or kind in (Path, Path | None):
+    if annotation is str or annotation in (Path, Path | None):
         return word
-    for read in (int, float):
+    for parse in (int, float):
         try:
-            found = meaning(read(word), kind)
+            parsed = expected_value(parse(word), annotation)
         except ValueError:
             continue
-        if found is not BAD:
-            return found
+        if parsed is not INVALID:
+            return parsed
     constants = {"None": None, "True": True, "False": False}
-    return meaning(constants.get(word, word), kind)
+    return expected_value(constants.get(word, word), annotation)
 
 
-def is_shown(value: Any, message: str) -> bool:
+def is_value_in_message(value: Any, message: str) -> bool:
     """Whether a message has the value, or a part of it, or its beginning."""
-    value = scalar(value)
+    value = to_python_scalar(value)
     if isinstance(value, dict):
-        parts = [*value, *value.values()]
+        elements = [*value, *value.values()]
     else:
-        parts = list(value) if isinstance(value, list | tuple | range | np.ndarray) else []
+        elements = list(value) if isinstance(value, list | tuple | range | np.ndarray) else []
     texts = [repr(value), " ".join(repr(value).split())]
     if isinstance(value, list):
         texts.append(repr(tuple(value)))
     if isinstance(value, int) and abs(value) < 1e300:
         texts.append(repr(float(value)))
     return any(text[:25] in message for text in texts) or any(
-        is_shown(part, message) for part in parts
+        is_value_in_message(part, message) for part in elements
     )

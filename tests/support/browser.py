@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Chromium reads commands from the file of number 3, and answers to that of 4.
-WITH_PIPES = """
+PIPE_LAUNCHER = """
 import fcntl, os, sys
 pipes = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
 for pipe, number in zip(pipes, (3, 4)):
@@ -20,29 +20,38 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
-def chromium():
+def find_chromium():
     """Its command; None where there is none."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
+    return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
 
 
 @contextlib.contextmanager
-def browser(profile):
+def open_browser(profile):
     """A `Browser`; what it remembers is in the folder `profile`."""
     read_commands, commands = os.pipe()
     answers, write_answers = os.pipe()
-    words = [chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-    words += ["--disable-dev-shm-usage", f"--user-data-dir={profile}", "about:blank"]
+    command = [
+        find_chromium(),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--remote-debugging-pipe",
+    ]
+    command += ["--disable-dev-shm-usage", f"--user-data-dir={profile}", "about:blank"]
     process = subprocess.Popen(
-        [sys.executable, "-c", WITH_PIPES, str(read_commands), str(write_answers), *words],
+        [sys.executable, "-c", PIPE_LAUNCHER, str(read_commands), str(write_answers), *command],
         pass_fds=(read_commands, write_answers),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     os.close(read_commands)
     os.close(write_answers)
-    with open(commands, "wb", buffering=0) as to, open(answers, "rb", buffering=0) as come:
+    with (
+        open(commands, "wb", buffering=0) as command_pipe,
+        open(answers, "rb", buffering=0) as answer_pipe,
+    ):
         try:
-            yield Browser(to, come)
+            yield Browser(command_pipe, answer_pipe)
         finally:
             process.terminate()
             process.wait(30)
@@ -53,7 +62,7 @@ class Browser:
 
     def __init__(self, commands, answers):
         self._commands, self._answers = commands, answers
-        self._number, self._left, self._session = 0, b"", None
+        self._message_id, self._buffer, self._session = 0, b"", None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -61,12 +70,12 @@ class Browser:
 
     def call(self, method, **params):
         """A command of the protocol: -> its result. RuntimeError where it has none."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": params}
+        self._message_id += 1
+        message = {"id": self._message_id, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
         self._commands.write(json.dumps(message).encode() + b"\0")
-        while (answer := self._next()).get("id") != self._number:
+        while (answer := self._read_message()).get("id") != self._message_id:
             pass
         if "error" in answer:
             raise RuntimeError(answer["error"])
@@ -79,27 +88,27 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Page.navigate", url=Path(path).resolve().as_uri())
-        while self._next().get("method") != "Page.loadEventFired":
+        while self._read_message().get("method") != "Page.loadEventFired":
             pass
 
-    def of(self, expression):
+    def evaluate(self, expression):
         """What an expression of JavaScript is, or is in the end."""
-        asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
-        found = self.call("Runtime.evaluate", **asked)
-        if "exceptionDetails" in found:
-            raise RuntimeError(found["exceptionDetails"])
-        return found["result"].get("value")
+        params = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        response = self.call("Runtime.evaluate", **params)
+        if "exceptionDetails" in response:
+            raise RuntimeError(response["exceptionDetails"])
+        return response["result"].get("value")
 
-    def screenshot(self, path, *, whole=False):
+    def screenshot(self, path, *, full_page=False):
         """As a PNG: of what is in view, or of the whole page."""
-        picture = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
+        picture = self.call("Page.captureScreenshot", captureBeyondViewport=full_page)
         Path(path).write_bytes(base64.b64decode(picture["data"]))
 
-    def _next(self):
-        while b"\0" not in self._left:
-            piece = os.read(self._answers.fileno(), 1 << 20)
-            if not piece:
+    def _read_message(self):
+        while b"\0" not in self._buffer:
+            chunk = os.read(self._answers.fileno(), 1 << 20)
+            if not chunk:
                 raise RuntimeError("the browser has ended")
-            self._left += piece
-        message, _, self._left = self._left.partition(b"\0")
+            self._buffer += chunk
+        message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import get_type_hints
 
-from fedjax_het.algorithms import entry_of
-from fedjax_het.common.records import read
-from support.data import SIZES
+from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.common.records import parse_config
+from support.data import CLIENT_SIZES
 
 FAST_SYNTHESIS = {
     "num_iterations": 2,
@@ -19,7 +19,7 @@ FAST_SYNTHESIS = {
 FAST_CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch_size": 4}
 FAST_DISTILLATION = {"distill_epochs": 3, "distill_batch_size": 4}
 FAST_GENERATOR = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
-FAST = {
+FAST_OPTIONS = {
     "dynafed": FAST_SYNTHESIS,
     "feddm": FAST_CONDENSATION,
     "fedaf": FAST_CONDENSATION,
@@ -28,31 +28,40 @@ FAST = {
     "fedbe": {**FAST_DISTILLATION, "num_samples": 3},
 }
 # The mean logits of linear models are those of their mean: FedDF would follow rounding errors.
-NUMBERS = {"feddf": {"server_lr": 0.7}}
+HYPER_PARAMETERS = {"feddf": {"server_lr": 0.7}}
 
 
-def registered(name):
+def fast_registered_builder(name):
     """-> (build, settings of `small`) of a registered method, such that it is quick."""
-    entry, options = entry_of(name, {}), FAST.get(name, {})
-    numbers = defaults(entry, options) | {"local_lr": 0.1, **NUMBERS.get(name, {})}
-    settings = {"hp": numbers, "scored": entry.scored[0]}
-    return builder_of(entry, options), settings
+    algorithm_spec, options = get_algorithm_spec(name, {}), FAST_OPTIONS.get(name, {})
+    hyper_parameters = default_hyper_parameters(algorithm_spec, options) | {
+        "local_lr": 0.1,
+        **HYPER_PARAMETERS.get(name, {}),
+    }
+    settings = {"hp": hyper_parameters, "scored": algorithm_spec.evaluated_models[0]}
+    return make_builder(algorithm_spec, options), settings
 
 
-def chosen(build, *, base=None, tuned=None, **values):
+def bind_options(build, *, base=None, build_base=None, **values):
     """`build` with these options, and over this base."""
-    record = get_type_hints(build.func if isinstance(build, partial) else build)["options"]
-    others = {"base": base, "tuned": tuned}
-    others = {name: other for name, other in others.items() if other is not None}
-    return partial(build, options=read(record, values), **others)
+    options_type = get_type_hints(build.func if isinstance(build, partial) else build)["options"]
+    bound_arguments = {"base": base, "build_base": build_base}
+    bound_arguments = {name: other for name, other in bound_arguments.items() if other is not None}
+    return partial(build, options=parse_config(options_type, values), **bound_arguments)
 
 
-def defaults(entry, options, optimizer="sgd", num_clients=len(SIZES)) -> dict[str, float]:
+def default_hyper_parameters(
+    algorithm_spec, options, optimizer="sgd", num_clients=len(CLIENT_SIZES)
+) -> dict[str, float]:
     """A method's hyper-parameters as they are where nothing is said."""
-    numbers = entry.hyper_parameters(optimizer, entry.fill(options), num_clients)
-    return {name: number.default for name, number in numbers.items()}
+    hyperparameters = algorithm_spec.collect_hyperparameters(
+        optimizer, algorithm_spec.complete_options(options), num_clients
+    )
+    return {name: hyper_parameter.default for name, hyper_parameter in hyperparameters.items()}
 
 
-def builder_of(entry, options):
+def make_builder(algorithm_spec, options):
     """The method's `build(training, plan)`."""
-    return lambda training, plan: entry.make(training, plan, entry.fill(options))
+    return lambda training, plan: algorithm_spec.build_algorithm(
+        training, plan, algorithm_spec.complete_options(options)
+    )

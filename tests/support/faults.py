@@ -8,19 +8,19 @@ from pathlib import Path
 
 from fedjax_het import Placement
 from fedjax_het.common import files
-from support.running import spec
+from support.running import make_spec
 
-DAMAGES = ("flipped", "truncated", "empty", "replaced")
+DAMAGE_KINDS = ("flipped", "truncated", "empty", "replaced")
 
 
-def damage(path, kind, rng):
+def damage_file(path, kind, rng):
     """Spoil a file at a random place. `rng`: a `numpy.random.Generator`."""
     data = bytearray(path.read_bytes())
-    place = int(rng.integers(len(data)))
+    position = int(rng.integers(len(data)))
     if kind == "flipped":
-        data[place] ^= int(rng.integers(1, 256))
+        data[position] ^= int(rng.integers(1, 256))
     elif kind == "truncated":
-        del data[place:]
+        del data[position:]
     elif kind == "empty":
         data.clear()
     else:
@@ -28,55 +28,59 @@ def damage(path, kind, rng):
     path.write_bytes(data)
 
 
-class _Full(io.BufferedRandom):
+class _LimitedFile(io.BufferedRandom):
     """A file on a disk with room for so many more bytes."""
 
-    def __init__(self, path, room):
+    def __init__(self, path, remaining_bytes):
         super().__init__(io.FileIO(path, "x+"))
-        self._room = room
+        self._remaining_bytes = remaining_bytes
 
     def write(self, data):
-        self._room[0] -= len(data)
-        if self._room[0] < 0:
+        self._remaining_bytes[0] -= len(data)
+        if self._remaining_bytes[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(data)
 
 
 @contextlib.contextmanager
-def full_disk(monkeypatch, folder, room):
+def simulate_full_disk(monkeypatch, folder, num_bytes):
     """Below `folder` there is room for so many bytes; elsewhere for any number."""
-    left, opened = [room], files._opened
+    remaining_bytes, original_open = [num_bytes], files._open_new_file
 
     def open_(path, mode):
-        return _Full(path, left) if folder in Path(path).parents else opened(path, mode)
+        return (
+            _LimitedFile(path, remaining_bytes)
+            if folder in Path(path).parents
+            else original_open(path, mode)
+        )
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_opened", open_)
+        patch.setattr(files, "_open_new_file", open_)
         yield
 
 
 @contextlib.contextmanager
-def read_only(monkeypatch, folder):
+def simulate_read_only_folder(monkeypatch, folder):
     """Nothing can be written below `folder`, to root neither."""
-    opened = files._opened
+    original_open = files._open_new_file
 
     def open_(path, mode):
         if folder in Path(path).parents:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return opened(path, mode)
+        return original_open(path, mode)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_opened", open_)
+        patch.setattr(files, "_open_new_file", open_)
         yield
 
 
 PLACEMENT = Placement(lanes=1, spread="runs")
 
 
-def short(method, **settings):
+def make_short_spec(method, **settings):
     """A run of few rounds, in each of which there is much to be lost."""
-    return spec(method, **{"rounds": 6, **settings})
+    return make_spec(method, **{"rounds": 6, **settings})
 
 
-def runs_of(method):
-    return [short(method, seed=seed) for seed in range(3)]
+def make_seed_specs(method):
+    return [make_short_spec(method, seed=seed) for seed in range(3)]

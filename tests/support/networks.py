@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.nn import Head, Model
-from support.data import CLASSES, SHAPE
+from support.data import IMAGE_SHAPE, NUM_CLASSES
 
 
-def linear_model() -> Model:
+def make_linear_model() -> Model:
     """Softmax regression."""
 
     def init(key):
-        weights = 0.1 * jax.random.normal(key, (int(np.prod(SHAPE)), CLASSES))
-        return {"params": {"w": weights, "b": jnp.zeros(CLASSES)}, "state": {}}
+        weights = 0.1 * jax.random.normal(key, (int(np.prod(IMAGE_SHAPE)), NUM_CLASSES))
+        return {"params": {"w": weights, "b": jnp.zeros(NUM_CLASSES)}, "state": {}}
 
     def embed(variables, x, *, train, key=None):
         params, features = variables["params"], x.reshape(x.shape[0], -1)
@@ -26,27 +26,27 @@ def linear_model() -> Model:
         path=(),
         apply=lambda params, features: features @ params["w"] + params["b"],
     )
-    return Model("linear", SHAPE, CLASSES, init, apply, None, embed=embed, head=head)
+    return Model("linear", IMAGE_SHAPE, NUM_CLASSES, init, apply, None, embed=embed, head=head)
 
 
-def centred_model() -> Model:
+def make_centered_model() -> Model:
     """Inputs without the minibatch's mean (in evaluation: the running one), scaled and shifted,
     and softmax regression; the layer that does so has a name that says nothing."""
 
     def init(key):
-        weights = 0.5 * jax.random.normal(key, (4, CLASSES))
+        weights = 0.5 * jax.random.normal(key, (4, NUM_CLASSES))
         params = {
             "first": {"scale": jnp.ones(4), "bias": jnp.zeros(4)},
-            "last": {"kernel": weights, "bias": jnp.zeros(CLASSES)},
+            "last": {"kernel": weights, "bias": jnp.zeros(NUM_CLASSES)},
         }
         return {"params": params, "state": {"first": {"mean": jnp.zeros(4)}}}
 
     def apply(variables, x, *, train, key=None):
         first, last = (variables["params"][name] for name in ("first", "last"))
         mean, x = variables["state"]["first"]["mean"], x.reshape(len(x), -1)
-        used = x.mean(0) if train else mean
-        features = (x - used) * first["scale"] + first["bias"]
-        seen = {"first": {"mean": mean + 0.5 * (used - mean) if train else mean}}
-        return features @ last["kernel"] + last["bias"], seen
+        center = x.mean(0) if train else mean
+        features = (x - center) * first["scale"] + first["bias"]
+        new_state = {"first": {"mean": mean + 0.5 * (center - mean) if train else mean}}
+        return features @ last["kernel"] + last["bias"], new_state
 
-    return Model("centred", (2, 2, 1), CLASSES, init, apply, norm_layers=lambda: {("first",)})
+    return Model("centred", (2, 2, 1), NUM_CLASSES, init, apply, norm_layers=lambda: {("first",)})

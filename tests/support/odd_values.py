@@ -34,18 +34,18 @@ class NotAnnotated:
 
 
 # Kept as long as the process, which removes it and what lies in it at its end.
-_FOLDER = tempfile.TemporaryDirectory(prefix="odd-values-")
+_SCRATCH_FOLDER = tempfile.TemporaryDirectory(prefix="odd-values-")
 
 
-def _file() -> Path:
+def _make_scratch_file() -> Path:
     """One that may be written over."""
-    handle, name = tempfile.mkstemp(suffix=".txt", dir=_FOLDER.name)
+    handle, name = tempfile.mkstemp(suffix=".txt", dir=_SCRATCH_FOLDER.name)
     os.close(handle)
     return Path(name)
 
 
 # Made anew for every use, since a generator is used up.
-ODD: dict[str, Callable[[], Any]] = {
+UNEXPECTED_VALUES: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "empty text": lambda: "",
     "word": lambda: "x",
@@ -95,72 +95,74 @@ ODD: dict[str, Callable[[], Any]] = {
     "function": lambda: lambda: None,
     "class": lambda: int,
     "no folder": lambda: Path("/nowhere/at/all"),
-    "file": _file,
+    "file": _make_scratch_file,
     "frame": pd.DataFrame,
     "another frame": lambda: pd.DataFrame({"a": [1, 2]}),
 }
 
 
-def certainly_wrong(value: Any, kind: Any) -> bool:
+def is_certainly_invalid(value: Any, annotation: Any) -> bool:
     """Whether an annotation rules a value out: of arrays and lists of numbers it says little."""
-    if get_origin(kind) in (Union, types.UnionType):
-        members = get_args(kind)
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = get_args(annotation)
         if any((get_origin(member) or member) in (os.PathLike, Path) for member in members):
             members = (Path, *(member for member in members if member is types.NoneType))
-        return all(certainly_wrong(value, member) for member in members)
-    origin, items = get_origin(kind), get_args(kind)
-    if kind in (Any, np.ndarray, NotAnnotated) or getattr(kind, "_is_protocol", False):
+        return all(is_certainly_invalid(value, member) for member in members)
+    origin, items = get_origin(annotation), get_args(annotation)
+    if annotation in (Any, np.ndarray, NotAnnotated) or getattr(annotation, "_is_protocol", False):
         return False
-    if kind is types.NoneType:
+    if annotation is types.NoneType:
         return value is not None
     if origin is Annotated:
         return _out_of_bounds(value, items[0], items[1])
     if origin is Literal:
         return not (isinstance(value, str) and value in items)
-    if kind is bool:
+    if annotation is bool:
         return not isinstance(value, bool | np.bool_)
-    if kind in (int, float):
-        return not _is_number(value, kind) or not abs(_plain(value)) < (
-            2**31 if kind is int else 3e38
+    if annotation in (int, float):
+        return not _is_number(value, annotation) or not abs(_to_python_scalar(value)) < (
+            2**31 if annotation is int else 3e38
         )
-    if kind is str:
+    if annotation is str:
         return not isinstance(value, str)
-    if kind is Path:
+    if annotation is Path:
         return not isinstance(value, str | os.PathLike) or str(value) == "" or "\0" in str(value)
-    if kind is Callable or origin is collections.abc.Callable:
+    if annotation is Callable or origin is collections.abc.Callable:
         return not callable(value)
     if origin in (collections.abc.Sequence, collections.abc.Iterable, list, tuple):
-        return _is_no_list(value, origin, items)
-    if origin in (Mapping, dict) or kind is dict:
+        return _is_invalid_sequence(value, origin, items)
+    if origin in (Mapping, dict) or annotation is dict:
         return not isinstance(value, Mapping)
-    return isinstance(kind, type) and not isinstance(value, kind)
+    return isinstance(annotation, type) and not isinstance(value, annotation)
 
 
-def _plain(value: Any) -> Any:
+def _to_python_scalar(value: Any) -> Any:
     """A scalar of NumPy as Python's."""
     return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _is_number(value: Any, kind: type) -> bool:
-    value = _plain(value)
-    wanted = numbers.Integral if kind is int else numbers.Real
-    return isinstance(value, wanted) and not isinstance(value, bool)
+    value = _to_python_scalar(value)
+    number_type = numbers.Integral if kind is int else numbers.Real
+    return isinstance(value, number_type) and not isinstance(value, bool)
 
 
 def _out_of_bounds(value: Any, kind: type, bounds: Any) -> bool:
-    limited = kind is int and not math.isinf(bounds.high)  # then by these alone
-    if not _is_number(value, kind) or (not limited and certainly_wrong(value, kind)):
+    has_upper_bound = kind is int and not math.isinf(bounds.high)  # then by these alone
+    if not _is_number(value, kind) or (not has_upper_bound and is_certainly_invalid(value, kind)):
         return True
     return not bounds.low <= value <= bounds.high
 
 
-def _is_no_list(value: Any, origin: Any, items: tuple[Any, ...]) -> bool:
+def _is_invalid_sequence(value: Any, origin: Any, items: tuple[Any, ...]) -> bool:
     if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
         return True
     ordered = hasattr(value, "__len__") and not isinstance(value, Mapping | set)
     if (origin is collections.abc.Sequence and not ordered) or getattr(value, "shape", None) == ():
         return True
-    classes = items and isinstance(items[0], type) and items[0] not in (int, float, np.ndarray)
-    if not (classes and hasattr(value, "__len__")):
+    has_class_items = (
+        items and isinstance(items[0], type) and items[0] not in (int, float, np.ndarray)
+    )
+    if not (has_class_items and hasattr(value, "__len__")):
         return False
     return any(not isinstance(item, items[0]) for item in value)

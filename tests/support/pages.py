@@ -10,49 +10,49 @@ PAGES = [
     *(ROOT / "experiments" / name for name in ("RESULTS.md", "SPEED.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-KINDS = ("python", "bash", "bibtex", "text")
+BLOCK_LANGUAGES = ("python", "bash", "bibtex", "text")
 
 
-def named(path):
+def relative_page_path(path):
     """A page's path from the root, which names it in a test."""
     return path.relative_to(ROOT).as_posix()
 
 
 @cache
-def text(path):
+def read_page(path):
     return path.read_text()
 
 
-def fences(path):
+def find_fences(path):
     """The words after every fence; "" closes."""
-    return re.findall(r"^ *```(\w*)$", text(path), flags=re.MULTILINE)
+    return re.findall(r"^ *```(\w*)$", read_page(path), flags=re.MULTILINE)
 
 
-def blocks(language, pages=PAGES):
+def find_code_blocks(language, pages=PAGES):
     """(page, code) of every block of a language."""
     block = re.compile(rf"^```{language}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-    return [(page, code) for page in pages for code in block.findall(text(page))]
+    return [(page, code) for page in pages for code in block.findall(read_page(page))]
 
 
-def commands(pages=PAGES):
+def find_commands(pages=PAGES):
     """Every command once, in order."""
-    lines = (line for _, block in blocks("bash", pages) for line in block.splitlines())
+    lines = (line for _, block in find_code_blocks("bash", pages) for line in block.splitlines())
     return list(dict.fromkeys(command for line in lines for command in line.split(" && ")))
 
 
-def prose(path):
+def strip_code_blocks(path):
     """A page without its blocks of code."""
-    return re.sub(r"^```.*?^```$", "", text(path), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^```.*?^```$", "", read_page(path), flags=re.DOTALL | re.MULTILINE)
 
 
-def links(path):
+def find_links(path):
     """Targets of its links and pictures that are files of the repository, anchors and all."""
-    found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]+`", "", prose(path)))
-    return [target for target in found if "://" not in target]
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]+`", "", strip_code_blocks(path)))
+    return [target for target in targets if "://" not in target]
 
 
-def anchors(path):
+def find_anchors(path):
     """What its headings may be linked by, as the site makes them."""
-    headings = re.findall(r"^#+ (.+)$", prose(path), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", strip_code_blocks(path), flags=re.MULTILINE)
     words = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
-    return {re.sub(r"[-\s]+", "-", each) for each in words}
+    return {re.sub(r"[-\s]+", "-", anchor) for anchor in words}

@@ -6,12 +6,12 @@ import numpy as np
 from PIL import Image
 
 
-def images_and_labels(shape, num_classes, count, seed):
+def random_images_and_labels(shape, num_classes, count, seed):
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (count, *shape), np.uint8), rng.integers(0, num_classes, count)
 
 
-def encoded(image, jpeg):
+def encode_image(image, jpeg):
     """As a file: the library itself encodes arrays with TensorFlow only."""
     file = io.BytesIO()
     picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
@@ -20,7 +20,7 @@ def encoded(image, jpeg):
     return file
 
 
-def prepare(
+def write_tfds_dataset(
     root,
     name,
     shape,
@@ -41,8 +41,8 @@ def prepare(
     import tensorflow_datasets as tfds
 
     content = content or {
-        split: images_and_labels(shape, num_classes, count, seed + at)
-        for at, (split, count) in enumerate((("train", 23), ("test", 11)))
+        split: random_images_and_labels(shape, num_classes, count, seed + index)
+        for index, (split, count) in enumerate((("train", 23), ("test", 11)))
     }
 
     class Synthetic(tfds.core.GeneratorBasedBuilder):
@@ -64,9 +64,12 @@ def prepare(
             return {split: self._generate_examples(split) for split in content}
 
         def _generate_examples(self, split):
-            for at, (image, label) in enumerate(zip(*content[split], strict=True)):
-                more = {key: "x" if key == "id" else 0 for key in (extra or {})}
-                yield at, {"image": encoded(image, jpeg), "label": int(label)} | more
+            for index, (image, label) in enumerate(zip(*content[split], strict=True)):
+                extra_features = {key: "x" if key == "id" else 0 for key in (extra or {})}
+                yield (
+                    index,
+                    {"image": encode_image(image, jpeg), "label": int(label)} | extra_features,
+                )
 
     Synthetic.name = name
     options = {"config": config} if config else {}

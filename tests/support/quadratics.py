@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.nn import Model
-from support.problems import small
+from support.problems import make_small_federation
 
 DIMENSIONS = 5
 
@@ -19,39 +19,41 @@ class Quadratics(NamedTuple):
     optima: np.ndarray  # [K, P]
 
     def loss_and_gradient(self, variables, batch, key):
-        away = variables["params"]["theta"] - jnp.float32(self.optima)[batch.labels[0]]
-        slope = jnp.float32(self.hessians)[batch.labels[0]] @ away
-        return away @ slope / 2, {"theta": slope}, variables
+        deviation = variables["params"]["theta"] - jnp.float32(self.optima)[batch.labels[0]]
+        gradient = jnp.float32(self.hessians)[batch.labels[0]] @ deviation
+        return deviation @ gradient / 2, {"theta": gradient}, variables
 
     def joint_optimum(self, weights=None):
         """Of the mean of the losses, which `weights` [K] weigh."""
         hessians = self.hessians if weights is None else self.hessians * weights[:, None, None]
-        slopes = np.einsum("kij,kj->i", hessians, self.optima)
-        return np.linalg.solve(hessians.sum(0), slopes)
+        weighted_optima = np.einsum("kij,kj->i", hessians, self.optima)
+        return np.linalg.solve(hessians.sum(0), weighted_optima)
 
 
-def different_quadratics(clients=6):
+def make_heterogeneous_quadratics(num_clients=6):
     """Eigenvalues from 0.2 to 3 along axes of each client's own."""
     rng = np.random.default_rng(0)
-    axes = np.linalg.qr(rng.normal(size=(clients, DIMENSIONS, DIMENSIONS)))[0]
-    values = rng.uniform(0.2, 3, size=(clients, 1, DIMENSIONS))
-    return Quadratics((axes * values) @ axes.transpose(0, 2, 1), rng.normal(size=(clients, 5)))
+    axes = np.linalg.qr(rng.normal(size=(num_clients, DIMENSIONS, DIMENSIONS)))[0]
+    eigenvalues = rng.uniform(0.2, 3, size=(num_clients, 1, DIMENSIONS))
+    return Quadratics(
+        (axes * eigenvalues) @ axes.transpose(0, 2, 1), rng.normal(size=(num_clients, 5))
+    )
 
 
-def distance(build, quadratics, rounds, *, weights=None, **settings):
+def distance_to_optimum(build, quadratics, rounds, *, weights=None, **settings):
     """Of the global model from the joint optimum; see `after`."""
-    theta = after(build, quadratics, rounds, **settings)
+    theta = train_on_quadratics(build, quadratics, rounds, **settings)
     return float(np.linalg.norm(theta - quadratics.joint_optimum(weights)))
 
 
-def after(build, quadratics, rounds, *, steps=10, sizes=None, **settings):
+def train_on_quadratics(build, quadratics, rounds, *, steps=10, sizes=None, **settings):
     """[P] the global model after rounds of that many gradient steps of each client, which hold 4
     examples each, or `sizes`."""
     clients = len(quadratics.optima)
     sizes = (4,) * clients if sizes is None else sizes
     start = {"params": {"theta": jnp.zeros(DIMENSIONS)}, "state": {}}
     model = Model("quadratic", (1, 1, 1), clients, lambda key: start, apply=None)
-    federation = small(
+    federation = make_small_federation(
         lambda training, plan: build(training._replace(task=quadratics), plan),
         model=model,
         sizes=sizes,
@@ -61,4 +63,4 @@ def after(build, quadratics, rounds, *, steps=10, sizes=None, **settings):
         rounds=rounds,
         **{"hp": {"local_lr": 0.1, "feddyn_alpha": 0.3}, **settings},
     )
-    return federation.model(federation.run(rounds)[0])["theta"]
+    return federation.global_params(federation.run(rounds)[0])["theta"]

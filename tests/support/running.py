@@ -6,9 +6,9 @@ import numpy as np
 
 from fedjax_het import Placement, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
-from support.data import user_dataset
+from support.data import make_user_dataset
 
-SYNTHESIS = {
+SYNTHESIS_OPTIONS = {
     "num_iterations": 6,
     "inner_steps": 2,
     "trajectory_rounds": 4,
@@ -17,17 +17,17 @@ SYNTHESIS = {
     "num_samples": 6,
     "fine_tune_epochs": 2,
 }
-CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2}
-GENERATOR = {"generator_hidden": 8, "generator_noise": 4, "generator_steps": 3}
-OPTIONS = {
-    "dynafed": SYNTHESIS,
-    "feddm": CONDENSATION,
-    "fedaf": CONDENSATION,
-    "fedgen": GENERATOR,
+CONDENSATION_OPTIONS = {"ipc": 2, "steps": 3, "server_epochs": 2}
+GENERATOR_OPTIONS = {"generator_hidden": 8, "generator_noise": 4, "generator_steps": 3}
+FAST_OPTIONS = {
+    "dynafed": SYNTHESIS_OPTIONS,
+    "feddm": CONDENSATION_OPTIONS,
+    "fedaf": CONDENSATION_OPTIONS,
+    "fedgen": GENERATOR_OPTIONS,
 }
 
 
-def spec(algorithm="fedavg", **settings):
+def make_spec(algorithm="fedavg", **settings):
     defaults = {
         "dataset": "user",
         "partition": "iid",
@@ -36,8 +36,8 @@ def spec(algorithm="fedavg", **settings):
         "participation": 0.5,
         "batch_size": 4,
         "rounds": 9,
-        "options": OPTIONS.get(algorithm, {}),
-        **({"pretrain_epochs": 4} if METHODS[algorithm].server_data else {}),
+        "options": FAST_OPTIONS.get(algorithm, {}),
+        **({"pretrain_epochs": 4} if METHODS[algorithm].requires_server_examples else {}),
         **({"gradient_gaps": 2} if algorithm == "fsl" else {}),
         # After few steps the mean of logits is nearly the mean model's: rounding would decide.
         **({"hp": {"server_lr": 0.7}} if algorithm == "feddf" else {}),
@@ -45,15 +45,15 @@ def spec(algorithm="fedavg", **settings):
     return RunSpec(algorithm=algorithm, **{**defaults, **settings})
 
 
-def run(spec_, **settings):
-    return simulate(spec_, dataset=user_dataset(), **placed(settings))
+def run_spec(spec_, **settings):
+    return simulate(spec_, dataset=make_user_dataset(), **with_placement(settings))
 
 
 class KilledError(Exception):
     pass
 
 
-def kill_after(number):
+def make_killing_callback(number):
     calls = iter(range(number))
 
     def progress(_):
@@ -63,19 +63,19 @@ def kill_after(number):
     return progress
 
 
-def assert_same(a, b, rtol=0, atol=0):
+def assert_results_equal(a, b, rtol=0, atol=0):
     """To the bit, unless a tolerance is given."""
-    for one, other in ((a.metrics, b.metrics), (a.artifacts, b.artifacts)):
-        assert one.keys() == other.keys()
-        for name in one:
-            np.testing.assert_allclose(one[name], other[name], rtol, atol, err_msg=name)
+    for arrays, other_arrays in ((a.metrics, b.metrics), (a.artifacts, b.artifacts)):
+        assert arrays.keys() == other_arrays.keys()
+        for name in arrays:
+            np.testing.assert_allclose(arrays[name], other_arrays[name], rtol, atol, err_msg=name)
 
 
-def logits_of_the_final_model(made, data):
+def final_model_logits(result, dataset):
     """Of the MLP, in float64."""
-    params = made.state.server.variables["params"]
-    x = data.test_images.reshape(len(data.test_labels), -1).astype(np.float64)
-    x = (x - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
+    params = result.state.server.variables["params"]
+    x = dataset.test_images.reshape(len(dataset.test_labels), -1).astype(np.float64)
+    x = (x - np.asarray(dataset.mean)[0]) / np.asarray(dataset.std)[0]
     layers = [params[name] for name in ("hidden1", "hidden2", "head")]
     for i, layer in enumerate(layers):
         x = x @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
@@ -83,22 +83,24 @@ def logits_of_the_final_model(made, data):
     return x
 
 
-def check_domains(made, data):
+def assert_domain_accuracies(result, dataset):
     """The last round's accuracy per domain, counted from the final model."""
-    right = logits_of_the_final_model(made, data).argmax(1) == data.test_labels
-    sizes = np.bincount(data.test_domains)
-    counted = np.bincount(data.test_domains, right) / sizes
-    curves = [made.metrics[f"test_accuracy_{name}"] for name in data.domain_names]
-    np.testing.assert_allclose([curve[-1] for curve in curves], counted, rtol=1e-6)
+    is_correct = final_model_logits(result, dataset).argmax(1) == dataset.test_labels
+    sizes = np.bincount(dataset.test_domains)
+    domain_accuracies = np.bincount(dataset.test_domains, is_correct) / sizes
+    curves = [result.metrics[f"test_accuracy_{name}"] for name in dataset.domain_names]
+    np.testing.assert_allclose([curve[-1] for curve in curves], domain_accuracies, rtol=1e-6)
     overall = (np.array(curves) * sizes[:, None]).sum(0) / sizes.sum()
-    np.testing.assert_allclose(made.metrics["test_accuracy"], overall, rtol=1e-6)
-    mean = made.metrics["test_accuracy_domains"]
+    np.testing.assert_allclose(result.metrics["test_accuracy"], overall, rtol=1e-6)
+    mean = result.metrics["test_accuracy_domains"]
     np.testing.assert_allclose(mean, np.mean(curves, 0), rtol=1e-6)
-    return counted
+    return domain_accuracies
 
 
-def placed(settings):
+def with_placement(settings):
     """The same keywords, with those of a `Placement` in one."""
     names = {field.name for field in dataclasses.fields(Placement)}
-    own = {name: value for name, value in settings.items() if name in names}
-    return {k: v for k, v in settings.items() if k not in names} | {"placement": Placement(**own)}
+    placement_settings = {name: value for name, value in settings.items() if name in names}
+    return {k: v for k, v in settings.items() if k not in names} | {
+        "placement": Placement(**placement_settings)
+    }

@@ -3,42 +3,42 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import first_line
+from fedjax_het.common.signatures import get_summary_line
 from fedjax_het.nn.models import Model
-from fedjax_het.nn.network import Network, as_model, check_makes_network, model_of
+from fedjax_het.nn.network import NetworkSpec, build_model, check_network_definition, to_model
 from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, mlp, resnet18
 
-NETWORKS: Registry[Network] = Registry(
+NETWORKS: Registry[NetworkSpec] = Registry(
     "network",
     (mlp.NETWORK, convnet.NETWORK, cnn.NETWORK, fsl_cnn.NETWORK, resnet18.NETWORK),
     argument="model",
 )
 
 
-@door
+@validate_arguments
 def make_model(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> Model:
     """The network `name`, one of `NETWORKS`, for images of `input_shape` (height, width, channels).
 
     options: what the network's function takes, see `network_options`; the package's are documented
         in their files of `fedjax_het.nn.networks`.
     Raises: ConfigError for an option that the network does not have, naming its own, and for images
-      or values that do not fit; for a user's network also as `as_model`.
+      or values that do not fit; for a user's network also as `to_model`.
     """
     network = NETWORKS.require(name)
     if name in NETWORKS.built_in:
-        return model_of(network, input_shape, num_classes, options)
-    return as_model(network.make, input_shape, num_classes, name, **options)
+        return build_model(network, input_shape, num_classes, options)
+    return to_model(network.make, input_shape, num_classes, name, **options)
 
 
-@door
-def network_options(name: str) -> dict[str, Any]:
+@validate_arguments
+def get_network_options(name: str) -> dict[str, Any]:
     """The options of a network, by its function's signature: their defaults, or `REQUIRED`."""
     return NETWORKS.require(name).options
 
 
-@door
+@validate_arguments
 def register_network(name: str, make: Any, description: str = "") -> None:
     """Make a network of one's own known to runs, sweeps and reports, as long as this process lasts.
 
@@ -52,13 +52,13 @@ def register_network(name: str, make: Any, description: str = "") -> None:
         register_network("lenet", Lenet)
         RunSpec("fedavg", "digits", model="lenet")
 
-    make: see `Network`. Flax modules are called `module(x, train=...)`, `(x, training=...)`,
+    make: see `NetworkSpec`. Flax modules are called `module(x, train=...)`, `(x, training=...)`,
         `(x, deterministic=...)` or `(x)`, by their signature, see `flax_model`; for pairs see
         `pair_model`.
     description: for `fedjax-het list`; by default the first line of the docstring.
 
     Raises: ConfigError for a name of the package's own or no word, and for what makes no network.
-      What it makes is checked when images are known, see `as_model`.
+      What it makes is checked when images are known, see `to_model`.
     """
-    check_makes_network(name, make)
-    NETWORKS.add(Network(name, make, description or first_line(make)))
+    check_network_definition(name, make)
+    NETWORKS.add(NetworkSpec(name, make, description or get_summary_line(make)))

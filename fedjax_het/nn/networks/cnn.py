@@ -5,10 +5,10 @@ import jax
 
 from fedjax_het.common.errors import require
 from fedjax_het.nn.conv_products import ConvImpl
-from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.flax_model import make_flax_model
 from fedjax_het.nn.layers import Conv, Linear, max_pool
 from fedjax_het.nn.models import Model
-from fedjax_het.nn.network import Network
+from fedjax_het.nn.network import NetworkSpec
 
 FILTERS, HIDDEN = (32, 64), 512
 
@@ -37,10 +37,10 @@ def cnn(
     PyTorch does by default, U(±1/√fan_in)."""
     require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
     module = Cnn(num_classes, FILTERS, HIDDEN, conv_impl)
-    return flax_model(module, input_shape, spreads=True)
+    return make_flax_model(module, input_shape, can_shard_batch=True)
 
 
-NETWORK = Network(
+NETWORK = NetworkSpec(
     "cnn",
     cnn,
     "FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512",

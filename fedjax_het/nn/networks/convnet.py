@@ -6,12 +6,12 @@ import flax.linen as nn
 import jax
 
 from fedjax_het.common.errors import require
-from fedjax_het.common.records import Count
+from fedjax_het.common.records import PositiveInt
 from fedjax_het.nn.conv_products import ConvImpl
-from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.flax_model import make_flax_model
 from fedjax_het.nn.layers import NORMS, Conv, InstanceNorm, Linear, average_pool
-from fedjax_het.nn.models import Model, cached_samples
-from fedjax_het.nn.network import Network
+from fedjax_het.nn.models import Model, count_cached_samples
+from fedjax_het.nn.network import NetworkSpec
 
 
 class ConvNet(nn.Module):
@@ -44,8 +44,8 @@ def convnet(
     input_shape: tuple[int, int, int],
     num_classes: int,
     *,
-    width: Count = 128,
-    depth: Count = 3,
+    width: PositiveInt = 128,
+    depth: PositiveInt = 3,
     norm: Literal["group", "instance", "batch", "none"] = "group",
     conv_impl: ConvImpl = "auto",
 ) -> Model:
@@ -58,23 +58,25 @@ def convnet(
     """
     first_padding = 3 if input_shape == (28, 28, 1) else 1
     smallest = min(input_shape[:2]) + 2 * (first_padding - 1)
-    fits = smallest.bit_length() - 1  # each block halves the image, rounding down
-    require(1 <= depth <= fits, "depth", depth, f"1 to {fits} for images of {input_shape}")
+    max_depth = smallest.bit_length() - 1  # each block halves the image, rounding down
+    require(
+        1 <= depth <= max_depth, "depth", depth, f"1 to {max_depth} for images of {input_shape}"
+    )
     module = ConvNet(num_classes, width, depth, norm, first_padding, conv_impl)
-    height, length = (size + 2 * (first_padding - 1) for size in input_shape[:2])
+    height, image_width = (size + 2 * (first_padding - 1) for size in input_shape[:2])
     # At least two: a single sample would make the products of the last block too thin.
-    samples = cached_samples(height, length, width)
+    samples = count_cached_samples(height, image_width, width)
     mixes_samples = norm == "batch"
-    return flax_model(
+    return make_flax_model(
         module,
         input_shape,
         micro_batch=None if mixes_samples else samples,
         cached_samples=samples,
-        spreads=True,
+        can_shard_batch=True,
     )
 
 
-NETWORK = Network(
+NETWORK = NetworkSpec(
     "convnet",
     convnet,
     "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",

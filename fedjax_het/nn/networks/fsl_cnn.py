@@ -5,10 +5,10 @@ import jax
 
 from fedjax_het.common.errors import require
 from fedjax_het.nn.conv_products import ConvImpl
-from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.flax_model import make_flax_model
 from fedjax_het.nn.layers import Conv, Dropout, Linear, max_pool
-from fedjax_het.nn.models import Model, cached_samples
-from fedjax_het.nn.network import Network
+from fedjax_het.nn.models import Model, count_cached_samples
+from fedjax_het.nn.network import NetworkSpec
 
 FILTERS, HIDDEN = (32, 64), 128
 
@@ -27,13 +27,13 @@ class FslCnn(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
-        grey = x.shape[-1] == 1
+        is_grayscale = x.shape[-1] == 1
         for block, features in enumerate(self.filters):
-            last = block + 1 == len(self.filters)
-            padding = 0 if grey and last else 1
+            is_last = block + 1 == len(self.filters)
+            padding = 0 if is_grayscale and is_last else 1
             conv = Conv(features, 3, padding, self.conv_impl, True, True, name=f"conv{block + 1}")
             x = conv(x)
-            if last or not grey:
+            if is_last or not is_grayscale:
                 x = max_pool(x)
             x = jax.nn.relu(x)  # after the pool, as the maximum of ReLUs
         x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train)
@@ -55,15 +55,15 @@ def fsl_cnn(
     does not say.
     """
     require(min(input_shape[:2]) >= 4, "input_shape", input_shape, "at least 4x4 for fsl_cnn")
-    return flax_model(
+    return make_flax_model(
         FslCnn(num_classes, FILTERS, HIDDEN, conv_impl),
         input_shape,
-        cached_samples=cached_samples(*input_shape[:2], FILTERS[0]),
-        spreads=True,
+        cached_samples=count_cached_samples(*input_shape[:2], FILTERS[0]),
+        can_shard_batch=True,
     )
 
 
-NETWORK = Network(
+NETWORK = NetworkSpec(
     "fsl_cnn",
     fsl_cnn,
     "FSL's CNNs with dropout: two 3x3 convolutions, pooling as the image's colours ask",

@@ -3,11 +3,11 @@
 import flax.linen as nn
 import jax
 
-from fedjax_het.common.records import Count
-from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.common.records import PositiveInt
+from fedjax_het.nn.flax_model import make_flax_model
 from fedjax_het.nn.layers import Linear
 from fedjax_het.nn.models import Model
-from fedjax_het.nn.network import Network
+from fedjax_het.nn.network import NetworkSpec
 
 
 class Mlp(nn.Module):
@@ -23,13 +23,16 @@ class Mlp(nn.Module):
 
 
 def mlp(
-    input_shape: tuple[int, int, int], num_classes: int, *, hidden: tuple[Count, ...] = (128, 128)
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    hidden: tuple[PositiveInt, ...] = (128, 128),
 ) -> Model:
     """Fully connected layers of `hidden` numbers with ReLU. Weights and biases are drawn as PyTorch
     does by default, U(±1/√fan_in)."""
-    return flax_model(Mlp(num_classes, tuple(hidden)), input_shape, spreads=True)
+    return make_flax_model(Mlp(num_classes, tuple(hidden)), input_shape, can_shard_batch=True)
 
 
-NETWORK = Network(
+NETWORK = NetworkSpec(
     "mlp", mlp, "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise"
 )

@@ -5,12 +5,12 @@ from typing import Literal
 import flax.linen as nn
 import jax
 
-from fedjax_het.common.records import Count
+from fedjax_het.common.records import PositiveInt
 from fedjax_het.nn.conv_products import ConvImpl
-from fedjax_het.nn.flax_model import flax_model
+from fedjax_het.nn.flax_model import make_flax_model
 from fedjax_het.nn.layers import BatchNorm, Linear, ResidualConv, max_pool_overlapping
-from fedjax_het.nn.models import Model, cached_samples
-from fedjax_het.nn.network import Network
+from fedjax_het.nn.models import Model, count_cached_samples
+from fedjax_het.nn.network import NetworkSpec
 
 
 class ResidualBlock(nn.Module):
@@ -22,15 +22,15 @@ class ResidualBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
-        def convolved(x, name, kernel_size, stride):
+        def apply_conv(x, name, kernel_size, stride):
             conv = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)
             x = conv(x)
             return BatchNorm(name=f"{name}_norm")(x, train)
 
-        y = jax.nn.relu(convolved(x, "conv1", 3, self.stride))
-        y = convolved(y, "conv2", 3, 1)
+        y = jax.nn.relu(apply_conv(x, "conv1", 3, self.stride))
+        y = apply_conv(y, "conv2", 3, 1)
         if self.stride > 1 or x.shape[-1] != self.features:
-            x = convolved(x, "shortcut", 1, self.stride)
+            x = apply_conv(x, "shortcut", 1, self.stride)
         return jax.nn.relu(x + y)
 
 
@@ -62,7 +62,7 @@ def resnet18(
     input_shape: tuple[int, int, int],
     num_classes: int,
     *,
-    width: Count = 64,
+    width: PositiveInt = 64,
     stem: Literal["imagenet", "cifar"] = "imagenet",
     conv_impl: ConvImpl = "auto",
 ) -> Model:
@@ -74,16 +74,16 @@ def resnet18(
     Convolutions are drawn as torchvision does, N(0, 2/fan_out).
     """
     # Of the first stage: the stem's activations live for a moment only.
-    height, length = (-(-size // (4 if stem == "imagenet" else 1)) for size in input_shape[:2])
-    return flax_model(
+    height, image_width = (-(-size // (4 if stem == "imagenet" else 1)) for size in input_shape[:2])
+    return make_flax_model(
         ResNet18(num_classes, width, stem, conv_impl),
         input_shape,
-        cached_samples=cached_samples(height, length, width),
-        spreads=True,
+        cached_samples=count_cached_samples(height, image_width, width),
+        can_shard_batch=True,
     )
 
 
-NETWORK = Network(
+NETWORK = NetworkSpec(
     "resnet18",
     resnet18,
     "ResNet-18 with batch norm; `stem` for large images (imagenet) or small (cifar)",

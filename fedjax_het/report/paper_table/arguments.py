@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Arguments:
+class TableArguments:
     """The command line of every table."""
 
     preset: str

@@ -7,34 +7,46 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedjax_het.common import manner
-from fedjax_het.common.command_line import called_by_flags, checked_words, one_line_errors
-from fedjax_het.common.errors import exit_status, require
-from fedjax_het.common.pictures import pictures_besides
-from fedjax_het.report.paper_table.arguments import Arguments
-from fedjax_het.report.paper_table.cells import make_cells, runs_of
-from fedjax_het.report.paper_table.declaration import Experiment
-from fedjax_het.report.paper_table.outcome import Outcome
-from fedjax_het.report.paper_table.tuning import trials, tuned, tuning_note
-from fedjax_het.report.paper_table.writing import write_table
-from fedjax_het.report.programs import Program
+from fedjax_het.common.command_line import (
+    display_flags,
+    parse_with_one_line_errors,
+    validate_command_line,
+)
+from fedjax_het.common.errors import require, run_with_exit_status
+from fedjax_het.common.pictures import write_extra_formats
+from fedjax_het.report.paper_table.arguments import TableArguments
+from fedjax_het.report.paper_table.cells import list_unique_runs, make_cells
+from fedjax_het.report.paper_table.declaration import TableDeclaration
+from fedjax_het.report.paper_table.outcome import TableRun
+from fedjax_het.report.paper_table.tuning import (
+    add_tuned_cells,
+    describe_tuning,
+    make_tuning_trials,
+)
+from fedjax_het.report.paper_table.writing import write_comparison_table
+from fedjax_het.report.programs import ProgramMain
 from fedjax_het.running import store
-from fedjax_het.running.ledger import describe
+from fedjax_het.running.ledger import format_run_label
 from fedjax_het.running.sweeps import plan_sweep, sweep
 
 # What the flags call settings of runs.
-_FILTERS = {
+_FILTER_FLAGS = {
     "dataset": "--datasets",
     "model": "--models",
     "alpha": "--alphas",
     "seed": "--seeds",
     "algorithm": "--methods",
 }
-_SETTINGS = ("rounds", "width")  # of `Arguments`, which are the preset's where they are not given
+_OVERRIDABLE_SETTINGS = (
+    "rounds",
+    "width",
+)  # of `TableArguments`, which are the preset's where they are not given
 
 
-def program(
-    experiment: Experiment, write: Callable[[Outcome], Sequence[str]] = write_table
-) -> Program:
+def make_table_program(
+    experiment: TableDeclaration,
+    write_outputs: Callable[[TableRun], Sequence[str]] = write_comparison_table,
+) -> ProgramMain:
     """`main` of a table: make the runs that are missing, then print and write the table and the
     learning curves.
 
@@ -44,75 +56,90 @@ def program(
     def main(argv: Sequence[str] | None = None) -> int:
         import tyro
 
-        def arguments(words: Sequence[str]) -> Arguments:
+        def parse_arguments(argv: Sequence[str]) -> TableArguments:
             return tyro.cli(
-                Arguments,
-                args=words,
+                TableArguments,
+                args=argv,
                 description=f"{experiment.title} Presets: {', '.join(experiment.presets)}.",
-                default=Arguments(preset=next(iter(experiment.presets))),
+                default=TableArguments(preset=next(iter(experiment.presets))),
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
 
-        def work() -> int:
-            given = sys.argv[1:] if argv is None else argv
-            manner.chosen_by(given)
-            words = checked_words(Arguments, given)
-            read = one_line_errors(lambda: arguments(words))
-            with called_by_flags(Arguments, _FILTERS), pictures_besides(read.pictures):
-                return _run(experiment, read, write)
+        def run_command() -> int:
+            argv_words = sys.argv[1:] if argv is None else argv
+            manner.parse_output_flags(argv_words)
+            checked_argv = validate_command_line(TableArguments, argv_words)
+            table_arguments = parse_with_one_line_errors(lambda: parse_arguments(checked_argv))
+            with (
+                display_flags(TableArguments, _FILTER_FLAGS),
+                write_extra_formats(table_arguments.pictures),
+            ):
+                return _run_table(experiment, table_arguments, write_outputs)
 
-        return exit_status(
-            work,
+        return run_with_exit_status(
+            run_command,
             name="error",
-            stopped="stopped; the same command goes on from the runs that are done",
+            interrupt_message="stopped; the same command goes on from the runs that are done",
         )
 
     return main
 
 
-def _run(
-    experiment: Experiment, arguments: Arguments, write: Callable[[Outcome], Sequence[str]]
+def _run_table(
+    experiment: TableDeclaration,
+    arguments: TableArguments,
+    write_outputs: Callable[[TableRun], Sequence[str]],
 ) -> int:
     cells = make_cells(experiment, arguments)
     if arguments.tuned:
-        require(bool(experiment.tuning), "tuned", True, "a table that says what is tuned")
+        require(
+            bool(experiment.tuned_hyperparameters), "tuned", True, "a table that says what is tuned"
+        )
     make_dataset = experiment.presets[arguments.preset].make_dataset
     dataset = make_dataset() if make_dataset else None
-    tried = [cell for trial in trials(experiment, cells) for cell in trial.cells]
-    specs = runs_of([*cells, *tried] if arguments.tuned else cells)
-    folder = experiment.folder or experiment.name
-    directory = Path(arguments.output_dir or f"results/{folder}-{arguments.preset}")
+    trial_cells = [cell for trial in make_tuning_trials(experiment, cells) for cell in trial.cells]
+    specs = list_unique_runs([*cells, *trial_cells] if arguments.tuned else cells)
+    folder_name = experiment.results_folder or experiment.name
+    directory = Path(arguments.output_dir or f"results/{folder_name}-{arguments.preset}")
     if arguments.list:
         for digest, spec, state in plan_sweep(specs, directory, dataset=dataset):
-            print(f"{digest}  {state:10}  {describe(spec)}")
+            print(f"{digest}  {state:10}  {format_run_label(spec)}")
         return 0
 
     if arguments.show:
         require(directory.is_dir(), "output_dir", str(directory), "a folder: --show runs nothing")
 
-    def made(specs):
-        reasons = {} if arguments.show else sweep(specs, directory, dataset=dataset).not_run
-        return reasons, store.newest(store.load_results(directory))
+    def run_and_load(specs):
+        sweep_skip_reasons = (
+            {} if arguments.show else sweep(specs, directory, dataset=dataset).not_run
+        )
+        return sweep_skip_reasons, store.select_newest(store.load_results(directory))
 
-    reasons, results = made(specs)
+    skip_reasons, results = run_and_load(specs)
     if arguments.tuned:
-        note = tuning_note(experiment, cells, results)
-        cells = tuned(experiment, cells, results, experiment.values())
+        note = describe_tuning(experiment, cells, results)
+        cells = add_tuned_cells(experiment, cells, results, experiment.load_reported())
         experiment = replace(experiment, note=" ".join(filter(None, (experiment.note, note))))
-        more, results = made(runs_of(cells))
-        reasons |= more
-    given = {name: getattr(arguments, name) for name in _SETTINGS}
+        more, results = run_and_load(list_unique_runs(cells))
+        skip_reasons |= more
+    given = {name: getattr(arguments, name) for name in _OVERRIDABLE_SETTINGS}
     instead = tuple(f"--{name} {value}" for name, value in given.items() if value is not None)
-    outcome = Outcome.of_folder(
-        experiment, arguments.preset, cells, directory, reasons, results=results, instead=instead
+    outcome = TableRun.from_directory(
+        experiment,
+        arguments.preset,
+        cells,
+        directory,
+        skip_reasons,
+        results=results,
+        command_line_overrides=instead,
     )
-    with manner.results_shown():
-        names = write(outcome)
+    with manner.suppress_results_if_quiet():
+        names = write_outputs(outcome)
     if arguments.quiet or arguments.json:
-        counts = {"runs": len(specs), "not_run": len(reasons)}
+        counts = {"runs": len(specs), "not_run": len(skip_reasons)}
         print(json.dumps({"output_dir": str(directory), "files": list(names), **counts}))
     else:
         written = [*names, *([] if arguments.show else ["two files per run"])]
         if written:
             print(f"Written to {directory}: {', '.join(written)}.")
-    return 2 if specs and len(reasons) == len(specs) else 0
+    return 2 if specs and len(skip_reasons) == len(specs) else 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.report.cell import parse_row
-from fedjax_het.report.reported import reported_values
+from fedjax_het.report.reported import load_reported_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from fedjax_het.data import Dataset
 
 
-def parse_row_of_any(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
+def parse_row_any_dataset(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     """`parse_row`, whatever the data set."""
     return parse_row(row)
 
 
 @dataclass(frozen=True)
-class Own:
+class DatasetOverride:
     """What a preset has for one data set instead of its own; what is empty is the preset's."""
 
     rows: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Own:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-_NOTHING = Own()
+_NO_OVERRIDE = DatasetOverride()
 
 
 @dataclass(frozen=True)
@@ -51,39 +51,39 @@ class Preset:
     and row."""
     rows: tuple[str, ...] = ()
     """Instead of the paper's."""
-    more_rows: tuple[str, ...] = ()
+    optional_rows: tuple[str, ...] = ()
     """Behind them, where they are asked for: by name, or by `--methods all`."""
     settings: dict[str, Any] = field(default_factory=dict)
-    of_dataset: dict[str, Own] = field(default_factory=dict)
+    dataset_overrides: dict[str, DatasetOverride] = field(default_factory=dict)
     model_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     method_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    about: str = ""
+    description: str = ""
     """Printed in the table's title, after the preset's name."""
     note: str = ""
     """Printed below the table: why a method does not do here what it does in the paper."""
-    note_about: tuple[str, ...] = ()
+    note_methods: tuple[str, ...] = ()
     """Methods without which the note is not printed; none: it always is."""
     make_dataset: "Callable[[], Dataset] | None" = None
     """Makes what the data set `user` is."""
 
-    def note_of(self, methods: Iterable[str]) -> str:
+    def get_note(self, methods: Iterable[str]) -> str:
         """The note that a table of these methods has."""
-        about = self.note_about
-        return self.note if not about or {*about} & {*methods} else ""
+        note_methods = self.note_methods
+        return self.note if not note_methods or {*note_methods} & {*methods} else ""
 
-    def own(self, dataset: str) -> Own:
+    def get_dataset_override(self, dataset: str) -> DatasetOverride:
         """What is declared for this data set alone."""
-        return self.of_dataset.get(dataset, _NOTHING)
+        return self.dataset_overrides.get(dataset, _NO_OVERRIDE)
 
 
 @dataclass(frozen=True)
-class Experiment:
+class TableDeclaration:
     """One table of one paper. Its first preset is the default."""
 
     name: str
     """Names the folder of its results."""
     paper: str
-    """Its values are those of `reported_values`, its protocol that of `RunSpec`."""
+    """Its values are those of `load_reported_values`, its protocol that of `RunSpec`."""
     item: str
     title: str
     presets: dict[str, Preset]
@@ -91,53 +91,59 @@ class Experiment:
     """Where this table of the paper departs from the paper's protocol."""
     dataset_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The same of one data set."""
-    reported: bool = True
+    has_reported_values: bool = True
     """Whether the paper gives its values as numbers; if not, a preset has rows."""
-    read_row: Callable[[str, str], tuple[str, dict[str, Any]]] = parse_row_of_any
+    row_parser: Callable[[str, str], tuple[str, dict[str, Any]]] = parse_row_any_dataset
     """A row's method and its variant's settings (fields of `RunSpec`; options and hyper-parameters
     by name), from the row and the data set."""
-    focus: str = ""
+    main_method: str = ""
     """The method that the paper is about: every row's difference from it is tested."""
-    tuning: dict[str, str] = field(default_factory=dict)
+    tuned_hyperparameters: dict[str, str] = field(default_factory=dict)
     """By method the number that `--tuned` tunes."""
-    controls: dict[str, str] = field(default_factory=dict)
+    control_rows: dict[str, str] = field(default_factory=dict)
     """Rows that show what a mechanism is worth, by the row that they are a control of."""
-    names: dict[str, str] = field(default_factory=dict)
+    row_display_names: dict[str, str] = field(default_factory=dict)
     """What pictures call a row whose settings are too long for them."""
-    real: dict[str, str] = field(default_factory=dict)
+    real_data_rows: dict[str, str] = field(default_factory=dict)
     """By method that makes data its row with as many random real images: what others gain over it
     is a column."""
-    baseline: str = ""
+    baseline_row: str = ""
     """The row that the paper's relative gains are over."""
     note: str = ""
     """Printed under the table: what to know about the paper's values."""
-    folder: str = ""
+    results_folder: str = ""
     """Names the folder instead, where several tables share one, so that no run of theirs is made
     twice; files are then named after the table (`table1.md`, `table1_curves.png`)."""
 
     @property
-    def own_methods(self) -> tuple[str, ...]:
+    def paper_methods(self) -> tuple[str, ...]:
         """Those that the paper introduces: of the same paper as the method of its name."""
         papers = {name: entry.paper for name, entry in METHODS.items()}
         return tuple(name for name in papers if papers[name] == papers.get(self.paper))
 
-    def values(self) -> "pd.DataFrame":
-        """The paper's, as `reported_values` has them; no row where it gives none."""
-        if self.reported:
-            return reported_values(self.paper, self.item)
-        return reported_values(self.paper).head(0)
+    def load_reported(self) -> "pd.DataFrame":
+        """The paper's, as `load_reported_values` has them; no row where it gives none."""
+        if self.has_reported_values:
+            return load_reported_values(self.paper, self.item)
+        return load_reported_values(self.paper).head(0)
 
-    def rows(self, preset: str, dataset: str | None = None) -> tuple[str, ...]:
+    def list_rows(self, preset: str, dataset: str | None = None) -> tuple[str, ...]:
         """The rows in order, the paper's unless the preset has its own, and those that have to be
         asked for: methods, and variants as `read_row` reads them. A method without an
         implementation stays a row.
 
         dataset None: those of all its data sets."""
-        chosen = self.presets[preset]
+        preset_declaration = self.presets[preset]
         if dataset is None:
-            datasets = [*chosen.datasets, *chosen.of_dataset]
-            rows = [row for each in datasets for row in self.rows(preset, each)]
+            datasets = [*preset_declaration.datasets, *preset_declaration.dataset_overrides]
+            rows = [
+                row for dataset_name in datasets for row in self.list_rows(preset, dataset_name)
+            ]
             return tuple(dict.fromkeys(rows))
-        reported_rows = tuple(dict.fromkeys(self.values()["method"]))
-        own = chosen.own(dataset).rows or chosen.rows or reported_rows
-        return tuple(dict.fromkeys((*own, *chosen.more_rows)))
+        reported_rows = tuple(dict.fromkeys(self.load_reported()["method"]))
+        dataset_rows = (
+            preset_declaration.get_dataset_override(dataset).rows
+            or preset_declaration.rows
+            or reported_rows
+        )
+        return tuple(dict.fromkeys((*dataset_rows, *preset_declaration.optional_rows)))

@@ -5,25 +5,27 @@ from typing import Any
 
 from fedjax_het.settings.spec import RunSpec
 
-_FIELDS = {f.name for f in fields(RunSpec)}
+_SPEC_FIELDS = {f.name for f in fields(RunSpec)}
 
 
-def merged(*layers: dict[str, Any]) -> dict[str, Any]:
+def merge_settings(*layers: dict[str, Any]) -> dict[str, Any]:
     """Settings of which a later layer wins; hyper-parameters and options one by one."""
-    result: dict[str, Any] = {}
+    merged_settings: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            result[name] = {**result.get(name, {}), **value} if isinstance(value, dict) else value
-    return result
+            merged_settings[name] = (
+                {**merged_settings.get(name, {}), **value} if isinstance(value, dict) else value
+            )
+    return merged_settings
 
 
-def variant_settings(method: str, variant: dict[str, Any]) -> dict[str, Any]:
+def classify_variant_settings(method: str, variant: dict[str, Any]) -> dict[str, Any]:
     """A variant's settings as fields of `RunSpec`: its own, or a method's option or number."""
     from fedjax_het.algorithms import METHODS
 
     settings: dict[str, Any] = {}
     for name, value in variant.items():
-        if name in _FIELDS:
+        if name in _SPEC_FIELDS:
             settings[name] = value
         else:
             kind = "options" if name in METHODS[method].option_names else "hp"

@@ -15,27 +15,29 @@ from fedjax_het.common.errors import require_name
 if TYPE_CHECKING:
     import pandas as pd
 
-_FOLDER = Path(__file__).parent
+_REPORTED_FOLDER = Path(__file__).parent
 
 
 @cache
-def _read(paper: str) -> "pd.DataFrame":
+def _read_paper(paper: str) -> "pd.DataFrame":
     import pandas as pd
 
-    return pd.read_csv(_FOLDER / f"{paper}.csv")
+    return pd.read_csv(_REPORTED_FOLDER / f"{paper}.csv")
 
 
-def reported_values(paper: str, item: str | None = None) -> "pd.DataFrame":
-    """The values of one table or figure, in the paper's order: `reported_values("dynafed",
+def load_reported_values(paper: str, item: str | None = None) -> "pd.DataFrame":
+    """The values of one table or figure, in the paper's order: `load_reported_values("dynafed",
     "table1")`; without an item all of them. An unknown paper or item is a `ConfigError` that lists
     the valid ones."""
     import pandas as pd
 
-    require_name("paper", paper, sorted(path.stem for path in _FOLDER.glob("*.csv")))
-    values = _read(paper)
+    require_name("paper", paper, sorted(path.stem for path in _REPORTED_FOLDER.glob("*.csv")))
+    values = _read_paper(paper)
     if item is None:
         return values
     require_name("item", item, list(dict.fromkeys(values["item"])))
-    own = values[values["item"] == item].reset_index(drop=True)
-    numbers = pd.to_numeric(own["level"], errors="coerce")  # of another item they may be names
-    return own.assign(level=numbers) if numbers.notna().all() else own
+    item_values = values[values["item"] == item].reset_index(drop=True)
+    levels = pd.to_numeric(
+        item_values["level"], errors="coerce"
+    )  # of another item they may be names
+    return item_values.assign(level=levels) if levels.notna().all() else item_values

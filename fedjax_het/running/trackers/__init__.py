@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedjax_het.common.doors import door
+from fedjax_het.common.doors import validate_arguments
 from fedjax_het.common.errors import ConfigError, require
 from fedjax_het.common.registry import Registry
 from fedjax_het.running.trackers import csv, mlflow, tensorboard, wandb
-from fedjax_het.running.trackers.contract import Open, Tracker
+from fedjax_het.running.trackers.contract import OpenTracker, Tracker
 
 __all__ = ["TRACKERS", "Tracker", "register_tracker", "require_trackers"]
 
@@ -25,8 +25,8 @@ TRACKERS: Registry[Tracker] = Registry(
 )
 
 
-@door
-def register_tracker(name: str, open: Open, *, description: str = "") -> None:
+@validate_arguments
+def register_tracker(name: str, open: OpenTracker, *, description: str = "") -> None:
     """Make a tracker of the user's own known under a name, as long as this process lasts.
 
     open: makes the record of a run, or finds the one that it left; see
@@ -42,7 +42,7 @@ def require_trackers(
     """ConfigError for trackers that are unknown or lack a package, and without a folder."""
     for name in track:
         tracker = TRACKERS.require(name)
-        missing = [package for package in tracker.packages if not _is_there(package)]
+        missing = [package for package in tracker.packages if not _is_installed(package)]
         if missing:
             raise ConfigError(
                 f"track = {name!r}: expected its packages, but {', '.join(missing)} cannot be "
@@ -51,7 +51,7 @@ def require_trackers(
     require(not track or folder is not None, "track", list(track), f"an {argument} to write to")
 
 
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except (ImportError, ValueError):

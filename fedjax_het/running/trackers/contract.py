@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
-class Opening(NamedTuple):
+class TrackedRun(NamedTuple):
     """What a record is opened with."""
 
     folder: Path
     """The output folder."""
-    name: str
+    digest: str
     """Of the run's files."""
     settings: dict[str, str | int | float | bool]
     """By name, those of `hp` and others in words as `hp.local_lr`."""
@@ -20,7 +20,7 @@ class Opening(NamedTuple):
     """Rounds that took place before: more than 0 of a run that is resumed."""
 
 
-class Record(Protocol):
+class RunTracker(Protocol):
     """A run's, in a tracker."""
 
     done: int
@@ -36,7 +36,7 @@ class Record(Protocol):
         """The run has ended."""
 
 
-Open = Callable[[Opening], Record]
+OpenTracker = Callable[[TrackedRun], RunTracker]
 
 
 class Tracker(NamedTuple):
@@ -44,5 +44,5 @@ class Tracker(NamedTuple):
 
     name: str
     description: str
-    open: Open
+    open: OpenTracker
     packages: tuple[str, ...] = ()  # to be imported

@@ -7,60 +7,74 @@ folder, or where MLFLOW_TRACKING_URI says.
 import time
 from collections.abc import Mapping
 
-from fedjax_het.running.trackers.contract import Opening, Tracker
+from fedjax_het.running.trackers.contract import TrackedRun, Tracker
 
 EXPERIMENT = "fedjax_het"
 TAG = "fedjax_het.run"  # whose value is the name of the run's files
-MOST = 1000  # metrics in one call, which are written together
-FEW = 100  # parameters
-LONGEST = 500  # of a parameter's text
+MAX_METRICS_PER_CALL = 1000  # metrics in one call, which are written together
+MAX_PARAMS_PER_CALL = 100  # parameters
+MAX_PARAM_LENGTH = 500  # of a parameter's text
 
 
-class MlflowRun:
+class MlflowTracker:
     """A run that had not ended is gone on with, from the round after those that it has."""
 
-    def __init__(self, opening: Opening):
+    def __init__(self, run_info: TrackedRun):
         import mlflow
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        uri = f"sqlite:///{opening.folder.resolve() / 'mlflow.db'}"
+        uri = f"sqlite:///{run_info.folder.resolve() / 'mlflow.db'}"
         if mlflow.is_tracking_uri_set():
             uri = mlflow.get_tracking_uri()
         self._client = MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        experiment = (
-            self._client.create_experiment(EXPERIMENT) if found is None else found.experiment_id
+        existing_experiment = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment_id = (
+            self._client.create_experiment(EXPERIMENT)
+            if existing_experiment is None
+            else existing_experiment.experiment_id
         )
-        ours = f"tags.`{TAG}` = '{opening.name}' and attributes.status = 'RUNNING'"
-        left = self._client.search_runs([experiment], filter_string=ours, max_results=1)
-        self._waiting: list = []
-        if left:
-            self._id = left[0].info.run_id
-            steps = [self._last(metric) for metric in left[0].data.metrics]
+        run_filter = f"tags.`{TAG}` = '{run_info.digest}' and attributes.status = 'RUNNING'"
+        unfinished_runs = self._client.search_runs(
+            [experiment_id], filter_string=run_filter, max_results=1
+        )
+        self._buffer: list = []
+        if unfinished_runs:
+            self._id = unfinished_runs[0].info.run_id
+            steps = [self._get_last_step(metric) for metric in unfinished_runs[0].data.metrics]
             self.done = max(steps, default=0)
             return
-        run = self._client.create_run(experiment, run_name=opening.name, tags={TAG: opening.name})
+        run = self._client.create_run(
+            experiment_id, run_name=run_info.digest, tags={TAG: run_info.digest}
+        )
         self._id, self.done = run.info.run_id, 0
-        params = [Param(name, str(text)[:LONGEST]) for name, text in opening.settings.items()]
-        for first in range(0, len(params), FEW):
-            self._client.log_batch(self._id, params=params[first : first + FEW])
+        params = [
+            Param(name, str(text)[:MAX_PARAM_LENGTH]) for name, text in run_info.settings.items()
+        ]
+        for first in range(0, len(params), MAX_PARAMS_PER_CALL):
+            self._client.log_batch(self._id, params=params[first : first + MAX_PARAMS_PER_CALL])
 
-    def _last(self, metric: str) -> int:
-        return max(each.step for each in self._client.get_metric_history(self._id, metric))
+    def _get_last_step(self, metric: str) -> int:
+        return max(
+            measurement.step for measurement in self._client.get_metric_history(self._id, metric)
+        )
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        if len(self._waiting) + len(values) > MOST:  # a round's together, so that a kill cuts none
+        if (
+            len(self._buffer) + len(values) > MAX_METRICS_PER_CALL
+        ):  # a round's together, so that a kill cuts none
             self.flush()
         now = int(time.time() * 1000)
-        self._waiting += [Metric(name, value, now, round) for name, value in values.items()]
+        self._buffer += [Metric(name, value, now, round) for name, value in values.items()]
 
     def flush(self) -> None:
-        for first in range(0, len(self._waiting), MOST):
-            self._client.log_batch(self._id, metrics=self._waiting[first : first + MOST])
-        self._waiting = []
+        for first in range(0, len(self._buffer), MAX_METRICS_PER_CALL):
+            self._client.log_batch(
+                self._id, metrics=self._buffer[first : first + MAX_METRICS_PER_CALL]
+            )
+        self._buffer = []
 
     def close(self, summary: Mapping[str, str | int | float | bool]) -> None:
         self.flush()
@@ -72,6 +86,6 @@ class MlflowRun:
 TRACKER = Tracker(
     "mlflow",
     "MLflow, in a database in the output folder or on a server",
-    MlflowRun,
+    MlflowTracker,
     packages=("mlflow", "sqlalchemy", "alembic"),
 )

@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_het.common.text import one_line
+from fedjax_het.common.text import to_one_line
 from fedjax_het.running.trackers import TRACKERS, require_trackers
-from fedjax_het.running.trackers.contract import Opening, Record
-from fedjax_het.running.watching import END, START, Callback, Standing
+from fedjax_het.running.trackers.contract import RunTracker, TrackedRun
+from fedjax_het.running.watching import END, START, Callback, RunStatus
 
 log = logging.getLogger("fedjax_het")
 
 
-def with_trackers(
+def add_tracker_callback(
     callbacks: Sequence[Callback],
     track: Sequence[str],
     folder: Path | None,
@@ -29,10 +29,10 @@ def with_trackers(
     require_trackers(track, folder, argument=argument)
     if folder is None or not track:
         return list(callbacks)
-    return [Tracking(track, folder), *callbacks]
+    return [TrackerCallback(track, folder), *callbacks]
 
 
-class Tracking:
+class TrackerCallback:
     """Keeps a record of every run in every tracker named.
 
     A tracker that fails is left alone from then on, with a line in the log: the run is worth more
@@ -41,53 +41,65 @@ class Tracking:
 
     def __init__(self, track: Sequence[str], folder: Path):
         self._folder = folder
-        self._opens = {name: TRACKERS[name].open for name in track}
-        self._records: dict[tuple[str, str], Record] = {}  # by tracker and run
+        self._tracker_factories = {name: TRACKERS[name].open for name in track}
+        self._run_trackers: dict[tuple[str, str], RunTracker] = {}  # by tracker and run
         self._failed: set[str] = set()
 
-    def __call__(self, now: Standing) -> None:
+    def __call__(self, status: RunStatus) -> None:
         if jax.process_index() != 0:
             return
-        for name in self._opens.keys() - self._failed:
+        for name in self._tracker_factories.keys() - self._failed:
             try:
-                self._tell(name, now)
+                self._update_tracker(name, status)
             except Exception as error:  # of programs, networks and disks that are not ours
                 self._failed.add(name)
-                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                text = f"track = {name!r}: cannot be written ({why}): runs go on without"
-                log.warning("%s", one_line(text))
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                text = f"track = {name!r}: cannot be written ({reason}): runs go on without"
+                log.warning("%s", to_one_line(text))
 
-    def _tell(self, name: str, now: Standing) -> None:
-        key = name, now.name
-        record = self._records.get(key)
-        if record is None:  # else it goes on where it waited
-            if now.phase != START:
+    def _update_tracker(self, name: str, status: RunStatus) -> None:
+        key = name, status.digest
+        run_tracker = self._run_trackers.get(key)
+        if run_tracker is None:  # else it goes on where it waited
+            if status.phase != START:
                 return
-            record = self._records[key] = self._opens[name](self._opening(now))
-        curves = {metric: curve for metric, curve in now.metrics.items() if curve.ndim == 1}
-        for at in range(record.done, now.done):
-            values = {metric: float(curve[at]) for metric, curve in curves.items()}
-            record.log(at + 1, {metric: v for metric, v in values.items() if math.isfinite(v)})
-        record.done = max(record.done, now.done)
-        record.flush()
-        if now.phase == END:
-            assert now.result is not None
-            record.close(_plain(now.result.summary))
-            del self._records[key]
+            run_tracker = self._run_trackers[key] = self._tracker_factories[name](
+                self._build_tracked_run(status)
+            )
+        curves = {metric: curve for metric, curve in status.metrics.items() if curve.ndim == 1}
+        for round_index in range(run_tracker.done, status.done):
+            values = {metric: float(curve[round_index]) for metric, curve in curves.items()}
+            run_tracker.log(
+                round_index + 1, {metric: v for metric, v in values.items() if math.isfinite(v)}
+            )
+        run_tracker.done = max(run_tracker.done, status.done)
+        run_tracker.flush()
+        if status.phase == END:
+            assert status.result is not None
+            run_tracker.close(_flatten_values(status.result.summary))
+            del self._run_trackers[key]
 
-    def _opening(self, now: Standing) -> Opening:
-        metrics = tuple(name for name, curve in now.metrics.items() if curve.ndim == 1)
-        return Opening(self._folder, now.name, _plain(now.spec.to_dict()), metrics, now.done)
+    def _build_tracked_run(self, status: RunStatus) -> TrackedRun:
+        metrics = tuple(name for name, curve in status.metrics.items() if curve.ndim == 1)
+        return TrackedRun(
+            self._folder,
+            status.digest,
+            _flatten_values(status.spec.to_dict()),
+            metrics,
+            status.done,
+        )
 
 
-def _plain(values: dict[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
+def _flatten_values(
+    values: dict[str, Any], prefix: str = ""
+) -> dict[str, str | int | float | bool]:
     """By name, in words where it is no number; without what says nothing."""
-    plain: dict[str, str | int | float | bool] = {}
+    flat: dict[str, str | int | float | bool] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            plain |= _plain(value, f"{prefix}{name}.")
+            flat |= _flatten_values(value, f"{prefix}{name}.")
         elif value is not None:
             value = value.item() if isinstance(value, np.generic) else value
-            kept = isinstance(value, str | int | float | bool)
-            plain[prefix + name] = value if kept else str(value)
-    return plain
+            is_scalar = isinstance(value, str | int | float | bool)
+            flat[prefix + name] = value if is_scalar else str(value)
+    return flat
