@@ -4,8 +4,9 @@ python experiments/accelerator/half_hour.py                          nine minute
 python experiments/accelerator/half_hour.py --carry half_hour.tar    on a machine that forgets
 python experiments/accelerator/half_hour.py --scale quick            a rehearsal on a CPU
 
-First `prove.py`; then the papers' tables at their own scale, the most telling cells first, as far
-as the time goes: DynaFed's Table 1 on Fashion-MNIST and CIFAR-10, FSL's Table I, FedAF's Table 1.
+First the numbers of `prove.py`; then the papers' tables at their own scale, the most telling cells
+first, as far as the time goes: DynaFed's Table 1 on Fashion-MNIST, the speeds of `prove.py`, then
+Table 1 on CIFAR-10, FSL's Table I, FedAF's Table 1.
 The same command goes on where it stopped: with the runs that are made, within a run from its
 checkpoint. Data sets that are not there are passed over. Of data, a decoded set of the cache is
 enough (`datasets/fashion_mnist.npz` in $FEDJAX_HET_CACHE). With `--carry` the folder's small files
@@ -30,6 +31,7 @@ from fedjax_het.report.write import write_text
 
 HERE = Path(__file__).resolve().parent
 FILE = "half_hour.json"
+PROVE = "accelerator/prove.py"
 NO_DATA = 3  # the status of a piece whose data set is not there
 SPARE = 20.0  # seconds that what is asked to stop has for it
 LEAST = 30.0  # seconds below which nothing is begun
@@ -79,11 +81,15 @@ def pieces(scale: str, folder: Path) -> list[Piece]:
         return Piece(f"{program} {of}".strip(), program, words)
 
     sizes = ("--scale", "full" if scale == "paper" else "quick")
-    prove = Piece("prove", "accelerator/prove.py", (*sizes, "--output-dir", str(folder)))
+
+    def prove(only: str, *words: str) -> Piece:
+        given = (*sizes, "--only", only, *words, "--output-dir", str(folder))
+        return Piece(f"prove {only}", PROVE, given)
+
     if scale == "quick":
         quick = ("--methods", "fedavg", "--rounds", "2", "--alphas")
         return [
-            prove._replace(words=(*prove.words, "--methods", "fedavg", "--only", "numbers")),
+            prove("numbers", "--methods", "fedavg"),
             table("table1", *quick, "0.04"),
             table("fedaf.table1", *quick, "0.1"),
         ]
@@ -91,11 +97,10 @@ def pieces(scale: str, folder: Path) -> list[Piece]:
     telling = ("--methods", "fedavg", central, real, "scaffold")
     fashion, cifar = ("--datasets", "fashion_mnist"), ("--datasets", "cifar10")
     return [
-        prove,
-        *(
-            table("table1", *fashion, "--alphas", alpha, *telling, of=f"fashion {alpha}")
-            for alpha in ("0.01", "0.16")
-        ),
+        prove("numbers"),
+        table("table1", *fashion, "--alphas", "0.01", *telling, of="fashion 0.01"),
+        prove("speed"),
+        table("table1", *fashion, "--alphas", "0.16", *telling, of="fashion 0.16"),
         table("table1", *cifar, "--alphas", "0.01", *telling, of="cifar 0.01"),
         table("fsl.table1", "--methods", "fedavg", "fsl", "data_sharing"),
         table("fedaf.table1", *fashion, "--alphas", "0.02", of="fashion 0.02"),
@@ -148,7 +153,7 @@ def run(arguments: Arguments) -> int:
         if left < LEAST or (before is not None and before.status == 0):
             continue
         began = time.monotonic()
-        if piece.name == "prove":
+        if piece.program == PROVE:
             piece = piece._replace(words=(*piece.words, "--minutes", f"{left / 60:.2f}"))
         status, said = made(piece, left)
         if status == 2 and "no prepared data" in said:
