@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,6 +58,45 @@ def test_places_measure_the_same_cases():
     assert len(names) == len(set(names)) == 3 * (3 * 4 + few)
     given = [case for place in prove.make_speed_workers("full", "gpu") for case in place.cases]
     assert {case.settings["precision"] for case in given} == {"float32", "tf32", "bfloat16"}
+    (some,) = prove.make_speed_workers("full", "gpu", ("tf32",), (4, 32))
+    assert {case.lanes for case in some.cases} == {4, 32}
+    assert {case.settings["precision"] for case in some.cases} == {"tf32"}
+
+
+def test_a_speed_is_the_median_of_the_rounds_after_the_first(monkeypatch):
+    times = SimpleNamespace(samples=[8] * 4, seconds=[9.0, 2.0, 4.0, 1.0], compile_seconds=3.0)
+    monkeypatch.setattr("fedjax_het.running.benchmark.benchmark_rounds", lambda *a, **k: times)
+    settings = {"algorithm": "fedavg", "model": "mlp", "precision": "float32"}
+    found = prove.measure_case(prove.Case("x", "speed", "quick", settings, 1))
+    assert (found["client_samples_per_second"], found["compile_seconds"]) == (4.0, 3.0)
+
+
+def test_what_time_was_too_short_for_is_left_and_goes_on(tmp_path, monkeypatch, capsys):
+    most, waits = 1, False
+
+    def at_once(places, seconds):
+        if waits:
+            time.sleep(seconds)
+        speed = {"client_samples_per_second": 1.0}
+        return [{case.name: speed for case in place.cases[:most]} for place in places]
+
+    monkeypatch.setattr(prove, "run_workers", at_once)
+    monkeypatch.setattr(prove, "_device", lambda: ("x", "gpu"))
+    words = ["--only", "speed", "--precisions", "tf32", "--lanes", "1", "--minutes", "0.01"]
+    words += ["--output-dir", str(tmp_path)]
+    assert prove.main(words) == 1  # as if its process had died
+    waits = True
+    assert prove.main(words) == 130
+    assert "2 cases are left" in capsys.readouterr().err
+    most, waits = 99, False
+    assert prove.main(words) == 0
+    assert len(json.loads((tmp_path / prove.RESULTS_FILE).read_text())["speed"]) == 4
+
+
+@pytest.mark.parametrize("words", [("--precisions", "float16"), ("--lanes", "3")])
+def test_a_speed_that_there_is_not_is_named(words, tmp_path, capsys):
+    assert prove.main([*words, "--output-dir", str(tmp_path)]) == 2
+    assert words[1] in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -79,17 +120,20 @@ def test_an_unknown_method_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("scale", ["paper", "quick"])
 def test_pieces_are_commands_that_there_are(scale, tmp_path, capsys):
-    first, *tables = half_hour.plan_tasks(scale, tmp_path)
-    assert first.name == "prove" and len({piece.name for piece in tables}) == len(tables)
-    for piece in tables:
-        assert load_program(piece.program)([*piece.arguments, "--list"]) == 0, piece
+    planned = half_hour.plan_tasks(scale, tmp_path)
+    assert planned[0].name == "prove numbers"
+    assert len({piece.name for piece in planned}) == len(planned)
+    for piece in planned:
+        if piece.program == half_hour.PROVE:
+            assert (half_hour.ACCELERATOR_FOLDER.parent / piece.program).is_file()
+            continue
+        assert load_program(piece.program)([*piece.words, "--list"]) == 0, piece
         assert len(capsys.readouterr().out.splitlines()) > 0
-    assert (half_hour.ACCELERATOR_FOLDER.parent / first.program).is_file()
 
 
 def test_pieces_go_on_until_they_are_done(tmp_path, monkeypatch, capsys):
     begun = []
-    statuses = {"prove": [0], "table1 fashion 0.01": [130, 0], "table1 cifar 0.01": [2, 2]}
+    statuses = {"table1 fashion 0.01": [130, 0], "table1 cifar 0.01": [2, 2]}
 
     def made(piece, seconds):
         begun.append(piece.name)

@@ -415,7 +415,7 @@ def test_weights_cannot_be_forgotten(averaging):
 
         def end(hp, message, local, state, client):
             assert not hasattr(client, "weight")
-            change = jax.tree.map(lambda w, a: w - a, local.variables, broadcast.variables)
+            change = jax.tree.map(lambda w, a: w - a, local.variables, message.variables)
             return ClientUpdate(mean=change), state, ()
 
         return build_federated_algorithm(training, plan, base._replace(end=end))

@@ -52,7 +52,7 @@ INSIDE = {
         "get_norm_variables",
         "choose_micro_batch_size",
     ),
-    *("replace_norm_variables", "add_projection_head", "parse_row", "plot_privacy"),
+    *("replace_norm_variables", "add_projection_head", "parse_row"),
     "show_environment",  # takes nothing
     "grid",  # its settings are RunSpec's: `test_entry.py`
 }

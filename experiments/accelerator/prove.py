@@ -1,14 +1,15 @@
 """Prove a device: the same numbers as on the CPU, and what is fastest on it.
 
-python experiments/accelerator/prove.py                 what jax finds, about five minutes
-python experiments/accelerator/prove.py --scale quick   small; two minutes on a CPU
+python experiments/accelerator/prove.py                 what jax finds; an H200: 15 minutes
+python experiments/accelerator/prove.py --scale quick   small; ten minutes on a CPU's core
 
 Correctness: each method runs five rounds on made-up data, on the device and on the CPU, both with
 true float32 products. Beside the difference is what another order of sums makes of the CPU's own
 numbers (four lanes instead of one): a device that rounds as well differs about as much. Speed:
 client samples a second of FedAvg's rounds by network, implementation of convolutions, lanes and
-precision; compilation apart. `prove.json` has all of it and the settings that were fastest.
-A case that fails is a line with its error, and the others go on; what is done is not done again.
+precision, the median of all rounds but the first; compilation apart. `prove.json` has all of it
+and the settings that were fastest. A case that fails is a line with its error, and the others go
+on; what is done is not done again, and the status is 130 while cases are left.
 """
 
 import json
@@ -25,11 +26,12 @@ from typing import IO, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import require_name
+from fedjax_het.common.errors import require, require_name
 from fedjax_het.common.files import make_output_directory
 from fedjax_het.common.records import Bounds
 from fedjax_het.engine.probe import MAX_UNROLLED_LANES
 from fedjax_het.nn.computing import BFLOAT16, FLOAT32, TF32
+from fedjax_het.nn.computing import PRECISIONS as ALL_PRECISIONS
 from fedjax_het.nn.conv_products import IM2COL, NATIVE, UNROLLED
 from fedjax_het.report.programs import make_config_program
 from fedjax_het.report.render import (
@@ -131,6 +133,10 @@ class Arguments:
     """What is measured."""
     methods: tuple[str, ...] | None = None
     """Of which the numbers are compared (default: all)."""
+    precisions: tuple[str, ...] | None = None
+    """In which speeds are measured, as far as the device has them (default: all, in this order)."""
+    lanes: tuple[int, ...] | None = None
+    """With which speeds are measured, of those of the scale (default: all)."""
     minutes: Annotated[float, Bounds(0, 1e6, open_low=True)] = 30.0
     """After which no case is begun; the same command goes on."""
     output_dir: str = "results/accelerator"
@@ -142,11 +148,11 @@ def make_synthetic_dataset(scale: Scale) -> Any:
     from fedjax_het import dataset_from_arrays
 
     rng, size = np.random.default_rng(0), scale.pixels
-    class_patterns = rng.random((10, size, size, 1))
+    spots = rng.random((10, size, size, 1))
 
-    def draw(num_images):
-        labels = rng.integers(0, 10, num_images)
-        images = 0.6 * class_patterns[labels] + 0.4 * rng.random((num_images, size, size, 1))
+    def draw(count):
+        labels = rng.integers(0, 10, count)
+        images = 0.6 * spots[labels] + 0.4 * rng.random((count, size, size, 1))
         return (255 * images).astype(np.uint8), labels
 
     images, labels = draw(scale.examples)
@@ -162,68 +168,72 @@ def measure_case(case: Case) -> dict[str, Any]:
     import jax
 
     from fedjax_het import Placement, RunSpec, simulate
+    from fedjax_het.running.benchmark import benchmark_rounds
 
     scale = SCALES[case.scale if case.kind == "speed" else "quick"]
     settings = {"num_clients": scale.clients, "rounds": scale.rounds, "seed": 0, **case.settings}
     spec = RunSpec(dataset="user", **settings)
     placement = Placement(lanes=case.lanes, devices=1)
-    result = simulate(spec, dataset=make_synthetic_dataset(scale), placement=placement)
-    record: dict[str, Any] = {"device": jax.devices()[0].device_kind}
+    found: dict[str, Any] = {"device": jax.devices()[0].device_kind}
     if case.kind == "speed":
-        summary_names = ("client_samples_per_second", "compile_seconds")
-        return record | {name: result.summary[name] for name in summary_names}
+        times = benchmark_rounds(
+            spec, scale.rounds, make_synthetic_dataset(scale), placement=placement
+        )
+        # The first also loads kernels and captures graphs.
+        rates = np.divide(times.samples[1:], times.seconds[1:])
+        found["client_samples_per_second"] = float(np.median(rates))
+        return found | {"compile_seconds": times.compile_seconds}
+    result = simulate(spec, dataset=make_synthetic_dataset(scale), placement=placement)
     curves = ("train_loss", "update_norm", "test_loss", "client_accuracy")
-    curves_by_name = {name: result.metrics[name] for name in curves if name in result.metrics}
-    return record | {name: np.asarray(curve).tolist() for name, curve in curves_by_name.items()}
+    named = {name: result.metrics[name] for name in curves if name in result.metrics}
+    return found | {name: np.asarray(curve).tolist() for name, curve in named.items()}
 
 
 def serve_cases() -> None:
     """The cases on standard input, a line of standard output for each."""
-    for case_fields in json.load(sys.stdin):
-        case = Case(*case_fields)
+    for given in json.load(sys.stdin):
+        case = Case(*given)
         try:
-            record = measure_case(case)
+            found = measure_case(case)
         except Exception as error:  # whatever it is, the others are to be measured
-            record = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
-        print(json.dumps({"name": case.name, **record}), flush=True)
+            found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        print(json.dumps({"name": case.name, **found}), flush=True)
 
 
-def run_workers(workers: list[Worker], seconds: float) -> list[dict[str, dict[str, Any]]]:
+def run_workers(places: list[Worker], seconds: float) -> list[dict[str, dict[str, Any]]]:
     """What each place has found by name, after so many seconds at most; all of them side by side.
     A case that a place did not come to is not there."""
-    command = [sys.executable, str(Path(__file__).resolve()), WORKER_FLAG]
+    words = [sys.executable, str(Path(__file__).resolve()), WORKER_FLAG]
     with ExitStack() as files:
-        processes = []
-        for worker in workers:
-            output_file = files.enter_context(tempfile.TemporaryFile("w+"))
+        running = []
+        for place in places:
+            said = files.enter_context(tempfile.TemporaryFile("w+"))
             process = subprocess.Popen(
-                command,
-                env={**os.environ, **worker.environment},
+                words,
+                env={**os.environ, **place.environment},
                 stdin=subprocess.PIPE,
-                stdout=output_file,
+                stdout=said,
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
             assert process.stdin is not None
-            process.stdin.write(json.dumps(worker.cases))
+            process.stdin.write(json.dumps(place.cases))
             process.stdin.close()
-            processes.append((process, output_file))
-        deadline = time.monotonic() + seconds
-        for process, _ in processes:
+            running.append((process, said))
+        ends = time.monotonic() + seconds
+        for process, _ in running:
             try:
-                process.wait(max(1.0, deadline - time.monotonic()))
+                process.wait(max(1.0, ends - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        return [_read_records(output_file) for _, output_file in processes]
+        return [_read_records(said) for _, said in running]
 
 
-def _read_records(output_file: IO[str]) -> dict[str, dict[str, Any]]:
-    output_file.seek(0)
-    records = [
-        json.loads(line) for line in output_file if line.startswith("{") and line.endswith("}\n")
-    ]
-    return {record.pop("name"): record for record in records}
+def _read_records(said: IO[str]) -> dict[str, dict[str, Any]]:
+    said.seek(0)
+    found = [json.loads(line) for line in said if line.startswith("{") and line.endswith("}\n")]
+    return {made.pop("name"): made for made in found}
 
 
 def make_parity_workers(names: Sequence[str]) -> list[Worker]:
@@ -233,51 +243,49 @@ def make_parity_workers(names: Sequence[str]) -> list[Worker]:
         method = name.split(",")[0]
         settings = {"algorithm": method, "precision": FLOAT32, **METHODS[name], "rounds": 5}
         cases.append(Case(name, "numbers", "quick", settings, 4))
-    cpu_environment = {"JAX_PLATFORMS": "cpu"}
-    single_lane_cases = [case._replace(lanes=1) for case in cases]
-    return [
-        Worker({}, cases),
-        Worker(cpu_environment, cases),
-        Worker(cpu_environment, single_lane_cases),
-    ]
+    on_cpu = {"JAX_PLATFORMS": "cpu"}
+    alone = [case._replace(lanes=1) for case in cases]
+    return [Worker({}, cases), Worker(on_cpu, cases), Worker(on_cpu, alone)]
 
 
-def make_speed_workers(scale: str, platform: str) -> list[Worker]:
-    """FedAvg by precision, and in each by network, implementation and lanes."""
-    scale_config, workers = SCALES[scale], []
+def make_speed_workers(
+    scale: str,
+    platform: str,
+    precisions: Sequence[str] | None = None,
+    lanes: Sequence[int] | None = None,
+) -> list[Worker]:
+    """FedAvg by precision, and in each by network, implementation and lanes. Of precisions and
+    lanes those that are asked for (None: all that there are)."""
+    size, places = SCALES[scale], []
+    there = PRECISIONS.get(platform, (FLOAT32,))
+    widths = [count for count in size.lanes if lanes is None or count in lanes]
     networks: list[tuple[str, dict[str, Any]]] = [("mlp", {"model": "mlp"})]
     for impl in (IM2COL, NATIVE, UNROLLED):
-        options = {"width": scale_config.width, "network_options": {"conv_impl": impl}}
+        options = {"width": size.width, "network_options": {"conv_impl": impl}}
         networks.append((f"convnet, {impl}", {"model": "convnet", **options}))
-    for precision in PRECISIONS.get(platform, (FLOAT32,)):
+    for precision in there if precisions is None else [p for p in precisions if p in there]:
         cases = []
         for network, settings in networks:
-            for lanes in scale_config.lanes:
-                if lanes > MAX_UNROLLED_LANES and network.endswith(UNROLLED):
+            for count in widths:
+                if count > MAX_UNROLLED_LANES and network.endswith(UNROLLED):
                     continue
-                name = f"{network}, {precision}, {lanes} lanes"
-                precision_settings = {
-                    "precision": precision,
-                    "eval_every": scale_config.rounds,
-                    **settings,
-                }
-                cases.append(
-                    Case(name, "speed", scale, {"algorithm": "fedavg", **precision_settings}, lanes)
-                )
-        workers.append(Worker({}, cases))
-    return workers
+                name = f"{network}, {precision}, {count} lanes"
+                given = {"algorithm": "fedavg", "precision": precision, **settings}
+                cases.append(Case(name, "speed", scale, given, count))
+        places.append(Worker({}, cases))
+    return places
 
 
-def compare_curves(device: dict, cpu: dict, reordered_cpu: dict) -> dict[str, Any]:
+def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str, Any]:
     """How far the device's curves are from the CPU's, relative; and the CPU's from its own in
     another order."""
-    errors = [record["error"] for record in (device, cpu, reordered_cpu) if "error" in record]
+    errors = [made["error"] for made in (device, cpu, in_another_order) if "error" in made]
     if errors:
         return {"error": errors[0]}
 
-    def max_relative_difference(record, other_record):
-        curves = [name for name in record if name != "device"]
-        pairs = [(np.asarray(record[name]), np.asarray(other_record[name])) for name in curves]
+    def apart(one, other):
+        curves = [name for name in one if name != "device"]
+        pairs = [(np.asarray(one[name]), np.asarray(other[name])) for name in curves]
         if any((np.isnan(a) != np.isnan(b)).any() for a, b in pairs):
             return float("inf")
         return max(
@@ -285,36 +293,33 @@ def compare_curves(device: dict, cpu: dict, reordered_cpu: dict) -> dict[str, An
             for a, b in pairs
         )
 
-    difference, reordering_difference = (
-        max_relative_difference(device, cpu),
-        max_relative_difference(reordered_cpu, cpu),
-    )
-    agrees = difference <= max(MIN_TOLERANCE, REORDERING_FACTOR * reordering_difference)
-    return {"difference": difference, "another order": reordering_difference, "agrees": agrees}
+    difference, order = apart(device, cpu), apart(in_another_order, cpu)
+    agrees = difference <= max(MIN_TOLERANCE, REORDERING_FACTOR * order)
+    return {"difference": difference, "another order": order, "agrees": agrees}
 
 
 def select_fastest(speeds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """By network and precision the implementation and lanes of most samples a second."""
     best: dict[str, dict[str, Any]] = {}
-    for name, record in speeds.items():
-        rate = record.get("client_samples_per_second", 0.0)
+    for name, made in speeds.items():
+        rate = made.get("client_samples_per_second", 0.0)
         *network, precision, lanes = name.split(", ")
         key = f"{network[0]}, {precision}"
         if rate > best.get(key, {}).get("client_samples_per_second", 0.0):
-            network_settings = {"conv_impl": network[1]} if len(network) > 1 else {}
-            num_lanes = int(lanes.removesuffix(" lanes"))
-            best[key] = {**network_settings, "lanes": num_lanes, "client_samples_per_second": rate}
+            chosen = {"conv_impl": network[1]} if len(network) > 1 else {}
+            count = int(lanes.removesuffix(" lanes"))
+            best[key] = {**chosen, "lanes": count, "client_samples_per_second": rate}
     return best
 
 
-def make_tables(stored_results: dict[str, Any]) -> list[TextTable]:
+def make_tables(kept: dict[str, Any]) -> list[TextTable]:
     """Of the numbers, of the speeds, and of what was fastest, as far as they are known."""
-    device = stored_results["device"]
+    device = kept["device"]
     numbers = _make_table(
         f"{device} against the CPU, both in float32",
         ("Method",),
         (*_PARITY_COLUMNS, "Error"),
-        stored_results["numbers"],
+        kept["numbers"],
         "Largest relative difference of losses and norms over the rounds; another order: the "
         "CPU's own, with one lane instead of four.",
     )
@@ -322,12 +327,11 @@ def make_tables(stored_results: dict[str, Any]) -> list[TextTable]:
         f"{device}: FedAvg's rounds",
         ("Case",),
         (*_SPEED_COLUMNS, "Error"),
-        stored_results["speed"],
-        "Client samples a second; compilation in seconds, apart.",
+        kept["speed"],
+        "Client samples a second, the median of all rounds but the first; compilation in seconds, "
+        "apart.",
     )
-    best = _make_table(
-        f"{device}: fastest", ("Network",), ("conv_impl", "lanes"), stored_results["fastest"]
-    )
+    best = _make_table(f"{device}: fastest", ("Network",), ("conv_impl", "lanes"), kept["fastest"])
     return [table for table in (numbers, speed, best) if table.sections[0].rows]
 
 
@@ -339,12 +343,12 @@ def _make_table(
     title: str,
     names: tuple[str],
     values: tuple[str, ...],
-    records: dict[str, dict[str, Any]],
+    found: dict[str, dict[str, Any]],
     *notes: str,
 ) -> TextTable:
     rows = tuple(
-        {names[0]: name, **{value: _format_value(record.get(value.lower())) for value in values}}
-        for name, record in records.items()
+        {names[0]: name, **{value: _format_value(made.get(value.lower())) for value in values}}
+        for name, made in found.items()
     )
     return TextTable(title, names, values, (TableSection(rows),), notes)
 
@@ -358,68 +362,68 @@ def _format_value(value: Any) -> str:
 
 
 def run_checks(arguments: Arguments) -> int:
-    """All cases that are not done. 1 where a method's numbers do not agree."""
+    """All cases that are not done. 1 where a method's numbers do not agree, or a process died
+    before its time; else 130 where the time was up before all were measured."""
     names = tuple(METHODS) if arguments.methods is None else arguments.methods
     for name in names:
         require_name("methods", name, METHODS)
-    folder, deadline = make_output_directory(arguments.output_dir), time.monotonic()
-    deadline += 60 * arguments.minutes
+    for name in arguments.precisions or ():
+        require_name("precisions", name, ALL_PRECISIONS)
+    there = SCALES[arguments.scale].lanes
+    for count in arguments.lanes or ():
+        require(count in there, "lanes", count, f"one of {', '.join(map(str, there))}")
+    folder, ends = make_output_directory(arguments.output_dir), time.monotonic()
+    ends += 60 * arguments.minutes
     path = folder / RESULTS_FILE
-    stored_results: dict[str, Any] = {"numbers": {}, "speed": {}, "fastest": {}}
+    kept: dict[str, Any] = {"numbers": {}, "speed": {}, "fastest": {}}
     if path.is_file():
-        stored_results |= json.loads(path.read_text())
-    stored_results["device"], platform = _query_device()
+        kept |= json.loads(path.read_text())
+    kept["device"], platform = _query_device()
 
-    def pending_cases(kind: str, cases: Iterable[str]) -> list[str]:
-        return [name for name in cases if "error" in stored_results[kind].get(name, {"error": ""})]
+    def due(kind: str, cases: Iterable[str]) -> list[str]:
+        return [name for name in cases if "error" in kept[kind].get(name, {"error": ""})]
 
-    def store_results(kind: str, records: dict[str, dict[str, Any]]) -> None:
-        stored_results[kind] |= records
-        stored_results["fastest"] = select_fastest(stored_results["speed"])
-        write_text(path, json.dumps(stored_results, indent=1))
+    def keep(kind: str, made: dict[str, dict[str, Any]]) -> None:
+        kept[kind] |= made
+        kept["fastest"] = select_fastest(kept["speed"])
+        write_text(path, json.dumps(kept, indent=1))
 
-    if arguments.only != "speed" and (pending := pending_cases("numbers", names)):
-        device, *cpu_records = run_workers(
-            make_parity_workers(pending), deadline - time.monotonic()
-        )
-        completed = [
-            name for name in pending if all(name in records for records in (device, *cpu_records))
-        ]
-        comparisons = {
-            name: compare_curves(
-                device[name], *(worker_records[name] for worker_records in cpu_records)
-            )
-            for name in completed
-        }
-        store_results("numbers", comparisons)
-    for worker in (
-        make_speed_workers(arguments.scale, platform) if arguments.only != "numbers" else ()
-    ):
-        pending = pending_cases("speed", [case.name for case in worker.cases])
-        if pending and time.monotonic() < deadline:
-            worker = worker._replace(cases=[case for case in worker.cases if case.name in pending])
-            (records,) = run_workers([worker], deadline - time.monotonic())
-            store_results("speed", records)
-    text_tables = make_tables(stored_results)
-    for table in text_tables:
+    if arguments.only != "speed" and (left := due("numbers", names)):
+        device, *on_cpu = run_workers(make_parity_workers(left), ends - time.monotonic())
+        done = [name for name in left if all(name in found for found in (device, *on_cpu))]
+        apart = {name: compare_curves(device[name], *(f[name] for f in on_cpu)) for name in done}
+        keep("numbers", apart)
+    asked = (arguments.scale, platform, arguments.precisions, arguments.lanes)
+    places = make_speed_workers(*asked) if arguments.only != "numbers" else []
+    for place in places:
+        left = due("speed", [case.name for case in place.cases])
+        if left and time.monotonic() < ends:
+            place = place._replace(cases=[case for case in place.cases if case.name in left])
+            (found,) = run_workers([place], ends - time.monotonic())
+            keep("speed", found)
+    made = make_tables(kept)
+    for table in made:
         print_table(table)
-    write_text(folder / "prove.md", "\n".join(map(to_markdown, text_tables)))
-    failed_methods = [
-        name
-        for name, text_tables in stored_results["numbers"].items()
-        if not text_tables.get("agrees")
-    ]
-    if failed_methods:
-        print(f"Not as on the CPU: {', '.join(failed_methods)}.", file=sys.stderr)
-    return 1 if failed_methods else 0
+    write_text(folder / "prove.md", "\n".join(map(to_markdown, made)))
+    wrong = [name for name, made in kept["numbers"].items() if not made.get("agrees")]
+    if wrong:
+        print(f"Not as on the CPU: {', '.join(wrong)}.", file=sys.stderr)
+    undone = [name for name in names if name not in kept["numbers"] and arguments.only != "speed"]
+    planned = [case.name for place in places for case in place.cases]
+    undone += [name for name in planned if name not in kept["speed"]]
+    if undone:
+        print(f"{len(undone)} cases are left: the same command goes on.", file=sys.stderr)
+    if wrong or (undone and time.monotonic() < ends):
+        return 1
+    return 130 if undone else 0
 
 
 def _query_device() -> tuple[str, str]:
     """The kind of jax's first device, and its platform; found in a process of its own, since this
     one is not to hold it."""
-    query_code = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind)"
-    process = subprocess.run([sys.executable, "-c", query_code], capture_output=True, text=True)
-    platform, _, kind = process.stdout.strip().splitlines()[-1].partition(" ")
+    asked = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind)"
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    platform, _, kind = said.stdout.strip().splitlines()[-1].partition(" ")
     return kind, platform
 
 
