@@ -81,7 +81,7 @@ def test_what_time_was_too_short_for_is_left_and_goes_on(tmp_path, monkeypatch, 
         return [{case.name: speed for case in place.cases[:most]} for place in places]
 
     monkeypatch.setattr(prove, "run_workers", at_once)
-    monkeypatch.setattr(prove, "_device", lambda: ("x", "gpu"))
+    monkeypatch.setattr(prove, "_query_device", lambda: ("x", "gpu"))
     words = ["--only", "speed", "--precisions", "tf32", "--lanes", "1", "--minutes", "0.01"]
     words += ["--output-dir", str(tmp_path)]
     assert prove.main(words) == 1  # as if its process had died

@@ -47,7 +47,7 @@ INSIDE = {
     ),
     *(
         "micro_batched_value_and_grad",
-        "network_digest",
+        "compute_network_digest",
         "norm_mask",
         "get_norm_variables",
         "choose_micro_batch_size",

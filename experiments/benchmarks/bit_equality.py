@@ -19,6 +19,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
@@ -113,7 +114,7 @@ def digest_of(result) -> dict[str, str]:
     for name in sorted(result.artifacts):
         metrics.update(np.ascontiguousarray(result.artifacts[name]).tobytes())
     state = hashlib.sha256()
-    clients = getattr(result.state, "clients", None)
+    clients: Any = getattr(result.state, "clients", None)
     if hasattr(clients, "client"):  # on the host
         rows = [clients.client(k) for k in range(6)]
         leaves = [

@@ -47,7 +47,7 @@ def with_pretraining(
             server_parallelism=server_parallelism,
         )
 
-    def advance(hp, state, key, num_epochs, server_examples: Examples | None):
+    def advance(hp, state, key, num_iterations, server_examples: Examples | None):
         assert server_examples is not None  # a run that pretrains has a server with examples
         completed_epochs = state.server.step_state
         start_variables = get_model(inner_state(state))
@@ -57,7 +57,7 @@ def with_pretraining(
             server_examples,
             key,
             hp["pretrain_lr"],
-            num_epochs,
+            num_iterations,
             completed_epochs,
         )
         client_state_leaves = jax.tree.leaves(
@@ -67,12 +67,14 @@ def with_pretraining(
         initial_state = algorithm.init(hp, key, variables, num_rows)
         continued_state = set_model(inner_state(state), variables)
         new_inner_state = jax.tree.map(
-            lambda a, b: jnp.where(completed_epochs + num_epochs == epochs, a, b).astype(b.dtype),
+            lambda a, b: jnp.where(completed_epochs + num_iterations == epochs, a, b).astype(
+                b.dtype
+            ),
             initial_state,
             continued_state,
         )
         return new_inner_state._replace(
-            server=ServerStepState(new_inner_state.server, completed_epochs + num_epochs)
+            server=ServerStepState(new_inner_state.server, completed_epochs + num_iterations)
         )
 
     wrapped_algorithm = with_server_step(
