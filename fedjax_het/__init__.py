@@ -3,32 +3,31 @@
 import importlib
 from typing import Any
 
-from fedjax_het.common.variables import import_jax
+from fedjax_het.utils.env import import_jax
 
 import_jax()
 
 from fedjax_het._startup import request_one_cpu_device_per_core  # noqa: E402
-from fedjax_het.common.cache import enable_compilation_cache  # noqa: E402
+from fedjax_het._version import __version__  # noqa: E402
+from fedjax_het.utils.cache import enable_compilation_cache  # noqa: E402
 
 request_one_cpu_device_per_core()
 enable_compilation_cache()
 
-__version__ = "0.6.0"
-
 # Imported when first used, so that `import fedjax_het` stays fast.
 _PUBLIC = {
-    "RunSpec": "fedjax_het.settings.spec",
-    "Result": "fedjax_het.running.result",
-    "simulate": "fedjax_het.running.simulation",
-    "federation": "fedjax_het.running.simulation",
-    "sweep": "fedjax_het.running.sweeps",
-    "Placement": "fedjax_het.running.placement",
-    "grid": "fedjax_het.settings.grids",
-    "load_results": "fedjax_het.running.store",
-    "load_curves": "fedjax_het.running.store",
-    "load_model": "fedjax_het.running.trained",
-    "evaluate": "fedjax_het.running.trained",
-    "ConfigError": "fedjax_het.common.errors",
+    "RunSpec": "fedjax_het.config.run_spec",
+    "Result": "fedjax_het.runtime.results",
+    "simulate": "fedjax_het.runtime.session",
+    "federation": "fedjax_het.runtime.session",
+    "sweep": "fedjax_het.runtime.sweep",
+    "Placement": "fedjax_het.runtime.placement",
+    "grid": "fedjax_het.config.grid",
+    "load_results": "fedjax_het.runtime.result_store",
+    "load_curves": "fedjax_het.runtime.result_store",
+    "load_model": "fedjax_het.runtime.trained_model",
+    "evaluate": "fedjax_het.runtime.trained_model",
+    "ConfigError": "fedjax_het.utils.errors",
     "load_dataset": "fedjax_het.data",
     "dataset_from_arrays": "fedjax_het.data",
     "load_image_folder": "fedjax_het.data",
@@ -36,13 +35,13 @@ _PUBLIC = {
     "make_model": "fedjax_het.nn",
     "register_method": "fedjax_het.algorithms",
     "register_network": "fedjax_het.nn",
-    "register_optimizer": "fedjax_het.engine.optimizers",
+    "register_optimizer": "fedjax_het.core.optimizers",
     "register_dataset": "fedjax_het.data",
     "register_partition": "fedjax_het.data",
     "register_server_source": "fedjax_het.data",
-    "register_measure": "fedjax_het.engine.measured",
-    "register_tracker": "fedjax_het.running.trackers",
-    "show_environment": "fedjax_het.common.hardware",
+    "register_measure": "fedjax_het.metrics.registry",
+    "register_tracker": "fedjax_het.runtime.trackers",
+    "show_environment": "fedjax_het.runtime.hardware",
 }
 __all__ = ["__version__", *_PUBLIC]
 

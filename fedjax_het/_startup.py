@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fedjax_het.common import variables
+from fedjax_het.utils import env
 
 
 def count_available_cores() -> int:
@@ -22,12 +22,12 @@ def count_available_cores() -> int:
 
 
 def request_one_cpu_device_per_core() -> None:
-    if "xla_force_host_platform_device_count" in variables.get_text(variables.XLA_FLAGS):
+    if "xla_force_host_platform_device_count" in env.get_text(env.XLA_FLAGS):
         return
     # jax adds its settings to `jax.config` at run time: its types do not name them.
     jax_config: Any = jax.config
     num_cpu_devices = jax_config.jax_num_cpu_devices
-    if variables.get_text(variables.JAX_CPU_DEVICES) or num_cpu_devices != -1:
+    if env.get_text(env.JAX_CPU_DEVICES) or num_cpu_devices != -1:
         return
     with contextlib.suppress(RuntimeError):  # a backend runs already: use the devices it has
         jax.config.update("jax_num_cpu_devices", count_available_cores())

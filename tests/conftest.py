@@ -40,13 +40,13 @@ def prepared_data() -> Path:
 @pytest.fixture(autouse=True)
 def use_single_lane(monkeypatch):
     """What the timing would choose on a CPU anyway; its own tests ask for it."""
-    from fedjax_het.engine.probe import LaneChoice
+    from fedjax_het.core.autotune.search import LaneChoice
 
     monkeypatch.setattr(
-        "fedjax_het.running.placement.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
+        "fedjax_het.runtime.placement.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
     )
     monkeypatch.setattr(
-        "fedjax_het.running.placement.choose_server_sharding", lambda *args, **settings: False
+        "fedjax_het.runtime.placement.choose_server_sharding", lambda *args, **settings: False
     )
 
 
@@ -54,18 +54,18 @@ def use_single_lane(monkeypatch):
 def no_program_eviction(monkeypatch):
     """For a test that counts compilations: what other tests have compiled goes before it, and not
     in its midst, where the process has many programs."""
-    from fedjax_het.engine import crowding
+    from fedjax_het.core import mmap_limit
 
-    crowding.evict_programs_if_needed()
-    monkeypatch.setattr(crowding, "is_near_mmap_limit", lambda: False)
+    mmap_limit.evict_programs_if_needed()
+    monkeypatch.setattr(mmap_limit, "is_near_mmap_limit", lambda: False)
 
 
 @pytest.fixture(autouse=True)
 def reset_registries():
     """What a test registers, the next one does not know."""
     from fedjax_het.algorithms import METHODS
+    from fedjax_het.core.optimizers import OPTIMIZERS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
-    from fedjax_het.engine.optimizers import OPTIMIZERS
     from fedjax_het.nn import NETWORKS
 
     yield
@@ -86,7 +86,7 @@ def restore_package_logger():
 @pytest.fixture(autouse=True)
 def evict_compiled_programs():
     """A worker compiles more of them than a process can hold."""
-    from fedjax_het.running.programs import evict_programs
+    from fedjax_het.runtime.compiled_programs import evict_programs
 
     yield
     evict_programs()

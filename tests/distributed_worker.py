@@ -17,7 +17,7 @@ if int(count) > 1:
 
 import numpy as np  # noqa: E402
 from support.data import make_user_dataset  # noqa: E402
-from support.running import make_spec  # noqa: E402
+from support.small_runs import make_spec  # noqa: E402
 
 from fedjax_het import Placement, simulate, sweep  # noqa: E402
 

@@ -19,10 +19,10 @@ import fedjax_het  # noqa: F401  (first, since it asks for CPU devices)
 jax.config.update("jax_default_matmul_precision", "highest")
 
 from support.data import make_user_dataset  # noqa: E402
-from support.running import make_spec  # noqa: E402
+from support.small_runs import make_spec  # noqa: E402
 
 from fedjax_het import Placement, sweep  # noqa: E402
-from fedjax_het.running import checkpoints, ledger, runs, sharing_out  # noqa: E402
+from fedjax_het.runtime import checkpointing, group_state, sweep_log, work_queue  # noqa: E402
 
 
 def specs_of(count, rounds):
@@ -30,7 +30,7 @@ def specs_of(count, rounds):
 
 
 def work(folder, log, count, rounds, seconds):
-    runs.MAX_ROUNDS_PER_CHUNK, checkpoints.CHECKPOINT_SECONDS, sharing_out.POLL_SECONDS = (
+    group_state.MAX_ROUNDS_PER_CHUNK, checkpointing.CHECKPOINT_SECONDS, work_queue.POLL_SECONDS = (
         1,
         0.0,
         0.1,
@@ -52,7 +52,7 @@ def work(folder, log, count, rounds, seconds):
                 file.write(f"made {found[1]}\n")
             print(line, flush=True)
 
-        ledger.show_progress = showing
+        sweep_log.show_progress = showing
         place = Placement(lanes=1, blocks=1, spread="runs")
         made = sweep(
             specs_of(count, rounds),

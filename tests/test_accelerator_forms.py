@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.running import make_spec, run_spec
+from support.small_runs import make_spec, run_spec
 
 from fedjax_het.condensation import augment as augmentation
-from fedjax_het.engine import lanes
-from fedjax_het.engine import task as task_module
-from fedjax_het.engine.evaluation import CPU_BATCH_SIZE, evaluate, place_evaluation_set
-from fedjax_het.engine.plan import ExecutionPlan, make_execution_plan
-from fedjax_het.engine.task import Task
+from fedjax_het.core import client_loop
+from fedjax_het.core import task as task_module
+from fedjax_het.core.evaluation import CPU_BATCH_SIZE, evaluate, place_evaluation_set
+from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
+from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
-from fedjax_het.running.programs import build_programs
+from fedjax_het.runtime.compiled_programs import build_programs
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def on_gpu():
 def _put_back(plan, states, rows):
     new = jax.tree.map(lambda a: -jnp.arange(rows.size * a[0].size, dtype=a.dtype) - 1, states)
     new = jax.tree.map(lambda n, a: n.reshape(*rows.shape, *a.shape[1:]), new, states)
-    return jax.jit(lambda *args: lanes._scatter_client_states(plan, *args))(states, new, rows)
+    return jax.jit(lambda *args: client_loop._scatter_client_states(plan, *args))(states, new, rows)
 
 
 def test_states_are_scattered_to_the_rows_that_a_loop_writes(request):
@@ -41,7 +41,7 @@ def test_states_are_scattered_to_the_rows_that_a_loop_writes(request):
     plan = make_execution_plan(2, mesh_axis=None, blocks=2)
     one_by_one = _put_back(plan, states, rows)
     request.getfixturevalue("on_gpu")
-    text = jax.jit(lambda *args: lanes._scatter_client_states(plan, *args)).lower(
+    text = jax.jit(lambda *args: client_loop._scatter_client_states(plan, *args)).lower(
         states["a"], jnp.zeros((2, 2, 2, 3)), rows
     )
     assert "while" not in text.as_text() and "scatter" in text.as_text()
@@ -73,7 +73,7 @@ def test_batches_of_an_accelerator_fit_its_memory(on_gpu):
     sizes = {}
     for gigabytes in (0.1, 16, 140):
         known = mock.patch(
-            "fedjax_het.engine.evaluation.memory_limit_bytes", lambda _, g=gigabytes: int(g * 1e9)
+            "fedjax_het.core.evaluation.memory_limit_bytes", lambda _, g=gigabytes: int(g * 1e9)
         )
         with known:
             labels = place_evaluation_set(plan, images, np.zeros(len(images), np.int32)).labels
@@ -160,7 +160,7 @@ def test_uploads_are_reduced_and_rows_alone_gathered(request):
 
     def lowered():
         mapped = jax.shard_map(
-            lambda sums, rows: lanes._exchange_between_devices(
+            lambda sums, rows: client_loop._exchange_between_devices(
                 plan, {"a": sums, "b": 2 * sums}, rows
             ),
             mesh=plan.mesh,

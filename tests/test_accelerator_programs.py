@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.accelerator import half_hour, precision, prove
-from fedjax_het.engine.probe import MAX_UNROLLED_LANES
-from fedjax_het.report.programs import load_program
+from fedjax_het.core.autotune.search import MAX_UNROLLED_LANES
+from fedjax_het.papers.programs import load_program
 
 FAST = {"train_loss": [1.0, 0.5], "device": "x"}
 
@@ -65,7 +65,7 @@ def test_places_measure_the_same_cases():
 
 def test_a_speed_is_the_median_of_the_rounds_after_the_first(monkeypatch):
     times = SimpleNamespace(samples=[8] * 4, seconds=[9.0, 2.0, 4.0, 1.0], compile_seconds=3.0)
-    monkeypatch.setattr("fedjax_het.running.benchmark.benchmark_rounds", lambda *a, **k: times)
+    monkeypatch.setattr("fedjax_het.runtime.benchmark.benchmark_rounds", lambda *a, **k: times)
     settings = {"algorithm": "fedavg", "model": "mlp", "precision": "float32"}
     found = prove.measure_case(prove.Case("x", "speed", "quick", settings, 1))
     assert (found["client_samples_per_second"], found["compile_seconds"]) == (4.0, 3.0)

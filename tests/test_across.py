@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.across import (
+from fedjax_het import load_results
+from fedjax_het.algorithms import METHODS
+from fedjax_het.papers.across import (
     ACROSS,
     CLIENT_METRIC,
     GLOBAL_METRIC,
@@ -17,12 +19,10 @@ from experiments.across import (
     plot_accuracy_vs_cost,
     stack_client_accuracies,
 )
-from experiments.across import summarize_rows as numbers_of
-from fedjax_het import load_results
-from fedjax_het.algorithms import METHODS
-from fedjax_het.report.paper_table import TableArguments, TableRun, make_cells
-from fedjax_het.running.arithmetic import RunFlops
-from fedjax_het.running.result import Result
+from fedjax_het.papers.across import summarize_rows as numbers_of
+from fedjax_het.papers.table import TableArguments, TableRun, make_cells
+from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.run_flops import RunFlops
 
 
 def row(method, accuracy, flops, *, seeds=2, personal=False):
@@ -97,7 +97,7 @@ def test_the_drawing_names_what_is_best(score, expected, drawn):
 
 
 def test_methods_without_a_row_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.across.count_flops", lambda run: RunFlops(np.ones(2)))
+    monkeypatch.setattr("fedjax_het.papers.across.count_flops", lambda run: RunFlops(np.ones(2)))
     kept = {"fedavg": [0, 0], "moon": [0], "ditto": [], "pfedme": [1, 0]}
     cells = make_cells(ACROSS, TableArguments("quick", methods=tuple(kept), seeds=(0, 1)))
     for cell in cells:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedjax_het.running.ahead import InputPrefetcher
+from fedjax_het.runtime.runner import InputPrefetcher
 
 
 def runs_that_tell(rounds=10, ahead=2, fails_at=None):

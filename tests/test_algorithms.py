@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import bind_options, fast_registered_builder
+from support.algorithm_builders import bind_options, fast_registered_builder
 from support.data import BATCH_SIZE, CLIENT_SIZES, NUM_CLASSES, consecutive_partition
-from support.oracle import ReferenceFedAvg, flatten_params, run_and_compare
-from support.problems import make_small_federation
-from support.slow import method_cases
+from support.markers import method_cases
+from support.reference_loop import ReferenceFedAvg, flatten_params, run_and_compare
+from support.small_federation import make_small_federation
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
+from fedjax_het.core.client_algorithm import Batch
+from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.data import load_dataset
-from fedjax_het.engine.contract import Batch
-from fedjax_het.engine.plan import make_execution_plan
 from fedjax_het.nn import make_model
 
 # --- NumPy oracles, in float64 -------------------------------------------------------------

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.slow import slow_case
+from support.markers import slow_case
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms import METHODS
+from fedjax_het.config.run_spec import drop_unused_settings
+from fedjax_het.core.flops_interpreter import make_flops_program
 from fedjax_het.data import dataset_from_arrays
-from fedjax_het.engine.counting import make_flops_program
 from fedjax_het.nn import count_training_flops, make_model
-from fedjax_het.running.arithmetic import RunFlops, ServerStageFlops, count_flops
-from fedjax_het.settings.spec import drop_unused_settings
+from fedjax_het.runtime.run_flops import RunFlops, ServerStageFlops, count_flops
 
 # 64 images of 4x4, two classes: four clients of 16, so that no batch of 8 is filled up.
 RANDOM = np.random.default_rng(0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_het.common.arrays import enable_x64
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.condensation import augment as aug
+from fedjax_het.utils.arrays import enable_x64
+from fedjax_het.utils.errors import ConfigError
 
 ALL = "color_crop_cutout_flip_scale_rotate"
 SHAPES = [(3, 7, 7, 1), (2, 6, 9, 3), (2, 8, 5, 1)]

@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import fedjax_het, jax, sys
 from support.data import make_user_dataset
-from support.running import make_spec
+from support.small_runs import make_spec
 if "run" in sys.argv:
     one_lane = fedjax_het.Placement(lanes=1)
     fedjax_het.simulate(make_spec(rounds=1), dataset=make_user_dataset(), placement=one_lane)

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import assert_results_equal, make_spec, run_spec
-from support.slow import slow_case
+from support.markers import slow_case
+from support.small_runs import assert_results_equal, make_spec, run_spec
 
 from fedjax_het import ConfigError, Placement, federation, simulate, sweep
-from fedjax_het.running import advance, checkpoints, runs
+from fedjax_het.runtime import checkpointing, group_state, runner
 
 
 @pytest.fixture
 def short(monkeypatch):
     """Chunks of at most two rounds."""
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
 
 
 class Listener:
@@ -250,21 +250,21 @@ def test_what_is_looked_at_is_not_to_be_changed():
 def test_nobody_looks_where_there_are_no_callbacks(monkeypatch):
     """And chunks are as long as ever."""
     lengths = []
-    original = advance._run_chunk
+    original = runner._run_chunk
 
     def noted(runs_, ahead, count):
         lengths.append((runs_.rounds_done, count))
         return original(runs_, ahead, count)
 
-    monkeypatch.setattr(advance, "_run_chunk", noted)
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 1e9)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 1e9)
+    monkeypatch.setattr(runner, "_run_chunk", noted)
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 1e9)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 1e9)
 
     def looked(*_):
         raise AssertionError("somebody looks")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedjax_het.running.watching.CallbackRunner._standing", looked)
+        patched.setattr("fedjax_het.runtime.callbacks.CallbackRunner._standing", looked)
         run_spec(make_spec(rounds=40, eval_every=2))
     plain = list(lengths)
     assert plain == [(0, 1), (1, 16), (17, 16), (33, 7)]

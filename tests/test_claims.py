@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from fedjax_het.running import claims as module
-from fedjax_het.running.claims import LEASE_SECONDS, Leases
+from fedjax_het.runtime import leases as module
+from fedjax_het.runtime.leases import LEASE_SECONDS, Leases
 
 RUN = "0123456789abcdef"
 
@@ -158,7 +158,7 @@ def test_of_many_who_race_for_a_dead_ones_run_one_gets_it(tmp_path):
 
 RACER = """
 import sys, pathlib
-from fedjax_het.running.claims import Leases
+from fedjax_het.runtime.leases import Leases
 folder, log = map(pathlib.Path, sys.argv[1:3])
 with Leases(folder) as claims:
     for i in range(200):
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
 def test_sigterm_ends_the_program_in_order():
     code = (
         "import os, signal\n"
-        "from fedjax_het.running.claims import exit_on_sigterm\n"
+        "from fedjax_het.runtime.leases import exit_on_sigterm\n"
         "try:\n"
         "    with exit_on_sigterm():\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"

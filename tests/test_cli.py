@@ -11,10 +11,10 @@ import fedjax_het
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import COMMANDS, main
-from fedjax_het.common.command_line import get_flags
-from fedjax_het.engine.optimizers import OPTIMIZERS
-from fedjax_het.engine.rate_schedules import LR_SCHEDULES
-from fedjax_het.settings.protocols import PROTOCOLS
+from fedjax_het.config.protocols import PROTOCOLS
+from fedjax_het.core.lr_schedules import LR_SCHEDULES
+from fedjax_het.core.optimizers import OPTIMIZERS
+from fedjax_het.utils.command_line import get_flags
 
 
 def run(*arguments):
@@ -85,7 +85,7 @@ def test_clients_that_learn_from_each_other_leave_their_weights(tmp_path, capsys
 def test_a_curve_of_clients_is_their_mean_in_a_band():
     from matplotlib.figure import Figure
 
-    from fedjax_het.report.run_pictures import _draw_client_band
+    from fedjax_het.analysis.figures.run_figures import _draw_client_band
 
     axes = Figure().add_subplot()
     missing = np.full(11, np.nan)
@@ -151,7 +151,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(case, capsys, monkeypatch):
-    import fedjax_het.engine.guard as guard
+    import fedjax_het.core.miscompile_guard as guard
 
     monkeypatch.setattr(guard.jax, "jit", None)  # nothing may compile
     arguments, expected = BAD[case]

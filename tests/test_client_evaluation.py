@@ -4,15 +4,15 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.slow import method_cases
+from support.markers import method_cases
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
+from fedjax_het.core import evaluation
 from fedjax_het.data import Partition
-from fedjax_het.engine import evaluation
 from fedjax_het.nn import make_model
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.result import summarize_metrics
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.results import summarize_metrics
 
 DATA = make_user_dataset()
 DEVICES = sorted({1, len(jax.devices())})

@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pytest
 
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     DATASETS,
     PARTITIONS,
@@ -17,6 +16,7 @@ from fedjax_het.data import (
     make_partition,
     partition_from_clients,
 )
+from fedjax_het.utils.errors import ConfigError
 
 
 def shuffled_labels(sizes, seed=0):

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.builders import FAST_OPTIONS, default_hyper_parameters, make_builder
+from support.algorithm_builders import FAST_OPTIONS, default_hyper_parameters, make_builder
 from support.data import make_blobs
 from support.networks import make_centered_model
-from support.problems import make_small_federation
+from support.small_federation import make_small_federation
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
-from fedjax_het.algorithms.refined import ServerStepState
+from fedjax_het.algorithms.builders import ServerStepState
 from fedjax_het.cli import main
-from fedjax_het.common.records import hyperparameters_of
-from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.utils.config import hyperparameters_of
 
 ON_OTHERS = tuple(name for name, entry in METHODS.items() if entry.has_base)
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.slow import slow_case
+from support.markers import slow_case
 
 from fedjax_het.nn import make_model
-from fedjax_het.nn.computing import (
+from fedjax_het.nn.precision import (
     BFLOAT16,
     PRECISIONS,
     configure_compute,

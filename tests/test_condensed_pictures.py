@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.report.synthetic_images import plot_condensed
+from fedjax_het.analysis.figures.synthetic_images import plot_condensed
+from fedjax_het.utils.errors import ConfigError
 
 CLIENTS, CLASSES = [1, 0, 1], [2, 1, 0]
 SHAPE = (3, 4, 5, 6)  # pairs, images each, height, width

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.builders import default_hyper_parameters, make_builder
+from support.algorithm_builders import default_hyper_parameters, make_builder
 from support.data import (
     CLIENT_SIZES,
     IMAGE_SHAPE,
@@ -14,22 +14,22 @@ from support.data import (
     make_user_dataset,
 )
 from support.networks import make_linear_model
-from support.oracle import flatten_images, softmax
-from support.problems import make_small_federation
+from support.reference_loop import flatten_images, softmax
+from support.small_federation import make_small_federation
 
 from fedjax_het import RunSpec
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.fedaf import fedaf
 from fedjax_het.algorithms.feddm import feddm
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.condensation.class_logits import compute_class_mean_logits
-from fedjax_het.condensation.distribution import clip_rows
+from fedjax_het.condensation.distribution_matching import clip_rows
 from fedjax_het.condensation.privacy import add_noise_to_means, compute_gaussian_epsilon
+from fedjax_het.condensation.soft_label_matching import compute_class_mean_logits
+from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.work_items import ClientClassWork, CondensationWork
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.lanes import Cohort
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.engine.units import ClientClassWork, CondensationWork
-from fedjax_het.running.prepare import prepare_group
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.utils.errors import ConfigError
 
 PIXELS = int(np.prod(IMAGE_SHAPE))
 

@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 from support.data import make_user_dataset
-from support.running import assert_results_equal, make_spec
-from support.slow import method_cases, slow_case
+from support.markers import method_cases, slow_case
+from support.small_runs import assert_results_equal, make_spec
 
 from fedjax_het import ConfigError, Placement, Result, RunSpec, load_model, simulate, sweep
 from fedjax_het.cli import main
-from fedjax_het.running import checkpoints
+from fedjax_het.runtime import checkpointing
 
 DATA = make_user_dataset()
 
@@ -49,10 +49,10 @@ def test_an_unfinished_run_goes_on_to_more_rounds(tmp_path, monkeypatch):
         if progress.done >= 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjax_het.running.runs.MAX_ROUNDS_PER_CHUNK", 1)
+    monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)
     with pytest.raises(KeyboardInterrupt):
         run(short, tmp_path, progress=stop)
-    assert (tmp_path / checkpoints.CHECKPOINT_FILE).exists()
+    assert (tmp_path / checkpointing.CHECKPOINT_FILE).exists()
     with pytest.raises(ConfigError, match=r"rounds 7 -> 12; 2 are done"):
         run(rounds(short, 12), tmp_path)
     with pytest.raises(ConfigError, match=r"rounds 7 -> 1; 2 are done"):

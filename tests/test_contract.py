@@ -10,14 +10,14 @@ import pytest
 from support.data import CLIENT_SIZES, consecutive_partition, make_user_dataset
 
 from fedjax_het import ConfigError, Placement, RunSpec, register_method, simulate, sweep
-from fedjax_het.algorithms import contract
-from fedjax_het.algorithms.building import build_federated_algorithm
-from fedjax_het.algorithms.contract import InitialTraffic, RoundInput, ServerStage, Traffic
+from fedjax_het.algorithms import base as algorithm_contract
+from fedjax_het.algorithms.base import InitialTraffic, RoundInput, ServerStage, Traffic
+from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.engine.contract import ClientUpdate
-from fedjax_het.engine.local import make_local_sgd
-from fedjax_het.running import advance
-from fedjax_het.running.result import Result
+from fedjax_het.core.client_algorithm import ClientUpdate
+from fedjax_het.core.local_training import make_local_sgd
+from fedjax_het.runtime import runner
+from fedjax_het.runtime.results import Result
 
 SMALL = {
     "dataset": "user",
@@ -34,7 +34,7 @@ SMALL = {
 
 
 def test_the_toy_method_of_the_docstring_runs():
-    found = doctest.testmod(contract)
+    found = doctest.testmod(algorithm_contract)
     assert found.attempted >= 8 and found.failed == 0
 
 
@@ -364,7 +364,7 @@ BREAKS = {
 def test_what_breaks_the_contract_is_named_before_anything_compiles(case, monkeypatch):
     build, message = BREAKS[case]
     register_method("mine", build)
-    monkeypatch.setattr(advance, "init_states", lambda runs: pytest.fail("it went on"))
+    monkeypatch.setattr(runner, "init_states", lambda runs: pytest.fail("it went on"))
     with pytest.raises(ConfigError) as found:
         simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
     (line,) = str(found.value).splitlines()

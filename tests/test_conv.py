@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.common.arrays import enable_x64
-from fedjax_het.nn import conv2d, conv_products
-from fedjax_het.nn.conv import apply_per_lane
-from fedjax_het.nn.conv_products import CONV_IMPLS, Convolution
+from fedjax_het.nn import conv2d
+from fedjax_het.nn.conv import dispatch
+from fedjax_het.nn.conv.dispatch import CONV_IMPLS, Convolution
+from fedjax_het.nn.conv.primitive import apply_per_lane
+from fedjax_het.utils.arrays import enable_x64
 
 KEY = jax.random.key(0)
 
@@ -237,9 +238,9 @@ def lowered(product, operands, shape, impl, platform):
 
 
 PRODUCTS = (
-    conv_products.compute_output,
-    conv_products.compute_input_gradient,
-    conv_products.compute_kernel_gradient,
+    dispatch.compute_output,
+    dispatch.compute_input_gradient,
+    dispatch.compute_kernel_gradient,
 )
 
 
@@ -266,7 +267,7 @@ def test_one_kernel_takes_the_library_and_lanes_take_matrices_but_on_a_tpu():
     x, kernel, _ = (array[None] for array in drawn(shape))
     for platform, lanes, count in (("gpu", 1, 1), ("gpu", 3, 0), ("tpu", 1, 1), ("tpu", 3, 1)):
         operands = [np.repeat(array, lanes, axis=0) for array in (x, kernel)]
-        text = lowered(conv_products.compute_output, operands, shape, "auto", platform)[1]
+        text = lowered(dispatch.compute_output, operands, shape, "auto", platform)[1]
         assert text.count("stablehlo.convolution") == count
 
 
@@ -276,7 +277,7 @@ def test_what_is_automatic_is_said_around_a_network():
 
     def text(impl, automatic):
         def products(x, kernel, cotangent):
-            with conv_products.override_auto_impl(automatic):
+            with dispatch.override_auto_impl(automatic):
                 return jax.vjp(convolution(SHAPES[2], impl), x, kernel)[1](cotangent)
 
         return jax.jit(products).lower(x, kernel, cotangent).as_text()

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het.measures.convergence import rise_time, rolling_mean, rounds_to_reach
-from fedjax_het.report.measures import get_display_scale, get_metric_label, is_higher_better
-from fedjax_het.running.result import summarize_metrics
+from fedjax_het.analysis.result_metrics import get_display_scale, get_metric_label, is_higher_better
+from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
+from fedjax_het.runtime.results import summarize_metrics
 
 NAN = math.nan
 

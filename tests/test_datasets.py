@@ -9,19 +9,19 @@ import sys
 
 import numpy as np
 import pytest
-from support.prepared_data import write_tfds_dataset
+from support.tfds_data import write_tfds_dataset
 
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     DATASETS,
     NORMALIZATIONS,
     load_dataset,
 )
-from fedjax_het.data.domainnet import CLASSES, DOMAINS
-from fedjax_het.data.npz import DamagedFileError, read_npz, write_npz
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
-from fedjax_het.data.tfds import compute_fingerprint
+from fedjax_het.data.sources.domainnet import CLASSES, DOMAINS
+from fedjax_het.data.sources.tfds import compute_fingerprint
+from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.npz import DamagedFileError, read_npz, write_npz
 
 
 @pytest.fixture(autouse=True)
@@ -116,14 +116,14 @@ def emnist_content(root, per_class, tests_per_class):
 
 
 def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_het.data.emnist._NUM_TEST_IMAGES", 100)
+    monkeypatch.setattr("fedjax_het.data.sources.emnist._NUM_TEST_IMAGES", 100)
     emnist_content(tmp_path, 2, [1] + [4] * 46)
     balanced = load_dataset("emnist_balanced", data_dir=tmp_path)
 
     def no_decoding(name, folder):
         raise AssertionError("decoded although the cache has EMNIST Balanced")
 
-    monkeypatch.setattr("fedjax_het.data.datasets.decode_splits", no_decoding)
+    monkeypatch.setattr("fedjax_het.data.dataset_registry.decode_splits", no_decoding)
     dataset = load_dataset("emnist_45", data_dir=tmp_path)
     assert dataset.num_classes == 45 and dataset.class_names == balanced.class_names[:45]
     assert balanced.class_names[45:] == ("r", "t")
@@ -138,7 +138,7 @@ def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatc
     at = {image.tobytes(): position for position, image in enumerate(balanced.test_images)}
     assert (np.diff([at[image.tobytes()] for image in dataset.test_images]) > 0).all()
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() == dataset.digest()
-    monkeypatch.setattr("fedjax_het.data.emnist._TEST_SEED", 46)
+    monkeypatch.setattr("fedjax_het.data.sources.emnist._TEST_SEED", 46)
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() != dataset.digest()
     unit = load_dataset("emnist_45", data_dir=tmp_path, normalisation="fsl")
     assert (unit.mean, unit.std) == ((0.0,), (1.0,))
@@ -148,7 +148,7 @@ def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatc
 
 def test_emnist_45_has_the_papers_numbers():
     """108,000 and 10,000 of EMNIST Balanced's 2,400 and 400 for each class."""
-    from fedjax_het.data.emnist import select_first_45_classes
+    from fedjax_het.data.sources.emnist import select_first_45_classes
 
     arrays = {
         f"{split}_{part}": np.repeat(np.arange(47, dtype=np.int32), count)
@@ -265,7 +265,7 @@ def test_domainnet_is_cached_by_domain(prepared_domains, monkeypatch, tmp_path):
     def no_decoding(folder):
         raise AssertionError("decoded although the cache is good")
 
-    monkeypatch.setattr("fedjax_het.data.domainnet._read_domain", no_decoding)
+    monkeypatch.setattr("fedjax_het.data.sources.domainnet._read_domain", no_decoding)
     again = load_dataset("domainnet", data_dir=folder, normalisation="fedaf")
     assert again.digest() == first.digest()
     pixels = first.train_images.reshape(-1, 3) / np.float64(255)
@@ -418,7 +418,7 @@ def test_cache_is_private_whole_and_used(prepared_mnist, monkeypatch):
     def no_decoding(name, folder):
         raise AssertionError("decoded although the cache is good")
 
-    monkeypatch.setattr("fedjax_het.data.datasets.decode_splits", no_decoding)
+    monkeypatch.setattr("fedjax_het.data.dataset_registry.decode_splits", no_decoding)
     assert load_dataset("mnist", data_dir=prepared_mnist).digest() == first.digest()
 
 
@@ -470,7 +470,7 @@ def without_the_library(monkeypatch):
         raise AssertionError("decoded although the cache is good")
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    monkeypatch.setattr("fedjax_het.data.datasets.decode_splits", no_decoding)
+    monkeypatch.setattr("fedjax_het.data.dataset_registry.decode_splits", no_decoding)
 
 
 def test_copies_of_data_and_cache_serve(prepared_mnist, monkeypatch, tmp_path, caplog):

@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from fedjax_het.cli import main
-from fedjax_het.engine.timings import Timing, save_timings
-from fedjax_het.running import devices
-from fedjax_het.running.devices import describe_devices, recommend_settings
+from fedjax_het.core.autotune.cache import Timing, save_timings
+from fedjax_het.runtime import device_report
+from fedjax_het.runtime.device_report import describe_devices, recommend_settings
 
 GRAPHS = "XLA_FLAGS=--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 
@@ -65,7 +65,7 @@ def test_the_command_says_what_runs_go_on(capsys):
 
 
 def test_of_an_accelerator_it_says_memory_and_flags(monkeypatch):
-    monkeypatch.setattr(devices.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(device_report.jax, "default_backend", lambda: "gpu")
     with jax.default_matmul_precision(None):
         lines = list(describe_devices([accelerator(bytes_limit=140 * 10**9, bytes_in_use=10**10)]))
     text = "\n".join(lines)
@@ -76,6 +76,6 @@ def test_of_an_accelerator_it_says_memory_and_flags(monkeypatch):
 
 
 def test_hardware_that_is_not_used_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(devices, "describe_unused_hardware", lambda: "there is a GPU")
+    monkeypatch.setattr(device_report, "describe_unused_hardware", lambda: "there is a GPU")
     assert main(["devices"]) == 0
     assert "note: there is a GPU" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_het.running.store import load_results
+from fedjax_het.runtime.result_store import load_results
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 

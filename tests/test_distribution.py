@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from support.data import IMAGE_SHAPE, NUM_CLASSES
 from support.networks import make_linear_model
-from support.oracle import softmax_gradient
+from support.reference_loop import softmax_gradient
 
-from fedjax_het.common.arrays import enable_x64
-from fedjax_het.condensation.distribution import (
+from fedjax_het.condensation.distribution_matching import (
     clip_by_norm,
     distribution_distance,
     interpolate_params,
@@ -20,7 +19,7 @@ from fedjax_het.condensation.distribution import (
     sampled_sliced_wasserstein,
     sliced_wasserstein,
 )
-from fedjax_het.condensation.knowledge import (
+from fedjax_het.condensation.soft_label_matching import (
     average_over_owners,
     compute_soft_labels,
     divide_by_count,
@@ -28,14 +27,15 @@ from fedjax_het.condensation.knowledge import (
     sum_logits_by_class,
     symmetric_kl,
 )
-from fedjax_het.condensation.pool import (
+from fedjax_het.condensation.synthetic_pool import (
     SoftLabelTargets,
     SyntheticPool,
     _exact_gradient,
     train_on_synthetic_pool,
 )
-from fedjax_het.engine.sharing import SINGLE_DEVICE
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE
 from fedjax_het.nn import make_model
+from fedjax_het.utils.arrays import enable_x64
 
 KEY = jax.random.key(3)
 

@@ -10,30 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import assert_results_equal, make_spec, run_spec
-from support.slow import method_cases, slow_case
+from support.markers import method_cases, slow_case
+from support.small_runs import assert_results_equal, make_spec, run_spec
 
 from fedjax_het import Placement, sweep
 from fedjax_het.algorithms import METHODS
-from fedjax_het.data import partition_from_clients
-from fedjax_het.engine import evaluation, lanes, rounds
-from fedjax_het.engine.evaluation import (
+from fedjax_het.core import client_loop, evaluation, round_program
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.divergence import count_nonfinite, count_nonfinite_per_run
+from fedjax_het.core.evaluation import (
     correct,
     evaluate,
     evaluate_clients,
     make_client_tests,
     place_evaluation_set,
 )
-from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.engine.soundness import count_nonfinite, count_nonfinite_per_run
-from fedjax_het.engine.task import Task
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.task import Task
+from fedjax_het.data import partition_from_clients
 from fedjax_het.nn import Model
-from fedjax_het.running import programs, runs
-from fedjax_het.running.accounts import build_curves, get_latest_accuracy, record_rounds
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.result import summarize_metrics
-from fedjax_het.running.runs import init_group, init_states
+from fedjax_het.runtime import compiled_programs, group_state
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.group_state import init_group, init_states
+from fedjax_het.runtime.history import build_curves, get_latest_accuracy, record_rounds
+from fedjax_het.runtime.results import summarize_metrics
 
 # --- accuracies of logits that are not finite ----------------------------------------------------
 
@@ -156,7 +156,7 @@ def poisoned(monkeypatch, where, number, value=np.nan):
     """Methods whose state has one number that is not finite after round `number` (from 0), or after
     more than so many iterations of work between rounds: the server's, or every client's, which
     lanes leave so where they alone write it."""
-    build, check = programs.build_algorithm, lanes.with_contract_checks
+    build, check = compiled_programs.build_algorithm, client_loop.with_contract_checks
 
     def spoilt(tree, due, place):
         leaves, structure = jax.tree.flatten(tree)
@@ -205,18 +205,18 @@ def poisoned(monkeypatch, where, number, value=np.nan):
         return client._replace(end=end)
 
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "build_algorithm", algorithm_of)
-        patch.setattr(lanes, "with_contract_checks", checked_client)
-        programs.build_programs.cache_clear()
+        patch.setattr(compiled_programs, "build_algorithm", algorithm_of)
+        patch.setattr(client_loop, "with_contract_checks", checked_client)
+        compiled_programs.build_programs.cache_clear()
         yield
-    programs.build_programs.cache_clear()
+    compiled_programs.build_programs.cache_clear()
 
 
 def states_of(name):
     """The parts of a method's state that have numbers."""
     group = prepare_group([make_spec(name)], dataset=make_user_dataset())
     made = init_group(group, group.prepared_runs)
-    shapes = runs.compute_state_shapes(made)
+    shapes = group_state.compute_state_shapes(made)
 
     def has(tree):
         leaves = jax.tree.leaves(tree)
@@ -263,7 +263,7 @@ def test_a_state_may_begin_with_what_is_not_finite():
     ],
 )
 def test_the_round_does_not_depend_on_lanes_devices_and_chunks(monkeypatch, placement, chunk):
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", chunk)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", chunk)
     with poisoned(monkeypatch, "clients", 2, value=-np.inf):
         found = run_spec(make_spec("scaffold", rounds=6), **vars(placement))
     assert (found.summary["diverged"], found.summary["rounds"]) == (True, 3)
@@ -330,11 +330,11 @@ def unchecked(monkeypatch):
     """Rounds whose states nobody looks at."""
     with monkeypatch.context() as patch:
         nothing = lambda *args, **settings: jnp.zeros(1, jnp.int32)  # noqa: E731
-        patch.setattr(rounds, "count_nonfinite_replicated", nothing)
-        patch.setattr(lanes, "has_no_new_nonfinite", lambda *states: jnp.array(True))
-        programs.build_programs.cache_clear()
+        patch.setattr(round_program, "count_nonfinite_replicated", nothing)
+        patch.setattr(client_loop, "has_no_new_nonfinite", lambda *states: jnp.array(True))
+        compiled_programs.build_programs.cache_clear()
         yield
-    programs.build_programs.cache_clear()
+    compiled_programs.build_programs.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 import yaml
-from support.pages import (
+from support.documentation_pages import (
     BLOCK_LANGUAGES,
     PAGES,
     ROOT,
@@ -28,7 +28,7 @@ from support.pages import (
 )
 
 import fedjax_het
-from fedjax_het.common.records import field_types
+from fedjax_het.utils.config import field_types
 
 DOCS = ROOT / "docs"
 METHODS_PAGE = DOCS / "methods" / "index.md"
@@ -211,9 +211,9 @@ def names_in(page, head):
 
 def test_the_tables_name_everything_there_is():
     from fedjax_het.algorithms import METHODS
+    from fedjax_het.config.protocols import PROTOCOLS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
     from fedjax_het.nn import NETWORKS
-    from fedjax_het.settings.protocols import PROTOCOLS
 
     for head, page, entries in (
         ("method", "methods/index.md", METHODS),
@@ -227,7 +227,7 @@ def test_the_tables_name_everything_there_is():
 
 
 def test_the_table_of_variables_names_everything_that_is_read():
-    from fedjax_het.common.variables import VARIABLES
+    from fedjax_het.utils.env import VARIABLES
 
     told = names_in(DOCS / "start" / "install.md", "variable")
     assert sorted(told) == sorted(variable.name for variable in VARIABLES)
@@ -289,7 +289,7 @@ def test_the_page_of_a_method_has_all_that_its_entry_has(name):
     from method_pages import method_page
 
     from fedjax_het.algorithms import METHODS
-    from fedjax_het.report.reported import load_reported_values
+    from fedjax_het.papers.reported import load_reported_values
 
     page, entry = method_page(name), METHODS[name]
     assert page.startswith(f"# {name}\n") and entry.paper in page and "<math" in page
@@ -307,7 +307,7 @@ def test_the_page_of_a_method_has_all_that_its_entry_has(name):
 
 def test_every_option_and_number_says_what_it_is():
     from fedjax_het.algorithms import METHODS
-    from fedjax_het.common.records import document_fields
+    from fedjax_het.utils.config import document_fields
 
     silent = set()
     for name in METHODS.built_in:

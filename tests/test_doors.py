@@ -17,25 +17,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.data import make_user_dataset
-from support.odd_values import UNEXPECTED_VALUES, NotAnnotated, is_certainly_invalid
+from support.unexpected_values import UNEXPECTED_VALUES, NotAnnotated, is_certainly_invalid
 
 import fedjax_het
-from fedjax_het import ConfigError, Placement, RunSpec, data, nn, report
-from fedjax_het.common.doors import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
-from fedjax_het.report.render import TableSection, TextTable
-from fedjax_het.running import (
-    advance,
-    arithmetic,
-    benchmark,
-    ray_launcher,
-    simulation,
-    store,
-    sweeps,
-)
-from fedjax_het.running.programs import build_local_training, build_signature
-from fedjax_het.running.trained import InputSpec, TrainedModel
+from fedjax_het import ConfigError, Placement, RunSpec, analysis, data, nn
+from fedjax_het.analysis.render import TableSection, TextTable
+from fedjax_het.runtime import benchmark, result_store, run_flops, runner, session, sweep
+from fedjax_het.runtime.compiled_programs import build_local_training, build_signature
+from fedjax_het.runtime.launchers import ray
+from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
+from fedjax_het.utils.validation import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
 
-MODULES = (fedjax_het, data, nn, report)
+MODULES = (fedjax_het, data, nn, analysis)
 # Read in programs, by the package itself; what goes into them is checked where it came in.
 INSIDE = {
     *(
@@ -214,11 +207,11 @@ def folder(tmp_path, monkeypatch):
         raise Reached
 
     for module, name in (
-        *((module, "prepare_group") for module in (simulation, benchmark, arithmetic)),
-        *((sweeps, "execute_runs"), (ray_launcher, "RayCluster")),
+        *((module, "prepare_group") for module in (session, benchmark, run_flops)),
+        *((sweep, "execute_runs"), (ray, "RayCluster")),
     ):
         monkeypatch.setattr(module, name, reached)
-    monkeypatch.setattr(advance, "init_states", reached)
+    monkeypatch.setattr(runner, "init_states", reached)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -389,11 +382,11 @@ def test_placements_of_other_scalars():
 
 
 def test_folders_that_are_not_there(tmp_path):
-    for read in (store.load_results, store.load_curves, report.write_report):
+    for read in (result_store.load_results, result_store.load_curves, analysis.write_report):
         with pytest.raises(ConfigError, match=r"^directory = '/nonexistent': expected a folder"):
             read("/nonexistent")
     with pytest.raises(ConfigError, match=r"^directory = "):
-        report.write_report(tmp_path)  # which holds nothing
+        analysis.write_report(tmp_path)  # which holds nothing
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import KilledError, make_killing_callback, with_placement
+from support.small_runs import KilledError, make_killing_callback, with_placement
 
 from fedjax_het import ConfigError, Result, RunSpec, simulate, sweep
 from fedjax_het.algorithms import register_method
-from fedjax_het.algorithms.building import build_federated_algorithm
-from fedjax_het.common.arrays import decode_arrays, encode_arrays, fetch_to_host, stack_on_host
-from fedjax_het.engine.checkpoint import load_checkpoint, save_checkpoint
-from fedjax_het.engine.contract import ClientUpdate
-from fedjax_het.engine.host_state import HostClientStates
-from fedjax_het.engine.local import make_local_sgd
-from fedjax_het.running import advance, checkpoints, runs
+from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.core.client_algorithm import ClientUpdate
+from fedjax_het.core.local_training import make_local_sgd
+from fedjax_het.core.state_paging import HostClientStates
+from fedjax_het.runtime import checkpointing, group_state, runner
+from fedjax_het.runtime.checkpoint_file import load_checkpoint, save_checkpoint
+from fedjax_het.utils.arrays import decode_arrays, encode_arrays, fetch_to_host, stack_on_host
 
 CLIENTS = 12
 
@@ -76,7 +76,7 @@ def odd(training, plan):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     register_method("odd", odd)
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
 
 
 def spec(**settings):
@@ -134,8 +134,8 @@ def test_the_host_and_the_devices_keep_the_same_bits(lanes):
     ("before", "after"), [("device", "device"), ("host", "device"), ("device", "host")]
 )
 def test_a_killed_run_resumes_to_the_same_bits(before, after, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
     whole = run(client_state="device")
     with pytest.raises(KilledError):
         run(client_state=before, output_dir=tmp_path, progress=make_killing_callback(3))

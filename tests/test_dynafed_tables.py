@@ -11,27 +11,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import all as every
-from experiments import table1
 from fedjax_het import simulate
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.report.cell import parse_row
-from fedjax_het.report.paper_table import (
-    TableArguments,
-    TableRun,
-    list_protocol_deviations,
-    make_cells,
-)
-from fedjax_het.report.programs import ProgramModule
-from fedjax_het.report.reported import load_reported_values
-from fedjax_het.running.ledger import format_run_label
-from fedjax_het.running.result import Result
+from fedjax_het.analysis.comparison import parse_row
+from fedjax_het.papers import all as every
+from fedjax_het.papers import table1
+from fedjax_het.papers.programs import ProgramModule
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.papers.table import TableArguments, TableRun, list_protocol_deviations, make_cells
+from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.sweep_log import format_run_label
+from fedjax_het.utils.errors import ConfigError
 
 TABLES = ("table2", "table3", "table4", "table5", "table6")
 FIGURES = ("fig2", "fig4", "fig5", "fig6", "fig7")
 NAMES = (*TABLES, *FIGURES, "fig3")
-MODULES = {name: import_module(f"experiments.dynafed.{name}") for name in NAMES}
+MODULES = {name: import_module(f"fedjax_het.papers.dynafed.{name}") for name in NAMES}
 MODULES["table1"] = table1
 ALL = {name: getattr(MODULES[name], name.upper()) for name in ("table1", *TABLES)}
 ALL |= {name: getattr(MODULES[name], name.upper()) for name in ("fig2", "fig4", "fig6", "fig7")}

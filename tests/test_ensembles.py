@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import default_hyper_parameters, make_builder
+from support.algorithm_builders import default_hyper_parameters, make_builder
 from support.data import CLIENT_SIZES, NUM_CLASSES, SERVER_EXAMPLES, make_blobs, make_user_dataset
-from support.oracle import (
+from support.reference_loop import (
     ReferenceFedAvg,
     flatten_images,
     flatten_params,
@@ -18,21 +18,21 @@ from support.oracle import (
     server_batches,
     softmax,
 )
-from support.problems import make_small_federation, round_key
+from support.small_federation import make_small_federation, round_key
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import get_algorithm_spec
-from fedjax_het.algorithms.distilling import TeacherModels
+from fedjax_het.algorithms.ensemble_distillation import TeacherModels
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbe import _make_dirichlet_sampler, _make_gaussian_sampler
-from fedjax_het.engine.ensemble import compute_logits
-from fedjax_het.engine.lanes import ClientModels, Cohort
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.engine.randomness import Purpose, fold_in_purpose
-from fedjax_het.engine.task import Task
+from fedjax_het.core.client_loop import ClientModels, Cohort
+from fedjax_het.core.distillation import compute_logits
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.splits import build_partition
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.data_assignment import build_partition
 
 METHODS = ("feddf", "fedbe", "abavg")
 STEPS = {"distill_epochs": 2, "distill_batch_size": 4}  # 4 steps over 7 examples

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_het import ConfigError, RunSpec, grid
 from fedjax_het.cli import main
-from fedjax_het.common.manner import log_to_stderr
+from fedjax_het.utils.console import log_to_stderr
 
 SETTINGS = {"model": "mlp", "partition": "dirichlet"}
 

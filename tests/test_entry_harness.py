@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.bad_values import (
+from support.invalid_value_strategies import (
     INVALID,
     argument_strategies,
     expected_argument_value,
@@ -33,13 +33,13 @@ from support.bad_values import (
 from fedjax_het import ConfigError, Result, RunSpec, grid
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.cli import COMMANDS, main
-from fedjax_het.common.environment import describe_environment
-from fedjax_het.common.records import Bounds
+from fedjax_het.config.protocols import PROTOCOLS
+from fedjax_het.core.local_training import OPTIMIZERS
 from fedjax_het.data import DATASETS, NORMALIZATIONS, PARTITIONS, SERVER_SOURCES
-from fedjax_het.engine.local import OPTIMIZERS
 from fedjax_het.nn import NETWORKS
-from fedjax_het.report.paper_table.arguments import TableArguments
-from fedjax_het.settings.protocols import PROTOCOLS
+from fedjax_het.papers.table.declaration import TableArguments
+from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.utils.config import Bounds
 
 LONGEST = 1500  # characters of a line; the names of all methods, networks or flags may be in it
 BASE = {"model": "mlp", "partition": "dirichlet", "alpha": 0.5}
@@ -108,13 +108,19 @@ def nothing_is_computed(tmp_path_factory):
     def compiled(*args, **named):
         raise AssertionError("something is compiled")
 
-    places = ("data", "data.datasets", "data.server_sources", "running.splits", "running.sweeps")
-    work = (
-        "running.sweeps.execute_runs",
-        "running.ray_launcher.sweep_on_ray",
-        "report.write._write_files",
+    places = (
+        "data",
+        "data.dataset_registry",
+        "data.server_sources",
+        "runtime.data_assignment",
+        "runtime.sweep",
     )
-    work += ("report.paper_table.command.sweep", "report.paper_table.command.plan_sweep")
+    work = (
+        "runtime.sweep.execute_runs",
+        "runtime.launchers.ray.sweep_on_ray",
+        "analysis.report._write_files",
+    )
+    work += ("papers.table.command.sweep", "papers.table.command.plan_sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("here"))
         save_result(FOLDER)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import fedjax_het
-from experiments.dynafed.table5 import TABLE5
-from experiments.table1 import TABLE1, main
 from fedjax_het.algorithms import METHODS
-from fedjax_het.report import parse_row
-from fedjax_het.report.paper_table import TableArguments, make_cells
-from fedjax_het.report.reported import load_reported_values
-from fedjax_het.running.result import Result
-from fedjax_het.running.store import load_results
+from fedjax_het.analysis import parse_row
+from fedjax_het.papers.dynafed.table5 import TABLE5
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.papers.table import TableArguments, make_cells
+from fedjax_het.papers.table1 import TABLE1, main
+from fedjax_het.runtime.result_store import load_results
+from fedjax_het.runtime.results import Result
 
 ROOT = Path(__file__).parent.parent
 
@@ -177,7 +177,7 @@ def test_missing_data_leaves_cells_missing_and_says_why(tmp_path, capsys, monkey
 PROGRAMS = sorted(
     path
     for path in (ROOT / "experiments").glob("**/*.py")
-    if path.parent.name != "speed_peers" and "__main__" in path.read_text()
+    if path.parent.name != "peers" and "__main__" in path.read_text()
 )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.faults import (
+from support.fault_injection import (
     DAMAGE_KINDS,
     PLACEMENT,
     damage_file,
@@ -25,17 +25,17 @@ from support.faults import (
     simulate_full_disk,
     simulate_read_only_folder,
 )
-from support.running import KilledError, assert_results_equal, make_killing_callback
+from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, Result, load_results, simulate, sweep
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.environment import describe_environment
-from fedjax_het.common.files import DamagedFileError
 from fedjax_het.data import Partition
-from fedjax_het.engine import checkpoint as files_of_runs
-from fedjax_het.engine.checkpoint import read_checkpoint, save_checkpoint
-from fedjax_het.running import advance, checkpoints, rescue, runs
-from fedjax_het.running.rescue import ResultNotWrittenError
+from fedjax_het.runtime import checkpoint_file as files_of_runs
+from fedjax_het.runtime import checkpointing, group_state, result_store, runner
+from fedjax_het.runtime.checkpoint_file import read_checkpoint, save_checkpoint
+from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.result_store import ResultNotWrittenError
+from fedjax_het.utils.io import DamagedFileError
 
 WORKER = Path(__file__).with_name("fault_worker.py")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -45,9 +45,9 @@ METHOD = "scaffold"  # states at the server and at clients
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """A checkpoint after each round."""
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
 
 
 def run(folder=None, method=METHOD, **settings):
@@ -71,9 +71,9 @@ def stopped(tmp_path_factory):
     """A folder with the checkpoint of a run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
-        patch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-        patch.setattr(advance, "CHUNK_SECONDS", 0.0)
+        patch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
+        patch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(runner, "CHUNK_SECONDS", 0.0)
         run(folder, progress=make_killing_callback(3))
     return folder
 
@@ -219,7 +219,7 @@ def rescued(error):
 def places(tmp_path, monkeypatch):
     """Where there is room."""
     (tmp_path / "home").mkdir()
-    monkeypatch.setattr(rescue, "_list_fallback_parents", lambda: [tmp_path / "home"])
+    monkeypatch.setattr(result_store, "_list_fallback_parents", lambda: [tmp_path / "home"])
     return tmp_path / "home"
 
 
@@ -243,7 +243,7 @@ def test_a_run_on_a_full_disk_is_whole_and_said_to_be_elsewhere(
 
 
 def test_where_no_place_takes_it_the_error_has_the_result(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(rescue, "_list_fallback_parents", lambda: [tmp_path / "home"])
+    monkeypatch.setattr(result_store, "_list_fallback_parents", lambda: [tmp_path / "home"])
     with (
         simulate_read_only_folder(monkeypatch, tmp_path),
         pytest.raises(ResultNotWrittenError, match="in no file") as c,

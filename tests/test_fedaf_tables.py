@@ -9,21 +9,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.fedaf import domains as DOMAINS
-from experiments.fedaf import fig3 as FIG3
-from experiments.fedaf import fig4 as FIG4
-from experiments.fedaf import fig5 as FIG5
-from experiments.fedaf import fig9
-from experiments.fedaf import table7 as TABLE7
 from fedjax_het import RunSpec, load_dataset
-from fedjax_het.report import AVERAGE, plot_table_curves
-from fedjax_het.report.paper_table import TableArguments, list_protocol_deviations, make_cells
-from fedjax_het.report.reported import load_reported_values
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.result import Result
-from fedjax_het.running.store import load_curves, load_results
+from fedjax_het.analysis import AVERAGE, plot_table_curves
+from fedjax_het.papers.fedaf import domains as DOMAINS
+from fedjax_het.papers.fedaf import fig3 as FIG3
+from fedjax_het.papers.fedaf import fig4 as FIG4
+from fedjax_het.papers.fedaf import fig5 as FIG5
+from fedjax_het.papers.fedaf import fig9
+from fedjax_het.papers.fedaf import table7 as TABLE7
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.papers.table import TableArguments, list_protocol_deviations, make_cells
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.result_store import load_curves, load_results
+from fedjax_het.runtime.results import Result
 
-MODULES = {n: import_module(f"experiments.fedaf.table{n}") for n in range(1, 7)}
+MODULES = {n: import_module(f"fedjax_het.papers.fedaf.table{n}") for n in range(1, 7)}
 TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
 BASELINES = ("fedavg", "fedprox", "fedbn", "moon", "feddyn", "fedgen")
 OWN_NORMS = "fedbn(scored='personal')"  # a row that the paper's Table 1 does not have
@@ -214,7 +214,7 @@ def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
     def no_more(*args, **keywords):
         raise AssertionError("a run that is done was made again")
 
-    monkeypatch.setattr("fedjax_het.running.sweeps.prepare_group", no_more)
+    monkeypatch.setattr("fedjax_het.runtime.sweep.prepare_group", no_more)
     assert FIG3.main(command) == 0
     assert (tmp_path / "fig3.png").read_bytes().startswith(b"\x89PNG")
 
@@ -399,7 +399,7 @@ def test_transformations_by_hand():
 
 @pytest.mark.parametrize("name", ["fig6", "fig8"])
 def test_partitions_are_drawn(name, tmp_path, capsys):
-    draw = import_module(f"experiments.fedaf.{name}").main
+    draw = import_module(f"fedjax_het.papers.fedaf.{name}").main
     assert draw(["--list", "--output-dir", str(tmp_path / "x")]) == 0
     assert not (tmp_path / "x").exists()
     assert draw(["--output-dir", str(tmp_path / "x")]) == 0
@@ -425,7 +425,7 @@ def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypa
 
 
 def test_gains_are_differences_from_the_base():
-    from fedjax_het.report.gain import plot_accuracy_gain
+    from fedjax_het.analysis.figures.accuracy_gain import plot_accuracy_gain
 
     rows = [
         ("fedaf(ipc=2)", 0.1, 60.0, 50.0),

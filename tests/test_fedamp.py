@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import bind_options
+from support.algorithm_builders import bind_options
 from support.data import (
     BATCH_SIZE,
     CLIENT_SIZES,
@@ -15,17 +15,17 @@ from support.data import (
     make_blobs,
     make_user_dataset,
 )
-from support.oracle import (
+from support.reference_loop import (
     ReferenceFedAvg,
     cross_entropy,
     finite_difference_gradient,
     flatten_images,
     flatten_params,
 )
-from support.problems import full_pass_schedule, make_small_federation
+from support.small_federation import full_pass_schedule, make_small_federation
 
 from fedjax_het import ConfigError, RunSpec, simulate
-from fedjax_het.algorithms.collaboration import (
+from fedjax_het.algorithms.client_attention import (
     ATTENTION_FUNCTIONS,
     compute_attention,
     compute_cosine_distances,
@@ -39,9 +39,9 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import build_fine_tuned
 from fedjax_het.algorithms.separate import separate
-from fedjax_het.common.arrays import enable_x64
-from fedjax_het.engine.lanes import Cohort
-from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.utils.arrays import enable_x64
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(5, 40)).astype(np.float32)

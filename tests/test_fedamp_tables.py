@@ -8,20 +8,20 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from experiments.fedamp import fig2 as FIG2
-from experiments.fedamp import fig3 as FIG3
 from fedjax_het.data import get_client_groups, load_dataset
-from fedjax_het.measures.personal import compute_group_contrast, compute_group_weights
-from fedjax_het.report.paper_table import TableArguments, list_protocol_deviations, make_cells
-from fedjax_het.report.reported import load_reported_values
-from fedjax_het.running.result import Result
-from fedjax_het.running.splits import build_partition
+from fedjax_het.metrics.personal import compute_group_contrast, compute_group_weights
+from fedjax_het.papers.fedamp import fig2 as FIG2
+from fedjax_het.papers.fedamp import fig3 as FIG3
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.papers.table import TableArguments, list_protocol_deviations, make_cells
+from fedjax_het.runtime.data_assignment import build_partition
+from fedjax_het.runtime.results import Result
 
 PARTITIONS = {1: "iid", 2: "pathological", 3: "grouped"}
 ADDED = ("ditto", "pfedme", "per_fedavg")  # rows that the paper does not have
 
 
-MODULES = {n: import_module(f"experiments.fedamp.table{n}") for n in PARTITIONS}
+MODULES = {n: import_module(f"fedjax_het.papers.fedamp.table{n}") for n in PARTITIONS}
 TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
 
 
@@ -159,7 +159,7 @@ def nothing_runs(monkeypatch):
     def no_more(*args, **keywords):
         raise AssertionError("a run that is done was made again")
 
-    monkeypatch.setattr("fedjax_het.running.sweeps.prepare_group", no_more)
+    monkeypatch.setattr("fedjax_het.runtime.sweep.prepare_group", no_more)
 
 
 def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, nothing_runs):

@@ -7,17 +7,17 @@ import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.data import BATCH_SIZE, CLIENT_SIZES, NUM_CLASSES, make_user_dataset
 from support.networks import make_centered_model
-from support.oracle import ReferenceFedAvg, flatten_params, logit_gradient
-from support.problems import make_small_federation
+from support.reference_loop import ReferenceFedAvg, flatten_params, logit_gradient
+from support.small_federation import make_small_federation
 
 from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
+from fedjax_het.config.protocols import PROTOCOLS
+from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.nn import get_norm_variables, make_model, norm_mask, replace_norm_variables
-from fedjax_het.nn.flax_model import make_flax_model
+from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
-from fedjax_het.settings.protocols import PROTOCOLS
-from fedjax_het.settings.spec import RunSpec
 
 LR = 0.3
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.data import CLIENT_SIZES
-from support.oracle import ReferenceFedAvg, run_four_rounds_and_compare
-from support.problems import make_small_federation
 from support.quadratics import distance_to_optimum, make_heterogeneous_quadratics
+from support.reference_loop import ReferenceFedAvg, run_four_rounds_and_compare
+from support.small_federation import make_small_federation
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddc import feddc
 from fedjax_het.algorithms.scaffold import scaffold
-from fedjax_het.engine.lanes import Cohort
+from fedjax_het.core.client_loop import Cohort
 
 
 class DC(ReferenceFedAvg):

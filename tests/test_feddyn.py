@@ -9,15 +9,15 @@ import pytest
 from chex import assert_trees_all_close
 from support.data import CLIENT_SIZES
 from support.networks import make_linear_model
-from support.oracle import ReferenceFedAvg, run_four_rounds_and_compare
-from support.problems import make_small_federation
 from support.quadratics import Quadratics, distance_to_optimum, make_heterogeneous_quadratics
+from support.reference_loop import ReferenceFedAvg, run_four_rounds_and_compare
+from support.small_federation import make_small_federation
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddyn import feddyn
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.lanes import Cohort
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.core.client_loop import Cohort
+from fedjax_het.utils.errors import ConfigError
 
 # --- a float64 loop ------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_domains_dataset, make_user_dataset
-from support.running import (
+from support.markers import method_cases
+from support.small_runs import (
     SYNTHESIS_OPTIONS,
     KilledError,
     assert_domain_accuracies,
@@ -21,28 +22,27 @@ from support.running import (
     make_spec,
     run_spec,
 )
-from support.slow import method_cases
 
 from fedjax_het import ConfigError, Placement, Result, simulate
+from fedjax_het.core import evaluation
 from fedjax_het.data import make_partition
-from fedjax_het.engine import evaluation
-from fedjax_het.running import advance, checkpoints, runs
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.result import summarize_metrics
-from fedjax_het.running.store import load_curves, load_results
+from fedjax_het.runtime import checkpointing, group_state, runner
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.result_store import load_curves, load_results
+from fedjax_het.runtime.results import summarize_metrics
 
 
 @pytest.fixture
 def eager(monkeypatch):
     """Short chunks, and a checkpoint after each."""
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("name", method_cases())
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
     whole = run_spec(make_spec(name))
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
     for stop in (2, 6):  # dynafed: in its rounds, in its synthesis
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
@@ -54,8 +54,8 @@ def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatc
 @pytest.mark.slow
 def test_chunks_change_nothing(monkeypatch):
     whole = run_spec(make_spec("dynafed"))
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 3)
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 3)
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
     assert_results_equal(run_spec(make_spec("dynafed")), whole)
 
 

@@ -8,11 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import bind_options
+from support.algorithm_builders import bind_options
 from support.data import BATCH_SIZE, NUM_CLASSES
 from support.networks import make_linear_model
-from support.oracle import ReferenceFedAvg, flatten_params, logit_gradient, run_and_compare, softmax
-from support.problems import make_small_federation, round_key, step_key
+from support.reference_loop import (
+    ReferenceFedAvg,
+    flatten_params,
+    logit_gradient,
+    run_and_compare,
+    softmax,
+)
+from support.small_federation import make_small_federation, round_key, step_key
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.fedavg import fedavg
@@ -25,7 +31,7 @@ from fedjax_het.algorithms.fedgen import (
     fedgen,
     train_generator,
 )
-from fedjax_het.engine.randomness import Purpose, fold_in_purpose
+from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.nn import count_parameters, make_generator, make_model
 
 TINY = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}

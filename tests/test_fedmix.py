@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import bind_options
+from support.algorithm_builders import bind_options
 from support.data import (
     CLIENT_SIZES,
     IMAGE_SHAPE,
@@ -17,23 +17,23 @@ from support.data import (
     make_user_dataset,
 )
 from support.networks import make_linear_model
-from support.oracle import (
+from support.reference_loop import (
     ReferenceFedAvg,
     flatten_params,
     run_and_compare,
     softmax,
     softmax_gradient,
 )
-from support.problems import make_small_federation, step_key
+from support.small_federation import make_small_federation, step_key
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedmix import _fedmix_losses, fedmix, naivemix
 from fedjax_het.algorithms.fsl import fsl
+from fedjax_het.core.client_algorithm import Batch
+from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.core.task import Task
 from fedjax_het.data import MeanBlocks, average_examples
-from fedjax_het.engine.contract import Batch
-from fedjax_het.engine.randomness import Purpose, fold_in_purpose
-from fedjax_het.engine.task import Task
 from fedjax_het.nn import Model, make_model
 
 METHODS = {"fedmix": fedmix, "naivemix": naivemix}

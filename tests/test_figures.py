@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het import report
+from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.report.heat_map import find_numeric_pair
-from fedjax_het.report.privacy import plot_privacy
+from fedjax_het.analysis.figures.heat_map import find_numeric_pair
+from fedjax_het.analysis.figures.privacy_accuracy import plot_privacy
+from fedjax_het.utils.errors import ConfigError
 
 ROUNDS = 12
 ALPHAS = (0.01, 0.1, 1.0)
@@ -75,7 +75,7 @@ def test_a_title_says_the_data_and_what_differs(alphas, titles):
     results, curves = sweep(("fedavg",), alphas, participation=0.4)
     panels = ["dataset", "participation", "alpha"]
     by = [*panels, "algorithm"]
-    figure = report.plot_learning_curves(results, curves, by=by, panels=panels)
+    figure = analysis.plot_learning_curves(results, curves, by=by, panels=panels)
     assert [panel.get_title() for panel in figure.axes] == titles
 
 
@@ -125,7 +125,7 @@ def smoothed(curves, method, alpha, seeds, measure="test_accuracy"):
 
 def test_learning_curves_are_means_over_seeds_with_bands():
     results, curves = sweep()
-    figure = report.plot_learning_curves(results, curves)
+    figure = analysis.plot_learning_curves(results, curves)
     assert [panel.get_title() for panel in figure.axes] == ["alpha 0.01", "alpha 0.1", "alpha 1"]
     for panel, alpha in zip(figure.axes, ALPHAS, strict=True):
         for number, method in enumerate(("fedavg", "fedprox")):
@@ -151,14 +151,14 @@ def test_a_panel_says_what_its_classes_are_of(classes, words):
     results, curves = sweep(
         alphas=(0.1,), classes=float(classes)
     )  # a column that lacks some: floats
-    figure = report.plot_learning_curves(
+    figure = analysis.plot_learning_curves(
         results, curves, panels=["classes"], by=["classes", "algorithm"]
     )
     assert [panel.get_title() for panel in figure.axes] == [words]
 
 
 def test_a_method_whose_runs_all_diverged_has_no_line_and_is_marked():
-    figure = report.plot_learning_curves(*sweep())
+    figure = analysis.plot_learning_curves(*sweep())
     labels = [
         {line.get_label() for line in panel.lines if line.get_label()[0] != "_"}
         for panel in figure.axes
@@ -172,7 +172,7 @@ def test_a_method_whose_runs_all_diverged_has_no_line_and_is_marked():
 
 
 def test_a_panel_where_all_diverged_says_so():
-    figure = report.plot_learning_curves(*sweep(["scaffold"], alphas=(0.1, 1.0)))
+    figure = analysis.plot_learning_curves(*sweep(["scaffold"], alphas=(0.1, 1.0)))
     assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
     assert names(figure.axes[1]) == ["scaffold"]
     drawn(figure)
@@ -180,19 +180,19 @@ def test_a_panel_where_all_diverged_says_so():
 
 def test_another_measure_has_its_own_unit():
     results, curves = sweep(["fedavg"])
-    figure = report.plot_learning_curves(results, curves, metric="train_loss")
+    figure = analysis.plot_learning_curves(results, curves, metric="train_loss")
     expected = smoothed(curves, "fedavg", 0.1, SEEDS, "train_loss").mean(axis=1)
     np.testing.assert_allclose(line(figure.axes[1], "fedavg").get_ydata(), expected)
     assert figure.axes[0].get_ylabel() == "Training loss (nats)\nmean of 5 rounds and 3 seeds"
     with pytest.raises(ConfigError, match=r"measure = 'train_los' .* did you mean 'train_loss'"):
-        report.plot_learning_curves(results, curves, metric="train_los")
+        analysis.plot_learning_curves(results, curves, metric="train_los")
 
 
 def test_a_shorter_run_ends_where_it_ends():
     results, curves = sweep(["fedavg"], alphas=(0.1,))
     short = (curves["digest"] == "fedavg-0.1-0") & (curves["round"] > 10)
     curves = curves[~short]
-    figure = report.plot_learning_curves(results, curves)
+    figure = analysis.plot_learning_curves(results, curves)
     expected = 100 * smoothed(curves, "fedavg", 0.1, SEEDS[1:])[6:].mean(axis=1)
     np.testing.assert_allclose(line(figure.axes[0], "fedavg").get_ydata()[6:], expected)
 
@@ -200,12 +200,12 @@ def test_a_shorter_run_ends_where_it_ends():
 def test_runs_shorter_than_two_windows_are_drawn_as_they_were_measured():
     results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
     curves = curves[curves["round"] <= 9]
-    (panel,) = report.plot_learning_curves(results, curves).axes
+    (panel,) = analysis.plot_learning_curves(results, curves).axes
     x, y = line(panel, "fedavg").get_data()
     np.testing.assert_array_equal(x, np.arange(1, 10))
     np.testing.assert_allclose(y, 100 * curves["test_accuracy"])
     assert panel.get_ylabel() == "Test accuracy (%)"
-    (panel,) = report.plot_learning_curves(results, curves, window=4).axes
+    (panel,) = analysis.plot_learning_curves(results, curves, window=4).axes
     assert panel.get_ylabel() == "Test accuracy (%)\nmean of 4 rounds"
     assert line(panel, "fedavg").get_xdata()[0] == 4
 
@@ -215,22 +215,22 @@ def test_hyper_parameters_have_lines_of_one_hue_from_dark_to_light():
     results, curves = joined(
         *(sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": mu}) for mu in rates)
     )
-    figure = report.plot_learning_curves(results, curves)
+    figure = analysis.plot_learning_curves(results, curves)
     labels = [f"fedprox, prox_mu {mu:g}" for mu in rates]
     assert sorted(names(figure.axes[0])) == labels
     found = [line(figure.axes[0], label) for label in labels]
     brightness = [sum(int(each.get_color()[k : k + 2], 16) for k in (1, 3, 5)) for each in found]
     assert brightness == sorted(set(brightness))
     three = results["hp.prox_mu"] < 10
-    figure = report.plot_learning_curves(results[three], curves)
+    figure = analysis.plot_learning_curves(results[three], curves)
     found = [line(figure.axes[0], label) for label in labels[:3]]
-    assert found[0].get_color() == report.assign_method_colors(["fedprox"])["fedprox"]
+    assert found[0].get_color() == analysis.assign_method_colors(["fedprox"])["fedprox"]
     assert len({str(each._dash_pattern) for each in found}) == 3
 
 
 def test_many_panels_wrap_and_data_sets_are_rows():
     alphas = (0.01, 0.02, 0.05, 0.1, 0.2)
-    figure = report.plot_learning_curves(*sweep(["fedavg"], alphas))
+    figure = analysis.plot_learning_curves(*sweep(["fedavg"], alphas))
     places = [panel.get_subplotspec() for panel in figure.axes]
     assert [(p.rowspan.start, p.colspan.start) for p in places] == [
         *((0, column) for column in range(4)),
@@ -238,7 +238,7 @@ def test_many_panels_wrap_and_data_sets_are_rows():
     ]
     assert [bool(panel.get_xlabel()) for panel in figure.axes] == [False, True, True, True, True]
     two = [sweep(["fedavg"], alphas[:2], dataset=name) for name in ("digits", "mnist")]
-    figure = report.plot_learning_curves(*joined(*two))
+    figure = analysis.plot_learning_curves(*joined(*two))
     titles = ["digits, alpha 0.01", "digits, alpha 0.02", "mnist, alpha 0.01", "mnist, alpha 0.02"]
     assert [panel.get_title() for panel in figure.axes] == titles
     assert figure.axes[2].get_subplotspec().rowspan.start == 1
@@ -249,7 +249,7 @@ def test_many_panels_wrap_and_data_sets_are_rows():
 
 def test_accuracy_against_alpha_has_means_bands_and_single_runs():
     results, _ = sweep()
-    figure = report.plot_metric_vs_alpha(results)
+    figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
     assert panel.get_xscale() == "log"
     for number, method in enumerate(("fedavg", "fedprox")):
@@ -270,10 +270,10 @@ def test_accuracy_against_alpha_has_means_bands_and_single_runs():
 
 def test_runs_that_diverged_are_crosses_and_in_no_mean():
     results, _ = sweep()
-    figure = report.plot_metric_vs_alpha(results)
+    figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
     crosses = [p for p in panel.lines if p.get_label() == "_diverged"]
-    colours = report.assign_method_colors(["fedavg", "fedprox", "scaffold"])
+    colours = analysis.assign_method_colors(["fedavg", "fedprox", "scaffold"])
     assert [(p.get_xdata()[0], p.get_color()) for p in crosses] == [
         (0.01, colours["fedprox"]),
         (0.1, colours["scaffold"]),
@@ -286,7 +286,7 @@ def test_runs_that_diverged_are_crosses_and_in_no_mean():
 def test_crosses_have_room_of_their_own_below_every_value():
     results, _ = sweep()
     results.loc[(results["alpha"] == 0.01) & (results["seed"] == 0), "diverged"] = True
-    (panel,) = report.plot_metric_vs_alpha(results).axes
+    (panel,) = analysis.plot_metric_vs_alpha(results).axes
     heights = [p.get_ydata()[0] for p in panel.lines if p.get_label() == "_diverged"]
     assert len(heights) == 4 and len(set(heights)) == 3  # three at 0.01, over each other
     low, high = panel.get_ylim()
@@ -296,19 +296,19 @@ def test_crosses_have_room_of_their_own_below_every_value():
 
 def test_one_seed_and_one_alpha_make_a_point():
     results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
-    figure = report.plot_metric_vs_alpha(results)
+    figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
     assert [found.get_label() for found in panel.lines] == ["fedavg", "_leader"]
     low, high = panel.get_xlim()
     assert low < 0.1 < high
     drawn(figure)
-    drawn(report.plot_learning_curves(results, curves))
-    drawn(report.plot_heat_map(results, x="alpha", y="algorithm"))
+    drawn(analysis.plot_learning_curves(results, curves))
+    drawn(analysis.plot_heat_map(results, x="alpha", y="algorithm"))
 
 
 def test_labels_of_alphas_do_not_overlap():
     alphas = (0.01, 0.011, 0.012, 0.1, 1.0)
-    figure = report.plot_metric_vs_alpha(sweep(["fedavg"], alphas)[0])
+    figure = analysis.plot_metric_vs_alpha(sweep(["fedavg"], alphas)[0])
     (panel,) = figure.axes
     assert tuple(panel.get_xticks()) == alphas
     texts = [label.get_text() for label in panel.get_xticklabels()]
@@ -318,7 +318,7 @@ def test_labels_of_alphas_do_not_overlap():
 def test_of_many_methods_the_best_eight_are_in_colour():
     methods = [*METHODS][:12]
     results, _ = sweep(methods, alphas=(0.01, 0.1), seeds=(0,))
-    (panel,) = report.plot_metric_vs_alpha(results).axes
+    (panel,) = analysis.plot_metric_vs_alpha(results).axes
     means = results[~results["diverged"]].groupby("algorithm")["final_accuracy"].mean()
     best = set(means.sort_values().index[-8:])
     assert {name.removesuffix(" †") for name in names(panel)} == best
@@ -331,10 +331,10 @@ def test_of_many_methods_the_best_eight_are_in_colour():
 def test_runs_without_alpha_are_left_out_and_none_at_all_is_refused():
     results, _ = sweep(["fedavg"])
     more = results.iloc[[0]].assign(alpha=np.nan, settings="iid", final_accuracy=0.99)
-    figure = report.plot_metric_vs_alpha(pd.concat([results, more]))
+    figure = analysis.plot_metric_vs_alpha(pd.concat([results, more]))
     assert max(line(figure.axes[0], "fedavg").get_ydata()) < 95
     with pytest.raises(ConfigError, match="alpha"):
-        report.plot_metric_vs_alpha(more)
+        analysis.plot_metric_vs_alpha(more)
 
 
 # Heat maps
@@ -350,7 +350,7 @@ def heat_map_sweep():
 
 def test_a_heat_map_holds_the_means_with_a_panel_per_method():
     results, rates = heat_map_sweep()
-    figure = report.plot_heat_map(results, x="alpha", y="hp.local_lr")
+    figure = analysis.plot_heat_map(results, x="alpha", y="hp.local_lr")
     *panels, bar = figure.axes
     assert [panel.get_title() for panel in panels] == ["fedavg", "fedprox", "scaffold"]
     assert bar.get_ylabel() == "Test accuracy (%)"
@@ -377,7 +377,7 @@ def test_a_heat_map_holds_the_means_with_a_panel_per_method():
         assert [text.get_text() for text in panel.get_xticklabels()] == ["0.01", "0.1", "1"]
         assert [text.get_text() for text in panel.get_yticklabels()] == ["0.001", "0.01"]
     assert len(scales) == 1
-    summary = report.summarize_runs(results)
+    summary = analysis.summarize_runs(results)
     assert scales == {(summary["mean"].min(), summary["mean"].max())}
     drawn(figure)
 
@@ -385,7 +385,7 @@ def test_a_heat_map_holds_the_means_with_a_panel_per_method():
 def test_the_numbers_of_a_heat_map_stay_in_their_cells():
     results, _ = heat_map_sweep()
     for measure in ("final_accuracy", "bytes_up"):
-        figure = report.plot_heat_map(results, x="alpha", y="hp.local_lr", metric=measure)
+        figure = analysis.plot_heat_map(results, x="alpha", y="hp.local_lr", metric=measure)
         drawn(figure)
         for panel in figure.axes[:-1]:
             width = panel.get_window_extent().width / len(ALPHAS)
@@ -394,7 +394,7 @@ def test_the_numbers_of_a_heat_map_stay_in_their_cells():
 
 def test_a_heat_map_of_other_settings_and_of_words():
     results, _ = heat_map_sweep()
-    figure = report.plot_heat_map(results, x="hp.local_lr", y="algorithm", by=["alpha"])
+    figure = analysis.plot_heat_map(results, x="hp.local_lr", y="algorithm", by=["alpha"])
     panels = figure.axes[:-1]
     assert [panel.get_title() for panel in panels] == ["alpha 0.01", "alpha 0.1", "alpha 1"]
     rows = [text.get_text() for text in panels[0].get_yticklabels()]
@@ -409,14 +409,14 @@ def test_a_method_without_the_setting_has_no_panel():
     plain, _ = sweep(["fedavg"])
     proximal, _ = joined(*(sweep(["fedprox"], **{"hp.prox_mu": mu}) for mu in (0.01, 0.1)))
     results = pd.concat([plain, proximal])
-    figure = report.plot_heat_map(results, x="alpha", y="hp.prox_mu")
+    figure = analysis.plot_heat_map(results, x="alpha", y="hp.prox_mu")
     assert [panel.get_title() for panel in figure.axes[:-1]] == ["fedprox"]
     with pytest.raises(ConfigError, match=r"y = 'prox_mu' is unknown: did you mean 'hp.prox_mu'"):
-        report.plot_heat_map(results, x="alpha", y="prox_mu")
+        analysis.plot_heat_map(results, x="alpha", y="prox_mu")
     with pytest.raises(ConfigError, match="y = 'alpha': expected another"):
-        report.plot_heat_map(results, x="alpha", y="alpha")
+        analysis.plot_heat_map(results, x="alpha", y="alpha")
     with pytest.raises(ConfigError, match="both"):
-        report.plot_heat_map(results[results["algorithm"] == "fedavg"], x="alpha", y="hp.prox_mu")
+        analysis.plot_heat_map(results[results["algorithm"] == "fedavg"], x="alpha", y="hp.prox_mu")
 
 
 def test_two_numeric_settings_are_found_where_a_method_varies_both():

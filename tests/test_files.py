@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from fedjax_het import ConfigError
-from fedjax_het.common import files
-from fedjax_het.common.files import (
+from fedjax_het.utils import io
+from fedjax_het.utils.io import (
     DamagedFileError,
+    load_checksummed_npz,
     make_output_directory,
     remove_stale_files,
+    save_checksummed_npz,
     write_atomically,
 )
-from fedjax_het.common.sealed import load_checksummed_npz, save_checksummed_npz
-from fedjax_het.common.text import (
+from fedjax_het.utils.text import (
     escape_html,
     escape_latex,
     escape_markdown,
@@ -75,7 +76,7 @@ def test_the_dead_leave_nothing_and_the_living_keep_theirs(tmp_path):
 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    here, day = files._get_host_id(), files.STALE_SECONDS
+    here, day = io._get_host_id(), io.STALE_SECONDS
     dead, alive = temporary(here, gone.pid), temporary(here, os.getpid(), 2 * day)
     elsewhere, old = temporary("other", gone.pid, day / 2), temporary("other", 1, 1.1 * day)
     former = tmp_path / ".checkpoint.npz-ab12cd_4.tmp"  # of versions before these names
@@ -92,7 +93,7 @@ def test_the_dead_leave_nothing_and_the_living_keep_theirs(tmp_path):
 def test_the_first_write_to_a_folder_cleans_it(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left = tmp_path / f".file-{files._get_host_id()}-{gone.pid}-0123abcd.tmp"
+    left = tmp_path / f".file-{io._get_host_id()}-{gone.pid}-0123abcd.tmp"
     left.write_text("")
     write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.server import (
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.server_training import (
     count_steps_per_epoch,
     get_epoch_batch,
     make_masked_shuffled_batches,

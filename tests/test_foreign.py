@@ -8,19 +8,19 @@ import re
 import matplotlib as mpl
 import numpy as np
 import pytest
-from support.faults import simulate_full_disk, simulate_read_only_folder
-from support.slow import slow_case
+from support.fault_injection import simulate_full_disk, simulate_read_only_folder
+from support.markers import slow_case
 
-from experiments.report_parts import escape_control_characters, markdown_to_html
 from fedjax_het import Result, RunSpec, load_results
+from fedjax_het.analysis import render, report
+from fedjax_het.analysis.render import TableSection, TextTable, print_table, to_latex, to_markdown
+from fedjax_het.analysis.report import write_report
 from fedjax_het.cli import main
-from fedjax_het.common.manner import log_to_stderr
-from fedjax_het.common.text import to_one_line
-from fedjax_het.report import render, write
-from fedjax_het.report.render import TableSection, TextTable, print_table, to_latex, to_markdown
-from fedjax_het.report.write import write_report
-from fedjax_het.running.ledger import format_run_label
-from fedjax_het.running.result import summarize_metrics
+from fedjax_het.papers.report_html import escape_control_characters, markdown_to_html
+from fedjax_het.runtime.results import summarize_metrics
+from fedjax_het.runtime.sweep_log import format_run_label
+from fedjax_het.utils.console import log_to_stderr
+from fedjax_het.utils.text import to_one_line
 
 EVIL = (
     "x|y\n# <b>[l](http://e.vil)</b> [red]r[/blue] "
@@ -105,7 +105,7 @@ def test_a_figure_that_cannot_be_drawn_costs_that_figure(folder, monkeypatch):
     def fail(*args, **settings):
         raise KeyError("what a stranger's runs lack")
 
-    monkeypatch.setattr(write, "plot_learning_curves", fail)
+    monkeypatch.setattr(report, "plot_learning_curves", fail)
     with pytest.warns(UserWarning, match=r"learning_curves.png is left out: KeyError"):
         names = [path.name for path in write_report(folder).paths]
     assert names[:3] == ["overview.md", "overview.tex", "overview.csv"]
@@ -165,7 +165,7 @@ def test_a_command_on_a_full_disk_prints_its_result_and_names_the_place(
 ):
     (tmp_path / "home").mkdir()
     monkeypatch.setattr(
-        "fedjax_het.running.rescue._list_fallback_parents", lambda: [tmp_path / "home"]
+        "fedjax_het.runtime.result_store._list_fallback_parents", lambda: [tmp_path / "home"]
     )
     folder = tmp_path / "full"
     with simulate_full_disk(monkeypatch, folder, 1000):
@@ -183,7 +183,7 @@ def test_pictures_that_cannot_be_written_cost_the_pictures(tmp_path, monkeypatch
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedjax_het.report.run_pictures.write_run_figures", fail)
+    monkeypatch.setattr("fedjax_het.analysis.figures.run_figures.write_run_figures", fail)
     assert main(["run", "--quiet", *WORDS, "--output-dir", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert "pictures are not (No space left" in said.err and "Traceback" not in said.err

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import default_hyper_parameters, make_builder
+from support.algorithm_builders import default_hyper_parameters, make_builder
 from support.data import (
     BATCH_SIZE,
     CLIENT_SIZES,
@@ -17,7 +17,7 @@ from support.data import (
     make_blobs,
     make_user_dataset,
 )
-from support.oracle import (
+from support.reference_loop import (
     ReferenceFedAvg,
     flatten_images,
     flatten_params,
@@ -25,24 +25,24 @@ from support.oracle import (
     server_batches,
     softmax_gradient,
 )
-from support.problems import (
+from support.small_federation import (
     full_pass_schedule,
     make_full_pass_scheduler,
     make_small_federation,
     round_key,
 )
-from support.running import KilledError, assert_results_equal, make_killing_callback
+from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS, get_algorithm_spec
+from fedjax_het.algorithms.builders import with_pretraining
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.algorithms.pretraining import with_pretraining
+from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.gradient_diagnostics import measure_gradient_gaps
+from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.core.server_training import get_epoch_batch
 from fedjax_het.data import dataset_from_arrays, make_partition, partition_from_clients
-from fedjax_het.engine.gradient_gaps import measure_gradient_gaps
-from fedjax_het.engine.lanes import Cohort
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.engine.randomness import Purpose, fold_in_purpose
-from fedjax_het.engine.server import get_epoch_batch
 
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
 
@@ -312,7 +312,7 @@ def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples()
 
 
 def prepared(spec_, dataset=None):
-    from fedjax_het.running.prepare import prepare_group
+    from fedjax_het.runtime.build import prepare_group
 
     return prepare_group([spec_], dataset=dataset or make_user_dataset())
 
@@ -344,7 +344,7 @@ def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
 
 
 def test_the_epochs_of_the_server_follow_the_papers_rule():
-    from fedjax_het.running.runs import init_group
+    from fedjax_het.runtime.group_state import init_group
 
     group = prepared(spec(local_epochs=2))
     (federation,) = group.prepared_runs

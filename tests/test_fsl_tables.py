@@ -7,21 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.fedamp.table1 import TABLE1 as WITHOUT_CLASSES
-from fedjax_het import RunSpec, report
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.report import TableCell, compare_with_reported, format_comparison_table
-from fedjax_het.report.paper_table import (
-    TableArguments,
-    TableRun,
-    list_protocol_deviations,
-    make_cells,
-)
-from fedjax_het.report.reported import load_reported_values
-from fedjax_het.running.result import Result
+from fedjax_het import RunSpec, analysis
+from fedjax_het.analysis import TableCell, compare_with_reported, format_comparison_table
+from fedjax_het.papers.fedamp.table1 import TABLE1 as WITHOUT_CLASSES
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.papers.table import TableArguments, TableRun, list_protocol_deviations, make_cells
+from fedjax_het.runtime.results import Result
+from fedjax_het.utils.errors import ConfigError
 
 NAMES = ("table1", "fig1", "fig2", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig11")
-MODULES = {name: import_module(f"experiments.fsl.{name}") for name in NAMES}
+MODULES = {name: import_module(f"fedjax_het.papers.fsl.{name}") for name in NAMES}
 ALL = {name: getattr(module, name.upper()) for name, module in MODULES.items()}
 PRESETS = ("quick", "cpu", "paper")
 CONTROLS = ("data_sharing", "fedavg(pretrain_epochs=50)")
@@ -234,7 +229,7 @@ def test_rounds_stand_beside_accuracies_with_their_reported_values():
     row = table.loc["fsl(n0=500)"]
     assert math.isnan(row["rounds"]) and row["reached"] == 1 and row["reported_rounds"] == 203
     text = format_comparison_table(
-        table.reset_index(), title="T", notes=[report.make_comparison_caption(table)]
+        table.reset_index(), title="T", notes=[analysis.make_comparison_caption(table)]
     )
     (section,) = text.sections
     assert section.labels["Classes"] == "2" and "alpha" not in section.labels
@@ -318,7 +313,7 @@ def gamma_runs():
 
 def test_two_measures_against_gamma_with_data_sharing_at_zero():
     results = gamma_runs()
-    figure = report.plot_metric_vs_setting(
+    figure = analysis.plot_metric_vs_setting(
         results,
         x="hp.gamma",
         by=["algorithm"],
@@ -337,17 +332,17 @@ def test_two_measures_against_gamma_with_data_sharing_at_zero():
     rise = {line.get_label(): line.get_ydata() for line in bottom.lines}
     assert rise["fsl_p"] == pytest.approx([16.5, 18.5])
     assert max(rise["fsl_p"]) < bottom.get_ylim()[1]
-    without = report.plot_metric_vs_setting(results, x="hp.gamma", by=["algorithm"])
+    without = analysis.plot_metric_vs_setting(results, x="hp.gamma", by=["algorithm"])
     assert "data_sharing" not in {line.get_label() for line in without.axes[0].lines}
     with pytest.raises(ConfigError, match=r"x = 'dataset'"):
-        report.plot_metric_vs_setting(results, x="dataset")
+        analysis.plot_metric_vs_setting(results, x="dataset")
 
 
 def test_positive_values_that_span_a_factor_of_ten_are_on_a_logarithmic_axis():
     results = gamma_runs().dropna(subset="hp.gamma").drop(columns="classes")
     wide = results.assign(**{"hp.gamma": results["hp.gamma"].replace(2.0, 5.0)})
     for table, scale in ((results, "linear"), (wide, "log")):
-        (panel,) = report.plot_metric_vs_setting(table, x="hp.gamma", by=["algorithm"]).axes
+        (panel,) = analysis.plot_metric_vs_setting(table, x="hp.gamma", by=["algorithm"]).axes
         assert panel.get_xscale() == scale
 
 
@@ -359,7 +354,7 @@ def test_gradient_gaps_are_means_of_logarithms_of_the_measured_rounds():
         server[::3] = factor * np.array([1e-3, 1e-2, 1e-1])
         columns = {"server_gap": server, "client_gap": 10 * server}
         frames.append(pd.DataFrame({"digest": digest, "round": range(1, 8), **columns}))
-    figure = report.plot_gradient_gaps(results, pd.concat(frames), panels=["dataset", "classes"])
+    figure = analysis.plot_gradient_gaps(results, pd.concat(frames), panels=["dataset", "classes"])
     (panel,) = figure.axes
     assert panel.get_yscale() == "log"
     server, client = panel.lines[:2]
@@ -376,7 +371,7 @@ def test_a_learning_curve_ends_at_the_mean_of_twenty_rounds():
         pd.DataFrame({"digest": digest, "round": range(1, 51), "test_accuracy": values})
         for digest, values in accuracy.items()
     )
-    figure = report.plot_learning_curves(
+    figure = analysis.plot_learning_curves(
         results, curves, by=["algorithm"], panels=["hp.gamma"], window=20
     )
     assert [panel.get_title() for panel in figure.axes] == ["gamma 0.5", "gamma 2"]
@@ -390,9 +385,9 @@ def test_what_follows_from_the_source_of_the_servers_data_is_no_setting_of_its_o
     results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
     results["server_data"] = ["iid", "iid", "glyphs", "glyphs"]
     results["server_options.size"] = [50.0, 50.0, None, None]
-    assert report.find_varying_settings(results) == ["algorithm", "server_data"]
+    assert analysis.find_varying_settings(results) == ["algorithm", "server_data"]
     results["server_options.size"] = [50.0, 20.0, None, None]
-    assert report.find_varying_settings(results) == [
+    assert analysis.find_varying_settings(results) == [
         "algorithm",
         "server_data",
         "server_options.size",
@@ -403,14 +398,14 @@ def test_the_rate_of_pretraining_follows_from_whether_there_is_any():
     results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
     results["pretrain_epochs"] = [0, 0, 50, 50]
     results["hp.pretrain_lr"] = [None, None, 0.01, 0.01]
-    assert report.find_varying_settings(results) == ["algorithm", "pretrain_epochs"]
+    assert analysis.find_varying_settings(results) == ["algorithm", "pretrain_epochs"]
     results["hp.pretrain_lr"] = [None, None, 0.01, 0.1]
-    assert report.find_varying_settings(results)[-1] == "hp.pretrain_lr"
+    assert analysis.find_varying_settings(results)[-1] == "hp.pretrain_lr"
 
 
 def test_rounds_to_a_value_say_whose_mean_they_are():
     results = gamma_runs().assign(rounds_to_half=[10, None, *[20] * 8])
-    table = report.make_overview_table(results, by=["algorithm"], metric="rounds_to_half")
+    table = analysis.make_overview_table(results, by=["algorithm"], metric="rounds_to_half")
     first = next(row for row in table.sections[0].rows if row["Method"] == "data_sharing")
     assert (first["Rounds to 50 %"], first["Seeds"]) == ("10", "1")
     assert "of the runs that reach it" in table.notes[0]
@@ -457,7 +452,7 @@ def test_a_figure_without_runs_says_so(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig3", "fig4"])
 def test_examples_are_drawn(name, tmp_path, capsys):
-    draw = import_module(f"experiments.fsl.{name}")
+    draw = import_module(f"fedjax_het.papers.fsl.{name}")
     for preset in draw.PRESETS:
         listed = ["--preset", preset, "--list", "--output-dir", str(tmp_path / "x")]
         assert draw.main(listed) == 0

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_het.core.rng import Stream, iter_host_rngs
+from fedjax_het.core.seed_sequence import iter_generators
+from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.generators import iter_generators
-from fedjax_het.engine.randomness import Stream, iter_host_rngs
-from fedjax_het.engine.units import ClientWork
 
 WORD = st.integers(0, 2**32 - 1)
 LARGE = st.one_of(st.integers(0, 3), WORD, st.integers(2**32 - 1, 2**130))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     DATASETS,
     compute_client_mixtures,
@@ -14,8 +13,9 @@ from fedjax_het.data import (
     load_dataset,
     make_partition,
 )
-from fedjax_het.data.dealing import systematic_round
-from fedjax_het.data.superclasses import CIFAR100_SUPERCLASSES
+from fedjax_het.data.quota_sampling import systematic_round
+from fedjax_het.data.sources.cifar100 import CIFAR100_SUPERCLASSES
+from fedjax_het.utils.errors import ConfigError
 
 BYCLASS = DATASETS["emnist_byclass"].source.class_names
 

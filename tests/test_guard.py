@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.engine import guard
-from fedjax_het.engine.guard import VerifiedJit, compute_relative_error
+from fedjax_het.core import miscompile_guard
+from fedjax_het.core.miscompile_guard import VerifiedJit, compute_relative_error
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +37,17 @@ def test_a_program_that_this_jaxlib_gets_wrong_is_cured(caplog):
     program.verify((x,))
     assert compute_relative_error(program(x), expected(x)) < 1e-5
     assert program.is_unfused == wrong_before == ("squared norms" in caplog.text)
-    if guard.is_affected_platform():
+    if miscompile_guard.is_affected_platform():
         assert wrong_before, "the known bug does not show: is the guard still needed?"
 
 
 def test_a_product_and_a_reduction_in_one_call_is_what_may_be_wrong():
     def suspected(function):
         compiled = jax.jit(function).lower(vectors()).compile().as_text()
-        return guard.has_matmul_reduce_fusion(compiled)
+        return miscompile_guard.has_matmul_reduce_fusion(compiled)
 
     matrix = jnp.eye(3)
-    if guard.is_affected_platform():  # others may fuse other things, or nothing
+    if miscompile_guard.is_affected_platform():  # others may fuse other things, or nothing
         assert suspected(squared_norms)
     assert not suspected(lambda x: (x**2).sum(1))
     assert not suspected(lambda x: x @ matrix)
@@ -55,8 +55,10 @@ def test_a_product_and_a_reduction_in_one_call_is_what_may_be_wrong():
 
 
 def test_what_has_no_such_call_is_compiled_once(monkeypatch):
-    monkeypatch.setattr(guard, "is_affected_platform", lambda: True)
-    monkeypatch.setattr(guard, "compute_relative_error", lambda *args: pytest.fail("compared"))
+    monkeypatch.setattr(miscompile_guard, "is_affected_platform", lambda: True)
+    monkeypatch.setattr(
+        miscompile_guard, "compute_relative_error", lambda *args: pytest.fail("compared")
+    )
     program = VerifiedJit(lambda x: (x**2).sum(1))
     program.verify((vectors(),))
     assert not program.is_unfused
@@ -64,10 +66,10 @@ def test_what_has_no_such_call_is_compiled_once(monkeypatch):
 
 @pytest.fixture
 def all_suspected(monkeypatch):
-    monkeypatch.setattr(guard, "is_affected_platform", lambda: True)
-    monkeypatch.setattr(guard, "has_matmul_reduce_fusion", lambda compiled: True)
+    monkeypatch.setattr(miscompile_guard, "is_affected_platform", lambda: True)
+    monkeypatch.setattr(miscompile_guard, "has_matmul_reduce_fusion", lambda compiled: True)
     monkeypatch.setattr(
-        guard, "UNFUSED_COMPILER_OPTIONS", {}
+        miscompile_guard, "UNFUSED_COMPILER_OPTIONS", {}
     )  # an option that other backends may not know
 
 
@@ -112,7 +114,9 @@ def test_right_programs_are_left_alone(all_suspected):
 
 def test_what_was_found_right_is_remembered_part_by_part(monkeypatch, all_suspected):
     compared = []
-    monkeypatch.setattr(guard, "compute_relative_error", lambda *args: compared.append(1) or 0.0)
+    monkeypatch.setattr(
+        miscompile_guard, "compute_relative_error", lambda *args: compared.append(1) or 0.0
+    )
     x = jnp.arange(5.0)
 
     def verify(function, part=""):
@@ -123,7 +127,9 @@ def test_what_was_found_right_is_remembered_part_by_part(monkeypatch, all_suspec
     assert verify(lambda x: x**2) == 1  # the same program of another start
     assert verify(lambda x: x**2, "tuning") == 2
     assert verify(lambda x: x**3) == 3
-    monkeypatch.setattr(guard, "compute_relative_error", lambda *args: compared.append(1) or 1.0)
+    monkeypatch.setattr(
+        miscompile_guard, "compute_relative_error", lambda *args: compared.append(1) or 1.0
+    )
     assert verify(lambda x: x**4) == 4
     assert verify(lambda x: x**4) == 5  # what was wrong is looked at again
     monkeypatch.setenv("XLA_FLAGS", "--another")

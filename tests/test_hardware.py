@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import jax
 import pytest
 from support.data import make_user_dataset
-from support.running import make_spec, run_spec
+from support.small_runs import make_spec, run_spec
 
 import fedjax_het
 from fedjax_het import Placement, simulate, sweep
-from fedjax_het.common import hardware
-from fedjax_het.common.hardware import (
+from fedjax_het.runtime import hardware
+from fedjax_het.runtime.hardware import (
     describe_unused_hardware,
     find_replaced_modules,
     show_environment,

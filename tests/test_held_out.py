@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import assert_results_equal, make_spec
-from support.slow import slow_case
+from support.markers import slow_case
+from support.small_runs import assert_results_equal, make_spec
 
 from fedjax_het import ConfigError, Result, simulate, sweep
 from fedjax_het.data import partition_from_clients
-from fedjax_het.running.splits import build_partition
+from fedjax_het.runtime.data_assignment import build_partition
 
 DATA = make_user_dataset()
 SETTINGS = {"rounds": 3, "num_clients": 4, "held_out_clients": 2, "test_per_client": None}

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import (
+from support.markers import slow_case
+from support.small_runs import (
     KilledError,
     assert_results_equal,
     make_killing_callback,
@@ -15,19 +16,18 @@ from support.running import (
     run_spec,
     with_placement,
 )
-from support.slow import slow_case
 
 from fedjax_het import ConfigError, Placement, cli, sweep
 from fedjax_het.algorithms import METHODS
-from fedjax_het.engine.checkpoint import read_meta
-from fedjax_het.engine.host_state import HostClientStates
-from fedjax_het.running import advance, checkpoints, ledger, placement, runs
-from fedjax_het.running.advance import finish_runs, start_runs
-from fedjax_het.running.checkpoints import CheckpointWriter
-from fedjax_het.running.placement import choose_client_state
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.programs import compute_client_state_bytes
-from fedjax_het.running.runs import init_group, measure_required_memory
+from fedjax_het.core.state_paging import HostClientStates
+from fedjax_het.runtime import checkpointing, group_state, placement, runner, sweep_log
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.checkpoint_file import read_meta
+from fedjax_het.runtime.checkpointing import CheckpointWriter
+from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
+from fedjax_het.runtime.group_state import init_group, measure_required_memory
+from fedjax_het.runtime.placement import choose_client_state
+from fedjax_het.runtime.runner import finish_runs, start_runs
 
 CLIENTS = 12
 
@@ -40,7 +40,7 @@ def stateful(algorithm="scaffold", **settings):
 @pytest.fixture
 def short(monkeypatch):
     """Chunks of two rounds: so few clients have rows."""
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
 
 
 def all_clients(made):
@@ -94,7 +94,7 @@ def test_a_table_too_large_makes_chunks_shorter(monkeypatch):
     model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
     assert row == 3 * model + 4, "a control, Adam's two moments, and its count"
     for rounds, limit in ((1, 0), (1, 6 * row - 1), (2, 6 * row), (3, 9 * row)):
-        monkeypatch.setattr(runs, "MAX_CLIENT_TABLE_BYTES", limit)
+        monkeypatch.setattr(group_state, "MAX_CLIENT_TABLE_BYTES", limit)
         assert init_group(group, group.prepared_runs).limits[:2] == (rounds, 3 * rounds)
 
 
@@ -136,8 +136,8 @@ RESUMED = [
 
 @pytest.mark.parametrize(("name", "before", "after"), RESUMED)
 def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, short, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
     whole = run_spec(stateful(name), client_state="device")
     with pytest.raises(KilledError):
         run_spec(
@@ -153,14 +153,14 @@ def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, sh
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_to_the_bits_of_states_on_the_devices(tmp_path, short, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     specs = [stateful(seed=s) for s in range(len(jax.devices()))]
     settings = {"dataset": make_user_dataset(), "progress": lambda line: None}
     settings |= {"spread": "runs"}
     whole = sweep(specs, **with_placement(settings | {"client_state": "device"})).results
     show = make_killing_callback(3)
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(ledger, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
+        patch.setattr(sweep_log, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
         sweep(specs, tmp_path, **with_placement(settings | {"client_state": "host"}))
     assert len(list((tmp_path / "unfinished").iterdir())) == len(specs)
     made = sweep(specs, tmp_path, **with_placement(settings | {"client_state": "host"})).results
@@ -170,8 +170,8 @@ def test_a_killed_sweep_goes_on_to_the_bits_of_states_on_the_devices(tmp_path, s
 
 
 def test_a_checkpoint_holds_the_clients_that_trained_and_no_other(tmp_path, short, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
     with pytest.raises(KilledError):
         run_spec(
             stateful(), output_dir=tmp_path, client_state="host", progress=make_killing_callback(2)
@@ -219,9 +219,9 @@ def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
         saved.append(now[0])
         now[0] += 30.0
 
-    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(checkpoints, "save_checkpoint", slow_save)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 20.0)
+    monkeypatch.setattr(checkpointing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(checkpointing, "save_checkpoint", slow_save)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 20.0)
     begin = now[0]
     for _ in range(400):
         now[0] += 1.0
@@ -331,9 +331,9 @@ def test_the_command_line_says_where(command, tmp_path, capsys, monkeypatch):
         given.append(group)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjax_het.running.simulation.init_group", interrupt)
-    monkeypatch.setattr("fedjax_het.running.sweeps.init_group", interrupt)
-    monkeypatch.setattr("fedjax_het.running.sweeps._fit_to_memory", lambda group, memory: group)
+    monkeypatch.setattr("fedjax_het.runtime.session.init_group", interrupt)
+    monkeypatch.setattr("fedjax_het.runtime.sweep.init_group", interrupt)
+    monkeypatch.setattr("fedjax_het.runtime.sweep._fit_to_memory", lambda group, memory: group)
     words = f"{command} --algorithm scaffold --dataset digits --model mlp --rounds 2 --lanes 1"
     words = [*words.split(), "--num-clients", "20", "--participation", "0.1"]
     words += ["--output-dir", str(tmp_path)]

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import assert_results_equal, make_spec
-from support.slow import slow_case
+from support.markers import slow_case
+from support.small_runs import assert_results_equal, make_spec
 
 from fedjax_het import ConfigError, Result, evaluate, load_model, simulate, sweep
-from fedjax_het.running.programs import build_local_training
+from fedjax_het.runtime.compiled_programs import build_local_training
 
 DATA = make_user_dataset()
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import primitives
-from support.builders import default_hyper_parameters, make_builder
-from support.problems import make_small_federation, round_key
-from support.running import FAST_OPTIONS
-from support.slow import method_cases
+from support.algorithm_builders import default_hyper_parameters, make_builder
+from support.markers import method_cases
+from support.small_federation import make_small_federation, round_key
+from support.small_runs import FAST_OPTIONS
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.fedavg import fedavg

@@ -4,23 +4,23 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.builders import default_hyper_parameters, make_builder
+from support.algorithm_builders import default_hyper_parameters, make_builder
 from support.data import BATCH_SIZE, CLIENT_SIZES, make_user_dataset
-from support.oracle import ReferenceFedAvg, run_and_compare
-from support.problems import consecutive_partition, make_small_federation
-from support.running import KilledError, assert_results_equal, make_killing_callback
+from support.reference_loop import ReferenceFedAvg, run_and_compare
+from support.small_federation import consecutive_partition, make_small_federation
+from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import compute_effective_steps
-from fedjax_het.engine.contract import ContractError
-from fedjax_het.engine.local import LocalTraining, apply_gradient, init_local_optimizer
-from fedjax_het.engine.optimizers import LocalTrainingOptions
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.engine.schedule import Scheduler, compute_useful_fraction
-from fedjax_het.engine.units import ClientWork
-from fedjax_het.running import checkpoints, runs
+from fedjax_het.core.client_algorithm import ContractError
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.local_training import LocalTraining, apply_gradient, init_local_optimizer
+from fedjax_het.core.optimizers import LocalTrainingOptions
+from fedjax_het.core.schedule import Scheduler, compute_useful_fraction
+from fedjax_het.core.work_items import ClientWork
+from fedjax_het.runtime import checkpointing, group_state
 
 STEPS = 5
 EVEN = (8, 16, 0, 8, 24)  # of which every epoch tiles into steps of two minibatches
@@ -178,8 +178,8 @@ def test_lanes_change_nothing_of_steps(option):
 
 
 def test_a_run_of_steps_is_stopped_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     settings = {**SMALL, "local_optimizer": "lion", "optimizer_state": "keep"}
     numbers = {"local_lr": 0.01, "lr_step_decay": 0.9}
     more = {"local_steps": 3, "accumulation": 2, "lr_step_schedule": "exponential", "hp": numbers}

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import (
+from support.markers import method_cases, slow_case
+from support.small_runs import (
     KilledError,
     assert_results_equal,
     make_killing_callback,
@@ -15,17 +16,16 @@ from support.running import (
     run_spec,
     with_placement,
 )
-from support.slow import method_cases, slow_case
 
 from fedjax_het import Placement, sweep
-from fedjax_het.engine import stretches
-from fedjax_het.engine.checkpoint import read_meta
-from fedjax_het.engine.stretches import resumable_loop, resume_round, split_loop
-from fedjax_het.running import advance, checkpoints, long_rounds
-from fedjax_het.running.checkpoints import CheckpointWriter
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.programs import flops_per_sample
-from fedjax_het.running.runs import init_group
+from fedjax_het.core import resumable_loops
+from fedjax_het.core.resumable_loops import resumable_loop, resume_round, split_loop
+from fedjax_het.runtime import checkpointing, resumable_rounds, runner
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.checkpoint_file import read_meta
+from fedjax_het.runtime.checkpointing import CheckpointWriter
+from fedjax_het.runtime.compiled_programs import flops_per_sample
+from fedjax_het.runtime.group_state import init_group
 
 EVERYTHING = 1e9  # seconds: of a call that goes to the end of its loop
 ROUNDING = {"rtol": 2e-5, "atol": 1e-6}  # of two programs
@@ -34,17 +34,17 @@ ROUNDING = {"rtol": 2e-5, "atol": 1e-6}  # of two programs
 @pytest.fixture
 def long(monkeypatch):
     """Every round counts as long; -> sets after how many seconds one is cut, 0: after a step."""
-    monkeypatch.setitem(long_rounds.LONG_FLOPS, "cpu", 0)
+    monkeypatch.setitem(resumable_rounds.LONG_FLOPS, "cpu", 0)
 
     def cut_after(seconds):
-        monkeypatch.setattr(advance, "CHUNK_SECONDS", seconds)
+        monkeypatch.setattr(runner, "CHUNK_SECONDS", seconds)
 
     cut_after(0.0)
     return cut_after
 
 
 def short(monkeypatch):
-    monkeypatch.setitem(long_rounds.LONG_FLOPS, "cpu", 2e12)
+    monkeypatch.setitem(resumable_rounds.LONG_FLOPS, "cpu", 2e12)
 
 
 def small(name, **settings):
@@ -131,7 +131,7 @@ STOPPED = [
 def test_a_run_that_is_stopped_within_a_round_goes_on_to_the_same_bits(
     name, before, after, long, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     calls = []
     whole = run_spec(small(name), blocks=before.get("blocks"), progress=calls.append)
     places = set()
@@ -147,7 +147,7 @@ def test_a_run_that_is_stopped_within_a_round_goes_on_to_the_same_bits(
 
 @pytest.mark.slow
 def test_it_goes_on_in_stretches_where_rounds_are_no_longer_long(long, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     whole = run_spec(small("scaffold"))
     with pytest.raises(KilledError):
         run_spec(small("scaffold"), output_dir=tmp_path, progress=make_killing_callback(3))
@@ -158,7 +158,7 @@ def test_it_goes_on_in_stretches_where_rounds_are_no_longer_long(long, tmp_path,
 
 @pytest.mark.slow
 def test_runs_of_a_sweep_that_stopped_at_other_places_go_on(long, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     specs = [small("scaffold", seed=seed) for seed in range(2)]
     settings = with_placement({"dataset": make_user_dataset(), "progress": lambda line: None})
     whole = sweep(specs, **settings).results
@@ -208,7 +208,7 @@ def test_a_stretch_has_the_collectives_of_a_round(name, long, monkeypatch):
     data = make_user_dataset()
     group = prepare_group([small(name)], dataset=data, placement=Placement(server_work="shared"))
     runs = init_group(group, group.prepared_runs)
-    advance.init_states(runs)
+    runner.init_states(runs)
     cut_, state, inputs = runs.loop_layout, runs.state, runs.build_chunk_inputs(0, 1)
     chunk, stretch = group.program.chunk.program, group.program.partial_round.program
     whole = collectives(chunk.lower(state, inputs))
@@ -242,7 +242,7 @@ def test_rounds_are_long_by_their_arithmetic(monkeypatch):
     assert clients + server <= samples <= 4 * (clients + server), "padding, and sizes rounded up"
     assert not work()[3]
     for most, is_long in ((flops - 1, True), (flops, False)):
-        monkeypatch.setitem(long_rounds.LONG_FLOPS, "cpu", most)
+        monkeypatch.setitem(resumable_rounds.LONG_FLOPS, "cpu", most)
         assert work()[1:] == (flops, clients, is_long)
     longer = work(local_epochs=40)
     assert longer[0] > 1.5 * samples and longer[3]
@@ -261,7 +261,7 @@ def test_a_loop_is_cut_anywhere():
     def part(spans, given):
         with resume_round(jnp.asarray(spans, jnp.int32), given) as found:
             first, second = whole(5), whole(9)
-            done = stretches.has_finished_loops()
+            done = resumable_loops.has_finished_loops()
         return (first, second), found, done
 
     plain = whole(5), whole(9)
@@ -284,4 +284,4 @@ def test_outside_a_stretch_nothing_is_cut():
         return carried + last
 
     assert split_loop("all", 4, go, 1) == 5 and seen == [(0, 4)]
-    assert stretches.has_finished_loops() is True
+    assert resumable_loops.has_finished_loops() is True

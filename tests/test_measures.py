@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import make_domains_dataset, make_user_dataset
-from support.running import assert_results_equal, final_model_logits, make_spec, run_spec
-from support.slow import slow_case
+from support.markers import slow_case
+from support.small_runs import assert_results_equal, final_model_logits, make_spec, run_spec
 
 from fedjax_het import ConfigError, RunSpec, register_measure, simulate, sweep
+from fedjax_het.core.evaluation import evaluate, place_evaluation_set
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.task import Task
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.evaluation import evaluate, place_evaluation_set
-from fedjax_het.engine.fairness import compute_fairness
-from fedjax_het.engine.measured import METRICS, parse_metrics
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.engine.task import Task
+from fedjax_het.metrics.clients import compute_fairness
+from fedjax_het.metrics.registry import METRICS, parse_metrics
 from fedjax_het.nn import to_model
 
 DATA = make_user_dataset()

@@ -8,23 +8,23 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.data import make_user_dataset
-from support.running import make_spec, run_spec
-from support.slow import slow_case
+from support.markers import slow_case
+from support.small_runs import make_spec, run_spec
 
 from fedjax_het import Placement, sweep
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine import memory
-from fedjax_het.engine.footprint import compute_compiled_bytes, lower_bound_bytes
-from fedjax_het.engine.probe import LaneChoice
-from fedjax_het.running import needs, prepare
-from fedjax_het.running.needs import (
+from fedjax_het.core import memory
+from fedjax_het.core.autotune.search import LaneChoice
+from fedjax_het.core.memory import compute_compiled_bytes, lower_bound_bytes
+from fedjax_het.runtime import build, memory_limits
+from fedjax_het.runtime.group_state import init_group
+from fedjax_het.runtime.memory_limits import (
     InsufficientMemoryError,
     MemoryItem,
     require_memory,
     translate_out_of_memory,
 )
-from fedjax_het.running.runs import init_group
+from fedjax_het.utils.errors import ConfigError
 
 # --- how much there is ---------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ def test_the_least_that_a_program_takes_is_what_libraries_and_loops_make():
 @pytest.mark.parametrize("name", ["scaffold", *(slow_case(n) for n in METHODS if n != "scaffold")])
 def test_the_estimate_is_no_false_alarm(name):
     """What is said before the programs are compiled is less than the compiler says then."""
-    group = prepare.prepare_group([make_spec(name)], dataset=make_user_dataset())
+    group = build.prepare_group([make_spec(name)], dataset=make_user_dataset())
     made = init_group(group, group.prepared_runs)
     for program, inputs in made.list_programs().values():
         least = lower_bound_bytes(program.trace(*inputs).jaxpr)
@@ -106,11 +106,11 @@ def test_the_estimate_is_no_false_alarm(name):
     ],
 )
 def test_what_is_said_of_the_settings_is_less_too(monkeypatch, name, settings):
-    monkeypatch.setattr(needs, "_MIN_ACTIVATION_FACTOR", 2**60)  # every batch is looked at
-    group = prepare.prepare_group([make_spec(name, **settings)], dataset=make_user_dataset())
+    monkeypatch.setattr(memory_limits, "_MIN_ACTIVATION_FACTOR", 2**60)  # every batch is looked at
+    group = build.prepare_group([make_spec(name, **settings)], dataset=make_user_dataset())
     made, federation = init_group(group, group.prepared_runs), group.prepared_runs[0]
     given = federation.spec, group.dataset, group.program.signature, jax.local_devices(), 10**9
-    said = sum(part.num_bytes for part in needs.list_device_items(*given))
+    said = sum(part.num_bytes for part in memory_limits.list_device_items(*given))
     assert 0 < said <= max(compute_compiled_bytes(*each) for each in made.list_programs().values())
 
 
@@ -155,29 +155,29 @@ def test_a_refusal_says_what_is_needed_there_and_would_fit():
     ],
 )
 def test_what_cannot_fit_is_refused_before_anything_is_split(monkeypatch, settings, room, said):
-    monkeypatch.setattr(prepare, "assign_data", None)
+    monkeypatch.setattr(build, "assign_data", None)
     with pytest.raises(InsufficientMemoryError, match=f"^{said}") as refused:
         run_spec(make_spec(**settings), memory=room)
     assert len(str(refused.value).splitlines()) == 1 and "needs at least" in str(refused.value)
 
 
 def test_the_data_set_counts_on_every_device(monkeypatch):
-    group = prepare.prepare_group([make_spec()], dataset=make_user_dataset())
+    group = build.prepare_group([make_spec()], dataset=make_user_dataset())
     given = group.prepared_runs[0].spec, group.dataset, group.program.signature
     images = group.dataset.train_images.nbytes
 
     def placed(devices):
-        return needs.list_device_items(*given, devices, None)[0].num_bytes
+        return memory_limits.list_device_items(*given, devices, None)[0].num_bytes
 
     one, two = jax.local_devices()[:1], jax.local_devices()[:2]
     assert placed(one) == 0  # the device reads the host's
     assert len(two) == 1 or placed(two) == images // 2
-    monkeypatch.setattr(needs, "_uses_host_memory", lambda devices: False)
+    monkeypatch.setattr(memory_limits, "_uses_host_memory", lambda devices: False)
     assert placed(two) == images
 
 
 def test_what_clients_keep_goes_to_the_host_or_is_refused(monkeypatch):
-    monkeypatch.setattr(prepare, "_place_group", None)
+    monkeypatch.setattr(build, "_place_group", None)
     one = make_spec("scaffold", num_clients=50, participation=0.1)
     with pytest.raises(
         InsufficientMemoryError
@@ -188,7 +188,7 @@ def test_what_clients_keep_goes_to_the_host_or_is_refused(monkeypatch):
 
 
 def test_a_compiled_program_that_needs_more_is_refused_before_its_first_round():
-    group = prepare.prepare_group([make_spec()], dataset=make_user_dataset())
+    group = build.prepare_group([make_spec()], dataset=make_user_dataset())
     needed = compute_compiled_bytes(
         *init_group(group, group.prepared_runs).list_programs()["rounds"]
     )
@@ -204,7 +204,7 @@ def test_a_compiled_program_that_needs_more_is_refused_before_its_first_round():
 
 def test_a_run_that_finds_no_room_takes_fewer_lanes(monkeypatch):
     monkeypatch.setattr(
-        "fedjax_het.running.placement.choose_lanes", lambda *a, **s: LaneChoice(4, 1, {})
+        "fedjax_het.runtime.placement.choose_lanes", lambda *a, **s: LaneChoice(4, 1, {})
     )
     asked = []
 
@@ -213,7 +213,7 @@ def test_a_run_that_finds_no_room_takes_fewer_lanes(monkeypatch):
         if runs.plan.lanes > 1:
             raise InsufficientMemoryError("none")
 
-    monkeypatch.setattr("fedjax_het.running.simulation.require_memory_for_programs", refused)
+    monkeypatch.setattr("fedjax_het.runtime.session.require_memory_for_programs", refused)
     found = run_spec(
         make_spec(rounds=1, local_optimizer="sgd")
     )  # what clients keep could be elsewhere

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
-from support.slow import slow_case
+from support.markers import slow_case
 
-from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation import (
     SyntheticData,
     matching_loss,
@@ -19,8 +18,9 @@ from fedjax_het.condensation import (
     unroll,
 )
 from fedjax_het.condensation.mixed_mode import run_sgd
-from fedjax_het.engine.sharing import ServerParallelism
+from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.nn import make_model
+from fedjax_het.utils.arrays import enable_x64
 
 CLASSES, SHAPE, SAMPLES = 3, (4, 4, 1), 6
 NETWORKS = {

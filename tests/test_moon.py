@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from chex import assert_trees_all_close
 from support.data import NUM_CLASSES, make_user_dataset
-from support.oracle import ReferenceFedAvg, flatten_params, logit_gradient, run_and_compare
-from support.problems import make_small_federation
+from support.reference_loop import ReferenceFedAvg, flatten_params, logit_gradient, run_and_compare
+from support.small_federation import make_small_federation
 
 from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedavg import fedavg
@@ -19,12 +19,12 @@ from fedjax_het.algorithms.moon import (
     compute_contrastive_losses,
     moon,
 )
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.contract import Batch
-from fedjax_het.engine.local import ClientTrainState, ServerMessage
-from fedjax_het.engine.task import Task
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.core.client_algorithm import Batch
+from fedjax_het.core.local_training import ClientTrainState, ServerMessage
+from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, add_projection_head, count_parameters, make_model
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.utils.errors import ConfigError
 
 HIDDEN = 3
 

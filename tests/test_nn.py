@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.common.arrays import enable_x64
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.nn import (
     count_parameters,
     count_training_flops,
@@ -16,6 +14,8 @@ from fedjax_het.nn import (
     micro_batched_value_and_grad,
 )
 from fedjax_het.nn.layers import Dropout, max_pool, max_pool_overlapping
+from fedjax_het.utils.arrays import enable_x64
+from fedjax_het.utils.errors import ConfigError
 
 KEY = jax.random.key(0)
 

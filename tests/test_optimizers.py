@@ -9,26 +9,26 @@ import optax
 import pytest
 from support.data import make_user_dataset
 from support.networks import make_linear_model
-from support.oracle import ReferenceFedAvg, run_and_compare
-from support.problems import make_small_federation
+from support.reference_loop import ReferenceFedAvg, run_and_compare
+from support.small_federation import make_small_federation
 
 import fedjax_het
 from fedjax_het import ConfigError, RunSpec, grid, register_optimizer, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.engine.local import (
+from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
     apply_gradient,
     init_local_optimizer,
 )
-from fedjax_het.engine.optimizers import (
+from fedjax_het.core.optimizers import (
     COMMON_HYPERPARAMETERS,
     OPTIMIZERS,
     LocalTrainingOptions,
     compute_optimizer_digest,
 )
-from fedjax_het.engine.task import Task
-from fedjax_het.running.programs import compute_static_key
+from fedjax_het.core.task import Task
+from fedjax_het.runtime.compiled_programs import compute_static_key
 
 SMALL = {
     "model": "mlp",
@@ -321,7 +321,7 @@ def test_a_sweep_of_an_object_goes_on_where_it_was(tmp_path):
     again = lambda hp: optax.chain(optax.sgd(hp["local_lr"], momentum=0.5))  # noqa: E731
     sweep(specs, tmp_path, dataset=DATA, optimizer=again, progress=said.append)
     assert not any("%" in line for line in said)  # nothing was made anew
-    states = fedjax_het.running.sweeps.plan_sweep(
+    states = fedjax_het.runtime.sweep.plan_sweep(
         specs, tmp_path, dataset=DATA, optimizer=optax.sgd(0.1)
     )
     assert [state for _, _, state in states] == ["missing", "missing"]

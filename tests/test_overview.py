@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het import report
+from fedjax_het import analysis
+from fedjax_het.analysis.grouping import find_derived_settings
+from fedjax_het.analysis.report import write_report
+from fedjax_het.analysis.result_metrics import choose_default_metric
 from fedjax_het.cli import main
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.report.grouping import find_derived_settings
-from fedjax_het.report.measures import choose_default_metric
-from fedjax_het.report.write import write_report
-from fedjax_het.running.result import Result, summarize_metrics
-from fedjax_het.running.store import load_results
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.runtime.result_store import load_results
+from fedjax_het.runtime.results import Result, summarize_metrics
+from fedjax_het.utils.errors import ConfigError
 
 ACCURACY = {  # by method, prox_mu and alpha: of each seed; None diverged
     ("fedavg", None, 0.1): [0.50, 0.56, 0.53],
@@ -68,19 +68,19 @@ def results():
 
 
 def test_what_varies_is_found(results):
-    assert report.find_varying_settings(results) == ["alpha", "algorithm", "hp.prox_mu"]
+    assert analysis.find_varying_settings(results) == ["alpha", "algorithm", "hp.prox_mu"]
 
 
 def test_a_setting_that_one_method_does_not_have_does_not_vary(results):
     one_mu = results[results["hp.prox_mu"] != 0.5]
-    assert report.find_varying_settings(one_mu) == ["alpha", "algorithm"]
-    assert report.find_varying_settings(one_mu[one_mu["alpha"] == 1.0]) == ["algorithm"]
+    assert analysis.find_varying_settings(one_mu) == ["alpha", "algorithm"]
+    assert analysis.find_varying_settings(one_mu[one_mu["alpha"] == 1.0]) == ["algorithm"]
 
 
 def test_every_shared_setting_that_differs_varies(results):
     results.loc[results["algorithm"] == "fedavg", "rounds"] = 40
     results.loc[results["seed"] == 1, "width"] = 32
-    varying = report.find_varying_settings(results)
+    varying = analysis.find_varying_settings(results)
     assert varying == ["alpha", "width", "rounds", "algorithm", "hp.prox_mu"]
 
 
@@ -88,22 +88,22 @@ def test_options_of_networks_and_optimisers_tell_runs_apart(results):
     first = results["seed"] == 0
     for name in ("network_options.hidden", "optimizer_options.nesterov"):
         results[name] = np.where(first, 1.0, np.nan)
-    varying = report.find_varying_settings(results)
+    varying = analysis.find_varying_settings(results)
     assert varying[1:3] == ["network_options.hidden", "optimizer_options.nesterov"]
     results["lr_schedule"] = np.where(first, "step", "cosine")
     results["hp.lr_every"] = np.where(first, 5.0, np.nan)
-    varying = report.find_varying_settings(results)
+    varying = analysis.find_varying_settings(results)
     assert "lr_schedule" in varying and "hp.lr_every" not in varying
 
 
 def test_a_rate_tuned_per_method_follows_from_it_and_is_noted(results):
     results.loc[results["algorithm"] == "fedavg", "hp.local_lr"] = 0.1
-    assert "hp.local_lr" not in report.find_varying_settings(results)
+    assert "hp.local_lr" not in analysis.find_varying_settings(results)
     assert find_derived_settings(results) == {"hp.local_lr": [("fedavg", 0.1), ("fedprox", 0.001)]}
-    notes = " ".join(report.make_overview_table(results).notes)
+    notes = " ".join(analysis.make_overview_table(results).notes)
     assert "local_lr follows from the method: 0.1 (fedavg), 0.001 (fedprox)." in notes
     results.loc[results["alpha"] == 1.0, "hp.local_lr"] = 0.2  # tuned per alpha: it varies
-    assert "hp.local_lr" in report.find_varying_settings(results)
+    assert "hp.local_lr" in analysis.find_varying_settings(results)
     assert find_derived_settings(results) == {}
 
 
@@ -127,9 +127,9 @@ def test_what_a_preset_stands_for_follows_from_it():
             [("paper", "none", [1], 1.0), ("code", "crop", [2, 3], 0.05)]
         )
     ]
-    assert report.find_varying_settings(pd.DataFrame(rows)) == ["algorithm", "options.preset"]
+    assert analysis.find_varying_settings(pd.DataFrame(rows)) == ["algorithm", "options.preset"]
     rows.append(dict(rows[-1], settings="other", **{"options.target_counts": [4]}))
-    assert report.find_varying_settings(pd.DataFrame(rows)) == [
+    assert analysis.find_varying_settings(pd.DataFrame(rows)) == [
         "algorithm",
         "options.preset",
         "options.target_counts",
@@ -144,7 +144,7 @@ def keyed(summary):
 
 
 def test_means_and_deviations_are_over_the_seeds_that_did_not_diverge(results):
-    rows = keyed(report.summarize_runs(results))
+    rows = keyed(analysis.summarize_runs(results))
     assert set(rows) == set(ACCURACY)
     for key, accuracies in ACCURACY.items():
         good = 100 * np.array([value for value in accuracies if value is not None])
@@ -165,7 +165,7 @@ def test_means_and_deviations_are_over_the_seeds_that_did_not_diverge(results):
 
 
 def test_rows_are_sorted_by_numbers_methods_and_what_is_missing_last(results):
-    summary = report.summarize_runs(results)
+    summary = analysis.summarize_runs(results)
     assert list(summary["alpha"]) == [0.1, 0.1, 0.1, 1.0, 1.0]
     assert list(summary["algorithm"]) == ["fedavg", "fedprox", "fedprox", "fedavg", "fedprox"]
     assert list(summary["hp.prox_mu"][1:3]) == [0.01, 0.5]
@@ -173,16 +173,16 @@ def test_rows_are_sorted_by_numbers_methods_and_what_is_missing_last(results):
 
 def test_the_newest_of_two_runs_with_the_same_settings_counts(results):
     again = results.iloc[[0]].assign(digest="other", finished="2027", final_accuracy=0.99)
-    summary = report.summarize_runs(pd.concat([again, results]))
-    assert summary["seeds"].sum() == report.summarize_runs(results)["seeds"].sum()
+    summary = analysis.summarize_runs(pd.concat([again, results]))
+    assert summary["seeds"].sum() == analysis.summarize_runs(results)["seeds"].sum()
     assert keyed(summary)["fedprox", 0.5, 0.1]["mean"] == pytest.approx(99)
 
 
 def test_another_measure_is_not_a_percentage(results):
-    rows = keyed(report.summarize_runs(results, metric="bytes_up"))
+    rows = keyed(analysis.summarize_runs(results, metric="bytes_up"))
     assert rows["fedavg", None, 0.1]["mean"] == pytest.approx(40_000)
     assert rows["fedprox", 0.01, 0.1]["mean"] == pytest.approx(40_000)  # seeds 0 and 2
-    table = report.make_overview_table(results, metric="bytes_up")
+    table = analysis.make_overview_table(results, metric="bytes_up")
     first = table.sections[0].rows[0]
     assert first["Bytes sent by clients"] == "40,000 ± 20,000"
     assert not any(section.best_cells for section in table.sections)
@@ -190,22 +190,22 @@ def test_another_measure_is_not_a_percentage(results):
 
 def test_a_method_without_the_measure_shows_that_it_is_missing(results):
     results["matching_loss"] = np.where(results["algorithm"] == "fedprox", 0.25, np.nan)
-    rows = report.make_overview_table(results, metric="matching_loss").sections[0].rows
+    rows = analysis.make_overview_table(results, metric="matching_loss").sections[0].rows
     assert [row["matching_loss"] for row in rows] == ["—", "0.25 ± 0 †", "0.25"]
     assert [row["Seeds"] for row in rows] == ["0", "2", "1"]
 
 
 def test_groups_can_be_chosen_and_what_they_blend_is_said(results):
-    summary = report.summarize_runs(results, by=["algorithm"])
+    summary = analysis.summarize_runs(results, by=["algorithm"])
     good = [v for (m, *_), values in ACCURACY.items() if m == "fedprox" for v in values if v]
     assert summary.set_index("algorithm").loc["fedprox", "mean"] == pytest.approx(
         100 * np.mean(good)
     )
-    (section,) = report.make_overview_table(results, by=["algorithm"]).sections
+    (section,) = analysis.make_overview_table(results, by=["algorithm"]).sections
     assert [row["Method"] for row in section.rows] == ["fedavg", "fedprox"]
-    notes = report.make_overview_table(results, by=["algorithm"]).notes
+    notes = analysis.make_overview_table(results, by=["algorithm"]).notes
     assert "over runs that differ in alpha (0.1, 1), prox_mu (0.01, 0.5, —), and seeds" in notes[0]
-    assert "differ" not in report.make_overview_table(results).notes[0]
+    assert "differ" not in analysis.make_overview_table(results).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -223,18 +223,22 @@ def test_groups_can_be_chosen_and_what_they_blend_is_said(results):
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(results, choice, message):
-    for function in (report.summarize_runs, report.make_overview_table, report.make_pivot_table):
+    for function in (
+        analysis.summarize_runs,
+        analysis.make_overview_table,
+        analysis.make_pivot_table,
+    ):
         with pytest.raises(ConfigError, match=message):
             function(results, **choice)
 
 
 def test_no_results_are_refused():
     with pytest.raises(ConfigError, match="results"):
-        report.summarize_runs(pd.DataFrame())
+        analysis.summarize_runs(pd.DataFrame())
 
 
 def test_the_overview_is_divided_by_what_methods_share(results):
-    table = report.make_overview_table(results, title="T")
+    table = analysis.make_overview_table(results, title="T")
     assert table.label_columns == ("Method", "prox_mu")
     assert [section.title for section in table.sections] == ["alpha 0.1", "alpha 1"]
     assert [section.labels for section in table.sections] == [{"alpha": "0.1"}, {"alpha": "1"}]
@@ -261,20 +265,22 @@ def test_the_overview_is_divided_by_what_methods_share(results):
 
 def test_results_of_several_machines_are_said_to_be(results):
     results.loc[3, "device"], results.loc[4, "fedjax_het"] = "TPU v4", "0.2.0"
-    notes = " ".join(report.make_overview_table(results).notes)
+    notes = " ".join(analysis.make_overview_table(results).notes)
     assert "device cpu, TPU v4" in notes
     assert "fedjax_het 0.1.0, 0.2.0" in notes
 
 
 def test_the_other_columns_are_numbers_of_the_runs(results):
-    row = report.make_overview_table(results).sections[0].rows[1]  # seeds 0 and 2, seed 1 diverged
+    row = (
+        analysis.make_overview_table(results).sections[0].rows[1]
+    )  # seeds 0 and 2, seed 1 diverged
     others = ["Best (%)", "Seeds", "Diverged", "Time (s)", "Samples/s"]
     assert [row[name] for name in others] == ["67.00", "2", "1", "11", "2,000"]
 
 
 def test_a_single_method_is_not_divided(results):
     only = results[results["algorithm"] == "fedavg"]
-    table = report.make_overview_table(only)
+    table = analysis.make_overview_table(only)
     (section,) = table.sections
     assert section.title == ""
     assert table.label_columns == ("alpha", "Method")
@@ -283,20 +289,22 @@ def test_a_single_method_is_not_divided(results):
 
 
 def test_methods_alone_compete(results):
-    table = report.make_overview_table(results[results["alpha"] == 0.1])
+    table = analysis.make_overview_table(results[results["alpha"] == 0.1])
     assert [section.title for section in table.sections] == [""]
     assert table.sections[0].best_cells == {(2, "Test accuracy (%)")}
 
 
 def test_what_data_sets_lack_is_said(results):
     results["dataset_note"] = np.where(results["seed"] == 0, "", "made from JPEG")
-    assert "digits: made from JPEG" in report.make_overview_table(results).notes
+    assert "digits: made from JPEG" in analysis.make_overview_table(results).notes
     results["dataset_note"] = ""
-    assert not any(note.startswith("digits:") for note in report.make_overview_table(results).notes)
+    assert not any(
+        note.startswith("digits:") for note in analysis.make_overview_table(results).notes
+    )
 
 
 def test_the_pivot_has_methods_as_rows_and_alphas_as_columns(results):
-    table = report.make_pivot_table(results)
+    table = analysis.make_pivot_table(results)
     assert table.label_columns == ("Method", "prox_mu")
     assert table.value_columns == ("alpha 0.1", "alpha 1")
     (section,) = table.sections
@@ -310,7 +318,7 @@ def test_the_pivot_has_methods_as_rows_and_alphas_as_columns(results):
 
 def test_the_pivot_is_divided_by_data_set_and_takes_any_setting_as_columns(results):
     other = results.assign(dataset="mnist", settings=lambda r: r["settings"] + "m")
-    table = report.make_pivot_table(pd.concat([results, other]), columns="hp.prox_mu")
+    table = analysis.make_pivot_table(pd.concat([results, other]), columns="hp.prox_mu")
     assert table.value_columns == ("prox_mu 0.01", "prox_mu 0.5", "—")
     assert [section.title for section in table.sections] == [
         "digits, alpha 0.1",
@@ -319,13 +327,13 @@ def test_the_pivot_is_divided_by_data_set_and_takes_any_setting_as_columns(resul
         "mnist, alpha 1",
     ]
     with pytest.raises(ConfigError, match="columns = 'model'"):
-        report.make_pivot_table(results, columns="model")
+        analysis.make_pivot_table(results, columns="model")
 
 
 def test_the_csv_reads_back_to_the_same_numbers(results):
     results["alpha"] = results["alpha"].replace(1.0, 1.25e-5)
-    summary = report.summarize_runs(results)
-    again = pd.read_csv(io.StringIO(report.to_csv(summary)))
+    summary = analysis.summarize_runs(results)
+    again = pd.read_csv(io.StringIO(analysis.to_csv(summary)))
     assert list(again.columns) == list(summary.columns)
     assert list(again["algorithm"]) == list(summary["algorithm"])
     for name in summary.columns.drop("algorithm"):
@@ -536,14 +544,14 @@ def test_runs_that_differ_in_how_they_are_scored_or_split_are_told_apart(tmp_pat
         save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition_options={"group_sizes": sizes})
     save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition="iid")
     results = load_results(tmp_path)
-    assert report.find_varying_settings(results) == [
+    assert analysis.find_varying_settings(results) == [
         "partition",
         "partition_options.group_sizes",
         "algorithm",
         "scored",
     ]
-    assert (report.summarize_runs(results, metric="bmta")["seeds"] == 1).all()
+    assert (analysis.summarize_runs(results, metric="bmta")["seeds"] == 1).all()
     split = results[results["partition_options.group_sizes"].astype(str) != str([60] * 5)]
     again = split[split["partition_options.group_sizes"].notna() | (split["partition"] == "iid")]
     # The sizes follow from the partition: only groups have them.
-    assert report.find_varying_settings(again) == ["partition", "algorithm"]
+    assert analysis.find_varying_settings(again) == ["partition", "algorithm"]

@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 from support.data import make_blobs, make_user_dataset
-from support.running import KilledError, make_killing_callback
+from support.small_runs import KilledError, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, load_dataset, register_dataset, simulate, sweep
 from fedjax_het.data import (
@@ -16,10 +16,10 @@ from fedjax_het.data import (
     make_partition,
     partition_from_clients,
 )
-from fedjax_het.running import checkpoints
-from fedjax_het.running.splits import collect_user_digests
-from fedjax_het.running.store import load_results, select_newest
-from fedjax_het.running.sweeps import plan_sweep
+from fedjax_het.runtime import checkpointing
+from fedjax_het.runtime.data_assignment import collect_user_digests
+from fedjax_het.runtime.result_store import load_results, select_newest
+from fedjax_het.runtime.sweep import plan_sweep
 
 SMALL = {"partition": "iid", "model": "mlp", "num_clients": 6, "participation": 1.0, "rounds": 2}
 SPEC = RunSpec("fedavg", "named", **SMALL)
@@ -122,7 +122,7 @@ def test_an_own_partition_is_in_the_name_unless_it_is_the_settings_one(tmp_path)
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_partition(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0)
     spec = dataclasses.replace(SPEC, rounds=40)
     with pytest.raises(KilledError):
         simulate(spec, output_dir=tmp_path, progress=make_killing_callback(1))
@@ -210,7 +210,7 @@ def test_a_data_set_by_hand_is_the_same_as_one_that_was_made(tmp_path):
 
 @pytest.mark.parametrize(("network", "said"), [("mlp", True), ("convnet", False)])
 def test_fedbn_without_normalisation_layers_says_so(network, said, caplog):
-    from fedjax_het.running.prepare import prepare_group
+    from fedjax_het.runtime.build import prepare_group
 
     images, labels = make_blobs()
     images = np.repeat(np.repeat(images, 4, 1), 4, 2)

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from support.running import KilledError, make_killing_callback
+from support.small_runs import KilledError, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, grid, load_results, register_network, simulate, sweep
 from fedjax_het.cli import main
@@ -127,9 +127,9 @@ def width_of_run(result):
 
 
 def test_a_run_does_not_go_on_with_another_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_het.running.checkpoints.CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("fedjax_het.runtime.checkpointing.CHECKPOINT_SECONDS", 0)
     spec = RunSpec("fedavg", **SETTINGS)
-    monkeypatch.setattr("fedjax_het.running.runs.MAX_ROUNDS_PER_CHUNK", 1)
+    monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)
     with pytest.raises(KilledError):
         simulate(spec, network=TwoLayers, output_dir=tmp_path, progress=make_killing_callback(1))
     with pytest.raises(ConfigError, match="expected this network's"):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     PARTITIONS,
     Partition,
@@ -19,9 +18,10 @@ from fedjax_het.data import (
     partition_from_clients,
     plot_partition,
 )
-from fedjax_het.data import schemes as schemes_module
-from fedjax_het.data.dealing import allocate_equal_counts
-from fedjax_het.data.npz import write_npz
+from fedjax_het.data import partition_schemes as schemes_module
+from fedjax_het.data.quota_sampling import allocate_equal_counts
+from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.npz import write_npz
 
 
 def shuffled_labels(num_classes, per_class, seed=0):

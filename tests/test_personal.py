@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.measures.personal import (
+from fedjax_het.metrics.personal import (
     best_mean_accuracy,
     compute_group_contrast,
     compute_group_weights,
@@ -14,6 +13,7 @@ from fedjax_het.measures.personal import (
     wilcoxon,
     worst_decile,
 )
+from fedjax_het.utils.errors import ConfigError
 
 NAN = float("nan")
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.builders import bind_options, default_hyper_parameters, make_builder
+from support.algorithm_builders import bind_options, default_hyper_parameters, make_builder
 from support.data import CLIENT_SIZES, make_blobs
 from support.networks import make_linear_model
-from support.oracle import (
+from support.reference_loop import (
     ReferenceFedAvg,
     cross_entropy,
     finite_difference_gradient,
@@ -18,7 +18,7 @@ from support.oracle import (
     run_and_compare,
     softmax_gradient,
 )
-from support.problems import make_small_federation
+from support.small_federation import make_small_federation
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.apfl import apfl
@@ -27,13 +27,13 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.per_fedavg import per_fedavg
 from fedjax_het.algorithms.pfedme import pfedme
 from fedjax_het.algorithms.separate import separate
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.contract import Batch
-from fedjax_het.engine.lanes import tile_over_clients
-from fedjax_het.engine.local import ServerMessage
-from fedjax_het.engine.plan import make_execution_plan
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.core.client_algorithm import Batch
+from fedjax_het.core.client_loop import tile_over_clients
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.nn import Model
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.utils.errors import ConfigError
 
 LR = 0.2
 FIXED = bind_options(apfl, mixing="weights", adaptive=False)

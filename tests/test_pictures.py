@@ -8,18 +8,22 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedjax_het.common.dark import apply_dark_theme, to_dark_color
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.common.pictures import split_figure_formats, write_extra_formats, write_figure
-from fedjax_het.condensation.synthetic import SyntheticData
-from fedjax_het.report.animation import (
+from fedjax_het.analysis.figure_style import GRAYS, PALETTE
+from fedjax_het.analysis.figures.animation import (
     animate_collaboration,
     animate_synthesis,
     select_evenly_spaced,
     select_samples_by_class,
     write_animation,
 )
-from fedjax_het.report.style import GRAYS, PALETTE
+from fedjax_het.analysis.figures.dark_theme import apply_dark_theme, to_dark_color
+from fedjax_het.analysis.figures.output import (
+    split_figure_formats,
+    write_extra_formats,
+    write_figure,
+)
+from fedjax_het.condensation.synthetic_data import SyntheticData
+from fedjax_het.utils.errors import ConfigError
 
 
 def figure(colour="black"):
@@ -171,7 +175,7 @@ def test_weights_over_the_rounds_keep_the_order_and_scale_of_the_last(tmp_path, 
         calls.append((weights, groups, titles, settings))
         return figure()
 
-    monkeypatch.setattr("fedjax_het.report.animation.plot_collaboration", drawn)
+    monkeypatch.setattr("fedjax_het.analysis.figures.animation.plot_collaboration", drawn)
     weights = np.random.default_rng(0).random((50, 4, 4))
     weights[-1] = [[9, 0, 3, 0], [0, 9, 0, 3], [3, 0, 9, 0], [0, 3, 0, 9]]
     animate_collaboration(weights, tmp_path / "a.gif", title="fedamp")

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import make_spec
+from support.small_runs import make_spec
 
 from fedjax_het import ConfigError, Placement, simulate, sweep
+from fedjax_het.core.autotune.search import LaneChoice
 from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.probe import LaneChoice
-from fedjax_het.running import placement as placing
-from fedjax_het.running.prepare import prepare_group
+from fedjax_het.runtime import placement as placing
+from fedjax_het.runtime.build import prepare_group
 
 BAD = [
     ("lanes", 0),

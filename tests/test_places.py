@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjax_het.running.places import (
+from fedjax_het.runtime.placement import (
     LANES_AXIS,
     RUNS_AXIS,
     balance_parallel_runs,

@@ -6,12 +6,12 @@ import jax
 import pytest
 from support.networks import make_linear_model
 
-from fedjax_het.engine import probe
-from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.probe import LaneChoice, Workload
-from fedjax_het.engine.task import Task
-from fedjax_het.engine.timed_work import WorkloadMemoryError, time_client_step
-from fedjax_het.engine.timings import load_all_timings
+from fedjax_het.core.autotune import search
+from fedjax_het.core.autotune.cache import load_all_timings
+from fedjax_het.core.autotune.search import LaneChoice, Workload
+from fedjax_het.core.autotune.workloads import WorkloadMemoryError, time_client_step
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
 
 GB = 10**9
@@ -27,7 +27,7 @@ def choose(monkeypatch, tmp_path):
     """choose_lanes with made-up timings, by lanes or by (lanes, implementation), of which errors
     are raised; `choose.timed` lists what was timed."""
     monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path))
-    monkeypatch.setattr(probe, "total_free_bytes", lambda devices: choose.free)
+    monkeypatch.setattr(search, "total_free_bytes", lambda devices: choose.free)
     timed = []
 
     def choose(seconds, *, label="linear", batch_size=4, images=None, model=None, **settings):
@@ -42,9 +42,9 @@ def choose(monkeypatch, tmp_path):
                 raise found
             return found
 
-        monkeypatch.setattr(probe, "time_client_step", time_one)
+        monkeypatch.setattr(search, "time_client_step", time_one)
         monkeypatch.setattr(
-            probe,
+            search,
             "list_lane_counts",
             lambda devices, cohort, federations=1: [
                 v for v in sorted(lanes) if v <= max(1, cohort // devices) * federations
@@ -52,7 +52,7 @@ def choose(monkeypatch, tmp_path):
         )
         defaults = {"devices": jax.devices(), "cohort_size": 16 * len(jax.devices())}
         work = Workload(training(model), batch_size, label, images)
-        return probe.choose_lanes(work, **{**defaults, **settings})
+        return search.choose_lanes(work, **{**defaults, **settings})
 
     choose.timed, choose.file, choose.free = timed, tmp_path / "lanes.json", 10 * GB
     choose.impl_of = lambda model: "auto"
@@ -62,9 +62,9 @@ def choose(monkeypatch, tmp_path):
 @pytest.fixture
 def elsewhere(monkeypatch, choose):
     """As if the devices were no CPUs, with a network of convolutions."""
-    monkeypatch.setattr(probe.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(search.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(
-        probe, "configure_compute", lambda model, conv_impl: model._replace(name=conv_impl)
+        search, "configure_compute", lambda model, conv_impl: model._replace(name=conv_impl)
     )
     choose.impl_of = lambda model: model.name
     convnet = make_model("convnet", (8, 8, 1), 3, width=4, depth=1)
@@ -181,7 +181,7 @@ def test_convolutions_are_chosen_with_the_lanes(elsewhere, choose):
     slow = {way: taken if way[0] == 1 else 9.0 for way, taken in seconds.items()}
     assert elsewhere(slow, label="other")[::3] == (1, "native")
     work = Workload(training(), 4, "linear")
-    known = [probe.lookup_conv_impl(work, jax.devices(), lanes) for lanes in (1, 4, 16, 64)]
+    known = [search.lookup_conv_impl(work, jax.devices(), lanes) for lanes in (1, 4, 16, 64)]
     assert known == ["native", "unrolled", "im2col", "auto"]
 
 
@@ -192,7 +192,7 @@ def test_a_convolution_that_fails_leaves_the_others(elsewhere):
 
 def test_candidates_never_exceed_the_cohort():
     for cohort in (1, 2, 7, 32):
-        tried = probe.list_lane_counts(2, cohort)
+        tried = search.list_lane_counts(2, cohort)
         assert tried[0] == 1 and max(tried) <= max(1, -(-cohort // 2))
 
 
@@ -204,7 +204,7 @@ def test_it_times_real_work(images):
 
 
 def test_what_has_no_room_is_not_run(monkeypatch):
-    monkeypatch.setattr("fedjax_het.engine.timed_work._time_fastest_call", None)
+    monkeypatch.setattr("fedjax_het.core.autotune.workloads._time_fastest_call", None)
     with pytest.raises(WorkloadMemoryError) as refused:
         time_client_step(training(), None, 4, jax.devices(), 2, 2, 1000)
     assert refused.value.needed_bytes > 1000

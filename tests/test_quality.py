@@ -7,13 +7,13 @@ import pytest
 from support.data import IMAGE_SHAPE, NUM_CLASSES, make_user_dataset
 from support.networks import make_linear_model
 
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.condensation.quality import (
+from fedjax_het.condensation.downstream_eval import (
     compare_with_random_subset,
     random_subset,
     train_from_init,
 )
-from fedjax_het.engine.task import Task
+from fedjax_het.core.task import Task
+from fedjax_het.utils.errors import ConfigError
 
 DATASET = make_user_dataset()
 MODEL = make_linear_model()

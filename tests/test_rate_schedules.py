@@ -8,30 +8,26 @@ import numpy as np
 import optax
 import pytest
 from support.data import CLIENT_SIZES, make_user_dataset
-from support.oracle import ReferenceFedAvg, run_and_compare
-from support.problems import make_small_federation
-from support.running import KilledError, assert_results_equal, make_killing_callback
+from support.reference_loop import ReferenceFedAvg, run_and_compare
+from support.small_federation import make_small_federation
+from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, Placement, RunSpec, grid, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.engine.evaluation import place_evaluation_set
-from fedjax_het.engine.optimizers import LocalTrainingOptions
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.engine.rate_schedules import (
-    LR_SCHEDULES,
-    compute_round_lr_factors,
-    make_step_lr_factor,
-)
-from fedjax_het.engine.rounds import (
+from fedjax_het.config.resolve import is_horizon_dependent
+from fedjax_het.core.evaluation import place_evaluation_set
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.lr_schedules import LR_SCHEDULES, compute_round_lr_factors, make_step_lr_factor
+from fedjax_het.core.optimizers import LocalTrainingOptions
+from fedjax_het.core.round_program import (
     ChunkInputs,
     EvaluationOptions,
     RoundComponents,
     make_round_chunk,
 )
-from fedjax_het.engine.schedule import stack_rounds
-from fedjax_het.running import checkpoints, programs, runs
-from fedjax_het.running.ledger import format_run_label
-from fedjax_het.settings.local_training import is_horizon_dependent
+from fedjax_het.core.schedule import stack_rounds
+from fedjax_het.runtime import checkpointing, compiled_programs, group_state
+from fedjax_het.runtime.sweep_log import format_run_label
 
 LENGTH = 12.0
 NUMBERS = {
@@ -229,16 +225,16 @@ def test_a_constant_rate_goes_without_saying():
 def test_a_run_of_a_schedule_is_stopped_and_goes_on(tmp_path, monkeypatch):
     spec = RunSpec(**SMALL, lr_schedule="cosine", hp={"local_lr": 0.2, "lr_warmup": 2})
     whole = run(spec)
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     with pytest.raises(KilledError):
         run(spec, output_dir=tmp_path, progress=make_killing_callback(3))
     assert_results_equal(run(spec, output_dir=tmp_path, resume=True), whole)
 
 
 def test_what_depends_on_its_end_is_the_beginning_of_no_longer_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
 
     def cosine(rounds, **more):
         hp = {"local_lr": 0.2, **more}
@@ -262,7 +258,7 @@ def test_what_depends_on_its_end_is_the_beginning_of_no_longer_run(tmp_path, mon
 
 
 def test_a_sweep_over_schedules_and_their_numbers_is_one_program(no_program_eviction):
-    programs.build_programs.cache_clear()
+    compiled_programs.build_programs.cache_clear()
     specs = grid(
         **SMALL,
         lr_schedule=["constant", "cosine", "step", "exponential"],
@@ -275,7 +271,7 @@ def test_a_sweep_over_schedules_and_their_numbers_is_one_program(no_program_evic
         },
     )
     assert len(specs) == 2 + 4 + 4 + 4
-    assert len({programs.compute_static_key(spec.resolved()) for spec in specs}) == 1
+    assert len({compiled_programs.compute_static_key(spec.resolved()) for spec in specs}) == 1
     side_by_side = Placement(width=2)
     made = sweep(specs, dataset=DATA, progress=lambda line: None, placement=side_by_side).results
     losses = {result.metrics["test_loss"][-1] for result in made}
@@ -297,14 +293,14 @@ LENGTHS = [("cosine", {"length": length}) for length in (2, 5, 9)]
 def test_one_program_serves(setting, prefix, schedules, no_program_eviction, monkeypatch):
     """All schedules over rounds, and all numbers of one over steps."""
     traces, counts = [], []
-    make = programs.make_round_chunk
+    make = compiled_programs.make_round_chunk
 
     def counted(*given):
         chunk = make(*given)
         return lambda *args: traces.append(None) or chunk(*args)
 
-    monkeypatch.setattr(programs, "make_round_chunk", counted)
-    programs.build_programs.cache_clear()
+    monkeypatch.setattr(compiled_programs, "make_round_chunk", counted)
+    compiled_programs.build_programs.cache_clear()
     for number, (name, numbers) in enumerate(schedules):
         hp = {"local_lr": 0.2, "local_clip_norm": 1 + number, **named(prefix, numbers)}
         run(RunSpec(**SMALL, **{setting: name}, hp=hp))

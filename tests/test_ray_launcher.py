@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 from support.data import make_user_dataset
-from support.running import assert_results_equal, make_spec, with_placement
+from support.small_runs import assert_results_equal, make_spec, with_placement
 
 from fedjax_het import ConfigError, Placement, RunSpec, sweep
-from fedjax_het.running import ray_launcher
-from fedjax_het.running.programs import compute_static_key
-from fedjax_het.running.ray_launcher import (
+from fedjax_het.runtime.compiled_programs import compute_static_key
+from fedjax_het.runtime.launchers import ray as ray_launcher
+from fedjax_het.runtime.launchers.ray import (
     RayCluster,
     TaskLostError,
     split_into_parts,
     sweep_on_ray,
 )
-from fedjax_het.running.store import load_results
+from fedjax_het.runtime.result_store import load_results
 
 SPECS = [make_spec(seed=s) for s in range(4)]
 SAME = {

@@ -3,7 +3,7 @@
 import re
 
 import yaml
-from support.pages import ROOT, find_code_blocks, read_page
+from support.documentation_pages import ROOT, find_code_blocks, read_page
 
 import fedjax_het
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.common.records import (
+from fedjax_het.utils.config import (
     Bounds,
     Config,
     DecayFactor,
@@ -27,6 +26,7 @@ from fedjax_het.common.records import (
     make_config_class,
     parse_config,
 )
+from fedjax_het.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)

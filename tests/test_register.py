@@ -15,11 +15,10 @@ from fedjax_het import (
     sweep,
 )
 from fedjax_het.algorithms import METHODS, get_possible_bases
-from fedjax_het.algorithms.building import build_federated_algorithm
+from fedjax_het.algorithms.builders import build_federated_algorithm, with_server_step
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedopt import fedadam
-from fedjax_het.algorithms.refined import with_server_step
-from fedjax_het.engine.local import make_local_sgd
+from fedjax_het.core.local_training import make_local_sgd
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "partition": "iid", "participation": 1.0}
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.common.registry import Registry
+from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.registry import Registry
 
 
 class Tool(NamedTuple):

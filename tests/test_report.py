@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from fedjax_het import report
+from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.report import TableCell, TextTable
-from fedjax_het.report.cell import format_row
-from fedjax_het.report.render import TableSection, escape_latex, find_best_indices
-from fedjax_het.report.reported import load_reported_values
-from fedjax_het.report.style import GRAYS
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.analysis import TableCell, TextTable
+from fedjax_het.analysis.comparison import format_row
+from fedjax_het.analysis.figure_style import GRAYS
+from fedjax_het.analysis.render import TableSection, escape_latex, find_best_indices
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.utils.errors import ConfigError
 
 ALPHA = 0.01
 
@@ -76,7 +76,7 @@ def reported():
 
 @pytest.fixture
 def table(results, reported):
-    return report.compare_with_reported(CELLS, results, reported).set_index("method", drop=False)
+    return analysis.compare_with_reported(CELLS, results, reported).set_index("method", drop=False)
 
 
 def test_a_cell_is_the_mean_over_seeds_beside_the_reported_value(table):
@@ -103,7 +103,9 @@ def test_a_diverged_run_is_marked_and_not_averaged(table):
 
 def test_a_run_without_a_final_accuracy_counts_as_diverged(results, reported):
     results["diverged"] = False
-    row = report.compare_with_reported(CELLS, results, reported).set_index("method").loc["fedprox"]
+    row = (
+        analysis.compare_with_reported(CELLS, results, reported).set_index("method").loc["fedprox"]
+    )
     assert (row["seeds"], row["diverged"]) == (2, 1)
 
 
@@ -130,7 +132,7 @@ def test_one_seed_has_no_deviation_over_seeds(table):
 
 
 def test_without_any_result_the_reported_values_still_stand(reported):
-    table = report.compare_with_reported(CELLS, pd.DataFrame(), reported)
+    table = analysis.compare_with_reported(CELLS, pd.DataFrame(), reported)
     assert table["mean"].isna().all()
     assert table["reported_mean"].notna().all()
     assert not table[["seeds", "diverged"]].to_numpy().any()
@@ -138,7 +140,7 @@ def test_without_any_result_the_reported_values_still_stand(reported):
 
 def test_two_reported_values_for_one_cell_are_an_error(results, reported):
     with pytest.raises(ValueError, match="2 reported values for fedavg"):
-        report.compare_with_reported(CELLS, results, pd.concat([reported, reported]))
+        analysis.compare_with_reported(CELLS, results, pd.concat([reported, reported]))
 
 
 def printed(table):
@@ -147,16 +149,16 @@ def printed(table):
 
     file = io.StringIO()
     console = Console(file=file, width=100)
-    text_table = report.format_comparison_table(table, title="T", notes=["a note"])
-    report.print_table(text_table, console=console)
+    text_table = analysis.format_comparison_table(table, title="T", notes=["a note"])
+    analysis.print_table(text_table, console=console)
     return {line.split()[0]: line for line in file.getvalue().splitlines() if line.strip()}
 
 
 def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
-    text_table = report.format_comparison_table(
-        table, title="A title", notes=[report.make_comparison_caption(table)]
+    text_table = analysis.format_comparison_table(
+        table, title="A title", notes=[analysis.make_comparison_caption(table)]
     )
-    report.print_table(text_table)
+    analysis.print_table(text_table)
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "…" not in text
@@ -173,7 +175,9 @@ def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
 
 
 def test_markdown_has_the_same_cells(table):
-    text = report.to_markdown(report.format_comparison_table(table, title="T", notes=["one note"]))
+    text = analysis.to_markdown(
+        analysis.format_comparison_table(table, title="T", notes=["one note"])
+    )
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(CELLS)
     assert len({row.count("|") for row in rows}) == 1
@@ -182,13 +186,15 @@ def test_markdown_has_the_same_cells(table):
 
 
 def test_csv_holds_the_numbers(table):
-    again = pd.read_csv(io.StringIO(report.to_csv(table))).set_index("method")
+    again = pd.read_csv(io.StringIO(analysis.to_csv(table))).set_index("method")
     for name in ("mean", "std", "within_std", "reported_mean", "difference", "seconds"):
         np.testing.assert_allclose(again[name], table[name], rtol=1e-11)
 
 
 def test_latex_has_the_same_cells_and_the_best_in_bold(table):
-    text = report.to_latex(report.format_comparison_table(table, title="T", notes=["5 % of a_b"]))
+    text = analysis.to_latex(
+        analysis.format_comparison_table(table, title="T", notes=["5 % of a_b"])
+    )
     lines = text.splitlines()
     assert r"\multicolumn{7}{@{}l}{fashion\_mnist, mlp, alpha 0.01} \\" in lines
     fedprox = next(line for line in lines if "fedprox" in line)
@@ -220,7 +226,7 @@ SMALL = TextTable(
 
 
 def test_a_small_table_in_the_terminal(capsys):
-    report.print_table(SMALL)
+    analysis.print_table(SMALL)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "Two_rows & 5 %",
@@ -237,13 +243,13 @@ def test_a_small_table_in_the_terminal(capsys):
 def test_a_wide_table_is_not_cut(capsys):
     names = tuple(f"column {number}" for number in range(20))
     row = {name: f"{name} is {'long' * 5}" for name in names}
-    report.print_table(TextTable("T", names, (), (TableSection(rows=(row,)),)))
+    analysis.print_table(TextTable("T", names, (), (TableSection(rows=(row,)),)))
     out = capsys.readouterr().out
     assert all(text in out for text in row.values())
 
 
 def test_a_small_table_in_markdown():
-    assert report.to_markdown(SMALL).splitlines() == [
+    assert analysis.to_markdown(SMALL).splitlines() == [
         "# Two_rows & 5 %",
         "",
         "| data | alpha | Method | mu | Accuracy |",
@@ -256,7 +262,7 @@ def test_a_small_table_in_markdown():
 
 
 def test_a_small_table_in_latex():
-    assert report.to_latex(SMALL).splitlines() == [
+    assert analysis.to_latex(SMALL).splitlines() == [
         r"\begin{table}",
         r"\centering",
         r"\small",
@@ -299,7 +305,7 @@ def test_the_best_are_the_highest_as_printed(values, best):
 
 
 def test_diverged_runs_are_named(results):
-    assert report.list_diverged_runs(CELLS, results) == [
+    assert analysis.list_diverged_runs(CELLS, results) == [
         "fedprox, fashion_mnist, mlp, alpha 0.01, seed 1",
         "scaffold, fashion_mnist, mlp, alpha 0.01, seed 0",
     ]
@@ -328,7 +334,7 @@ def curves():
 
 
 def test_a_curve_ends_at_the_value_of_the_table(results, curves, reported, table):
-    figure = report.plot_table_curves(CELLS, results, curves, reported)
+    figure = analysis.plot_table_curves(CELLS, results, curves, reported)
     (panel,) = figure.axes
     lines = {line.get_label(): line for line in panel.lines}
     for method in ("fedavg", "fedprox", "dynafed"):
@@ -363,7 +369,7 @@ def test_rows_in_few_words(row, without, text):
 def test_curves_do_not_say_what_all_rows_share_in_few_words(results, curves, reported):
     rows = ("fedavg(rounds=30)", "fedprox(rounds=30)", "dynafed(rounds=30, synthetic='real')")
     cells = [replace(cell, method=row) for cell, row in zip(CELLS, rows, strict=False)]
-    figure = report.plot_table_curves(cells, results, curves, reported)
+    figure = analysis.plot_table_curves(cells, results, curves, reported)
     labels = {line.get_label() for panel in figure.axes for line in panel.lines}
     assert {"fedavg", "fedprox"} <= labels
     assert not any("rounds 30" in label for label in labels)
@@ -372,7 +378,7 @@ def test_curves_do_not_say_what_all_rows_share_in_few_words(results, curves, rep
 def test_a_row_is_called_what_it_is_named(results, curves, reported):
     named = {"dynafed": "dynafed, as it is"}
     for how in ({}, {"separate_panels": True}):
-        figure = report.plot_table_curves(
+        figure = analysis.plot_table_curves(
             CELLS, results, curves, reported, display_names=named, **how
         )
         told = {text.get_text() for panel in figure.axes for text in panel.texts}
@@ -382,7 +388,7 @@ def test_a_row_is_called_what_it_is_named(results, curves, reported):
 
 def test_a_panel_without_runs_says_so(results, curves, reported):
     other = TableCell("cinic10", "mlp", ALPHA, "fedavg", runs("fedavg", seeds=(5,)))
-    figure = report.plot_table_curves([*CELLS, other], results, curves, reported)
+    figure = analysis.plot_table_curves([*CELLS, other], results, curves, reported)
     assert [text.get_text() for text in figure.axes[1].texts] == ["not run"]
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")  # a layout that does not fit would warn
@@ -391,7 +397,7 @@ def test_a_panel_without_runs_says_so(results, curves, reported):
 
 def test_colours_are_told_apart():
     methods = list(load_reported_values("fedaf", "table1")["method"].unique())
-    colours = report.assign_method_colors([*METHODS, *methods])
+    colours = analysis.assign_method_colors([*METHODS, *methods])
     assert len(set(colours.values())) == len(colours)
 
 
@@ -447,18 +453,18 @@ def two_seeds(method, **place):
 
 def test_what_the_paper_reports_decides_the_measure():
     cells = [two_seeds("fedavg"), two_seeds("fedprox")]
-    table = report.compare_with_reported(cells, best_results(), theirs(ALPHA, fedavg=61.0))
+    table = analysis.compare_with_reported(cells, best_results(), theirs(ALPHA, fedavg=61.0))
     assert table["mean"].tolist() == pytest.approx([63.0, 75.0])
     assert table["final_mean"].tolist() == pytest.approx([53.0, 65.0])
     assert "within_std" not in table
     assert table["difference"][0] == pytest.approx(2.0)
-    assert "round where it is highest" in report.make_comparison_caption(table)
+    assert "round where it is highest" in analysis.make_comparison_caption(table)
     lines = printed(table)
     assert lines["Method"].split()[1:4] == ["Measured", "Last", "five"]
     assert lines["fedavg"].split()[1:6] == ["63.00", "±", "4.24", "53.00", "61.00"]
     other = theirs(ALPHA, fedavg=61.0).assign(metric="bytes")
     with pytest.raises(ValueError, match=r"metric of reported = .'bytes'.: expected one of"):
-        report.compare_with_reported(cells, best_results(), other)
+        analysis.compare_with_reported(cells, best_results(), other)
 
 
 def test_curves_of_a_table_of_the_best_round_are_not_smoothed():
@@ -466,7 +472,7 @@ def test_curves_of_a_table_of_the_best_round_are_not_smoothed():
         pd.DataFrame({"digest": digest, "round": [1, 2, 3], "test_accuracy": [0.1, 0.6, 0.3]})
         for digest in best_results()["digest"]
     )
-    figure = report.plot_table_curves(
+    figure = analysis.plot_table_curves(
         [two_seeds("fedavg")], best_results(), curves, theirs(ALPHA, fedavg=61.0)
     )
     assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([10, 60, 30])
@@ -477,19 +483,19 @@ def test_curves_of_a_table_of_the_best_round_are_not_smoothed():
 def by_domain():
     cells = [
         two_seeds(method, domain=domain)
-        for domain in ("sketch", "real", report.AVERAGE)
+        for domain in ("sketch", "real", analysis.AVERAGE)
         for method in ("fedavg", "fedprox")
     ]
     results = best_results(accuracy_sketch=-0.2, accuracy_real=0.1, best_domains_accuracy=-0.05)
-    reported = [theirs("sketch", fedavg=40.0), theirs(report.AVERAGE, fedavg=50.0)]
+    reported = [theirs("sketch", fedavg=40.0), theirs(analysis.AVERAGE, fedavg=50.0)]
     return cells, results, pd.concat(reported)
 
 
 def test_domains_are_columns_with_the_papers_values_below():
-    table = report.compare_with_reported(*by_domain())
-    text_table = report.format_comparison_table(table, title="T")
+    table = analysis.compare_with_reported(*by_domain())
+    text_table = analysis.format_comparison_table(table, title="T")
     assert text_table.value_columns == ("sketch", "real", "average", "Seeds", "Time")
-    rows = report.to_markdown(text_table).splitlines()[4:]
+    rows = analysis.to_markdown(text_table).splitlines()[4:]
     place = "| fashion_mnist | mlp |"
     assert rows == [
         f"{place} fedavg | measured | 43.00 ± 4.24 | 73.00 ± 4.24 | 58.00 ± 4.24 | 2 | 3.0 s |",
@@ -498,19 +504,21 @@ def test_domains_are_columns_with_the_papers_values_below():
         f"{place} fedprox | measured | 55.00 ± 7.07 | 85.00 ± 7.07 | 70.00 ± 7.07 | 2 | 3.0 s |",
         "",
     ]
-    bold = [line for line in report.to_latex(text_table).splitlines() if "textbf" in line]
+    bold = [line for line in analysis.to_latex(text_table).splitlines() if "textbf" in line]
     (line,) = bold
     assert line.count("textbf") == 3 and line.startswith(r"\quad fedprox & measured & \textbf{55")
-    assert "unweighted mean" in report.make_comparison_caption(table)
-    assert report.to_csv(table).splitlines()[0].startswith("dataset,model,alpha,domain,method,mean")
+    assert "unweighted mean" in analysis.make_comparison_caption(table)
+    assert (
+        analysis.to_csv(table).splitlines()[0].startswith("dataset,model,alpha,domain,method,mean")
+    )
 
 
 def test_a_domain_without_results_is_missing():
     cells, _, reported = by_domain()
-    table = report.compare_with_reported(cells, pd.DataFrame(), reported)
+    table = analysis.compare_with_reported(cells, pd.DataFrame(), reported)
     assert table["mean"].isna().all() and len(table) == 6
-    assert "| fedprox | measured | — | — | — | 0 of 2 | — |" in report.to_markdown(
-        report.format_comparison_table(table, title="T")
+    assert "| fedprox | measured | — | — | — | 0 of 2 | — |" in analysis.to_markdown(
+        analysis.format_comparison_table(table, title="T")
     )
 
 
@@ -521,7 +529,7 @@ def test_domains_have_panels():
         pd.DataFrame({"digest": d, "round": [1], **measured, "test_accuracy_domains": [0.3]})
         for d in results["digest"]
     )
-    figure = report.plot_table_curves(cells, results, curves, reported)
+    figure = analysis.plot_table_curves(cells, results, curves, reported)
     found = {panel.get_title(): panel.lines[0].get_ydata().tolist() for panel in figure.axes}
     names = [f"fashion_mnist, {name}" for name in ("sketch", "real", "average")]
     assert found == {name: pytest.approx([y]) for name, y in zip(names, (20, 40, 30), strict=True)}
@@ -536,13 +544,13 @@ def test_domains_have_panels():
     ],
 )
 def test_a_row_names_a_method_and_its_settings(row, read):
-    assert report.parse_row(row) == read
+    assert analysis.parse_row(row) == read
 
 
 @pytest.mark.parametrize("row", ["fedaf()", "fedaf(ipc)", "fedaf(ipc=)", "fedaf(ipc=ten)"])
 def test_a_row_that_cannot_be_read_is_refused(row):
     with pytest.raises(ConfigError, match="expected a method, or one with settings"):
-        report.parse_row(row)
+        analysis.parse_row(row)
 
 
 # Tables of clients' accuracies (BMTA), which have neither alphas nor domains
@@ -608,12 +616,12 @@ def clients_cells():
 
 def test_bmta_is_shown_with_its_worst_decile_and_round():
     cells = clients_cells()
-    table = report.compare_with_reported(cells, clients_results(cells), clients_reported())
+    table = analysis.compare_with_reported(cells, clients_results(cells), clients_reported())
     row = table.set_index("method").loc["fedamp"]  # it has no global model, and did not diverge
     assert (row["mean"], row["worst_decile"]) == pytest.approx((94.0, 64.0))
     assert (row["best_round"], row["diverged"], row["reported_mean"]) == (12.5, 0, 97.0)
-    text_table = report.format_comparison_table(
-        table, title="T", notes=[report.make_comparison_caption(table)]
+    text_table = analysis.format_comparison_table(
+        table, title="T", notes=[analysis.make_comparison_caption(table)]
     )
     (section,) = text_table.sections
     assert section.title == "mnist, mlp"
@@ -623,14 +631,14 @@ def test_bmta_is_shown_with_its_worst_decile_and_round():
     assert [*section.rows[5].values()] == [
         "fedamp", "94.00 ± 1.41", "64.00", "12.5", "97.00", "−3.00", "2 / 1", "2", "4.0 s"
     ]  # fmt: skip
-    everything = report.to_markdown(text_table) + report.to_latex(text_table)
+    everything = analysis.to_markdown(text_table) + analysis.to_latex(text_table)
     assert "nan" not in everything.lower() and "alpha" not in everything
-    assert "BMTA" in report.make_comparison_caption(table)
+    assert "BMTA" in analysis.make_comparison_caption(table)
 
 
 def test_ranks_are_among_methods_that_have_both_values():
     cells = clients_cells()
-    table = report.compare_with_reported(
+    table = analysis.compare_with_reported(
         cells, clients_results(cells), clients_reported()
     ).set_index("method")
     # 81 and 96, 91.00 twice, 94 of separate, fedavg_ft, fedavg and fedprox, fedamp.
@@ -643,16 +651,16 @@ def test_ranks_are_among_methods_that_have_both_values():
 
 def test_the_rank_correlation_is_spearmans():
     cells = clients_cells()
-    table = report.compare_with_reported(cells, clients_results(cells), clients_reported())
-    (found,) = report.compute_rank_correlations(table)
+    table = analysis.compare_with_reported(cells, clients_results(cells), clients_reported())
+    (found,) = analysis.compute_rank_correlations(table)
     # Spearman's is Pearson's of the ranks, ties at their mean: 5, 3.5, 3.5, 1, 2.
     expected = np.corrcoef([5, 3.5, 3.5, 1, 2], [3, 5, 4, 2, 1])[0, 1]
     assert found.rho == pytest.approx(expected) and 0 < expected < 1
     assert (found.section, found.num_methods) == ("mnist, mlp", 5)
     few = clients_reported(values={"fedavg": 80.0, "fedamp": 90.0})
     assert (
-        report.compute_rank_correlations(
-            report.compare_with_reported(cells, clients_results(cells), few)
+        analysis.compute_rank_correlations(
+            analysis.compare_with_reported(cells, clients_results(cells), few)
         )
         == []
     )
@@ -660,12 +668,14 @@ def test_the_rank_correlation_is_spearmans():
 
 def test_without_reported_values_all_measured_methods_are_ranked():
     cells = [*clients_cells(), of_clients("separate", "digits"), of_clients("fedamp", "digits")]
-    table = report.compare_with_reported(cells, clients_results(cells), clients_reported("digits"))
+    table = analysis.compare_with_reported(
+        cells, clients_results(cells), clients_reported("digits")
+    )
     here = table[table["dataset"] == "mnist"].set_index("method")
     ranks = {"separate": 5, "fedavg": 3, "fedprox": 3, "fedavg_ft": 1, "fedamp": 2}
     assert here["rank"].dropna().to_dict() == ranks
     assert here["reported_rank"].isna().all()
-    text_table = report.format_comparison_table(table, title="T")
+    text_table = analysis.format_comparison_table(table, title="T")
     assert [section.rows[0]["Rank"] for section in text_table.sections] == ["5", "2 / 2"]
 
 
@@ -683,7 +693,7 @@ def test_curves_of_clients_have_a_panel_per_data_set():
         )
         for digest in results["digest"]
     )
-    figure = report.plot_table_curves(cells, results, curves, clients_reported())
+    figure = analysis.plot_table_curves(cells, results, curves, clients_reported())
     assert [panel.get_title() for panel in figure.axes] == ["mnist", "digits"]
     first, second = figure.axes
     assert first.get_subplotspec().rowspan == second.get_subplotspec().rowspan
@@ -707,7 +717,7 @@ def test_curves_of_clients_have_a_panel_per_data_set():
     ],
 )
 def test_shares_are_shown_in_percent(measure, scale):
-    from fedjax_het.report.measures import get_display_scale, is_higher_better
+    from fedjax_het.analysis.result_metrics import get_display_scale, is_higher_better
 
     assert get_display_scale(measure) == scale
     assert is_higher_better(measure) == (scale == 100)
@@ -721,7 +731,7 @@ def test_paired_tests_compare_the_same_clients():
     better = base + np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
     mixed = base + np.array([0.01, 0.02, 0.03, -0.04, 0.05, 0.06])
     accuracies = {"fedavg": base, "fedamp": better, "heurfedamp": mixed}
-    pairs = report.run_paired_tests(accuracies, ["fedamp", "heurfedamp"])
+    pairs = analysis.run_paired_tests(accuracies, ["fedamp", "heurfedamp"])
     found = pairs.set_index(["method", "against"])
     assert list(found.index) == [
         ("fedamp", "fedavg"),
@@ -735,12 +745,12 @@ def test_paired_tests_compare_the_same_clients():
     assert found.loc[("fedamp", "heurfedamp"), "ties"] == 5
     assert (pairs["clients"] == 6).all()
     with pytest.raises(ConfigError, match="methods = 'fedap' is unknown: did you mean 'fedamp'"):
-        report.run_paired_tests(accuracies, ["fedap"])
+        analysis.run_paired_tests(accuracies, ["fedap"])
 
 
 def test_every_client_is_a_point_in_the_methods_colour():
     accuracies = {"fedavg": np.array([0.5, np.nan, 0.7]), "fedamp": np.array([0.6, 0.8, 0.9])}
-    figure = report.plot_client_accuracies({"digits": accuracies, "mnist": {}})
+    figure = analysis.plot_client_accuracies({"digits": accuracies, "mnist": {}})
     digits, mnist = figure.axes
     drawn = [points.get_offsets()[:, 1].tolist() for points in digits.collections]
     assert drawn == [pytest.approx([50, 70]), pytest.approx([60, 80, 90])]
@@ -755,7 +765,7 @@ def test_methods_in_focus_are_in_colour_and_the_others_grey():
     accuracies = {"fedavg": np.array([0.5, 0.7]), "fedamp": np.array([0.6, 0.8])}
 
     def colours(**how):
-        (panel,) = report.plot_client_accuracies({"digits": accuracies}, **how).axes
+        (panel,) = analysis.plot_client_accuracies({"digits": accuracies}, **how).axes
         return [to_hex(points.get_facecolor()[0]).upper() for points in panel.collections]
 
     assert colours(highlight=["fedamp"]) == [GRAYS[1], METHODS["fedamp"].color.upper()]
@@ -769,7 +779,7 @@ def saved(figure):
 
 def test_collaboration_has_colours_for_others_alone():
     weights = np.array([[0.9, 0.08, 0.02], [0.05, 0.94, 0.01], [0.0, 0.03, 0.97]])
-    figure = report.plot_collaboration(weights, np.array([0, 0, 1]), titles=["fedamp"])
+    figure = analysis.plot_collaboration(weights, np.array([0, 0, 1]), titles=["fedamp"])
     panel = figure.axes[0]
     (image,) = panel.images
     values = image.get_array()
@@ -789,14 +799,14 @@ def test_collaboration_has_colours_for_others_alone():
 
 def test_matrices_have_scales_of_their_own_or_one():
     matrices = [np.full((4, 4), 0.1), np.full((4, 4), 0.2)]
-    own = report.plot_collaboration(matrices, titles=["a", "b"])
+    own = analysis.plot_collaboration(matrices, titles=["a", "b"])
     assert [panel.images[0].get_clim()[1] for panel in own.axes[:2]] == [0.1, 0.2]
     assert len(own.axes) == 4  # two bars
-    shared = report.plot_collaboration(np.stack(matrices), titles=["a", "a"], scale="shared")
+    shared = analysis.plot_collaboration(np.stack(matrices), titles=["a", "a"], scale="shared")
     assert [panel.images[0].get_clim()[1] for panel in shared.axes[:2]] == [0.2, 0.2]
     assert [panel.get_title() for panel in shared.axes] == ["a", "a", ""]
     saved(shared)
-    saved(report.plot_collaboration(np.eye(3)))  # nobody hears anybody
+    saved(analysis.plot_collaboration(np.eye(3)))  # nobody hears anybody
 
 
 def image_of(figure):
@@ -807,7 +817,7 @@ def test_clients_that_hear_each_other_stand_side_by_side():
     random = np.random.default_rng(0)
     clusters = random.permutation(np.repeat([0, 1, 2], 4))
     weights = (clusters[:, None] == clusters) + 0.01 * random.random((12, 12))
-    figure = report.plot_collaboration(weights)
+    figure = analysis.plot_collaboration(weights)
     ticks = [int(text.get_text()) for text in figure.axes[0].get_xticklabels()]
     assert sorted(ticks) == list(range(12))
     found = clusters[ticks]
@@ -822,14 +832,14 @@ def test_groups_that_hear_each_other_stand_side_by_side_and_stay_whole():
     near = np.array([[5, 0, 4, 0], [0, 5, 0, 1], [4, 0, 5, 0], [0, 1, 0, 5]])
     groups = np.array([0, 1, 2, 3, 0, 1, 2, 3])
     weights = near[np.ix_(groups, groups)].astype(float)
-    figure = report.plot_collaboration(weights, groups)
+    figure = analysis.plot_collaboration(weights, groups)
     names = [int(text.get_text()) for text in figure.axes[0].get_xticklabels()]
     assert sorted(names) == [0, 1, 2, 3] and abs(names.index(0) - names.index(2)) == 1
     order = [k for name in names for k in np.flatnonzero(groups == name)]
     np.testing.assert_array_equal(image_of(figure), weights[np.ix_(order, order)] * (1 - np.eye(8)))
-    given = report.plot_collaboration(weights, groups, order="given")
+    given = analysis.plot_collaboration(weights, groups, order="given")
     np.testing.assert_array_equal(image_of(given), weights * (1 - np.eye(8)))
-    chosen = report.plot_collaboration(weights, order=np.arange(8)[::-1], scale=9.0)
+    chosen = analysis.plot_collaboration(weights, order=np.arange(8)[::-1], scale=9.0)
     np.testing.assert_array_equal(image_of(chosen), weights[::-1, ::-1] * (1 - np.eye(8)))
     assert chosen.axes[0].images[0].get_clim() == (0, 9)
 
@@ -849,4 +859,4 @@ def test_groups_that_hear_each_other_stand_side_by_side_and_stay_whole():
 )
 def test_matrices_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        report.plot_collaboration(**arguments)
+        analysis.plot_collaboration(**arguments)

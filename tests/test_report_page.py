@@ -11,14 +11,28 @@ from matplotlib.figure import Figure
 from PIL import Image
 from support.browser import find_chromium, open_browser
 
-from experiments import kept as kept_results
-from experiments.kept import ArchivedResults, archives_of, find_archives, prepare_show_command
-from experiments.report_items import PaperItem, ProgramRecord, ReportEntry, describe_provenance
-from experiments.report_page import render_html
-from experiments.report_parts import markdown_to_html, picture_to_html, read_picture_description
-from fedjax_het.common.picture_text import describe_figure
-from fedjax_het.common.pictures import write_extra_formats, write_figure
-from fedjax_het.report.programs import ProgramModule, find_programs
+from fedjax_het.analysis.figures.alt_text import describe_figure
+from fedjax_het.analysis.figures.output import write_extra_formats, write_figure
+from fedjax_het.papers import archived_results as kept_results
+from fedjax_het.papers.archived_results import (
+    ArchivedResults,
+    archives_of,
+    find_archives,
+    prepare_show_command,
+)
+from fedjax_het.papers.programs import ProgramModule, find_programs
+from fedjax_het.papers.report_html import (
+    markdown_to_html,
+    picture_to_html,
+    read_picture_description,
+)
+from fedjax_het.papers.report_items import (
+    PaperItem,
+    ProgramRecord,
+    ReportEntry,
+    describe_provenance,
+)
+from fedjax_het.papers.report_page import render_html
 
 ODD = 'a "quoted" <b>name</b> & more'
 TABLE = """# FSL, a table: {odd}. Preset quick.

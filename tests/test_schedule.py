@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from support.data import CLIENT_SIZES, consecutive_partition
 
-from fedjax_het.data import partition_from_clients
-from fedjax_het.engine.schedule import (
+from fedjax_het.core.schedule import (
     Scheduler,
     compute_useful_fraction,
     merge_segment_ends,
     merge_shapes,
     stack_rounds,
 )
-from fedjax_het.engine.units import ClientWork
+from fedjax_het.core.work_items import ClientWork
+from fedjax_het.data import partition_from_clients
 
 
 def scheduler(sizes=CLIENT_SIZES, **settings):

@@ -8,10 +8,9 @@ import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
-from support.prepared_data import write_tfds_dataset
+from support.tfds_data import write_tfds_dataset
 
 from fedjax_het import RunSpec
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import (
     SERVER_SOURCES,
     dataset_from_arrays,
@@ -25,8 +24,9 @@ from fedjax_het.data import (
     resolve_server_options,
 )
 from fedjax_het.data.server_data import compute_total_variation
-from fedjax_het.data.stl10 import block_mean
-from fedjax_het.running.splits import build_partition
+from fedjax_het.data.sources.stl10 import block_mean
+from fedjax_het.runtime.data_assignment import build_partition
+from fedjax_het.utils.errors import ConfigError
 
 BALANCED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

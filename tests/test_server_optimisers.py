@@ -4,17 +4,17 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.builders import bind_options
+from support.algorithm_builders import bind_options
 from support.data import CLIENT_SIZES
-from support.oracle import ReferenceFedAvg, flatten_params, run_and_compare
-from support.problems import make_small_federation
+from support.reference_loop import ReferenceFedAvg, flatten_params, run_and_compare
+from support.small_federation import make_small_federation
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedopt import AdaptiveServerHyperParameters, fedadam, fedavgm, fedyogi
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.engine.lanes import Cohort
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.core.client_loop import Cohort
+from fedjax_het.utils.errors import ConfigError
 
 LR = 0.2
 # Changes of the blobs' weights are 0.01 to 0.3: a tau that matters beside them.

@@ -9,31 +9,39 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close
-from support.builders import fast_registered_builder
-from support.problems import make_small_federation
-from support.running import (
+from support.algorithm_builders import fast_registered_builder
+from support.markers import slow_case
+from support.small_federation import make_small_federation
+from support.small_runs import (
     KilledError,
     assert_results_equal,
     make_killing_callback,
     make_spec,
     run_spec,
 )
-from support.slow import slow_case
 
 from fedjax_het import ConfigError, Placement
-from fedjax_het.common.arrays import enable_x64
 from fedjax_het.condensation import SyntheticData, fine_tune
 from fedjax_het.condensation.augment import augment
-from fedjax_het.condensation.pool import SoftLabelTargets, SyntheticPool, train_on_synthetic_pool
-from fedjax_het.engine import probe, timed_work
-from fedjax_het.engine.ensemble import compute_logits
-from fedjax_het.engine.lanes import Examples
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.engine.server import make_shuffled_batches, train_on_examples, train_on_server
-from fedjax_het.engine.task import Task
+from fedjax_het.condensation.synthetic_pool import (
+    SoftLabelTargets,
+    SyntheticPool,
+    train_on_synthetic_pool,
+)
+from fedjax_het.core.autotune import search, workloads
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.distillation import compute_logits
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.server_training import (
+    make_shuffled_batches,
+    train_on_examples,
+    train_on_server,
+)
+from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
-from fedjax_het.nn.spread import take_local_rows
-from fedjax_het.running import advance, checkpoints
+from fedjax_het.nn.batch_axis import take_local_rows
+from fedjax_het.runtime import checkpointing, runner
+from fedjax_het.utils.arrays import enable_x64
 
 DEVICES = min(2, len(jax.devices()))
 PLAN = make_execution_plan(1, DEVICES, has_sharded_server=True)
@@ -240,8 +248,8 @@ def test_a_run_is_the_same_and_resumes(name, tmp_path, monkeypatch):
         np.testing.assert_allclose(shared.metrics[curve], alone.metrics[curve], rtol=2e-3)
     if DEVICES > 1:
         assert "server's work shared" in shared.summary["lanes"]
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
     with pytest.raises(KilledError):
         run_spec(make_spec(name), **placed, output_dir=tmp_path, progress=make_killing_callback(6))
     resumed = run_spec(make_spec(name), **placed, output_dir=tmp_path, resume=True)
@@ -315,10 +323,10 @@ def choose(monkeypatch, tmp_path):
             timed.append(is_sharded)
             return shared_ if is_sharded else alone
 
-        monkeypatch.setattr(probe, "time_server_step", time_one)
+        monkeypatch.setattr(search, "time_server_step", time_one)
         task = Task(model or network("mlp"), (0.0,), (1.0,))
         devices = jax.devices()[:DEVICES]
-        return probe.choose_server_sharding(
+        return search.choose_server_sharding(
             task, **{"batch_size": 8, "devices": devices, "label": "mlp", **settings}
         )
 
@@ -343,4 +351,4 @@ def test_what_cannot_be_shared_is_not_timed(choose):
 def test_a_step_can_be_timed():
     task = Task(network("mlp"), (0.0,), (1.0,))
     for shared in (False, True):
-        assert timed_work.time_server_step(task, 4, jax.devices()[:DEVICES], is_sharded=shared) > 0
+        assert workloads.time_server_step(task, 4, jax.devices()[:DEVICES], is_sharded=shared) > 0

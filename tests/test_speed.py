@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import (
+from support.markers import slow_case
+from support.small_runs import (
     KilledError,
     assert_results_equal,
     make_killing_callback,
     make_spec,
     run_spec,
 )
-from support.slow import slow_case
 
 from fedjax_het import ConfigError, Placement, RunSpec, load_results, sweep
-from fedjax_het.running import advance, checkpoints, runs
-from fedjax_het.running.stopping import count_rounds_until_rule, evaluate_rules
+from fedjax_het.runtime import checkpointing, group_state, runner
+from fedjax_het.runtime.early_stopping import count_rounds_until_rule, evaluate_rules
 
 ROUNDS = 24
 
@@ -130,12 +130,12 @@ def test_a_stopped_run_is_the_beginning_of_a_whole_one(case):
 
 
 def test_resumed_runs_stop_in_the_same_round(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
     ends = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
     whole = run_spec(ends)
     assert whole.summary["rounds"] < ROUNDS
-    monkeypatch.setattr(advance, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
     for kills in (2, whole.summary["rounds"] - 1):
         folder = tmp_path / str(kills)
         with pytest.raises(KilledError):
@@ -146,14 +146,14 @@ def test_resumed_runs_stop_in_the_same_round(tmp_path, monkeypatch):
 
 
 def test_a_run_that_was_killed_when_it_had_stopped_goes_no_further(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     ends = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
 
     def killed(*_):
         raise KilledError
 
     with monkeypatch.context() as patched, pytest.raises(KilledError):
-        patched.setattr("fedjax_het.running.live.build_result", killed)
+        patched.setattr("fedjax_het.runtime.session.build_result", killed)
         run_spec(ends, output_dir=tmp_path)
     made, whole = run_spec(ends, output_dir=tmp_path, resume=True), run_spec(ends)
     assert_results_equal(made, whole)
@@ -201,11 +201,11 @@ def company():
 @pytest.mark.parametrize("width", [slow_case(1), slow_case(2)])
 def test_runs_stop_alike_whatever_the_company(width, tmp_path, monkeypatch):
     """Also where they stop for a while, so that others can take the places that are free."""
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 5)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 5)
     starts = []
-    begin = advance.init_states
+    begin = runner.init_states
     monkeypatch.setattr(
-        advance, "init_states", lambda r: (starts.append(len(r.prepared_runs)), begin(r))
+        runner, "init_states", lambda r: (starts.append(len(r.prepared_runs)), begin(r))
     )
     specs = company()
     placement = Placement(width=width, spread="runs", lanes=1)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedjax_het.common.environment import describe_environment
-from fedjax_het.running.result import Result
-from fedjax_het.running.store import load_curves, load_results, select_newest
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
+from fedjax_het.runtime.results import Result
 
 FEDAVG = RunSpec("fedavg", "digits", model="mlp", alpha=0.1, rounds=6)
 FEDPROX = RunSpec("fedprox", "digits", model="mlp", alpha=0.1, rounds=6, hp={"prox_mu": 0.5})

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_domains_dataset, make_user_dataset
-from support.running import (
+from support.markers import method_cases, slow_case
+from support.small_runs import (
     KilledError,
     assert_domain_accuracies,
     assert_results_equal,
@@ -18,18 +19,18 @@ from support.running import (
     run_spec,
     with_placement,
 )
-from support.slow import method_cases, slow_case
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
-from fedjax_het.engine.memory import usable_free_bytes
-from fedjax_het.engine.plan import make_execution_plan
-from fedjax_het.running import checkpoints, ledger, runs, sweeps
-from fedjax_het.running.ledger import Job, SweepProgress
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.runs import init_group, measure_required_memory
-from fedjax_het.running.store import load_results
-from fedjax_het.running.sweeps import plan_sweep
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.memory import usable_free_bytes
+from fedjax_het.runtime import checkpointing, group_state, sweep_log
+from fedjax_het.runtime import sweep as sweep_module
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.group_state import init_group, measure_required_memory
+from fedjax_het.runtime.result_store import load_results
+from fedjax_het.runtime.sweep import plan_sweep
+from fedjax_het.runtime.sweep_log import Job, SweepProgress
 
 SPECS = [
     make_spec(seed=0),
@@ -110,7 +111,7 @@ def test_runs_that_share_a_signature_share_one_compilation(no_program_eviction):
 
 def test_other_static_settings_make_other_groups():
     keys = {
-        sweeps.compute_static_key(one.resolved())
+        sweep_module.compute_static_key(one.resolved())
         for one in (*SPECS, make_spec(batch_size=5), make_spec("fedprox"), make_spec(rounds=3))
     }
     assert len(keys) == 4
@@ -171,9 +172,9 @@ def test_the_next_group_compiles_while_one_runs_and_is_prepared_when_none_does(m
             yield [i], group
             yield [], None  # whose data are missing
 
-    monkeypatch.setattr(sweeps, "_fit_to_memory", fitting)
+    monkeypatch.setattr(sweep_module, "_fit_to_memory", fitting)
     made = []
-    for (number,), _ in sweeps._precompile_groups(prepared(), None):
+    for (number,), _ in sweep_module._precompile_groups(prepared(), None):
         made.append(number)
         if number < 2:  # while this one "runs"
             assert began[number + 1].wait(60)
@@ -187,8 +188,8 @@ def test_what_fails_to_compile_is_raised_when_its_turn_comes(monkeypatch):
         return group
 
     first, second = (SimpleNamespace(plan=make_execution_plan(1), number=i) for i in range(2))
-    monkeypatch.setattr(sweeps, "_fit_to_memory", fitting)
-    ahead = sweeps._precompile_groups([([0], first), ([1], second)], None)
+    monkeypatch.setattr(sweep_module, "_fit_to_memory", fitting)
+    ahead = sweep_module._precompile_groups([([0], first), ([1], second)], None)
     assert next(ahead) == ([0], first)
     with pytest.raises(RuntimeError, match="no program"):
         next(ahead)
@@ -203,13 +204,13 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog)
     estimated = init_group(group, group.prepared_runs)
     needed = measure_required_memory(estimated)
     assert estimated.state is None, "an estimate allocates nothing"
-    fits = sweeps._fit_to_memory(group, int(needed * 1.01))
+    fits = sweep_module._fit_to_memory(group, int(needed * 1.01))
     assert fits.plan.num_parallel == 4
-    halved = sweeps._fit_to_memory(group, int(needed * 0.6))
+    halved = sweep_module._fit_to_memory(group, int(needed * 0.6))
     assert halved.plan.num_parallel in (1, 2) and halved.plan.mesh_axis == "runs"
     first = init_group(halved, group.prepared_runs[: halved.plan.max_parallel_runs])
     assert measure_required_memory(first) < 0.6 * needed
-    assert sweeps._fit_to_memory(group, 1).plan.mesh_axis == "lanes"
+    assert sweep_module._fit_to_memory(group, 1).plan.mesh_axis == "lanes"
     made = make(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
     assert_close(made[0], run_spec(specs[0]))
 
@@ -266,13 +267,13 @@ def test_a_broken_file_makes_the_run_again_and_no_other(tmp_path, suffix, damage
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", ["runs", "lanes"])
 def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     whole = make(SPECS, spread=spread).results
     at_once = len(jax.devices()) if spread == "runs" else 1
     show = make_killing_callback(5 + 3)  # five chunks for the first runs, three for the next
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(ledger, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
+        patch.setattr(sweep_log, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
         make(SPECS, tmp_path, spread=spread)
     assert len(load_results(tmp_path)) == at_once
     states = [state for *_, state in plan_sweep(SPECS, tmp_path, dataset=make_user_dataset())]
@@ -338,7 +339,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_the_time_to_go_is_that_of_runs_like_these(monkeypatch):
     now, lines = [0.0], []
-    monkeypatch.setattr(ledger.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(sweep_log.time, "perf_counter", lambda: now[0])
     jobs = [Job(one.resolved(), "", None) for one in SPECS[:4]]
     account = SweepProgress(6, lines.append)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import make_spec, run_spec
-from support.slow import slow_case
+from support.markers import slow_case
+from support.small_runs import make_spec, run_spec
 
 from fedjax_het import ConfigError, Result, simulate
 from fedjax_het.cli import main

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.dynafed.table5 import NETWORKS
 from fedjax_het.cli import main
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.report import programs
-from fedjax_het.report.programs import find_experiments_folder, find_programs, load_program
-from fedjax_het.report.reported import load_reported_values
+from fedjax_het.papers import programs
+from fedjax_het.papers.dynafed.table5 import NETWORKS
+from fedjax_het.papers.programs import find_experiments_folder, find_programs, load_program
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.utils.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,30 +8,26 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from experiments.dynafed.settings import CONTROLS, TUNING
-from experiments.table1 import TABLE1
-from fedjax_het.report.cell import add_row_setting, parse_row
-from fedjax_het.report.comparison import compare_with_reported
-from fedjax_het.report.paper_table import TableArguments, TableRun, make_cells
-from fedjax_het.report.paper_table.gains import (
+from fedjax_het.analysis.comparison import add_row_setting, compare_with_reported, parse_row
+from fedjax_het.papers.dynafed.settings import CONTROLS, TUNING
+from fedjax_het.papers.table import TableArguments, TableRun, make_cells
+from fedjax_het.papers.table.columns import (
     compute_gains_over_real,
+    compute_matching_losses,
     describe_gains_column,
+    describe_matching_losses,
     describe_relative_gains,
 )
-from fedjax_het.report.paper_table.quality import compute_matching_losses, describe_matching_losses
-from fedjax_het.report.paper_table.significance import (
-    NUM_BLOCKS,
-    compute_p_values,
-    describe_p_values,
-)
-from fedjax_het.report.paper_table.tuning import (
+from fedjax_het.papers.table.significance import NUM_BLOCKS, compute_p_values, describe_p_values
+from fedjax_het.papers.table.tuning import (
     TUNING_FACTORS,
     TUNING_SEED,
     add_tuned_cells,
     describe_tuning,
     make_tuning_trials,
 )
-from fedjax_het.report.paper_table.writing import write_comparison_table
+from fedjax_het.papers.table.writer import write_comparison_table
+from fedjax_het.papers.table1 import TABLE1
 
 RNG = np.random.default_rng(0)
 
@@ -214,8 +210,8 @@ def test_only_runs_that_both_rows_have_are_compared():
 
 
 def test_a_table_of_clients_compares_clients(tmp_path):
-    from experiments.fedamp.table1 import TABLE1 as FEDAMP
-    from fedjax_het.running.result import Result
+    from fedjax_het.papers.fedamp.table1 import TABLE1 as FEDAMP
+    from fedjax_het.runtime.results import Result
 
     arguments = TableArguments(preset="quick", methods=("separate", "fedamp"), seeds=(0,))
     own = make_cells(FEDAMP, arguments)

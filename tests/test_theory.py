@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.measures.theory import compute_progress_terms, fit_gradient_error
+from fedjax_het.papers.convergence_bounds import compute_progress_terms, fit_gradient_error
+from fedjax_het.utils.errors import ConfigError
 
 RNG = np.random.default_rng(0)
 

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from experiments import leakage
-from experiments.dynafed import theory as dynafed_theory
-from experiments.fedamp import theory as fedamp_theory
+from fedjax_het.papers import leakage
+from fedjax_het.papers.dynafed import theory as dynafed_theory
+from fedjax_het.papers.fedamp import theory as fedamp_theory
 
 
 def made(program, folder, *arguments) -> set[str]:

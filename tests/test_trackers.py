@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import KilledError, assert_results_equal, make_spec, run_spec
+from support.small_runs import KilledError, assert_results_equal, make_spec, run_spec
 
 from fedjax_het import ConfigError, Placement, Result, federation, register_tracker, simulate, sweep
 from fedjax_het.cli import main
-from fedjax_het.running import checkpoints, runs, trackers
-from fedjax_het.running.trackers import TRACKERS
+from fedjax_het.runtime import checkpointing, group_state, trackers
+from fedjax_het.runtime.trackers import TRACKERS
 
 NAMES = ("csv", "tensorboard", "wandb", "mlflow")
 ROUNDS = 9
@@ -27,8 +27,8 @@ ROUNDS = 9
 @pytest.fixture
 def eager(monkeypatch):
     """Short chunks, and a checkpoint after each."""
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
 
 
 # --- read back: -> (rounds and values of every curve, settings) -------------------------------
@@ -172,9 +172,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from support.data import make_user_dataset
-from support.running import make_spec
+from support.small_runs import make_spec
 from fedjax_het import simulate
-from fedjax_het.running import runs
+from fedjax_het.runtime import runs
 
 runs.MAX_ROUNDS_PER_CHUNK = 2
 
@@ -221,7 +221,7 @@ def test_records_of_a_run_that_was_killed_again_and_again(tmp_path):
 
 
 def test_every_run_of_a_sweep_has_a_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
     specs = [make_spec(seed=seed, rounds=16, patience=2 if seed else None) for seed in range(3)]
     made = sweep(
         specs,
@@ -297,7 +297,7 @@ def test_extras_have_what_trackers_import():
     project = Path(__file__).parents[1] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
     for name, tracker in TRACKERS.items():
-        assert importlib.util.find_spec(f"fedjax_het.running.trackers.{name}")
+        assert importlib.util.find_spec(f"fedjax_het.runtime.trackers.{name}")
         for package in tracker.packages:
             assert any(word.startswith(package) for word in extras[name]), (name, package)
 

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import make_spec, run_spec
-from support.slow import slow_case
+from support.markers import slow_case
+from support.small_runs import make_spec, run_spec
 from test_own_network import TwoLayers
 
 from fedjax_het import ConfigError, Result, dataset_from_arrays, evaluate, load_model, simulate
-from fedjax_het.common.files import DamagedFileError
 from fedjax_het.nn import count_parameters
+from fedjax_het.utils.io import DamagedFileError
 
 DATA = make_user_dataset()
 

@@ -9,10 +9,9 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from support.slow import slow_case
+from support.markers import slow_case
 
-from fedjax_het.common.arrays import enable_x64
-from fedjax_het.common.errors import ConfigError
+from fedjax_het.analysis.figures.synthetic_images import plot_synthesis
 from fedjax_het.condensation import (
     SynthesisConfig,
     SyntheticData,
@@ -25,8 +24,9 @@ from fedjax_het.condensation import (
     train_from_scratch,
     unroll,
 )
-from fedjax_het.engine.server import get_epoch_batch
-from fedjax_het.report.synthetic_images import plot_synthesis
+from fedjax_het.core.server_training import get_epoch_batch
+from fedjax_het.utils.arrays import enable_x64
+from fedjax_het.utils.errors import ConfigError
 
 CLASSES = 3
 SHAPE = (5, 4, 1)

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_het import ConfigError, RunSpec, load_results, report
+from fedjax_het import ConfigError, RunSpec, analysis, load_results
+from fedjax_het.analysis import TableCell
 from fedjax_het.cli import main
-from fedjax_het.common.environment import describe_environment
-from fedjax_het.report import TableCell
-from fedjax_het.report.reported import load_reported_values
-from fedjax_het.running.result import Result
-from fedjax_het.running.store import load_curves
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.result_store import load_curves
+from fedjax_het.runtime.results import Result
 
 # By setting: a name that this process does not know, and how it is shown.
 NAMES = {"algorithm": "mymethod", "model": "mynet", "dataset": "mydata", "partition": "mysplit"}
@@ -81,7 +81,7 @@ def test_a_report_shows_them(setting, folder, capsys):
 
 def test_a_picture_has_a_colour_for_each(folder):
     results, curves = load_results(folder), load_curves(folder)
-    figure = report.plot_learning_curves(results, curves, by=["algorithm"])
+    figure = analysis.plot_learning_curves(results, curves, by=["algorithm"])
     labels = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
     assert {"fedavg", "mymethod"} <= set(labels) and labels["fedavg"] != labels["mymethod"]
 
@@ -96,12 +96,12 @@ def test_a_table_compares_them(tmp_path):
         TableCell("fashion_mnist", "mlp", 0.01, "mymethod", (stored,)),
     ]
     results, reported = load_results(tmp_path), load_reported_values("dynafed", "table5")
-    table = report.compare_with_reported(cells, results, reported).set_index("method")
+    table = analysis.compare_with_reported(cells, results, reported).set_index("method")
     measured = results.set_index("algorithm")["final_accuracy"]
     assert table.loc["mymethod", "mean"] == pytest.approx(100 * measured["mymethod"])
     assert table.loc["fedavg", "mean"] == pytest.approx(100 * measured["fedavg"])
-    text = report.format_comparison_table(table.reset_index(), title="T")
+    text = analysis.format_comparison_table(table.reset_index(), title="T")
     assert [row["Method"] for row in text.sections[0].rows] == ["fedavg", "mymethod"]
-    assert report.list_diverged_runs(cells, results) == []
-    figure = report.plot_table_curves(cells, results, load_curves(tmp_path), reported)
+    assert analysis.list_diverged_runs(cells, results) == []
+    figure = analysis.plot_table_curves(cells, results, load_curves(tmp_path), reported)
     assert {"fedavg", "mymethod"} <= {line.get_label() for line in figure.axes[0].lines}

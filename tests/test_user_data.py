@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_het.common.errors import ConfigError
 from fedjax_het.data import dataset_from_arrays, load_dataset, load_image_folder
+from fedjax_het.utils.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_domains_are_kept_and_counted_into_the_digest():
 
 
 def test_digest_of_a_set_without_domains_is_of_the_four_arrays():
-    from fedjax_het.data.npz import digest_arrays
+    from fedjax_het.utils.npz import digest_arrays
 
     dataset = dataset_from_arrays(**arrays())
     constants = {"num_classes": 3, "mean": dataset.mean, "std": dataset.std}

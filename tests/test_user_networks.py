@@ -10,7 +10,6 @@ import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 
 from fedjax_het import ConfigError, RunSpec, register_network, simulate
-from fedjax_het.common.signatures import REQUIRED
 from fedjax_het.nn import (
     NETWORKS,
     Model,
@@ -21,6 +20,7 @@ from fedjax_het.nn import (
     norm_mask,
     to_model,
 )
+from fedjax_het.utils.introspection import REQUIRED
 
 KEY = jax.random.key(0)
 SHAPE, CLASSES = (9, 8, 2), 4

@@ -19,7 +19,6 @@ from fedjax_het import (
 )
 from fedjax_het import data as data_sets
 from fedjax_het.cli import main
-from fedjax_het.common.signatures import REQUIRED
 from fedjax_het.data import (
     DATASETS,
     PARTITIONS,
@@ -35,7 +34,8 @@ from fedjax_het.data import (
     resolve_server_options,
 )
 from fedjax_het.data.prepare import prepare_dataset
-from fedjax_het.running.splits import build_partition
+from fedjax_het.runtime.data_assignment import build_partition
+from fedjax_het.utils.introspection import REQUIRED
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "participation": 1.0}
 LABELS = np.arange(60) % 5

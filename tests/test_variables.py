@@ -12,10 +12,10 @@ import pytest
 import fedjax_het
 from fedjax_het import ConfigError, RunSpec, load_dataset, simulate, sweep
 from fedjax_het.cli import main
-from fedjax_het.common import variables
-from fedjax_het.common.cache import get_cache_dir
-from fedjax_het.common.variables import VARIABLES, get_value
-from fedjax_het.running.checkpoints import CheckpointWriter
+from fedjax_het.runtime.checkpointing import CheckpointWriter
+from fedjax_het.utils import env
+from fedjax_het.utils.cache import get_cache_dir
+from fedjax_het.utils.env import VARIABLES, get_value
 
 PACKAGE = Path(fedjax_het.__file__).parent
 NUMBERS = ("", "x", "-1", "nan", "inf", "-inf", "1e400", "1" * 400, "FILE", "1 2", "None")
@@ -140,9 +140,7 @@ def test_platforms_that_are_not_there(monkeypatch):
 
 
 def test_what_stopped_jax_is_told_where_devices_are_needed(monkeypatch):
-    monkeypatch.setitem(
-        variables._invalid_jax_env_vars, "JAX_ENABLE_X64", ("foo", "invalid truth value")
-    )
+    monkeypatch.setitem(env._invalid_jax_env_vars, "JAX_ENABLE_X64", ("foo", "invalid truth value"))
     with pytest.raises(ConfigError, match=r"^JAX_ENABLE_X64 = 'foo': expected .*truth value"):
         simulate(RunSpec(model="mlp"))
     assert load_dataset("digits").num_classes == 10

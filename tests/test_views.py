@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.running import make_spec, run_spec
+from support.small_runs import make_spec, run_spec
 
 from fedjax_het import ConfigError, Result, sweep
-from fedjax_het.running import views
+from fedjax_het.runtime import result_display
 
 DATA = make_user_dataset()
 
@@ -124,7 +124,7 @@ def test_a_sweep_is_one_set_of_runs():
     assert text.startswith("SweepResult(3 of 3 runs") and text.count("\n") == 3
     assert "fedavg" in Cells(swept._repr_html_()).text
     with pytest.raises(ConfigError, match="results = 'none'"):
-        views.build_runs_dataset([])
+        result_display.build_runs_dataset([])
 
 
 def test_a_diverged_run_says_so(made):

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 from support.data import make_user_dataset
-from support.running import KilledError, assert_results_equal, make_spec, with_placement
+from support.small_runs import KilledError, assert_results_equal, make_spec, with_placement
 from sweep_worker import specs_of
 
 from fedjax_het import sweep
-from fedjax_het.running import checkpoints, claims, ledger, runs, sharing_out
-from fedjax_het.running.claims import Leases
-from fedjax_het.running.sharing_out import WorkQueue
-from fedjax_het.running.store import load_results
-from fedjax_het.running.sweeps import plan_sweep
+from fedjax_het.runtime import checkpointing, group_state, leases, sweep_log, work_queue
+from fedjax_het.runtime.leases import Leases
+from fedjax_het.runtime.result_store import load_results
+from fedjax_het.runtime.sweep import plan_sweep
+from fedjax_het.runtime.work_queue import WorkQueue
 
 WORKER = Path(__file__).with_name("sweep_worker.py")
 SPECS = [make_spec(seed=s) for s in range(4)]
@@ -55,15 +55,17 @@ def while_running(monkeypatch):
         def show(progress):
             if next(calls) == at:
                 with monkeypatch.context() as quiet:
-                    quiet.setattr(ledger, "show_progress", lambda *a, **k: nothing)
+                    quiet.setattr(sweep_log, "show_progress", lambda *a, **k: nothing)
                     event()
 
         nothing = contextlib.nullcontext(lambda progress: None)
-        monkeypatch.setattr(ledger, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
+        monkeypatch.setattr(
+            sweep_log, "show_progress", lambda *a, **k: contextlib.nullcontext(show)
+        )
 
-    monkeypatch.setattr(runs, "MAX_ROUNDS_PER_CHUNK", 1)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(sharing_out, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(work_queue, "POLL_SECONDS", 0.01)
     return during
 
 
@@ -175,7 +177,7 @@ def test_a_dead_workers_run_goes_on_from_its_checkpoint(
     path.write_bytes(path.read_bytes().replace(str(os.getpid()).encode(), b"%d" % (2**22 - 1)))
     rounds = []
     show = contextlib.nullcontext(lambda progress: rounds.append(progress.done))
-    monkeypatch.setattr(ledger, "show_progress", lambda *a, **k: show)
+    monkeypatch.setattr(sweep_log, "show_progress", lambda *a, **k: show)
     made = make(SPECS[:2], tmp_path)
     assert 1 not in rounds[-9:] or rounds.count(1) == 1, "only the other run began at its start"
     assert len(rounds) < 2 * 9
@@ -203,7 +205,7 @@ def test_workers_that_begin_together_compile_different_groups(tmp_path):
     specs = [*SPECS[:2], *(make_spec(seed=s, batch_size=5) for s in range(2))]
     named = {f"{i:016}": one.resolved() for i, one in enumerate(specs)}
     with Leases(tmp_path / "claims") as one, Leases(tmp_path / "claims") as two:
-        shares = [WorkQueue(named, tmp_path, claims, print) for claims in (one, two)]
+        shares = [WorkQueue(named, tmp_path, leases, print) for leases in (one, two)]
         first, second = (next(share.iterate_groups()) for share in shares)
         assert [job.spec.batch_size for job in first] == [4, 4]
         assert [job.spec.batch_size for job in second] == [5, 5]
@@ -359,7 +361,7 @@ def test_clocks_an_hour_apart_and_machines_that_cannot_see_each_others_processes
     owner.owner = owner.owner._replace(machine_id="another")
     digests = [digest for digest, *_ in plan_sweep(SPECS, tmp_path, dataset=make_user_dataset())]
     assert owner.acquire(digests[0])
-    monkeypatch.setattr(claims, "LEASE_SECONDS", 3.0)
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 3.0)
     hour_ago = time.time() - 3600
     os.utime(tmp_path / "claims" / digests[0], (hour_ago, hour_ago))
     owner._closed.set()  # it dies

@@ -6,24 +6,24 @@ names is one of the package (`tests/test_contributing.py`).
 
 from pathlib import Path
 
-from fedjax_het.common.pictures import write_figure
+from fedjax_het.analysis.figures.output import write_figure
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "architecture.png"
 # (title, what it is in a few words, the file that does it)
 HOST = (
-    ("Settings", "what is left out is from\nmethod and protocol", "settings/layers.py"),
-    ("Splits", "who holds what, who is\ndrawn, in which order", "running/federations.py"),
-    ("Placement", "devices, lanes, and\nwhether there is room", "running/placement.py"),
-    ("Program", "one for all runs that\ndiffer in numbers alone", "running/programs.py"),
-    ("Advance", "call by call; checkpoint,\nstop, resume, watch", "running/advance.py"),
-    ("Result", "curves, costs, models;\nwritten under a digest", "running/store.py"),
+    ("Settings", "what is left out is from\nmethod and protocol", "config/resolve.py"),
+    ("Splits", "who holds what, who is\ndrawn, in which order", "runtime/prepared_run.py"),
+    ("Placement", "devices, lanes, and\nwhether there is room", "runtime/placement.py"),
+    ("Program", "one for all runs that\ndiffer in numbers alone", "runtime/compiled_programs.py"),
+    ("Advance", "call by call; checkpoint,\nstop, resume, watch", "runtime/runner.py"),
+    ("Result", "curves, costs, models;\nwritten under a digest", "runtime/result_store.py"),
 )
 DEVICE = (
-    ("A chunk of rounds", "scanned: one compiled program", "engine/rounds.py"),
-    ("A method's round", "broadcast, train, aggregate, server's step", "algorithms/building.py"),
-    ("Lanes", "all sampled clients' steps, packed end to end", "engine/lanes.py"),
-    ("A client's step", "gradient, the method's correction, optimiser", "engine/local.py"),
+    ("A chunk of rounds", "scanned: one compiled program", "core/round_program.py"),
+    ("A method's round", "broadcast, train, aggregate, server's step", "algorithms/builders.py"),
+    ("Lanes", "all sampled clients' steps, packed end to end", "core/client_loop.py"),
+    ("A client's step", "gradient, the method's correction, optimiser", "core/local_training.py"),
 )
 INK, PALE, ACCENT = "#1a1a1a", "#555555", "#00598c"
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from fedjax_het import load_curves, load_results
-from fedjax_het.report import plot_learning_curves
-from fedjax_het.report.paper_table import TableArguments, TableRun, make_cells
+from fedjax_het.analysis import plot_learning_curves
+from fedjax_het.papers.table import TableArguments, TableRun, make_cells
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "experiments" / "fsl" / "results" / "fig1-cpu"
@@ -31,7 +31,7 @@ def front() -> None:
 
 def across() -> None:
     """Accuracy of every method on all test images, against rounds, bytes and operations."""
-    from experiments.across import ACROSS, GLOBAL_METRIC, collect_rows, plot_accuracy_vs_cost
+    from fedjax_het.papers.across import ACROSS, GLOBAL_METRIC, collect_rows, plot_accuracy_vs_cost
 
     runs = ROOT / "experiments" / "results" / "across-cpu"
     made = TableRun.from_directory(ACROSS, "cpu", make_cells(ACROSS, TableArguments("cpu")), runs)

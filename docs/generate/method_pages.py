@@ -131,7 +131,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: int = 0) 
 def choices(entry: Any) -> Iterator[str]:
     """Sections of its options and of its numbers."""
     from fedjax_het.algorithms import get_algorithm_spec
-    from fedjax_het.common.records import document_fields, hyperparameters_of
+    from fedjax_het.utils.config import document_fields, hyperparameters_of
 
     defaults = get_algorithm_spec(entry.name, {}).complete_options({})
     if fields := document_fields(entry.options):
@@ -170,8 +170,8 @@ def described(text: str, words: str) -> str:
 
 
 def by_protocol(entry: Any) -> str:
-    from fedjax_het.cli.listing import collect_settings_by_protocol, format_setting
-    from fedjax_het.settings.protocols import PROTOCOLS
+    from fedjax_het.cli.inspection import collect_settings_by_protocol, format_setting
+    from fedjax_het.config.protocols import PROTOCOLS
 
     return table(
         ("setting", *(f"`{protocol}`" for protocol in PROTOCOLS)),
@@ -224,7 +224,7 @@ def measured_rows(name: str) -> Iterator[tuple[str, ...]]:
 
 
 def reported_rows(name: str) -> Iterator[tuple[str, ...]]:
-    from fedjax_het.report.reported import load_reported_values
+    from fedjax_het.papers.reported import load_reported_values
 
     folder = ROOT / "fedjax_het" / "report" / "reported"
     for paper in sorted(path.stem for path in folder.glob("*.csv")):

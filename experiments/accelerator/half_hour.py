@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fedjax_het.common.errors import require
-from fedjax_het.common.files import make_output_directory, write_atomically
-from fedjax_het.report.programs import make_config_program
-from fedjax_het.report.write import write_text
+from fedjax_het.analysis.report import write_text
+from fedjax_het.papers.programs import make_config_program
+from fedjax_het.utils.errors import require
+from fedjax_het.utils.io import make_output_directory, write_atomically
 
 ACCELERATOR_FOLDER = Path(__file__).resolve().parent
 LOG_FILE = "half_hour.json"

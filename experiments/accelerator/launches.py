@@ -36,9 +36,9 @@ from experiments.accelerator.targets import (
     mock_platform,
     prepare_process,
 )
-from fedjax_het.common.errors import require, require_name
-from fedjax_het.common.files import write_atomically
-from fedjax_het.report.programs import make_config_program
+from fedjax_het.papers.programs import make_config_program
+from fedjax_het.utils.errors import require, require_name
+from fedjax_het.utils.io import write_atomically
 
 # What XLA makes graphs of unless told otherwise, and with the loops and branches of programs.
 _DEFAULT_GRAPH_KINDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION"

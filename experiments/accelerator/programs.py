@@ -10,12 +10,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_het import RunSpec
+from fedjax_het.core.rng import Stream
 from fedjax_het.data import Dataset, dataset_from_arrays
-from fedjax_het.engine.randomness import Stream
-from fedjax_het.running.placement import Placement
-from fedjax_het.running.prepare import prepare_group
-from fedjax_het.running.programs import build_programs
-from fedjax_het.running.runs import compute_state_shapes, init_group
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.compiled_programs import build_programs
+from fedjax_het.runtime.group_state import compute_state_shapes, init_group
+from fedjax_het.runtime.placement import Placement
 
 ROUNDS = "rounds"  # a chunk of them, as one program
 DATASET_SHAPES = {"fashion_mnist": ((28, 28, 1), 60_000), "cifar10": ((32, 32, 3), 50_000)}

@@ -26,22 +26,22 @@ from typing import IO, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import require, require_name
-from fedjax_het.common.files import make_output_directory
-from fedjax_het.common.records import Bounds
-from fedjax_het.engine.probe import MAX_UNROLLED_LANES
-from fedjax_het.nn.computing import BFLOAT16, FLOAT32, TF32
-from fedjax_het.nn.computing import PRECISIONS as ALL_PRECISIONS
-from fedjax_het.nn.conv_products import IM2COL, NATIVE, UNROLLED
-from fedjax_het.report.programs import make_config_program
-from fedjax_het.report.render import (
+from fedjax_het.analysis.render import (
     TableSection,
     TextTable,
     format_number,
     print_table,
     to_markdown,
 )
-from fedjax_het.report.write import write_text
+from fedjax_het.analysis.report import write_text
+from fedjax_het.core.autotune.search import MAX_UNROLLED_LANES
+from fedjax_het.nn.conv.dispatch import IM2COL, NATIVE, UNROLLED
+from fedjax_het.nn.precision import BFLOAT16, FLOAT32, TF32
+from fedjax_het.nn.precision import PRECISIONS as ALL_PRECISIONS
+from fedjax_het.papers.programs import make_config_program
+from fedjax_het.utils.config import Bounds
+from fedjax_het.utils.errors import require, require_name
+from fedjax_het.utils.io import make_output_directory
 
 RESULTS_FILE = "prove.json"
 WORKER_FLAG = "--measure"  # what a process of its own is asked, which reads its cases as JSON
@@ -168,7 +168,7 @@ def measure_case(case: Case) -> dict[str, Any]:
     import jax
 
     from fedjax_het import Placement, RunSpec, simulate
-    from fedjax_het.running.benchmark import benchmark_rounds
+    from fedjax_het.runtime.benchmark import benchmark_rounds
 
     scale = SCALES[case.scale if case.kind == "speed" else "quick"]
     settings = {"num_clients": scale.clients, "rounds": scale.rounds, "seed": 0, **case.settings}

@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.core.execution_plan import ExecutionPlan
 
 H200 = Path(__file__).parent / "h200.txtpb"
 

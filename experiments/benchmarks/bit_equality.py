@@ -55,7 +55,7 @@ LONG_FLOPS = (
     ("fedjax_het.runtime.resumable_rounds", "LONG_FLOPS"),
 )
 CHUNK_SECONDS = (
-    ("fedjax_het.running.advance", "CHUNK_SECONDS"),
+    ("fedjax_het.runtime.runner", "CHUNK_SECONDS"),
     ("fedjax_het.runtime.runner", "CHUNK_SECONDS"),
 )
 
@@ -115,8 +115,9 @@ def digest_of(result) -> dict[str, str]:
         metrics.update(np.ascontiguousarray(result.artifacts[name]).tobytes())
     state = hashlib.sha256()
     clients: Any = getattr(result.state, "clients", None)
-    if hasattr(clients, "client"):  # on the host
-        rows = [clients.client(k) for k in range(6)]
+    get_client = getattr(clients, "get_client", getattr(clients, "client", None))
+    if get_client is not None:  # the states are on the host
+        rows = [get_client(k) for k in range(6)]
         leaves = [
             *jax.tree.leaves(result.state._replace(clients=())),
             *jax.tree.leaves(jax.tree.map(lambda *a: np.stack(a), *rows)),

@@ -1,19 +1,8 @@
-"""FedAF's Figure 4: the learning curves of Table 2, from the same runs.
+"""FedAF's Figure 4: the learning curves of Table 2, from the same runs."""
 
-python experiments/fedaf/fig4.py                  six domains of the embedded digits, minutes
-python experiments/fedaf/fig4.py --preset paper   DomainNet: a GPU's work
+import sys
 
-Makes the runs of Table 2 that are missing; `--show` draws those that are there.
-"""
-
-from dataclasses import replace
-
-from experiments.fedaf.table2 import TABLE2
-from fedjax_het.report.paper_table import make_curves_writer, make_table_program
-
-FIG4 = replace(TABLE2, title="FedAF, Figure 4: learning curves by domain.")
-
-main = make_table_program(FIG4, make_curves_writer("fig4"))
+from fedjax_het.papers.fedaf.fig4 import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -1,11 +1,8 @@
-"""FedAF's Figure 6: who holds what of CIFAR-10, as bubbles.
+"""FedAF's Figure 6: who holds what of CIFAR-10, as bubbles."""
 
-python experiments/fedaf/fig6.py    seconds; label counts are enough, so no data set is needed
-"""
+import sys
 
-from experiments.fedaf.partitions import make_partition_program
-
-main = make_partition_program("fig6", "cifar10")
+from fedjax_het.papers.fedaf.fig6 import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -1,11 +1,8 @@
-"""FedAF's Figure 7: who holds what of Fashion-MNIST, as bubbles.
+"""FedAF's Figure 7: who holds what of Fashion-MNIST, as bubbles."""
 
-python experiments/fedaf/fig7.py    seconds; label counts are enough, so no data set is needed
-"""
+import sys
 
-from experiments.fedaf.partitions import make_partition_program
-
-main = make_partition_program("fig7", "fashion_mnist")
+from fedjax_het.papers.fedaf.fig7 import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -1,11 +1,8 @@
-"""FedAF's Figure 8: who holds what of CIFAR-100, as bubbles.
+"""FedAF's Figure 8: who holds what of CIFAR-100, as bubbles."""
 
-python experiments/fedaf/fig8.py    seconds; label counts are enough, so no data set is needed
-"""
+import sys
 
-from experiments.fedaf.partitions import make_partition_program
-
-main = make_partition_program("fig8", "cifar100")
+from fedjax_het.papers.fedaf.fig8 import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

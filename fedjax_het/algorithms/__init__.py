@@ -31,12 +31,12 @@ from fedjax_het.algorithms import (
     scaffold,
     separate,
 )
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule, validate_algorithm_spec
-from fedjax_het.common.doors import validate_arguments
-from fedjax_het.common.errors import require_name
-from fedjax_het.common.records import make_config_class
-from fedjax_het.common.registry import Registry
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule, validate_algorithm_spec
+from fedjax_het.utils.config import make_config_class
+from fedjax_het.utils.errors import require_name
+from fedjax_het.utils.registry import Registry
+from fedjax_het.utils.validation import validate_arguments
 
 METHODS: Registry[AlgorithmSpec] = Registry(
     "method",

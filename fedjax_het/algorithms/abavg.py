@@ -5,18 +5,18 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.distilling import with_ensemble_step
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.algorithms.refined import ServerStepContext, get_server_examples
-from fedjax_het.common.arrays import set_row
-from fedjax_het.engine.ensemble import compute_logits, compute_weighted_sum
-from fedjax_het.engine.evaluation import correct
-from fedjax_het.engine.lanes import ClientModels, Examples, get_client_row
-from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import ExecutionPlan
-from fedjax_het.engine.sharing import ServerParallelism
-from fedjax_het.engine.stretches import TEACHERS, resumable_loop
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import ServerStepContext, get_server_examples
+from fedjax_het.algorithms.ensemble_distillation import with_ensemble_step
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_loop import ClientModels, Examples, get_client_row
+from fedjax_het.core.distillation import compute_logits, compute_weighted_sum
+from fedjax_het.core.evaluation import correct
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.core.resumable_loops import TEACHERS, resumable_loop
+from fedjax_het.core.server_parallelism import ServerParallelism
+from fedjax_het.utils.arrays import set_row
 
 
 def abavg(

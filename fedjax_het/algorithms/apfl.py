@@ -6,19 +6,19 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.beside import build_dual_model_algorithm
-from fedjax_het.algorithms.contract import Algorithm, State
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.records import Config, UnitInterval
-from fedjax_het.engine.lanes import get_client_row
-from fedjax_het.engine.local import (
+from fedjax_het.algorithms.base import Algorithm, State
+from fedjax_het.algorithms.builders import build_dual_model_algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_loop import get_client_row
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
     apply_gradient,
     require_constant_lr,
 )
-from fedjax_het.engine.plan import ExecutionPlan
 from fedjax_het.nn import Model
+from fedjax_het.utils.config import Config, UnitInterval
 
 Tree = Any
 

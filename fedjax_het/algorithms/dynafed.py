@@ -10,11 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.algorithms.contract import Algorithm, FederationData, RoundInput, ServerStage, State
-from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
-from fedjax_het.algorithms.refined import ServerStepContext, with_server_step
-from fedjax_het.common.errors import is_integer_at_least
-from fedjax_het.common.records import NonNegativeFloat, NonNegativeInt, parse_config
+from fedjax_het.algorithms.base import Algorithm, FederationData, RoundInput, ServerStage, State
+from fedjax_het.algorithms.builders import ServerStepContext, with_server_step
+from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.condensation import (
     SynthesisFunctions,
     SynthesisHyperParameters,
@@ -29,14 +27,16 @@ from fedjax_het.condensation import (
     mixed_mode,
     soft_cross_entropy,
 )
-from fedjax_het.condensation.quality import random_subset
+from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.condensation.synthesis_config import validate_step_size
-from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import ExecutionPlan
-from fedjax_het.engine.randomness import Purpose, Stream, fold_in_purpose, make_host_rng
-from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
-from fedjax_het.engine.stretches import cond_with_loops
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.core.resumable_loops import cond_with_loops
+from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_host_rng
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.nn import Model
+from fedjax_het.utils.config import NonNegativeFloat, NonNegativeInt, parse_config
+from fedjax_het.utils.errors import is_integer_at_least
 
 Tree = Any
 

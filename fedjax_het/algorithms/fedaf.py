@@ -5,24 +5,24 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from fedjax_het.algorithms.condensing import (
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.client_condensation import (
     CondensationHyperParameters,
     CondensationOptions,
     build_condensation_algorithm,
     with_privacy_defaults,
 )
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
-from fedjax_het.common.records import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
-from fedjax_het.condensation.distribution import (
+from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
+from fedjax_het.condensation.distribution_matching import (
     interpolate_params,
     sampled_sliced_wasserstein,
     sliced_wasserstein,
 )
-from fedjax_het.condensation.knowledge import average_over_owners, compute_soft_labels
-from fedjax_het.condensation.pool import SoftLabelTargets
-from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.condensation.soft_label_matching import average_over_owners, compute_soft_labels
+from fedjax_het.condensation.synthetic_pool import SoftLabelTargets
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.utils.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.building import num_bytes
-from fedjax_het.algorithms.collaboration import (
+from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.algorithms.builders import num_bytes
+from fedjax_het.algorithms.client_attention import (
     ATTENTION_FUNCTIONS,
     Attention,
     AttentionGuard,
@@ -20,8 +21,6 @@ from fedjax_het.algorithms.collaboration import (
     median_over_pairs,
     mix_models,
 )
-from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.algorithms.entry import AlgorithmSpec
 from fedjax_het.algorithms.separate import (
     Initialization,
     PersonalModelState,
@@ -31,18 +30,19 @@ from fedjax_het.algorithms.separate import (
     make_personal_model_end,
     make_personal_model_init,
 )
-from fedjax_het.common.arrays import take_row
-from fedjax_het.common.records import Config, NonNegativeFloat, PositiveFloat, UnitInterval
-from fedjax_het.engine.contract import ClientAlgorithm, with_contract_checks
-from fedjax_het.engine.gradient_gaps import ClientDiagnostics, measure_client_losses
-from fedjax_het.engine.lanes import Cohort, get_client_row, train_cohort
-from fedjax_het.engine.local import (
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_algorithm import ClientAlgorithm, with_contract_checks
+from fedjax_het.core.client_loop import Cohort, get_client_row, train_cohort
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.gradient_diagnostics import ClientDiagnostics, measure_client_losses
+from fedjax_het.core.local_training import (
     LocalTraining,
     add_proximal_gradient,
     begin_local_training,
     make_training_step,
 )
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.utils.arrays import take_row
+from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, UnitInterval
 
 Tree = Any
 

@@ -1,10 +1,10 @@
 """FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629)."""
 
-from fedjax_het.algorithms.building import build_federated_algorithm
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.engine.local import LocalTraining, make_local_sgd
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining, make_local_sgd
 
 
 def fedavg(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:

@@ -8,14 +8,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.distilling import (
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.ensemble_distillation import (
     DistillationOptions,
     TeacherModels,
     build_distillation_algorithm,
 )
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.records import (
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_loop import ClientModels
+from fedjax_het.core.distillation import compute_logits, compute_weighted_sum, sum_over_models
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.utils.config import (
     Config,
     MomentumCoefficient,
     NonNegativeFloat,
@@ -24,10 +28,6 @@ from fedjax_het.common.records import (
     PositiveInt,
     UnitInterval,
 )
-from fedjax_het.engine.ensemble import compute_logits, compute_weighted_sum, sum_over_models
-from fedjax_het.engine.lanes import ClientModels
-from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import ExecutionPlan
 
 Tree = Any
 

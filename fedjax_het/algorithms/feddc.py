@@ -6,18 +6,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import (
+from fedjax_het.algorithms.base import Algorithm, Traffic
+from fedjax_het.algorithms.builders import (
     CohortCounts,
     add_mean_change,
     build_federated_algorithm,
     num_bytes,
 )
-from fedjax_het.algorithms.contract import Algorithm, Traffic
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.records import Config, NonNegativeFloat
-from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate
-from fedjax_het.engine.local import LocalTraining, ServerMessage, make_local_sgd
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
+from fedjax_het.utils.config import Config, NonNegativeFloat
 
 Tree = Any
 

@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.distilling import (
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.ensemble_distillation import (
     DistillationOptions,
     TeacherModels,
     build_distillation_algorithm,
 )
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.records import Config, NonNegativeFloat, PositiveFloat, PositiveInt
-from fedjax_het.engine.ensemble import compute_logits, sum_over_models
-from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.distillation import compute_logits, sum_over_models
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedjax_het.algorithms.condensing import (
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.client_condensation import (
     CondensationHyperParameters,
     CondensationOptions,
     build_condensation_algorithm,
     with_privacy_defaults,
 )
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
-from fedjax_het.common.records import NonNegativeFloat
-from fedjax_het.condensation.distribution import sample_on_ball
-from fedjax_het.engine.local import LocalTraining
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
+from fedjax_het.condensation.distribution_matching import sample_on_ball
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.utils.config import NonNegativeFloat
 
 
 @dataclass(frozen=True)

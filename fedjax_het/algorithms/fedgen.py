@@ -7,16 +7,32 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.building import (
+from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.algorithms.builders import (
     add_mean_change,
     get_server_variables,
     num_bytes,
     with_server_variables,
 )
-from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.errors import require
-from fedjax_het.common.records import (
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, with_contract_checks
+from fedjax_het.core.client_loop import ClientModels, Cohort, tile_over_clients, train_cohort
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import (
+    ClientTrainState,
+    LocalTraining,
+    ServerMessage,
+    apply_gradient,
+    make_local_sgd,
+)
+from fedjax_het.core.resumable_loops import SERVER, resumable_loop
+from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.core.server_training import ServerTrainState, make_server_step
+from fedjax_het.nn import Generator, Model, make_generator
+from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
+from fedjax_het.nn.model import Head
+from fedjax_het.utils.config import (
     Config,
     DecayFactor,
     NonNegativeFloat,
@@ -24,23 +40,7 @@ from fedjax_het.common.records import (
     PositiveInt,
     lower_bound,
 )
-from fedjax_het.engine.contract import Batch, ClientAlgorithm, with_contract_checks
-from fedjax_het.engine.lanes import ClientModels, Cohort, tile_over_clients, train_cohort
-from fedjax_het.engine.local import (
-    ClientTrainState,
-    LocalTraining,
-    ServerMessage,
-    apply_gradient,
-    make_local_sgd,
-)
-from fedjax_het.engine.plan import ExecutionPlan
-from fedjax_het.engine.randomness import Purpose, fold_in_purpose
-from fedjax_het.engine.server import ServerTrainState, make_server_step
-from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
-from fedjax_het.engine.stretches import SERVER, resumable_loop
-from fedjax_het.nn import Generator, Model, make_generator
-from fedjax_het.nn.models import Head
-from fedjax_het.nn.spread import gather_rows, sum_over_shards
+from fedjax_het.utils.errors import require
 
 Tree = Any
 
@@ -413,7 +413,7 @@ def compute_generator_loss(
 ) -> jax.Array:
     """The teachers' loss of features [B, F], heads and shares having a leading axis of clients, and
     what keeps features apart as their noise [B, N] is."""
-    # In turn: products that are one with the reductions below have to be verified (`engine.guard`).
+    # In turn: products that are one with the reductions below have to be verified (`core.miscompile_guard`).
     logits = jax.lax.map(
         lambda head: _require_head(model).apply(head, features), heads
     )  # [S, B, C]

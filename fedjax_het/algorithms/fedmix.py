@@ -10,21 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_het.algorithms.building import build_federated_algorithm
-from fedjax_het.algorithms.contract import Algorithm, FederationData, InitialTraffic, RoundInput
-from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
-from fedjax_het.common.arrays import AnyArray
-from fedjax_het.common.records import Bounds, Config, PositiveInt
-from fedjax_het.data.averages import MeanBlocks, average_examples
-from fedjax_het.engine.local import (
+from fedjax_het.algorithms.base import Algorithm, FederationData, InitialTraffic, RoundInput
+from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
     ServerMessage,
     apply_gradient,
     make_local_sgd,
 )
-from fedjax_het.engine.plan import ExecutionPlan
-from fedjax_het.engine.randomness import Purpose, fold_in_purpose
+from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.data.mean_blocks import MeanBlocks, average_examples
+from fedjax_het.utils.arrays import AnyArray
+from fedjax_het.utils.config import Bounds, Config, PositiveInt
 
 Tree = Any
 AVERAGES_INPUT = "averages"  # the name of the rounds' input

@@ -5,18 +5,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import (
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import (
     CohortCounts,
     add_mean_change,
     build_federated_algorithm,
     model_traffic,
 )
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.errors import require
-from fedjax_het.engine.contract import ClientUpdate
-from fedjax_het.engine.local import LocalTraining, count_optimizer_steps, make_local_sgd
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_algorithm import ClientUpdate
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining, count_optimizer_steps, make_local_sgd
+from fedjax_het.utils.errors import require
 
 Tree = Any
 

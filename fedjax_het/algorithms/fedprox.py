@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from fedjax_het.algorithms.building import build_federated_algorithm
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
-from fedjax_het.common.records import Config, NonNegativeFloat
-from fedjax_het.engine.local import LocalTraining, add_proximal_gradient, make_local_sgd
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining, add_proximal_gradient, make_local_sgd
+from fedjax_het.utils.config import Config, NonNegativeFloat
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fedjax_het.algorithms import fedavg, fedprox
-from fedjax_het.algorithms.contract import Algorithm, FineTuning
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.records import Config, NonNegativeInt
-from fedjax_het.engine.local import LocalTraining, make_local_model_training
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.algorithms.base import Algorithm, FineTuning
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining, make_local_model_training
+from fedjax_het.utils.config import Config, NonNegativeInt
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_het.algorithms.building import num_bytes
-from fedjax_het.algorithms.contract import Algorithm, FederationData, InitialTraffic, RoundInput
-from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
-from fedjax_het.algorithms.refined import ServerStepContext, get_server_examples, with_server_step
-from fedjax_het.common.records import Config, NonNegativeFloat, PositiveInt
-from fedjax_het.engine.local import LocalTraining, count_optimizer_steps, require_constant_lr
-from fedjax_het.engine.plan import ExecutionPlan
-from fedjax_het.engine.randomness import Purpose, fold_in_purpose
-from fedjax_het.engine.server import compute_mean_gradient, count_steps_per_epoch, train_on_server
-from fedjax_het.engine.sharing import ServerParallelism
+from fedjax_het.algorithms.base import Algorithm, FederationData, InitialTraffic, RoundInput
+from fedjax_het.algorithms.builders import (
+    ServerStepContext,
+    get_server_examples,
+    num_bytes,
+    with_server_step,
+)
+from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining, count_optimizer_steps, require_constant_lr
+from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.core.server_parallelism import ServerParallelism
+from fedjax_het.core.server_training import (
+    compute_mean_gradient,
+    count_steps_per_epoch,
+    train_on_server,
+)
+from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveInt
 
 SERVER_EPOCHS_INPUT = "server_epochs"  # the name of the rounds' input
 

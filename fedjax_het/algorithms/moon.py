@@ -7,22 +7,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.building import build_federated_algorithm
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.errors import require
-from fedjax_het.common.records import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
-from fedjax_het.engine.contract import Batch, ClientAlgorithm
-from fedjax_het.engine.local import (
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
     ServerMessage,
     apply_gradient,
     make_local_sgd,
 )
-from fedjax_het.engine.plan import ExecutionPlan
-from fedjax_het.engine.task import Task
+from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, add_projection_head, micro_batched_value_and_grad
+from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from fedjax_het.utils.errors import require
 
 Tree = Any
 

@@ -6,11 +6,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import build_federated_algorithm
-from fedjax_het.algorithms.contract import Algorithm, FineTuning
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.records import Config, NonNegativeFloat, PositiveFloat
-from fedjax_het.engine.local import (
+from fedjax_het.algorithms.base import Algorithm, FineTuning
+from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
     apply_gradient,
@@ -18,7 +18,7 @@ from fedjax_het.engine.local import (
     make_local_sgd,
     with_plain_sgd,
 )
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import build_federated_algorithm
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.records import Config, PositiveFloat, PositiveInt
-from fedjax_het.engine.contract import ClientAlgorithm
-from fedjax_het.engine.lanes import get_client_row
-from fedjax_het.engine.local import (
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_algorithm import ClientAlgorithm
+from fedjax_het.core.client_loop import get_client_row
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import (
     LocalTraining,
     add_proximal_gradient,
     apply_gradient,
     make_local_sgd,
 )
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.utils.config import Config, PositiveFloat, PositiveInt
 
 Tree = Any
 

@@ -6,13 +6,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.building import CohortCounts, add_mean_change, build_federated_algorithm
-from fedjax_het.algorithms.contract import Algorithm
-from fedjax_het.algorithms.entry import AlgorithmSpec, DefaultsRule
-from fedjax_het.common.records import Config
-from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate
-from fedjax_het.engine.local import LocalTraining, ServerMessage, make_local_sgd
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import CohortCounts, add_mean_change, build_federated_algorithm
+from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
+from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
+from fedjax_het.utils.config import Config
 
 Tree = Any
 

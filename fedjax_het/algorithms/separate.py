@@ -7,19 +7,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.contract import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.algorithms.entry import AlgorithmSpec
-from fedjax_het.common.records import Config
-from fedjax_het.engine.contract import ClientAlgorithm, ClientUpdate, with_contract_checks
-from fedjax_het.engine.lanes import CohortResult, get_client_row, tile_over_clients, train_cohort
-from fedjax_het.engine.local import (
+from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.algorithms.spec import AlgorithmSpec
+from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate, with_contract_checks
+from fedjax_het.core.client_loop import (
+    CohortResult,
+    get_client_row,
+    tile_over_clients,
+    train_cohort,
+)
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import (
     LocalTraining,
     begin_local_training,
     init_local_optimizer,
     make_training_step,
     select_kept_optimizer_state,
 )
-from fedjax_het.engine.plan import ExecutionPlan
+from fedjax_het.utils.config import Config
 
 Tree = Any
 

@@ -8,29 +8,34 @@ from typing import Any, NamedTuple
 import jax
 import tyro
 
-from fedjax_het import __version__
-from fedjax_het.cli.defaults import with_default_hints
-from fedjax_het.cli.devices import DevicesCommand, devices_command
-from fedjax_het.cli.export import ExportCommand, export_command
-from fedjax_het.cli.listing import ListCommand, ShowCommand, list_command, show_command
-from fedjax_het.cli.own_code import IMPORT_HELP, import_plugin, split_imports
-from fedjax_het.cli.report import ReportCommand, report_command
+from fedjax_het._version import __version__
+from fedjax_het.analysis.figures.output import write_extra_formats
+from fedjax_het.cli.arguments import with_default_hints
+from fedjax_het.cli.config_file import load_config_file, settings_to_argv, split_config_flag
+from fedjax_het.cli.inspection import (
+    DevicesCommand,
+    ListCommand,
+    ShowCommand,
+    devices_command,
+    list_command,
+    show_command,
+)
+from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
+from fedjax_het.cli.results import ExportCommand, ReportCommand, export_command, report_command
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
 from fedjax_het.cli.table import TableCommand, split_program_args, table_command
-from fedjax_het.common import manner
-from fedjax_het.common.command_line import (
+from fedjax_het.utils import console
+from fedjax_het.utils.command_line import (
     HELP_FLAGS,
     display_flags,
     get_flags,
     parse_with_one_line_errors,
     validate_command_line,
 )
-from fedjax_het.common.errors import ConfigError, require_name, run_with_exit_status
-from fedjax_het.common.pictures import write_extra_formats
-from fedjax_het.common.records import field_types
-from fedjax_het.common.variables import require_variables
-from fedjax_het.settings.files import load_config_file, settings_to_argv, split_config_flag
+from fedjax_het.utils.config import field_types
+from fedjax_het.utils.env import require_variables
+from fedjax_het.utils.errors import ConfigError, require_name, run_with_exit_status
 
 
 class Command(NamedTuple):
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], imports: list[str]) -> int:
-    manner.parse_output_flags(arguments)
+    console.parse_output_flags(arguments)
     if arguments == ["--version"]:
         print(f"fedjax-het {__version__}")
         return 0

@@ -11,7 +11,7 @@ from typing import Annotated
 import jax
 import tyro
 
-from fedjax_het.cli.words import (
+from fedjax_het.cli.arguments import (
     HP_HELP,
     OPTION_HELP,
     NetworkOptions,
@@ -23,11 +23,11 @@ from fedjax_het.cli.words import (
     parse_number,
     parse_pairs,
 )
-from fedjax_het.common import manner
-from fedjax_het.common.errors import ConfigError, display_name
-from fedjax_het.common.files import make_output_directory
-from fedjax_het.settings.files import MAPPING_SETTINGS
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.cli.config_file import MAPPING_SETTINGS
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.utils import console
+from fedjax_het.utils.errors import ConfigError, display_name
+from fedjax_het.utils.io import make_output_directory
 
 HpArguments = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)]
 OptionArguments = Annotated[
@@ -99,20 +99,20 @@ def build_run_spec(command: RunCommand) -> RunSpec:
 
 
 def run_command(command: RunCommand) -> int:
+    from fedjax_het.analysis.figures.run_figures import write_run_figures
     from fedjax_het.data import load_dataset
-    from fedjax_het.report.run_pictures import write_run_figures
-    from fedjax_het.running.placement import Placement
-    from fedjax_het.running.progress import show_progress
-    from fedjax_het.running.rescue import ResultNotWrittenError
-    from fedjax_het.running.simulation import require_output_dir_to_resume, simulate
-    from fedjax_het.running.stored import to_json_value
+    from fedjax_het.runtime.placement import Placement
+    from fedjax_het.runtime.progress import show_progress
+    from fedjax_het.runtime.result_schema import to_json_value
+    from fedjax_het.runtime.result_store import ResultNotWrittenError
+    from fedjax_het.runtime.session import require_output_dir_to_resume, simulate
 
     is_main_process = jax.process_index() == 0
     quiet = command.quiet or not is_main_process
-    manner.set_output_mode(quiet=quiet, as_json=command.json)
+    console.set_output_mode(quiet=quiet, as_json=command.json)
     # What it runs on is for who looks on: a pipe gets notes, and progress now and then.
     is_watched = sys.stderr.isatty() or command.json
-    manner.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
+    console.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
     spec = build_run_spec(command).resolved()
     placement = Placement(
         lanes=parse_count("lanes", command.lanes),

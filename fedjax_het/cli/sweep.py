@@ -15,9 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import jax
 import tyro
 
-from fedjax_het.cli.own_code import import_plugins, list_imported_plugins
-from fedjax_het.cli.report import ReportCommand, report_command
-from fedjax_het.cli.words import (
+from fedjax_het.cli.arguments import (
     NetworkOptions,
     OptimizerOptions,
     PartitionOptions,
@@ -28,10 +26,12 @@ from fedjax_het.cli.words import (
     parse_number,
     parse_pairs,
 )
-from fedjax_het.common import manner
-from fedjax_het.common.records import Bounds, NonNegativeFloat, PositiveInt
-from fedjax_het.settings.files import MAPPING_SETTINGS
-from fedjax_het.settings.spec import RunSpec
+from fedjax_het.cli.config_file import MAPPING_SETTINGS
+from fedjax_het.cli.plugins import import_plugins, list_imported_plugins
+from fedjax_het.cli.results import ReportCommand, report_command
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.utils import console
+from fedjax_het.utils.config import Bounds, NonNegativeFloat, PositiveInt
 
 # The settings that a sweep takes lists of under their own names.
 _LIST_SETTINGS = [
@@ -137,7 +137,7 @@ class SweepCommand(_ListSettings):
 
 def build_run_specs(command: SweepCommand) -> list[RunSpec]:
     """The runs that a sweep's command line names."""
-    from fedjax_het.settings.grids import grid
+    from fedjax_het.config.grid import grid
 
     settings = {name: getattr(command, name) for name in _LIST_SETTINGS if getattr(command, name)}
     hp = {
@@ -164,13 +164,13 @@ def build_run_specs(command: SweepCommand) -> list[RunSpec]:
 
 
 def sweep_command(command: SweepCommand) -> int:
-    from fedjax_het.running.ledger import format_run_label
-    from fedjax_het.running.placement import Placement
-    from fedjax_het.running.rescue import ResultNotWrittenError
-    from fedjax_het.running.sweeps import SweepResult, plan_sweep, sweep
+    from fedjax_het.runtime.placement import Placement
+    from fedjax_het.runtime.result_store import ResultNotWrittenError
+    from fedjax_het.runtime.sweep import SweepResult, plan_sweep, sweep
+    from fedjax_het.runtime.sweep_log import format_run_label
 
-    manner.set_output_mode(quiet=command.quiet, as_json=command.json)
-    manner.log_to_stderr(logging.WARNING)
+    console.set_output_mode(quiet=command.quiet, as_json=command.json)
+    console.log_to_stderr(logging.WARNING)
     memory = None if command.memory is None else int(command.memory * 1e9)
     lanes, num_parallel = (
         parse_count("lanes", command.lanes),
@@ -191,7 +191,7 @@ def sweep_command(command: SweepCommand) -> int:
     )
     run_sweep: Callable[..., SweepResult] = sweep
     if command.launcher == "ray":
-        from fedjax_het.running.ray_launcher import sweep_on_ray
+        from fedjax_het.runtime.launchers.ray import sweep_on_ray
 
         run_sweep = functools.partial(
             sweep_on_ray,
@@ -214,7 +214,7 @@ def sweep_command(command: SweepCommand) -> int:
     except ResultNotWrittenError as error:  # the others are made, and these are elsewhere
         sweep_result, write_error = error.results, error
     if jax.process_index() == 0 and any(sweep_result.results) and write_error is None:
-        with manner.suppress_results_if_quiet():
+        with console.suppress_results_if_quiet():
             report_command(ReportCommand(command.output_dir))
     print(json.dumps(sweep_result.to_summary(command.output_dir), allow_nan=False), flush=True)
     if write_error is not None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from fedjax_het.common.errors import require
-from fedjax_het.report.programs import find_programs, load_program
+from fedjax_het.papers.programs import find_programs, load_program
+from fedjax_het.utils.errors import require
 
 
 @dataclass(frozen=True)

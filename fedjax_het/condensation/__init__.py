@@ -9,7 +9,7 @@ soft labels that go with the images, `class_logits` what clients' classes look l
 """
 
 from fedjax_het.condensation.augment import DSA_STRATEGY
-from fedjax_het.condensation.distribution import (
+from fedjax_het.condensation.distribution_matching import (
     distribution_distance,
     interpolate_params,
     mean_embedding,
@@ -17,24 +17,31 @@ from fedjax_het.condensation.distribution import (
     sampled_sliced_wasserstein,
     sliced_wasserstein,
 )
-from fedjax_het.condensation.knowledge import compute_soft_labels, soft_label_matching_loss
+from fedjax_het.condensation.downstream_eval import DownstreamAccuracy, compare_with_random_subset
 from fedjax_het.condensation.mixed_mode import mixed_mode, reverse_mode
-from fedjax_het.condensation.pool import SoftLabelTargets, SyntheticPool, train_on_synthetic_pool
 from fedjax_het.condensation.privacy import compute_gaussian_epsilon
-from fedjax_het.condensation.quality import DownstreamAccuracy, compare_with_random_subset
+from fedjax_het.condensation.soft_label_matching import (
+    compute_soft_labels,
+    soft_label_matching_loss,
+)
 from fedjax_het.condensation.synthesis_config import (
     SynthesisConfig,
     SynthesisHyperParameters,
     SynthesisHyperParameterValues,
     SynthesisOptions,
 )
-from fedjax_het.condensation.synthetic import (
+from fedjax_het.condensation.synthetic_data import (
     SyntheticData,
     fine_tune,
     soft_cross_entropy,
     train_from_scratch,
 )
-from fedjax_het.condensation.trajectory import (
+from fedjax_het.condensation.synthetic_pool import (
+    SoftLabelTargets,
+    SyntheticPool,
+    train_on_synthetic_pool,
+)
+from fedjax_het.condensation.trajectory_matching import (
     SynthesisFunctions,
     SynthesisLog,
     TrajectorySynthesisState,

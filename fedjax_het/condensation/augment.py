@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_het.common.errors import require
-from fedjax_het.nn.spread import get_num_shards, take_local_rows
+from fedjax_het.nn.batch_axis import get_num_shards, take_local_rows
+from fedjax_het.utils.errors import require
 
 DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
 
@@ -139,7 +139,7 @@ def augment(
         "none" or "" changes nothing.
       siamese: every sample gets the same parameters, which then depend on the key alone and not
         on B: a real and a synthetic batch under one key see the same transformation. Otherwise
-        each sample has its own, also where devices share the batch (`nn.spread`).
+        each sample has its own, also where devices share the batch (`nn.batch_axis`).
       single: draw one family per call, all equally likely (DSA's mode 'S', which DynaFed uses);
         otherwise apply all, in the order given.
     Returns:

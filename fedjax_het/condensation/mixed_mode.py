@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_het.engine.sharing import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.nn.micro_batch import accumulate_micro_batches
 
 Tree = Any
@@ -45,7 +45,7 @@ class SelectSamples(Protocol):
 
     def __call__(self, source: Tree, step: Tree, /) -> Tree:
         """-> samples, floats: differentiable in `source`, not in `step`, which says which and how
-        (a number, a key). Where devices share a step (`nn.spread`), those at hand."""
+        (a number, a key). Where devices share a step (`nn.batch_axis`), those at hand."""
 
 
 class Gradient(Protocol):

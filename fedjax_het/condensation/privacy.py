@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_het.common.errors import ConfigError, display_name
+from fedjax_het.utils.errors import ConfigError, display_name
 
 
 def require_dp_accounting() -> None:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from jax import Array
 
-from fedjax_het.common.errors import require, require_name
-from fedjax_het.common.records import (
+from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
+from fedjax_het.utils.config import (
     Config,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,7 +17,7 @@ from fedjax_het.common.records import (
     parse_config,
     validate,
 )
-from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
+from fedjax_het.utils.errors import require, require_name
 
 Scalar = Array | np.floating  # a scalar: traced, or on the host
 

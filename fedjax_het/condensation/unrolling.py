@@ -15,9 +15,9 @@ from jax import Array
 
 from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.condensation.mixed_mode import DifferentiationMode, mixed_mode, run_sgd
-from fedjax_het.condensation.synthetic import ApplyParams, SyntheticData, soft_cross_entropies
-from fedjax_het.engine.server import get_epoch_batch
-from fedjax_het.nn.spread import take_local_rows
+from fedjax_het.condensation.synthetic_data import ApplyParams, SyntheticData, soft_cross_entropies
+from fedjax_het.core.server_training import get_epoch_batch
+from fedjax_het.nn.batch_axis import take_local_rows
 
 Tree = Any
 Unravel = Callable[[Array], Tree]
@@ -93,7 +93,7 @@ def select_inner_batch(
     augment_strategy: str,
 ) -> InnerBatch:
     """What step `step`, counted over all epochs, trains on: all samples for `batch_size` None; of
-    them those at hand, where devices share them (`nn.spread`)."""
+    them those at hand, where devices share them (`nn.batch_axis`)."""
     order_key, augment_key = jax.random.split(key)
     images, labels = synthetic.images, synthetic.label_logits
     if batch_size is not None and batch_size < len(images):

@@ -1,7 +1,7 @@
 """What is learned from: data sets and how they are split among clients. NumPy, on the host."""
 
-from fedjax_het.data.averages import MeanBlocks, average_examples
-from fedjax_het.data.bubble import plot_partition
+from fedjax_het.analysis.figures.partition_plot import plot_partition
+from fedjax_het.analysis.figures.server_data_plot import plot_server_examples
 from fedjax_het.data.client_tests import (
     compute_client_mixtures,
     draw_local_tests,
@@ -11,16 +11,16 @@ from fedjax_het.data.client_tests import (
     make_full_tests,
 )
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
-from fedjax_het.data.datasets import DATASETS, DatasetSpec, load_dataset, register_dataset
-from fedjax_het.data.folder import load_image_folder
-from fedjax_het.data.normalisation import NORMALIZATIONS
+from fedjax_het.data.dataset_registry import DATASETS, DatasetSpec, load_dataset, register_dataset
+from fedjax_het.data.mean_blocks import MeanBlocks, average_examples
+from fedjax_het.data.normalization import NORMALIZATIONS
 from fedjax_het.data.partition import (
     Partition,
     PartitionSummary,
     make_partition,
     partition_from_clients,
 )
-from fedjax_het.data.partitions import (
+from fedjax_het.data.partition_registry import (
     PARTITIONS,
     PartitionScheme,
     find_parameter_name,
@@ -35,8 +35,8 @@ from fedjax_het.data.server_data import (
     make_server_pool,
     resolve_server_options,
 )
-from fedjax_het.data.server_picture import plot_server_examples
 from fedjax_het.data.server_sources import SERVER_SOURCES, ServerSource, register_server_source
+from fedjax_het.data.sources.image_folder import load_image_folder
 
 __all__ = [
     "DATASETS",

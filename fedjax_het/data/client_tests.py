@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedjax_het.common.doors import validate_arguments
-from fedjax_het.common.errors import ConfigError, is_integer_at_least, require
-from fedjax_het.common.records import Bounds, PositiveInt
-from fedjax_het.data.checks import NumClasses, Seed, to_array
 from fedjax_het.data.dataset import Dataset
-from fedjax_het.data.dealing import shuffle_by_class, systematic_round, take_quota
 from fedjax_het.data.partition import Partition, partition_from_clients, validate_class_labels
-from fedjax_het.data.partitions import PARTITIONS
+from fedjax_het.data.partition_registry import PARTITIONS
+from fedjax_het.data.quota_sampling import shuffle_by_class, systematic_round, take_quota
+from fedjax_het.data.validation import NumClasses, Seed, to_array
+from fedjax_het.utils.config import Bounds, PositiveInt
+from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.utils.validation import validate_arguments
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_het.common.doors import validate_arguments
-from fedjax_het.common.errors import ConfigError, require
-from fedjax_het.data.checks import (
+from fedjax_het.data.validation import (
     has_16_bit_pixels,
     require_labels_below,
     require_same_format,
@@ -22,7 +20,9 @@ from fedjax_het.data.checks import (
     validate_names,
     validate_std,
 )
-from fedjax_het.data.npz import digest_arrays
+from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.npz import digest_arrays
+from fedjax_het.utils.validation import validate_arguments
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.errors import ConfigError, display_name, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 
 FIGURE_POINTS = 144  # points along a side: FSL's 2 inches
 _PIXELS_PER_POINT = 2  # before the image is made small

@@ -1,5 +1,9 @@
-"""Which client holds which training example: the result of a partition scheme."""
+"""Which client holds which training example: the result of a partition scheme.
 
+Clients that are set apart: they take no part in training.
+"""
+
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,14 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_het.common.doors import validate_arguments, validate_type
-from fedjax_het.common.errors import ConfigError, require
-from fedjax_het.common.files import DamagedFileError
-from fedjax_het.common.records import PositiveInt
-from fedjax_het.common.signatures import call_with_supported
-from fedjax_het.data.checks import NumClasses, Seed, to_array, validate_names
-from fedjax_het.data.npz import read_npz, write_npz
-from fedjax_het.data.partitions import PARTITIONS, PartitionScheme, find_parameter_name
+from fedjax_het.data.partition_registry import PARTITIONS, PartitionScheme, find_parameter_name
+from fedjax_het.data.validation import NumClasses, Seed, to_array, validate_names
+from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.introspection import call_with_supported
+from fedjax_het.utils.io import DamagedFileError
+from fedjax_het.utils.npz import read_npz, write_npz
+from fedjax_het.utils.validation import validate_arguments, validate_type
 
 # Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
 _PARTITION_STREAM = 0x5EED
@@ -213,7 +217,7 @@ def make_partition(
     labels: [N] integers in [0, num_classes). `domains`, `domain_names` and `class_names` are the
     data set's, where it has any (see `Dataset`), for schemes that ask for them. `parameters` are
     those of the scheme's function, e.g. `alpha=0.1` for the Dirichlet ones (the package's are in
-    `fedjax_het.data.schemes`); `classes` and `classes_per_client` are the same. The
+    `fedjax_het.data.partition_schemes`); `classes` and `classes_per_client` are the same. The
     same arguments give the same partition, independent of other uses of the seed (as long as
     NumPy's Generator keeps its streams: compare digests, or save the partition, across NumPy
     versions).
@@ -350,3 +354,34 @@ def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray
             f"{argument}[{position}] = {int(labels[position])}: expected a label in [0, {num_classes})"
         )
     return labels
+
+
+# A stream of their own, so that who is held out does not depend on how a partition was drawn.
+_HELD_OUT_STREAM = 0x4E1D
+
+
+def draw_held_out_clients(partition: Partition, count: int, seed: int) -> np.ndarray:
+    """Which of all clients are held out, ascending: drawn with the seed from those that hold
+    examples. Raises ConfigError where there are no more of these than are to be held out."""
+    eligible = np.flatnonzero(partition.sizes)
+    max_count = len(eligible) - 1
+    require(
+        count <= max_count,
+        "held_out_clients",
+        count,
+        f"at most {max_count} of {len(eligible)} that have data",
+    )
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_HELD_OUT_STREAM,)))
+    return np.sort(rng.choice(eligible, count, replace=False))
+
+
+def select_clients(partition: Partition, clients: np.ndarray) -> Partition:
+    """The same of these clients alone, which are numbered anew in this order."""
+    client_indices = [partition.client_indices(int(k)) for k in clients]
+    names = tuple(partition.client_names[int(k)] for k in clients if partition.client_names)
+    return dataclasses.replace(
+        partition,
+        indices=np.concatenate(client_indices),
+        offsets=np.concatenate([[0], np.cumsum([len(indices) for indices in client_indices])]),
+        client_names=names,
+    )

@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from fedjax_het.common.errors import ConfigError
-from fedjax_het.data.datasets import DATASETS
-from fedjax_het.data.tfds import resolve_data_root
+from fedjax_het.data.dataset_registry import DATASETS
+from fedjax_het.data.sources.tfds import resolve_data_root
+from fedjax_het.utils.errors import ConfigError
 
 
 def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Path:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.common.doors import validate_arguments
-from fedjax_het.common.errors import ConfigError, is_integer_at_least, require
-from fedjax_het.common.signatures import call_with_supported
-from fedjax_het.data.checks import Seed
 from fedjax_het.data.dataset import Dataset, validate_server_examples
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
+from fedjax_het.data.validation import Seed
+from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.utils.introspection import call_with_supported
+from fedjax_het.utils.validation import validate_arguments
 
 # A stream of its own, so that D_0 does not depend on how many draws a partition took.
 _SERVER_STREAM = 0x5E12

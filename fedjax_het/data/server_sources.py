@@ -5,20 +5,20 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.common.doors import validate_arguments
-from fedjax_het.common.errors import ConfigError, require
-from fedjax_het.common.records import Bounds, PositiveInt
-from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import (
+from fedjax_het.data.dataset import Dataset
+from fedjax_het.data.dataset_registry import load_dataset
+from fedjax_het.data.glyphs import FIGURE_POINTS, Font, open_font, render_glyphs
+from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class
+from fedjax_het.data.sources.stl10 import select_shared_class_images
+from fedjax_het.utils.config import Bounds, PositiveInt
+from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.introspection import (
     get_keyword_parameters,
     get_summary_line,
     validate_keyword_arguments,
 )
-from fedjax_het.data.dataset import Dataset
-from fedjax_het.data.datasets import load_dataset
-from fedjax_het.data.dealing import allocate_equal_counts, shuffle_by_class
-from fedjax_het.data.glyphs import FIGURE_POINTS, Font, open_font, render_glyphs
-from fedjax_het.data.stl10 import select_shared_class_images
+from fedjax_het.utils.registry import Registry
+from fedjax_het.utils.validation import validate_arguments
 
 LabeledImages = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 labels
 

@@ -1,16 +1,23 @@
 """Networks and the convolution they are made of; the only place that imports flax."""
 
-from fedjax_het.nn.conv import conv2d
-from fedjax_het.nn.conv_products import CONV_IMPLS
+from fedjax_het.nn.conv.dispatch import CONV_IMPLS
+from fedjax_het.nn.conv.primitive import conv2d
 from fedjax_het.nn.digest import compute_network_digest
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.generator import Generator, make_generator
 from fedjax_het.nn.micro_batch import choose_micro_batch_size, micro_batched_value_and_grad
-from fedjax_het.nn.models import Head, Model, Variables, count_parameters
+from fedjax_het.nn.model import (
+    Head,
+    Model,
+    Variables,
+    count_parameters,
+    get_norm_variables,
+    norm_mask,
+    replace_norm_variables,
+)
 from fedjax_het.nn.network import NetworkSpec, to_model
 from fedjax_het.nn.networks import NETWORKS, get_network_options, make_model, register_network
-from fedjax_het.nn.norms import get_norm_variables, norm_mask, replace_norm_variables
-from fedjax_het.nn.projection import add_projection_head
+from fedjax_het.nn.projection_head import add_projection_head
 
 __all__ = [
     "CONV_IMPLS",

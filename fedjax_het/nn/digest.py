@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.nn.models import Model
+from fedjax_het.nn.model import Model
 
 _MEMORY_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 

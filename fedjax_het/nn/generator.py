@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.layers import BatchNorm, Linear
-from fedjax_het.nn.models import Variables
+from fedjax_het.nn.model import Variables
 
 
 class Generator(NamedTuple):

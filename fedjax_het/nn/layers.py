@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.nn.conv import conv2d
-from fedjax_het.nn.spread import get_global_row_indices, get_num_shards, sum_over_shards
+from fedjax_het.nn.batch_axis import get_global_row_indices, get_num_shards, sum_over_shards
+from fedjax_het.nn.conv.primitive import conv2d
 
 NORM_EPSILON = 1e-5
 BATCH_NORM_MOMENTUM = 0.1  # weight of the new batch, as PyTorch counts it

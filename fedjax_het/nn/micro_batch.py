@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.common.arrays import pad_rows
+from fedjax_het.utils.arrays import pad_rows
 
 Tree = Any
 

@@ -5,19 +5,18 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 
-from fedjax_het.common.doors import validate_arguments
-from fedjax_het.common.errors import ConfigError, format_value, is_integer_at_least, require
-from fedjax_het.common.signatures import (
+from fedjax_het.nn.adapters import make_flax_model, make_pair_model
+from fedjax_het.nn.model import Model
+from fedjax_het.nn.model_validation import check_model, reraise_as_config_error
+from fedjax_het.utils.env import require_devices
+from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least, require
+from fedjax_het.utils.introspection import (
     call_with_supported,
     get_keyword_parameters,
     get_qualified_name,
     validate_keyword_arguments,
 )
-from fedjax_het.common.variables import require_devices
-from fedjax_het.nn.contract import check_model, reraise_as_config_error
-from fedjax_het.nn.flax_model import make_flax_model
-from fedjax_het.nn.models import Model
-from fedjax_het.nn.pair_model import make_pair_model
+from fedjax_het.utils.validation import validate_arguments
 
 # What a function of a network is given, and what flax adds to every module's fields.
 MAX_SIZE = 2**16  # pixels of a side, channels, classes

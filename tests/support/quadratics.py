@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.nn import Model
-from support.problems import make_small_federation
+from support.small_federation import make_small_federation
 
 DIMENSIONS = 5
 

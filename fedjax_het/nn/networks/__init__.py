@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_het.common.doors import validate_arguments
-from fedjax_het.common.registry import Registry
-from fedjax_het.common.signatures import get_summary_line
-from fedjax_het.nn.models import Model
+from fedjax_het.nn.model import Model
 from fedjax_het.nn.network import NetworkSpec, build_model, check_network_definition, to_model
 from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, mlp, resnet18
+from fedjax_het.utils.introspection import get_summary_line
+from fedjax_het.utils.registry import Registry
+from fedjax_het.utils.validation import validate_arguments
 
 NETWORKS: Registry[NetworkSpec] = Registry(
     "network",

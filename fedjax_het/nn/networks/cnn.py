@@ -3,12 +3,12 @@
 import flax.linen as nn
 import jax
 
-from fedjax_het.common.errors import require
-from fedjax_het.nn.conv_products import ConvImpl
-from fedjax_het.nn.flax_model import make_flax_model
+from fedjax_het.nn.adapters import make_flax_model
+from fedjax_het.nn.conv.dispatch import ConvImpl
 from fedjax_het.nn.layers import Conv, Linear, max_pool
-from fedjax_het.nn.models import Model
+from fedjax_het.nn.model import Model
 from fedjax_het.nn.network import NetworkSpec
+from fedjax_het.utils.errors import require
 
 FILTERS, HIDDEN = (32, 64), 512
 

@@ -3,11 +3,11 @@
 import flax.linen as nn
 import jax
 
-from fedjax_het.common.records import PositiveInt
-from fedjax_het.nn.flax_model import make_flax_model
+from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.layers import Linear
-from fedjax_het.nn.models import Model
+from fedjax_het.nn.model import Model
 from fedjax_het.nn.network import NetworkSpec
+from fedjax_het.utils.config import PositiveInt
 
 
 class Mlp(nn.Module):

@@ -5,12 +5,12 @@ from typing import Literal
 import flax.linen as nn
 import jax
 
-from fedjax_het.common.records import PositiveInt
-from fedjax_het.nn.conv_products import ConvImpl
-from fedjax_het.nn.flax_model import make_flax_model
+from fedjax_het.nn.adapters import make_flax_model
+from fedjax_het.nn.conv.dispatch import ConvImpl
 from fedjax_het.nn.layers import BatchNorm, Linear, ResidualConv, max_pool_overlapping
-from fedjax_het.nn.models import Model, count_cached_samples
+from fedjax_het.nn.model import Model, count_cached_samples
 from fedjax_het.nn.network import NetworkSpec
+from fedjax_het.utils.config import PositiveInt
 
 
 class ResidualBlock(nn.Module):

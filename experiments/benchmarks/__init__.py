@@ -1,0 +1,1 @@
+"""Programs that measure speed and compare bits between versions."""

@@ -1,0 +1,126 @@
+"""Speed of condensation: this package beside a plain PyTorch loop of the same loss.
+
+    pip install -e ".[bench]" && python experiments/condensation_speed.py
+
+FedDM's loss (mean embeddings and logits of one class, a network drawn anew in every step, a
+clipped step of SGD with momentum on the images) for the pairs of client and class that
+Fashion-MNIST has at alpha 0.02. Turns alternate in one run; medians; compilation apart. Then what
+packing saves: the same round where all clients hold all classes, as padding to the same shape would
+make it.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_het import RunSpec
+from fedjax_het._startup import count_available_cores
+from fedjax_het.papers.programs import make_config_program
+from fedjax_het.utils.config import PositiveFloat, PositiveInt
+
+PEER = Path(__file__).parent / "peers" / "torch_condensation.py"
+
+
+@dataclass
+class Arguments:
+    """Settings of the rounds that are timed; the server does not train in them."""
+
+    dataset: str = "fashion_mnist"
+    width: PositiveInt = 32
+    alpha: PositiveFloat = 0.02
+    ipc: PositiveInt = 50
+    batch_size: PositiveInt = 256
+    steps: PositiveInt = 10
+    """Of condensation, for every pair."""
+    turns: PositiveInt = 3
+    """How often each side is timed; every turn of ours is three rounds."""
+
+
+def run_benchmark(arguments: Arguments) -> int:
+    from fedjax_het.data import load_dataset
+    from fedjax_het.runtime.benchmark import benchmark_rounds
+    from fedjax_het.runtime.data_assignment import build_partition
+
+    dataset = load_dataset(arguments.dataset, normalisation="fedaf")
+    spec = RunSpec(
+        "feddm",
+        arguments.dataset,
+        alpha=arguments.alpha,
+        width=arguments.width,
+        batch_size=arguments.batch_size,
+        options={"ipc": arguments.ipc, "steps": arguments.steps, "server_epochs": 0},
+    ).resolved()
+    partition = build_partition(spec, dataset)
+    counts = partition.label_counts(dataset.train_labels, dataset.num_classes)
+    pairs = int((counts >= arguments.ipc).sum())
+    images = pairs * arguments.steps * (arguments.batch_size + arguments.ipc)
+    print(
+        f"{arguments.dataset}, ConvNet {arguments.width} with batch norm, alpha {arguments.alpha:g}: {pairs} pairs of "
+        f"client and class, {arguments.steps} steps of {arguments.batch_size} real and {arguments.ipc} synthetic images; "
+        f"{count_available_cores()} cores"
+    )
+    package_seconds, peer_seconds, compile_seconds = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        problem = Path(folder) / "problem.npz"
+        pair_indices = [
+            partition.client_indices(k)[dataset.train_labels[partition.client_indices(k)] == c]
+            for k, c in zip(*np.nonzero(counts >= arguments.ipc), strict=True)
+        ]
+        np.savez(
+            problem,
+            images=(dataset.train_images / 255 - dataset.mean) / dataset.std,
+            **{f"pair{i}": positions for i, positions in enumerate(pair_indices)},
+        )
+        for _ in range(arguments.turns):
+            times = benchmark_rounds(spec, 3, dataset)
+            package_seconds.append(statistics.median(times.seconds))
+            compile_seconds.append(times.compile_seconds)
+            peer_arguments = [
+                problem,
+                arguments.width,
+                arguments.ipc,
+                arguments.batch_size,
+                arguments.steps,
+                count_available_cores(),
+            ]
+            process = subprocess.run(
+                [sys.executable, PEER, *map(str, peer_arguments)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            peer_seconds.append(json.loads(process.stdout.splitlines()[-1])["seconds"])
+    padded = benchmark_rounds(
+        RunSpec(**{**spec.to_dict(), "partition": "iid", "alpha": None}), 3, dataset
+    )
+    package_median, peer_median = (
+        statistics.median(package_seconds),
+        statistics.median(peer_seconds),
+    )
+    all_pairs = partition.num_clients * dataset.num_classes
+    padded_median = statistics.median(padded.seconds)
+    print(f"compilation {compile_seconds[0]:.1f} s; lanes: {times.lanes}")
+    print(
+        f"fedjax_het     {package_median:7.2f} s a round  {images / package_median:9,.0f} image steps/s"
+    )
+    print(
+        f"PyTorch loop   {peer_median:7.2f} s a round  {images / peer_median:9,.0f} image steps/s"
+    )
+    print(f"ratio          {peer_median / package_median:7.2f}")
+    print(
+        f"all {all_pairs} pairs {padded_median:7.2f} s a round: packing the {pairs} that exist saves a "
+        f"factor {padded_median / package_median:.1f} ({all_pairs / pairs:.1f} by their numbers)"
+    )
+    return 0
+
+
+main = make_config_program(Arguments, run_benchmark)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,488 @@
+"""The speed of local training: this package beside other simulators, in one run, with equal work.
+
+    experiments/benchmarks/peers/make_environments.sh          # once; needs the network
+    python experiments/speed.py
+    python experiments/speed.py --quick
+    python experiments/speed.py --regimes R1 R3 --peers torch --output results/speed
+
+Every program is a process of its own that makes one regime and ends: this package first, which
+writes down who holds which images and who takes part in which round, then each peer, in turns, so
+that whatever else the machine does weighs on all of them. Medians over rounds. Starting, reading
+data and compiling are not in the time of a round. What a peer does otherwise is told in its file in
+`peers` and below the table.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fedjax_het
+from fedjax_het._startup import count_available_cores
+from fedjax_het.papers.programs import make_config_program
+from fedjax_het.utils.config import NonNegativeInt, PositiveInt
+from fedjax_het.utils.errors import ConfigError, require_name
+
+PEERS_FOLDER = Path(__file__).parent / "peers"
+PEERS = {
+    "torch": "torch_loop.py",
+    "fedjax": "fedjax_peer.py",
+    "pfl": "pfl_peer.py",
+    "flower": "flower_peer.py",
+}
+NOTES = {
+    "torch": "a plain loop; images float32 and normalised beforehand",
+    "fedjax": "its jit mode; fills the last batch of a client up, which is counted as work",
+    "pfl": "one process; does not reshuffle a client's images",
+    "flower": "one single-threaded actor per core; draws the clients itself, all of one size",
+}
+TIMEOUT = 1200  # seconds, of one program
+
+
+class Regime(NamedTuple):
+    """Work to be measured. `peers` are those that can do the same."""
+
+    description: str
+    spec: dict[str, Any]
+    rounds: int  # in each turn
+    kind: str = "rounds"
+    num_images: int = 60_000
+    seeds: int = 1
+    server: dict[str, Any] | None = None  # what it trains on there, see `torch_server.py`
+    peers: tuple[str, ...] = tuple(PEERS)
+    turns: int = 9  # at most
+
+
+FEDAVG: dict[str, Any] = {
+    "algorithm": "fedavg",
+    "partition": "iid",
+    "model": "mlp",
+    "num_clients": 80,
+    "participation": 0.4,
+    "local_epochs": 1,
+    "batch_size": 32,
+    "local_optimizer": "sgd",
+    "optimizer_state": "reset",
+    "averaging": "weighted",
+    "hp": {"local_lr": 0.05},
+}
+CONVNET32 = {**FEDAVG, "model": "convnet", "width": 32}
+DYNAFED: dict[str, Any] = {
+    "algorithm": "dynafed",
+    "model": "convnet",
+    "partition": "iid",
+    "num_clients": 4,
+    "participation": 1.0,
+    "rounds": 7,
+    "options": {
+        "fine_tune_epochs": 1,
+        "num_samples": 150,
+        "inner_steps": 20,
+        "augment_strategy": "none",  # as the loop has it
+        "trajectory_rounds": 6,
+    },
+}
+EQUAL_SIZES = "80 clients x 750 images, 32 a round, batch 32"
+REGIMES = {
+    "R1": Regime(f"MLP 784-128-128-10, {EQUAL_SIZES}", FEDAVG, 5),
+    "R2-32": Regime(
+        f"ConvNet, width 32, {EQUAL_SIZES}", CONVNET32, 1, peers=("torch", "fedjax", "pfl")
+    ),
+    "R2-128": Regime(
+        "ConvNet, width 128, 80 clients x 750 images, 4 a round, batch 32",
+        {**CONVNET32, "width": 128, "participation": 0.05},
+        1,
+        peers=("torch", "fedjax", "pfl"),
+        turns=1,
+    ),
+    "R3": Regime(
+        "CNN 5x5-32, 5x5-64, FC 512, 1000 clients x 50 images, 50 a round, batch 10",
+        {**FEDAVG, "model": "cnn", "num_clients": 1000, "participation": 0.05, "batch_size": 10},
+        3,
+        num_images=50_000,
+    ),
+    **{
+        f"R4-{alpha}": Regime(
+            f"as R2-32, Dirichlet({alpha}) with unequal sizes",
+            {**CONVNET32, "partition": "dirichlet", "alpha": alpha},
+            2,
+            peers=("torch",),
+            turns=1,
+        )
+        for alpha in (0.1, 0.01)
+    },
+    "R5": Regime(
+        "a sweep of 8 seeds of R1", FEDAVG, 20, kind="sweep", seeds=8, peers=("torch",), turns=1
+    ),
+    **{
+        name: Regime(
+            f"DynaFed's synthesis, {network}: 150 images, 20 inner steps, no augmentation; "
+            "a round is an iteration, a sample an image in an inner step",
+            {**DYNAFED, **model},
+            iterations,
+            kind="synthesis",
+            num_images=200,
+            peers=("torch",),
+            turns=2,
+        )
+        for name, network, model, iterations in (
+            ("R6-mlp", "MLP 784-128-128-10", {"model": "mlp"}, 100),
+            ("R6-32", "ConvNet of width 32", {"width": 32}, 4),
+            ("R6-128", "ConvNet of width 128", {"width": 128}, 2),
+        )
+    },
+    "R7": Regime(
+        "the server of FedAF: ConvNet of width 32 on 500 labelled images in batches of 256, SGD; "
+        "a round is 10 epochs",
+        {**FEDAVG, "model": "convnet", "width": 32},
+        8,
+        kind="server",
+        num_images=500,
+        peers=("torch",),
+        server={"batch_size": 256, "epochs": 10, "teachers": 0},
+        turns=2,
+    ),
+    "R8": Regime(
+        "the server of FedDF: ConvNet of width 32 learns what 8 others say of 1,000 images, "
+        "batches of 128, Adam; a round is 4 epochs",
+        {**FEDAVG, "model": "convnet", "width": 32},
+        4,
+        kind="server",
+        num_images=1000,
+        peers=("torch",),
+        server={"batch_size": 128, "epochs": 4, "teachers": 8},
+        turns=2,
+    ),
+}
+SLOWEST_REGIME = "R6-128"  # minutes on a CPU: only if it is named
+
+
+@dataclass
+class Arguments:
+    """Local training: this package beside other simulators."""
+
+    regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != SLOWEST_REGIME)
+    """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8."""
+    turns: PositiveInt = 2
+    """How often the programs take turns (the longest regimes: once)."""
+    quick: bool = False
+    """One turn of each: about ten minutes on 2 cores."""
+    rounds: NonNegativeInt = 0
+    """Rounds in a turn (default: each regime's own)."""
+    peers: tuple[str, ...] | None = None
+    """Which of torch, fedjax, pfl, flower (default: those that are installed)."""
+    environments: Path = Path(".peers")
+    """Folder of the peers' virtual environments."""
+    output: Path | None = None
+    """Write OUTPUT.json, everything measured, and OUTPUT.md, the tables."""
+
+
+def run_benchmark(arguments: Arguments) -> int:
+    for name in arguments.regimes:
+        require_name("regimes", name, REGIMES)
+    interpreters = find_interpreters(arguments.peers, arguments.environments)
+    record: dict[str, Any] = {"machine": describe_machine(), "regimes": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        record["data"] = write_images(Path(folder) / "images.npz")
+        for name in arguments.regimes:
+            print(f"{name}: {REGIMES[name].description}", file=sys.stderr)
+            record["regimes"][name] = alternate_programs(
+                name, arguments, interpreters, Path(folder)
+            )
+            if arguments.output:
+                write_output(arguments.output, record)
+    print(format_tables(record))
+    return 0
+
+
+def find_interpreters(peers: tuple[str, ...] | None, environments: Path) -> dict[str, str]:
+    """The Python of every peer: of its environment, or for torch this one."""
+    interpreters = {}
+    for peer in PEERS if peers is None else peers:
+        require_name("peers", peer, PEERS)
+        python = environments / peer / "bin" / "python"
+        if python.exists():
+            interpreters[peer] = str(python.absolute())
+        elif peer == "torch" and importlib.util.find_spec("torch"):
+            interpreters[peer] = sys.executable
+        elif peers is not None:
+            raise ConfigError(
+                f"peers = {peer!r}: expected {python}, which "
+                "experiments/benchmarks/peers/make_environments.sh makes"
+            )
+    return interpreters
+
+
+def write_images(path: Path) -> str:
+    """Fashion-MNIST if it is prepared on this machine, else random images of its shape."""
+    from fedjax_het.data import load_dataset
+
+    try:
+        dataset = load_dataset("fashion_mnist")
+        images, labels, source = dataset.train_images, dataset.train_labels, "Fashion-MNIST"
+        mean, std = dataset.mean, dataset.std
+    except ConfigError:
+        random = np.random.default_rng(0)
+        images = random.integers(0, 256, (60_000, 28, 28, 1), np.uint8)
+        labels, mean, std = random.integers(0, 10, 60_000, np.int32), (0.5,), (0.29,)
+        source = "random images of Fashion-MNIST's shape (TFDS_DATA_DIR has no fashion_mnist)"
+    np.savez(
+        path,
+        images=images,
+        labels=labels,
+        mean=np.asarray(mean, np.float32),
+        std=np.asarray(std, np.float32),
+    )
+    return source
+
+
+def alternate_programs(
+    name: str, arguments: Arguments, interpreters: dict[str, str], folder: Path
+) -> dict[str, Any]:
+    """-> {"here": [record of a turn, ...], peer: [...]}."""
+    regime = REGIMES[name]
+    programs = {
+        "here": (sys.executable, "this_package.py", package_settings(regime, arguments, folder))
+    }
+    for peer in regime.peers:
+        if peer in interpreters:
+            programs[peer] = peer_program(regime, peer, interpreters[peer], arguments, folder)
+    turns: dict[str, list] = {program: [] for program in programs}
+    cache = folder / f"cache-{name}"  # of its own, so that the first turn compiles
+    for _ in range(1 if arguments.quick else min(arguments.turns, regime.turns)):
+        if regime.kind == "sweep":  # its peers make the rounds of one run
+            run_program(
+                sys.executable,
+                "this_package.py",
+                single_run_settings(regime, folder),
+                folder / "cache",
+            )
+        for program, (python, file, settings) in programs.items():
+            record = run_program(python, file, settings, cache)
+            if record is None and program == "here":
+                raise ConfigError(f"{name}: this package's program failed; see above")
+            if record is not None:
+                turns[program].append(record)
+    return {program: records for program, records in turns.items() if records}
+
+
+def peer_program(
+    regime: Regime, peer: str, interpreter: str, arguments: Arguments, folder: Path
+) -> tuple[str, str, dict[str, Any]]:
+    """-> (interpreter, file, settings)."""
+    if regime.kind == "synthesis":
+        return interpreter, "torch_synthesis.py", synthesis_settings(regime, arguments)
+    if regime.kind == "server":
+        return interpreter, "torch_server.py", server_settings(regime, arguments, folder)
+    return interpreter, PEERS[peer], peer_settings(regime, folder)
+
+
+def package_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
+    return {
+        "kind": regime.kind,
+        "spec": regime.spec,
+        "rounds": arguments.rounds or regime.rounds,
+        "seeds": regime.seeds,
+        "server": regime.server,
+        "num_images": regime.num_images,
+        "images": str(folder / "images.npz"),
+        "clients": str(folder / "clients.npz"),
+    }
+
+
+def single_run_settings(regime: Regime, folder: Path) -> dict[str, Any]:
+    """Rounds of one run of a sweep."""
+    single_run = regime._replace(kind="rounds", seeds=1, rounds=3)
+    return package_settings(single_run, Arguments(), folder)
+
+
+def peer_settings(regime: Regime, folder: Path) -> dict[str, Any]:
+    return {
+        "network": regime.spec["model"],
+        "width": regime.spec.get("width"),
+        "batch_size": regime.spec["batch_size"],
+        "local_lr": regime.spec["hp"]["local_lr"],
+        "threads": count_available_cores(),
+        "images": str(folder / "images.npz"),
+        "clients": str(folder / "clients.npz"),
+    }
+
+
+def synthesis_settings(regime: Regime, arguments: Arguments) -> dict[str, Any]:
+    options = regime.spec["options"]
+    return {
+        "network": regime.spec["model"],
+        "width": regime.spec.get("width"),
+        "num_samples": options["num_samples"],
+        "inner_steps": options["inner_steps"],
+        "iterations": arguments.rounds or regime.rounds,
+        "threads": count_available_cores(),
+    }
+
+
+def server_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
+    return {
+        **(regime.server or {}),
+        "network": regime.spec["model"],
+        "width": regime.spec.get("width"),
+        "num_images": regime.num_images,
+        "rounds": arguments.rounds or regime.rounds,
+        "threads": count_available_cores(),
+        "images": str(folder / "images.npz"),
+    }
+
+
+def run_program(
+    python: str, file: str, settings: dict[str, Any], cache: Path
+) -> dict[str, Any] | None:
+    """The record that a program prints last; None, and its complaint shown, if it fails."""
+    environment = {**os.environ, "FEDJAX_HET_CACHE": str(cache)}
+    if file == "this_package.py":  # wherever this package is imported from here
+        package_root = str(Path(fedjax_het.__file__).parent.parent)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [package_root, os.environ.get("PYTHONPATH")])
+        )
+    command = [python, str(PEERS_FOLDER / file), json.dumps(settings)]
+    try:
+        process = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        print(f"  {file}: stopped after {TIMEOUT} s", file=sys.stderr)
+        return None
+    if process.returncode != 0:
+        print(f"  {file} failed:\n{process.stderr[-2000:]}", file=sys.stderr)
+        return None
+    record = json.loads(process.stdout.strip().splitlines()[-1])
+    rate = statistics.median(sample_rates([record]))
+    print(f"  {file}: {rate:,.0f} samples/s", file=sys.stderr, flush=True)
+    return record
+
+
+def sample_rates(turns: list[dict[str, Any]]) -> list[float]:
+    """Client samples per second, of every round."""
+    return [n / s for turn in turns for n, s in zip(turn["samples"], turn["seconds"], strict=True)]
+
+
+def describe_machine() -> str:
+    return (
+        f"{cpu_model()}, {count_available_cores()} of {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = (line.split(":", 1)[1].strip() for line in lines if "model name" in line)
+            return next(names, platform.processor())
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+class RegimeSummary(NamedTuple):
+    """One regime's figures of this package; `ratios` by peer."""
+
+    samples_per_second: float  # client samples per second
+    seconds: list[float]  # of each round
+    useful_fraction: float
+    flops: float  # per second
+    matmul_share: float
+    compile_seconds: float
+    peak_memory: int
+    ratios: dict[str, float]
+
+
+def summarize_turns(turns: dict[str, list[dict[str, Any]]]) -> RegimeSummary:
+    package_turns = turns["here"]
+    rate = statistics.median(sample_rates(package_turns))
+    flops = rate * package_turns[0]["flops_per_sample"]
+    return RegimeSummary(
+        rate,
+        [second for turn in package_turns for second in turn["seconds"]],
+        package_turns[0]["useful_work_fraction"],
+        flops,
+        flops / max(turn["matmul_flops"] for turn in package_turns),
+        package_turns[0]["compile_seconds"],  # later turns find what the first compiled
+        max(turn["peak_memory"] for turn in package_turns),
+        {p: rate / statistics.median(sample_rates(t)) for p, t in turns.items() if p != "here"},
+    )
+
+
+def format_tables(record: dict[str, Any]) -> str:
+    """Markdown: this package's figures, the ratios to every peer, and what they are."""
+    rows = {name: summarize_turns(turns) for name, turns in record["regimes"].items()}
+    regime_turns = list(record["regimes"].values())
+    devices = regime_turns[0]["here"][0]["devices"]
+    lines = [f"{record['machine']}; jax devices: {devices}. Data: {record['data']}.", ""]
+    lines += [
+        "| regime | samples/s | x best peer | s a round (range) | useful work "
+        "| GFLOP/s (of a matmul's) | compilation | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {name} | {' | '.join(format_columns(row))} |" for name, row in rows.items()]
+    peers = [peer for peer in PEERS if any(peer in row.ratios for row in rows.values())]
+    if peers:
+        lines += ["", f"| times as fast as | {' | '.join(peers)} |", "|---|" + "---|" * len(peers)]
+        lines += [
+            f"| {name} | {' | '.join(format_ratio(row.ratios.get(peer)) for peer in peers)} |"
+            for name, row in rows.items()
+            if row.ratios
+        ]
+    lines += [
+        "",
+        *(
+            f"* {name}: {REGIMES[name].description}; {describe_lanes(record, name)}."
+            for name in rows
+        ),
+    ]
+    for peer in peers:
+        version = next(turns[peer][0]["version"] for turns in regime_turns if peer in turns)
+        lines.append(f"* {peer}: {version}; {NOTES[peer]}.")
+    return "\n".join(lines)
+
+
+def describe_lanes(record: dict[str, Any], name: str) -> str:
+    first = record["regimes"][name]["here"][0]
+    if "seconds_of_one" not in first:
+        return first["lanes"]
+    factor = first["seconds"][0] / first["seconds_of_one"][0]
+    return f"{first['lanes']}; all take {factor:.2f} times as long as one run alone"
+
+
+def format_columns(row: RegimeSummary) -> list[str]:
+    low, high = min(row.seconds), max(row.seconds)
+    return [
+        f"{row.samples_per_second:,.0f}",
+        format_ratio(min(row.ratios.values(), default=None)),
+        f"{statistics.median(row.seconds):.3f} ({low:.3f} to {high:.3f})",
+        f"{100 * row.useful_fraction:.1f} %",
+        f"{row.flops / 1e9:,.0f} ({100 * row.matmul_share:.0f} %)",
+        f"{row.compile_seconds:.1f} s",
+        f"{row.peak_memory / 1e6:,.0f} MB",
+    ]
+
+
+def format_ratio(value: float | None) -> str:
+    return "—" if value is None else f"{value:.2f}"
+
+
+def write_output(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".json").write_text(json.dumps(record, indent=1))
+    path.with_suffix(".md").write_text(format_tables(record) + "\n")
+
+
+main = make_config_program(Arguments, run_benchmark)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

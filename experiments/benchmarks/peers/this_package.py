@@ -1,0 +1,273 @@
+"""fedjax_het in the benchmark: a regime in, one line of JSON out, like its peers.
+
+Rounds: local training and averaging, images kept as uint8, gathered and normalised inside every
+step. A sweep: whole runs, of which the rounds count. A synthesis: DynaFed's, its iterations. A
+server: its training on images of its own.
+Afterwards, how fast the same devices multiply matrices.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+from regime import peak_memory, print_record
+
+import fedjax_het
+from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
+from fedjax_het.core.client_loop import ClientModels, Examples
+from fedjax_het.core.distillation import compute_logits, distill_student, sum_over_models
+from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.server_training import train_on_server
+from fedjax_het.core.task import Task
+from fedjax_het.nn import Model, count_training_flops
+from fedjax_het.runtime.benchmark import benchmark_rounds
+
+MATMUL_SIZES = (512, 1024, 2048)
+MATMUL_SECONDS = 0.3
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    dataset, spec = read_dataset(settings), RunSpec(dataset="user", **settings["spec"])
+    workloads = {
+        "rounds": time_rounds,
+        "sweep": time_sweep,
+        "synthesis": time_synthesis,
+        "server": time_server,
+    }
+    record = workloads[settings["kind"]](spec, dataset, settings)
+    devices = jax.devices()
+    print_record(
+        **record,
+        peak_memory=accelerator_memory() or peak_memory(),
+        version=f"fedjax_het {fedjax_het.__version__}, jax {jax.__version__}",
+        devices=f"{len(devices)} x {devices[0].device_kind}",
+        matmul_flops=matmul_flops(),
+    )
+
+
+def read_dataset(settings: dict[str, Any]):
+    with np.load(settings["images"]) as file:
+        images = file["images"][: settings["num_images"]]
+        labels = file["labels"][: settings["num_images"]]
+        mean, std = file["mean"].tolist(), file["std"].tolist()
+    test_split = images[:100], labels[:100]  # nothing is measured on them
+    return dataset_from_arrays(images, labels, *test_split, num_classes=10, mean=mean, std=std)
+
+
+def build_network(spec: RunSpec, dataset) -> Model:
+    options = {} if spec.width is None else {"width": spec.width}
+    return make_model(spec.model, dataset.input_shape, 10, **options)
+
+
+def flops_per_sample(spec: RunSpec, dataset) -> int:
+    return count_training_flops(build_network(spec, dataset))
+
+
+def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
+    """Rounds of one run; writes, for the peers, who held what and who took part."""
+    times = benchmark_rounds(spec, settings["rounds"], dataset)
+    alpha = {} if spec.alpha is None else {"alpha": spec.alpha}
+    partition = make_partition(
+        spec.partition, dataset.train_labels, 10, num_clients=spec.num_clients, seed=0, **alpha
+    )
+    clients = [partition.client(client) for client in range(spec.num_clients)]
+    sizes = np.array([len(positions) for positions in clients])
+    assert times.samples == [int(sizes[cohort].sum()) for cohort in times.cohorts]
+    np.savez(
+        settings["clients"],
+        indices=np.concatenate(clients),
+        sizes=sizes,
+        cohorts=np.stack(times.cohorts),
+    )
+    return {
+        "seconds": times.seconds,
+        "samples": times.samples,
+        "compile_seconds": times.compile_seconds,
+        "useful_work_fraction": times.useful_work_fraction,
+        "lanes": times.lanes,
+        "flops_per_sample": flops_per_sample(spec, dataset),
+    }
+
+
+def time_sweep(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
+    """A round of all the sweep's runs together, and of one run made alone."""
+    sweep_record, single_run_record = (
+        sweep_seeds(spec, dataset, settings["rounds"], seeds) for seeds in (settings["seeds"], 1)
+    )
+    return {**sweep_record, "seconds_of_one": single_run_record["seconds"]}
+
+
+def sweep_seeds(spec: RunSpec, dataset, rounds: int, seeds: int) -> dict[str, Any]:
+    """One sweep over `seeds` seeds, its compilation apart."""
+    from fedjax_het import sweep
+
+    specs = [
+        dataclasses.replace(spec, rounds=rounds, eval_every=rounds, seed=seed)
+        for seed in range(seeds)
+    ]
+    results = sweep(specs, dataset=dataset, progress=lambda line: None).results
+    seconds = sum(result.summary["round_seconds"] for result in results)
+    first = results[0].summary
+    return {
+        "seconds": [seconds / rounds],
+        "samples": [
+            int(sum(result.metrics["client_samples"].sum() for result in results)) // rounds
+        ],
+        "compile_seconds": first["compile_seconds"],
+        "useful_work_fraction": first["useful_work_fraction"],
+        "lanes": first["lanes"],
+        "flops_per_sample": flops_per_sample(spec, dataset),
+    }
+
+
+def time_synthesis(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
+    """DynaFed's synthesis after a few rounds. A "sample" is one image in one inner step, whose
+    derivative takes about three times as much again as the step itself.
+    """
+    options = {**spec.options, "num_iterations": settings["rounds"]}
+    result = simulate(dataclasses.replace(spec, options=options), dataset=dataset)
+    options, summary = result.spec.options, result.summary
+    iterations = options["num_iterations"]
+    return {
+        "seconds": [summary["server_seconds"] / iterations],
+        "samples": [options["num_samples"] * options["inner_steps"]],
+        "compile_seconds": summary["compile_seconds"],
+        "useful_work_fraction": 1.0,
+        "lanes": summary["lanes"],
+        "flops_per_sample": 4 * flops_per_sample(spec, dataset),
+    }
+
+
+def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
+    """Training at the server, alone on one device or shared by all: whichever is the faster, as
+    runs choose it. A "sample" is one that a step takes."""
+    server = settings["server"]
+    model = build_network(spec, dataset)
+    task = Task(model, dataset.mean, dataset.std)
+    examples = Examples(jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels))
+    teachers = jax.vmap(model.init)(jax.random.split(jax.random.key(1), max(server["teachers"], 1)))
+    teacher_weights = jnp.full(max(server["teachers"], 1), 1.0)
+
+    def distill_ensemble(sharing, variables, examples, teachers, key):
+        targets = sharing.map_samples(
+            lambda images: jax.nn.softmax(
+                sum_over_models(
+                    lambda teacher: compute_logits(task, teacher, images),
+                    ClientModels(teachers, teacher_weights, teacher_weights > 0),
+                    len(images),
+                )
+                / server["teachers"]
+            ),
+            examples.images,
+        )
+        return distill_student(
+            task,
+            variables,
+            examples.images,
+            targets,
+            key,
+            optimizer=optax.adam(1e-3),
+            batch_size=server["batch_size"],
+            epochs=server["epochs"],
+            server_parallelism=sharing,
+        )
+
+    def train_on_labels(sharing, variables, examples, teachers, key):
+        return train_on_server(
+            task,
+            variables,
+            examples,
+            key,
+            batch_size=server["batch_size"],
+            lr=0.01,
+            epochs=server["epochs"],
+            server_parallelism=sharing,
+        )
+
+    train = distill_ensemble if server["teachers"] else train_on_labels
+    arguments = model.init(jax.random.key(0)), examples, teachers, jax.random.key(2)
+
+    def time_program(shares_server: bool):
+        plan = make_execution_plan(
+            devices=None if shares_server else 1, has_sharded_server=shares_server
+        )
+        start = time.perf_counter()
+        program = jax.jit(partial(plan.shard_server_work, train)).lower(*arguments).compile()
+        compile_seconds = time.perf_counter() - start
+
+        def run_round() -> float:
+            start = time.perf_counter()
+            jax.block_until_ready(program(*arguments))
+            return time.perf_counter() - start
+
+        run_round()
+        return run_round(), compile_seconds, run_round, shares_server
+
+    sharding_choices = (False, True) if jax.device_count() > 1 else (False,)
+    _, compile_seconds, run_round, is_sharded = min(
+        map(time_program, sharding_choices), key=lambda choice: choice[0]
+    )
+    rounds = settings["rounds"]
+    return {
+        "seconds": [run_round() for _ in range(rounds)],
+        "samples": [len(dataset.train_images) * server["epochs"]] * rounds,
+        "compile_seconds": compile_seconds,
+        "useful_work_fraction": 1.0,
+        "lanes": f"shared by {jax.device_count()} devices" if is_sharded else "one device",
+        "flops_per_sample": flops_per_sample(spec, dataset),
+    }
+
+
+def accelerator_memory() -> int:
+    """Peak bytes of all devices together, where they count them; 0 on a CPU."""
+    counts = [device.memory_stats() or {} for device in jax.local_devices()]
+    return sum(count.get("peak_bytes_in_use", 0) for count in counts)
+
+
+def matmul_flops() -> float:
+    """What products of square float32 matrices reach on all devices at once: the best size."""
+    return max(map(measure_matmul_flops, MATMUL_SIZES))
+
+
+def measure_matmul_flops(size: int) -> float:
+    mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def multiply_repeatedly(matrix, count):
+        return jax.lax.fori_loop(0, count, lambda _, product: matrix @ product, matrix)
+
+    run = jax.jit(
+        jax.shard_map(
+            multiply_repeatedly,
+            mesh=mesh,
+            in_specs=(P("x"), P()),
+            out_specs=P("x"),
+            check_vma=False,
+        )
+    )
+    blocks = jax.random.normal(jax.random.key(0), (size * jax.device_count(), size))
+    blocks = jax.device_put(blocks / size**0.5, jax.NamedSharding(mesh, P("x")))
+
+    def seconds(count: int) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(run(blocks, jnp.int32(count)))
+        return time.perf_counter() - start
+
+    seconds(1)  # compiles
+    count = 1
+    while (elapsed := seconds(count)) < MATMUL_SECONDS:
+        count *= 2
+    best = min(elapsed, seconds(count), seconds(count))
+    return 2 * size**3 * count * jax.device_count() / best
+
+
+if __name__ == "__main__":
+    main()

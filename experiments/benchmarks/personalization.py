@@ -1,0 +1,313 @@
+"""Speed of FedAMP: this package beside a plain PyTorch loop of the same rounds.
+
+    pip install -e ".[bench]" && python experiments/personalised_speed.py
+    python experiments/personalised_speed.py --check
+
+Clients in FedAMP's practical setting, one local epoch each; turns alternate in one run; medians;
+compilation apart. Then how much of our round the messages take: distances, weights and mixtures
+of all models. `--check` compares instead the models that both sides make of the same initial
+weights and batches.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_het import RunSpec
+from fedjax_het._startup import count_available_cores
+from fedjax_het.papers.programs import make_config_program
+from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.errors import ConfigError, require, require_name
+
+PEER = Path(__file__).parent / "peers" / "torch_fedamp.py"
+MODELS = {"mlp": {}, "convnet": {"width": 32}}
+CHECK_ROUNDS = 2
+CHECK_PROX_LAMBDA = 1.0  # strong enough to be missed
+# Of the way that a client's model has come, the median client. In a ReLU network the order of a sum
+# decides now and then on which side of the kink a unit falls; in the ConvNet it happens to all
+# clients, as it does when PyTorch's own start is changed by 1e-6.
+TOLERANCES = {"mlp": 1e-3, "convnet": 0.05}
+
+
+@dataclass
+class Arguments:
+    """FedAMP on Fashion-MNIST: this package beside a PyTorch loop."""
+
+    model: str = "mlp"
+    """mlp (784-128-128-10) or convnet (width 32)."""
+    clients: PositiveInt = 50
+    rounds: PositiveInt = 5
+    """In each turn."""
+    turns: PositiveInt = 3
+    """How often each side is timed."""
+    threads: tuple[PositiveInt, ...] = ()
+    """Of the PyTorch loop, which is timed with each of these (default: 1, and the cores)."""
+    check: bool = False
+    """Compare the models of both sides after two rounds; time nothing."""
+
+
+def run_benchmark(arguments: Arguments) -> int:
+    from fedjax_het.runtime.data_assignment import build_partition
+
+    require_name("model", arguments.model, MODELS)
+    require(arguments.clients >= 5, "clients", arguments.clients, "at least 5, one for each group")
+    dataset, source = load_images()
+    spec = RunSpec(
+        "fedamp",
+        "fashion_mnist",
+        protocol="fedamp",
+        model=arguments.model,
+        num_clients=arguments.clients,
+        local_epochs=1,
+        **MODELS[arguments.model],
+    ).resolved()
+    partition = build_partition(spec, dataset)
+    print(
+        f"{source}, {arguments.model}, {arguments.clients} clients of {partition.sizes.min()} to "
+        f"{partition.sizes.max()} images, batch {spec.batch_size}; {count_available_cores()} cores, "
+        f"load {os.getloadavg()[0]:.1f} before"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        settings = write_peer_inputs(spec, dataset, partition, arguments, Path(folder))
+        if arguments.check:
+            return compare_models(spec, dataset, settings, Path(folder))
+        return compare_speed(spec, dataset, arguments, settings)
+
+
+def load_images():
+    """-> (Dataset, what it is): random images where Fashion-MNIST is not prepared."""
+    from fedjax_het import dataset_from_arrays, load_dataset
+
+    try:
+        return load_dataset("fashion_mnist"), "Fashion-MNIST"
+    except ConfigError:
+        random = np.random.default_rng(0)
+        pixels = random.integers(0, 256, (70_000, 28, 28, 1), np.uint8)
+        labels = random.integers(0, 10, 70_000, np.int32)
+        split = pixels[:60_000], labels[:60_000], pixels[60_000:], labels[60_000:]
+        dataset = dataset_from_arrays(*split, num_classes=10, mean=(0.5,), std=(0.29,))
+        return dataset, "random images of Fashion-MNIST's shape"
+
+
+def write_peer_inputs(
+    spec: RunSpec, dataset, partition, arguments: Arguments, folder: Path
+) -> list[dict]:
+    """Write what the peer reads; -> its two arguments."""
+    np.savez(
+        folder / "images.npz",
+        images=dataset.train_images,
+        labels=dataset.train_labels,
+        mean=np.float32(dataset.mean),
+        std=np.float32(dataset.std),
+    )
+    all_clients = np.arange(partition.num_clients)
+    np.savez(
+        folder / "clients.npz",
+        indices=partition.indices,
+        sizes=partition.sizes,
+        cohorts=np.tile(all_clients, (arguments.rounds, 1)),
+    )
+    regime = {
+        "network": spec.model,
+        "width": spec.width,
+        "batch_size": spec.batch_size,
+        "local_lr": spec.hp["local_lr"],
+        "threads": count_available_cores(),
+        "images": str(folder / "images.npz"),
+        "clients": str(folder / "clients.npz"),
+    }
+    hyper_parameters = {name: spec.hp[name] for name in ("sigma", "alpha")}
+    return [regime, {"numbers": hyper_parameters, "prox_lambda": spec.hp["prox_lambda"]}]
+
+
+def run_peer(settings: list[dict]) -> str:
+    command = [sys.executable, str(PEER), *(json.dumps(record) for record in settings)]
+    # On a busy machine threads that spin while they wait for each other take minutes for a round.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        raise ConfigError(f"{PEER.name} failed:\n{process.stderr[-2000:]}")
+    return process.stdout
+
+
+def compare_speed(spec: RunSpec, dataset, arguments: Arguments, settings: list[dict]) -> int:
+    from fedjax_het.runtime.benchmark import benchmark_rounds
+
+    threads = arguments.threads or sorted({1, count_available_cores()})
+    package_seconds, compile_seconds = [], []
+    peer_seconds: dict[int, list[float]] = {n: [] for n in threads}
+    message_fractions: dict[int, list[float]] = {n: [] for n in threads}
+    for _ in range(arguments.turns):
+        times = benchmark_rounds(spec, arguments.rounds, dataset)
+        package_seconds += times.seconds
+        compile_seconds.append(times.compile_seconds)
+        for n in threads:
+            output = run_peer([{**settings[0], "threads": n}, settings[1]])
+            record = json.loads(output.splitlines()[-1])
+            assert record["samples"] == times.samples
+            peer_seconds[n] += record["seconds"]
+            message_fractions[n].append(record["message_share"])
+    package_median = statistics.median(package_seconds)
+    print(f"compilation {compile_seconds[0]:.1f} s; lanes: {times.lanes}; {record['version']}")
+    print(
+        format_row(
+            "fedjax_het",
+            package_seconds,
+            arguments.clients,
+            time_messages(spec, dataset) / package_median,
+        )
+    )
+    for n in threads:
+        message_fraction = statistics.median(message_fractions[n])
+        name = f"PyTorch, {n} thread{'s' if n > 1 else ''}"
+        print(
+            f"{format_row(name, peer_seconds[n], arguments.clients, message_fraction)}  ratio {format_ratio(peer_seconds[n], package_seconds)}"
+        )
+    best_peer_seconds = min(peer_seconds.values(), key=statistics.median)
+    print(
+        f"client rounds per second, times those of the better loop: {format_ratio(best_peer_seconds, package_seconds)}"
+    )
+    return 0
+
+
+def format_row(name: str, seconds: list[float], clients: int, message_fraction: float) -> str:
+    median = statistics.median(seconds)
+    return (
+        f"{name:18} {median:7.3f} s a round ({min(seconds):.3f} to {max(seconds):.3f})  "
+        f"{clients / median:7,.0f} client rounds/s  messages {message_fraction:.0%}"
+    )
+
+
+def format_ratio(peer_seconds: list[float], package_seconds: list[float]) -> str:
+    """Of medians, and of the fastest rounds, which other programs disturbed least."""
+    median_ratio, minimum_ratio = (
+        f(peer_seconds) / f(package_seconds) for f in (statistics.median, min)
+    )
+    return f"{median_ratio:.2f} (of the fastest rounds {minimum_ratio:.2f})"
+
+
+def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
+    """Seconds, the median, of one round's messages alone: with all models on every device, as the
+    rounds' program has them."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedjax_het.algorithms.client_attention import (
+        compute_attention,
+        compute_squared_distances,
+        median_over_pairs,
+        mix_models,
+    )
+    from fedjax_het.runtime.build import prepare_group
+
+    group = prepare_group([spec], dataset=dataset)
+    task, plan = group.program.task, group.plan
+    keys = jax.random.split(jax.random.key(0), spec.num_clients)
+    models = plan.put(jax.jit(jax.vmap(task.model.init))(keys)["params"])
+    is_participating = plan.put(jnp.ones(spec.num_clients, bool))
+
+    @jax.jit
+    def messages(models, is_participating, hp):
+        distances = compute_squared_distances(models, plan)
+        sigma = hp["sigma"] * median_over_pairs(distances, is_participating)
+        alpha = hp["alpha"] * sigma / (len(distances) - 1)
+        weights, _ = compute_attention(
+            distances, alpha, sigma, is_participating, guard=spec.options["guard"]
+        )
+        return mix_models(weights, models)
+
+    seconds = []
+    for _ in range(repetitions + 1):
+        start = time.perf_counter()
+        jax.block_until_ready(messages(models, is_participating, spec.hp))
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -> int:
+    """Whether both sides make the same models of the same start and batches."""
+    from fedjax_het.runtime.build import prepare_group
+    from fedjax_het.runtime.checkpointing import CheckpointWriter
+    from fedjax_het.runtime.group_state import init_group
+    from fedjax_het.runtime.runner import start_runs
+
+    rounds = CHECK_ROUNDS + 5
+    hp = {**spec.hp, "prox_lambda": CHECK_PROX_LAMBDA}
+    spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds, hp=hp)
+    group = prepare_group([spec], dataset=dataset)
+    runs = init_group(group, group.prepared_runs)
+    start_runs(runs, CheckpointWriter())
+    initial_models = to_torch_vectors(runs.state)
+    orders = [batch_order(group.prepared_runs[0].scheduler, r) for r in range(CHECK_ROUNDS)]
+    for r in range(CHECK_ROUNDS):
+        runs.state, _ = group.program.chunk(runs.state, runs.build_chunk_inputs(r, 1))
+    package_models = to_torch_vectors(runs.state)
+
+    np.savez(folder / "start.npz", models=initial_models, orders=np.stack(orders))
+    paths = {"start": str(folder / "start.npz"), "models": str(folder / "models.npy")}
+    run_peer([settings[0], {**settings[1], **paths, "prox_lambda": CHECK_PROX_LAMBDA}])
+    distance_moved = np.linalg.norm(package_models - initial_models, axis=1)
+    relative_difference = (
+        np.linalg.norm(package_models - np.load(folder / "models.npy"), axis=1) / distance_moved
+    )
+    print(
+        f"after {CHECK_ROUNDS} rounds both sides' models of a client differ by "
+        f"{np.median(relative_difference):.1e} of the way they came (median; at most {relative_difference.max():.1e})"
+    )
+    if not np.median(relative_difference) < TOLERANCES[spec.model]:
+        raise ConfigError(f"the models of both sides: expected {TOLERANCES[spec.model]} at most")
+    return 0
+
+
+def batch_order(scheduler, round_index: int) -> np.ndarray:
+    """A round's training examples of all clients, one client after the other, as they come."""
+    return np.concatenate(
+        [
+            indices[:size]
+            for client in range(len(scheduler.participants(round_index)))
+            for indices, size in zip(*scheduler.client_batches(round_index, client), strict=True)
+        ]
+    )
+
+
+def to_torch_vectors(state) -> np.ndarray:
+    """[K, P]: the clients' models as `parameters_to_vector` of the peer's network has them."""
+    import jax
+
+    params = jax.device_get(state.clients.variables["params"])
+    columns = []
+    for name in [*sorted(params.keys() - {"head"}, key=_layer_order), "head"]:
+        layer = params[name]
+        weight = layer["kernel"] if "kernel" in layer else layer["scale"]
+        if name == "head" and "conv1" in params:  # its inputs are [height, width, channels]
+            channels = params["conv1"]["bias"].shape[1]
+            side = math.isqrt(weight.shape[1] // channels)
+            weight = weight.reshape(-1, side, side, channels, weight.shape[2])
+        # [K, in, out] or [K, height, width, in, out] -> [K, out, in] or [K, out, in, height, width]
+        if weight.ndim == 5:
+            weight = weight.transpose(0, 4, 3, 1, 2)
+        elif weight.ndim == 3:
+            weight = weight.transpose(0, 2, 1)
+        columns += [weight.reshape(len(weight), -1), layer["bias"]]
+    return np.concatenate(columns, axis=1)
+
+
+def _layer_order(name: str) -> tuple[int, bool]:
+    """conv1, norm1, conv2, ..."""
+    return int(name[-1]), name.startswith("norm")
+
+
+main = make_config_program(Arguments, run_benchmark)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,64 @@
+"""Tables and figures from results: what was measured, and nothing missing out of sight.
+
+Every function but `write_report` is a function of its arguments: data frames in, a data frame, a
+table of texts or a figure out. Accuracies are percentages from here on.
+"""
+
+from fedjax_het.analysis.comparison import (
+    AVERAGE,
+    RankCorrelation,
+    TableCell,
+    add_ranks,
+    compare_with_reported,
+    compute_rank_correlations,
+    list_diverged_runs,
+    parse_row,
+)
+from fedjax_het.analysis.comparison_table import format_comparison_table, make_comparison_caption
+from fedjax_het.analysis.figure_style import assign_method_colors
+from fedjax_het.analysis.figures.client_accuracies import plot_client_accuracies, run_paired_tests
+from fedjax_het.analysis.figures.collaboration import plot_collaboration
+from fedjax_het.analysis.figures.heat_map import plot_heat_map
+from fedjax_het.analysis.figures.learning_curves import plot_gradient_gaps, plot_learning_curves
+from fedjax_het.analysis.figures.metric_vs_setting import (
+    plot_metric_vs_alpha,
+    plot_metric_vs_setting,
+)
+from fedjax_het.analysis.figures.table_curves import plot_table_curves
+from fedjax_het.analysis.grouping import find_varying_settings
+from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, summarize_runs
+from fedjax_het.analysis.render import TextTable, print_table, to_csv, to_latex, to_markdown
+from fedjax_het.analysis.report import write_report
+
+__all__ = [
+    "AVERAGE",
+    "RankCorrelation",
+    "TableCell",
+    "TextTable",
+    "add_ranks",
+    "assign_method_colors",
+    "compare_with_reported",
+    "compute_rank_correlations",
+    "find_varying_settings",
+    "format_comparison_table",
+    "list_diverged_runs",
+    "make_comparison_caption",
+    "make_overview_table",
+    "make_pivot_table",
+    "parse_row",
+    "plot_client_accuracies",
+    "plot_collaboration",
+    "plot_gradient_gaps",
+    "plot_heat_map",
+    "plot_learning_curves",
+    "plot_metric_vs_alpha",
+    "plot_metric_vs_setting",
+    "plot_table_curves",
+    "print_table",
+    "run_paired_tests",
+    "summarize_runs",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+    "write_report",
+]

@@ -1,0 +1,137 @@
+"""The bubble plot of a partition: clients across, classes up, area for the number of examples."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_het.analysis.figures.output import write_figure
+from fedjax_het.data.partition import Partition
+from fedjax_het.data.validation import NumClasses
+from fedjax_het.utils.errors import require
+from fedjax_het.utils.text import escape_mathtext
+from fedjax_het.utils.validation import validate_arguments
+
+_BUBBLE_STYLE: dict[str, Any] = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
+
+
+@validate_arguments
+def plot_partition(
+    partition: Partition,
+    labels: np.ndarray,
+    num_classes: NumClasses,
+    path: str | os.PathLike,
+    *,
+    class_names: Sequence[str] = (),
+    title: str | None = None,
+) -> Path:
+    """Draw who holds what as in FedAF's Figures 6 to 8, and write it to `path` (.png, .pdf, .svg).
+
+    Each bubble's area is proportional to client k's examples of class c; a key gives the scale.
+    Bubbles are as large as their cells allow, so areas compare within one figure only. The figure
+    grows with the clients and classes. Uses no global state of matplotlib. Returns the path.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    counts = partition.label_counts(labels, num_classes)
+    require(
+        len(class_names) in (0, num_classes), "class_names", class_names, f"{num_classes} names"
+    )
+    num_clients = partition.num_clients
+    # Cells in inches; wide federations and many classes get small cells, not huge figures.
+    cell_width = float(np.clip(11.0 / num_clients, 0.14, 0.5))
+    cell_height = float(np.clip(5.0 / num_classes, 0.09, 0.36))
+    # In points. Where cells are narrow the largest bubbles overlap their neighbours a little.
+    max_count = max(int(counts.max()), 1)
+    diameter = 72 * max(min(cell_width, cell_height) * 0.95, min(0.24, cell_height * 1.5))
+    margin_x = max(0.6, 0.6 * diameter / 72 / cell_width)  # in cells, as the axes count them
+    margin_y = max(0.6, 0.6 * diameter / 72 / cell_height)
+    width = (num_clients - 1 + 2 * margin_x) * cell_width
+    height = (num_classes - 1 + 2 * margin_y) * cell_height
+
+    has_class_labels = bool(class_names) and num_classes <= 30
+    left, right, bottom, top = (
+        1.1 if has_class_labels else 0.65,
+        1.05,
+        0.55,
+        0.45 if title else 0.15,
+    )
+    figure = Figure(figsize=(left + max(width, 2.5) + right, bottom + max(height, 1.2) + top))
+    FigureCanvasAgg(figure)
+    total_width, total_height = figure.get_size_inches()
+    axes = figure.add_axes(
+        (
+            left / total_width,
+            bottom / total_height,
+            1 - (left + right) / total_width,
+            1 - (bottom + top) / total_height,
+        )
+    )
+
+    def draw_bubbles(x, y, bubble_counts):
+        area = bubble_counts / max_count * diameter**2
+        # A thin white rim parts bubbles that overlap; it would hide the smallest ones.
+        return axes.scatter(x, y, s=area, linewidth=np.where(area > 16, 0.4, 0.0), **_BUBBLE_STYLE)
+
+    clients, classes = np.nonzero(counts)
+    bubble_counts = counts[clients, classes]
+    order = np.argsort(-bubble_counts, kind="stable")  # small ones on top
+    draw_bubbles(clients[order], classes[order], bubble_counts[order])
+
+    axes.set_xlim(-margin_x, num_clients - 1 + margin_x)
+    axes.set_ylim(-margin_y, num_classes - 1 + margin_y)
+    _label_axes(axes, class_names if has_class_labels else ())
+    if title:
+        axes.set_title(escape_mathtext(title), fontsize=10, loc="left", pad=10)
+
+    _add_size_legend(axes, draw_bubbles, max_count, diameter)
+    return write_figure(path, figure, dpi=200)
+
+
+def _label_axes(axes, class_names: Sequence[str]) -> None:
+    """Clients across, classes up: by name, or (none) by number."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("client", fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    if class_names:
+        axes.set_yticks(range(len(class_names)), map(escape_mathtext, class_names))
+    else:
+        axes.set_ylabel("class", fontsize=9)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.grid(color="#e4e7ec", linewidth=0.6, zorder=0)
+    axes.tick_params(length=0, labelsize=8, colors="#333f50")
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def _add_size_legend(axes, draw_bubbles, max_count: int, diameter: float) -> None:
+    """Bubbles of round numbers beside the axes; `draw` makes them, the largest of `diameter`."""
+    legend_counts = _choose_legend_counts(max_count)
+    # matplotlib takes these distances in units of the font size.
+    handle_size = diameter * np.sqrt(legend_counts[-1] / max_count) / 8
+    axes.legend(
+        [draw_bubbles([], [], np.array([n])) for n in legend_counts],
+        [f"{n:,}" for n in legend_counts],
+        title="examples",
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        fontsize=8,
+        title_fontsize=8,
+        labelspacing=max(0.6, 0.75 * handle_size - 0.6),
+        handlelength=max(1.5, handle_size),
+    )
+
+
+def _choose_legend_counts(max_count: int) -> list[int]:
+    """Up to three round numbers within the counts, for the key."""
+    power = 10 ** int(np.floor(np.log10(max_count)))
+    largest_round_count = max(step * power for step in (1, 2, 5) if step * power <= max_count)
+    return sorted(
+        {max(largest_round_count // 10, 1), max(largest_round_count // 2, 1), largest_round_count}
+    )

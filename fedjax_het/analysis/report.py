@@ -1,0 +1,164 @@
+"""The report of a folder of results: its tables and figures as files in that folder."""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedjax_het.analysis.figures.heat_map import find_numeric_pair, plot_heat_map
+from fedjax_het.analysis.figures.learning_curves import SMOOTHING_WINDOW, plot_learning_curves
+from fedjax_het.analysis.figures.metric_vs_setting import plot_metric_vs_alpha
+from fedjax_het.analysis.figures.output import write_figure
+from fedjax_het.analysis.grouping import resolve_group_settings
+from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, summarize_runs
+from fedjax_het.analysis.render import TextTable, print_table, to_csv, to_latex, to_markdown
+from fedjax_het.analysis.result_metrics import ROLLING_MEAN_METRICS, choose_default_metric
+from fedjax_het.metrics.convergence import WINDOW
+from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
+from fedjax_het.utils.errors import require
+from fedjax_het.utils.io import make_output_directory, write_atomically
+from fedjax_het.utils.text import to_one_line
+from fedjax_het.utils.validation import validate_arguments
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+log = logging.getLogger("fedjax_het")
+
+
+class ReportFiles(NamedTuple):
+    """What `write_report` made."""
+
+    tables: list[TextTable]
+    paths: list[Path]
+
+
+@validate_arguments
+def write_report(
+    directory: str | os.PathLike,
+    *,
+    by: Sequence[str] | None = None,
+    metric: str | None = None,
+    output_dir: str | os.PathLike | None = None,
+) -> ReportFiles:
+    """Read a folder of results and write its tables and figures into it, or into `output_dir`.
+
+    `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png` always;
+    `accuracy_against_alpha.png`, and a table with a column per alpha, where alpha varies (the file
+    is named after the measure if it is another); `heat_map.png` where two numeric settings vary.
+    Every file is replaced in one step. A run whose files are broken is left out with a warning, as
+    is a figure that cannot be drawn of what runs hold. A folder that cannot be written to costs the
+    files and a line in the log.
+
+    Args:
+      by: names of settings; default: those that vary, apart from the seeds.
+      measure: a column of `load_results` that holds numbers; default: `final_accuracy`, or `bmta`
+        where at least as many runs have that, whose curves are then means over clients too. Curves
+        are running means over five rounds, over 20 where the measure is of those.
+    Errors:
+      ConfigError where the folder holds no results, and for a setting or measure they do not have.
+    """
+    directory = Path(directory)
+    results = select_newest(load_results(directory))
+    require(len(results) > 0, "directory", str(directory), "a folder with results of runs")
+    by = resolve_group_settings(results, by)
+    metric = choose_default_metric(results) if metric is None else metric
+    grouping: dict[str, Any] = {"by": by, "metric": metric}
+    title = f"{directory.resolve().name}: {len(results)} runs"
+    num_alphas = results["alpha"].nunique() if "alpha" in by else 0
+
+    tables = [make_overview_table(results, title=title, **grouping)]
+    if num_alphas > 1:
+        tables.insert(0, make_pivot_table(results, title=title, **grouping))
+    texts = {
+        "overview.md": "\n".join(map(to_markdown, tables)),
+        "overview.tex": "\n".join(map(to_latex, tables)),
+        "overview.csv": to_csv(summarize_runs(results, **grouping)),
+    }
+    curve_metric = "mean_client_accuracy" if metric.startswith("bmta") else "test_accuracy"
+    window = WINDOW if metric in ROLLING_MEAN_METRICS else SMOOTHING_WINDOW
+    curves = load_curves(directory, results=results)
+    figures = {
+        "learning_curves.png": lambda: plot_learning_curves(
+            results, curves, by=by, metric=curve_metric, window=window
+        )
+    }
+    if num_alphas > 1:
+        name = "accuracy" if metric == "final_accuracy" else metric
+        figures[f"{name}_against_alpha.png"] = lambda: plot_metric_vs_alpha(results, **grouping)
+    if pair := find_numeric_pair(results, by):
+        figures["heat_map.png"] = lambda: plot_heat_map(results, x=pair[0], y=pair[1], **grouping)
+
+    folder = directory if output_dir is None else make_output_directory(output_dir)
+    return ReportFiles(tables, _write_files(folder, texts, figures))
+
+
+def write_table_files(
+    directory: Path,
+    stem: str,
+    table: TextTable,
+    frame: "pd.DataFrame",
+    figures: "Mapping[str, Figure] | None" = None,
+) -> list[str]:
+    """Print a table; write it as `<stem>.md` and `<stem>.tex`, its numbers as `<stem>.csv`, and the
+    figures under their names. Returns the names of the files in that order; where they cannot be
+    written, a line in the log says so, and what is printed stands."""
+    print_table(table)
+    texts = {
+        f"{stem}.md": to_markdown(table),
+        f"{stem}.tex": to_latex(table),
+        f"{stem}.csv": to_csv(frame),
+    }
+    draw_functions = {
+        name: (lambda figure=figure: figure) for name, figure in (figures or {}).items()
+    }
+    return [path.name for path in _write_files(directory, texts, draw_functions)]
+
+
+def _write_files(
+    directory: Path, texts: Mapping[str, str], figures: "Mapping[str, Callable[[], Figure]]"
+) -> list[Path]:
+    """Write these files; -> those that are there. Why others are not is a line in the log; what the
+    system refuses is not tried again with the next file."""
+    paths: list[Path] = []
+    names = [*texts, *figures]
+    for name in names:
+        try:
+            if name in texts:
+                write_text(directory / name, texts[name])
+            else:
+                _write_drawn_figure(directory / name, figures[name])
+        except OSError as error:
+            missing = ", ".join(names[names.index(name) :])
+            text = (
+                f"{missing}: not written to {str(directory)!r} ({error.strerror or error}); "
+                "output_dir (--output-dir) names another place"
+            )
+            log.warning("%s", to_one_line(text))
+            return paths
+        except _DrawingError as error:
+            warnings.warn(f"{name} is left out: {to_one_line(str(error))}", stacklevel=3)
+        else:
+            paths.append(directory / name)
+    return paths
+
+
+class _DrawingError(Exception):
+    """A figure cannot be drawn."""
+
+
+def _write_drawn_figure(path: Path, draw: "Callable[[], Figure]") -> None:
+    try:
+        write_figure(path, draw())
+    except OSError:
+        raise
+    except Exception as error:  # of what strangers' results hold
+        raise _DrawingError(f"{type(error).__name__}: {error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,74 @@
+"""`--import`: files and modules of the user's own, run before a command for what they register."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedjax_het.utils.errors import require
+
+IMPORT_HELP = (
+    "With any command, --import FILE.py or --import MODULE runs code of your own first, which "
+    "registers methods, networks, data sets, partitions or sources."
+)
+
+
+def split_imports(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(the arguments, what they say to import)."""
+    remaining: list[str] = []
+    imports: list[str] = []
+    words = iter(argv)
+    for word in words:
+        flag, equals, name = word.partition("=")
+        if flag != "--import":
+            remaining.append(word)
+            continue
+        name = name if equals else next(words, "")
+        ok = name.endswith(".py") or all(map(str.isidentifier, name.split(".")))
+        require(ok, "--import", name, "a file or a module, e.g. mine.py")
+        imports.append(name)
+    return remaining, imports
+
+
+_imported_names: list[str] = []  # in this process
+
+
+def list_imported_plugins() -> tuple[str, ...]:
+    """What was imported so far, as another process finds it that begins elsewhere."""
+    return tuple(
+        str(Path(name).resolve()) if name.endswith(".py") else name for name in _imported_names
+    )
+
+
+def import_plugins(names: Sequence[str]) -> None:
+    """What is not imported yet, by names of `imported`."""
+    for name in names:
+        if name not in list_imported_plugins():
+            import_plugin(name)
+
+
+def import_plugin(name: str) -> None:
+    """Run a Python file, or import a module that is found from here or is installed.
+
+    Raises ConfigError where there is none; what the code itself raises is not caught.
+    """
+    _imported_names.append(name)
+    if name.endswith(".py"):
+        path = Path(name)
+        if not path.is_file():
+            require(False, "--import", name, "a file; there is none")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+        return
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.split(".")[0] and error.name != name:
+            raise
+        require(False, "--import", name, "a module; there is none")

@@ -1,0 +1,217 @@
+"""How good condensed images are: training on them against training on as many real ones."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedjax_het.condensation.synthetic_data import make_step_decay_phases
+from fedjax_het.condensation.synthetic_pool import SyntheticPool, train_on_synthetic_pool
+from fedjax_het.core.evaluation import correct
+from fedjax_het.core.task import Task
+from fedjax_het.data import Dataset
+from fedjax_het.nn import Model, Variables
+from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+
+_TEST_BATCH = 500
+
+
+class MeanStd(NamedTuple):
+    """Over networks; the deviation with n - 1, NaN for a single network."""
+
+    mean: float
+    std: float
+
+
+class DownstreamAccuracy(NamedTuple):
+    """Test accuracies as shares."""
+
+    synthetic: MeanStd
+    random: MeanStd
+    gain: MeanStd
+    """Condensed minus random, network by network."""
+
+
+def compare_with_random_subset(
+    model: Model,
+    images: np.ndarray,
+    labels: np.ndarray,
+    dataset: Dataset,
+    *,
+    seed: int = 0,
+    num_networks: int = 5,
+    epochs: int = 1000,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    batch_size: int = 256,
+    num_parallel: int = 1,
+) -> DownstreamAccuracy:
+    """Train networks from scratch on condensed images, and on random real ones of equal number.
+
+    The recipe is that of distribution matching's public code without augmentation: SGD, cross-
+    entropy, a tenth of `lr` and a new momentum buffer after the middle of the epochs. Network n
+    starts from the same parameters on both, and has real images of its own: without replacement
+    from the training set, as many of each class as there are condensed ones.
+
+    Args:
+      images: `[M, H, W, C]` condensed, normalised as `dataset`'s are for a network.
+      labels: `[M]` classes.
+      dataset: gives the real images, and the test images of all accuracies.
+      num_parallel: networks that are vmapped; more than one pays on an accelerator.
+    Errors: ConfigError: arguments that do not fit together; a class with fewer real images.
+    Cost: 2 * num_networks * epochs * ceil(M / batch_size) steps, and as many networks tested; one
+      compilation.
+    """
+    images, labels = np.asarray(images, np.float32), np.asarray(labels)
+    _check_images(model, images, labels, dataset.num_classes)
+    positive_ints = {"num_networks": num_networks, "epochs": epochs}
+    for name, value in {
+        **positive_ints,
+        "batch_size": batch_size,
+        "num_parallel": num_parallel,
+    }.items():
+        require(is_integer_at_least(value, 1), name, value, "a whole number >= 1")
+
+    normalize = Task(model, dataset.mean, dataset.std).normalize
+    subsets = [
+        random_subset(dataset.train_labels, labels, seed=seed, subset_index=n)
+        for n in range(num_networks)
+    ]
+    real = [normalize(jnp.asarray(dataset.train_images[subset])) for subset in subsets]
+    keys = jax.random.split(jax.random.key(seed), num_networks)
+    accuracies = _train_and_test(
+        model,
+        jnp.stack([jnp.asarray(images), *real]),
+        jnp.asarray(labels, jnp.int32),
+        jnp.concatenate([jnp.zeros(num_networks, jnp.int32), 1 + jnp.arange(num_networks)]),
+        jnp.concatenate([keys, keys]),
+        normalize(jnp.asarray(dataset.test_images)),
+        jnp.asarray(dataset.test_labels),
+        {"lr": lr, "momentum": momentum, "weight_decay": weight_decay},
+        epochs=epochs,
+        batch_size=batch_size,
+        num_parallel=num_parallel,
+    )
+    synthetic, random = np.asarray(accuracies, np.float64).reshape(2, num_networks)
+    return DownstreamAccuracy(*map(_mean_std, (synthetic, random, synthetic - random)))
+
+
+def _check_images(model: Model, images: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+    is_valid = images.ndim == 4 and images.shape[1:] == model.input_shape and len(images) > 0
+    require(is_valid, "shape of images", images.shape, f"[M, *{model.input_shape}]")
+    is_valid = labels.shape == images.shape[:1] and np.issubdtype(labels.dtype, np.integer)
+    require(is_valid, "labels", f"{labels.dtype} {labels.shape}", f"{len(images)} integers")
+    in_range = bool(labels.min() >= 0 and labels.max() < num_classes)
+    require(in_range, "labels", labels, f"classes in [0, {num_classes})")
+
+
+def random_subset(
+    train_labels: np.ndarray, labels: np.ndarray, *, seed: int, subset_index: int = 0
+) -> np.ndarray:
+    """[M] positions in the training set such that `train_labels[positions]` is `labels`.
+
+    Drawn without replacement; `number` counts the subsets of a seed. ConfigError where there are
+    too few of a class.
+    """
+    rng = np.random.default_rng([seed, subset_index])
+    positions = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(train_labels == label)
+        is_label = labels == label
+        if is_label.sum() > len(members):
+            raise ConfigError(
+                f"labels: {is_label.sum()} images of class {label}: expected at most the "
+                f"{len(members)} that the training set has"
+            )
+        positions[is_label] = rng.permutation(members)[: is_label.sum()]
+    return positions
+
+
+def train_from_init(
+    model: Model,
+    images: Array,
+    labels: Array,
+    key: Array,
+    *,
+    epochs: int,
+    lr: Array | float,
+    momentum: Array | float,
+    weight_decay: Array | float,
+    batch_size: int,
+) -> Variables:
+    """Variables of a network that learned `images` by the recipe of `compare_with_random_subset`.
+
+    Args:
+      images: `[M, H, W, C]` normalised. labels: `[M]` classes.
+      key: decides the initial parameters and the order of the images.
+      lr: decays as in `make_step_decay_phases`.
+    Cost: epochs * ceil(M / batch_size) steps.
+    """
+    init_key, order_key = jax.random.split(key)
+    variables = model.init(init_key)
+    pool = SyntheticPool(images, labels, jnp.ones(len(labels), bool))
+    for phase_index, phase in enumerate(make_step_decay_phases(lr, epochs)):
+        variables = train_on_synthetic_pool(
+            model,
+            variables,
+            pool,
+            jax.random.fold_in(order_key, phase_index),
+            epochs=phase.epochs,
+            batch_size=batch_size,
+            lr=phase.lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+        )
+    return variables
+
+
+@partial(jax.jit, static_argnames=("model", "epochs", "batch_size", "num_parallel"))
+def _train_and_test(
+    model: Model,
+    image_sets: Array,
+    labels: Array,
+    set_indices: Array,
+    keys: Array,
+    test_images: Array,
+    test_labels: Array,
+    training_args: dict[str, Array | float],
+    *,
+    epochs: int,
+    batch_size: int,
+    num_parallel: int,
+) -> Array:
+    """[N] test accuracy of network n, trained on `sets[which[n]]`, which all have `labels`."""
+
+    def train_and_test_one(network):
+        set_index, key = network
+        variables = train_from_init(
+            model,
+            image_sets[set_index],
+            labels,
+            key,
+            epochs=epochs,
+            batch_size=batch_size,
+            **training_args,
+        )
+        return _compute_accuracy(model, variables, test_images, test_labels)
+
+    return jax.lax.map(train_and_test_one, (set_indices, keys), batch_size=num_parallel)
+
+
+def _compute_accuracy(model: Model, variables: Variables, images: Array, labels: Array) -> Array:
+    """Share of right answers, with the activations of `_TEST_BATCH` images in memory."""
+
+    def is_correct(example):
+        image, label = example
+        return correct(model.apply(variables, image[None], train=False)[0][0], label)
+
+    return jax.lax.map(is_correct, (images, labels), batch_size=_TEST_BATCH).mean()
+
+
+def _mean_std(values: np.ndarray) -> MeanStd:
+    std = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+    return MeanStd(float(values.mean()), std)

@@ -1,0 +1,1 @@
+"""Choice of lanes and of convolution implementations by short timings."""

@@ -1,0 +1,271 @@
+"""Where things run: the lanes of a federation, and several federations, on the devices."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_het.core.resumable_loops import BLOCKS, TURNS, map_loop
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism, order_after
+from fedjax_het.utils.arrays import fetch_to_host, from_numpy_bits, is_prng_key, to_numpy_bits
+
+LANES_AXIS = "lanes"
+RUNS_AXIS = "runs"
+
+# What an argument of a mapped function is to the federations, see `ExecutionPlan.map_runs`.
+PER_RUN, PER_DEVICE, REPLICATED = "one per federation", "one per device", "the same for all"
+PER_BLOCK = "one per block of lanes"
+PER_CLIENT = "one per client"
+
+
+class ExecutionPlan(NamedTuple):
+    """A performance choice only: results do not depend on it beyond rounding.
+
+    A federation's clients are packed onto `blocks` times `lanes` lanes. The mesh's one axis says
+    what is spread over the devices:
+
+    * "lanes": one federation, a block of its lanes on each device;
+    * "runs": `width` federations on each device, each of which goes through its blocks in turn
+      where it lives, so that devices need not wait for each other;
+    * no mesh: one federation on the default device, block by block (what tests compare with).
+
+    The blocks' sums are added in the same order everywhere, which is why `blocks` stays as it is
+    when a federation moves from all devices to one.
+    """
+
+    blocks: int
+    lanes: int  # per block: 1 is one flat lane, more are vmapped
+    mesh: Mesh | None
+    num_parallel: int = 1  # vmapped federations per device
+    has_sharded_server: bool = (
+        False  # whether devices that share a federation share its server's work
+    )
+    has_sharded_client_states: bool = (
+        False  # whether each of them holds the states of a part of its clients
+    )
+
+    @property
+    def mesh_axis(self) -> str | None:
+        """The mesh's axis: "lanes", "runs" or None."""
+        return None if self.mesh is None else self.mesh.axis_names[0]
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """All of them; without a mesh the default one."""
+        return jax.devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
+
+    @property
+    def platform(self) -> str:
+        """Of its devices: "cpu", "gpu" or "tpu". Programs ask for this, not for the process's
+        backend, so that they are the same where they are compiled for devices that are described.
+        """
+        return self.devices[0].platform
+
+    @property
+    def max_parallel_runs(self) -> int:
+        """Federations that run at once."""
+        if self.mesh is None or self.mesh_axis != RUNS_AXIS:
+            return 1
+        return self.mesh.size * self.num_parallel
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether several lanes or federations go through the same segments."""
+        return self.lanes > 1 or self.num_parallel > 1
+
+    def describe(self) -> str:
+        devices = self.devices
+        lanes_text = "one flat lane" if self.lanes == 1 else f"{self.lanes} vmapped lanes"
+        block_text = "each" if self.mesh_axis == LANES_AXIS else f"in {self.blocks} turns"
+        runs_text = "" if self.mesh_axis != RUNS_AXIS else "a federation on each, "
+        if self.num_parallel > 1:
+            runs_text = f"{self.num_parallel} vmapped federations on each, "
+        server_text = ", the server's work shared" if self.server_parallelism.axis else ""
+        return f"{len(devices)} x {devices[0].device_kind}, {runs_text}{lanes_text} {block_text}{server_text}"
+
+    def put(self, tree: Any, placement: str = REPLICATED) -> Any:
+        """Place a pytree: whole on every device, or its leading axis spread over the devices.
+
+        `kind` says what that axis counts: federations (RUN); blocks (BLOCK), which are spread only
+        where the blocks are; or clients (CLIENT), where their states are split. With several
+        processes every one of them holds the same values and places its part.
+        """
+        sharding = self.sharding(placement)
+        if self.mesh is None or sharding is None or not self.mesh.is_multi_process:
+            return jax.device_put(tree, sharding)
+        return jax.tree.map(lambda leaf: _put_on_all_processes(leaf, sharding), tree)
+
+    def sharding(self, placement: str = REPLICATED) -> NamedSharding | None:
+        """How `put` spreads what is of this kind; None without a mesh."""
+        if self.mesh is None:
+            return None
+        client_axis = LANES_AXIS if self.has_sharded_client_states else None
+        axis_by_placement = {
+            REPLICATED: None,
+            PER_RUN: RUNS_AXIS,
+            PER_DEVICE: RUNS_AXIS,
+            PER_BLOCK: LANES_AXIS,
+            PER_CLIENT: client_axis,
+        }
+        axis = axis_by_placement[placement]
+        return NamedSharding(self.mesh, P(axis) if axis == self.mesh_axis else P())
+
+    @property
+    def with_replicated_client_states(self) -> "ExecutionPlan":
+        """The same for states of clients that are whole on every device."""
+        return self._replace(has_sharded_client_states=False)
+
+    def map_state(self, state: Any, place_tree: Callable[[Any, str], Any]) -> Any:
+        """A `State` of one federation, `place(tree, kind)` of its parts."""
+        placed_state = place_tree(state._replace(clients=()), REPLICATED)
+        return placed_state._replace(clients=place_tree(state.clients, PER_CLIENT))
+
+    def constrain_sharding(self, tree: Any, placement: str = REPLICATED) -> Any:
+        """A traced pytree, to be left as `put` places it where lanes are on several devices: else
+        XLA may spread what all hold, by collectives of its own."""
+        if self.mesh is None or self.mesh_axis != LANES_AXIS:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.sharding(placement))
+
+    def map_runs(self, function: Callable, placements: tuple) -> Callable:
+        """`function` of one federation -> the same for all that run at once.
+
+        `kinds` says for every argument, or for parts of one, whether it is given once per
+        federation (a leading axis), once per device, or shared. Where federations are vmapped, what
+        is given per device stays free of their axis: loops that depend on it run in step. With
+        lanes spread over the devices there is one federation, and nothing to map.
+        """
+        if self.mesh_axis != RUNS_AXIS:
+            return function
+        specs = jax.tree.map(
+            lambda placement: P() if placement == REPLICATED else P(RUNS_AXIS), placements
+        )
+        axes = jax.tree.map(lambda placement: 0 if placement == PER_RUN else None, placements)
+        squeezed_placements = {PER_DEVICE} if self.num_parallel > 1 else {PER_DEVICE, PER_RUN}
+
+        def squeeze_leading_axis(placement, tree):
+            return jax.tree.map(lambda a: a[0], tree) if placement in squeezed_placements else tree
+
+        def on_device(*args):
+            args = jax.tree.map(squeeze_leading_axis, placements, args)
+            if self.num_parallel > 1:
+                return jax.vmap(function, in_axes=axes)(*args)
+            return jax.tree.map(lambda a: a[None], function(*args))
+
+        return jax.shard_map(
+            on_device, mesh=self.mesh, in_specs=specs, out_specs=P(RUNS_AXIS), check_vma=False
+        )
+
+    def sum_over_blocks(
+        self, function: Callable, replicated_args: tuple, block_args: Any
+    ) -> jax.Array:
+        """Sum of `function(*shared, part)`, an array, over the blocks, which are the leading axis
+        of `parts`: each where it is placed. One collective where blocks are on several devices."""
+        num_blocks = len(jax.tree.leaves(block_args)[0])
+        if self.mesh_axis != LANES_AXIS:
+
+            def run_blocks_in_turn(run, spans, carries):
+                return jax.lax.map(
+                    lambda block_values: run(spans, *block_values), (carries, block_args)
+                )
+
+            return map_loop(
+                run_blocks_in_turn,
+                lambda block_value: function(*replicated_args, block_value),
+                TURNS,
+                num_blocks,
+            ).sum(0)
+
+        def sum_on_device(replicated_args, device_args):
+            block_value = jax.tree.map(lambda a: a[0], device_args)
+            return jax.lax.psum(function(*replicated_args, block_value), LANES_AXIS)
+
+        def map_devices(run, spans, carries):
+            return jax.shard_map(
+                run,
+                mesh=self.mesh,
+                in_specs=(P(), P(LANES_AXIS), P(), P(LANES_AXIS)),
+                out_specs=(P(), P(LANES_AXIS), P()),
+                check_vma=False,
+            )(spans, carries, replicated_args, block_args)
+
+        return map_loop(map_devices, sum_on_device, BLOCKS, num_blocks)
+
+    @property
+    def server_parallelism(self) -> ServerParallelism:
+        """How the server's work is shared."""
+        if self.mesh is None or self.mesh_axis != LANES_AXIS or not self.has_sharded_server:
+            return SINGLE_DEVICE
+        return (
+            ServerParallelism(LANES_AXIS, self.mesh.size) if self.mesh.size > 1 else SINGLE_DEVICE
+        )
+
+    def shard_server_work(self, function: Callable[..., Any], *args: Any) -> Any:
+        """`work(sharing, *args)`, work at the server on what all devices hold; see `Sharing`.
+
+        Where devices do not share it, each does all of it. `work` must not close over traced
+        arrays.
+        """
+        parallelism = self.server_parallelism
+        if parallelism.axis is None:
+            return map_loop(
+                lambda run, *loop_args: run(*loop_args, *args),
+                functools.partial(function, parallelism),
+            )
+
+        def map_devices(run, *loop_args):
+            return jax.shard_map(run, mesh=self.mesh, in_specs=P(), out_specs=P(), check_vma=False)(
+                *loop_args, *args
+            )
+
+        return map_loop(map_devices, functools.partial(function, parallelism))
+
+    def sync_across_processes(self, count: int) -> int:
+        """The first process's number, where all processes enter the same programs."""
+        if self.mesh_axis == RUNS_AXIS or self.mesh is None or not self.mesh.is_multi_process:
+            return count
+        from jax.experimental import multihost_utils
+
+        return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
+
+    def order_after(self, signal: jax.Array, value: jax.Array | int) -> jax.Array | int:
+        """`number`, ordered by `sharing.once_known` where lanes are on several devices."""
+        return value if self.mesh_axis != LANES_AXIS else order_after(signal, value)
+
+
+def make_execution_plan(
+    lanes: int = 1,
+    devices: int | Sequence[jax.Device] | None = None,
+    *,
+    mesh_axis: str | None = LANES_AXIS,
+    blocks: int | None = None,
+    num_parallel: int = 1,
+    has_sharded_server: bool = False,
+) -> ExecutionPlan:
+    """A plan of `lanes` lanes in each of `blocks` blocks (default: as many as devices).
+
+    Args:
+      devices: which, or how many of the first (default: all).
+      spread: "lanes" or "runs" over the devices; None for neither.
+    """
+    if not isinstance(devices, Sequence):
+        devices = jax.devices()[: devices or len(jax.devices())]
+    blocks = blocks or len(devices)
+    axis_types = (jax.sharding.AxisType.Auto,)
+    mesh = (
+        None
+        if mesh_axis is None
+        else Mesh(np.asarray(devices), (mesh_axis,), axis_types=axis_types)
+    )
+    return ExecutionPlan(blocks, lanes, mesh, num_parallel, has_sharded_server)
+
+
+def _put_on_all_processes(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    values = fetch_to_host(leaf)
+    if is_prng_key(values):
+        return from_numpy_bits(_put_on_all_processes(to_numpy_bits(values), sharding), values)
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])

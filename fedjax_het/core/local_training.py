@@ -1,0 +1,267 @@
+"""Local SGD: the client triple that most methods share."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_het.core.client_algorithm import (
+    Batch,
+    ClientAlgorithm,
+    ClientInfo,
+    ClientUpdate,
+    ContractError,
+)
+from fedjax_het.core.lr_schedules import make_step_lr_factor
+from fedjax_het.core.optimizers import (
+    LR_NAME,
+    OPTIMIZERS,
+    USER_OBJECT,
+    LocalTrainingOptions,
+    make_transformation,
+)
+from fedjax_het.core.task import Task
+from fedjax_het.nn import Model, count_parameters
+from fedjax_het.utils.errors import require
+
+Tree = Any
+
+
+SMALL_NETWORK_SIZE = (
+    2**15
+)  # weights of a network whose step takes less time than starting its operations
+
+
+class LocalTraining(NamedTuple):
+    """Static choices of local training; a method that condenses reads the task and the batch."""
+
+    task: Task
+    optimizer: str | None  # of OPTIMIZERS, or OWN
+    local_epochs: int | None = 1
+    keep_state: bool = False
+    """Keep every client's optimiser state across rounds (as DynaFed's code does, where each
+    client owns one Adam whose moments survive the weights' being overwritten) or reset it."""
+    batch_size: int = 32
+    evaluated_model: str = "global"
+    """Which of a client's models its own test is for, of those that the method has: "global", or
+    "client", its model after local training, which is then kept."""
+    returns_client_models: bool = False
+    """Whether a round gives all its clients' models to what refines the server's."""
+    options: LocalTrainingOptions = LocalTrainingOptions()
+
+    @property
+    def epochs(self) -> int:
+        """The local epochs of clients that train by epochs; those that condense have none."""
+        assert self.local_epochs is not None
+        return self.local_epochs
+
+
+class AccumulatedGradient(NamedTuple):
+    """An optimiser's state where a step has several minibatches."""
+
+    optimizer_state: Tree
+    gradient_sum: Tree  # of the gradients since its last step
+    num_gradients: jax.Array  # [] int32: how many they are
+
+
+class ServerMessage(NamedTuple):
+    """What the server sends every client of a round."""
+
+    variables: Tree
+    extra: Tree = ()
+
+
+class ClientTrainState(NamedTuple):
+    """A client in training."""
+
+    variables: Tree
+    optimizer_state: Tree
+    aux: Tree  # a method's own accumulator; () if none
+
+
+def keep_gradient(hp, gradient, local, message, batch, client):
+    return gradient, local.aux
+
+
+def begin_local_training(
+    training: LocalTraining, hp, variables: Tree, kept_optimizer_state: Tree, aux: Tree = ()
+):
+    """A client at the start of a round; `kept` is its optimiser's state, if that is kept."""
+    optimizer_state = (
+        kept_optimizer_state
+        if training.keep_state
+        else init_local_optimizer(training, hp, variables)
+    )
+    return ClientTrainState(variables, optimizer_state, aux)
+
+
+def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
+    """The state of a local optimiser that has not made a step."""
+    params = variables["params"]
+    state = _make_local_optimizer(training, hp).init(params)
+    if training.options.accumulation_steps == 1:
+        return state
+    return AccumulatedGradient(state, jax.tree.map(jnp.zeros_like, params), jnp.int32(0))
+
+
+def _make_local_optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
+    name, options = training.optimizer, training.options
+    assert name is not None, "clients that condense have none"
+    lr_factor = (
+        None if options.lr_schedule is None else make_step_lr_factor(options.lr_schedule, hp)
+    )
+    optimizer = make_transformation(name, options, hp, lr_factor)
+    # Of a small network all that is kept is one row: a step, and what is done with clients' states,
+    # are then a few operations, not a few for each layer (with Adam a program of 70 % the size,
+    # compiled and run in 4/5 of the time; large networks, whose rows are copied, lose as much).
+    # An optimiser that keeps nothing has nothing to gain.
+    is_flattened = (
+        name != USER_OBJECT
+        and OPTIMIZERS[name].is_elementwise
+        and _is_small_network(training.task.model)
+    )
+    return optax.flatten(optimizer) if is_flattened else optimizer
+
+
+@functools.lru_cache(maxsize=64)
+def _is_small_network(model: Model) -> bool:
+    return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL_NETWORK_SIZE
+
+
+def select_kept_optimizer_state(training: LocalTraining, optimizer_state: Tree) -> Tree:
+    """What of an optimiser's state a client keeps between rounds."""
+    return optimizer_state if training.keep_state else ()
+
+
+def apply_gradient(
+    training: LocalTraining,
+    hp,
+    variables: Tree,
+    gradient: Tree,
+    optimizer_state: Tree,
+    step_context: tuple[Batch, ClientInfo] | None = None,
+):
+    """One step of the local optimiser -> (variables, optimiser's state).
+
+    Where a step has several minibatches (the setting `accumulation`) this adds one to it, and the
+    step is made along the mean of their gradients when they are there; what is left at a client's
+    last minibatch of the round is a step of fewer. `at`: which minibatch of which client this is,
+    as the method's `step` gets them, which is needed then.
+    """
+    params, accumulation_steps = variables["params"], training.options.accumulation_steps
+    update = _make_local_optimizer(training, hp).update
+    if accumulation_steps == 1:
+        updates, optimizer_state = update(gradient, optimizer_state, params)
+        return {**variables, "params": optax.apply_updates(params, updates)}, optimizer_state
+    if step_context is None:
+        raise ContractError("descend: expected at=(batch, client), since steps are accumulated")
+    batch, client = step_context
+    gradient_sum = jax.tree.map(jnp.add, optimizer_state.gradient_sum, gradient)
+    num_gradients = optimizer_state.num_gradients + 1
+
+    def apply_step(params, state):
+        mean = jax.tree.map(lambda g: g / num_gradients, gradient_sum)
+        updates, state = update(mean, state, params)
+        zero_gradient = jax.tree.map(jnp.zeros_like, gradient_sum)
+        return optax.apply_updates(params, updates), AccumulatedGradient(
+            state, zero_gradient, jnp.int32(0)
+        )
+
+    def accumulate(params, state):
+        return params, AccumulatedGradient(state, gradient_sum, num_gradients)
+
+    is_due = (num_gradients == accumulation_steps) | (batch.step_index + 1 == client.num_steps)
+    params, optimizer_state = jax.lax.cond(
+        is_due, apply_step, accumulate, params, optimizer_state.optimizer_state
+    )
+    return {**variables, "params": params}, optimizer_state
+
+
+def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:
+    """Steps of the local optimiser in a round of so many minibatches."""
+    accumulation_steps = training.options.accumulation_steps
+    return num_minibatches if accumulation_steps == 1 else -(-num_minibatches // accumulation_steps)
+
+
+def with_plain_sgd(training: LocalTraining) -> LocalTraining:
+    """The same with steps of SGD alone."""
+    return training._replace(optimizer="sgd", keep_state=False, options=LocalTrainingOptions())
+
+
+def require_constant_lr(training: LocalTraining, reason: str) -> None:
+    """Raise ConfigError unless every local step is of the rate `local_lr`, which a method reads
+    itself. why: in a few words what of."""
+    schedule, hp_names = training.options.lr_schedule, training.options.optional_hyperparameters
+    require(schedule is None, "lr_step_schedule", schedule, f"none: {reason}")
+    has_lr = training.optimizer != USER_OBJECT or LR_NAME in hp_names
+    require(
+        has_lr, f"hp {LR_NAME}", None, f"a number, beside the optimizer that is passed: {reason}"
+    )
+
+
+def make_training_step(training: LocalTraining, adjust: Callable = keep_gradient) -> Callable:
+    """The step of a `ClientAlgorithm` that moves `local.variables` along the adjusted gradient.
+
+    `adjust(hp, gradient, local, broadcast, batch, client)` returns the gradient that the optimiser
+    sees and the new `local.aux`.
+    """
+
+    def step(hp, message, local, batch, client, key):
+        loss, gradient, variables = training.task.loss_and_gradient(local.variables, batch, key)
+        gradient, aux = adjust(hp, gradient, local, message, batch, client)
+        variables, optimizer_state = apply_gradient(
+            training, hp, variables, gradient, local.optimizer_state, (batch, client)
+        )
+        return ClientTrainState(variables, optimizer_state, aux), loss
+
+    return step
+
+
+def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength) -> Tree:
+    """The gradient of f + strength / 2 ||params - anchor||^2, given that of f."""
+    return jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
+
+
+def make_local_sgd(training: LocalTraining, *, adjust: Callable = keep_gradient) -> ClientAlgorithm:
+    """Plain local training: step along the gradient, send back the change of the variables.
+
+    Methods differ in `adjust`, see `make_training_step`.
+
+    Upload: the mean of client - server over all variables, so that batch-norm statistics are
+    averaged like weights. State: the optimiser's, if it is kept.
+    """
+
+    def init(hp, variables):
+        return select_kept_optimizer_state(training, init_local_optimizer(training, hp, variables))
+
+    def begin(hp, message, state, client):
+        return begin_local_training(training, hp, message.variables, state)
+
+    def end(hp, message, local, state, client):
+        change = jax.tree.map(jnp.subtract, local.variables, message.variables)
+        return (
+            ClientUpdate(mean=change),
+            select_kept_optimizer_state(training, local.optimizer_state),
+            (),
+        )
+
+    return ClientAlgorithm(init, begin, make_training_step(training, adjust), end)
+
+
+def make_local_model_training(training: LocalTraining) -> ClientAlgorithm:
+    """Plain local training of a copy of the model received, of which the client keeps all: its
+    state is the model, and nothing is sent."""
+
+    def begin(hp, message, state, client):
+        optimizer_state = init_local_optimizer(training, hp, message.variables)
+        return ClientTrainState(message.variables, optimizer_state, ())
+
+    def end(hp, message, local, state, client):
+        return ClientUpdate(), local.variables, ()
+
+    return ClientAlgorithm(
+        lambda hp, variables: variables, begin, make_training_step(training), end
+    )

@@ -1,0 +1,235 @@
+"""The checks of a user's images, labels and names, each with one line that says what is wrong."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+
+from fedjax_het.utils.config import Bounds
+from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+
+# Images that were standardised before they came here stay well within this; images in 0..255
+# that were turned to floats do not.
+MAX_FLOAT_PIXEL = 20.0
+# A network's last layer has an output for each: more are labels that are something else.
+MAX_CLASSES = 2**16
+NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
+Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # of NumPy's generators
+MAX_CLASS_TO_LABEL_RATIO = (
+    10  # so many times as many classes as there are different labels, unless all are stated
+)
+MIN_STD, MAX_CHANNEL_CONSTANT = 1e-6, 1e6  # what float32 pixels can be normalised with
+MAX_UINT16 = 2**16 - 1
+
+
+def to_array(argument: str, values: Any, expected: str) -> np.ndarray:
+    """`values` as an array. ConfigError for what is none: ragged lists, generators, texts."""
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # whatever a stranger's `__array__` raises
+        shapes = _find_mismatched_shapes(values)
+        reason = f"items of shapes {shapes[0]} and {shapes[1]}" if shapes else _format_error(error)
+        raise ConfigError(f"{argument}: {reason}: expected {expected}") from error
+    if array.dtype == object:
+        shapes, kind = _find_mismatched_shapes(values), type(values).__name__
+        description = (
+            f"items of shapes {shapes[0]} and {shapes[1]}" if shapes else f"a {kind} of objects"
+        )
+        raise ConfigError(f"{argument}: {description}: expected {expected}")
+    return array
+
+
+def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> np.ndarray:
+    """[N, H, W, C] as uint8 or float32. wide: 16-bit integers are of 0..65535, see `has_16_bit_pixels`."""
+    images = to_array(argument, images, "one array [N, H, W, C], of images of one shape")
+    if images.ndim != 4:
+        raise ConfigError(
+            f"shape of {argument} = {images.shape}: expected [N, H, W, C] "
+            "(grey images need a last axis of 1)"
+        )
+    require(images.size > 0, f"shape of {argument}", images.shape, "at least one image and pixel")
+    if images.dtype == np.uint8:
+        # A view, so that making it read-only leaves the user's own array as it was.
+        return np.ascontiguousarray(images).view()
+    if is_16_bit and images.dtype == np.uint16:
+        return images.astype(np.float32) / np.float32(MAX_UINT16)
+    if np.issubdtype(images.dtype, np.integer):
+        low, high = int(images.min()), int(images.max())
+        expected = "0..255 for integers (of 16 bits: uint16)"
+        require(low >= 0 and high <= 255, f"range of {argument}", (low, high), expected)
+        return images.astype(np.uint8)
+    is_floating = np.issubdtype(images.dtype, np.floating)
+    require(is_floating, f"dtype of {argument}", str(images.dtype), "uint8, or floats")
+    lowest, highest = float(images.min()), float(images.max())  # NaN, if there is one, wins both
+    if not np.isfinite([lowest, highest]).all():
+        position = tuple(int(i) for i in np.argwhere(~np.isfinite(images))[0])
+        raise ConfigError(f"{argument}[{position}] = {images[position]}: expected finite numbers")
+    require(
+        lowest >= -MAX_FLOAT_PIXEL and highest <= MAX_FLOAT_PIXEL,
+        f"range of {argument}",
+        (lowest, highest),
+        "floats in [0, 1] or standardised ones (pass images in 0..255 as uint8)",
+    )
+    return np.ascontiguousarray(images, dtype=np.float32).view()
+
+
+def has_16_bit_pixels(splits: Iterable[Any]) -> bool:
+    """Whether uint16 images are of 16 bits: some pixel of some split is above 255. (A dark split
+    beside a bright one is as wide as that; a split that is no array is another check's.)"""
+    arrays = [images for images in splits if getattr(images, "dtype", None) == np.uint16]
+    return any(np.asarray(images).max(initial=0) > 255 for images in arrays)
+
+
+def require_same_format(argument: str, images: np.ndarray, train_images: np.ndarray) -> None:
+    """Raise ConfigError unless these images have the shape and the type of those of training."""
+    pairs = {
+        "shape": (images.shape[1:], train_images.shape[1:]),
+        "dtype": (images.dtype, train_images.dtype),
+    }
+    for attribute, (value, train_value) in pairs.items():
+        require(
+            value == train_value,
+            f"{attribute} of {argument}",
+            str(value),
+            f"that of training, {train_value}",
+        )
+
+
+def validate_labels(
+    argument: str, labels: Any, images_argument: str, images: np.ndarray, kind: str = "label"
+) -> np.ndarray:
+    """[N] int32 >= 0, one for each of `images`."""
+    labels = to_array(argument, labels, f"integers [N], a {kind} for each image")
+    require(labels.ndim == 1, f"shape of {argument}", labels.shape, f"[N], a {kind} for each image")
+    if len(labels) != len(images):
+        raise ConfigError(
+            f"len({argument}) = {len(labels)}: expected len({images_argument}) = {len(images)}"
+        )
+    is_integer = np.issubdtype(labels.dtype, np.integer)
+    require(is_integer, f"dtype of {argument}", str(labels.dtype), "integers")
+    for position, is_negative in (
+        (int(labels.argmin()), labels.min() < 0),
+        (int(labels.argmax()), None),
+    ):
+        value = int(labels[position])
+        if is_negative or value >= MAX_CLASSES:
+            raise ConfigError(
+                f"{argument}[{position}] = {value}: expected a {kind} >= 0 and below {MAX_CLASSES}"
+            )
+    return np.ascontiguousarray(labels, dtype=np.int32).view()
+
+
+def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
+    """How many classes there are: as stated, else the largest label of all splits plus one.
+
+    splits: labels by argument. ConfigError where a label is beyond, and, unless the number is
+    stated, where most classes would have no example: then labels are something else.
+    """
+    name, labels = max(splits.items(), key=lambda item: item[1].max())
+    largest = int(labels.max())
+    if num_classes is None:
+        num_classes = largest + 1
+        num_distinct = len(np.unique(np.concatenate(list(splits.values()))))
+        if num_classes > max(100, MAX_CLASS_TO_LABEL_RATIO * num_distinct):
+            raise ConfigError(
+                f"{name}[{int(labels.argmax())}] = {largest}: expected labels from 0 on: there are "
+                f"{num_distinct} different ones (or give num_classes, if {num_classes} are meant)"
+            )
+    ok = is_integer_at_least(num_classes, 2) and int(num_classes) <= MAX_CLASSES
+    require(ok, "num_classes", num_classes, f"an integer >= 2, at most {MAX_CLASSES}")
+    for argument, labels in splits.items():
+        require_labels_below(argument, labels, int(num_classes))
+    return int(num_classes)
+
+
+def require_labels_below(argument: str, labels: np.ndarray, num_classes: int) -> None:
+    """Raise ConfigError for a label that is of no class."""
+    if labels.max() >= num_classes:
+        raise ConfigError(
+            f"{argument}[{int(labels.argmax())}] = {int(labels.max())}: "
+            f"expected a label in [0, {num_classes})"
+        )
+
+
+def validate_names(argument: str, names: Any) -> tuple[str, ...]:
+    """Names, as a tuple of texts. A text is no list of its letters."""
+    ok = isinstance(names, Iterable) and not isinstance(names, str | bytes | dict)
+    require(ok, argument, names, "a list of names")
+    return tuple(str(name) for name in names)
+
+
+def validate_channel_constants(argument: str, values: Any, channels: int) -> tuple[float, ...]:
+    """Means or deviations, one for each channel."""
+    expected = f"{channels} finite numbers, one for each channel"
+    array = to_array(argument, values, expected)
+    ok = array.shape == (channels,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
+    require(bool(ok), argument, values, expected)
+    constants = tuple(float(value) for value in array.tolist())
+    is_in_range = max(map(abs, constants)) <= MAX_CHANNEL_CONSTANT
+    require(is_in_range, argument, values, f"numbers within ±{MAX_CHANNEL_CONSTANT:g}")
+    return constants
+
+
+def validate_std(values: Any, channels: int) -> tuple[float, ...]:
+    """The same of `std`: what pixels are divided by."""
+    constants = validate_channel_constants("std", values, channels)
+    expected = f"positive numbers, at least {MIN_STD:g}"
+    require(min(constants) >= MIN_STD, "std", values, expected)
+    return constants
+
+
+def validate_domains(
+    domains: dict[str, Any], domain_names: Any, images: Sequence[np.ndarray]
+) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
+    """-> (train_domains, test_domains, domain_names); (None, None, ()) of a set without domains.
+
+    domains: as given, by argument, of training and test, as `images` are.
+    """
+    domain_names = validate_names("domain_names", domain_names)
+    missing = [argument for argument, values in domains.items() if values is None]
+    if len(missing) == 2:
+        require(not domain_names, "domain_names", domain_names, "none without train_domains")
+        return None, None, ()
+    require(not missing, (missing or [""])[0], None, "an array, as the other split has domains")
+    train_domains, test_domains = (
+        validate_labels(
+            argument, values, argument.replace("domains", "images"), split_images, "domain"
+        )
+        for (argument, values), split_images in zip(domains.items(), images, strict=True)
+    )
+    largest = int(max(train_domains.max(), test_domains.max()))
+    domain_names = domain_names or tuple(str(domain) for domain in range(largest + 1))
+    # Measures are named after domains, and their mean over these is of `domains`.
+    is_valid = len(set(domain_names)) == len(domain_names) and not {"", "domains"} & {*domain_names}
+    require(
+        is_valid and len(domain_names) > largest,
+        "domain_names",
+        domain_names[:10],
+        f"a different name, not 'domains', for each of at least {largest + 1} domains",
+    )
+    sizes = np.bincount(test_domains, minlength=len(domain_names))
+    if sizes.min() == 0:
+        name = domain_names[int(sizes.argmin())]
+        raise ConfigError(f"test_domains: no test image of domain {name!r}: expected at least one")
+    return train_domains, test_domains, domain_names
+
+
+def _find_mismatched_shapes(values: Any) -> list[tuple[int, ...]]:
+    """The first two different shapes among the items; [] where they have none or one."""
+    if not isinstance(values, list | tuple | np.ndarray):
+        return []
+    shapes: list[tuple[int, ...]] = []
+    for item in values:
+        try:
+            shape = np.shape(item)
+        except Exception:  # ragged itself
+            return []
+        if shape not in shapes:
+            shapes.append(shape)
+        if len(shapes) == 2:
+            return shapes
+    return []
+
+
+def _format_error(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

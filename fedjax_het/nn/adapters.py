@@ -1,0 +1,431 @@
+"""Variables as flax has them, by collections, and as `Model` has them: parameters and state.
+
+flax's own convolution layers, computed by `conv2d`, whose derivatives are fast on a CPU too.
+
+Any flax.linen module of a batch of images as a `Model`: the package's networks and users'.
+
+A pair of functions, `init` and `apply`, as a `Model`.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.nn.conv.primitive import conv2d
+from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
+from fedjax_het.nn.model import Head, Model, Variables
+from fedjax_het.nn.model import count_cached_samples as count_cached_samples
+from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.introspection import get_keyword_parameters
+
+TRAINING_FLAGS = ("train", "training", "deterministic")  # what functions call the training flag
+
+
+def find_training_flag(parameters: Mapping[str, Any]) -> str | None:
+    """The parameter of a function that says whether it is training, if it has one."""
+    return next((name for name in TRAINING_FLAGS if name in parameters), None)
+
+
+def make_flag_arguments(flag: str | None, train: bool) -> dict[str, bool]:
+    """The training flag as keyword arguments."""
+    if flag is None:
+        return {}
+    return {flag: not train if flag == "deterministic" else train}
+
+
+def list_state_collections(by_collection: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the collections besides the parameters, sorted."""
+    return tuple(sorted(name for name in by_collection if name != "params"))
+
+
+def to_variables(by_collection: Mapping[str, Any], collections: Sequence[str]) -> Variables:
+    """`Model`'s form. The state is the one collection besides the parameters; of several, a dict.
+
+    Raises: ConfigError naming a leaf that is no array, or a parameter that holds no floats.
+    """
+    params = by_collection["params"]
+    _check_leaves("params", params, floats=True)
+    return {"params": params, "state": to_state(by_collection, collections)}
+
+
+def to_state(by_collection: Mapping[str, Any], collections: Sequence[str]) -> Any:
+    """The state alone. Raises: ConfigError naming a leaf that is no array."""
+    state = {name: by_collection[name] for name in collections}
+    _check_leaves("state", state, floats=False)
+    return state[collections[0]] if len(collections) == 1 else state
+
+
+def to_collections(variables: Variables, collections: Sequence[str]) -> dict[str, Any]:
+    """The inverse of `to_variables`."""
+    state = variables["state"]
+    state = {collections[0]: state} if len(collections) == 1 else state
+    return {"params": variables["params"], **state}
+
+
+def _check_leaves(kind: str, tree: Any, *, floats: bool) -> None:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        if is_array and not (floats and not np.issubdtype(leaf.dtype, np.inexact)):
+            continue
+        actual = f"of type {leaf.dtype}" if is_array else f"a {type(leaf).__name__}"
+        expected = "an array of floats" if floats else "an array"
+        location = jax.tree_util.keystr(path)
+        raise ConfigError(f"{kind}{location} of its variables is {actual}: expected {expected}")
+
+
+def is_supported_conv(module: nn.Module) -> bool:
+    """Whether a layer is an `nn.Conv` of two dimensions with one group, no dilation, equal strides
+    and nothing else about it that `conv2d` does not do."""
+    return (
+        isinstance(module, nn.Conv)
+        and not isinstance(module.kernel_size, int)
+        and len(module.kernel_size) == 2
+        and module.feature_group_count == 1
+        and {*_to_pair(module.input_dilation), *_to_pair(module.kernel_dilation)} == {1}
+        and len(set(_to_pair(module.strides))) == 1
+        and module.precision is None
+        and module.conv_general_dilated is None
+        and module.conv_general_dilated_cls is None
+    )
+
+
+@contextlib.contextmanager
+def override_convolution(module: nn.Conv) -> Iterator[None]:
+    """Inside, a call of `module` takes `conv2d`, by flax's own field for another convolution."""
+
+    def convolve(x, kernel, strides, padding, **kwargs: Any) -> jax.Array:
+        if isinstance(padding, str):
+            padding = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
+        pad_widths = {width for side in padding for width in side}
+        if len(pad_widths) > 1 or min(pad_widths) < 0:
+            zero = jax.numpy.zeros((), x.dtype)
+            x = jax.lax.pad(x, zero, [(0, 0, 0), *((*side, 0) for side in padding), (0, 0, 0)])
+            pad_widths = {0}
+        return conv2d(x, kernel, pad_widths.pop(), stride=strides[0])
+
+    # A module's fields are frozen for users; the call that reads this one is between these lines.
+    object.__setattr__(module, "conv_general_dilated", convolve)
+    try:
+        yield
+    finally:
+        object.__setattr__(module, "conv_general_dilated", None)
+
+
+def _to_pair(value: Any) -> tuple[int, ...]:
+    """A setting of both axes as flax reads it: None is 1."""
+    if value is None:
+        return (1, 1)
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+NORM_LAYERS = (
+    *(InstanceNorm, BatchNorm),
+    *(nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm),
+)
+_DENSE_LAYERS = (nn.Dense, Linear)
+_PROBE_BATCH = 2
+
+
+class _ModuleInfo(NamedTuple):
+    """What one abstract pass through a module shows.
+
+    num_classes: the last axis of its logits, None where they are not [B, num_classes].
+    collections: of its variables, besides the parameters.
+    norms: paths of its normalisation layers.
+    conv: whether it has convolutions that can be matrix products.
+    dropout: whether it has flax's dropout.
+    activations: of a sample, after the first convolution; None without one.
+    features: whether it returns features with the logits.
+    head: its last fully connected layer, unbound, and that layer's path; None without one.
+    """
+
+    num_classes: int | None
+    collections: tuple[str, ...]
+    norm_paths: frozenset[tuple[str, ...]]
+    has_conv: bool
+    has_dropout: bool
+    activation_shape: tuple[int, int, int] | None
+    returns_features: bool
+    head: tuple[nn.Module, tuple[str, ...]] | None
+
+
+def make_flax_model(
+    module: nn.Module,
+    input_shape: tuple[int, int, int],
+    *,
+    micro_batch: int | None = None,
+    cached_samples: int | None = None,
+    can_shard_batch: bool = False,
+) -> Model:
+    """A `Model` of a module that takes a batch of images, and a training flag if it has one.
+
+    It is called `module(x, train=...)`, `(x, training=...)`, `(x, deterministic=...)` or `(x)`, by
+    its signature, and returns logits, or (features, logits). Collections besides `params` are the
+    model's state; the key goes to the stream "dropout". The head is the last fully connected layer
+    (`nn.Dense`) whose output is the logits; the features are what it reads. Where there is no such
+    layer, the model has no head, and `embed` only if the module returns features itself.
+
+    On a CPU, plain two-dimensional `nn.Conv` are matrix products, as the package's own.
+
+    micro_batch, spreads: see `Model`.
+    cached_samples: see `Model`; by default by the size of what the first convolution gives.
+    Cost: one abstract evaluation.
+    Raises: ConfigError where the module has dropout or batch norm but no training flag. What fails
+      inside the module is raised as it is.
+    """
+    flag = find_training_flag(get_keyword_parameters(type(module).__call__))
+    info = _inspect_module(module, input_shape, flag)
+    if cached_samples is None and info.activation_shape is not None:
+        cached_samples = count_cached_samples(*info.activation_shape)
+
+    def init(key: jax.Array):
+        image, kwargs = jnp.zeros((1, *input_shape)), make_flag_arguments(flag, False)
+        variables: Any = module.init(key, image, **kwargs)  # type: ignore[arg-type]
+        return to_variables(nn.meta.unbox(variables), info.collections)
+
+    call_module = functools.partial(_apply_module, module, flag, info)
+
+    def apply(variables, x, *, train, key=None):
+        out, _, state = call_module(variables, x, train, key)
+        return _get_logits(out), state
+
+    def embed(variables, x, *, train, key=None):
+        out, features, state = call_module(variables, x, train, key)
+        if info.returns_features:
+            return *out, state
+        if features is None:
+            raise ConfigError(f"{type(module).__name__}: its last layer is another one in training")
+        return features, out, state
+
+    return Model(
+        type(module).__name__,
+        input_shape,
+        info.num_classes or 0,
+        init,
+        apply,
+        micro_batch,
+        cached_samples,
+        embed if info.returns_features or info.head else None,
+        lambda: _list_norm_paths(info),
+        _make_head(info),
+        can_shard_batch,
+    )
+
+
+def _apply_module(
+    module: nn.Module,
+    flag: str | None,
+    info: _ModuleInfo,
+    variables: Variables,
+    x,
+    train: bool,
+    key,
+) -> tuple[Any, Any, Any]:
+    """(what the module returns, what its last fully connected layer reads or None, new state)."""
+    by_collection = to_collections(variables, info.collections)
+    kwargs: dict[str, Any] = {
+        **make_flag_arguments(flag, train),
+        "rngs": None if key is None else {"dropout": key},
+    }
+    mutable_collections = list(info.collections) if train else []
+    calls = _CallRecorder(train=train, key=key)
+    with _intercept_calls(calls, info):
+        if not mutable_collections:
+            out, state = module.apply(by_collection, x, **kwargs), variables["state"]
+        else:
+            out, updates = module.apply(by_collection, x, **kwargs, mutable=mutable_collections)
+            state = to_state({**by_collection, **updates}, info.collections)
+    return out, calls.find_last_input(_get_logits(out)), state
+
+
+def _get_logits(out: Any) -> Any:
+    return out[1] if isinstance(out, tuple) and len(out) == 2 else out
+
+
+def _make_head(info: _ModuleInfo) -> Head | None:
+    if info.head is None:
+        return None
+    layer, path = info.head
+
+    def apply(parameters: Any, features: jax.Array) -> Any:
+        return layer.apply({"params": parameters}, features)
+
+    return Head(path, apply)
+
+
+def _list_norm_paths(info: _ModuleInfo) -> frozenset[tuple[str, ...]]:
+    """With the collection in front where the state is by collections."""
+    if len(info.collections) < 2:
+        return info.norm_paths
+    nested_paths = {(name, *path) for name in info.collections for path in info.norm_paths}
+    return info.norm_paths | nested_paths
+
+
+class _CallRecorder:
+    """The calls of fully connected layers in one pass, and how that pass is made."""
+
+    def __init__(self, *, train: bool, key: jax.Array | None):
+        self.train, self.key = train, key
+        self.layers: list[tuple[nn.Module, Any, Any]] = []  # module, input, output
+
+    def find_last_call(self, logits: Any) -> tuple[nn.Module, Any, Any] | None:
+        """The last call whose output is the very array `logits`."""
+        return next((call for call in reversed(self.layers) if call[2] is logits), None)
+
+    def find_last_input(self, logits: Any) -> Any:
+        call = self.find_last_call(logits)
+        return None if call is None else call[1]
+
+    def intercept(self, call: Callable, args: Sequence, kwargs: dict, context: Any) -> Any:
+        module = context.module
+        if context.method_name != "__call__":
+            return call(*args, **kwargs)
+        if isinstance(module, nn.Dropout) and self.train and self.key is None:
+            return args[0] if args else kwargs["inputs"]  # without a key nothing is dropped
+        if is_supported_conv(module):
+            with override_convolution(module):
+                return call(*args, **kwargs)
+        out = call(*args, **kwargs)
+        if isinstance(module, _DENSE_LAYERS):
+            self.layers.append((module, args[0] if args else kwargs["inputs"], out))
+        return out
+
+
+def _intercept_calls(calls: _CallRecorder, info: _ModuleInfo) -> contextlib.AbstractContextManager:
+    """Nothing is in the way of a module that asks for nothing."""
+    needs_interception = info.has_conv or info.has_dropout or not info.returns_features
+    return nn.intercept_methods(calls.intercept) if needs_interception else contextlib.nullcontext()
+
+
+def _inspect_module(module: nn.Module, input_shape: Sequence[int], flag: str | None) -> _ModuleInfo:
+    calls = _CallRecorder(train=False, key=None)
+    norms: set[tuple[str, ...]] = set()
+    layer_info: dict[str, Any] = {"has_conv": False, "has_dropout": False, "activation_shape": None}
+    head: list[tuple[nn.Module, tuple[str, ...]] | None] = []
+    flag_arguments: dict[str, Any] = make_flag_arguments(flag, False)
+
+    def record_layer(call: Callable, args: Sequence, kwargs: dict, context: Any) -> Any:
+        layer, is_call = context.module, context.method_name == "__call__"
+        if flag is None and is_call:
+            _check_layer_without_flag(module, layer, kwargs)
+        if isinstance(layer, NORM_LAYERS):
+            norms.add(layer.path)
+        out = calls.intercept(call, args, kwargs, context)
+        layer_info["has_dropout"] |= isinstance(layer, nn.Dropout)
+        if is_call and is_supported_conv(layer):
+            layer_info["has_conv"] = True
+            if layer_info["activation_shape"] is None and out.ndim == 4:
+                layer_info["activation_shape"] = out.shape[1:]
+        return out
+
+    def run_init(key, x):
+        with nn.intercept_methods(record_layer):
+            out, variables = module.init_with_output(key, x, **flag_arguments)
+        last_call = calls.find_last_call(_get_logits(out))
+        if last_call is not None and last_call[1].ndim == 2:
+            head.append((last_call[0].clone(parent=None), last_call[0].path))
+        else:
+            head.append(None)
+        return out, nn.meta.unbox(variables)
+
+    image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), jnp.result_type(float))
+    out, variables = jax.eval_shape(run_init, jax.random.key(0), image)
+    if "params" not in variables:
+        raise ConfigError(f"{type(module).__name__} has no parameters")
+    shape: tuple[int, ...] = getattr(_get_logits(out), "shape", ())
+    return _ModuleInfo(
+        num_classes=shape[1] if len(shape) == 2 else None,
+        collections=list_state_collections(variables),
+        norm_paths=frozenset(norms),
+        **layer_info,
+        returns_features=isinstance(out, tuple) and len(out) == 2,
+        head=head[-1],
+    )
+
+
+def _check_layer_without_flag(module: nn.Module, layer: nn.Module, kwargs: dict) -> None:
+    """Of a module without a training flag, raise ConfigError for a layer that needs one."""
+    for kind, name, layer_kind in (
+        (nn.Dropout, "deterministic", "dropout"),
+        (nn.BatchNorm, "use_running_average", "batch norm"),
+    ):
+        if not isinstance(layer, kind) or getattr(layer, "samples_per_second", 1) == 0:
+            continue
+        if not (kwargs.get(name) or getattr(layer, name)):
+            raise ConfigError(
+                f"{type(module).__name__}.__call__ takes no train, training or deterministic, but "
+                f"has {layer_kind} ({'/'.join(layer.path)}), which needs to know"
+            )
+
+
+_KEY_NAMES = ("key", "rng")  # what `apply` may call the key
+
+
+def make_pair_model(
+    init: Callable, apply: Callable, input_shape: tuple[int, int, int], num_classes: int
+) -> Model:
+    """A `Model` of `init(key)`, `init(key, images)` or `init(key, images, train)`, and of
+    `apply(variables, images)` or `apply(variables, images, train)`.
+
+    Variables with "params" are by collections, as flax's; any others are all parameters. `apply`
+    returns logits, or (logits, new_state), where new_state holds the collections besides the
+    parameters. The flag may be called train, training or deterministic; a parameter `key` or `rng`
+    is given the key. There is no head, no `embed` and no normalisation layer.
+
+    Cost: one abstract evaluation of `init`, whose errors are raised as they are.
+    """
+    image = jnp.zeros((1, *input_shape))
+
+    def draw_variables(key: jax.Array) -> tuple[Any, bool]:
+        variables = init(
+            *_list_init_arguments(init, key, image), **_make_function_flag(init, False)
+        )
+        has_collections = isinstance(variables, Mapping) and "params" in variables
+        return (dict(variables) if has_collections else {"params": variables}), has_collections
+
+    structure: dict[str, Any] = {}
+
+    def record_structure(key: jax.Array) -> None:
+        by_collection, structure["named"] = draw_variables(key)
+        structure["collections"] = list_state_collections(by_collection)
+
+    jax.eval_shape(record_structure, jax.random.key(0))
+    has_collections, collections = structure["named"], structure["collections"]
+
+    def model_init(key: jax.Array):
+        return to_variables(draw_variables(key)[0], collections)
+
+    def model_apply(variables, x, *, train, key=None):
+        by_collection = to_collections(variables, collections)
+        key_arguments = {name: key for name in _KEY_NAMES if name in get_keyword_parameters(apply)}
+        apply_variables = by_collection if has_collections else by_collection["params"]
+        out = apply(apply_variables, x, **_make_function_flag(apply, train), **key_arguments)
+        if not (isinstance(out, tuple) and len(out) == 2):
+            return out, variables["state"]
+        logits, updates = out
+        if not (train and collections):
+            return logits, variables["state"]
+        return logits, to_state({**by_collection, **updates}, collections)
+
+    return Model("pair", input_shape, num_classes, model_init, model_apply)
+
+
+def _list_init_arguments(init: Callable, key: jax.Array, image: jax.Array) -> tuple[Any, ...]:
+    positional = [
+        parameter
+        for parameter in inspect.signature(init).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.name not in TRAINING_FLAGS
+    ]
+    return (key, image)[: max(1, len(positional))]
+
+
+def _make_function_flag(function: Callable, train: bool) -> dict[str, bool]:
+    return make_flag_arguments(find_training_flag(get_keyword_parameters(function)), train)

@@ -1,0 +1,1 @@
+"""Convolution as a JAX primitive with three implementations."""

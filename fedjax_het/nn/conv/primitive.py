@@ -1,0 +1,179 @@
+"""Two-dimensional convolution, as one operation that jax knows with both its derivatives.
+
+A convolution is linear in its input and in its kernel, and so are the two products that its
+derivatives need: from outputs and kernel back to the input, and from input and outputs to the
+kernel. Each of the three is the derivative of the others: three operations that are closed under
+`jax.grad` and `jax.jvp`, in any order and as often as one likes. What each is computed by is chosen
+when a program is compiled, for the machine and the shapes at hand, see `conv_products`.
+"""
+
+import contextlib
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from fedjax_het.nn.conv import dispatch
+from fedjax_het.nn.conv.dispatch import CONV_IMPLS, Convolution
+from fedjax_het.utils.errors import require_name
+
+
+def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: int = 1) -> Array:
+    """Cross-correlate `x` [B, H, W, I] with `kernel` [kh, kw, I, O], zero padding on all sides.
+
+    Returns [B, (H + 2 padding - kh) // stride + 1, (W + 2 padding - kw) // stride + 1, O].
+
+    Args:
+      impl: "native", the backend's convolution; "im2col", products of matrices; "unrolled", native
+        ones, one for each kernel that it is mapped over (lanes), where "native" may become a
+        grouped one; "auto", on a CPU the faster of the first two for each product, on a TPU
+        "native", elsewhere "native" for one kernel and "im2col" for several, or what
+        `conv_products.automatic` says.
+        They agree to rounding.
+    Cost: kh kw I multiplications and additions for each number of the result. Mapped over kernels
+      (lanes), a CPU takes one after the other, and each gives what it gives alone.
+    """
+    require_name("conv_impl", impl, CONV_IMPLS)
+    dtype = jnp.promote_types(x.dtype, kernel.dtype)
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
+    impl = dispatch.get_auto_impl() if impl == dispatch.AUTO else impl
+    # jax adds its settings to `jax.config` at run time: its types do not name them.
+    settings: Any = jax.config
+    precision = settings.jax_default_matmul_precision
+    convolution = Convolution((height, width), (rows, columns), padding, stride, impl, precision)
+    return CONV_OUTPUT.bind(x[None], kernel[None], of=convolution)[0]
+
+
+def _output_shape(
+    x: tuple[int, ...], kernel: tuple[int, ...], convolution: Convolution
+) -> tuple[int, ...]:
+    return (*x[:2], *convolution.output_size, kernel[-1])
+
+
+def _input_shape(
+    outputs: tuple[int, ...], kernel: tuple[int, ...], convolution: Convolution
+) -> tuple[int, ...]:
+    return (*outputs[:2], *convolution.size, kernel[-2])
+
+
+def _kernel_shape(
+    x: tuple[int, ...], outputs: tuple[int, ...], convolution: Convolution
+) -> tuple[int, ...]:
+    return (x[0], *convolution.window, x[-1], outputs[-1])
+
+
+def apply_per_lane(
+    function: Callable, left: Array, right: Array, *, of: Convolution, platform: str
+) -> Array:
+    """A product of arrays with a leading axis of lanes, [L, ...] each, by that of one lane: as it
+    is lowered for "cpu", "tpu" or another platform."""
+    lanes, cpu = left.shape[0], platform == "cpu"
+    lane_function = partial(function, dispatch.resolve_auto_impl(of, lanes, platform), cpu=cpu)
+    with _set_matmul_precision(of.precision):
+        if lanes == 1:
+            return lane_function(left[0], right[0])[None]
+        if of.impl == dispatch.UNROLLED:
+            return jnp.stack([lane_function(left[lane], right[lane]) for lane in range(lanes)])
+        if cpu:
+            return jax.lax.map(lambda operands: lane_function(*operands), (left, right))
+        return jax.vmap(lane_function)(left, right)
+
+
+def _make_primitive(name: str, output_shape: Callable, function: Callable) -> Primitive:
+    """An operation on two arrays with a leading axis of lanes, [L, ...] each.
+
+    Args:
+      shape_of: `(shape, shape, of) -> shape` of the result.
+      function: `(of, array, array, cpu=...) -> array` without lanes.
+    """
+    primitive = Primitive(name)
+
+    @primitive.def_abstract_eval
+    def _(left, right, *, of):
+        return left.update(shape=output_shape(left.shape, right.shape, of), weak_type=False)
+
+    @primitive.def_impl
+    def _(left, right, *, of):
+        (platform,) = {device.platform for device in jnp.asarray(left).devices()}
+        return _compile(function, of, platform)(left, right)
+
+    for platform in (None, "cpu", "tpu"):  # None: of which nothing else is said
+        lowering_function = partial(apply_per_lane, function, platform=platform or "gpu")
+        lowering_rule = mlir.lower_fun(lowering_function, multiple_results=False)
+        mlir.register_lowering(primitive, lowering_rule, platform=platform)
+    return primitive
+
+
+def _set_matmul_precision(name: str | None) -> contextlib.AbstractContextManager:
+    """As it was where the convolution was asked for: it is lowered somewhere else."""
+    return contextlib.nullcontext() if name is None else jax.default_matmul_precision(name)
+
+
+@cache
+def _compile(function: Callable, convolution: Convolution, platform: str) -> Callable:
+    return jax.jit(partial(apply_per_lane, function, of=convolution, platform=platform))
+
+
+CONV_OUTPUT = _make_primitive("conv2d", _output_shape, dispatch.compute_output)
+CONV_INPUT_GRADIENT = _make_primitive("conv2d_input", _input_shape, dispatch.compute_input_gradient)
+CONV_KERNEL_GRADIENT = _make_primitive(
+    "conv2d_kernel", _kernel_shape, dispatch.compute_kernel_gradient
+)
+
+ad.defbilinear(
+    CONV_OUTPUT,
+    lambda outputs, _, kernel, *, of: CONV_INPUT_GRADIENT.bind(outputs, kernel, of=of),
+    lambda outputs, x, _, *, of: CONV_KERNEL_GRADIENT.bind(x, outputs, of=of),
+)
+ad.defbilinear(
+    CONV_INPUT_GRADIENT,
+    lambda x, _, kernel, *, of: CONV_OUTPUT.bind(x, kernel, of=of),
+    lambda x, outputs, _, *, of: CONV_KERNEL_GRADIENT.bind(x, outputs, of=of),
+)
+ad.defbilinear(
+    CONV_KERNEL_GRADIENT,
+    lambda kernel, _, outputs, *, of: CONV_INPUT_GRADIENT.bind(outputs, kernel, of=of),
+    lambda kernel, x, _, *, of: CONV_OUTPUT.bind(x, kernel, of=of),
+)
+
+
+def _batch_as_lanes(primitive, operands, axes, *, of):
+    """The rule of `jax.vmap`: those mapped over are lanes."""
+    axis_size = next(
+        operand.shape[axis]
+        for operand, axis in zip(operands, axes, strict=True)
+        if axis is not None
+    )
+    left, right = (
+        jnp.broadcast_to(operand[None], (axis_size, *operand.shape))
+        if axis is None
+        else jnp.moveaxis(operand, axis, 0)
+        for operand, axis in zip(operands, axes, strict=True)
+    )
+    lanes = left.shape[1]
+    merged = (operand.reshape(-1, *operand.shape[2:]) for operand in (left, right))
+    out = primitive.bind(*merged, of=of)
+    return out.reshape(axis_size, lanes, *out.shape[1:]), 0
+
+
+def _batch_as_samples(primitive, operands, axes, *, of):
+    """The same where the second operand is a kernel: of one kernel, they are more samples."""
+    samples, kernel = operands
+    if axes[1] is not None:
+        return _batch_as_lanes(primitive, operands, axes, of=of)
+    samples = jnp.moveaxis(samples, axes[0], 1)  # [L, number, B, ...]
+    lanes, axis_size, batch = samples.shape[:3]
+    merged = samples.reshape(lanes, axis_size * batch, *samples.shape[3:])
+    out = primitive.bind(merged, kernel, of=of)
+    return out.reshape(lanes, axis_size, batch, *out.shape[2:]), 1
+
+
+batching.primitive_batchers[CONV_OUTPUT] = partial(_batch_as_samples, CONV_OUTPUT)
+batching.primitive_batchers[CONV_INPUT_GRADIENT] = partial(_batch_as_samples, CONV_INPUT_GRADIENT)
+batching.primitive_batchers[CONV_KERNEL_GRADIENT] = partial(_batch_as_lanes, CONV_KERNEL_GRADIENT)

@@ -1,0 +1,80 @@
+"""A projection head between a network and its classifier."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.nn.layers import uniform_fan_in
+from fedjax_het.nn.model import Head, Model
+from fedjax_het.utils.errors import ConfigError, require
+
+HEAD_LAYERS = ("projection1", "projection2", "head")
+
+
+def add_projection_head(model: Model, size: int = 256) -> Model:
+    """`model` whose classifier reads a projection of its features, as MOON's public code has it:
+
+        z = linear(relu(linear(features)))  of F and then `size` numbers,  logits = linear(z).
+
+    The model's own classifier is left out. `embed` gives z [B, size]. Parameters besides: F^2 + F,
+    F size + size and size C + C, for F C + C that are left out. Weights and biases are drawn as
+    PyTorch does by default.
+    """
+    expected = "a network with a last fully connected layer, to put a projection before"
+    if model.embed is None or model.head is None or not model.head.path:
+        raise ConfigError(f"model = {model.name!r}: expected {expected}")
+    embed_body, path = model.embed, model.head.path
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    classifier_params = model.head.get_parameters(variables)
+    conflicting_names = [
+        name for name in HEAD_LAYERS if name in variables["params"] and (name,) != path
+    ]
+    require(
+        not conflicting_names,
+        "model",
+        model.name,
+        f"a network without layers called {', '.join(conflicting_names)}",
+    )
+    images = jax.ShapeDtypeStruct((2, *model.input_shape), jnp.float32)
+    features = jax.eval_shape(lambda v, x: embed_body(v, x, train=False)[0], variables, images)
+    width = features.shape[1]
+    shapes = ((width, width), (width, size), (size, model.num_classes))
+
+    def init(key):
+        init_variables = model.init(key)
+        params = _replace_layer(init_variables["params"], path, None)
+        for index, (name, shape) in enumerate(zip(HEAD_LAYERS, shapes, strict=True)):
+            keys = jax.random.split(jax.random.fold_in(key, index))
+            draw = uniform_fan_in(shape[0])
+            params[name] = {"kernel": draw(keys[0], shape), "bias": draw(keys[1], shape[1:])}
+        return {**init_variables, "params": params}
+
+    def embed(variables, x, *, train, key=None):
+        params = dict(variables["params"])
+        hidden, projection, last = (params.pop(name) for name in HEAD_LAYERS)
+        unused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), classifier_params)
+        body = {**variables, "params": _replace_layer(params, path, unused)}
+        features, _, state = embed_body(body, x, train=train, key=key)
+        z = _apply_linear(projection, jax.nn.relu(_apply_linear(hidden, features)))
+        return z, _apply_linear(last, z), state
+
+    def apply(variables, x, *, train, key=None):
+        return embed(variables, x, train=train, key=key)[1:]
+
+    return model._replace(
+        init=init, apply=apply, embed=embed, head=Head(HEAD_LAYERS[-1:], apply=_apply_linear)
+    )
+
+
+def _apply_linear(layer, x):
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def _replace_layer(params: dict, path: tuple[str, ...], layer: Any) -> dict:
+    """`params` with this layer at `path`, or (None) without one there."""
+    name, *inside = path
+    if inside:
+        return {**params, name: _replace_layer(params[name], tuple(inside), layer)}
+    others = {other: part for other, part in params.items() if other != name}
+    return others if layer is None else {**others, name: layer}

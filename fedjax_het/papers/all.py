@@ -1,0 +1,235 @@
+"""Every table and figure of every paper, one after the other, and one report of them.
+
+python experiments/all.py --preset quick                      on the embedded digits
+python experiments/all.py --preset quick --only fsl dynafed   of these papers alone
+python experiments/all.py --list
+
+Writes `report.md`, with links to the pictures, and `report.html`, which holds them and, in a
+checkout, what is kept of larger scales, to `results/all-PRESET`; the programs write where they
+always do, to `results/`. One that fails is
+reported with its last lines, and the others go on. One that is done is not started again, unless it
+or what it shares with others has changed, or with `--again`; a program that is cut off goes on from
+the runs that it has made.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedjax_het._version import __version__
+from fedjax_het.analysis.report import write_text
+from fedjax_het.papers.archived_results import ArchivedResults, archives_of, prepare_show_command
+from fedjax_het.papers.archived_results import archive_version as kept_version
+from fedjax_het.papers.programs import find_programs, make_config_program
+from fedjax_het.papers.report_items import (
+    PAPERS,
+    PaperItem,
+    ProgramRecord,
+    ReportEntry,
+    StudyRecords,
+    describe_provenance,
+    format_state,
+    summarize_entries,
+)
+from fedjax_het.papers.report_page import render_html, render_markdown
+from fedjax_het.runtime.progress import show_progress
+from fedjax_het.utils import console
+from fedjax_het.utils.errors import require_name
+from fedjax_het.utils.io import make_output_directory
+from fedjax_het.utils.text import escape_html
+
+HERE = Path(__file__).resolve().parent
+MAX_ERROR_LINES = 12  # of a program that failed
+
+
+@dataclass
+class Arguments:
+    """The command line."""
+
+    preset: Literal["quick", "cpu", "paper"] = "quick"
+    """quick, cpu or paper; a program that does not have it fails, and says so."""
+    only: tuple[str, ...] = ()
+    """Papers (dynafed), or single tables and figures (fsl-fig3)."""
+    again: bool = False
+    """Start those that are done, too: their runs are not made again."""
+    list: bool = False
+    """Print what would be made, and whether it is done; run nothing."""
+
+
+def select_items(only: Sequence[str] = ()) -> list[PaperItem]:
+    """By paper, tables first. ConfigError for a name that none has."""
+    items = []
+    for name, module in find_programs().items():
+        paper, _, stem = name.rpartition(".")
+        if stem != "all":
+            items.append(PaperItem(paper or "dynafed", stem, module))
+    items.sort(key=lambda item: list(PAPERS).index(item.paper))
+    valid_names = [*PAPERS, *(item.name for item in items)]
+    for name in only:
+        require_name("only", name, valid_names)
+    return [item for item in items if not only or item.paper in only or item.name in only]
+
+
+def item_version(item: PaperItem) -> str:
+    """Changes with the programs of its folder, which share settings, and with the package's."""
+    digest = hashlib.sha256(__version__.encode())
+    for path in sorted({item.path, *(HERE / item.paper).glob("*.py")}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def read_record(folder: Path, name: str, version: str) -> ProgramRecord | None:
+    """None unless it was made of what is there now, and its files are."""
+    try:
+        record = ProgramRecord(**json.loads((folder / f"{name}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    is_complete = record.status == 0 and all(Path(file).is_file() for file in record.files)
+    return record if is_complete and record.version == version else None
+
+
+def list_output_files(results: Path, folder: Path) -> dict[Path, int]:
+    """The pictures and tables below `results`, apart from those in `folder`, and when they were
+    written."""
+    paths = (path for path in sorted(results.rglob("*")) if path.suffix in (".png", ".md"))
+    return {path: path.stat().st_mtime_ns for path in paths if folder not in path.parents}
+
+
+def item_command(item: PaperItem, preset: str) -> list[str]:
+    """The same from a checkout and from an installed package; -P: nothing of this folder is
+    imported."""
+    arguments = ["-P", "-m", "fedjax_het.cli", "table", item.module.name, "--preset", preset]
+    return [sys.executable, *arguments, "--pictures", "dark"]
+
+
+def run_item(item: PaperItem, preset: str, folder: Path, results: Path) -> ProgramRecord:
+    """Run it; its files are what it wrote below `results`."""
+    before = list_output_files(results, folder)
+    name = f"fedjax-het table {item.module.name} --preset {preset}"
+    record = _run_program(item.name, item_version(item), item_command(item, preset), name, folder)
+    after = list_output_files(results, folder)
+    return _save_record(
+        record, folder, [path for path, mtime_ns in after.items() if before.get(path) != mtime_ns]
+    )
+
+
+def redraw_archive(archive: ArchivedResults, folder: Path) -> ProgramRecord:
+    """What is kept, as its program draws it now."""
+    copy_folder = folder / archive.name
+    arguments, version = prepare_show_command(archive, copy_folder), kept_version(archive)
+    if arguments is None:
+        record = ProgramRecord(archive.name, version, 0, 0.0, [], "", archive.show_command)
+    else:
+        record = _run_program(archive.name, version, arguments, archive.show_command, folder)
+    output_files = [
+        path for path in sorted(copy_folder.iterdir()) if path.suffix in (".md", ".png")
+    ]
+    return _save_record(record, folder, output_files, is_new=False)
+
+
+def _run_program(
+    name: str, version: str, arguments: list[str], display_command: str, folder: Path
+) -> ProgramRecord:
+    log, clock = folder / f"{name}.log", time.perf_counter()
+    with log.open("w") as file:
+        process = subprocess.run(arguments, stdout=file, stderr=subprocess.STDOUT, check=False)
+    seconds, status = time.perf_counter() - clock, process.returncode
+    text = "" if status == 0 else "\n".join(log.read_text().splitlines()[-MAX_ERROR_LINES:])
+    return ProgramRecord(name, version, status, seconds, [], text, display_command)
+
+
+def _save_record(
+    record: ProgramRecord, folder: Path, files: Sequence[Path], *, is_new: bool = True
+) -> ProgramRecord:
+    """The record with its files, on disk. now: their numbers were made by this version, today."""
+    record.files = [str(path) for path in files]
+    record.made_by = describe_provenance(
+        record.files, f"fedjax_het {__version__}" if is_new else ""
+    )
+    record.when = time.strftime("%Y-%m-%d", time.gmtime()) if is_new else ""
+    write_text(folder / f"{record.name}.json", json.dumps(asdict(record), indent=1))
+    return record
+
+
+def archive_records(
+    name: str, folder: Path, *, again: bool
+) -> list[tuple[ArchivedResults, ProgramRecord]]:
+    """What is kept of a table, figure or paper, drawn unless that is done."""
+    records = []
+    for archive in archives_of(name):
+        record = None if again else read_record(folder, archive.name, kept_version(archive))
+        records.append((archive, record or redraw_archive(archive, folder)))
+    return records
+
+
+def run_all(arguments: Arguments) -> int:
+    results = Path("results")
+    folder = results / f"all-{arguments.preset}"
+    selected_items = select_items(arguments.only)
+    if arguments.list:
+        for item in selected_items:
+            state = "done" if read_record(folder, item.name, item_version(item)) else "missing"
+            print(f"{state:8} {item.name:16} {item.title}")
+        return 0
+    make_output_directory(folder)
+    entries = [ReportEntry(item) for item in selected_items]
+    studies: StudyRecords = {}
+    papers = {item.paper for item in selected_items}.intersection(arguments.only or PAPERS)
+    again = arguments.again
+    for index, entry in enumerate(entries):
+        item = entry.item
+        entry.record = None if again else read_record(folder, item.name, item_version(item))
+        action, label = (
+            "done" if entry.record else "made",
+            f"[{index + 1}/{len(selected_items)}] {item.name}",
+        )
+        try:
+            with show_progress(label, transient=True, initial_phase="at work"):
+                entry.record = entry.record or run_item(item, arguments.preset, folder, results)
+                entry.archives = archive_records(item.name, folder, again=again)
+                if item.paper in papers and item.paper not in studies:
+                    studies[item.paper] = archive_records(item.paper, folder, again=again)
+        except KeyboardInterrupt:
+            console.print_error("stopped; the same command goes on from what is done")
+            return 130
+        console.print_status(f"{label}: {action}, {format_state(entry.record)}")
+        # Written anew each time: what is there can be read while the rest is made.
+        write_report(arguments, folder, entries, studies)
+    print(summarize_entries(entries))
+    print(f"Written to {folder}: report.md, report.html.")
+    return 1 if any(entry.record and entry.record.status for entry in entries) else 0
+
+
+def write_report(
+    arguments: Arguments, folder: Path, entries: Sequence[ReportEntry], studies: StudyRecords
+) -> None:
+    """Both forms of it."""
+    title = f"Tables and figures of four papers, preset {arguments.preset}"
+    cli_arguments = [
+        "--preset",
+        arguments.preset,
+        *(("--only", *arguments.only) if arguments.only else ()),
+    ]
+    command = " ".join(["python", "experiments/all.py", *cli_arguments])
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    provenance = (
+        f"<code>{escape_html(command)}</code> · fedjax_het {__version__} · {machine} · "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}. Each section says its own command, seconds, "
+        "versions and device. Columns sort by a click on their names."
+    )
+    write_text(folder / "report.md", render_markdown(title, entries, folder))
+    write_text(folder / "report.html", render_html(title, entries, studies, provenance))
+
+
+main = make_config_program(Arguments, run_all, "Every table and figure.")
+
+if __name__ == "__main__":
+    raise SystemExit(main())

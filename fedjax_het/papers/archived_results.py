@@ -1,0 +1,106 @@
+"""Results at paper scale, or at that of two cores, which lie beside the programs that made them."""
+
+import hashlib
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# The archived results lie in the checkout; an installed package has none.
+EXPERIMENTS_FOLDER = Path(__file__).resolve().parents[2] / "experiments"
+
+
+@dataclass(frozen=True)
+class ArchivedResults:
+    """A folder of results, as a program shows it."""
+
+    owner: str
+    """The table or figure, `dynafed-table5`; a paper, where it is none of its tables."""
+    folder: str
+    """Below `experiments`."""
+    program: str
+    """Its file, below `experiments`."""
+    arguments: tuple[str, ...] = ()
+    """Of its command line."""
+
+    @property
+    def name(self) -> str:
+        return "-".join(["kept", *Path(self.program).with_suffix("").parts, self.source.name])
+
+    @property
+    def source(self) -> Path:
+        return EXPERIMENTS_FOLDER / self.folder
+
+    @property
+    def title(self) -> str:
+        """What the folder is of."""
+        return f"Kept results: {self.source.name}"
+
+    @property
+    def show_command(self) -> str:
+        """What shows them."""
+        arguments = [*self.arguments, "--show", "--output-dir", f"experiments/{self.folder}"]
+        return " ".join(["python", f"experiments/{self.program}", *arguments])
+
+
+# What shows folders that are not named after the preset of their runs.
+ARGUMENTS_BY_FOLDER = {"table5-mlp": ("--models", "mlp")}
+PRESETS = ("short", "cpu", "paper")
+
+
+def find_archives() -> list[ArchivedResults]:
+    """Every table and figure in the folders `results/STEM-PRESET` beside the programs; none in an
+    installed package, which has no results."""
+    return [
+        _make_archive(path)
+        for path in sorted(EXPERIMENTS_FOLDER.glob("**/results/*/*.md"))
+        if (EXPERIMENTS_FOLDER / _program_path(path)).is_file()
+    ]
+
+
+def _make_archive(path: Path) -> ArchivedResults:
+    paper, _, stem = _program_path(path).removesuffix(".py").rpartition("/")
+    paper = paper or "dynafed"  # as Table 1 and what else lies beside the papers' folders
+    is_item = stem.startswith(("table", "fig"))
+    preset = path.parent.name.rpartition("-")[2]
+    arguments = (
+        ("--preset", preset) if preset in PRESETS else ARGUMENTS_BY_FOLDER.get(path.parent.name, ())
+    )
+    folder = path.parent.relative_to(EXPERIMENTS_FOLDER).as_posix()
+    return ArchivedResults(
+        f"{paper}-{stem}" if is_item else paper, folder, _program_path(path), arguments
+    )
+
+
+def _program_path(path: Path) -> str:
+    """Of what is named `table` alone the folder says which it is. Beside the folder of results, but
+    for DynaFed's Table 1, which lies above its paper's."""
+    stem = path.parent.name.partition("-")[0] if path.stem == "table" else path.stem
+    sibling = path.parents[2] / f"{stem}.py"
+    program = sibling if sibling.is_file() else EXPERIMENTS_FOLDER / sibling.name
+    return program.relative_to(EXPERIMENTS_FOLDER).as_posix()
+
+
+def archives_of(name: str) -> list[ArchivedResults]:
+    """What is kept of a table or figure, or of a paper's other studies."""
+    return [archive for archive in find_archives() if archive.owner == name]
+
+
+def archive_version(archive: ArchivedResults) -> str:
+    """Changes with the files of the folder."""
+    listing = sorted((path.name, path.stat().st_size) for path in archive.source.iterdir())
+    return hashlib.sha256(repr((archive.show_command, listing)).encode()).hexdigest()[:16]
+
+
+def prepare_show_command(archive: ArchivedResults, folder: Path) -> list[str] | None:
+    """Copies the runs to `folder`: -> the command that draws them there; None where the folder has
+    no runs, but what was drawn of them, which is copied."""
+    runs = list(archive.source.glob("*.npz"))
+    # Arrays in a folder of their own are what a program counted of its runs.
+    patterns = ("*.npz", "*.json", "*/*.npy") if runs else ("*.md", "*.png")
+    for path in (path for pattern in patterns for path in archive.source.glob(pattern)):
+        copy_path = folder / path.relative_to(archive.source)
+        copy_path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy_path)
+    arguments = [*archive.arguments, "--show", "--pictures", "dark", "--output-dir", str(folder)]
+    return [sys.executable, str(EXPERIMENTS_FOLDER / archive.program), *arguments] if runs else None

@@ -1,0 +1,282 @@
+"""DynaFed's Figure 6: how good the synthetic data are.
+
+python experiments/dynafed/fig6.py                  the embedded digits, a minute on 2 cores
+python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: as Table 1
+python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
+
+`fig6_distance.png`: from every checkpoint of the trajectory, a network is trained for s' steps on
+the synthetic data, on as many random real ones and on noise; 1 minus the cosine between its
+parameters and the checkpoint s rounds later. All three have the learned step size and the method's
+augmentation; noise has random labels, one class each, as many of each class as the others.
+`fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as
+a control, on as many random real ones, against local epochs.
+
+From the runs of Table 1, in its folder, and where it has none of as many local epochs, from runs
+that end with the round after the synthesis; `--show` draws those that are there. The public code
+trains three copies of the network that the federation started from; here each of the three has an
+initialisation of its own.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jax.flatten_util import ravel_pytree
+
+from fedjax_het import RunSpec, simulate
+from fedjax_het.analysis import to_csv
+from fedjax_het.analysis.direct_labels import LineLabel, label_line_ends
+from fedjax_het.analysis.figure_style import add_note, make_panels, set_integer_ticks
+from fedjax_het.analysis.figures.output import style_axes, write_figure
+from fedjax_het.analysis.report import write_text
+from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
+from fedjax_het.condensation.downstream_eval import random_subset
+from fedjax_het.core.evaluation import correct
+from fedjax_het.core.task import Task
+from fedjax_het.data import Dataset, load_dataset
+from fedjax_het.nn import make_model
+from fedjax_het.papers.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
+from fedjax_het.papers.table import TableRun, make_table_program
+from fedjax_het.runtime.progress import show_progress
+from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.sweep_log import format_run_label
+from fedjax_het.utils.errors import require
+
+EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # than Table 1's
+NUM_NETWORKS = 3
+SCRATCH_EPOCHS = 501
+HARD_LABEL_LOGIT = 30.0  # the label logit of a sample's own class, those of the others being 0
+LINE_COLORS = {"synthetic": "#D55E00", "real": "#0072B2", "noise": "#777777"}
+
+
+def add_local_epoch_rows(name: str):
+    extra_rows = (
+        f"dynafed(local_epochs={epochs}, rounds=21)" for epochs in EXTRA_LOCAL_EPOCHS[name]
+    )
+    return replace(PRESETS[name], rows=("dynafed", *extra_rows))
+
+
+FIG6 = EXPERIMENT(
+    name="dynafed-fig6",
+    results_folder=FOLDER,
+    item="fig6",
+    title="DynaFed, Figure 6: the quality of the synthetic data.",
+    has_reported_values=False,
+    presets={name: add_local_epoch_rows(name) for name in EXTRA_LOCAL_EPOCHS},
+)
+
+
+def build_network(spec: RunSpec, dataset: Dataset):
+    """The task; `apply(params, images)` in training mode; parameters from and to a vector."""
+    model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
+    variables = model.init(jax.random.key(spec.seed))
+    state = variables["state"]
+
+    def apply(params, images):
+        return model.apply({"params": params, "state": state}, images, train=True)[0]
+
+    return Task(model, dataset.mean, dataset.std), apply, ravel_pytree(variables["params"])[1]
+
+
+def load_synthetic_data(result: Result, path: str | None = None) -> SyntheticData:
+    """ConfigError, where the run has none or was kept without."""
+    names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
+    is_complete = all(name in result.artifacts for name in names)
+    expected = "a run of dynafed that has made its synthetic data"
+    require(is_complete, "result", path or format_run_label(result.spec), expected)
+    return SyntheticData(*(jnp.asarray(result.artifacts[name]) for name in names))
+
+
+def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[str, SyntheticData]:
+    """What is compared, by name: the run's own data, as many of random real images, and noise."""
+    synthetic, seed = load_synthetic_data(result), result.spec.seed
+    num_samples, classes = synthetic.label_logits.shape
+    labels = np.arange(num_samples) * classes // num_samples
+    indices = random_subset(dataset.train_labels, labels, seed=seed)
+    hard_logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
+    noise = jax.random.normal(jax.random.key(seed), synthetic.images.shape)
+    real = task.normalize(jnp.asarray(dataset.train_images[indices]))
+    return {
+        "synthetic": synthetic,
+        "real": SyntheticData(real, hard_logits, synthetic.step_size),
+        "noise": SyntheticData(noise, hard_logits, synthetic.step_size),
+    }
+
+
+def load_trajectory(result: Result) -> np.ndarray:
+    """[L + 1, P]. A result that was loaded has none: its rounds are made once more, all but without
+    synthesis."""
+    spec = result.spec
+    if result.state is not None:
+        return np.asarray(result.state.server.step_state.trajectory)
+    rounds = spec.options["trajectory_rounds"]
+    options = {**spec.options, "num_iterations": 1}
+    with show_progress(f"trajectory of {format_run_label(spec)}", transient=True) as show:
+        shortened_run = simulate(replace(spec, rounds=rounds, options=options), progress=show)
+    return np.asarray(shortened_run.state.server.step_state.trajectory)
+
+
+def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
+    """A row per checkpoint `start` that a segment fits behind: a column per kind of data."""
+    spec = result.spec
+    task, apply, unravel = build_network(spec, dataset)
+    data = build_comparison_data(result, task, dataset)
+    options = spec.options
+    trajectory = jnp.asarray(load_trajectory(result))
+    length = options["segment_length"]
+
+    @jax.jit
+    def distance(data, start, target, key):
+        end = unroll(
+            apply,
+            unravel,
+            start,
+            data,
+            key,
+            num_steps=options["inner_steps"],
+            batch_size=options["inner_batch_size"],
+            augment_strategy=options["augment_strategy"],
+            loss_scaling=options["loss_scaling"],
+        )
+        return matching_loss(end, start, target, distance="cosine")
+
+    rows = []
+    for start in range(len(trajectory) - length):
+        key = jax.random.fold_in(jax.random.key(spec.seed), start)
+        checkpoints = trajectory[start], trajectory[start + length], key
+        distance_by_data = {
+            name: float(distance(synthetic, *checkpoints)) for name, synthetic in data.items()
+        }
+        rows.append({"alpha": spec.alpha, "seed": spec.seed, "start": start, **distance_by_data})
+    return pd.DataFrame(rows)
+
+
+def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
+    """A row per run, data (`synthetic` or `real`) and `network`, of `NETWORKS` that saw these data
+    alone: `accuracy`, a share of the test images.
+
+    The runs differ in data and seed alone: one compilation serves all."""
+    spec = results[0].spec
+    task, apply, _ = build_network(spec, dataset)
+    images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
+    train = partial(
+        train_from_scratch,
+        apply,
+        epochs=SCRATCH_EPOCHS,
+        augment_strategy=spec.options["augment_strategy"],
+        loss_scaling=spec.options["loss_scaling"],
+    )
+
+    @jax.jit
+    def accuracy(synthetic, key):
+        init_key, train_key = jax.random.split(key)
+        variables = task.model.init(init_key)
+        variables = {**variables, "params": train(variables["params"], synthetic, train_key)}
+
+        def right(example):
+            image, label = example
+            logits = task.model.apply(variables, task.normalize(image[None]), train=False)[0]
+            return correct(logits[0], label)
+
+        return jax.lax.map(right, (images, labels), batch_size=500).mean()
+
+    rows = []
+    for result in results:
+        run_spec, data = result.spec, build_comparison_data(result, task, dataset)
+        identifiers = {
+            "alpha": run_spec.alpha,
+            "local_epochs": run_spec.local_epochs,
+            "seed": run_spec.seed,
+        }
+        keys = jax.random.split(jax.random.key(run_spec.seed), NUM_NETWORKS)
+        for kind in ("synthetic", "real"):
+            for number, key in enumerate(keys):
+                test_accuracy = float(accuracy(data[kind], key))
+                rows.append(
+                    {**identifiers, "data": kind, "network": number, "accuracy": test_accuracy}
+                )
+    return pd.DataFrame(rows)
+
+
+def plot_distances(table: pd.DataFrame):
+    panels = [f"alpha {alpha:g}" for alpha in table["alpha"].unique()]
+    figure, axes = make_panels(panels, columns=len(panels), size=(3.6, 2.8), sharey="all")
+    ends: dict[str, list[LineLabel]] = {title: [] for title in panels}
+    for (_, rows), title in zip(table.groupby("alpha", sort=False), panels, strict=True):
+        by_start = rows.groupby("start")
+        for name, color in LINE_COLORS.items():
+            mean, std = by_start[name].mean(), by_start[name].std().fillna(0)
+            axes[title].plot(mean.index, mean, color=color, lw=1.6, label=name)
+            axes[title].fill_between(
+                mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0
+            )
+            ends[title].append(LineLabel(name, float(mean.iloc[-1]), color))
+        axes[title].set_xlabel("Start t (round)")
+        axes[title].set_xlim(rows["start"].min(), rows["start"].max())
+        set_integer_ticks(axes[title])
+        style_axes(axes[title])
+    axes[panels[0]].set_ylabel("Cosine distance")
+    label_line_ends(figure, {axes[title]: labels for title, labels in ends.items()})
+    add_note(figure, "band: one standard deviation over seeds")
+    return figure
+
+
+def plot_scratch_accuracies(table: pd.DataFrame):
+    titles = [f"alpha {alpha:g}" for alpha in sorted(table["alpha"].unique())]
+    figure, panels = make_panels(titles, columns=len(titles), size=(3.2, 2.8), sharey="all")
+    ends: dict[str, list[LineLabel]] = {title: [] for title in titles}
+    for (alpha, kind), rows in table.groupby(["alpha", "data"]):
+        title = f"alpha {alpha:g}"
+        by_epochs = 100 * rows.groupby("local_epochs")["accuracy"].agg(["mean", "std"])
+        panels[title].errorbar(
+            by_epochs.index,
+            by_epochs["mean"],
+            by_epochs["std"].fillna(0),
+            color=LINE_COLORS[kind],
+            marker="o",
+            capsize=3,
+            label=kind,
+        )
+        ends[title].append(LineLabel(kind, float(by_epochs["mean"].iloc[-1]), LINE_COLORS[kind]))
+    for panel in panels.values():
+        panel.set_xticks(sorted(table["local_epochs"].unique()))
+        panel.set_xlabel("Local epochs")
+        style_axes(panel)
+    panels[titles[0]].set_ylabel("Test accuracy from scratch (%)")
+    label_line_ends(figure, {panels[title]: labels for title, labels in ends.items()})
+    add_note(figure, "bars: one standard deviation over seeds and networks")
+    return figure
+
+
+def write_outputs(table_run: TableRun) -> list[str]:
+    results = [result for _, result in table_run.iterate_results()]
+    if not results:
+        print("No run is there to be drawn.")
+        return []
+    dataset = load_dataset(results[0].spec.dataset, normalisation=results[0].spec.normalisation)
+    shortest = min(result.spec.local_epochs or 0 for result in results)
+    shortest_results = [r for r in results if r.spec.local_epochs == shortest]
+    distance = pd.concat(
+        [measure_distances(result, dataset) for result in shortest_results], ignore_index=True
+    )
+    sort_columns = ["alpha", "local_epochs", "data", "seed", "network"]
+    scratch = scratch_accuracies(results, dataset).sort_values(sort_columns)
+    print(FIG6.title)
+    print("Cosine distance from the checkpoint s rounds on, mean over starts and seeds:")
+    print(distance.groupby("alpha")[list(LINE_COLORS)].mean().to_string())
+    print("Test accuracy (%) from scratch, mean over seeds and networks:")
+    print((100 * scratch.groupby(sort_columns[:3])["accuracy"].mean()).to_string())
+    write_figure(table_run.directory / "fig6_distance.png", plot_distances(distance))
+    write_figure(table_run.directory / "fig6_scratch.png", plot_scratch_accuracies(scratch))
+    write_text(table_run.directory / "fig6_distance.csv", to_csv(distance))
+    write_text(table_run.directory / "fig6_scratch.csv", to_csv(scratch))
+    return [f"fig6_{half}.{kind}" for half in ("distance", "scratch") for kind in ("png", "csv")]
+
+
+main = make_table_program(FIG6, write_outputs)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

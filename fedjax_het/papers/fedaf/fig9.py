@@ -1,0 +1,195 @@
+"""FedAF's Figure 9: how the domains' images of one class lie in a network's feature space (t-SNE).
+
+python experiments/fedaf/fig9.py                  six domains of the embedded digits, a minute
+python experiments/fedaf/fig9.py --preset paper   DomainNet
+
+The paper takes a ResNet50 trained on ImageNet. Nothing is downloaded here: the features are those
+of a network that this script trains on the same images of all domains, for a few epochs. They are
+another picture than the paper's, which the figure's title says.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from fedjax_het import RunSpec, simulate
+from fedjax_het.analysis.figure_style import PALETTE, add_legend, make_panels
+from fedjax_het.analysis.figures.output import write_figure
+from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.data import Dataset, load_dataset
+from fedjax_het.papers.fedaf.domains import make_digit_domains
+from fedjax_het.papers.programs import make_config_program
+from fedjax_het.runtime.progress import show_progress
+from fedjax_het.runtime.sweep_log import format_run_label
+from fedjax_het.utils.config import NonNegativeInt, PositiveInt, lower_bound
+from fedjax_het.utils.errors import require_name
+from fedjax_het.utils.io import make_output_directory
+
+
+class EmbeddingPreset(NamedTuple):
+    """Images, and the network that is trained on them."""
+
+    make_dataset: Callable[[], Dataset]
+    images_description: str
+    spec: RunSpec
+
+
+def make_centralized_spec(dataset: str, epochs: int, **settings: Any) -> RunSpec:
+    """All images at one client: FedAvg is plain training, a round an epoch."""
+    return RunSpec(
+        "fedavg",
+        dataset,
+        model="convnet",
+        norm="batch",
+        partition="iid",
+        num_clients=1,
+        participation=1.0,
+        local_epochs=1,
+        batch_size=64,
+        rounds=epochs,
+        local_optimizer="momentum",
+        **settings,
+    )
+
+
+DOMAIN_MARKERS = "o^sDvP"  # of the domains, in turn
+PRESETS = {
+    "quick": EmbeddingPreset(
+        make_digit_domains,
+        "the digits in six made-up domains",
+        make_centralized_spec("user", 20, width=32, depth=2),
+    ),
+    "paper": EmbeddingPreset(
+        lambda: load_dataset("domainnet", normalisation="fedaf"),
+        "DomainNet's ten classes",
+        make_centralized_spec("domainnet", 10, normalisation="fedaf"),
+    ),
+}
+
+
+@dataclasses.dataclass
+class Arguments:
+    """The command line."""
+
+    preset: str = "quick"
+    """quick or paper."""
+    epochs: PositiveInt | None = None
+    """Of training the network (default: the preset's)."""
+    images: Annotated[int, lower_bound(100)] = 3000
+    """Training images that are shown, at most: drawn from all."""
+    seed: NonNegativeInt = 0
+    """Of training, drawing and t-SNE."""
+    output_dir: str | None = None
+    """Folder of the figure (default: results/fedaf-fig9-PRESET)."""
+    list: bool = False
+    """Print what would be trained; do nothing."""
+
+
+def embed_images(
+    spec: ResolvedRunSpec, dataset: Dataset, positions: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Features [N, F] of training images, and the test accuracy of the network (a share)."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedjax_het.core.task import Task
+    from fedjax_het.nn import make_model
+
+    with show_progress(format_run_label(spec), transient=True) as show:
+        result = simulate(spec, dataset=dataset, progress=show)
+    model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
+    task, features_of = Task(model, dataset.mean, dataset.std), model.embed
+    assert features_of is not None  # a ConvNet has them
+
+    @jax.jit
+    def embed(images):
+        return features_of(result.state.server.variables, task.normalize(images), train=False)[0]
+
+    batches = [
+        np.asarray(embed(jnp.asarray(dataset.train_images[batch_positions])))
+        for batch_positions in np.array_split(positions, -(-len(positions) // 256))
+    ]
+    return np.concatenate(batches), result.summary["last_accuracy"]
+
+
+def plot_embedding(
+    points: np.ndarray, labels: np.ndarray, domains: np.ndarray, dataset: Dataset, title: str
+):
+    """A panel per class, a colour and a mark per domain; all panels in the coordinates of one
+    t-SNE."""
+    from matplotlib.lines import Line2D
+
+    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    figure, panels = make_panels(names, columns=4, size=(2.4, 2.3), sharey="all")
+    domain_styles = dict(
+        zip(
+            dataset.domain_names,
+            itertools.cycle(zip(PALETTE, DOMAIN_MARKERS, strict=False)),
+            strict=False,
+        )
+    )
+    low, high = points.min(0), points.max(0)
+    margin = 0.05 * (high - low)
+    for label, panel in enumerate(panels.values()):
+        for domain, (color, marker) in enumerate(domain_styles.values()):
+            x, y = points[(labels == label) & (domains == domain)].T
+            panel.scatter(x, y, s=7, color=color, marker=marker, linewidth=0)
+        panel.set_xlim(low[0] - margin[0], high[0] + margin[0])
+        panel.set_ylim(low[1] - margin[1], high[1] + margin[1])
+        panel.set_xticks([])
+        panel.set_yticks([])
+    figure.suptitle(title, fontsize=10)
+    handles = [
+        Line2D([], [], linestyle="none", marker=marker, color=color, label=name)
+        for name, (color, marker) in domain_styles.items()
+    ]
+    add_legend(figure, handles)
+    return figure
+
+
+def make_figure(arguments: Arguments) -> int:
+    require_name("preset", arguments.preset, PRESETS)
+    preset = PRESETS[arguments.preset]
+    spec = dataclasses.replace(preset.spec, seed=arguments.seed)
+    if arguments.epochs is not None:
+        spec = dataclasses.replace(spec, rounds=arguments.epochs)
+    spec = spec.resolved()
+    if arguments.list:
+        print(f"{spec.model} on {preset.images_description}, {spec.rounds} epochs; then t-SNE")
+        return 0
+    from sklearn.manifold import TSNE
+
+    dataset = preset.make_dataset()
+    rng = np.random.default_rng(arguments.seed)
+    count = min(arguments.images, len(dataset.train_labels))
+    positions = np.sort(rng.permutation(len(dataset.train_labels))[:count])
+    features, accuracy = embed_images(spec, dataset, positions)
+    points = TSNE(random_state=arguments.seed, init="pca").fit_transform(features)
+    title = (
+        f"t-SNE of {count:,} training images' features: {preset.images_description}.\n"
+        f"Features of a ConvNet trained here on these domains for {spec.rounds} epochs "
+        f"(test accuracy {100 * accuracy:.1f} %),\nnot of the paper's ResNet50 trained on "
+        "ImageNet."
+    )
+    directory = make_output_directory(
+        arguments.output_dir or f"results/fedaf-fig9-{arguments.preset}"
+    )
+    assert dataset.train_domains is not None  # both presets' data have domains
+    labels, domains = dataset.train_labels[positions], dataset.train_domains[positions]
+    write_figure(directory / "fig9.png", plot_embedding(points, labels, domains, dataset, title))
+    print(f"Written to {directory}: fig9.png.")
+    return 0
+
+
+main = make_config_program(
+    Arguments,
+    make_figure,
+    "FedAF, Figure 9: features of domains by t-SNE, from a network trained here.",
+)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""FedAMP's Figure 3: who learns from whom, the collaboration weights of FedAMP and HeurFedAMP.
+
+python experiments/fedamp/fig3.py                  the embedded digits, seconds on 2 cores
+python experiments/fedamp/fig3.py --preset cpu     MNIST and Fashion-MNIST, MLP: half an hour
+python experiments/fedamp/fig3.py --preset paper   the four data sets: a GPU's work
+
+Makes the runs of Table 3 that are missing, of these two methods alone; `--show` draws those that
+are there. The weights are those of the last round (the paper does not say of which round its are):
+`fig3_DATASET.png` draws the first seed's, groups that take from each other side by side; `fig3.md`
+and `fig3.csv` compare weights inside a group with weights between groups, over all groups, and for
+each with the other group that it takes most from.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedjax_het import analysis
+from fedjax_het.analysis.render import TableSection, TextTable, format_number
+from fedjax_het.analysis.report import write_table_files
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.data import get_client_groups, load_dataset
+from fedjax_het.metrics.personal import compute_group_contrast, compute_group_weights
+from fedjax_het.papers.fedamp.table3 import TABLE3
+from fedjax_het.papers.table import TableRun, make_table_program
+from fedjax_het.runtime.data_assignment import build_partition
+
+METHODS = ("fedamp", "heurfedamp")
+FIG3 = replace(
+    TABLE3,
+    title="FedAMP, Figure 3: collaboration weights in the last round, clients in groups.",
+    presets={name: replace(preset, rows=METHODS) for name, preset in TABLE3.presets.items()},
+)
+VISIBLE_RATIO = 2.0  # times what the other group gets that a group takes most from
+CAPTION = (
+    "From the runs of Table 3. Mean weights: inside, of other clients of a client's group; "
+    "between, of clients of other groups; own, of a client's own model. Weights of a client sum "
+    "to 1. By group: the weight inside over that of the other group that it takes most from, 1 "
+    f"where the two are as one; a group shows where that is at least {VISIBLE_RATIO:g}."
+)
+
+
+def load_client_groups(spec: RunSpec) -> np.ndarray:
+    """[K] the group of each client, from the partition that the settings make."""
+    spec = spec.resolved()
+    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    return get_client_groups(build_partition(spec, dataset))
+
+
+def collect_collaborations(table_run: TableRun) -> list[dict[str, Any]]:
+    """A row per run that is there: dataset, model, method, seed, weights [K, K], groups [K]."""
+    rows, groups = [], {}
+    for cell, result in table_run.iterate_results():
+        partition = result.summary["partition_digest"]
+        if partition not in groups:
+            groups[partition] = load_client_groups(result.spec)
+        rows.append(
+            {
+                "dataset": cell.dataset,
+                "model": cell.model,
+                "method": cell.method,
+                "seed": result.spec.seed,
+                "weights": result.artifacts["collaboration"],
+                "groups": groups[partition],
+            }
+        )
+    return rows
+
+
+def compute_contrasts(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """A row per run: what identifies it, `compute_group_contrast` of its weights, `ratios` of each of its
+    groups (see `GroupWeights`) as text, and how many of them show."""
+    key_columns = ("dataset", "model", "method", "seed")
+    records = []
+    for row in rows:
+        ratios = compute_group_weights(row["weights"], row["groups"]).ratios
+        texts = [f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}" for ratio in ratios]
+        records.append(
+            {
+                **{name: row[name] for name in key_columns},
+                "clients": len(row["groups"]),
+                "groups": len(ratios),
+                **compute_group_contrast(row["weights"], row["groups"])._asdict(),
+                "ratios": " ".join(texts),
+                "shown": int((ratios >= VISIBLE_RATIO).sum()),
+            }
+        )
+    return pd.DataFrame(records)
+
+
+def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
+    sections = []
+    for (dataset, model), rows in table.groupby(["dataset", "model"], sort=False):
+        texts = [
+            {
+                "Method": row.method,
+                "Seed": str(row.seed),
+                "Clients": str(row.clients),
+                "Groups": str(row.groups),
+                "Inside": format_number(row.inside, ".4f"),
+                "Between": format_number(row.between, ".4f"),
+                "Inside / between": format_number(row.ratio, ".1f"),
+                "Own": format_number(row.own, ".4f"),
+                "By group": row.ratios,
+                "That show": f"{row.shown} of {row.groups}",
+            }
+            for row in rows.itertuples(index=False)
+        ]
+        labels = {"Data": dataset, "Network": model}
+        sections.append(TableSection(rows=tuple(texts), title=f"{dataset}, {model}", labels=labels))
+    names = ("Method", "Seed")
+    values = (
+        "Clients",
+        "Groups",
+        "Inside",
+        "Between",
+        "Inside / between",
+        "Own",
+        "By group",
+        "That show",
+    )
+    return TextTable(title, names, values, tuple(sections), (CAPTION, FIG3.note))
+
+
+def write_outputs(table_run: TableRun) -> list[str]:
+    rows = collect_collaborations(table_run)
+    if not rows:
+        print("No run is there to be drawn.")
+        return []
+    table = compute_contrasts(rows)
+    texts = make_text_table(table, f"{table_run.title}.")
+    figures = {}
+    has_several_models = table["model"].nunique() > 1
+    for dataset, model in table[["dataset", "model"]].drop_duplicates().itertuples(index=False):
+        first_rows: dict[str, dict] = {}
+        for row in rows:
+            if (row["dataset"], row["model"]) == (dataset, model):
+                first_rows.setdefault(row["method"], row)
+        plotted_rows = list(first_rows.values())
+        figure = analysis.plot_collaboration(
+            [row["weights"] for row in plotted_rows],
+            plotted_rows[0]["groups"],
+            titles=[f"{row['method']}, {dataset}, seed {row['seed']}" for row in plotted_rows],
+        )
+        figures[f"fig3_{dataset}{'_' + model if has_several_models else ''}.png"] = figure
+    return write_table_files(table_run.directory, "fig3", texts, table, figures)
+
+
+main = make_table_program(FIG3, write_outputs)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

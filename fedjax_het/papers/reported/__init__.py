@@ -1,0 +1,43 @@
+"""What the papers report, cell by cell: one CSV file per paper, read as it stands.
+
+Columns: `paper`, `item` (`table1`, ...), `dataset`, `model`, `partition`, `level` (the Dirichlet
+alpha, the labels per client, or a domain), `clients`, `participation`, `local_epochs`, `rounds`,
+`method`, `metric`, `mean`, `std`. Names are those of this package; what a paper does not say (its
+network, a level) is empty. Accuracies are percentages. Nothing measured is ever written here.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedjax_het.utils.errors import require_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_REPORTED_FOLDER = Path(__file__).parent
+
+
+@cache
+def _read_paper(paper: str) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.read_csv(_REPORTED_FOLDER / f"{paper}.csv")
+
+
+def load_reported_values(paper: str, item: str | None = None) -> "pd.DataFrame":
+    """The values of one table or figure, in the paper's order: `load_reported_values("dynafed",
+    "table1")`; without an item all of them. An unknown paper or item is a `ConfigError` that lists
+    the valid ones."""
+    import pandas as pd
+
+    require_name("paper", paper, sorted(path.stem for path in _REPORTED_FOLDER.glob("*.csv")))
+    values = _read_paper(paper)
+    if item is None:
+        return values
+    require_name("item", item, list(dict.fromkeys(values["item"])))
+    item_values = values[values["item"] == item].reset_index(drop=True)
+    levels = pd.to_numeric(
+        item_values["level"], errors="coerce"
+    )  # of another item they may be names
+    return item_values.assign(level=levels) if levels.notna().all() else item_values

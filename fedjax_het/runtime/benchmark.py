@@ -1,0 +1,64 @@
+"""The time of rounds alone."""
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.data import Dataset
+from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.checkpointing import CheckpointWriter
+from fedjax_het.runtime.group_state import init_group
+from fedjax_het.runtime.placement import Placement
+from fedjax_het.runtime.runner import start_runs
+from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.env import require_variables
+from fedjax_het.utils.validation import validate_arguments
+
+
+class RoundTimes(NamedTuple):
+    """What `benchmark_rounds` measured."""
+
+    seconds: list[float]  # of each round
+    samples: list[int]  # client samples of each round
+    cohorts: list[np.ndarray]  # ids of the clients that took part
+    compile_seconds: float
+    useful_work_fraction: float
+    lanes: str
+
+
+@validate_arguments
+def benchmark_rounds(
+    spec: RunSpec,
+    rounds: PositiveInt,
+    dataset: Dataset | None = None,
+    *,
+    placement: Placement = Placement(),
+) -> RoundTimes:
+    """Time local training and averaging alone: the first rounds of `spec`, one program call each
+    and no evaluation inside."""
+    require_variables()
+    spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
+    group = prepare_group([spec], dataset=dataset, placement=placement)
+    group_state = init_group(group, group.prepared_runs)
+    start_runs(group_state, CheckpointWriter())
+    seconds = []
+    for r in range(rounds):
+        inputs = jax.block_until_ready(group_state.build_chunk_inputs(r, 1))
+        start_time = time.perf_counter()
+        group_state.load_client_states([r])
+        group_state.state, _ = jax.block_until_ready(group.program.chunk(group_state.state, inputs))
+        group_state.store_client_states([r])
+        seconds.append(time.perf_counter() - start_time)
+    scheduler = group.prepared_runs[0].scheduler
+    return RoundTimes(
+        seconds,
+        scheduler.work_counts.samples[:rounds].tolist(),
+        [scheduler.draw_cohort(r) for r in range(rounds)],
+        group_state.timing.compile_seconds,
+        group.useful_work_fraction(group.prepared_runs),
+        group.plan.describe(),
+    )

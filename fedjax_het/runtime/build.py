@@ -1,0 +1,331 @@
+"""What a method says of its traffic, asked before its program compiles: after the last round would
+be too late.
+
+The model that a run begins with, where that is in a file.
+
+Federations made ready: settings checked, data placed, programs built but not compiled.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.core.autotune.search import LaneChoice
+from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
+from fedjax_het.core.schedule import compute_useful_fraction
+from fedjax_het.data import Dataset, Partition, PartitionSummary, ServerSummary
+from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.runtime.compiled_programs import (
+    CompiledPrograms,
+    Signature,
+    build_algorithm,
+    build_local_training,
+    build_network,
+    build_programs,
+    build_signature,
+    compute_static_key,
+    evict_programs,
+)
+from fedjax_het.runtime.data_assignment import assign_data, load_server_pool, resolve_dataset
+from fedjax_het.runtime.memory_limits import require_memory_for_plan, require_memory_for_settings
+from fedjax_het.runtime.placement import (
+    DEVICE_STATE,
+    SPLIT_STATE,
+    Placement,
+    build_plan,
+    choose_client_state,
+    choose_num_blocks,
+    choose_num_lanes,
+    reduce_parallel_runs,
+    should_shard_server_work,
+)
+from fedjax_het.runtime.prepared_run import (
+    GroupShapes,
+    InitialModel,
+    PreparedRun,
+    add_method_inputs,
+    build_federation_data,
+    build_prepared_run,
+    build_trial_schedulers,
+    build_work_items,
+    compute_group_shapes,
+)
+from fedjax_het.runtime.program_inputs import InputContext, build_group_inputs
+from fedjax_het.runtime.trained_model import ModelFile, read_model_file
+from fedjax_het.utils.errors import ConfigError, require
+
+
+def check_traffic_contract(
+    program: CompiledPrograms,
+    prepared_runs: Sequence[PreparedRun],
+    dataset: Dataset,
+    pool: LabeledImages | None,
+) -> None:
+    """Raise ContractError where the functions that count bytes break the contract.
+
+    By the state's shapes, of one client: what needs its values is asked when the run is done.
+    Cost: an abstract evaluation of the method's init.
+    """
+    algorithm, model, first_run = program.algorithm, program.task.model, prepared_runs[0]
+    algorithm.initial_traffic(build_federation_data(first_run, dataset, pool))
+
+    def count_traffic(key: jax.Array) -> tuple[()]:
+        algorithm.traffic(first_run.hp, algorithm.init(first_run.hp, key, model.init(key), 1))
+        return ()
+
+    try:
+        jax.eval_shape(count_traffic, jax.random.key(0))
+    except jax.errors.ConcretizationTypeError:
+        return
+
+
+def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> InitialModel | None:
+    """That which settings name; None where weights are drawn. Raises ConfigError for a file that is
+    none, and for the model of another network."""
+    if spec.init_from is None:
+        return None
+    model_file = _read_initial_model(spec.init_from)
+    expected_variables = jax.eval_shape(
+        build_local_training(signature).task.model.init, jax.random.key(0)
+    )
+    expected_shapes, file_shapes = (
+        _format_leaf_shapes(expected_variables),
+        _format_leaf_shapes(model_file.variables),
+    )
+    for name in {**expected_shapes, **file_shapes}:
+        file_shape, expected_shape = (
+            file_shapes.get(name, "nothing"),
+            expected_shapes.get(name, "nothing"),
+        )
+        expected = f"a model of this network, {spec.model}, in which {name} is {expected_shape}, not {file_shape}"
+        require(file_shape == expected_shape, "init_from", spec.init_from, expected)
+    leaves = jax.tree.leaves(model_file.variables)  # of dicts, whose order is that of names
+    variables = jax.tree.unflatten(jax.tree.structure(expected_variables), leaves)
+    return InitialModel(variables, model_file.variables_digest)
+
+
+def compute_initial_digest(path: str) -> str:
+    """The digest of a file's model; "unknown" where it cannot be read, as the run will say."""
+    try:
+        return _read_initial_model(path).variables_digest
+    except ConfigError:
+        return "unknown"
+
+
+def _read_initial_model(path: str) -> ModelFile:
+    try:
+        return read_model_file(Path(path))
+    except OSError as error:
+        expected = f"a model's file, as save_model writes it ({error.strerror})"
+        require(False, "init_from", path, expected)
+        raise
+
+
+def _format_leaf_shapes(tree: Any) -> dict[str, str]:
+    """Of each leaf, by its place."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype} {leaf.shape}"
+        for path, leaf in leaves
+    }
+
+
+log = logging.getLogger("fedjax_het")
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """Federations that the same programs serve, `program.plan.capacity` of them at a time."""
+
+    program: CompiledPrograms
+    prepared_runs: list[PreparedRun]
+    context: InputContext  # of what the programs read
+    shared_inputs: dict[str, Any]  # the part of it that is the same for all
+    lane_choice: LaneChoice
+    client_state: str = DEVICE_STATE
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        return self.program.plan
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.context.dataset
+
+    @property
+    def pool(self) -> LabeledImages | None:
+        """What the server's examples are from besides those of training."""
+        return self.context.pool
+
+    @property
+    def shapes(self) -> GroupShapes:
+        return self.context.shapes
+
+    def summarize_partition(self, prepared_run: PreparedRun) -> PartitionSummary:
+        """A federation's partition in numbers."""
+        return prepared_run.partition.summarize(self.dataset.train_labels, self.dataset.num_classes)
+
+    def summarize_server_data(self, prepared_run: PreparedRun) -> ServerSummary | None:
+        """The server's examples in numbers; None where it has none."""
+        if prepared_run.server_data is None:
+            return None
+        return prepared_run.server_data.summarize(self.dataset, prepared_run.partition, self.pool)
+
+    def useful_work_fraction(self, prepared_runs: Sequence[PreparedRun]) -> float:
+        """Share of the samples that the lanes of these, in step, run through which are clients'."""
+        schedulers = [f.scheduler for f in prepared_runs]
+        return compute_useful_fraction(schedulers, is_concurrent=self.plan.mesh_axis == LANES_AXIS)
+
+
+def prepare_group(
+    specs: Sequence[RunSpec],
+    *,
+    dataset: Dataset | None = None,
+    partitions: Sequence[Partition] | None = None,
+    user_partition: Partition | None = None,
+    network: Any = None,
+    optimizer: Any = None,
+    placement: Placement = Placement(),
+    data_dir: str | os.PathLike | None = None,
+    pool: LabeledImages | None = None,
+    num_runs: int | None = None,
+) -> RunGroup:
+    """Check the settings, make the partitions, place the data. Nothing is compiled yet.
+
+    Args:
+      specs: of one `compute_static_key`.
+      dataset: the user's own, or one that is loaded already.
+      partitions: those that the settings name, one for each, where they are made already.
+      own_partition: the user's, in the place of those.
+      network: the user's own, for specs whose model is "user".
+      optimizer: the user's own, for specs whose local optimiser is "user".
+      placement: where they go.
+      data_dir: of the prepared data (default: TFDS_DATA_DIR).
+      pool: what `load_server_pool` gives for them, where it is there already.
+      count: of the runs that are made by these programs, of which these may be some; how devices
+        are shared out depends on it (default: these are all).
+    Raises: ConfigError.
+    """
+    evict_programs()
+    resolved_specs = [spec.resolved() for spec in specs]
+    assert len({compute_static_key(spec) for spec in resolved_specs}) == 1
+    spec = resolved_specs[0]
+    dataset = resolve_dataset(spec, dataset, data_dir, caller="simulate")
+    devices = placement.list_devices()
+    signature = build_signature(spec, dataset, network, optimizer)
+    require_memory_for_settings(spec, dataset, signature, placement, devices)
+    algorithm = build_algorithm(signature)
+    _warn_missing_norm_layers(signature)
+    initial_model = load_initial_model(spec, signature)
+    pool = load_server_pool(spec, dataset, data_dir) if pool is None else pool
+
+    trains_on_server_data = algorithm.trains_on_server_data
+    named_partitions: Sequence[Partition | None] = partitions or (None,) * len(resolved_specs)
+    data_assignments = [
+        assign_data(
+            resolved_spec,
+            dataset,
+            pool,
+            partition=named_partition,
+            user_partition=user_partition,
+            trains_on_server_data=trains_on_server_data,
+        )
+        for resolved_spec, named_partition in zip(resolved_specs, named_partitions, strict=True)
+    ]
+    work_items = [
+        build_work_items(resolved_spec, data_assignment.training_partition, dataset, algorithm)
+        for resolved_spec, data_assignment in zip(resolved_specs, data_assignments, strict=True)
+    ]
+    blocks = choose_num_blocks(placement, devices, spec)
+    num_runs = num_runs or len(resolved_specs)
+    training_partitions = [
+        data_assignment.training_partition for data_assignment in data_assignments
+    ]
+    build_schedulers = functools.partial(
+        build_trial_schedulers, resolved_specs, training_partitions, work_items, blocks
+    )
+    lane_choice = choose_num_lanes(
+        placement, signature, algorithm, devices, blocks, resolved_specs, build_schedulers, num_runs
+    )
+    if lane_choice.conv_impl != signature.conv_impl:
+        log.info("convolutions: %s", lane_choice.conv_impl)
+        signature = signature._replace(conv_impl=lane_choice.conv_impl)
+    prepared_runs = [
+        build_prepared_run(
+            *resolved_spec,
+            algorithm,
+            blocks=blocks,
+            lanes=lane_choice.lanes,
+            initial_model=initial_model,
+        )
+        for resolved_spec in zip(resolved_specs, data_assignments, work_items, strict=True)
+    ]
+    prepared_runs = add_method_inputs(prepared_runs, algorithm, dataset, pool)
+    server_sharding_check = functools.partial(
+        should_shard_server_work, placement, signature, algorithm, devices[:blocks]
+    )
+    schedulers = [f.scheduler for f in prepared_runs]
+    plan = build_plan(
+        placement, devices, blocks, lane_choice, schedulers, num_runs, server_sharding_check
+    )
+    program = build_programs(signature, plan)
+    client_state = choose_client_state(placement, program, spec)
+    if client_state == SPLIT_STATE:
+        program = build_programs(signature, plan._replace(has_sharded_client_states=True))
+    check_traffic_contract(program, prepared_runs, dataset, pool)
+    require_memory_for_plan(program, prepared_runs[0], client_state, placement)
+    return _place_group(program, dataset, pool, prepared_runs, lane_choice, client_state)
+
+
+def _warn_missing_norm_layers(signature: Signature) -> None:
+    """Warn of a network without what makes the method another one than its base."""
+    required_features = get_algorithm_spec(
+        signature.algorithm, dict(signature.options)
+    ).required_data
+    if "norms" in required_features and not build_network(signature).norm_layers():
+        log.warning(
+            "note: %s is about normalisation layers, and network %r has none that are known as "
+            "such: this is FedAvg",
+            signature.algorithm,
+            signature.model,
+        )
+
+
+def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
+    """The same federations, `width` at a time on each device; 0: one at a time on all devices."""
+    program = build_programs(
+        group.program.signature, reduce_parallel_runs(group.plan, num_parallel)
+    )
+    unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
+    return _place_group(program, group.dataset, group.pool, *unchanged_fields)
+
+
+def on_single_device(group: RunGroup) -> RunGroup:
+    """The same federations on the default device, of which programs know nothing."""
+    program = build_programs(group.program.signature, group.plan._replace(mesh=None))
+    unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
+    return _place_group(program, group.dataset, group.pool, *unchanged_fields)
+
+
+def _place_group(
+    program: CompiledPrograms,
+    dataset: Dataset,
+    pool: LabeledImages | None,
+    prepared_runs: list[PreparedRun],
+    lane_choice: LaneChoice,
+    client_state: str,
+) -> RunGroup:
+    """A group with its data on the devices."""
+    shapes = compute_group_shapes(prepared_runs, program.plan)
+    context = InputContext(program.plan, program.program_spec, dataset, pool, shapes)
+    return RunGroup(
+        program, prepared_runs, context, build_group_inputs(context), lane_choice, client_state
+    )

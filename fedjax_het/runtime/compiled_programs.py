@@ -1,0 +1,412 @@
+"""What is compiled once: the programs that all runs of one static signature share."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import num_bytes, with_pretraining
+from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.core.execution_plan import PER_RUN, REPLICATED, ExecutionPlan, make_execution_plan
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
+from fedjax_het.core.miscompile_guard import VerifiedJit
+from fedjax_het.core.mmap_limit import evict_programs_if_needed
+from fedjax_het.core.optimizers import (
+    OPTIMIZERS,
+    LocalTrainingOptions,
+    check_transformation,
+    compute_optimizer_digest,
+    make_user_transformation,
+)
+from fedjax_het.core.round_program import (
+    ChunkInputs,
+    EvaluationOptions,
+    RoundComponents,
+    make_partial_round,
+    make_round_chunk,
+)
+from fedjax_het.core.task import Task
+from fedjax_het.data import Dataset
+from fedjax_het.metrics.registry import parse_metrics
+from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, to_model
+from fedjax_het.nn.conv.dispatch import AUTO
+from fedjax_het.nn.flops import count_training_flops
+from fedjax_het.nn.precision import configure_compute
+from fedjax_het.runtime.program_inputs import ProgramSpec, get_input_kinds
+from fedjax_het.utils.arrays import is_prng_key
+from fedjax_het.utils.errors import require
+
+# Settings in which runs that share their programs may differ: they decide what the host draws, or
+# when it stops, or are traced.
+PER_RUN_SETTINGS = (
+    "seed",
+    "partition_seed",
+    "partition",
+    "partition_options",
+    "alpha",
+    "classes",
+    "averaging",
+    "lr_schedule",
+    "stop_at",
+    "patience",
+    "min_gain",
+    "hp",
+)
+
+
+def compute_static_key(spec: RunSpec) -> str:
+    """Equal for resolved specs that can be made by the same programs, in step."""
+    key = repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in PER_RUN_SETTINGS))
+    hyperparameter_names = _traced_optional_hyperparameters(spec)
+    schedule_markers = ["lr_schedule"] if spec.lr_schedule is not None else []
+    return (
+        f"{key} {[*schedule_markers, *hyperparameter_names]}"
+        if schedule_markers or hyperparameter_names
+        else key
+    )
+
+
+def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
+    """The numbers of local training that are there since they are given, and programs read."""
+    candidate_names = (
+        name
+        for name in optional_hyperparameters(spec)
+        if not is_round_schedule_hyperparameter(name)
+    )
+    return sorted(name for name in candidate_names if name in spec.hp)
+
+
+class ById(NamedTuple):
+    """What a network, or an optimiser, is made of; another object is another one."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ById) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Signature(NamedTuple):
+    """Every static choice of a run; equal signatures share their compiled programs."""
+
+    algorithm: str
+    method_functions: tuple  # the functions that the names of the method and its base stand for now
+    options: tuple
+    model: str
+    network_source: ById  # what that name stands for now
+    model_options: tuple
+    input_shape: tuple
+    num_classes: int
+    evaluation: EvaluationOptions
+    mean: tuple
+    std: tuple
+    optimizer: str | None
+    keep_state: bool
+    local_epochs: int | None
+    batch_size: int
+    evaluated_model: str
+    has_server_data: bool
+    pretrain_epochs: int
+    precision: str | None  # see `nn.precision`
+    has_lr_schedule: bool  # whether the local rate has a schedule over rounds
+    training_options: LocalTrainingOptions  # of local training
+    optimizer_source: ById  # what the optimiser's name stands for now
+    conv_impl: str = AUTO  # what "auto" stands for in its convolutions
+
+
+def apply_user_network(spec: RunSpec, network: Any) -> RunSpec:
+    """The settings of a run whose network is given, or is to be the one that they name.
+
+    Raises ConfigError where they name one besides, or the user's where none is given.
+    """
+    if network is None:
+        require(
+            spec.model != USER_PROVIDED,
+            "model",
+            USER_PROVIDED,
+            "a network passed to the run: network=...",
+        )
+        return spec
+    is_allowed = spec.model in (None, USER_PROVIDED)
+    require(is_allowed, "model", spec.model, "none beside a network that is passed to the run")
+    return dataclasses.replace(spec, model=USER_PROVIDED)
+
+
+def apply_user_optimizer(spec: RunSpec, optimizer: Any) -> RunSpec:
+    """The same with an optimiser that is given, or the one that they name; see `apply_user_network`."""
+    name = spec.local_optimizer
+    if optimizer is None:
+        requirement = "an optimizer passed to the run: optimizer=..."
+        require(name != USER_PROVIDED, "local_optimizer", USER_PROVIDED, requirement)
+        return spec
+    expected = "none beside an optimizer that is passed to the run"
+    require(name in (None, USER_PROVIDED), "local_optimizer", name, expected)
+    expected_type = "an optax.GradientTransformation, or a function of hp that returns one"
+    is_valid = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
+    require(is_valid, "optimizer", optimizer, expected_type)
+    spec = dataclasses.replace(spec, local_optimizer=USER_PROVIDED)
+    hp = spec.resolved().hp
+    check_transformation(USER_PROVIDED, functools.partial(make_user_transformation, optimizer), hp)
+    return spec
+
+
+def build_signature(
+    spec: ResolvedRunSpec, dataset: Dataset, network: Any = None, optimizer: Any = None
+) -> Signature:
+    """That of resolved settings on these data; `network` and `optimizer` are the user's, for the
+    model "user" and the local optimiser "user"."""
+    if spec.model != USER_PROVIDED:
+        network = NETWORKS[spec.model].make
+    if spec.local_optimizer != USER_PROVIDED:
+        optimizer = OPTIMIZERS[spec.local_optimizer].make if spec.local_optimizer else None
+    return Signature(
+        algorithm=spec.algorithm,
+        method_functions=get_algorithm_spec(spec.algorithm, spec.options).identity_key,
+        options=tuple(sorted((k, _to_hashable(v)) for k, v in spec.options.items())),
+        model=spec.model,
+        network_source=ById(network),
+        model_options=tuple(sorted((k, _to_hashable(v)) for k, v in spec.model_options.items())),
+        input_shape=tuple(dataset.input_shape),
+        num_classes=dataset.num_classes,
+        evaluation=EvaluationOptions(
+            spec.num_clients,
+            len(dataset.domain_names),
+            spec.has_client_tests,
+            spec.gradient_gaps or 0,
+            *((parse_metrics(spec.measures), dataset.num_classes) if spec.measures else ()),
+        ),
+        mean=tuple(dataset.mean),
+        std=tuple(dataset.std),
+        optimizer=spec.local_optimizer,
+        keep_state=spec.optimizer_state == "keep",
+        local_epochs=spec.local_epochs,
+        batch_size=spec.batch_size,
+        evaluated_model=spec.evaluated_model if spec.has_client_tests else "global",
+        has_server_data=spec.server_data is not None,
+        pretrain_epochs=spec.pretrain_epochs or 0,
+        precision=spec.precision,
+        has_lr_schedule=spec.lr_schedule is not None,
+        training_options=LocalTrainingOptions(
+            tuple(sorted(spec.optimizer_options.items())),
+            tuple(_traced_optional_hyperparameters(spec)),
+            spec.lr_step_schedule,
+            spec.accumulation or 1,
+            spec.local_steps,
+        ),
+        optimizer_source=ById(optimizer),
+    )
+
+
+class CompiledPrograms(NamedTuple):
+    """What runs of one static signature share: one compilation serves all of them."""
+
+    signature: Signature
+    task: Task
+    plan: ExecutionPlan
+    program_spec: ProgramSpec
+    init: Callable  # (number of client states) -> (hp, key, first model: drawn) -> State
+    rounds: RoundComponents
+    chunk: VerifiedJit
+    partial_round: VerifiedJit  # a part of a round; compiled where rounds are long
+    samples_per_round: dict[
+        tuple, float
+    ]  # samples that a round trains on, of what was traced: see `workload_key`
+    server_stages: dict[str, VerifiedJit]
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.program_spec.algorithm
+
+    @property
+    def network_digest(self) -> dict[str, str]:
+        """For the record of a run, where its network has no name that says what it is."""
+        if self.signature.model != USER_PROVIDED:
+            return {}
+        return {"network_digest": compute_network_digest(build_network(self.signature))}
+
+    def user_object_digests(self, hp: Mapping[str, Any]) -> dict[str, str]:
+        """The same of its network and its optimiser, which reads these numbers."""
+        digests = dict(self.network_digest)
+        if self.signature.optimizer == USER_PROVIDED:
+            optimizer = self.signature.optimizer_source.value
+            digests["compute_optimizer_digest"] = compute_optimizer_digest(optimizer, hp)
+        return digests
+
+    @property
+    def evaluation(self) -> EvaluationOptions:
+        return self.program_spec.evaluation
+
+
+@functools.lru_cache(maxsize=32)
+def build_local_training(signature: Signature) -> LocalTraining:
+    """How clients train, and which network."""
+    model = build_network(signature)
+    options = dict(signature.options)
+    model = get_algorithm_spec(signature.algorithm, options).get_trained_network(model, options)
+    model = configure_compute(model, conv_impl=signature.conv_impl, precision=signature.precision)
+    user_optimizer = (
+        signature.optimizer_source.value if signature.optimizer == USER_PROVIDED else None
+    )
+    return LocalTraining(
+        Task(model, signature.mean, signature.std),
+        signature.optimizer,
+        signature.local_epochs,
+        signature.keep_state,
+        signature.batch_size,
+        signature.evaluated_model,
+        options=signature.training_options._replace(user_optimizer=user_optimizer),
+    )
+
+
+def build_network(signature: Signature) -> Model:
+    """The network that the settings name, or that the user gave."""
+    input_shape, num_classes = signature.input_shape, signature.num_classes
+    network_options = dict(signature.model_options)
+    if signature.model != USER_PROVIDED:
+        return make_model(signature.model, input_shape, num_classes, **network_options)
+    return to_model(signature.network_source.value, input_shape, num_classes, **network_options)
+
+
+def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> Algorithm:
+    """The method; without a plan for what it asks of the host alone."""
+    plan = plan or make_execution_plan(mesh_axis=None)
+    options = dict(signature.options)
+    training = build_local_training(signature)
+    algorithm = get_algorithm_spec(signature.algorithm, options).build_algorithm(
+        training, plan, options
+    )
+    if signature.pretrain_epochs:
+        clients = signature.evaluation.num_clients
+        algorithm = with_pretraining(algorithm, training, plan, signature.pretrain_epochs, clients)
+    return algorithm
+
+
+@functools.lru_cache(maxsize=32)
+def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledPrograms:
+    """The programs, built but not compiled."""
+    task, evaluation = build_local_training(signature).task, signature.evaluation
+    algorithm = build_algorithm(signature, plan)
+    program_spec = ProgramSpec(
+        algorithm, evaluation, signature.has_server_data, signature.has_lr_schedule
+    )
+    kinds = get_input_kinds(program_spec)
+    rounds, samples_per_round = RoundComponents(algorithm, task, plan, evaluation), {}
+
+    def record_samples(inputs: ChunkInputs, samples: float) -> None:
+        samples_per_round[workload_key(inputs)] = samples
+
+    zero_metrics = jax.tree.map(lambda a: 0.0, evaluation.missing_metrics(algorithm, 1))
+    chunk = VerifiedJit(
+        plan.map_runs(make_round_chunk(rounds, record_samples), (PER_RUN, kinds)),
+        baseline=lambda args: (args[0], zero_metrics),
+        name=f"{signature.algorithm} rounds",
+        donate_argnums=0,
+    )
+    partial_round = VerifiedJit(
+        plan.map_runs(make_partial_round(rounds), (PER_RUN, kinds, REPLICATED, PER_RUN)),
+        baseline=lambda args: (args[0], zero_metrics, args[3], 0),
+        name=f"{signature.algorithm} rounds in stretches",
+        donate_argnums=3,
+    )
+    server_stages = {
+        stage.name: VerifiedJit(
+            plan.map_runs(
+                stage.advance, (PER_RUN, PER_RUN, PER_RUN, REPLICATED, kinds.server_examples)
+            ),
+            baseline=lambda args: args[1],
+            name=stage.name,
+            donate_argnums=1,
+        )
+        for stage in algorithm.server_stages
+    }
+    init = _make_init(algorithm, task, plan)
+    return CompiledPrograms(
+        signature,
+        task,
+        plan,
+        program_spec,
+        init,
+        rounds,
+        chunk,
+        partial_round,
+        samples_per_round,
+        server_stages,
+    )
+
+
+def workload_key(inputs: ChunkInputs) -> tuple:
+    """What decides how much a round of a program works; the same of all federations in step, and of
+    one of them."""
+    schedules = (inputs.schedule, inputs.tuning_schedule, inputs.diagnostics_schedule)
+    sizes = [None if schedule is None else schedule.batches.shape[-4:] for schedule in schedules]
+    return (
+        *sizes,
+        None if inputs.server_examples is None else inputs.server_examples.labels.shape[-1],
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def flops_per_sample(signature: Signature) -> int:
+    """Floating-point operations of training on a sample."""
+    return count_training_flops(build_local_training(signature).task.model)
+
+
+def evict_programs() -> None:
+    """Forget programs where a process holds about as many as it may, see `crowding`."""
+    evict_programs_if_needed(build_programs.cache_clear, build_local_training.cache_clear)
+
+
+def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callable:
+    """-> init(number of client states) -> (hp, key, first model) -> State, of jitted functions; the
+    first model is drawn where none is given."""
+
+    def to_strong_type(leaf: jax.Array) -> jax.Array:
+        # A weakly typed leaf would come back strong, and the next call would compile again.
+        return leaf if is_prng_key(leaf) else jax.lax.convert_element_type(leaf, leaf.dtype)
+
+    def init(num_clients: int, hp: Any, key: jax.Array, variables: Any):
+        state = jax.tree.map(to_strong_type, algorithm.init(hp, key, variables, num_clients))
+        return (
+            plan.map_state(state, plan.constrain_sharding)
+            if plan.has_sharded_client_states
+            else state
+        )
+
+    # A program of its own, so that one compilation serves every method with this network.
+    draw = jax.jit(plan.map_runs(task.model.init, (PER_RUN,)))
+
+    @functools.lru_cache
+    def build_init(num_clients: int) -> Callable:
+        init_program = jax.jit(
+            plan.map_runs(functools.partial(init, num_clients), (PER_RUN, PER_RUN, PER_RUN))
+        )
+
+        def init_state(hp: Any, key: jax.Array, variables: Any = None) -> Any:
+            return init_program(hp, key, draw(key) if variables is None else variables)
+
+        return init_state
+
+    return build_init
+
+
+def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec) -> int:
+    """What a client of one federation keeps between rounds."""
+    hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model = program.task.model
+    init = lambda hp, key: program.algorithm.init(hp, key, model.init(key), 1)  # noqa: E731
+    return num_bytes(jax.eval_shape(init, hp, key).clients)
+
+
+def _to_hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,287 @@
+"""Who holds what: the examples of clients and server, and clients' tests, that settings name."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_het.config.resolve import USER_PROVIDED, display_partition_names
+from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.data import (
+    DATASETS,
+    Dataset,
+    Partition,
+    ServerData,
+    draw_withheld_examples,
+    load_dataset,
+    make_client_tests,
+    make_partition,
+    make_server_data,
+    make_server_pool,
+    partition_from_clients,
+)
+from fedjax_het.data.dataset import validate_dataset
+from fedjax_het.data.normalization import get_normalization_constants
+from fedjax_het.data.partition import draw_held_out_clients, select_clients
+from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.utils.errors import ConfigError, display_names_within, require
+
+
+class DataAssignment(NamedTuple):
+    """What the clients and the server of a federation have."""
+
+    partition: Partition  # what clients hold of their own
+    training_partition: Partition  # and, where the method says so, the server's examples besides
+    client_tests: Partition | None  # of every client, where they are tested on their own
+    server_data: ServerData | None  # its examples, if it has any
+    held_out: "HeldOutClients | None" = None  # clients that take no part
+    user_digests: dict[str, str] = {}  # noqa: RUF012  what is not as the settings name it: see `collect_user_digests`
+
+
+class HeldOutClients(NamedTuple):
+    """Clients that take no part."""
+
+    partition: Partition  # what they hold
+    tests: Partition  # of each
+    clients: np.ndarray  # who they are, of all that the data were split among
+
+
+def resolve_dataset(
+    spec: ResolvedRunSpec,
+    dataset: Dataset | None,
+    data_dir: str | os.PathLike | None,
+    *,
+    caller: str,
+) -> Dataset:
+    """The user's own, or else the one that settings name. Raises ConfigError, or OSError and
+    ImportError where it is not there."""
+    if dataset is not None:
+        return validate_dataset(dataset)
+    require(
+        spec.dataset != USER_PROVIDED, "dataset", USER_PROVIDED, f"a Dataset passed to {caller}()"
+    )
+    return load_dataset(spec.dataset, normalisation=spec.normalisation, data_dir=data_dir)
+
+
+def build_dataset_selector(
+    specs: Sequence[ResolvedRunSpec], dataset: Dataset | None
+) -> Callable[[ResolvedRunSpec], Dataset | None]:
+    """Which of a sweep's runs have the user's data: those whose dataset is "user"; where none's is,
+    all, as a single run has. None of the others. ConfigError for what is no data set."""
+    validated = None if dataset is None else validate_dataset(dataset)
+    applies_to_all = all(spec.dataset != USER_PROVIDED for spec in specs)
+    return functools.partial(_select_dataset, validated, applies_to_all)  # which may be pickled
+
+
+def _select_dataset(
+    dataset: Dataset | None, applies_to_all: bool, spec: ResolvedRunSpec
+) -> Dataset | None:
+    return dataset if applies_to_all or spec.dataset == USER_PROVIDED else None
+
+
+def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
+    """The digest of a data set that is not what `spec` names, or of "user", which names none; None
+    of what `load_dataset` gave for that name and normalisation."""
+    if spec.dataset == USER_PROVIDED or dataset.origin is None or dataset.origin[0] != spec.dataset:
+        return dataset.digest()
+    if dataset.origin[1] == spec.normalisation:
+        return None
+    if spec.dataset in DATASETS.built_in:  # the same constants may go by several names
+        named_constants = get_normalization_constants(
+            spec.dataset, spec.normalisation, dataset.train_images
+        )
+        if named_constants == (dataset.mean, dataset.std):
+            return None
+    return dataset.digest()
+
+
+def collect_user_digests(
+    spec: ResolvedRunSpec, dataset: Dataset, partition: Partition | None = None
+) -> dict[str, str]:
+    """What a run has in the place of what its settings name, for its record and its name:
+    `own_dataset` and `own_partition`, each a digest, where there is such a one.
+
+    partition: the user's; one that is the same as the settings' is not another.
+    """
+    digests = {}
+    dataset_digest = user_dataset_digest(spec, dataset)
+    if dataset_digest is not None and spec.dataset != USER_PROVIDED:
+        digests["own_dataset"] = dataset_digest
+    if partition is not None and not _equals_named_partition(partition, spec, dataset):
+        digests["own_partition"] = partition.digest()
+    return digests
+
+
+def _equals_named_partition(partition: Partition, spec: ResolvedRunSpec, dataset: Dataset) -> bool:
+    """Whether this is what the settings make of these data. Cost: making it."""
+    try:
+        named_partition = build_partition(spec, dataset)
+    except ConfigError:
+        return False
+    # How it was made decides clients' tests.
+    identities = [
+        (p.digest(), p.scheme, p.parameters, p.client_names) for p in (partition, named_partition)
+    ]
+    return identities[0] == identities[1]
+
+
+def validate_partition(partition: Any, spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
+    """A user's partition that fits its settings and data; else ConfigError."""
+    if not isinstance(partition, Partition):
+        raise ConfigError(
+            f"partition = a {type(partition).__name__}: expected a Partition, as "
+            + Partition.CONSTRUCTORS
+        )
+    held_out = spec.held_out_clients or 0
+    held_out_text = f" with the {held_out} that are held out" if held_out else ""
+    expected = f"num_clients={partition.num_clients - held_out}, as the partition has so many{held_out_text}"
+    all_clients = spec.num_clients + held_out
+    require(partition.num_clients == all_clients, "num_clients", spec.num_clients, expected)
+    indices, num_examples = partition.indices, len(dataset.train_labels)
+    require(len(indices) > 0, "partition", "nothing for anyone", "an example for some client")
+    if indices.max() >= num_examples:
+        raise ConfigError(
+            f"partition: position {int(indices.max())} is none of the {num_examples} training examples of "
+            f"{dataset.name}: expected positions in [0, {num_examples})"
+        )
+    owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
+    examples_held, counts = np.unique(owners * num_examples + indices, return_counts=True)
+    if counts.max() > 1:
+        client, position = divmod(int(examples_held[counts.argmax()]), num_examples)
+        raise ConfigError(
+            f"partition: client {client} holds example {position} {int(counts.max())} times: "
+            "expected different ones"
+        )
+    return partition
+
+
+def assign_data(
+    spec: ResolvedRunSpec,
+    dataset: Dataset,
+    pool: LabeledImages | None,
+    *,
+    partition: Partition | None = None,
+    user_partition: Partition | None = None,
+    trains_on_server_data: bool = False,
+) -> DataAssignment:
+    """What resolved settings name. ConfigError.
+
+    partition: theirs, where it is made already; own: the user's in its place.
+    """
+    if user_partition is not None:
+        partition = validate_partition(user_partition, spec, dataset)
+    full_partition = build_partition(spec, dataset) if partition is None else partition
+    participating_ids, held_out_ids = choose_held_out_clients(spec, full_partition)
+    partition = (
+        select_clients(full_partition, participating_ids) if len(held_out_ids) else full_partition
+    )
+    server_data = build_server_data(spec, dataset, partition, pool)
+    training_partition = partition
+    if trains_on_server_data and server_data is not None:
+        training_partition = _add_server_examples(partition, server_data)
+    client_tests = held_out = None
+    if spec.has_client_tests or len(held_out_ids):
+        all_client_tests = make_client_tests(
+            full_partition, dataset, spec.partition_seed, spec.test_per_client
+        )
+        if spec.has_client_tests:
+            client_tests = (
+                select_clients(all_client_tests, participating_ids)
+                if len(held_out_ids)
+                else all_client_tests
+            )
+        if len(held_out_ids):
+            held_out = HeldOutClients(
+                select_clients(full_partition, held_out_ids),
+                select_clients(all_client_tests, held_out_ids),
+                held_out_ids,
+            )
+    user_digests = collect_user_digests(spec, dataset, user_partition)
+    return DataAssignment(
+        partition, training_partition, client_tests, server_data, held_out, user_digests
+    )
+
+
+def choose_held_out_clients(
+    spec: ResolvedRunSpec, full_partition: Partition
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the clients that data are split among, those that take part and those that are held out.
+    Raises ConfigError where too few have data."""
+    ids = np.arange(full_partition.num_clients)
+    if spec.held_out_clients is None:
+        return ids, ids[:0]
+    held_out_ids = draw_held_out_clients(full_partition, spec.held_out_clients, spec.partition_seed)
+    return np.setdiff1d(ids, held_out_ids), held_out_ids
+
+
+def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
+    """The partition that resolved settings name, of all training examples but those that are
+    withheld for the server, among all clients, with those that are held out. Raises ConfigError if
+    the data do not allow it."""
+    with display_names_within("server_options", spec.server_options):
+        server_indices = draw_withheld_examples(
+            spec.server_data, dataset, spec.partition_seed, spec.server_options
+        )
+    client_indices = np.setdiff1d(np.arange(len(dataset.train_labels)), server_indices)
+    num_clients = spec.num_clients + (spec.held_out_clients or 0)
+    require(
+        num_clients <= len(client_indices),
+        "num_clients",
+        spec.num_clients,
+        f"at most {len(client_indices)}, the number of training samples of {dataset.name}"
+        + (" that are not the server's" if len(server_indices) else ""),
+    )
+    domains = dataset.train_domains
+    with display_partition_names(spec):
+        partition = make_partition(
+            spec.partition,
+            dataset.train_labels[client_indices],
+            dataset.num_classes,
+            num_clients=num_clients,
+            seed=spec.partition_seed,
+            domains=None if domains is None else domains[client_indices],
+            domain_names=dataset.domain_names,
+            class_names=dataset.class_names,
+            **spec.partition_arguments,
+        )
+    if not len(server_indices):
+        return partition
+    return dataclasses.replace(partition, indices=client_indices[partition.indices])
+
+
+def load_server_pool(
+    spec: ResolvedRunSpec, dataset: Dataset, data_dir: str | os.PathLike | None = None
+) -> LabeledImages | None:
+    """The images that the source of the server's examples brings, see `make_server_pool`: the same for
+    all runs of a `compute_static_key`. Raises ConfigError where it does not suit the data, or is missing.
+    """
+    if spec.server_data is None:
+        return None
+    with display_names_within("server_options", spec.server_options):
+        return make_server_pool(spec.server_data, dataset, spec.server_options, data_dir=data_dir)
+
+
+def build_server_data(
+    spec: ResolvedRunSpec, dataset: Dataset, partition: Partition, pool: LabeledImages | None
+) -> ServerData | None:
+    """The server's examples that resolved settings name. Raises ConfigError if clients hold too
+    few."""
+    if spec.server_data is None:
+        return None
+    with display_names_within("server_options", spec.server_options):
+        return make_server_data(
+            spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
+        )
+
+
+def _add_server_examples(partition: Partition, server: ServerData) -> Partition:
+    """Every client's examples, and the server's besides."""
+    return partition_from_clients(
+        [
+            np.concatenate([partition.client_indices(k), server.indices])
+            for k in range(partition.num_clients)
+        ]
+    )

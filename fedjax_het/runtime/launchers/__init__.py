@@ -1,0 +1,1 @@
+"""Launchers that run a sweep on several machines."""

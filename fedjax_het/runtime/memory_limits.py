@@ -1,0 +1,363 @@
+"""What runs need of memory, at least, before it is asked for: they are refused with the numbers
+where there is less.
+
+Three times, each as early as it can be known: of the settings, before anything is timed or placed
+(`require_memory`); of the programs as they were traced, before they are compiled, and of the compiled
+ones, before the first round (`require_memory_for_programs`). All are of what cannot be done without,
+so that no run is refused that could have been made.
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.builders import num_bytes
+from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.core.memory import (
+    compute_compiled_bytes,
+    free_host_bytes,
+    local_devices,
+    lower_bound_bytes,
+    min_over_processes,
+    total_free_bytes,
+)
+from fedjax_het.core.schedule import compute_cohort_size
+from fedjax_het.data import Dataset
+from fedjax_het.nn import Model
+from fedjax_het.nn.micro_batch import choose_micro_batch_size
+from fedjax_het.runtime.compiled_programs import (
+    CompiledPrograms,
+    Signature,
+    build_local_training,
+    compute_client_state_bytes,
+)
+from fedjax_het.runtime.placement import AUTO, HOST_STATE, SPLIT_STATE, Placement
+from fedjax_het.runtime.prepared_run import PreparedRun
+from fedjax_het.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedjax_het.runtime.group_state import GroupState
+
+_FLOAT_BYTES = 4  # bytes
+_MIN_ACTIVATION_FACTOR = (
+    2**14
+)  # a batch whose activations could matter: images times so much are not free
+
+
+class InsufficientMemoryError(ConfigError):
+    """A run needs more memory than there is."""
+
+
+class MemoryItem(NamedTuple):
+    """Something that takes memory.
+
+    argument, value: the setting that it grows with. what: it is, in words. num_bytes: on each
+    device, or on the host. instead: what else would help.
+    """
+
+    setting: str
+    setting_value: Any
+    description: str
+    num_bytes: int
+    alternative: str = ""
+
+
+def require_memory(items: Sequence[MemoryItem], available_bytes: int | None, location: str) -> None:
+    """Raise InsufficientMemoryError, which names the largest part, if these take more than `free` bytes.
+
+    where: the memory is, as in "are free on each device".
+    """
+    required = sum(item.num_bytes for item in items)
+    if available_bytes is None or required <= available_bytes:
+        return
+    bytes_by_setting: dict[str, int] = {}  # with each argument
+    for item in items:
+        bytes_by_setting[item.setting] = bytes_by_setting.get(item.setting, 0) + item.num_bytes
+    largest = max(items, key=lambda item: (bytes_by_setting[item.setting], item.num_bytes))
+    setting_bytes = bytes_by_setting[largest.setting]
+    fraction = max(0, available_bytes - (required - setting_bytes)) / setting_bytes
+    raise InsufficientMemoryError(
+        f"{largest.setting} = {largest.setting_value!r}: expected {_suggest_smaller_setting(largest, fraction)}, as the run "
+        f"needs at least {_format_bytes(required)}, {_format_bytes(setting_bytes)} of it for {largest.description}, and "
+        f"{_format_bytes(available_bytes)} {location}"
+    )
+
+
+def _suggest_smaller_setting(item: MemoryItem, fraction: float) -> str:
+    """What of a part would fit, if this share of it does."""
+    fits = int(item.setting_value * fraction) if isinstance(item.setting_value, int) else 0
+    if fits >= 1:
+        suggestion = f"at most {fits}"
+    elif fraction > 0:
+        suggestion = f"one that takes at most {_format_bytes(int(fraction * item.num_bytes))}"
+    else:
+        suggestion = "more memory"
+    return f"{suggestion}, or {item.alternative}" if item.alternative else suggestion
+
+
+def _format_bytes(byte_count: int) -> str:
+    return f"{byte_count / 1e9:.2f} GB" if byte_count >= 1e7 else f"{byte_count / 1e6:.3f} MB"
+
+
+# --- of the settings -----------------------------------------------------------------------------
+
+
+def require_memory_for_settings(
+    spec: ResolvedRunSpec,
+    dataset: Dataset,
+    signature: Signature,
+    placement: Placement,
+    devices: Sequence[jax.Device],
+) -> None:
+    """Before a partition or a schedule is made, a lane is timed or an example placed: raise InsufficientMemoryError
+    if not even one run fits by itself, in one lane."""
+    host_items = list_host_items(spec)
+    _require_host_memory(host_items, devices)
+    available_bytes = _get_available_bytes(placement, devices)
+    device_items = list_device_items(spec, dataset, signature, devices, available_bytes)
+    if _uses_host_memory(devices):
+        device_items += _share_per_device(host_items, devices)
+    require_memory(device_items, available_bytes, _describe_memory_source(placement, devices))
+
+
+def list_host_items(spec: ResolvedRunSpec) -> list[MemoryItem]:
+    """What the host keeps of all rounds: their curves, and who takes part in them."""
+    curves = 4 + (spec.num_clients if spec.has_client_tests else 0)
+    bytes_per_round = _FLOAT_BYTES * curves + 8 * compute_cohort_size(
+        spec.num_clients, spec.participation
+    )
+    batch = 2 * 4 * spec.batch_size  # a step's indices, as they are drawn and as they are placed
+    return [
+        MemoryItem(
+            "rounds", spec.rounds, "curves and who takes part", spec.rounds * bytes_per_round
+        ),
+        MemoryItem("batch_size", spec.batch_size, "the indices of a batch", batch),
+    ]
+
+
+def list_device_items(
+    spec: ResolvedRunSpec,
+    dataset: Dataset,
+    signature: Signature,
+    devices: Sequence[jax.Device],
+    available_bytes: int | None,
+) -> list[MemoryItem]:
+    """What every device holds: examples, one model, a batch in one lane."""
+    images = dataset.train_images.nbytes
+    # The first CPU device may read the host's own copy.
+    copies = (len(devices) - 1) / len(devices) if _uses_host_memory(devices) else 1
+    model = build_local_training(signature).task.model
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    options = dict(signature.model_options)
+    name, value = ("network_options", options) if options else ("model", signature.model)
+    batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
+    return [
+        MemoryItem("dataset", dataset.name, "its training images", int(copies * images)),
+        MemoryItem(name, value, "the network's parameters", num_bytes(variables)),
+        MemoryItem("batch_size", spec.batch_size, "a batch of one lane", batch),
+    ]
+
+
+def _compute_batch_bytes(
+    model: Model, variables: Any, batch_size: int, available_bytes: int | None
+) -> int:
+    """What a lane's batch takes: its indices, and the largest layer of a forward pass."""
+    indices, micro_batch_size = 4 * batch_size, effective_batch_size(model, batch_size)
+    num_values = micro_batch_size
+    for size in model.input_shape:
+        num_values *= size
+    if (
+        available_bytes is None
+        or _MIN_ACTIVATION_FACTOR * _FLOAT_BYTES * num_values <= available_bytes
+    ):
+        return indices
+    images = jax.ShapeDtypeStruct((micro_batch_size, *model.input_shape), jnp.float32)
+    forward = partial(model.apply, train=True, key=jax.random.key(0))
+    return indices + lower_bound_bytes(jax.make_jaxpr(forward)(variables, images))
+
+
+def effective_batch_size(model: Model, batch_size: int) -> int:
+    """How many samples a training step takes at once."""
+    if model.micro_batch is None or batch_size <= model.micro_batch:
+        return batch_size
+    return min(
+        batch_size, choose_micro_batch_size(batch_size, model.micro_batch), model.micro_batch
+    )
+
+
+# --- of what was planned -------------------------------------------------------------------------
+
+
+def require_memory_for_plan(
+    program: CompiledPrograms, prepared_run: PreparedRun, client_state: str, placement: Placement
+) -> None:
+    """Before anything is placed: raise InsufficientMemoryError if the schedule of one round, and what all clients of
+    one run keep, do not fit."""
+    assert program.plan.mesh is not None
+    devices, spec = list(program.plan.mesh.devices.flat), prepared_run.spec
+    schedulers = [
+        s for s in (prepared_run.scheduler, prepared_run.tuning_scheduler) if s is not None
+    ]
+    schedule_bytes = sum(scheduler.shape.num_bytes(spec.batch_size) for scheduler in schedulers)
+    row_bytes = compute_client_state_bytes(program, spec)
+    device_items = [
+        MemoryItem("batch_size", spec.batch_size, "the schedule of a round", schedule_bytes)
+    ]
+    host_items = [
+        device_items[0]._replace(num_bytes=2 * schedule_bytes)
+    ]  # as it is made, and stacked
+    if row_bytes and client_state == HOST_STATE:
+        num_trained = len(prepared_run.scheduler.trained_work_ids(range(spec.rounds)))
+        client_states = MemoryItem(
+            "num_clients", spec.num_clients, "what clients keep", num_trained * row_bytes
+        )
+        host_items.append(client_states)
+    elif row_bytes:
+        alternative = "client_state='host'" if program.algorithm.can_page_state else ""
+        client_states = MemoryItem(
+            "num_clients", spec.num_clients, "what clients keep", 0, alternative
+        )
+        clients_per_device = spec.num_clients // (
+            len(devices) if client_state == SPLIT_STATE else 1
+        )
+        device_items.append(client_states._replace(num_bytes=row_bytes * clients_per_device))
+    _require_host_memory(host_items, devices)
+    if _uses_host_memory(devices):
+        device_items += _share_per_device(host_items, devices)
+    require_memory(
+        device_items,
+        _get_available_bytes(placement, devices),
+        _describe_memory_source(placement, devices),
+    )
+
+
+# --- of the programs -----------------------------------------------------------------------------
+
+
+def require_memory_for_programs(group_state: "GroupState", memory: int | None) -> None:
+    """Raise InsufficientMemoryError if a program of these runs, which this traces and then compiles, needs more than
+    `memory`, or than is free.
+
+    Cost: none, as what was traced and compiled is kept for when the programs run.
+    """
+    assert group_state.plan.mesh is not None
+    devices = list(group_state.plan.mesh.devices.flat)
+    available_bytes = memory or total_free_bytes(devices)
+    programs = group_state.list_programs()
+    for name, (program, inputs) in programs.items():
+        minimum = lower_bound_bytes(program.trace(*inputs).jaxpr)
+        _require_memory_for_program(group_state, name, minimum, available_bytes, "at least ")
+    for name, (program, inputs) in programs.items():
+        required = compute_compiled_bytes(program, inputs)
+        if memory is None:  # what is there already is not free any more
+            required -= _count_placed_bytes(inputs)
+        _require_memory_for_program(group_state, name, required, available_bytes, "")
+
+
+def _require_memory_for_program(
+    group_state: "GroupState", name: str, required: int, available_bytes: int | None, qualifier: str
+) -> None:
+    if available_bytes is None or required <= available_bytes:
+        return
+    spec, lanes, fraction = (
+        group_state.prepared_runs[0].spec,
+        group_state.plan.lanes,
+        available_bytes / required,
+    )
+    suggestions = [f"lanes = {max(1, int(lanes * fraction))}"] if lanes > 1 else []
+    if _can_page_client_states(group_state):
+        suggestions.append("client_state = 'host'")
+    if int(spec.batch_size * fraction) >= 1:
+        suggestions.append(f"batch_size = {int(spec.batch_size * fraction)}")
+    raise InsufficientMemoryError(
+        f"batch_size = {spec.batch_size!r}: the {name} of {spec.algorithm} need {qualifier}"
+        f"{_format_bytes(required)} on each device, and {_format_bytes(available_bytes)} are there: expected "
+        f"{', '.join([*suggestions, 'a smaller network'])} or more memory"
+    )
+
+
+def reduce_memory_use(group_state: "GroupState", placement: Placement) -> Placement | None:
+    """Where runs that found no room may have some, as far as the `placement` that was asked for
+    leaves it open: with what clients keep on the host, then with half the lanes; None where
+    nothing is left."""
+    lanes = group_state.plan.lanes
+    current = dataclasses.replace(
+        placement, lanes=lanes, client_state=group_state.group.client_state
+    )
+    if placement.client_state == AUTO and _can_page_client_states(group_state):
+        return dataclasses.replace(current, client_state=HOST_STATE)
+    if placement.lanes == AUTO and lanes > 1:
+        return dataclasses.replace(current, lanes=lanes // 2)
+    return None
+
+
+def _can_page_client_states(group_state: "GroupState") -> bool:
+    """Whether what clients keep, if anything, is on the devices and need not be."""
+    is_pageable = group_state.algorithm.can_page_state and not group_state.has_paged_states
+    return (
+        is_pageable
+        and compute_client_state_bytes(group_state.group.program, group_state.prepared_runs[0].spec)
+        > 0
+    )
+
+
+def _count_placed_bytes(inputs: Any) -> int:
+    """Of arrays that are there, on each device."""
+    arrays = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.Array)]
+    return num_bytes([leaf.addressable_data(0) for leaf in arrays])
+
+
+# --- of what fails all the same ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def translate_out_of_memory(spec: ResolvedRunSpec) -> Iterator[None]:
+    """What runs out of memory all the same, in one line."""
+    try:
+        yield
+    except MemoryError as error:
+        raise InsufficientMemoryError(_format_out_of_memory(spec, error)) from error
+    except jax.errors.JaxRuntimeError as error:
+        if not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
+            raise
+        raise InsufficientMemoryError(_format_out_of_memory(spec, error)) from error
+
+
+def _format_out_of_memory(spec: ResolvedRunSpec, error: Exception) -> str:
+    message = " ".join(str(error).split())[:120]
+    return (
+        f"memory: {spec.algorithm} with num_clients={spec.num_clients}, "
+        f"batch_size={spec.batch_size} ran out of it ({message or 'no more is given'}): expected more "
+        "memory, fewer lanes, a smaller batch_size, or client_state='host'"
+    )
+
+
+def _require_host_memory(items: Sequence[MemoryItem], devices: Sequence[jax.Device]) -> None:
+    require_memory(items, min_over_processes(free_host_bytes(), devices), "are free on the host")
+
+
+def _share_per_device(
+    items: Sequence[MemoryItem], devices: Sequence[jax.Device]
+) -> list[MemoryItem]:
+    """What each of a process's devices has of the host's."""
+    count = len(local_devices(devices))
+    return [item._replace(num_bytes=item.num_bytes // count) for item in items]
+
+
+def _get_available_bytes(placement: Placement, devices: Sequence[jax.Device]) -> int | None:
+    return placement.memory or total_free_bytes(devices)
+
+
+def _describe_memory_source(placement: Placement, devices: Sequence[jax.Device]) -> str:
+    per_device = " on each device" if len(devices) > 1 or not _uses_host_memory(devices) else ""
+    return f"may be taken{per_device}" if placement.memory else f"are free{per_device}"
+
+
+def _uses_host_memory(devices: Sequence[jax.Device]) -> bool:
+    return devices[0].platform == "cpu"

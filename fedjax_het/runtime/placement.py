@@ -1,0 +1,463 @@
+"""How many federations devices hold at a time, and whether they share each of them: pure arithmetic
+on counts and timings.
+
+Where runs go: on which devices, in how many lanes, how many of them at a time, and where the
+states of their clients are. Speed and memory depend on it; results do not, beyond rounding.
+"""
+
+import bisect
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.core.autotune.search import (
+    LaneChoice,
+    Workload,
+    choose_lanes,
+    choose_server_sharding,
+    lookup_conv_impl,
+)
+from fedjax_het.core.execution_plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan, make_execution_plan
+from fedjax_het.core.memory import usable_free_bytes
+from fedjax_het.core.schedule import Scheduler, compute_cohort_size
+from fedjax_het.runtime.compiled_programs import (
+    CompiledPrograms,
+    Signature,
+    build_local_training,
+    compute_client_state_bytes,
+)
+from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.utils.config import to_python_scalar
+from fedjax_het.utils.errors import is_integer_at_least, require, require_name
+
+BARRIER_EFFICIENCY = 0.95  # what is left of the speed when devices wait for each other every round
+
+
+class ParallelismPlan(NamedTuple):
+    """A way to make some federations on some devices.
+
+    cost: of all of them, in what a device takes for one of them by itself in one block's lanes.
+    useful: the share of places that hold one, over all turns; of a device's steps, where devices
+      share each federation.
+    """
+
+    mesh_axis: str  # as in `ExecutionPlan`
+    num_parallel: int  # federations side by side on a device
+    num_batches: int
+    cost: float
+    utilization: float
+
+
+def balance_parallel_runs(num_runs: int, num_devices: int, max_parallel: int) -> int:
+    """The fewest federations side by side on each device with which all go through in as few turns
+    as with `width`: 27 on one device, 8 at most -> 7."""
+    num_batches = -(-num_runs // (num_devices * max_parallel))
+    return -(-num_runs // (num_devices * num_batches))
+
+
+def choose_parallelism(
+    num_runs: int,
+    num_devices: int,
+    *,
+    lanes: int,
+    max_parallel: int,
+    step_seconds: Mapping[int, float],
+    utilization: float,
+) -> ParallelismPlan:
+    """The cheapest way to make `count` federations; of equal ones, that with fewer side by side.
+
+    Args:
+      lanes: of a federation on each device. most: federations side by side on a device.
+      seconds: that a device takes for a client's step by how many lanes it has in all, see
+        `LaneChoice`; w federations side by side have w times `lanes`. What lies between two of them
+        is read off the straight line, in logarithms. Not read where `most` is 1.
+      together: the share of the devices' steps that are some client's where they share each
+        federation, its blocks waiting for the longest.
+    """
+    parallel_counts = sorted(
+        {
+            balance_parallel_runs(num_runs, num_devices, num_parallel)
+            for num_parallel in range(1, max_parallel + 1)
+        }
+    )
+    plans = [
+        plan_independent_runs(
+            num_runs, num_devices, num_parallel, lanes=lanes, step_seconds=step_seconds
+        )
+        for num_parallel in parallel_counts
+    ]
+    sharded_plan = ParallelismPlan(
+        LANES_AXIS,
+        1,
+        num_runs,
+        num_runs / (num_devices * utilization * BARRIER_EFFICIENCY),
+        utilization,
+    )
+    return min([*plans, sharded_plan], key=lambda plan: plan.cost)
+
+
+def plan_independent_runs(
+    num_runs: int,
+    num_devices: int,
+    num_parallel: int,
+    *,
+    lanes: int,
+    step_seconds: Mapping[int, float],
+) -> ParallelismPlan:
+    """Federations of their own for each device, `width` side by side. Places that stay empty in the
+    last turn take as long as those that do not."""
+    num_batches = -(-num_runs // (num_devices * num_parallel))
+    speedup = (
+        1.0
+        if num_parallel == 1
+        else _interpolate_step_seconds(step_seconds, lanes)
+        / _interpolate_step_seconds(step_seconds, num_parallel * lanes)
+    )
+    return ParallelismPlan(
+        RUNS_AXIS,
+        num_parallel,
+        num_batches,
+        num_batches * num_parallel / speedup,
+        num_runs / (num_batches * num_devices * num_parallel),
+    )
+
+
+def _interpolate_step_seconds(step_seconds: Mapping[int, float], lanes: int) -> float:
+    timed_lanes = sorted(step_seconds)
+    index = bisect.bisect_left(timed_lanes, lanes)
+    if index == 0 or index == len(timed_lanes):
+        return step_seconds[timed_lanes[0 if index == 0 else -1]]
+    below, above = timed_lanes[index - 1], timed_lanes[index]
+    weight = math.log(lanes / below) / math.log(above / below)
+    return step_seconds[below] ** (1 - weight) * step_seconds[above] ** weight
+
+
+AUTO = "auto"
+# Where the states of all clients are: all on each device, a part on each, or on the host.
+DEVICE_STATE, SPLIT_STATE, HOST_STATE = "device", "split", "host"
+SHARDED_SERVER, REPLICATED_SERVER = (
+    "shared",
+    "alone",
+)  # what devices that share a federation do of its server's work
+# Of a device's memory: if all clients' states take more, they are on the host. Checking a program's
+# numbers holds four copies on every device, and CPU devices share the memory with the host.
+MAX_STATE_FRACTION = 1 / 8
+MAX_LANES, MAX_BYTES = 2**16, 2**60  # more are something else
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where runs go: a matter of speed and memory, on which results do not depend beyond
+    rounding.
+
+    Attributes:
+      lanes: vmapped lanes of one federation in each block, or "auto" for what a short timing found
+        fastest.
+      devices: which, or how many of the first; None for all (of a sweep: this process's).
+      blocks: of lanes (None: as many as devices). Sums are taken block by block, so what was begun
+        on another number of devices goes on to the same bits with the blocks that it had.
+      spread: what the devices share out: "lanes" (one federation over all devices), "runs" (each
+        has federations of its own), or "auto" for what should be faster.
+      width: federations that are vmapped on each device, at most (fewer where as few turns do), or
+        "auto" for what short timings found fastest. Only "runs" have several.
+      server_work: whether devices that share a federation also share what its server does (its
+        training, passes over its examples, synthesis): "shared", each taking a part of every batch;
+        "alone", all of them doing the same; or "auto" for what a short timing found faster.
+      client_state: where the states of all clients are: "device"; "split", a part of them on each
+        of the devices that share a federation, which send each other those of a round's clients;
+        "host", from where those of the next rounds' clients alone are put on the devices (both need
+        a method whose server does not read them, and results are the same bits); or "auto": if
+        all would take more than an eighth of a device's memory they are split over accelerators,
+        and if their parts would too, or on CPUs, on the host.
+      memory: bytes on each device that may be taken (None: what is free).
+
+    Raises: ConfigError, which names the attribute, its value and what would be right.
+    """
+
+    lanes: int | str = AUTO
+    devices: Sequence[jax.Device] | int | None = None
+    blocks: int | None = None
+    spread: str = AUTO
+    width: int | str = AUTO
+    server_work: str = AUTO
+    client_state: str = AUTO
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lanes", "blocks", "width", "memory", "devices"):
+            object.__setattr__(self, name, to_python_scalar(getattr(self, name)))
+        for name in ("lanes", "width"):
+            value = getattr(self, name)
+            is_valid = (isinstance(value, str) and value == AUTO) or _is_positive_int(
+                value, MAX_LANES
+            )
+            require(is_valid, name, value, f"'auto' or a whole number >= 1, at most {MAX_LANES}")
+        for name, maximum in (("blocks", MAX_LANES), ("memory", MAX_BYTES)):
+            value = getattr(self, name)
+            is_valid = value is None or _is_positive_int(value, maximum)
+            require(is_valid, name, value, f"a whole number >= 1, at most {maximum}, or None")
+        require_name("spread", self.spread, (AUTO, LANES_AXIS, RUNS_AXIS))
+        require_name("server_work", self.server_work, (AUTO, SHARDED_SERVER, REPLICATED_SERVER))
+        require_name(
+            "client_state", self.client_state, (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
+        )
+        require(
+            self.devices is None
+            or _is_positive_int(self.devices, MAX_LANES)
+            or _are_devices(self.devices),
+            "devices",
+            self.devices,
+            "a whole number >= 1, a sequence of jax devices, or None for all",
+        )
+
+    @property
+    def has_explicit_cpus(self) -> bool:
+        """Whether CPU devices were asked for."""
+        if not isinstance(self.devices, Sequence):
+            return False
+        return all(device.platform == "cpu" for device in self.devices)
+
+    def list_devices(self) -> list[jax.Device]:
+        """The devices. Raises ConfigError if there are fewer."""
+        if isinstance(self.devices, Sequence):
+            return list(self.devices)
+        available = jax.devices()
+        is_available = self.devices is None or self.devices <= len(available)
+        require(
+            is_available,
+            "devices",
+            self.devices,
+            f"1 to {len(available)}, the devices that there are",
+        )
+        return available[: self.devices]
+
+
+def _is_positive_int(value: Any, maximum: int) -> bool:
+    return is_integer_at_least(value, 1) and int(value) <= maximum
+
+
+def _are_devices(value: Any) -> bool:
+    is_sequence = isinstance(value, Sequence) and len(value) > 0
+    return is_sequence and all(isinstance(device, jax.Device) for device in value)
+
+
+def choose_num_blocks(
+    placement: Placement, devices: Sequence[jax.Device], spec: ResolvedRunSpec
+) -> int:
+    """Blocks of lanes: no more than clients that take part in a round."""
+    cohort = compute_cohort_size(spec.num_clients, spec.participation)
+    return placement.blocks or min(len(devices), cohort)
+
+
+def choose_num_lanes(
+    placement: Placement,
+    signature: Signature,
+    algorithm: Algorithm,
+    devices: Sequence[jax.Device],
+    blocks: int,
+    specs: Sequence[ResolvedRunSpec],
+    build_schedulers: Callable[[int], Sequence[Scheduler]],
+    num_runs: int,
+) -> LaneChoice:
+    """How many lanes there are in each block, for so many runs.
+
+    planned(lanes): schedules of the first rounds of some of them.
+    """
+    spec, pairs = specs[0], algorithm.condensation_work
+    images_per_class = None if pairs is None else pairs.ipc
+    workload = Workload(
+        build_local_training(signature),
+        spec.batch_size,
+        _format_network_label(signature),
+        images_per_class,
+    )
+    if placement.lanes != AUTO:
+        lanes = int(placement.lanes)
+        return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices[:blocks], lanes))
+    if pairs is not None and jax.default_backend() == "cpu":
+        return LaneChoice(1, 1, {})  # pairs go in turn
+
+    @functools.cache
+    def count_block_steps(lanes: int) -> np.ndarray:
+        """[rounds, blocks] of the longest lanes."""
+        return np.concatenate(
+            [scheduler.work_counts.block_steps for scheduler in build_schedulers(lanes)]
+        )
+
+    def idle_factor(lanes: int) -> float:
+        useful_steps = count_block_steps(1).sum()  # of one lane in each block
+        return float(count_block_steps(lanes).max(1).sum() * blocks * lanes / max(1, useful_steps))
+
+    cohort = compute_cohort_size(spec.num_clients, spec.participation)
+    if pairs is not None:
+        cohort = int(max(scheduler.work_counts.pairs.max() for scheduler in build_schedulers(1)))
+    return choose_lanes(
+        workload,
+        devices=devices[:blocks],
+        cohort_size=max(1, cohort),
+        num_runs=1 if pairs is not None else num_runs,
+        idle_factor=idle_factor,
+        memory_bytes=placement.memory,
+    )
+
+
+def should_shard_server_work(
+    placement: Placement,
+    signature: Signature,
+    algorithm: Algorithm,
+    devices: Sequence[jax.Device],
+) -> bool:
+    """Whether devices that share a federation share its server's work."""
+    task, batch_size = build_local_training(signature).task, algorithm.server_batch_size
+    if (
+        not batch_size
+        or placement.server_work == REPLICATED_SERVER
+        or not task.model.can_shard_batch
+    ):
+        return False
+    if placement.server_work == SHARDED_SERVER:
+        return True
+    return choose_server_sharding(
+        task, batch_size=batch_size, devices=devices, label=_format_network_label(signature)
+    )
+
+
+def _format_network_label(signature: Signature) -> str:
+    """The network, as timings name it."""
+    shape, num_classes = signature.input_shape, signature.num_classes
+    precision = signature.precision or describe_environment()["matmul_precision"]
+    return f"{signature.model} {signature.model_options} {shape} {num_classes} {precision}"
+
+
+def build_plan(
+    placement: Placement,
+    devices: Sequence[jax.Device],
+    blocks: int,
+    lane_choice: LaneChoice,
+    schedulers: Sequence[Scheduler],
+    num_runs: int,
+    server_sharding_check: Callable[[], bool],
+) -> ExecutionPlan:
+    """The plan of so many federations, of which some have these schedulers.
+
+    shares_server(): whether their server's work is shared, asked where it could be.
+    """
+    mesh_axis, num_parallel = placement.spread, lane_choice.num_parallel
+    if placement.width != AUTO:
+        num_parallel = int(placement.width)
+        mesh_axis = RUNS_AXIS if mesh_axis == AUTO and num_parallel > 1 else mesh_axis
+    num_parallel = balance_parallel_runs(num_runs, len(devices), num_parallel)
+    if len(devices) < blocks:
+        mesh_axis = RUNS_AXIS
+    if mesh_axis == AUTO:
+        mesh_axis, num_parallel = _choose_fastest_mesh_axis(
+            schedulers, num_runs, len(devices), lane_choice, num_parallel
+        )
+    if mesh_axis == LANES_AXIS:
+        has_sharded_server = blocks > 1 and server_sharding_check()
+        return make_execution_plan(
+            lane_choice.lanes,
+            devices[:blocks],
+            blocks=blocks,
+            has_sharded_server=has_sharded_server,
+        )
+    return make_execution_plan(
+        lane_choice.lanes, devices, mesh_axis=RUNS_AXIS, blocks=blocks, num_parallel=num_parallel
+    )
+
+
+def _choose_fastest_mesh_axis(
+    schedulers: Sequence[Scheduler],
+    num_runs: int,
+    num_devices: int,
+    lane_choice: LaneChoice,
+    max_parallel: int,
+) -> tuple[str, int]:
+    """Whether devices should share every federation, or have federations of their own, and how many
+    of these side by side."""
+    if num_runs == 1:
+        return LANES_AXIS, 1
+    work = schedulers[0].work_counts
+    utilization = work.block_steps.sum() / max(1, (work.block_steps.max(1) * num_devices).sum())
+    parallelism = choose_parallelism(
+        num_runs,
+        num_devices,
+        lanes=lane_choice.lanes,
+        max_parallel=max_parallel,
+        step_seconds=lane_choice.seconds,
+        utilization=max(utilization, 1e-9),
+    )
+    return parallelism.mesh_axis, parallelism.num_parallel
+
+
+def reduce_parallel_runs(plan: ExecutionPlan, num_parallel: int) -> ExecutionPlan:
+    """`width` federations at a time on each device; 0: one at a time on all devices."""
+    assert plan.mesh is not None
+    if num_parallel:
+        return plan._replace(num_parallel=num_parallel)
+    devices = list(plan.mesh.devices.flat)
+    return make_execution_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
+
+
+def choose_client_state(
+    placement: Placement, program: CompiledPrograms, spec: ResolvedRunSpec
+) -> str:
+    """Where clients' states are to be: on the devices, a part on each, or on the host."""
+    state_bytes, requested = compute_client_state_bytes(program, spec), placement.client_state
+    if not state_bytes or requested == DEVICE_STATE:
+        return DEVICE_STATE
+    pageable, plan = program.algorithm.can_page_state, program.plan
+    if requested in (SPLIT_STATE, HOST_STATE):
+        require(
+            pageable,
+            "client_state",
+            requested,
+            f"'device' or 'auto': {spec.algorithm} needs the states of all clients at once"
+            + (", to score their own models" if spec.has_client_tests else ""),
+        )
+    if requested == SPLIT_STATE and len(plan.devices) > 1 and plan.mesh_axis == LANES_AXIS:
+        can_split = _can_split_client_states(plan, spec)
+        expected = (
+            f"'auto', or of one process a num_clients that {len(plan.devices)} devices divide"
+        )
+        require(can_split, "client_state", requested, f"{expected} (there are {spec.num_clients})")
+        return SPLIT_STATE
+    if requested == SPLIT_STATE:  # one device has all of a run's
+        return DEVICE_STATE
+    if requested == HOST_STATE:
+        return HOST_STATE
+    if not pageable:
+        return DEVICE_STATE
+    assert plan.mesh is not None
+    available_bytes = placement.memory or usable_free_bytes(plan.mesh.local_devices)
+    required_bytes = state_bytes * spec.num_clients * plan.num_parallel
+    if not plan.sync_across_processes(
+        int(available_bytes is not None and required_bytes > MAX_STATE_FRACTION * available_bytes)
+    ):
+        return DEVICE_STATE
+    full_participation = (
+        compute_cohort_size(spec.num_clients, spec.participation) == spec.num_clients
+    )
+    if plan.platform != "cpu" and _can_split_client_states(plan, spec):
+        fits_split = full_participation or required_bytes <= MAX_STATE_FRACTION * (
+            available_bytes or 0
+        ) * len(plan.devices)
+        if fits_split:
+            return SPLIT_STATE
+    return DEVICE_STATE if full_participation else HOST_STATE
+
+
+def _can_split_client_states(plan: ExecutionPlan, spec: ResolvedRunSpec) -> bool:
+    """Whether several devices of one process could each hold as many clients' states."""
+    assert plan.mesh is not None
+    has_several_devices = (
+        plan.mesh_axis == LANES_AXIS and len(plan.devices) > 1 and not plan.mesh.is_multi_process
+    )
+    return has_several_devices and spec.num_clients % len(plan.devices) == 0

@@ -1,0 +1,277 @@
+"""A run made ready on the host: who holds what, and when each client is worked on."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_het.algorithms.base import Algorithm, FederationData
+from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.evaluation import ClientTestsShape, compute_client_tests_shape
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
+from fedjax_het.core.rng import Stream
+from fedjax_het.core.schedule import Scheduler, ScheduleShape, merge_shapes
+from fedjax_het.core.work_items import ClientClassWork, ClientWork
+from fedjax_het.data import Dataset, Partition, ServerData
+from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.runtime.data_assignment import DataAssignment
+
+MAX_TRIAL_RUNS, MAX_TRIAL_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
+
+
+class InitialModel(NamedTuple):
+    """A first model that is not drawn, on the host, and what tells it from others."""
+
+    variables: Any
+    digest: str
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedRun:
+    """One run made ready on the host.
+
+    `inputs` is what its method asks for besides, see `Algorithm.round_inputs`: pytrees by name; `initial`
+    the model that it begins with, where that is in a file.
+    """
+
+    spec: ResolvedRunSpec
+    data_assignment: DataAssignment
+    scheduler: Scheduler
+    tuning_scheduler: Scheduler | None = None  # of all clients, where copies are tuned to be scored
+    diagnostics_scheduler: Scheduler | None = (
+        None  # of all clients, where their gradients are measured
+    )
+    method_inputs: dict[str, Any] = field(default_factory=dict)
+    initial_model: InitialModel | None = None
+
+    @property
+    def partition(self) -> Partition:
+        return self.data_assignment.partition
+
+    @property
+    def client_tests(self) -> Partition | None:
+        return self.data_assignment.client_tests
+
+    @property
+    def server_data(self) -> ServerData | None:
+        return self.data_assignment.server_data
+
+    @property
+    def hp(self) -> dict[str, Any]:
+        """Its numeric hyper-parameters as programs read them."""
+        traced_items = (
+            item for item in self.spec.hp.items() if not is_round_schedule_hyperparameter(item[0])
+        )
+        return {name: np.float32(value) for name, value in traced_items}
+
+    @functools.cached_property
+    def lr_factors(self) -> np.ndarray:
+        """[R] float32: what `local_lr` is multiplied with in each round."""
+        spec = self.spec
+        return compute_round_lr_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
+
+
+class GroupShapes(NamedTuple):
+    """Static sizes that hold for every round of all federations of a group."""
+
+    schedule: ScheduleShape
+    tuning: ScheduleShape | None
+    diagnostics: ScheduleShape | None
+    client_tests: ClientTestsShape | None
+
+
+def build_prepared_run(
+    spec: ResolvedRunSpec,
+    data_assignment: DataAssignment,
+    work_items: ClientWork | ClientClassWork,
+    algorithm: Algorithm,
+    *,
+    blocks: int,
+    lanes: int,
+    initial_model: InitialModel | None = None,
+) -> PreparedRun:
+    """The run of resolved settings, on so many blocks of lanes."""
+    layout = {"blocks": blocks, "lanes": lanes}
+    scheduler = Scheduler(
+        data_assignment.training_partition,
+        work_items,
+        seed=spec.seed,
+        num_rounds=spec.rounds,
+        participation=spec.participation,
+        averaging=spec.averaging,
+        eval_every=spec.eval_every,
+        **layout,
+    )
+    tuning_scheduler = diagnostics_scheduler = None
+    if algorithm.fine_tuning is not None:
+        tuning, partition = algorithm.fine_tuning, data_assignment.partition
+        tuning_work = ClientWork(
+            partition,
+            tuning.epochs,
+            spec.batch_size,
+            max_num_steps=tuning.steps,
+            stream=Stream.TUNING,
+        )
+        tuning_scheduler = _build_full_participation_scheduler(
+            spec, partition, tuning_work, rounds=spec.rounds, averaging=None, **layout
+        )
+    if spec.gradient_gaps:  # one round, which serves whenever gradients are due
+        diagnostics_work = ClientWork(data_assignment.partition, 1, spec.batch_size)
+        diagnostics_scheduler = _build_full_participation_scheduler(
+            spec,
+            data_assignment.partition,
+            diagnostics_work,
+            rounds=1,
+            averaging="weighted",
+            **layout,
+        )
+    return PreparedRun(
+        spec,
+        data_assignment,
+        scheduler,
+        tuning_scheduler,
+        diagnostics_scheduler,
+        initial_model=initial_model,
+    )
+
+
+def build_trial_schedulers(
+    specs: Sequence[ResolvedRunSpec],
+    partitions: Sequence[Partition],
+    work_items: Sequence[ClientWork | ClientClassWork],
+    blocks: int,
+    lanes: int,
+) -> list[Scheduler]:
+    """Of some of the runs, on so many lanes: enough to tell how long the lanes wait."""
+    trial_runs = itertools.islice(zip(specs, partitions, work_items, strict=True), MAX_TRIAL_RUNS)
+    return [
+        Scheduler(
+            partition,
+            items,
+            seed=spec.seed,
+            num_rounds=min(spec.rounds, MAX_TRIAL_ROUNDS),
+            participation=spec.participation,
+            averaging=spec.averaging,
+            eval_every=spec.eval_every,
+            blocks=blocks,
+            lanes=lanes,
+        )
+        for spec, partition, items in trial_runs
+    ]
+
+
+def _build_full_participation_scheduler(
+    spec: ResolvedRunSpec,
+    partition: Partition,
+    work_items: ClientWork,
+    *,
+    rounds: int,
+    **settings: Any,
+) -> Scheduler:
+    """Every client in every round that is evaluated."""
+    return Scheduler(
+        partition,
+        work_items,
+        seed=spec.seed,
+        num_rounds=rounds,
+        participation=1.0,
+        eval_every=spec.eval_every,
+        **settings,
+    )
+
+
+def build_work_items(
+    spec: ResolvedRunSpec, training_partition: Partition, dataset: Dataset, algorithm: Algorithm
+) -> ClientWork | ClientClassWork:
+    """What the lanes of a run go through."""
+    if algorithm.condensation_work is None:
+        num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
+        return ClientWork(
+            training_partition, num_passes, spec.batch_size, extra_batches=spec.local_steps or 0
+        )
+    labels, num_classes = dataset.train_labels, dataset.num_classes
+    return ClientClassWork(
+        training_partition, labels, num_classes, algorithm.condensation_work, spec.batch_size
+    )
+
+
+def compute_group_shapes(prepared_runs: Sequence[PreparedRun], plan: ExecutionPlan) -> GroupShapes:
+    """Sizes that hold for all of them."""
+    first = prepared_runs[0]
+    tuning = diagnostics = client_tests = None
+    compute_shape = partial(merge_shapes, num_parallel=plan.num_parallel)
+    if first.tuning_scheduler is not None:
+        tuning = compute_shape([f.tuning_scheduler for f in prepared_runs if f.tuning_scheduler])
+    if first.diagnostics_scheduler is not None:
+        diagnostics = compute_shape(
+            [f.diagnostics_scheduler for f in prepared_runs if f.diagnostics_scheduler]
+        )
+    if first.client_tests is not None:
+        shapes = (
+            compute_client_tests_shape(plan, f.client_tests)
+            for f in prepared_runs
+            if f.client_tests is not None
+        )
+        client_tests = ClientTestsShape(*map(max, zip(*shapes, strict=True)))
+    schedule = compute_shape([f.scheduler for f in prepared_runs])
+    return GroupShapes(schedule, tuning, diagnostics, client_tests)
+
+
+def get_server_examples(
+    prepared_run: PreparedRun, dataset: Dataset, pool: LabeledImages | None
+) -> Examples | None:
+    """What a federation's server learns from, on the host; None where it has nothing."""
+    if prepared_run.server_data is None:
+        return None
+    return Examples(*prepared_run.server_data.get_examples(dataset, pool))
+
+
+def build_federation_data(
+    prepared_run: PreparedRun, dataset: Dataset, pool: LabeledImages | None
+) -> FederationData:
+    """What a method's own functions of the host read."""
+    spec, samples_per_client = prepared_run.spec, None
+    if spec.local_steps is not None:
+        partition, steps = prepared_run.partition, spec.local_steps
+        samples_per_client = int(
+            ClientWork(partition, 0, spec.batch_size, extra_batches=steps).num_samples.sum()
+        )
+    return FederationData(
+        dataset,
+        prepared_run.partition,
+        get_server_examples(prepared_run, dataset, pool),
+        spec.local_epochs,
+        spec.partition_seed,
+        samples_per_client,
+    )
+
+
+def add_method_inputs(
+    prepared_runs: Sequence[PreparedRun],
+    algorithm: Algorithm,
+    dataset: Dataset,
+    pool: LabeledImages | None,
+) -> list[PreparedRun]:
+    """The same, with what their method asks for besides."""
+    if not algorithm.round_inputs:
+        return list(prepared_runs)
+    federation_data = [
+        build_federation_data(prepared_run, dataset, pool) for prepared_run in prepared_runs
+    ]
+    inputs_by_name = {
+        round_input.name: round_input.make_inputs(federation_data)
+        for round_input in algorithm.round_inputs
+    }
+    return [
+        dataclasses.replace(
+            prepared_run, method_inputs={name: trees[i] for name, trees in inputs_by_name.items()}
+        )
+        for i, prepared_run in enumerate(prepared_runs)
+    ]

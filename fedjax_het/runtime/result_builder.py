@@ -1,0 +1,226 @@
+"""The results of runs that are done: curves, traffic and a summary of each."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_het.nn.precision import describe_precision
+from fedjax_het.runtime.compiled_programs import flops_per_sample
+from fedjax_het.runtime.group_state import GroupState
+from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
+from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
+from fedjax_het.runtime.prepared_run import build_federation_data
+from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.results import Result, summarize_metrics
+from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model
+from fedjax_het.utils.arrays import fetch_to_host
+
+
+def build_results(group_state: GroupState) -> list[Result]:
+    """What was made, in the order of the federations."""
+    return [
+        _build_result(group_state, i, state) for i, state in enumerate(group_state.fetch_states())
+    ]
+
+
+def build_result(group_state: GroupState, i: int) -> Result:
+    """That of one of them, which has just ended: the others may go on, and change its state."""
+    return _build_result(group_state, i, group_state.fetch_states()[i])
+
+
+def compute_run_digest(group_state: GroupState, i: int) -> str:
+    """The name of a run's files, before there is a result."""
+    summary = {**_summarize_data(group_state, i), **describe_environment()}
+    return Result(group_state.prepared_runs[i].spec, {}, summary).digest()
+
+
+def build_model_getter(
+    group_state: GroupState, i: int, state: Any
+) -> Callable[[int | None], TrainedModel]:
+    """What gives the models of a run in this state."""
+    group, prepared_run = group_state.group, group_state.prepared_runs[i]
+    return functools.partial(
+        extract_model,
+        group.program.signature,
+        prepared_run.spec,
+        InputSpec.from_dataset(group.dataset),
+        state,
+        prepared_run.hp,
+    )
+
+
+def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
+    algorithm, group, prepared_run = (
+        group_state.algorithm,
+        group_state.group,
+        group_state.prepared_runs[i],
+    )
+    rounds, early_stop = group_state.rounds_completed(i), group_state.early_stops.get(i)
+    initial_traffic = algorithm.initial_traffic(
+        build_federation_data(prepared_run, group.dataset, group.pool)
+    )
+    traffic = algorithm.traffic(prepared_run.hp, state)
+    traffic_by_round = build_traffic_curves(
+        prepared_run.scheduler.work_counts, traffic, initial_traffic, rounds
+    )
+    metrics = group_state.curves[i] | traffic_by_round
+    summary = {
+        "algorithm": prepared_run.spec.algorithm,
+        "dataset": group.dataset.name,
+        "seed": prepared_run.spec.seed,
+        **summarize_metrics(
+            group_state.curves[i],
+            group.dataset.domain_names,
+            has_diverged=group_state.diverged_rounds[i] is not None,
+            last_round=None if early_stop is None else rounds,
+        ),
+        **_summarize_requested_metrics(group_state, i),
+        **_replace_nonfinite(algorithm.summary(prepared_run.hp, state)),
+        "rounds": rounds,
+        **({} if early_stop is None else {"stopped_early": early_stop.to_summary()}),
+        **_summarize_costs(group_state, i),
+        "bytes_up": float(metrics["bytes_up"].sum()),
+        "bytes_down": float(metrics["bytes_down"].sum()),
+        **_summarize_data(group_state, i),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **describe_environment(),
+        **({"begun_under": group_state.begun_under[i]} if i in group_state.begun_under else {}),
+    }
+    artifacts = {name: fetch_to_host(a) for name, a in algorithm.artifacts(state).items()}
+    summary |= _evaluate_held_out_clients(group_state, i, state, artifacts)
+    if group_state.pager is not None:
+        state = state._replace(clients=group_state.pager.states[i])
+    return Result(
+        prepared_run.spec,
+        metrics,
+        summary,
+        artifacts,
+        state,
+        prepared_run.partition,
+        prepared_run.client_tests,
+        build_model_getter(group_state, i, state),
+        held_out=prepared_run.data_assignment.held_out,
+    )
+
+
+def _summarize_requested_metrics(group_state: GroupState, i: int) -> dict[str, float | None]:
+    """Of the curves of its `measures` with one value a round, the mean of the last five that were
+    measured, as `final_accuracy` is of accuracies."""
+    summary: dict[str, float | None] = {}
+    for name in list_metric_names(group_state.group.program.evaluation):
+        curve = group_state.curves[i][name]
+        finite_values = curve[np.isfinite(curve)] if curve.ndim == 1 else curve[:0]
+        if curve.ndim == 1:
+            is_undefined = group_state.diverged_rounds[i] is not None or not len(finite_values)
+            summary[f"final_{name}"] = None if is_undefined else float(finite_values[-5:].mean())
+    return summary
+
+
+def _evaluate_held_out_clients(
+    group_state: GroupState, i: int, state: Any, artifacts: dict[str, Any]
+) -> dict[str, Any]:
+    """For the summary, the mean accuracies of clients that took no part, where there are any; each
+    one's go to `artifacts`."""
+    prepared_run, get_global_model = (
+        group_state.prepared_runs[i],
+        group_state.algorithm.global_model,
+    )
+    held_out = prepared_run.data_assignment.held_out
+    if held_out is None or get_global_model is None:
+        return {}
+    program, variables = (
+        group_state.group.program,
+        jax.tree.map(fetch_to_host, get_global_model(state)),
+    )
+    accuracy = evaluate_held_out_clients(
+        program.signature,
+        prepared_run.spec,
+        group_state.group.dataset,
+        held_out,
+        variables,
+        prepared_run.hp,
+    )
+    artifacts["held_out_clients"] = held_out.clients
+    artifacts["held_out_accuracy"] = accuracy.global_model
+    if accuracy.tuned_model is not None:
+        artifacts["held_out_tuned_accuracy"] = accuracy.tuned_model
+    return {
+        f"{name}_accuracy": float(np.mean(values))
+        for name, values in (
+            ("held_out", accuracy.global_model),
+            ("held_out_tuned", accuracy.tuned_model),
+        )
+        if values is not None and np.isfinite(values).all()
+    }
+
+
+def _replace_nonfinite(summary: Any) -> Any:
+    """The same, with None for numbers that are not finite, which a file cannot hold."""
+    if isinstance(summary, dict):
+        return {name: _replace_nonfinite(value) for name, value in summary.items()}
+    return None if isinstance(summary, float) and not math.isfinite(summary) else summary
+
+
+def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
+    """Where and how fast a run was made: its share of what those in step took together."""
+    timing, group, num_parallel = (
+        group_state.timing,
+        group_state.group,
+        group_state.plan.num_parallel,
+    )
+    num_runs, first_on_device = len(group_state.prepared_runs), i // num_parallel * num_parallel
+    device_runs = group_state.prepared_runs[first_on_device : first_on_device + num_parallel]
+    seconds = group.lane_choice.seconds
+    return {
+        "client_samples_per_second": timing.samples_per_second,
+        "useful_work_fraction": group.useful_work_fraction(device_runs),
+        "sample_flops": flops_per_sample(group.program.signature),
+        "compile_seconds": timing.compile_seconds,
+        "round_seconds": timing.round_seconds / num_runs,
+        "server_seconds": timing.server_seconds / num_runs,
+        "wall_seconds": timing.compute_wall_seconds(num_runs),
+        "made_together": num_runs,
+        "lanes": group_state.plan.describe(),
+        "lane_probe_seconds_per_step": {
+            str(lanes): step_seconds for lanes, step_seconds in seconds.items()
+        },
+        "client_state": group.client_state,
+        "precision": _get_precision(group_state),
+        "conv_impl": group.lane_choice.conv_impl,
+        "unfused": group.program.chunk.is_unfused,
+    }
+
+
+def _get_precision(group_state: GroupState) -> str:
+    """In what the run's networks were computed."""
+    requested = describe_environment()["matmul_precision"]
+    assert group_state.plan.mesh is not None
+    (platform,) = {device.platform for device in group_state.plan.mesh.devices.flat}
+    precision = group_state.group.program.signature.precision
+    return describe_precision(precision, None if requested == "default" else requested, platform)
+
+
+def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
+    """What a run learned from, in numbers."""
+    group, prepared_run = group_state.group, group_state.prepared_runs[i]
+    server = group.summarize_server_data(prepared_run)
+    return {
+        "dataset_digest": group.dataset.digest(),
+        "partition_digest": prepared_run.partition.digest(),
+        "split": dataclasses.asdict(group.summarize_partition(prepared_run)),
+        "server": None if server is None else dataclasses.asdict(server),
+        "dataset_note": group.dataset.note,
+        **group.program.user_object_digests(prepared_run.spec.hp),
+        **prepared_run.data_assignment.user_digests,
+        **(
+            {}
+            if prepared_run.initial_model is None
+            else {"compute_initial_digest": prepared_run.initial_model.digest}
+        ),
+    }

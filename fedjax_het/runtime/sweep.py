@@ -1,0 +1,490 @@
+"""Many federations: grouped, made together, kept in one folder.
+
+Runs that differ in seed, partition, alpha or numeric hyper-parameters share their compiled programs
+and go side by side: one on each core or device, or vmapped on an accelerator.
+"""
+
+import dataclasses
+import functools
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.core.memory import usable_free_bytes
+from fedjax_het.core.optimizers import compute_optimizer_digest
+from fedjax_het.data import Dataset, Partition, load_dataset
+from fedjax_het.data.partition import select_clients
+from fedjax_het.nn import compute_network_digest, to_model
+from fedjax_het.runtime.build import (
+    RunGroup,
+    compute_initial_digest,
+    prepare_group,
+    with_fewer_parallel_runs,
+)
+from fedjax_het.runtime.callbacks import Callback
+from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER
+from fedjax_het.runtime.compiled_programs import (
+    apply_user_network,
+    apply_user_optimizer,
+    compute_static_key,
+)
+from fedjax_het.runtime.data_assignment import (
+    build_dataset_selector,
+    build_partition,
+    build_server_data,
+    choose_held_out_clients,
+    load_server_pool,
+    resolve_dataset,
+    user_dataset_digest,
+)
+from fedjax_het.runtime.group_runner import GroupRunner
+from fedjax_het.runtime.group_state import init_group, measure_required_memory
+from fedjax_het.runtime.hardware import warn_unused_hardware
+from fedjax_het.runtime.leases import Leases, exit_on_sigterm
+from fedjax_het.runtime.memory_limits import InsufficientMemoryError, require_memory_for_programs
+from fedjax_het.runtime.placement import Placement, balance_parallel_runs
+from fedjax_het.runtime.provenance import compute_run_digest, describe_environment
+from fedjax_het.runtime.result_display import build_runs_dataset, format_outcome, format_settings
+from fedjax_het.runtime.result_store import ResultWriter, build_dataframe, load_result
+from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.saved_states import SavedStateIndex
+from fedjax_het.runtime.sweep_log import Job
+from fedjax_het.runtime.trackers.callback import add_tracker_callback
+from fedjax_het.runtime.work_queue import LEASES_FOLDER, WorkQueue
+from fedjax_het.utils.env import require_variables
+from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.io import make_output_directory
+from fedjax_het.utils.validation import validate_arguments
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+log = logging.getLogger("fedjax_het")
+
+_MAX_SHOWN_RUNS = 10  # runs of a sweep that is printed
+_UNUSABLE_ERRORS = (ConfigError, FileNotFoundError, ImportError)
+
+
+class SweepResult(NamedTuple):
+    """What a sweep made, or found made.
+
+    `results[i]` is that of `specs[i]`, whoever made it: None if it could not be run.
+    `not_run` says why, under `RunSpec.digest()`.
+    """
+
+    results: list[Result | None]
+    not_run: dict[str, str]
+
+    def to_summary(self, directory: str | os.PathLike) -> dict[str, Any]:
+        """The sweep in one JSON-able record."""
+        results = [result for result in self.results if result is not None]
+        return {
+            "output_dir": str(directory),
+            "runs": len(self.results),
+            "results": len(results),
+            "diverged": sum(bool(result.summary["diverged"]) for result in results),
+            "not_run": len(self.not_run),
+        }
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """The results as `load_results` gives them."""
+        return build_dataframe(result for result in self.results if result is not None)
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Their metrics, with the dimension run, see `Result.to_xarray`: settings that differ are
+        coordinates of it."""
+        return build_runs_dataset([result for result in self.results if result is not None])
+
+    def __repr__(self) -> str:
+        results = [result for result in self.results if result is not None]
+        lines = [f"SweepResult({len(results)} of {len(self.results)} runs"]
+        lines += [
+            f"  {format_settings(result.spec)}: {format_outcome(result)}"
+            for result in results[:_MAX_SHOWN_RUNS]
+        ]
+        if len(results) > _MAX_SHOWN_RUNS:
+            lines.append(f"  and {len(results) - _MAX_SHOWN_RUNS} more")
+        lines += [f"  not run: {reason}" for reason in dict.fromkeys(self.not_run.values())]
+        return "\n".join(lines) + ")"
+
+    def _repr_html_(self) -> str:
+        columns = (
+            "algorithm",
+            "dataset",
+            "alpha",
+            "seed",
+            "final_accuracy",
+            "bmta",
+            "wall_seconds",
+        )
+        table = self.to_pandas()
+        return table[[name for name in columns if name in table]].to_html(max_rows=_MAX_SHOWN_RUNS)
+
+
+@validate_arguments
+def sweep(
+    specs: Iterable[RunSpec],
+    directory: str | os.PathLike | None = None,
+    *,
+    dataset: Dataset | None = None,
+    network: Any = None,
+    optimizer: Any = None,
+    data_dir: str | os.PathLike | None = None,
+    resume_anyway: bool = False,
+    keep_state: bool = False,
+    callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
+    progress: Callable[[str], None] | None = print,
+    placement: Placement = Placement(),
+) -> SweepResult:
+    """Make every run of `specs` that `directory` does not hold yet.
+
+    Runs that differ in nothing but seed, partition, alpha, averaging and numeric hyper-parameters
+    are a group: it is compiled once, and as many of its runs as fit go side by side. Each result is
+    saved as its run ends; a sweep that was stopped goes on from the last checkpoints, kept in
+    `directory/unfinished`. What a run measures does not depend on the others beyond rounding.
+
+    Args:
+      directory: of the results (default: they are only returned, and nothing resumes).
+      dataset: the user's own, for specs whose dataset is "user"; where none's is, for all, whose
+        results then say so in their names, see `simulate`.
+      network: the user's own, for all specs, which then name none; see `simulate`.
+      optimizer: the clients' own, for all specs, which then name none; see `simulate`.
+      data_dir: of the prepared data (default: TFDS_DATA_DIR).
+      resume_anyway: go on also from checkpoints that were begun under another version, device or
+        precision, which the runs' summaries then name (`begun_under`).
+      keep_state: write to `directory` how every run ended, as `simulate` does: from there a sweep
+        with more rounds goes on, and loaded results have their models.
+      callbacks: called for every run in turn, see `simulate` and `runtime.callbacks.RunStatus`.
+      track: names of trackers, of `TRACKERS`, that keep a record of every run in `directory`.
+      progress: gets a line per run. With `print`, what is running is shown besides, on standard
+        error; with another function or None nothing is.
+      placement: where they go, on this process's devices unless it says otherwise; as many at a
+        time as memory allows.
+    Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
+      optional package is missing does not stop the others: see `SweepResult.not_run`. A checkpoint
+      that is damaged is set aside, and its run begun again. ResultNotWrittenError, when all runs are
+      made, if results could not be written to `directory`: it has them, and says where they are.
+    """
+    require_variables()
+    if not placement.has_explicit_cpus:
+        warn_unused_hardware()
+    resolved_specs = [
+        apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
+        for spec in specs
+    ]
+    directory = None if directory is None else make_output_directory(directory)
+    callbacks = add_tracker_callback(callbacks, track, directory, argument="directory")
+    digests, specs_by_digest = compute_run_digests(
+        resolved_specs, dataset, network, data_dir, optimizer=optimizer
+    )
+    data_arguments = {
+        "dataset": build_dataset_selector(resolved_specs, dataset),
+        "network": network,
+        "data_dir": data_dir,
+    }
+    data_arguments["optimizer"] = optimizer
+    result_writer = ResultWriter(directory)
+    results, reasons = execute_runs(
+        specs_by_digest,
+        result_writer,
+        data_arguments,
+        progress,
+        placement,
+        resume_anyway=resume_anyway,
+        keep_state=keep_state,
+        callbacks=callbacks,
+    )
+    sweep_result = SweepResult([results.get(digest) for digest in digests], reasons)
+    result_writer.require_all_written(sweep_result)
+    return sweep_result
+
+
+def execute_runs(
+    specs_by_digest: dict[str, ResolvedRunSpec],
+    result_writer: ResultWriter,
+    data_arguments: dict[str, Any],
+    progress: Callable[[str], None] | None,
+    placement: Placement,
+    *,
+    resume_anyway: bool = False,
+    keep_state: bool = False,
+    callbacks: Sequence[Callback] = (),
+    runs_per_signature: Counter[str] | None = None,
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """The same of runs by the names of their files: -> (results by name, why others were not run,
+    by `RunSpec.digest()`).
+
+    keeper: of what is made. data: which runs have the user's data set, see `build_dataset_selector`; network
+    and folder of data. counts: of all runs of the sweep, by signature, where these are some.
+    """
+    if placement.devices is None:
+        placement = dataclasses.replace(placement, devices=jax.local_devices())
+    reasons: dict[str, str] = {}
+    # By all runs, not by what is left of them: then it does not matter who begins when.
+    runs_per_signature = runs_per_signature or Counter(
+        compute_static_key(spec) for spec in specs_by_digest.values()
+    )
+    leases = Leases(None if result_writer.folder is None else result_writer.folder / LEASES_FOLDER)
+    with exit_on_sigterm(), leases:
+        saved_states = SavedStateIndex(result_writer.folder)
+        share = WorkQueue(
+            specs_by_digest,
+            result_writer.folder,
+            leases,
+            progress,
+            resume_anyway,
+            lambda spec: saved_states.find(spec, data_arguments["dataset"](spec)),
+        )
+        while share.wait_for_work():
+            prepared_groups = (
+                _prepare_jobs(jobs, data_arguments, placement, share, runs_per_signature, reasons)
+                for jobs in share.iterate_groups()
+            )
+            for jobs, group in _precompile_groups(prepared_groups, placement.memory):
+                try:
+                    if group.plan.max_parallel_runs == 1:  # not even one by itself may fit
+                        single_run = init_group(group, group.prepared_runs[:1])
+                        require_memory_for_programs(single_run, placement.memory)
+                except InsufficientMemoryError as error:
+                    _reject_jobs(share, reasons, jobs, error)
+                while slots := share.acquire_slots(jobs, group.plan.max_parallel_runs):
+                    group_runner = GroupRunner(group, jobs, slots, result_writer, share, callbacks)
+                    jobs = group_runner.run_jobs(keep_state=keep_state)
+    return share.results, reasons
+
+
+@validate_arguments
+def plan_sweep(
+    specs: Iterable[RunSpec],
+    directory: str | os.PathLike,
+    *,
+    dataset: Dataset | None = None,
+    network: Any = None,
+    optimizer: Any = None,
+    data_dir: str | os.PathLike | None = None,
+) -> list[tuple[str, RunSpec, str]]:
+    """What `sweep` would do: (digest of the files, spec, state).
+
+    States: "done"; "claimed", a worker's who has not been seen dead; "unfinished", begun and
+    nobody's; "missing".
+    """
+    directory = Path(directory)
+    is_usable = directory.is_dir() or not directory.exists()
+    require(is_usable, "directory", str(directory), "a folder of results, or one to be made")
+    resolved_specs = [
+        apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
+        for spec in specs
+    ]
+    _, specs_by_digest = compute_run_digests(
+        resolved_specs, dataset, network, data_dir, optimizer=optimizer
+    )
+
+    leased = Leases(directory / LEASES_FOLDER).list_other_owners()
+
+    def get_state(digest: str) -> str:
+        if load_result(directory, digest) is not None:
+            return "done"
+        if digest in leased:
+            return "claimed"
+        return "unfinished" if (directory / UNFINISHED_FOLDER / digest).exists() else "missing"
+
+    digests = sorted(
+        specs_by_digest, key=lambda digest: compute_static_key(specs_by_digest[digest])
+    )  # stable: else in order
+    return [(digest, specs_by_digest[digest], get_state(digest)) for digest in digests]
+
+
+def compute_run_digests(
+    specs: Sequence[ResolvedRunSpec],
+    dataset: Dataset | None,
+    network: Any,
+    data_dir: str | os.PathLike | None,
+    run_environment: dict[str, Any] | None = None,
+    *,
+    optimizer: Any = None,
+) -> tuple[list[str], dict[str, ResolvedRunSpec]]:
+    """The name of every run's files, and the runs by name, each once.
+
+    made_in: the `environment` that they are made in (default: this process's).
+    """
+    run_environment, select_dataset = (
+        run_environment or describe_environment(),
+        build_dataset_selector(specs, dataset),
+    )
+    compute_network_digest = functools.cache(
+        functools.partial(_compute_network_digest, network, data_dir)
+    )
+    digests, compute_initial_digest_cached = [], functools.cache(compute_initial_digest)
+    for spec in specs:
+        options = tuple(sorted(spec.model_options.items()))
+        data = select_dataset(spec)
+        network_digest_ = (
+            compute_network_digest(data, spec.dataset, spec.normalisation, options)
+            if network
+            else None
+        )
+        dataset_digest = None if data is None else user_dataset_digest(spec, data)
+        other_digests = {
+            "initial": None
+            if spec.init_from is None
+            else compute_initial_digest_cached(spec.init_from)
+        }
+        if optimizer is not None:
+            other_digests["optimizer"] = compute_optimizer_digest(optimizer, spec.hp)
+        digests.append(
+            compute_run_digest(
+                spec.digest(), run_environment, dataset_digest, network_digest_, **other_digests
+            )
+        )
+    return digests, dict(zip(digests, specs, strict=True))
+
+
+def _compute_network_digest(
+    network: Any,
+    data_dir: str | os.PathLike | None,
+    dataset: Dataset | None,
+    name: str,
+    normalisation: str | None,
+    options: tuple,
+) -> str:
+    """What tells the user's network from another one, on the user's data set, or the one of this
+    name."""
+    try:
+        if dataset is None:
+            dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
+    except _UNUSABLE_ERRORS:  # then the run cannot be made, and says why
+        return "unknown"
+    shape, num_classes = dataset.input_shape, dataset.num_classes
+    return compute_network_digest(to_model(network, shape, num_classes, **dict(options)))
+
+
+def _prepare_jobs(
+    jobs: list[Job],
+    data_arguments: dict[str, Any],
+    placement: Placement,
+    work_queue: WorkQueue,
+    runs_per_signature: Counter[str],
+    reasons: dict[str, str],
+) -> tuple[list[Job], RunGroup | None]:
+    """The group of those jobs whose data are there; why the others cannot run goes to `reasons`.
+
+    given: which runs have the user's data set, see `build_dataset_selector`; network and folder of data.
+    counts: of the runs of each signature.
+    """
+
+    reject = functools.partial(_reject_jobs, work_queue, reasons)
+    first = jobs[0].spec
+    try:
+        dataset = resolve_dataset(
+            first, data_arguments["dataset"](first), data_arguments["data_dir"], caller="sweep"
+        )
+        pool = load_server_pool(first, dataset, data_arguments["data_dir"])
+    except _UNUSABLE_ERRORS as error:
+        reject(jobs, error)
+        return [], None
+    usable_jobs: list[Job] = []
+    partitions: list[Partition] = []
+    for job in jobs:
+        try:
+            partition = build_partition(job.spec, dataset)
+            ids, held_out_ids = choose_held_out_clients(job.spec, partition)
+            participating = select_clients(partition, ids) if len(held_out_ids) else partition
+            build_server_data(job.spec, dataset, participating, pool)
+        except ConfigError as error:
+            reject([job], error)
+        else:
+            partitions.append(partition)
+            usable_jobs.append(job)
+    if not usable_jobs:
+        return [], None
+    if (record := usable_jobs[0].record) is not None:  # as it began: sums are taken in one order
+        checkpoint_layout = {"lanes": record["lanes"], "blocks": record["blocks"]}
+        placement = dataclasses.replace(placement, **checkpoint_layout)
+    try:
+        group = prepare_group(
+            [job.spec for job in usable_jobs],
+            dataset=dataset,
+            partitions=partitions,
+            network=data_arguments["network"],
+            optimizer=data_arguments["optimizer"],
+            placement=placement,
+            pool=pool,
+            num_runs=runs_per_signature[compute_static_key(first)],
+        )
+    except InsufficientMemoryError as error:
+        reject(usable_jobs, error)
+        return [], None
+    return usable_jobs, group
+
+
+def _reject_jobs(
+    work_queue: WorkQueue, reasons: dict[str, str], unusable_jobs: list[Job], error: Exception
+) -> None:
+    """Note why these runs are not made."""
+    unusable_jobs = [job for job in unusable_jobs if job.digest in work_queue.remaining]
+    reason = " ".join(str(error).split())
+    work_queue.reject(unusable_jobs)
+    if unusable_jobs:
+        work_queue.ledger.report_rejected(
+            unusable_jobs, reason, show_reason=reason not in reasons.values()
+        )
+    reasons.update({job.spec.digest(): reason for job in unusable_jobs})
+
+
+def _precompile_groups(
+    prepared_groups: Iterable[tuple[list[Job], RunGroup | None]], memory: int | None
+) -> Iterator[tuple[list[Job], RunGroup]]:
+    """The groups, one after the other, with as many federations at a time as memory allows; while
+    one runs, the next one's programs are compiled.
+
+    Groups are prepared in this thread, and when nothing compiles: that may time programs.
+    """
+    with ThreadPoolExecutor(max_workers=1) as compiler:
+        pending: tuple[list[Job], Future[RunGroup]] | None = None
+        for jobs, group in prepared_groups:
+            if group is None:
+                continue
+            # What the group before leaves free counts, as long as it has not begun.
+            assert group.plan.mesh is not None
+            available_bytes = memory or usable_free_bytes(list(group.plan.mesh.devices.flat))
+            future = compiler.submit(_fit_to_memory, group, available_bytes)
+            if pending is not None:
+                yield pending[0], pending[1].result()
+            future.exception()  # waits
+            pending = jobs, future
+        if pending is not None:
+            yield pending[0], pending[1].result()
+
+
+def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
+    """The group, compiled, with as many federations at a time as these bytes on each device
+    allow."""
+    while True:
+        capacity, num_parallel = group.plan.max_parallel_runs, group.plan.num_parallel
+        required_bytes = measure_required_memory(init_group(group, group.prepared_runs[:capacity]))
+        if available_bytes is None or capacity == 1 or required_bytes <= available_bytes:
+            return group
+        fewer = min(
+            num_parallel - 1,
+            max(int(num_parallel * available_bytes / required_bytes), 1 if num_parallel > 1 else 0),
+        )
+        if fewer:
+            assert group.plan.mesh is not None
+            fewer = balance_parallel_runs(len(group.prepared_runs), group.plan.mesh.size, fewer)
+        log.info(
+            "%d federations on each device would take %.2f GB and %.2f are free: %s",
+            num_parallel,
+            required_bytes / 1e9,
+            available_bytes / 1e9,
+            f"{fewer} at a time" if fewer else "one at a time on all devices",
+        )
+        group = with_fewer_parallel_runs(group, fewer)

@@ -1,0 +1,135 @@
+"""One kind of error for bad input: it names the argument, its value and what would be right."""
+
+import contextlib
+import contextvars
+import difflib
+import numbers
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import Any
+
+from fedjax_het.utils import console
+from fedjax_het.utils.text import to_one_line
+
+MAX_VALUE_LENGTH = 100  # characters of a value in a message
+# What arguments are called where the user wrote them, by their names in Python; see `display_names`.
+_PYTHON_NAMES: Mapping[str, str] = MappingProxyType({})
+_DISPLAY_NAMES = contextvars.ContextVar("written", default=_PYTHON_NAMES)
+
+
+class ConfigError(ValueError):
+    """A setting cannot be used as given; the message is one line. The command line exits with 2."""
+
+    def __init__(self, message: object = ""):
+        super().__init__(to_one_line(str(message)))
+
+
+@contextlib.contextmanager
+def display_names(names: Mapping[str, str]) -> Iterator[None]:
+    """In here, messages call these arguments by other names, e.g. `{"hp": "--hp"}` where they are
+    flags of a command line; those that are not named keep what they are called around. Names of
+    inner ones are read by outer ones: `{"steps": "options steps"}` in `{"options": "--option"}`
+    makes "--option steps"."""
+    inner_names = {name: display_name(alias) for name, alias in names.items()}
+    token = _DISPLAY_NAMES.set({**_DISPLAY_NAMES.get(), **inner_names})
+    try:
+        yield
+    finally:
+        _DISPLAY_NAMES.reset(token)
+
+
+def display_names_within(
+    setting: str, names: Iterable[str]
+) -> contextlib.AbstractContextManager[None]:
+    """In here, messages call these names what a user gives under that setting: "options steps"."""
+    return display_names({name: f"{setting} {name}" for name in names})
+
+
+def display_name(argument: str) -> str:
+    """What the user calls an argument, or several with commas between them: "hp prox_mu" is
+    "--hp prox_mu" on a command line."""
+    if ", " in argument:
+        return ", ".join(map(display_name, argument.split(", ")))
+    name, space, rest = argument.partition(" ")
+    return _DISPLAY_NAMES.get().get(name, name) + space + rest
+
+
+def format_value(value: object) -> str:
+    """A value for a message: in one line, and short; a path as the text that it is."""
+    value = str(value) if isinstance(value, PurePath) else value
+    try:
+        text = " ".join(repr(value).split()) if not isinstance(value, str) else repr(value)
+    except Exception:  # of a class of the user's own
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 4]} ..."
+
+
+def require(condition: bool, argument: str, value: object, expected: str) -> None:
+    """Raise `ConfigError` unless `condition` holds, e.g. `require(a > 0, "alpha", a, "a > 0")`."""
+    if not condition:
+        raise ConfigError(f"{display_name(argument)} = {format_value(value)}: expected {expected}")
+
+
+def is_integer_at_least(value: object, minimum: float) -> bool:
+    """Whether `value` is an integer (of Python or NumPy, no truth value) of at least `least`."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        return False
+    return int(value) >= minimum
+
+
+def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
+    """Raise `ConfigError` unless `value` is one of `valid`, naming the nearest of them first."""
+    names = list(valid)
+    if any(type(value) is type(name) and value == name for name in names):
+        return
+    valid_names = [str(name) for name in names]
+    suggestions = _find_close_names(str(value), valid_names) if isinstance(value, str) else []
+    hint = f"did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
+    valid_text = f"(valid: {', '.join(valid_names)})" if valid_names else "none is taken here"
+    raise ConfigError(
+        f"{display_name(argument)} = {format_value(value)} is unknown: {hint}{valid_text}"
+    )
+
+
+def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:
+    """Raise `ConfigError` unless a data frame has these columns."""
+    for name in names:
+        if name not in frame.columns:
+            column_names = ", ".join(map(str, frame.columns[:20])) or "none"
+            raise ConfigError(
+                f"{display_name(argument)}: expected a column {name!r} (it has {column_names})"
+            )
+
+
+def _find_close_names(value: str, names: list[str]) -> list[str]:
+    return difflib.get_close_matches(value[:MAX_VALUE_LENGTH], names, n=3, cutoff=0.4)
+
+
+def run_with_exit_status(
+    main: Callable[[], int], *, name: str, interrupt_message: str | Callable[[], str]
+) -> int:
+    """`work()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each told in one line; 141
+    where nobody reads on (`... | head`), about which there is nothing to say.
+
+    stopped: what is said after Ctrl-C, or a function that says it then.
+    """
+    with console.preserve_output_mode():
+        try:
+            status = main()
+            sys.stdout.flush()
+            return status
+        except ConfigError as error:
+            console.print_error(f"{name}: {error}")
+            return 2
+        except KeyboardInterrupt:
+            console.print_error(
+                f"{name}: {interrupt_message() if callable(interrupt_message) else interrupt_message}"
+            )
+            return 130
+        except BrokenPipeError:
+            # What is left in the buffer would raise once more when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141

@@ -1,0 +1,190 @@
+"""Writing so that what was there stays until the new is whole.
+
+Archives of arrays (.npz) that end with a checksum of every byte before it.
+
+It is the archive's comment, so that whatever reads .npz files reads these.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import secrets
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fedjax_het.utils.arrays import save_arrays
+from fedjax_het.utils.errors import ConfigError, display_name, format_value
+
+STALE_SECONDS = 86_400  # a temporary file older than that is nobody's
+
+_cleaned_folders: set[Path] = set()  # folders in which this process has looked for left-overs
+
+
+class DamagedFileError(ConfigError):
+    """The file is none of this package's, is cut short, or fails its checksum."""
+
+
+def write_atomically(
+    path: str | os.PathLike, write: Callable[[BinaryIO], object], *, private: bool = False
+) -> None:
+    """Let `write(file)` fill a temporary file beside `path`, then move it there in one step.
+
+    `file` can be read as well. The file has the mode that the umask says, or is the user's alone.
+    What killed programs left in the folder is removed first, once a process.
+    Raises `OSError` where the folder cannot be written; no partial file is left behind.
+    """
+    path = Path(path)
+    if path.parent not in _cleaned_folders:
+        _cleaned_folders.add(path.parent)
+        remove_stale_files(path.parent)
+    # The name's beginning alone: with the rest it might be longer than the system allows.
+    unique_suffix = f"{_get_host_id()}-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = path.parent / f".{path.name[:60]}-{unique_suffix}.tmp"
+    file = _open_new_file(temporary, 0o600 if private else 0o666)
+    try:
+        with file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if (os_error := _find_os_error(error)) is not None:
+            raise os_error from error
+        raise
+
+
+def _open_new_file(path: Path, mode: int) -> BinaryIO:
+    """A new file, of that mode as far as the umask allows."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, mode), "w+b")
+
+
+def _find_os_error(error: BaseException) -> OSError | None:
+    """What the system said, where a writer of archives raised something else on its way out."""
+    if isinstance(error, OSError) or not isinstance(error, Exception):
+        return None
+    chained_error: BaseException | None = error
+    while chained_error is not None:
+        if isinstance(chained_error, OSError):
+            return chained_error
+        chained_error = chained_error.__cause__ or chained_error.__context__
+    return None
+
+
+def remove_stale_files(folder: Path) -> None:
+    """Remove the temporary files of writers of this host that are dead, and those older than a day;
+    never those of the living."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".*.tmp"):
+            with contextlib.suppress(OSError):
+                if _is_stale(path):
+                    path.unlink()
+
+
+def _is_stale(path: Path) -> bool:
+    name_match = re.fullmatch(r"\..*-([0-9a-zA-Z_.]+)-(\d+)-[0-9a-f]{8}\.tmp", path.name)
+    if name_match is not None and name_match[1] == _get_host_id():
+        alive = _is_process_alive(int(name_match[2]))
+        if alive is not None:
+            return not alive
+    is_temporary = name_match is not None or re.fullmatch(r"\..*-\w{8}\.tmp", path.name) is not None
+    return is_temporary and time.time() - path.stat().st_mtime > STALE_SECONDS
+
+
+def _get_host_id() -> str:
+    """Names where process ids are told apart: the machine, and a container's own numbering."""
+    name = re.sub(r"[^0-9a-zA-Z.]", "_", platform.node())[:40] or "host"
+    try:
+        return f"{name}_{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return name
+
+
+def _is_process_alive(pid: int) -> bool | None:
+    """Whether this host has such a process; None where that cannot be asked."""
+    if os.name != "posix":  # elsewhere signal 0 is one that is delivered
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def make_output_directory(directory: str | os.PathLike) -> Path:
+    """The folder, made if it is not there, without what killed programs left in it. ConfigError if
+    files cannot be written into it."""
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except (OSError, ValueError) as error:
+        setting_text = f"{display_name('output_dir')} = {format_value(str(directory))}"
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{setting_text}: expected a folder that can be made and written to ({reason})"
+        ) from error
+    remove_stale_files(directory)
+    return directory
+
+
+_CHECKSUM_PREFIX = b"sha256:"
+_CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64
+
+
+def save_checksummed_npz(path: Path, arrays: dict[str, Any]) -> None:
+    """Write these arrays, whole or not at all. Raises OSError. Cost: that of reading them too."""
+
+    def write(file: BinaryIO) -> None:
+        save_arrays(file, arrays)
+        file.seek(-2, os.SEEK_END)
+        file.write(struct.pack("<H", _CHECKSUM_LENGTH))  # of the comment that follows
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        file.write(_CHECKSUM_PREFIX + digest.encode())
+
+    write_atomically(path, write)
+
+
+def load_checksummed_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file that `save_checksummed_npz` wrote. Raises DamagedFileError for any other, and
+    FileNotFoundError."""
+    try:
+        with open(path, "rb") as file:
+            _verify_checksum(file)
+            with np.load(file, allow_pickle=False) as data:
+                return dict(data)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # what is raised of arbitrary bytes, and by disks
+        reason = str(error) if isinstance(error, DamagedFileError) else type(error).__name__
+        raise DamagedFileError(reason) from error
+
+
+def _verify_checksum(file: BinaryIO) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size <= _CHECKSUM_LENGTH:
+        raise DamagedFileError(f"it has {size} bytes")
+    hasher, num_remaining = hashlib.sha256(), size - _CHECKSUM_LENGTH
+    while num_remaining:
+        block = file.read(min(num_remaining, 2**20))
+        if not block:
+            raise DamagedFileError("it is cut short")
+        hasher.update(block)
+        num_remaining -= len(block)
+    if file.read() != _CHECKSUM_PREFIX + hasher.hexdigest().encode():
+        raise DamagedFileError("its checksum does not match")
+    file.seek(0)

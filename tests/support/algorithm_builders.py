@@ -1,0 +1,67 @@
+"""Methods with options of a test's own, and such that they are quick."""
+
+from functools import partial
+from typing import get_type_hints
+
+from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.utils.config import parse_config
+from support.data import CLIENT_SIZES
+
+FAST_SYNTHESIS = {
+    "num_iterations": 2,
+    "inner_steps": 2,
+    "trajectory_rounds": 3,
+    "segment_length": 2,
+    "target_counts": 1,
+    "num_samples": 6,
+    "augment_strategy": "none",
+}
+FAST_CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch_size": 4}
+FAST_DISTILLATION = {"distill_epochs": 3, "distill_batch_size": 4}
+FAST_GENERATOR = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
+FAST_OPTIONS = {
+    "dynafed": FAST_SYNTHESIS,
+    "feddm": FAST_CONDENSATION,
+    "fedaf": FAST_CONDENSATION,
+    "fedgen": FAST_GENERATOR,
+    "feddf": FAST_DISTILLATION,
+    "fedbe": {**FAST_DISTILLATION, "num_samples": 3},
+}
+# The mean logits of linear models are those of their mean: FedDF would follow rounding errors.
+HYPER_PARAMETERS = {"feddf": {"server_lr": 0.7}}
+
+
+def fast_registered_builder(name):
+    """-> (build, settings of `small`) of a registered method, such that it is quick."""
+    algorithm_spec, options = get_algorithm_spec(name, {}), FAST_OPTIONS.get(name, {})
+    hyper_parameters = default_hyper_parameters(algorithm_spec, options) | {
+        "local_lr": 0.1,
+        **HYPER_PARAMETERS.get(name, {}),
+    }
+    settings = {"hp": hyper_parameters, "scored": algorithm_spec.evaluated_models[0]}
+    return make_builder(algorithm_spec, options), settings
+
+
+def bind_options(build, *, base=None, build_base=None, **values):
+    """`build` with these options, and over this base."""
+    options_type = get_type_hints(build.func if isinstance(build, partial) else build)["options"]
+    bound_arguments = {"base": base, "build_base": build_base}
+    bound_arguments = {name: other for name, other in bound_arguments.items() if other is not None}
+    return partial(build, options=parse_config(options_type, values), **bound_arguments)
+
+
+def default_hyper_parameters(
+    algorithm_spec, options, optimizer="sgd", num_clients=len(CLIENT_SIZES)
+) -> dict[str, float]:
+    """A method's hyper-parameters as they are where nothing is said."""
+    hyperparameters = algorithm_spec.collect_hyperparameters(
+        optimizer, algorithm_spec.complete_options(options), num_clients
+    )
+    return {name: hyper_parameter.default for name, hyper_parameter in hyperparameters.items()}
+
+
+def make_builder(algorithm_spec, options):
+    """The method's `build(training, plan)`."""
+    return lambda training, plan: algorithm_spec.build_algorithm(
+        training, plan, algorithm_spec.complete_options(options)
+    )

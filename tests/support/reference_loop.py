@@ -1,0 +1,272 @@
+"""The oracle of the methods' tests: federated rounds in NumPy float64, by plain loops.
+
+It shares nothing with the package but who is sampled and which examples are in a minibatch. A model
+is one vector of all weights, in the order of their sorted names. `ReferenceFedAvg` is FedAvg on softmax
+regression; a method's test derives from it and states its own formula in a hook.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_het.core.server_training import get_epoch_batch
+from support.data import BATCH_SIZE
+from support.small_federation import SmallFederation, make_small_federation
+
+Params = dict[str, np.ndarray]
+
+
+def flatten_images(images: np.ndarray) -> np.ndarray:
+    """Rows of float64."""
+    return images.reshape(len(images), -1).astype(np.float64)
+
+
+def flatten_params(params: Params) -> np.ndarray:
+    """All weights of a model as one float64 vector, by sorted name."""
+    return np.concatenate([np.asarray(params[name], np.float64).ravel() for name in sorted(params)])
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def logit_gradient(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Gradient of every row's cross-entropy by its logits: softmax minus the label's one."""
+    rows = softmax(logits)
+    rows[np.arange(len(y)), y] -= 1
+    return rows
+
+
+def cross_entropy(logits: np.ndarray, y: np.ndarray) -> float:
+    """Mean over rows."""
+    top = logits.max(1, keepdims=True)
+    log_sum = np.log(np.exp(logits - top).sum(1)) + top[:, 0]
+    return float(np.mean(log_sum - logits[np.arange(len(y)), y]))
+
+
+def softmax_gradient(w, b, x, y):
+    """Mean cross-entropy gradient of softmax regression."""
+    rows = logit_gradient(x @ w + b, y)
+    return x.T @ rows / len(y), rows.mean(0)
+
+
+def softmax_regression_gradient(params: Params, x: np.ndarray, y: np.ndarray) -> Params:
+    """The gradient by its weights "w" and "b"."""
+    w, b = softmax_gradient(params["w"], params["b"], x, y)
+    return {"w": w, "b": b}
+
+
+def finite_difference_gradient(
+    function: Callable[[np.ndarray], float], point: np.ndarray, step: float = 1e-5
+) -> np.ndarray:
+    """By central differences."""
+    steps = step * np.eye(len(point))
+    return np.array([(function(point + s) - function(point - s)) / (2 * step) for s in steps])
+
+
+class Minibatch(NamedTuple):
+    """What a client's step is on.
+
+    number: of the step, from 0 in each round.
+    whole: indices of its examples and, where the client ran out of them, of what fills it up.
+    """
+
+    round: int
+    client: int
+    step: int
+    x: np.ndarray  # [n, features] float64, without what fills it up
+    y: np.ndarray  # [n] int
+    padded_indices: np.ndarray  # [B] int
+
+
+class ReferenceFedAvg:
+    """Rounds of FedAvg: clients one after the other, their minibatches, their steps.
+
+    A method's own rule goes into what is marked as a hook; `vector` has the global model.
+    `kept[k]` is what client k keeps from round to round.
+    """
+
+    def __init__(self, federation: SmallFederation, *, params: Params | None = None) -> None:
+        """params: what the global model begins with (default: its weights at the start)."""
+        images, self.labels = federation.data
+        self.images, self.federation, self.client_sizes = (
+            flatten_images(images),
+            federation,
+            federation.sizes,
+        )
+        self.hp = {name: float(value) for name, value in federation.hp.items()}
+        params = federation.global_params(federation.initial_state()) if params is None else params
+        self.shapes = {name: params[name].shape for name in sorted(params)}
+        self.global_vector = flatten_params(params)
+        self.history: list[list[int]] = []  # the clients that trained in each round
+        self.client_states: list[Any] = [
+            self.init_client_state(k) for k in range(len(self.client_sizes))
+        ]
+
+    # --- hooks ---
+
+    def before_round(self, r: int) -> None:
+        """What the server makes before a round's clients train."""
+
+    def init_client_state(self, client: int) -> Any:
+        """What a client keeps before its first round."""
+        return None
+
+    def initial_client_model(self, client: int) -> np.ndarray:
+        """The model with which a client begins its round."""
+        return self.global_vector
+
+    def loss_gradient(self, params: Params, x: np.ndarray, y: np.ndarray) -> Params:
+        """Gradient of the mean loss by the weights."""
+        return softmax_regression_gradient(params, x, y)
+
+    def descent_direction(self, model: np.ndarray, batch: Minibatch) -> np.ndarray:
+        """What a step goes along: the gradient and, of a method, further terms."""
+        return self.gradient(model, batch.x, batch.y)
+
+    def local_step(self, model: np.ndarray, batch: Minibatch) -> np.ndarray:
+        """The model after a step."""
+        return model - self.hp["local_lr"] * self.descent_direction(model, batch)
+
+    def finish_client(self, client: int, model: np.ndarray, steps: int) -> None:
+        """After a client's last step: what it keeps."""
+
+    def update_server(self, r: int, clients: list[int], models: list[np.ndarray]) -> None:
+        """What the server makes of the models of the round's clients."""
+        self.global_vector = self.average_models(clients, models)
+
+    # --- parts ---
+
+    def params(self, model: np.ndarray) -> Params:
+        """The weights of a vector by name."""
+        params_by_name, offset = {}, 0
+        for name, shape in self.shapes.items():
+            size = int(np.prod(shape))
+            params_by_name[name] = model[offset : offset + size].reshape(shape)
+            offset += size
+        return params_by_name
+
+    def gradient(self, model: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return flatten_params(self.loss_gradient(self.params(model), x, y))
+
+    def participants(self, r: int) -> list[int]:
+        """Those sampled that hold examples, ascending."""
+        return sorted(
+            int(k) for k in self.federation.scheduler.draw_cohort(r) if self.client_sizes[k]
+        )
+
+    def minibatches(self, r: int, client: int) -> list[Minibatch]:
+        minibatches = []
+        batches, sizes = self.federation.scheduler.client_batches(r, client)
+        for step, (padded_indices, size) in enumerate(zip(batches, sizes, strict=True)):
+            indices = padded_indices[:size]
+            batch = Minibatch(
+                r, client, step, self.images[indices], self.labels[indices], padded_indices
+            )
+            minibatches.append(batch)
+        return minibatches
+
+    def aggregation_weights(self, clients: list[int]) -> np.ndarray:
+        """How much each client's model weighs in the mean."""
+        weights = self.client_weights()[clients]
+        return weights / weights.sum()
+
+    def client_weights(self) -> np.ndarray:
+        """Of all clients in the objective."""
+        counts = np.array(self.client_sizes, np.float64)
+        if self.federation.averaging == "uniform":
+            counts = (counts > 0).astype(np.float64)
+        return counts / counts.sum()
+
+    def weighted_mean(self, clients: list[int], values: Iterable[np.ndarray]) -> np.ndarray:
+        total = 0
+        for share, value in zip(self.aggregation_weights(clients), values, strict=True):
+            total = total + share * value
+        return total
+
+    def step_towards(self, target: np.ndarray) -> np.ndarray:
+        """The global model after a step of the server's rate towards a target."""
+        return self.global_vector + self.hp["server_lr"] * (target - self.global_vector)
+
+    def average_models(self, clients: list[int], models: list[np.ndarray]) -> np.ndarray:
+        """The global model after FedAvg's step."""
+        return self.step_towards(self.weighted_mean(clients, models))
+
+    def run_sgd(
+        self,
+        model: np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        batches: Iterable[np.ndarray],
+        lr: float,
+    ) -> np.ndarray:
+        """A model after SGD on lists of positions."""
+        for index in batches:
+            model = model - lr * self.gradient(model, x[index], y[index])
+        return model
+
+    # --- rounds ---
+
+    def train_client(self, r: int, client: int) -> np.ndarray:
+        """A client's model after its local training."""
+        model, batches = self.initial_client_model(client), self.minibatches(r, client)
+        for batch in batches:
+            model = self.local_step(model, batch)
+        self.finish_client(client, model, len(batches))
+        return model
+
+    def run_round(self, r: int) -> list[int]:
+        """-> the clients that trained."""
+        self.before_round(r)
+        clients = self.participants(r)
+        self.update_server(r, clients, [self.train_client(r, k) for k in clients])
+        self.history.append(clients)
+        return clients
+
+    def count_repeat_clients(self) -> int:
+        """How often a client trained that had trained before."""
+        return sum(map(len, self.history)) - len(set().union(*self.history))
+
+    def assert_model(self, params: Params, *, atol: float, model: np.ndarray | None = None) -> None:
+        """That weights are those of the global model, or of another of the loop's."""
+        expected = self.params(self.global_vector if model is None else model)
+        assert params.keys() == expected.keys()
+        for name, leaf in params.items():
+            np.testing.assert_allclose(leaf, expected[name], atol=atol, err_msg=name)
+
+
+def run_and_compare(loop: ReferenceFedAvg, rounds: int, *, atol: float) -> Any:
+    """-> the package's state after as many rounds as the loop's; their global models are equal."""
+    for r in range(rounds):
+        loop.run_round(r)
+    state, _ = loop.federation.run(rounds)
+    loop.assert_model(loop.federation.global_params(state), atol=atol)
+    return state
+
+
+def run_four_rounds_and_compare(make_loop, build, *, averaging, hp):
+    """-> (state, loop) after rounds in which clients come back and an empty one is drawn; their
+    models are equal."""
+    settings = {"participation": 0.5, "averaging": averaging, "epochs": 2}
+    loop = make_loop(make_small_federation(build, hp={"local_lr": 0.2, **hp}, **settings))
+    state = run_and_compare(loop, 4, atol=5e-6)
+    rounds = loop.history
+    assert any(len(clients) < 3 for clients in rounds)  # the empty client was drawn too
+    assert set(rounds[0]) & set(rounds[1] + rounds[2] + rounds[3])  # with a state by then
+    return state, loop
+
+
+# --- the server's own training -------------------------------------------------------------
+
+
+def server_batches(key, epochs, count, batch_size=BATCH_SIZE, first=0) -> Iterator[np.ndarray]:
+    """Positions of the server's minibatches, whose order is drawn where the package draws it."""
+    order, _ = jax.random.split(key)
+    size = min(batch_size, count)
+    per_epoch = -(-count // size)
+    for step in range(first * per_epoch, (first + epochs) * per_epoch):
+        index, mask = get_epoch_batch(order, step, count, size)
+        yield np.asarray(index)[np.asarray(mask) > 0]
